@@ -1,0 +1,1 @@
+"""Databases as transactional resources, one file per database, behind the same port."""

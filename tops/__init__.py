@@ -1,0 +1,1 @@
+"""TOPS: content-based publish/subscribe whose publications can be grouped into transactions."""

@@ -1,0 +1,121 @@
+"""Everything TOPS raises on purpose, as one family.
+
+Each class says what happened, keeps the ids as attributes and tells the caller through `retry` what is safe next.
+A bug in TOPS itself raises `InvariantBroken`, which is outside the family so that no retry hides it.
+"""
+
+from enum import Enum
+
+
+class Retry(Enum):
+    """What a caller may do after an error."""
+
+    SAFE = "safe"  # nothing happened
+    ASK_FIRST = "ask-first"  # it may have happened: look the transaction up, then decide
+    NEVER = "never"  # it would fail again
+
+
+class InvariantBroken(Exception):
+    """TOPS caught itself breaking a promise; a bug, never the caller's fault."""
+
+
+class TopsError(Exception):
+    """Everything TOPS raises on purpose; `retry` is part of the contract."""
+
+    retry = Retry.NEVER
+
+
+class ConfigError(TopsError):
+    """The configuration can't be used; the message names the file, the key and the remedy."""
+
+
+class InvalidEvent(TopsError):
+    """An event does not fit its type."""
+
+    def __init__(self, event_type: str, attribute: str, problem: str) -> None:
+        self.event_type, self.attribute = event_type, attribute
+        super().__init__(f"event of type {event_type!r}: attribute {attribute!r} {problem}")
+
+
+class InvalidEventType(TopsError):
+    """An event type's definition is not usable, or differs from the one already known by that name."""
+
+
+class InvalidFilter(TopsError):
+    """A filter can't be evaluated on the type that it is meant for."""
+
+
+class NotAdvertised(TopsError):
+    """A site publishes an event type that it has not advertised."""
+
+    def __init__(self, event_type: str) -> None:
+        self.event_type = event_type
+        super().__init__(f"event type {event_type!r} is not advertised by this site: call advertise() first")
+
+
+class InvalidTransaction(TopsError):
+    """The properties given to `begin` contradict each other; nothing was started."""
+
+
+class TransactionClosed(TopsError):
+    """The transaction no longer takes events or requests: a commit or an abort is under way or done."""
+
+    def __init__(self, tx: str, state: str) -> None:
+        self.tx, self.state = tx, state
+        super().__init__(f"transaction {tx} is {state} and takes no more events or requests")
+
+
+class UnknownTransaction(TopsError):
+    """No transaction by that id is known here."""
+
+    def __init__(self, tx: str) -> None:
+        self.tx = tx
+        super().__init__(f"no transaction {tx} is known here")
+
+
+class TransactionAborted(TopsError):
+    """The transaction ended without effect."""
+
+    retry = Retry.SAFE
+
+    def __init__(self, tx: str, reason: str) -> None:
+        self.tx, self.reason = tx, reason
+        super().__init__(f"transaction {tx} aborted: {reason}")
+
+
+class CensusUnfulfilled(TransactionAborted):
+    """Too few or the wrong participants answered the census; no event was sent."""
+
+
+class UncheckedTransaction(TopsError):
+    """Votes are missing after the time-out: wait again, or abort."""
+
+    retry = Retry.ASK_FIRST
+
+    def __init__(self, tx: str, missing: int) -> None:
+        self.tx, self.missing = tx, missing
+        super().__init__(f"transaction {tx}: {missing} participant(s) have not voted yet; wait() again or abort()")
+
+
+class OutcomeUnknown(TopsError):
+    """The connection or a party went silent between our order and its answer."""
+
+    retry = Retry.ASK_FIRST
+
+    def __init__(self, tx: str, node: str) -> None:
+        self.tx, self.node = tx, node
+        super().__init__(f"{tx}: no answer from {node}; ask for the outcome of {tx} before retrying")
+
+
+class NotReachable(TopsError):
+    """Nobody answers at that address, or the party that must decide is down."""
+
+    retry = Retry.SAFE
+
+
+class PermissionDenied(TopsError):
+    """The identity lacks the right for that verb on that event type; the attempt is audited."""
+
+
+class ProtocolError(TopsError):
+    """The other side sent something that is not ours: garbage, an unknown type, an oversized frame."""
