@@ -1,0 +1,129 @@
+"""Counting the votes on an epoch: who commits, and which members are left out.
+
+Pure: votes go in, a verdict comes out. A voter may exclude members that it can't apply; all who commit must have
+prepared exactly the same members, since a prepared database transaction commits as a whole.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from tops.constraints import Predicate, constrains_participants, unmet
+from tops.core.census import Member
+from tops.ids import TxId
+from tops.messages import Address, EpochVoted, Event, TxSpec
+
+
+class ReadyTx(msgspec.Struct):
+    """A transaction whose commit was asked for. `members` None: whoever has a standing answer when its turn comes."""
+
+    tx: TxId
+    spec: TxSpec
+    publisher: Address
+    last_sequence: int
+    events: tuple[Event, ...] | None
+    logged_events: tuple[Event, ...]
+    members: dict[str, Member] | None = None
+    alone: bool = False  # after too many differing votes it is prepared by itself
+
+
+class Verdict(msgspec.Struct):
+    """Commit `members - excluded` at `committing`; or, with `again`, prepare once more without `excluded`."""
+
+    committing: frozenset[str]
+    excluded: dict[TxId, str]
+    again: bool = False
+    divergent: tuple[str, ...] = ()
+
+
+def shortfall(
+    ready: ReadyTx, required: frozenset[str], committing: Mapping[str, Member], predicates: Mapping[str, Predicate]
+) -> str | None:
+    """Why this transaction may not commit at just these voters, or None.
+
+    `required` are the voters that it started with: without constraints all of them are needed.
+    """
+    if not constrains_participants(ready.spec.constraints):
+        missing = required - committing.keys()
+        if missing:
+            return f"{len(missing)} participant(s) dropped out"
+    own = {key for key, m in (ready.members or {}).items() if not m.counts}
+    if not own <= committing.keys():
+        return "the publisher's own resources did not prepare"
+    counted = [m.identity for m in committing.values() if m.counts]
+    return unmet(ready.spec.constraints, counted, predicates)
+
+
+def count_votes(
+    members: Sequence[ReadyTx],
+    voters: Mapping[str, Member],
+    votes: Mapping[str, EpochVoted],
+    gone: Mapping[str, str],
+    required: frozenset[str],
+    predicates: Mapping[str, Predicate],
+    majority_first: bool,
+) -> Verdict:
+    """The verdict once everyone has voted or is gone.
+
+    Without disagreement and without losses the members' constraints hold as they did before prepare. Otherwise voters
+    that excluded the same members form a class, and a whole class commits if every remaining member can do without
+    the rest. Replicas of one database prefer the larger class (the odd one out is sick), independent participants the
+    class that excludes least (who can't is left out).
+    """
+    exclusions = {key: dict(vote.excluded) for key, vote in sorted(votes.items())}
+    divergent = _add_differing_rows(members, votes, exclusions)
+    first = next(iter(exclusions.values()), {})
+    if not gone and all(e.keys() == first.keys() for e in exclusions.values()):
+        return Verdict(frozenset(exclusions), first, divergent=divergent)
+
+    for excluded, keys in _classes(exclusions, majority_first):
+        committing = {key: voters[key] for key in keys}
+        rest = [m for m in members if m.tx not in excluded]
+        if rest and all(shortfall(m, required, committing, predicates) is None for m in rest):
+            return Verdict(frozenset(keys), excluded, divergent=divergent)
+
+    # Nobody can be dropped for everybody's sake: leave out the members that are in the way, and try the others again.
+    excluded = {tx: reason for e in exclusions.values() for tx, reason in e.items()}
+    present = {key: voters[key] for key in exclusions}
+    why_gone = "; ".join(f"{voters[key].identity or key}: {reason}" for key, reason in sorted(gone.items()))
+    for m in members:
+        if m.tx not in excluded and (lacking := shortfall(m, required, present, predicates)):
+            excluded[m.tx] = f"{lacking} ({why_gone})" if why_gone else lacking
+    nothing_left = len(excluded) == len(members)
+    return Verdict(frozenset() if nothing_left else frozenset(present), excluded, not nothing_left, divergent)
+
+
+def _classes(
+    exclusions: Mapping[str, dict[TxId, str]], majority_first: bool
+) -> list[tuple[dict[TxId, str], tuple[str, ...]]]:
+    by_set: dict[frozenset[TxId], list[str]] = {}
+    for key, excluded in exclusions.items():
+        by_set.setdefault(frozenset(excluded), []).append(key)
+    classes = [(exclusions[keys[0]], tuple(keys)) for keys in by_set.values()]
+    if majority_first:
+        return sorted(classes, key=lambda c: (-len(c[1]), len(c[0]), c[1]))
+    return sorted(classes, key=lambda c: (len(c[0]), -len(c[1]), c[1]))
+
+
+def _add_differing_rows(
+    members: Sequence[ReadyTx], votes: Mapping[str, EpochVoted], exclusions: dict[str, dict[TxId, str]]
+) -> tuple[str, ...]:
+    """A voter that changed another number of rows than most is treated as if it had excluded the member."""
+    if len({vote.rows for vote in votes.values()}) <= 1:
+        return ()
+    divergent = []
+    for index, member in enumerate(members):
+        rows = {
+            key: vote.rows[index]
+            for key, vote in sorted(votes.items())
+            if vote.rows and member.tx not in vote.excluded
+        }
+        if len(set(rows.values())) <= 1:
+            continue
+        usual = Counter(rows.values()).most_common(1)[0][0]
+        for key, count in rows.items():
+            if count != usual:
+                exclusions[key][member.tx] = f"changed {count} rows where others changed {usual}"
+                divergent.append(f"{key} changed {count} rows in {member.tx} where others changed {usual}")
+    return tuple(divergent)

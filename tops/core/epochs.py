@@ -1,0 +1,503 @@
+"""Epochs: transactions that are ready together are prepared, decided and finished together.
+
+One coordinator per event type, at its rendezvous. On a durable type an epoch takes a number of the log and only one is
+in flight, so every replica's state is a prefix of the log; on other types a lone interactive transaction does not wait
+for others.
+
+    queue -> VOTING -> (a new attempt without the members that stood in the way) -> FINISHING -> gone
+
+Voters ask for decisions that they miss; the coordinator never repeats one by itself.
+"""
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+
+import msgspec
+
+from tops.constraints import Predicate, unmet
+from tops.core.ballot import ReadyTx, Verdict, count_votes, shortfall
+from tops.core.census import Member
+from tops.core.event_log import EventLog
+from tops.core.outcomes import Outcomes
+from tops.core.standing import StandingAnswers
+from tops.effects import Alarm, CancelTimer, Effect, Note, Persist, Post, ReadLog, SetTimer
+from tops.ids import NodeId, TxId
+from tops.messages import (
+    Address,
+    EpochDecided,
+    EpochFinished,
+    EpochId,
+    EpochMember,
+    EpochVoted,
+    LogEntry,
+    LoggedTx,
+    PrepareEpoch,
+    TxOutcome,
+    VotesMissing,
+)
+from tops.records import EpochCommitted, EpochEnded, InSyncChanged, LogAppended
+from tops.transactions import Outcome
+
+
+QUESTION = "?"  # the feed name under which single entries are read to answer a question
+
+
+class EpochOptions(msgspec.Struct, frozen=True):
+    """`sync_window_s`: how long a vote on a durable type may take; `finish_window_s`: how long the client waits for
+    the committing set to confirm; `join_gap`: how close to the end of the log a replica joins."""
+
+    members_max: int = 64
+    attempts_max: int = 3
+    sync_window_s: float = 2.0
+    finish_window_s: float = 2.0
+    join_gap: int = 64
+
+
+class Stage(Enum):
+    VOTING = "voting"  # ends when everyone has voted, is gone, or the time is up
+    FINISHING = "finishing"  # decided and durable; ends when the committing set has finished, or the time is up
+
+
+class Epoch(msgspec.Struct):
+    """One epoch, from its first prepare until nobody is waited for."""
+
+    id: EpochId
+    digest: str
+    members: list[ReadyTx]
+    voters: dict[str, Member]  # asked to prepare, joiners included
+    counted: frozenset[str]  # those whose votes are waited for
+    stage: Stage = Stage.VOTING
+    votes: dict[str, EpochVoted] = {}
+    gone: dict[str, str] = {}
+    committing: frozenset[str] = frozenset()
+    committed: tuple[TxId, ...] = ()
+    finished: set[str] = set()
+    outcomes: list[tuple[TxOutcome, Address]] = []
+
+
+class Decided(msgspec.Struct, frozen=True):
+    """The remembered commit of an epoch that keeps no log entry, until everyone has finished."""
+
+    digest: str
+    committing: frozenset[str]
+    transactions: tuple[TxId, ...]
+
+
+class EpochCoordinator:
+    """Two-phase commit for the transactions of one event type."""
+
+    def __init__(
+        self,
+        event_type: str,
+        me: NodeId,
+        incarnation: int,
+        standing: StandingAnswers,
+        log: EventLog | None,
+        outcomes: Outcomes,
+        predicates: Mapping[str, Predicate],
+        options: EpochOptions,
+        settled: Callable[[ReadyTx, bool], list[Effect]],
+    ) -> None:
+        self.event_type, self.me, self.incarnation = event_type, me, incarnation
+        self.standing, self.log, self.outcomes = standing, log, outcomes
+        self.predicates, self.options = predicates, options
+        self.settled = settled  # what follows a decision for those who do not vote: local subscribers
+        self.questions: dict[int, list[tuple[EpochId, str, str, Address]]] = {}  # waiting for the disk
+        self.queue: deque[ReadyTx] = deque()
+        self.in_flight: dict[int, Epoch] = {}
+        self.decided: dict[EpochId, Decided] = {}
+        self.volatile_number = 0
+
+    # ------------------------------------------------------------------------------------------------ forming an epoch
+
+    def submit(self, ready: ReadyTx) -> list[Effect]:
+        """A transaction is ready to be prepared; it starts at once if nothing is in its way."""
+        self.queue.append(ready)
+        return self.start()
+
+    def withdraw(self, tx: TxId) -> bool:
+        """Take back a transaction that has not been sent out to be prepared."""
+        for ready in self.queue:
+            if ready.tx == tx:
+                self.queue.remove(ready)
+                return True
+        return False
+
+    def voting(self, tx: TxId) -> Epoch | None:
+        """The epoch in which this transaction is being voted on."""
+        for epoch in self.in_flight.values():
+            if epoch.stage is Stage.VOTING and any(m.tx == tx for m in epoch.members):
+                return epoch
+        return None
+
+    def holds(self, tx: TxId) -> bool:
+        """Whether the transaction waits here or is in flight."""
+        return any(r.tx == tx for r in self.queue) or any(
+            m.tx == tx for epoch in self.in_flight.values() for m in epoch.members
+        )
+
+    def start(self) -> list[Effect]:
+        """Form epochs from the queue as long as one may be in flight."""
+        effects: list[Effect] = []
+        while self.queue and self._room():
+            effects += self._form()
+        return effects
+
+    def _room(self) -> bool:
+        return not self.in_flight or (self.log is None and self.queue[0].members is not None)
+
+    def _form(self) -> list[Effect]:
+        effects: list[Effect] = []
+        group: list[ReadyTx] = []
+        voters: dict[str, Member] = {}
+        verdicts: dict[object, str | None] = {}  # many members share their constraints
+        while self.queue and len(group) < self.options.members_max:
+            ready = self.queue[0]
+            own = self._voters_of(ready)
+            if group and (own.keys() != voters.keys() or ready.alone or group[0].alone):
+                break
+            self.queue.popleft()
+            lacking = self._lacking(ready, own, verdicts)
+            if lacking is not None:
+                effects += self._settle_abort(ready, lacking)
+                continue
+            group.append(ready)
+            voters = own
+        return effects + (self._prepare_new(group, voters) if group else [])
+
+    def _voters_of(self, ready: ReadyTx) -> dict[str, Member]:
+        if ready.members is None:
+            return self.standing.voters(ready.spec)
+        return {
+            key: m
+            for key, m in ready.members.items()
+            if (s := self.standing.answers.get(key)) is None or self.standing.counted(s)
+        }
+
+    def _lacking(self, ready: ReadyTx, voters: dict[str, Member], verdicts: dict[object, str | None]) -> str | None:
+        """The test before prepare: why the transaction can't commit with these voters."""
+        if ready.members is not None:
+            return shortfall(ready, frozenset(ready.members), voters, self.predicates)
+        if not voters:
+            return "no participant is there to commit it" if not ready.spec.constraints else self._unmet(ready, voters)
+        constraints = ready.spec.constraints
+        if constraints not in verdicts:
+            verdicts[constraints] = self._unmet(ready, voters)
+        return verdicts[constraints]
+
+    def _unmet(self, ready: ReadyTx, voters: dict[str, Member]) -> str | None:
+        return unmet(ready.spec.constraints, [m.identity for m in voters.values()], self.predicates)
+
+    def _prepare_new(self, group: list[ReadyTx], voters: dict[str, Member]) -> list[Effect]:
+        if self.log is not None:
+            number = self.log.reserve()
+            joiners = self.standing.joiners(group[0].spec, number, self.options.join_gap)
+        else:
+            self.volatile_number += 1
+            number, joiners = self.volatile_number, {}
+        return self._prepare(number, 1, group, {**voters, **joiners}, frozenset(voters))
+
+    def _prepare(
+        self, number: int, attempt: int, group: list[ReadyTx], voters: dict[str, Member], counted: frozenset[str]
+    ) -> list[Effect]:
+        epoch_id = EpochId(self.event_type, number, attempt, self.me, self.incarnation)
+        members = tuple(EpochMember(r.tx, r.last_sequence, r.events) for r in group)
+        digest = member_digest(r.tx for r in group)
+        epoch = Epoch(epoch_id, digest, group, voters, counted, votes={}, gone={}, finished=set(), outcomes=[])
+        self.in_flight[number] = epoch
+        window = self.options.sync_window_s if self.log is not None else group[0].spec.vote_timeout_s
+        effects: list[Effect] = [
+            Post(m.address, PrepareEpoch(epoch=epoch_id, digest=digest, voter=key, members=members))
+            for key, m in sorted(voters.items())
+        ]
+        effects.append(SetTimer(("epoch", self.event_type, number), window))
+        return effects
+
+    # ----------------------------------------------------------------------------------------------------- the votes
+
+    def on_voted(self, voted: EpochVoted, incarnation: int) -> list[Effect]:
+        epoch = self.in_flight.get(voted.epoch.number)
+        if epoch is None or epoch.id != voted.epoch or epoch.digest != voted.digest:
+            return []  # another attempt's; its voter asks, or hears of a newer one
+        member = epoch.voters.get(voted.voter)
+        if member is None or member.incarnation != incarnation or epoch.stage is not Stage.VOTING:
+            return []
+        if voted.voter in epoch.votes or voted.voter in epoch.gone:
+            return []
+        epoch.votes[voted.voter] = voted
+        return self._resolve(epoch) if self._complete(epoch) else []
+
+    def _complete(self, epoch: Epoch) -> bool:
+        return all(key in epoch.votes or key in epoch.gone for key in epoch.counted)
+
+    def drop(self, keys: Iterable[str], reason: str) -> list[Effect]:
+        """These voters are gone: a NO from whoever has not voted, and nobody to wait for afterwards."""
+        effects: list[Effect] = []
+        for key in keys:
+            for epoch in list(self.in_flight.values()):
+                if key not in epoch.voters:
+                    continue
+                if epoch.stage is Stage.VOTING and key not in epoch.votes and key not in epoch.gone:
+                    epoch.gone[key] = reason
+                    if self._complete(epoch):
+                        effects += self._resolve(epoch)
+                elif epoch.stage is Stage.FINISHING and key in epoch.committing - epoch.finished:
+                    effects += self._give_up_on(epoch, frozenset([key]))
+        return effects
+
+    def abort(self, tx: TxId, reason: str) -> list[Effect]:
+        """The publisher wants a transaction back while votes are missing: everyone counts as having excluded it."""
+        epoch = self.voting(tx)
+        if epoch is None:
+            return []
+        for key in epoch.counted - epoch.votes.keys():
+            epoch.gone[key] = reason
+        return self._apply(epoch, Verdict(frozenset(), {m.tx: reason for m in epoch.members}))
+
+    def wait_again(self, tx: TxId) -> list[Effect]:
+        """The publisher of an unchecked transaction chose to wait once more."""
+        epoch = self.voting(tx)
+        if epoch is None:
+            return []
+        return [SetTimer(("epoch", self.event_type, epoch.id.number), epoch.members[0].spec.vote_timeout_s)]
+
+    def on_timer(self, number: int) -> list[Effect]:
+        epoch = self.in_flight.get(number)
+        if epoch is None:
+            return []
+        if epoch.stage is Stage.FINISHING:
+            return self._give_up_on(epoch, epoch.committing - epoch.finished)
+        missing = [key for key in epoch.counted if key not in epoch.votes and key not in epoch.gone]
+        lone = epoch.members[0]
+        if self.log is None and len(epoch.members) == 1 and lone.members is not None:
+            # An interactive transaction's publisher decides whether to wait on.
+            return [Post(lone.publisher, VotesMissing(tx=lone.tx, missing=len(missing)))]
+        for key in missing:
+            epoch.gone[key] = "did not vote in time"
+        return self._resolve(epoch)
+
+    def _resolve(self, epoch: Epoch) -> list[Effect]:
+        verdict = count_votes(
+            epoch.members,
+            epoch.voters,
+            {k: v for k, v in epoch.votes.items() if k in epoch.counted},
+            {k: r for k, r in epoch.gone.items() if k in epoch.counted},
+            epoch.counted,
+            self.predicates,
+            majority_first=self.log is not None,
+        )
+        alarms: list[Effect] = [Alarm("rows-differ", text) for text in verdict.divergent]
+        if verdict.again:
+            return alarms + self._try_again(epoch, verdict)
+        if verdict.committing and len(verdict.excluded) < len(epoch.members):
+            # A replica that is joining commits too if it prepared the very same members in time.
+            timely = {
+                k
+                for k, v in epoch.votes.items()
+                if k not in epoch.counted
+                and v.excluded.keys() == verdict.excluded.keys()
+                and v.rows == epoch.votes[min(verdict.committing)].rows
+            }
+            verdict.committing |= timely
+        return alarms + self._apply(epoch, verdict)
+
+    def _try_again(self, epoch: Epoch, verdict: Verdict) -> list[Effect]:
+        """A new attempt at the number without the members that stood in the way; its prepare undoes the old one."""
+        effects: list[Effect] = []
+        rest = []
+        for ready in epoch.members:
+            if ready.tx in verdict.excluded:
+                effects += self._settle_abort(ready, verdict.excluded[ready.tx])
+            else:
+                rest.append(ready)
+        gone = [key for key in epoch.voters if key not in verdict.committing]
+        effects += [self._decided(epoch, key, committed=False) for key in sorted(gone)]
+        if epoch.id.attempt >= self.options.attempts_max:
+            for ready in rest:
+                ready.alone = True
+            self.queue.extendleft(reversed(rest))
+            return effects + self._end(epoch, void=True) + self._undo(epoch) + self.start()
+        voters = {key: epoch.voters[key] for key in sorted(verdict.committing)}
+        return effects + self._prepare(epoch.id.number, epoch.id.attempt + 1, rest, voters, frozenset(voters))
+
+    # -------------------------------------------------------------------------------------------------- the decision
+
+    def _apply(self, epoch: Epoch, verdict: Verdict) -> list[Effect]:
+        committed = [m for m in epoch.members if m.tx not in verdict.excluded]
+        aborts: list[Effect] = []
+        for ready in epoch.members:
+            if ready.tx in verdict.excluded:
+                aborts += self._settle_abort(ready, verdict.excluded[ready.tx])
+        if not committed:
+            return self._undo(epoch) + self._end(epoch, void=True) + aborts + self.start()
+        epoch.stage = Stage.FINISHING
+        epoch.committing = verdict.committing
+        epoch.committed = tuple(m.tx for m in committed)
+        self._prepare_outcomes(epoch, committed)
+        number = epoch.id.number
+        effects: list[Effect] = [Persist(self._record(epoch, committed))]
+        effects += [self._decided(epoch, key, key in epoch.committing) for key in sorted(epoch.voters)]
+        effects.append(SetTimer(("epoch", self.event_type, number), self.options.finish_window_s))
+        if self.log is not None:
+            effects += self.log.pump_all()
+        for ready in committed:
+            effects += self.settled(ready, True)
+        return effects + aborts
+
+    def _prepare_outcomes(self, epoch: Epoch, committed: list[ReadyTx]) -> None:
+        index = {m.tx: i for i, m in enumerate(epoch.members)}
+        rows = epoch.votes[min(epoch.committing)].rows  # the first voter's; the others' are the same
+        number = epoch.id.number if self.log is not None else None
+        for ready in committed:
+            changed = (rows[index[ready.tx]],) if rows else ()
+            outcome = TxOutcome(tx=ready.tx, outcome=Outcome.COMMITTED, log_number=number, rows=changed)
+            epoch.outcomes.append((outcome, ready.publisher))
+            self.outcomes.remember(outcome)
+
+    def _record(self, epoch: Epoch, committed: list[ReadyTx]) -> LogAppended | EpochCommitted:
+        if self.log is None:
+            self.decided[epoch.id] = Decided(epoch.digest, epoch.committing, epoch.committed)
+            return EpochCommitted(
+                epoch=epoch.id, digest=epoch.digest, transactions=epoch.committed, committing=epoch.committing
+            )
+        entry = LogEntry(
+            number=epoch.id.number,
+            transactions=tuple(
+                LoggedTx(m.tx, m.logged_events, m.spec.attributes, m.spec.limit, m.spec.tx_type) for m in committed
+            ),
+            epoch=epoch.id,
+            committing=epoch.committing,
+        )
+        self.log.fill(entry)
+        # Who was asked or is unreachable and does not commit is lagging from this number on; who joined is in sync.
+        in_sync = self.standing.identities(epoch.committing)
+        changed = in_sync != self.standing.in_sync
+        self.standing.in_sync = in_sync
+        return LogAppended(event_type=self.event_type, entry=entry, in_sync=in_sync if changed else None)
+
+    def _decided(self, epoch: Epoch, key: str, committed: bool) -> Effect:
+        decided = EpochDecided(epoch=epoch.id, digest=epoch.digest, voter=key, committed=committed)
+        return Post(epoch.voters[key].address, decided)
+
+    def _undo(self, epoch: Epoch) -> list[Effect]:
+        return [self._decided(epoch, key, committed=False) for key in sorted(epoch.voters)]
+
+    def _settle_abort(self, ready: ReadyTx, reason: str) -> list[Effect]:
+        outcome = TxOutcome(tx=ready.tx, outcome=Outcome.ABORTED, reason=reason)
+        return self.outcomes.settle(outcome, ready.publisher) + self.settled(ready, False)
+
+    # ----------------------------------------------------------------------------------------------------- finishing
+
+    def on_finished(self, finished: EpochFinished) -> list[Effect]:
+        epoch = self.in_flight.get(finished.epoch.number)
+        if epoch is not None and epoch.id == finished.epoch:
+            epoch.finished.add(finished.voter)
+            if epoch.stage is Stage.FINISHING and epoch.committing <= epoch.finished:
+                return self._end(epoch, void=False) + self.start()
+            return []
+        return self._forget(finished.epoch, finished.voter)
+
+    def _forget(self, epoch: EpochId, voter: str) -> list[Effect]:
+        """A voter finished late; when the last one has, nobody is going to ask any more."""
+        decided = self.decided.get(epoch)
+        if decided is None or voter not in decided.committing:
+            return []
+        left = decided.committing - {voter}
+        if left:
+            self.decided[epoch] = Decided(decided.digest, left, decided.transactions)
+            return []
+        del self.decided[epoch]
+        return [Note(EpochEnded(epoch=epoch))]
+
+    def _give_up_on(self, epoch: Epoch, late: frozenset[str]) -> list[Effect]:
+        """These have promised and are silent. They finish when they are back; a replica lags until then."""
+        effects: list[Effect] = []
+        in_sync = self.standing.in_sync - self.standing.identities(late)
+        if in_sync != self.standing.in_sync:
+            self.standing.in_sync = in_sync
+            effects.append(Persist(InSyncChanged(event_type=self.event_type, in_sync=in_sync)))
+        if epoch.committing - epoch.finished == late:
+            return effects + self._end(epoch, void=False) + self.start()
+        epoch.committing -= late
+        return effects
+
+    def _end(self, epoch: Epoch, void: bool) -> list[Effect]:
+        number = epoch.id.number
+        del self.in_flight[number]
+        effects: list[Effect] = [CancelTimer(("epoch", self.event_type, number))]
+        pending = tuple(sorted(epoch.voters[k].identity or k for k in epoch.committing - epoch.finished))
+        for outcome, publisher in epoch.outcomes:
+            told = msgspec.structs.replace(outcome, pending=pending) if pending else outcome
+            effects += self.outcomes.settle(told, publisher)
+        if void and self.log is not None:
+            entry = LogEntry(number=number)
+            self.log.fill(entry)
+            effects.append(Note(LogAppended(event_type=self.event_type, entry=entry)))
+            effects += self.log.pump_all()
+        if self.log is None and epoch.committing:
+            for voter in sorted(epoch.finished):
+                effects += self._forget(epoch.id, voter)
+        return effects
+
+    # -------------------------------------------------------------------------------------------- questions, recovery
+
+    def on_asked(self, epoch: EpochId, digest: str, voter: str, asker: Address) -> list[Effect]:
+        """A voter in doubt. No record means abort, unless we are still at it."""
+        live = self.in_flight.get(epoch.number)
+        if live is not None and live.id == epoch:
+            if live.stage is Stage.VOTING:
+                return []
+            committed = live.digest == digest and voter in live.committing
+        elif self.log is None:
+            known = self.decided.get(epoch)
+            committed = known is not None and known.digest == digest and voter in known.committing
+        elif epoch.number > self.log.last_number or epoch.number in self.log.tail:
+            committed = _commits(self.log.tail.get(epoch.number), epoch, voter)
+        else:
+            # Too old for memory: the disk knows. If it no longer does, only an operator can tell.
+            self.questions.setdefault(epoch.number, []).append((epoch, digest, voter, asker))
+            return [ReadLog(self.event_type, QUESTION, epoch.number, epoch.number)]
+        decided = EpochDecided(epoch=epoch, digest=digest, voter=voter, committed=committed)
+        return [Post(asker, decided)]
+
+    def on_read(self, entries: tuple[LogEntry, ...]) -> list[Effect]:
+        """What the disk knows about the numbers that were asked for."""
+        effects: list[Effect] = []
+        for entry in entries:
+            for epoch, digest, voter, asker in self.questions.pop(entry.number, ()):
+                committed = _commits(entry, epoch, voter)
+                decided = EpochDecided(epoch=epoch, digest=digest, voter=voter, committed=committed)
+                effects.append(Post(asker, decided))
+        return effects
+
+    def recover(self, record: LogAppended | EpochCommitted | EpochEnded | InSyncChanged) -> None:
+        """Replay one record of the journal."""
+        match record:
+            case LogAppended(entry=entry, in_sync=in_sync):
+                if self.log is not None:
+                    self.log.fill(entry)
+                if in_sync is not None:
+                    self.standing.in_sync = in_sync
+                for logged in entry.transactions:
+                    self.outcomes.remember(
+                        TxOutcome(tx=logged.tx, outcome=Outcome.COMMITTED, log_number=entry.number)
+                    )
+            case InSyncChanged(in_sync=in_sync):
+                self.standing.in_sync = in_sync
+            case EpochCommitted(epoch=epoch, digest=digest, transactions=transactions, committing=committing):
+                self.decided[epoch] = Decided(digest, committing, transactions)
+                for tx in transactions:
+                    self.outcomes.remember(TxOutcome(tx=tx, outcome=Outcome.COMMITTED))
+            case EpochEnded(epoch=epoch):
+                self.decided.pop(epoch, None)
+
+
+def _commits(entry: LogEntry | None, epoch: EpochId, voter: str) -> bool:
+    return entry is not None and entry.epoch == epoch and voter in entry.committing
+
+
+def member_digest(transactions: Iterable[TxId]) -> str:
+    """What a vote is a vote on: these transactions in this order."""
+    return hashlib.sha256("\n".join(transactions).encode()).hexdigest()[:16]

@@ -1,0 +1,38 @@
+"""The event coordinator: which events belong to a transaction, and in which order.
+
+It sits at the initiator's site for private transactions and at the rendezvous broker for public ones. It is the only
+place where sequence numbers are made.
+"""
+
+from tops.errors import TransactionClosed
+from tops.ids import NodeId, TxId
+from tops.messages import Event, TxPublished
+from tops.transactions import TxState
+
+
+class EventCoordinator:
+    """Admits events to one transaction and numbers them 1, 2, 3, …"""
+
+    def __init__(self, tx: TxId, event_type: str) -> None:
+        self.tx, self.event_type = tx, event_type
+        self.last_sequence = 0
+        self.state = TxState.CENSUS
+        self.publishing: set[tuple[NodeId, int]] = set()  # public publishers that have not said they are done
+
+    def open(self) -> None:
+        """The census went well: events are accepted from here on."""
+        if self.state is TxState.CENSUS:
+            self.state = TxState.ACTIVE
+
+    def admit(self, event: Event, publisher: tuple[NodeId, int] | None = None) -> TxPublished:
+        """The numbered event; refused with `TransactionClosed` unless the transaction is active."""
+        if self.state is not TxState.ACTIVE:
+            raise TransactionClosed(self.tx, self.state.value)
+        self.last_sequence += 1
+        if publisher is not None:
+            self.publishing.add(publisher)
+        return TxPublished(tx=self.tx, event_type=self.event_type, sequence=self.last_sequence, event=event)
+
+    def close(self, state: TxState) -> None:
+        """No more events: a commit was asked for, or the transaction ended."""
+        self.state = state

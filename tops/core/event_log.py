@@ -1,0 +1,147 @@
+"""The log of one durable event type, at its rendezvous broker: gap-free numbers, and who has taken how much.
+
+A number is reserved when an epoch is sent out to be prepared and filled when it is decided; the log is served up to
+the lowest number that is still undecided, so a subscriber never sees a gap. The newest entries are kept in memory;
+older ones are on disk, and reading them is an effect like any other.
+"""
+
+from collections import OrderedDict
+
+import msgspec
+
+from tops.effects import Effect, Post, ReadLog
+from tops.filters import Filter
+from tops.ids import NodeId
+from tops.messages import Address, LogDelivered, LogEntry, LogRefused, Origin
+
+ENTRIES_PER_DELIVERY = 256
+
+
+class Feed(msgspec.Struct):
+    """A durable subscription as the log sees it."""
+
+    name: str
+    address: Address
+    filter: Filter
+    position: int  # everything up to here is safe at the subscriber
+    sent: int  # everything up to here is on its way
+    credit: int  # how many entries may be on their way
+    voter: str | None = None  # entries that it committed itself are not sent again
+    reading: bool = False
+
+
+class EventLog:
+    """Numbers, entries and feeds of one durable event type."""
+
+    def __init__(self, event_type: str, incarnation: int, tail_max: int = 4096) -> None:
+        self.event_type, self.incarnation, self.tail_max = event_type, incarnation, tail_max
+        self.last_number = 0  # the highest number given out
+        self.oldest = 1  # the first number that is still kept on disk
+        self.tail: OrderedDict[int, LogEntry] = OrderedDict()  # the newest decided entries
+        self.undecided: set[int] = set()
+        self.feeds: dict[str, Feed] = {}
+        self.published: dict[tuple[NodeId, int], tuple[int, int]] = {}  # publisher's life -> (its number, log number)
+
+    def reserve(self) -> int:
+        """The next number, undecided until it is filled."""
+        self.last_number += 1
+        self.undecided.add(self.last_number)
+        return self.last_number
+
+    def fill(self, entry: LogEntry) -> None:
+        """A number is decided (also by recovery): committed, or void if the entry is empty."""
+        self.last_number = max(self.last_number, entry.number)
+        self.undecided.discard(entry.number)
+        self.tail[entry.number] = entry
+        if entry.origin is not None:
+            self.published[entry.origin.site, entry.origin.incarnation] = (entry.origin.number, entry.number)
+        while len(self.tail) > self.tail_max:
+            self.tail.popitem(last=False)
+
+    def already_logged(self, origin: Origin) -> int | None:
+        """The log number of a publication that is being repeated, or None if it is new."""
+        last = self.published.get((origin.site, origin.incarnation))
+        return last[1] if last is not None and origin.number <= last[0] else None
+
+    @property
+    def decided_upto(self) -> int:
+        """Every number up to here is decided: what is served, and what a replica must have to be in sync."""
+        return min(self.undecided) - 1 if self.undecided else self.last_number
+
+    def missing_numbers(self) -> list[int]:
+        """After recovery: numbers that an earlier life gave out and never decided."""
+        if not self.tail:
+            return []
+        first = next(iter(self.tail))
+        return [n for n in range(first, self.last_number + 1) if n not in self.tail]
+
+    # ----------------------------------------------------------------------------------------------------- feeds
+
+    def want(self, feed: Feed) -> list[Effect]:
+        """A durable subscription (again) asks for what follows its position."""
+        if feed.position + 1 < self.oldest:
+            refusal = LogRefused(name=feed.name, event_type=self.event_type, oldest=self.oldest)
+            return [Post(feed.address, refusal)]
+        known = self.feeds.get(feed.name)
+        if known is not None and known.address == feed.address and known.sent >= feed.position:
+            # A renewal: what is on its way stays on its way, unless nothing has arrived since the last one.
+            stalled = known.position == feed.position and known.sent > feed.position
+            feed.sent = feed.position if stalled else known.sent
+            feed.reading = known.reading
+        self.feeds[feed.name] = feed
+        return self.pump(feed)
+
+    def end(self, name: str) -> None:
+        self.feeds.pop(name, None)
+
+    def pump_all(self) -> list[Effect]:
+        """Something was decided: send it to whoever has room."""
+        return [effect for feed in self.feeds.values() for effect in self.pump(feed)]
+
+    def pump(self, feed: Feed) -> list[Effect]:
+        upto = min(self.decided_upto, feed.position + feed.credit, feed.sent + ENTRIES_PER_DELIVERY)
+        if upto <= feed.sent or feed.reading:
+            return []
+        if feed.sent + 1 not in self.tail:
+            feed.reading = True
+            return [ReadLog(self.event_type, feed.name, feed.sent + 1, upto)]
+        entries = [self.tail[n] for n in range(feed.sent + 1, upto + 1)]
+        return self._deliver(feed, entries, upto) + self.pump(feed)
+
+    def on_read(self, name: str, entries: tuple[LogEntry, ...]) -> list[Effect]:
+        """What `ReadLog` brought from the disk."""
+        feed = self.feeds.get(name)
+        if feed is None or not feed.reading:
+            return []
+        feed.reading = False
+        fresh = [e for e in entries if e.number > feed.sent]
+        if not fresh or fresh[0].number != feed.sent + 1:
+            return []
+        return self._deliver(feed, fresh, fresh[-1].number) + self.pump(feed)
+
+    def _deliver(self, feed: Feed, entries: list[LogEntry], upto: int) -> list[Effect]:
+        after, feed.sent = feed.sent, upto
+        if feed.voter is not None and all(feed.voter in e.committing for e in entries):
+            return []  # it committed these itself, and counts them by itself
+        wanted = tuple(e for e in entries if _wants(feed, e))
+        delivered = LogDelivered(
+            name=feed.name,
+            event_type=self.event_type,
+            after=after,
+            upto=upto,
+            entries=wanted,
+            incarnation=self.incarnation,
+        )
+        return [Post(feed.address, delivered)]
+
+    def retain_from(self) -> int:
+        """The first number that some durable subscription still needs."""
+        return min((f.position + 1 for f in self.feeds.values()), default=self.last_number + 1)
+
+
+def _wants(feed: Feed, entry: LogEntry) -> bool:
+    if entry.event is not None:
+        return feed.filter.matches(entry.event.body)
+    if feed.voter is not None and feed.voter in entry.committing:
+        return False
+    return any(feed.filter.matches(t.attributes) for t in entry.transactions)

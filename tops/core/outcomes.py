@@ -1,0 +1,85 @@
+"""What a coordinator remembers of transactions that ended, and whom it still has to tell.
+
+Commits are remembered, aborts are presumed. A question about an id that was never heard of is answered "aborted" only
+after a refusal of that id is on disk, so that a late arrival can't apply; one that may have been forgotten is answered
+"unknown".
+"""
+
+from collections import OrderedDict
+
+from tops.effects import Effect, Persist, Post
+from tops.ids import TxId
+from tops.messages import Address, TxOutcome
+from tops.records import TxRefused
+from tops.transactions import Outcome
+
+
+class Outcomes:
+    """The ends of the transactions of one coordinator."""
+
+    def __init__(self, keep_max: int = 100_000) -> None:
+        self.keep_max = keep_max
+        self.committed: OrderedDict[TxId, TxOutcome] = OrderedDict()
+        self.aborted: OrderedDict[TxId, str] = OrderedDict()  # reasons, kept for those who ask soon
+        self.refused: OrderedDict[TxId, None] = OrderedDict()
+        self.forgotten: dict[str, int] = {}  # life of an origin -> highest transaction that is no longer remembered
+        self.askers: dict[TxId, list[Address]] = {}
+
+    def is_refused(self, tx: TxId) -> bool:
+        """Whether a transaction that arrives now comes too late: refused, or ended already."""
+        return tx in self.refused or tx in self.committed or tx in self.aborted
+
+    def remember(self, outcome: TxOutcome) -> None:
+        """A commit, also from recovery."""
+        self.committed[outcome.tx] = outcome
+        if len(self.committed) > self.keep_max:
+            old, _ = self.committed.popitem(last=False)
+            life, counter = _split(old)
+            self.forgotten[life] = max(self.forgotten.get(life, 0), counter)
+
+    def refuse(self, tx: TxId) -> None:
+        self.refused[tx] = None
+        _trim(self.refused, self.keep_max)
+
+    def settle(self, outcome: TxOutcome, publisher: Address | None) -> list[Effect]:
+        """A transaction ended: tell its publisher and whoever asked meanwhile."""
+        if outcome.outcome is Outcome.COMMITTED:
+            self.remember(outcome)
+        else:
+            self.aborted[outcome.tx] = outcome.reason
+            _trim(self.aborted, self.keep_max)
+        askers = self.askers.pop(outcome.tx, None)
+        if askers is None:
+            return [] if publisher is None else [Post(publisher, outcome)]
+        told = dict.fromkeys([publisher, *askers] if publisher is not None else askers)
+        return [Post(address, outcome) for address in told]
+
+    def ask(self, tx: TxId, asker: Address, alive: bool) -> list[Effect]:
+        """Somebody wants to know. `alive`: the coordinator is still at it, and the answer comes when it ends."""
+        known = self.committed.get(tx)
+        if known is not None:
+            return [Post(asker, known)]
+        if tx in self.aborted:
+            return [Post(asker, TxOutcome(tx=tx, outcome=Outcome.ABORTED, reason=self.aborted[tx]))]
+        if alive:
+            self.askers.setdefault(tx, []).append(asker)
+            return []
+        life, counter = _split(tx)
+        if counter <= self.forgotten.get(life, 0):
+            reason = "it ended too long ago to be remembered"
+            return [Post(asker, TxOutcome(tx=tx, outcome=Outcome.UNKNOWN, reason=reason))]
+        answer = Post(asker, TxOutcome(tx=tx, outcome=Outcome.ABORTED, reason="the coordinator has no record of it"))
+        if tx in self.refused:
+            return [answer]
+        self.refuse(tx)
+        return [Persist(TxRefused(tx=tx)), answer]
+
+
+def _split(tx: TxId) -> tuple[str, int]:
+    life, _, counter = tx.rpartition(".")
+    return life, int(counter) if counter.isdigit() else 0
+
+
+def _trim(table: "OrderedDict[TxId, None] | OrderedDict[TxId, str]", keep_max: int) -> None:
+    while len(table) > keep_max:
+        table.popitem(last=False)

@@ -1,0 +1,116 @@
+"""Routing: which broker is a type's rendezvous, which way a letter goes, which links an event takes.
+
+Paths come from the configured topology alone, never from who is alive, so that all brokers agree on them: the next
+hops towards a rendezvous form a tree, and subscriptions travel up that tree leaving a trail that events follow down.
+A link's interest is kept as the filters that are not covered by others; only changes of that set travel on.
+"""
+
+import hashlib
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+from tops.core.filter_index import FilterIndex
+from tops.errors import ConfigError
+from tops.event_types import EventType, EventTypes
+from tops.filters import Filter, minimal_cover
+from tops.ids import NodeId
+
+
+class Topology:
+    """The brokers of the configuration and the links between them."""
+
+    def __init__(self, links: Mapping[NodeId, Iterable[NodeId]]) -> None:
+        neighbours: dict[NodeId, set[NodeId]] = {b: set() for b in links}
+        for broker, others in links.items():
+            for other in others:
+                if other not in neighbours:
+                    raise ConfigError(f"broker {broker!r} has a link to {other!r}, which is not configured")
+                neighbours[broker].add(other)
+                neighbours[other].add(broker)
+        self.neighbours = {b: tuple(sorted(n)) for b, n in sorted(neighbours.items())}
+        self.brokers = tuple(self.neighbours)
+        self._next_hops: dict[NodeId, dict[NodeId, NodeId]] = {b: self._towards(b) for b in self.brokers}
+
+    def rendezvous(self, family: str) -> NodeId:
+        """The broker where a family of event types meets: highest hash wins, so that one broker more or less moves
+        only the families that it wins or held."""
+        return max(self.brokers, key=lambda b: hashlib.sha256(f"{b}\0{family}".encode()).digest())
+
+    def next_hop(self, broker: NodeId, target: NodeId) -> NodeId | None:
+        """The neighbour of `broker` on the way to `target`; None if there is no way."""
+        return self._next_hops.get(target, {}).get(broker)
+
+    def _towards(self, target: NodeId) -> dict[NodeId, NodeId]:
+        hops: dict[NodeId, NodeId] = {}
+        reached, frontier = {target}, deque([target])
+        while frontier:
+            near = frontier.popleft()
+            for far in self.neighbours[near]:
+                if far not in reached:
+                    reached.add(far)
+                    hops[far] = near
+                    frontier.append(far)
+        return hops
+
+
+class RoutingTable:
+    """What one broker knows of its links' interests, per event type."""
+
+    def __init__(self) -> None:
+        self.types = EventTypes()
+        self._interest: dict[str, dict[NodeId, dict[Filter, int]]] = {}  # type -> link -> filter -> times asked for
+        self._index: dict[str, FilterIndex[NodeId]] = {}
+        self._announced: dict[tuple[str, NodeId], frozenset[Filter]] = {}
+
+    def add(self, link: NodeId, event_type: EventType, interest: Filter) -> None:
+        self.types.define(event_type)
+        filters = self._interest.setdefault(event_type.name, {}).setdefault(link, {})
+        filters[interest] = filters.get(interest, 0) + 1
+        if filters[interest] == 1:
+            self._index.setdefault(event_type.name, FilterIndex()).add(link, interest)
+
+    def remove(self, link: NodeId, event_type: str, interest: Filter) -> None:
+        filters = self._interest.get(event_type, {}).get(link, {})
+        if interest not in filters:
+            return
+        filters[interest] -= 1
+        if not filters[interest]:
+            del filters[interest]
+            self._index[event_type].remove(link, interest)
+
+    def forget_link(self, link: NodeId) -> set[str]:
+        """The link's interest is gone; returns the event types that were touched."""
+        touched = set()
+        for event_type, links in self._interest.items():
+            for interest in links.pop(link, {}):
+                self._index[event_type].remove(link, interest)
+                touched.add(event_type)
+        return touched
+
+    def interested(self, event_type: str, attributes: Mapping[str, object]) -> list[NodeId]:
+        """The links behind which somebody wants this, by the type or one of its ancestors."""
+        found: dict[NodeId, None] = {}
+        for name in self.types.lineage(event_type) if event_type in self.types else (event_type,):
+            index = self._index.get(name)
+            if index is not None:
+                found.update(dict.fromkeys(index.match(attributes)))
+        return list(found)
+
+    def changes_for(self, parent: NodeId, event_type: str) -> tuple[list[Filter], list[Filter]]:
+        """What to tell the next hop towards the rendezvous since we last told it: filters to add, filters to remove.
+
+        The parent's own interest is not sent back to it, and covered filters are merged away.
+        """
+        links = self._interest.get(event_type, {})
+        wanted = {f for link, filters in links.items() if link != parent for f in filters}
+        cover = frozenset(minimal_cover(wanted))
+        before = self._announced.get((event_type, parent), frozenset())
+        self._announced[event_type, parent] = cover
+        key = repr
+        return sorted(cover - before, key=key), sorted(before - cover, key=key)
+
+    def announced_to(self, parent: NodeId) -> list[tuple[str, Filter]]:
+        """Everything this neighbour has been told, for when it meets us anew."""
+        return sorted(
+            ((t, f) for (t, p), cover in self._announced.items() if p == parent for f in cover), key=repr
+        )

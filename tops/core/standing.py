@@ -1,0 +1,118 @@
+"""Standing answers to the census of one event type, and which replicas are in sync.
+
+A subscriber that always gives the same answer leaves it with the coordinator and renews it while it lives; the
+coordinator then asks nobody. A subscriber that also tells its position in the log is a replica: its vote counts only
+while it is *in sync*, and the in-sync set is journaled before the first commit without a former member.
+"""
+
+import msgspec
+
+from tops.core.census import Member
+from tops.filters import Filter
+from tops.ids import standing_pseudonym
+from tops.messages import Address, StandingAnswered, TxSpec
+from tops.transactions import Scope, granted_scope
+
+
+class Standing(msgspec.Struct):
+    """One standing answer."""
+
+    voter: str
+    address: Address
+    incarnation: int
+    filter: Filter
+    scope: Scope
+    secret: bytes
+    identity: str | None
+    position: int | None
+    renewed_at: float
+
+    @property
+    def replica(self) -> bool:
+        return self.position is not None and self.identity is not None
+
+
+class StandingAnswers:
+    """The standing answers of one event type."""
+
+    def __init__(self, lease_s: float) -> None:
+        self.lease_s = lease_s
+        self.answers: dict[str, Standing] = {}
+        self.in_sync: frozenset[str] = frozenset()  # identities; as journaled
+
+    def renew(self, answered: StandingAnswered, sender: Address, incarnation: int, now: float) -> bool:
+        """Take or renew an answer; True when it is new, so that its position is to be believed as it is."""
+        known = self.answers.get(answered.voter)
+        standing = Standing(
+            voter=answered.voter,
+            address=sender,
+            incarnation=incarnation,
+            filter=answered.filter,
+            scope=answered.scope,
+            secret=answered.secret,
+            identity=answered.identity,
+            position=answered.position,
+            renewed_at=now,
+        )
+        if known is None and answered.identity is not None:
+            # An agent that came back under a new name replaces its former self.
+            self.answers = {k: s for k, s in self.answers.items() if s.identity != answered.identity}
+        self.answers[answered.voter] = standing
+        return known is None
+
+    def withdraw(self, voter: str) -> Standing | None:
+        return self.answers.pop(voter, None)
+
+    def expire(self, now: float) -> list[Standing]:
+        """Answers that were not renewed in time no longer count."""
+        late = [s for s in self.answers.values() if now - s.renewed_at > self.lease_s]
+        for s in late:
+            del self.answers[s.voter]
+        return late
+
+    def counted(self, standing: Standing) -> bool:
+        """Whether its vote counts: a replica's only while it is in sync."""
+        return not standing.replica or standing.identity in self.in_sync
+
+    def voters(self, spec: TxSpec) -> dict[str, Member]:
+        """Those who take part in a distributed transaction with these attributes, and whose votes count.
+
+        The pseudonym is left empty: only a published membership list needs it, see `pseudonymous`."""
+        return {s.voter: _member(s) for s in self.answers.values() if self.counted(s) and _takes_part(s, spec)}
+
+    def joiners(self, spec: TxSpec, number: int, gap_max: int) -> dict[str, Member]:
+        """Replicas that have nearly caught up: they get prepares too, and are in sync with their first timely YES."""
+        return {
+            s.voter: _member(s)
+            for s in self.answers.values()
+            if s.replica
+            and not self.counted(s)
+            and _takes_part(s, spec)
+            and (s.position or 0) >= number - 1 - gap_max
+        }
+
+    def pseudonymous(self, member: Member, spec: TxSpec, tx: str) -> Member:
+        """The same member with the pseudonym that belongs to this transaction."""
+        standing = self.answers[member.key]
+        return Member(
+            member.key,
+            standing_pseudonym(standing.secret, tx),  # type: ignore[arg-type]
+            member.identity,
+            member.address,
+            member.incarnation,
+        )
+
+    def identities(self, voters: frozenset[str]) -> frozenset[str]:
+        """Which replicas stand behind these voters."""
+        return frozenset(
+            s.identity for v in voters if (s := self.answers.get(v)) is not None and s.replica and s.identity
+        )
+
+
+def _takes_part(standing: Standing, spec: TxSpec) -> bool:
+    granted = granted_scope(standing.scope, spec.limit, spec.tx_type)
+    return granted is Scope.DISTRIBUTED and standing.filter.matches(spec.attributes)
+
+
+def _member(s: Standing) -> Member:
+    return Member(s.voter, "", s.identity, s.address, s.incarnation)  # type: ignore[arg-type]

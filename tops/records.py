@@ -1,0 +1,76 @@
+"""What a broker writes to its journal, one class per fact; a broker's durable state is the sum of these."""
+
+import msgspec
+
+from tops.event_types import EventType
+from tops.ids import TxId
+from tops.messages import EpochId, LogEntry
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True, gc=False):
+    """A fact that survives a crash."""
+
+
+class Started(Record, frozen=True):
+    """A new life of the broker; everything said by an earlier one is late."""
+
+    incarnation: int
+
+
+class TypeDefined(Record, frozen=True):
+    event_type: EventType
+
+
+class LogAppended(Record, frozen=True):
+    """A number of a durable type's log. For an epoch this is also the decision to commit it, and who is in sync
+    from here on (None: unchanged): one record, so that no crash can separate them."""
+
+    event_type: str
+    entry: LogEntry
+    in_sync: frozenset[str] | None = None
+
+
+class InSyncChanged(Record, frozen=True):
+    event_type: str
+    in_sync: frozenset[str]
+
+
+class EpochCommitted(Record, frozen=True):
+    """The decision on an epoch of a type that keeps no log."""
+
+    epoch: EpochId
+    digest: str
+    transactions: tuple[TxId, ...]
+    committing: frozenset[str]
+
+
+class EpochEnded(Record, frozen=True):
+    """Everyone in the committing set has finished: nobody is going to ask any more."""
+
+    epoch: EpochId
+
+
+class TxRefused(Record, frozen=True):
+    """Asked about before it arrived: a late arrival must not apply."""
+
+    tx: TxId
+
+
+class SubscriptionKept(Record, frozen=True):
+    """How far a durable subscription has safely taken the log; -1 ends it."""
+
+    event_type: str
+    name: str
+    position: int
+
+
+AnyRecord = (
+    Started
+    | TypeDefined
+    | LogAppended
+    | InSyncChanged
+    | EpochCommitted
+    | EpochEnded
+    | TxRefused
+    | SubscriptionKept
+)
