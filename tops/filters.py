@@ -207,8 +207,8 @@ def _allowed(predicate: str, operator: str, operand: object) -> ValueSet | None:
 
 
 def _operands(predicate: str, given: Iterable[object]) -> tuple[AttributeKind, list[Any]]:
-    """The operands and their common kind; a timestamp is taken to UTC, where timestamps compare."""
-    values = [_in_utc(predicate, value) if isinstance(value, datetime) else value for value in given]
+    """The operands in canonical form, and their common kind."""
+    values = [_canonical(predicate, value) for value in given]
     kinds = {KINDS.get(type(value)) for value in values}
     kind = kinds.pop()
     if kinds:
@@ -221,7 +221,12 @@ def _operands(predicate: str, given: Iterable[object]) -> tuple[AttributeKind, l
     return kind, values
 
 
-def _in_utc(predicate: str, value: datetime) -> datetime:
+def _canonical(predicate: str, value: object) -> object:
+    """A timestamp is taken to UTC, where timestamps compare; of the two zeros the positive one stands for both."""
+    if isinstance(value, float):
+        return value + 0.0
+    if not isinstance(value, datetime):
+        return value
     if value.tzinfo is None:
         raise InvalidFilter(f"{predicate}: a datetime without a time zone is ambiguous; give it one")
     try:
