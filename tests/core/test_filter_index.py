@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tests.core.test_filters import DOMAINS, build, conjunctions
+from tests.core.filter_cases import DOMAINS, build, conjunctions
 from tops.core.filter_index import FilterIndex
 from tops.core.interval_index import IntervalTree
 from tops.filters import Filter

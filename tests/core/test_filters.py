@@ -1,138 +1,19 @@
 """Filters: matching, and overlap and covering checked against brute force over every kind."""
 
-import itertools
 import math
-from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime, timedelta, timezone
+from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.core.filter_cases import OPERANDS, START, TINY, Predicate, bodies, build, conjunctions, holds, where
 from tops.errors import InvalidFilter
 from tops.event_types import EventType
-from tops.filters import Filter, minimal_cover
-
-START = datetime(2024, 1, 1, tzinfo=UTC)
-LATEST = datetime.max.replace(tzinfo=UTC)
-TINY = 5e-324
-HIGHEST_BEFORE_SURROGATES, TOP = "\ud7ff", "\U0010ffff"
-
-# Operands of each kind, with neighbours that have nothing between them and the ends of each domain.
-OPERANDS: dict[str, list[Any]] = {
-    "bool": [False, True],
-    "int": [-(2**63), -(2**63) + 1, -1, 0, 1, 2, 4, 2**63 - 2, 2**63 - 1],
-    "float": [-math.inf, -1.5, -TINY, -0.0, 0.0, TINY, 1.0, math.nextafter(1.0, 2.0), 1e308, math.inf],
-    "str": ["", "\0", "a", "a\0", "a\0\0", "aa", "ab", "b", HIGHEST_BEFORE_SURROGATES, "\ue000", TOP, "a" + TOP],
-    "bytes": [b"", b"\0", b"a", b"a\0", b"aa", b"b", b"\xff", b"\xff\xff", b"a\xff"],
-    "timestamp": [
-        datetime.min.replace(tzinfo=UTC),
-        START,
-        START + timedelta(microseconds=1),
-        START + timedelta(microseconds=3),
-        LATEST - timedelta(microseconds=1),
-        LATEST,
-    ],
-}
-
-
-def neighbours(kind: str, value: Any) -> Iterable[Any]:
-    """Values next to an operand: if two sets of few operands differ anywhere, they differ at one of these."""
-    match kind:
-        case "int":
-            return [v for v in (value - 1, value, value + 1) if -(2**63) <= v < 2**63]
-        case "float":
-            return [math.nextafter(value, -math.inf), value, math.nextafter(value, math.inf)]
-        case "str":
-            alphabet = ("\0", "a", HIGHEST_BEFORE_SURROGATES, "\ue000", TOP)
-            return [value, *(value + end for end in alphabet), *(value[:-1] + end for end in alphabet), value[:-1]]
-        case "bytes":
-            ends = (b"\0", b"a", b"b", b"\xff")
-            return [value, *(value + end for end in ends), *(value[:-1] + end for end in ends), value[:-1]]
-        case "timestamp":
-            step = timedelta(microseconds=1)
-            inside = [value - step] if value.year > 1 else []
-            return [*inside, value, *([value + step] if value != LATEST else [])]
-    return [value]
-
-
-STRINGS = ["".join(letters) for length in range(4) for letters in itertools.product("ab", repeat=length)]
-DOMAINS: dict[str, list[Any]] = {
-    kind: list(dict.fromkeys(value for operand in operands for value in neighbours(kind, operand)))
-    for kind, operands in OPERANDS.items()
-}
-DOMAINS["str"] = list(dict.fromkeys([*DOMAINS["str"], *STRINGS, *(s + "\0" for s in STRINGS)]))
-
-Predicate = tuple[str, str, Any]
-
-
-def holds(predicate: Predicate, body: Mapping[str, Any]) -> bool:
-    """The meaning of a predicate, said without sets."""
-    attribute, operator, operand = predicate
-    if attribute not in body:
-        return False
-    value = body[attribute]
-    match operator:
-        case "exists":
-            return True
-        case "in":
-            return any(type(value) is type(each) and value == each for each in operand)
-        case "range":
-            return type(value) is type(operand[0]) and bool(operand[0] <= value <= operand[1])
-        case _ if type(value) is not type(operand):
-            return False
-        case "prefix":
-            return bool(value.startswith(operand))
-        case "=":
-            return bool(value == operand)
-        case "!=":
-            return bool(value != operand)
-        case "<":
-            return bool(value < operand)
-        case "<=":
-            return bool(value <= operand)
-        case ">":
-            return bool(value > operand)
-        case ">=":
-            return bool(value >= operand)
-    raise AssertionError(operator)
-
-
-def predicates(attribute: str, kind: str) -> st.SearchStrategy[Predicate]:
-    operand = st.sampled_from(OPERANDS[kind])
-    comparison = st.tuples(st.just(attribute), st.sampled_from(["=", "!=", "<", "<=", ">", ">="]), operand)
-    options = [
-        comparison,
-        comparison,
-        st.tuples(st.just(attribute), st.just("in"), st.lists(operand, min_size=1, max_size=7)),
-        st.tuples(st.just(attribute), st.just("range"), st.tuples(operand, operand).map(sorted).map(tuple)),
-        st.tuples(st.just(attribute), st.just("exists"), st.none()),
-    ]
-    if kind in ("str", "bytes"):
-        options.append(st.tuples(st.just(attribute), st.just("prefix"), operand))
-    return st.one_of(options)
-
-
-def conjunctions(kinds: Mapping[str, str]) -> st.SearchStrategy[list[Predicate]]:
-    return st.lists(st.one_of([predicates(attribute, kind) for attribute, kind in kinds.items()]), max_size=4)
-
-
-def build(conjunction: Iterable[Predicate]) -> Filter:
-    built = Filter.everything()
-    for attribute, operator, operand in conjunction:
-        built = built.where(attribute, operator, operand)  # type: ignore[arg-type]
-    return built
-
-
-def bodies(kinds: Mapping[str, str]) -> list[dict[str, Any]]:
-    absent = object()
-    choices = [[absent, *DOMAINS[kind]] for kind in kinds.values()]
-    return [
-        {name: value for name, value in zip(kinds, values, strict=True) if value is not absent}
-        for values in itertools.product(*choices)
-    ]
+from tops.filters import Filter
 
 
 def check_against_brute_force(kinds: Mapping[str, str], first: list[Predicate], second: list[Predicate]) -> None:
@@ -153,12 +34,6 @@ def check_against_brute_force(kinds: Mapping[str, str], first: list[Predicate], 
     assert (one & other) == build([*second, *first])
 
 
-# A mention of x as a whole domain ("x >= the least value") and "x exists" agree on all values of one kind, but not on
-# those of the others, so a value of another kind is part of what brute force enumerates.
-for kind, stranger in (("bool", 7), ("int", 7.0), ("float", 7), ("str", b"a"), ("bytes", "a"), ("timestamp", 0)):
-    DOMAINS[kind].append(stranger)
-
-
 @pytest.mark.parametrize("kind", OPERANDS)
 @given(data=st.data())
 def test_overlaps_and_covers_agree_with_brute_force_on_one_attribute(kind: str, data: st.DataObject) -> None:
@@ -176,10 +51,6 @@ def test_overlaps_and_covers_agree_with_brute_force_on_several_attributes(data: 
     first, second = data.draw(conjunctions(kinds)), data.draw(conjunctions(kinds))
 
     check_against_brute_force(kinds, first, second)
-
-
-def where(*predicates: Predicate) -> Filter:
-    return build(predicates)
 
 
 @pytest.mark.parametrize(
@@ -320,19 +191,3 @@ def test_a_filter_reads_as_a_condition() -> None:
     assert str(narrowed) == "(id = 1 or id = 5) and name != 'x' and total >= 10 and z exists"
     assert str(Filter.everything()) == "everything"
     assert str(Filter.nothing()) == "nothing"
-
-
-MERGED = {"flag": "bool", "count": "int"}
-
-
-@given(st.lists(conjunctions(MERGED).map(build), max_size=8))
-@example([Filter.nothing()])
-@example([Filter.where("count", "in", [0, 2]), Filter.where("count", "=", 2), Filter.where("count", "=", 2)])
-def test_a_minimal_cover_matches_the_same_events_with_no_filter_to_spare(filters: list[Filter]) -> None:
-    cover = minimal_cover(filters)
-
-    assert set(cover) <= set(filters)
-    for body in bodies(MERGED):
-        assert any(f.matches(body) for f in filters) == any(f.matches(body) for f in cover)
-    assert not any(one.covers(other) for one, other in itertools.permutations(cover, 2))
-    assert list(cover) == [f for f in dict.fromkeys(filters) if f in cover]

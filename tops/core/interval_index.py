@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 
 Item = TypeVar("Item", bound=Hashable)
 
-_CHANGES_MIN: Final = 32
+_CHANGES_MIN: Final = 8  # so few are looked through faster than a tree is built
 
 
 class Rays(Generic[Item]):
