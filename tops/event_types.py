@@ -1,0 +1,258 @@
+"""Typed events: what an event type declares, whether an event fits it, and which types descend from which.
+
+Owns the kinds of values an event may carry and the registry of types. Which events a subscriber wants is the business
+of `tops.filters`; who may publish a type and where it is routed is decided elsewhere.
+"""
+
+import unicodedata
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from tops.errors import InvalidEvent, InvalidEventType
+
+NAME_LENGTH_MAX: Final = 200
+NESTING_MAX: Final = 64
+INT_MIN: Final = -(2**63)
+INT_MAX: Final = 2**63 - 1
+
+
+class AttributeKind(Enum):
+    """The kinds of values that cross a msgpack wire and arrive as exactly what was sent, without a schema.
+
+    Decimals and UUIDs arrive as text, so they are no kinds: send a decimal as `str` or as an `int` of its smallest
+    unit, a UUID as `bytes` or `str`. A kind takes the named Python type itself, no subclass: a `bool` is no `int`, an
+    `int` is no `float`, and an enum member is not the `str` it derives from.
+    """
+
+    BOOL = "bool"
+    INT = "int"  # signed, 64 bits
+    FLOAT = "float"  # 64 bits; infinities are values, NaN is not
+    STR = "str"  # Unicode without lone surrogates; ordered by code point
+    BYTES = "bytes"
+    TIMESTAMP = "timestamp"  # a `datetime` in UTC, to the microsecond
+    STRUCTURE = "structure"  # `list`s and `dict`s with `str` keys of the others and None; can't be filtered by value
+
+
+PYTHON_TYPES: Final[Mapping[AttributeKind, type[Any]]] = {
+    AttributeKind.BOOL: bool,
+    AttributeKind.INT: int,
+    AttributeKind.FLOAT: float,
+    AttributeKind.STR: str,
+    AttributeKind.BYTES: bytes,
+    AttributeKind.TIMESTAMP: datetime,
+}
+KINDS: Final[Mapping[type[Any], AttributeKind]] = {
+    **{python_type: kind for kind, python_type in PYTHON_TYPES.items()},
+    dict: AttributeKind.STRUCTURE,
+    list: AttributeKind.STRUCTURE,
+}
+
+# On the wire and in memory a kind is an AttributeKind; only the constructor also takes the Python type.
+if TYPE_CHECKING:
+    type_or_kind = AttributeKind | type[Any]
+else:
+    type_or_kind = AttributeKind
+
+
+def problem_with_name(name: object) -> str | None:
+    """Why `name` can't name an event type or an attribute; None if it can."""
+    if type(name) is not str:
+        return f"is a {type(name).__name__}, not a str"
+    if not 1 <= len(name) <= NAME_LENGTH_MAX:
+        return f"has {len(name)} characters; 1 to {NAME_LENGTH_MAX} are allowed"
+    if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
+        return "contains a control character or a lone surrogate"
+    return None
+
+
+def problem_with_value(value: object, kind: AttributeKind) -> str | None:
+    """Why `value` is not of `kind`; None if it is. Reads as the end of a sentence that starts with the attribute."""
+    if kind is AttributeKind.STRUCTURE:
+        if type(value) not in (list, dict):
+            return f"is a {type(value).__name__}, not a list or a dict"
+        return _problem_with_structure(value, NESTING_MAX)
+    if type(value) is not PYTHON_TYPES[kind]:
+        return f"is a {type(value).__name__}, not a {PYTHON_TYPES[kind].__name__}"
+    match value:
+        case bool():
+            return None
+        case int():
+            return None if INT_MIN <= value <= INT_MAX else "is an int that does not fit into 64 bits"
+        case float():
+            return "is NaN, which equals nothing and can't be ordered" if value != value else None
+        case str():
+            return None if value.isascii() or _is_unicode(value) else "contains a lone surrogate"
+        case datetime() if value.tzinfo != UTC:
+            return "is a datetime that is not in UTC: use .astimezone(datetime.UTC)"
+    return None
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _problem_with_structure(value: object, levels_left: int) -> str | None:
+    if value is None:
+        return None
+    if type(value) not in (list, dict):
+        kind = KINDS.get(type(value))
+        if kind is None:
+            return f"contains a {type(value).__name__}, which can't be sent"
+        problem = problem_with_value(value, kind)
+        return problem and f"contains a value that {problem}"
+    if levels_left == 0:
+        return f"is nested deeper than {NESTING_MAX} levels"
+    members: list[object] = []
+    if isinstance(value, dict):
+        if any(type(key) is not str or not _is_unicode(key) for key in value):
+            return "contains a dict with a key that is not a sendable str"
+        members.extend(value.values())
+    elif isinstance(value, list):
+        members = value
+    return next((problem for member in members if (problem := _problem_with_structure(member, levels_left - 1))), None)
+
+
+class EventType(msgspec.Struct, frozen=True, eq=True, array_like=True):
+    """What events of one name look like.
+
+    `attributes` takes Python types or kinds, `EventType("orders", {"id": int, "total": int})`, and holds kinds. An
+    attribute that is listed in `optional` may be absent; None is never a value. With a `parent`, the attributes here
+    are those that the child adds: `EventTypes` puts both together. Events of a `durable` type are kept in a log.
+    """
+
+    name: str
+    attributes: Mapping[str, type_or_kind] = {}
+    parent: str | None = None
+    durable: bool = False
+    optional: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        if problem := problem_with_name(self.name):
+            raise InvalidEventType(f"event type {self.name!r}: the name {problem}")
+        if self.parent is not None and (problem := problem_with_name(self.parent)):
+            raise InvalidEventType(f"event type {self.name!r}: the parent's name {problem}")
+        kinds = {attribute: self._kind(attribute, given) for attribute, given in self.attributes.items()}
+        msgspec.structs.force_setattr(self, "attributes", kinds)
+        for attribute in self.optional:
+            if attribute not in kinds:
+                raise InvalidEventType(f"event type {self.name!r}: optional {attribute!r} is not among the attributes")
+        # Sorted: equal types are equal values, and the same bytes on the wire in every process.
+        msgspec.structs.force_setattr(self, "optional", tuple(sorted(set(self.optional))))
+
+    def _kind(self, attribute: str, given: type_or_kind) -> AttributeKind:
+        if problem := problem_with_name(attribute):
+            raise InvalidEventType(f"event type {self.name!r}: the name of attribute {attribute!r} {problem}")
+        if isinstance(given, AttributeKind):
+            return given
+        kind = KINDS.get(given) if isinstance(given, type) else None
+        if kind is None:
+            allowed = ", ".join(python_type.__name__ for python_type in KINDS)
+            raise InvalidEventType(
+                f"event type {self.name!r}: attribute {attribute!r} is declared as {given!r}; use one of {allowed}"
+            )
+        return kind
+
+    def __hash__(self) -> int:
+        return hash((self.name, frozenset(self.attributes.items()), self.parent, self.durable, *self.optional))
+
+    def kind_of(self, attribute: str) -> AttributeKind | None:
+        """The kind of an attribute, None if the type has no such attribute."""
+        kind = self.attributes.get(attribute)
+        return kind if isinstance(kind, AttributeKind) else None
+
+    def check(self, body: Mapping[str, Any]) -> None:
+        """Refuse a body that does not fit, with the attribute's name and what is wrong with it."""
+        for attribute, value in body.items():
+            kind = self.kind_of(attribute)
+            if kind is None:
+                raise InvalidEvent(self.name, attribute, f"is unknown; the type has {self._attribute_list()}")
+            if problem := problem_with_value(value, kind):
+                raise InvalidEvent(self.name, attribute, problem)
+        if len(body) < len(self.attributes):
+            for attribute in self.attributes:
+                if attribute not in body and attribute not in self.optional:
+                    raise InvalidEvent(self.name, attribute, "is missing and not optional")
+
+    def _attribute_list(self) -> str:
+        return ", ".join(map(repr, self.attributes)) or "no attributes"
+
+
+class EventTypes:
+    """The event types known at one place, each with what it inherits.
+
+    A name keeps its first definition for good: events already sent and filters already placed rely on it.
+    """
+
+    def __init__(self) -> None:
+        self._defined: dict[str, EventType] = {}
+        self._whole: dict[str, EventType] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._defined
+
+    def define(self, event_type: EventType) -> EventType:
+        """Take a definition; gives back the type with its ancestors' attributes. Defining the same again is fine."""
+        known = self._defined.get(event_type.name)
+        if known is None:
+            self._whole[event_type.name] = self._with_inherited(event_type)
+            self._defined[event_type.name] = event_type
+        elif known != event_type:
+            raise InvalidEventType(
+                f"event type {event_type.name!r} is already defined differently ({_difference(known, event_type)}); "
+                "use another name"
+            )
+        return self._whole[event_type.name]
+
+    def whole(self, name: str) -> EventType:
+        """The type with all that it inherits: what events are checked against."""
+        try:
+            return self._whole[name]
+        except KeyError:
+            raise InvalidEventType(f"event type {name!r} is not defined here: define or advertise it first") from None
+
+    def lineage(self, name: str) -> tuple[str, ...]:
+        """The type's own name, its parent's, and so on up: the types whose subscribers receive its events."""
+        names = [name]
+        while (parent := self.whole(names[-1]).parent) is not None:
+            names.append(parent)
+        return tuple(names)
+
+    def _with_inherited(self, child: EventType) -> EventType:
+        if child.parent is None:
+            return child
+        # A parent must be defined before its child and no definition changes, so this is the only cycle there can be.
+        if child.parent == child.name:
+            raise InvalidEventType(f"event type {child.name!r} is its own parent")
+        parent = self._whole.get(child.parent)
+        if parent is None:
+            raise InvalidEventType(f"event type {child.name!r}: parent {child.parent!r} is unknown; define it first")
+        for attribute in child.attributes.keys() & parent.attributes.keys():
+            if child.attributes[attribute] is not parent.attributes[attribute]:
+                raise InvalidEventType(
+                    f"event type {child.name!r}: attribute {attribute!r} has another kind than in {parent.name!r}"
+                )
+            if attribute in child.optional and attribute not in parent.optional:
+                raise InvalidEventType(
+                    f"event type {child.name!r}: attribute {attribute!r} is required in {parent.name!r}, not optional"
+                )
+        return EventType(
+            child.name,
+            {**parent.attributes, **child.attributes},
+            parent=child.parent,
+            # A durable subscription to the parent must not miss the child's events.
+            durable=child.durable or parent.durable,
+            optional=[*(name for name in parent.optional if name not in child.attributes), *child.optional],
+        )
+
+
+def _difference(known: EventType, other: EventType) -> str:
+    fields = [field for field in known.__struct_fields__ if getattr(known, field) != getattr(other, field)]
+    return "differing: " + ", ".join(fields)
