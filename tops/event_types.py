@@ -218,6 +218,20 @@ class EventTypes:
         except KeyError:
             raise InvalidEventType(f"event type {name!r} is not defined here: define or advertise it first") from None
 
+    def definitions(self, name: str) -> tuple[EventType, ...]:
+        """What another place needs to define the type: its ancestors' definitions, the oldest first, then its own."""
+        return tuple(self._defined[ancestor] for ancestor in reversed(self.lineage(name)))
+
+    def define_all(self, definitions: tuple[EventType, ...]) -> EventType:
+        """Take a type and its ancestors as `definitions` gave them."""
+        for definition in definitions:
+            self.define(definition)
+        return self._whole[definitions[-1].name]
+
+    def family(self, name: str) -> str:
+        """The oldest ancestor's name: a family shares one rendezvous and, if it is durable, one log."""
+        return self.lineage(name)[-1]
+
     def lineage(self, name: str) -> tuple[str, ...]:
         """The type's own name, its parent's, and so on up: the types whose subscribers receive its events."""
         names = [name]

@@ -26,6 +26,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=Tr
     """Something one node says to another."""
 
 
+Definitions = tuple[EventType, ...]  # a type's ancestors, the oldest first, then the type itself
+
 # ---------------------------------------------------------------------------------------------------------- values
 
 
@@ -110,6 +112,7 @@ class LogEntry(Wire, frozen=True):
 
 class LoggedTx(Wire, frozen=True):
     tx: TxId
+    event_type: str
     events: tuple[Event, ...]
     attributes: dict[str, Any]
     limit: ScopeLimit
@@ -137,13 +140,15 @@ class Dissemination(Message, frozen=True):
     rendezvous: NodeId
     upward: bool
     early: bool
+    sender: Address
+    incarnation: int
     publication: "Publication"
 
 
 class RouteAdded(Message, frozen=True):
     """Somebody behind this link wants events of that type that match the filter."""
 
-    event_type: EventType
+    definitions: Definitions
     filter: Filter
 
 
@@ -161,21 +166,21 @@ class RoutesReset(Message, frozen=True):
 class TypeAdvertised(Message, frozen=True):
     """A site is going to publish this type; travels to the rendezvous."""
 
-    event_type: EventType
+    definitions: Definitions
 
 
-class TypeRefused(Message, frozen=True):
-    """The rendezvous knows another definition under that name."""
+class TypeAnswered(Message, frozen=True):
+    """The rendezvous takes the type, or says why not: it may know another definition under that name."""
 
     event_type: str
-    reason: str
+    refusal: str | None = None
 
 
 class SubscriptionChanged(Message, frozen=True):
     """A site's subscription, as its own broker keeps it; `filter` None ends it."""
 
     subscription: int
-    event_type: EventType
+    definitions: Definitions
     filter: Filter | None
     scope: Scope | None  # a standing answer to every census, or None: ask each time
     durable: bool
@@ -185,10 +190,11 @@ class ScopeChosen(Message, frozen=True):
     """What a site takes of a transaction, told to its own broker, which withholds the rest."""
 
     tx: TxId
-    scope: Scope
+    scope: Scope  # the highest one below distributed
+    distributed: bool
 
 
-# ------------------------------------------------------------------------------------- publications, down the multicast tree
+# ---------------------------------------------------------------------------- publications, down the multicast tree
 
 
 class Published(Message, frozen=True):
@@ -335,7 +341,10 @@ class VotesMissing(Message, frozen=True):
 
 
 class TxOutcome(Message, frozen=True):
-    """How a transaction ended, for its publishers. `pending` of the committing set have not confirmed yet."""
+    """How a transaction ended, for its publishers. `pending` of the committing set have not confirmed yet.
+
+    `locals_wait`: the distributed part ended by itself; local subscribers still wait for the publisher's word.
+    """
 
     tx: TxId
     outcome: Outcome
@@ -343,6 +352,7 @@ class TxOutcome(Message, frozen=True):
     log_number: int | None = None
     pending: tuple[str, ...] = ()
     rows: tuple[int, ...] = ()
+    locals_wait: bool = False
 
 
 class AskOutcome(Message, frozen=True):
@@ -488,11 +498,12 @@ class LogWanted(Message, frozen=True):
     """A durable subscription asks for what follows `position`; also says that everything up to there is safe."""
 
     name: str
-    event_type: EventType
+    definitions: Definitions
     filter: Filter
     position: int | None  # None: start as `start` says, if the name is new
     start: str
     credit: int
+    voter: str | None  # what it votes under, if it votes: what it committed itself is not sent to it again
 
 
 class LogDelivered(Message, frozen=True):
@@ -548,15 +559,7 @@ Letter = (
     | LogDelivered
     | LogRefused
     | TypeAdvertised
-    | TypeRefused
+    | TypeAnswered
 )
 
-LinkMessage = (
-    Envelope
-    | Dissemination
-    | RouteAdded
-    | RouteRemoved
-    | RoutesReset
-    | SubscriptionChanged
-    | ScopeChosen
-)
+LinkMessage = Envelope | Dissemination | RouteAdded | RouteRemoved | RoutesReset | SubscriptionChanged | ScopeChosen

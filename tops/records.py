@@ -65,12 +65,5 @@ class SubscriptionKept(Record, frozen=True):
 
 
 AnyRecord = (
-    Started
-    | TypeDefined
-    | LogAppended
-    | InSyncChanged
-    | EpochCommitted
-    | EpochEnded
-    | TxRefused
-    | SubscriptionKept
+    Started | TypeDefined | LogAppended | InSyncChanged | EpochCommitted | EpochEnded | TxRefused | SubscriptionKept
 )

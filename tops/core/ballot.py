@@ -115,9 +115,7 @@ def _add_differing_rows(
     divergent = []
     for index, member in enumerate(members):
         rows = {
-            key: vote.rows[index]
-            for key, vote in sorted(votes.items())
-            if vote.rows and member.tx not in vote.excluded
+            key: vote.rows[index] for key, vote in sorted(votes.items()) if vote.rows and member.tx not in vote.excluded
         }
         if len(set(rows.values())) <= 1:
             continue

@@ -27,6 +27,7 @@ class Member(msgspec.Struct):
     address: Address
     incarnation: int
     counts: bool = True
+    standing: bool = False
 
 
 class Census:

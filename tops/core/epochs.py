@@ -40,7 +40,6 @@ from tops.messages import (
 from tops.records import EpochCommitted, EpochEnded, InSyncChanged, LogAppended
 from tops.transactions import Outcome
 
-
 QUESTION = "?"  # the feed name under which single entries are read to answer a question
 
 
@@ -173,7 +172,7 @@ class EpochCoordinator:
         return {
             key: m
             for key, m in ready.members.items()
-            if (s := self.standing.answers.get(key)) is None or self.standing.counted(s)
+            if not m.standing or ((s := self.standing.answers.get(key)) is not None and self.standing.counted(s))
         }
 
     def _lacking(self, ready: ReadyTx, voters: dict[str, Member], verdicts: dict[object, str | None]) -> str | None:
@@ -365,7 +364,8 @@ class EpochCoordinator:
         entry = LogEntry(
             number=epoch.id.number,
             transactions=tuple(
-                LoggedTx(m.tx, m.logged_events, m.spec.attributes, m.spec.limit, m.spec.tx_type) for m in committed
+                LoggedTx(m.tx, m.spec.event_type, m.logged_events, m.spec.attributes, m.spec.limit, m.spec.tx_type)
+                for m in committed
             ),
             epoch=epoch.id,
             committing=epoch.committing,
@@ -481,9 +481,7 @@ class EpochCoordinator:
                 if in_sync is not None:
                     self.standing.in_sync = in_sync
                 for logged in entry.transactions:
-                    self.outcomes.remember(
-                        TxOutcome(tx=logged.tx, outcome=Outcome.COMMITTED, log_number=entry.number)
-                    )
+                    self.outcomes.remember(TxOutcome(tx=logged.tx, outcome=Outcome.COMMITTED, log_number=entry.number))
             case InSyncChanged(in_sync=in_sync):
                 self.standing.in_sync = in_sync
             case EpochCommitted(epoch=epoch, digest=digest, transactions=transactions, committing=committing):

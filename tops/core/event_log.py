@@ -6,6 +6,7 @@ older ones are on disk, and reading them is an effect like any other.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 import msgspec
 
@@ -21,6 +22,7 @@ class Feed(msgspec.Struct):
     """A durable subscription as the log sees it."""
 
     name: str
+    event_type: str  # itself and its descendants are wanted
     address: Address
     filter: Filter
     position: int  # everything up to here is safe at the subscriber
@@ -33,8 +35,11 @@ class Feed(msgspec.Struct):
 class EventLog:
     """Numbers, entries and feeds of one durable event type."""
 
-    def __init__(self, event_type: str, incarnation: int, tail_max: int = 4096) -> None:
+    def __init__(
+        self, event_type: str, incarnation: int, lineage: Callable[[str], tuple[str, ...]], tail_max: int
+    ) -> None:
         self.event_type, self.incarnation, self.tail_max = event_type, incarnation, tail_max
+        self.lineage = lineage
         self.last_number = 0  # the highest number given out
         self.oldest = 1  # the first number that is still kept on disk
         self.tail: OrderedDict[int, LogEntry] = OrderedDict()  # the newest decided entries
@@ -72,7 +77,7 @@ class EventLog:
         """After recovery: numbers that an earlier life gave out and never decided."""
         if not self.tail:
             return []
-        first = next(iter(self.tail))
+        first = min(self.tail)
         return [n for n in range(first, self.last_number + 1) if n not in self.tail]
 
     # ----------------------------------------------------------------------------------------------------- feeds
@@ -105,8 +110,12 @@ class EventLog:
         if feed.sent + 1 not in self.tail:
             feed.reading = True
             return [ReadLog(self.event_type, feed.name, feed.sent + 1, upto)]
-        entries = [self.tail[n] for n in range(feed.sent + 1, upto + 1)]
-        return self._deliver(feed, entries, upto) + self.pump(feed)
+        entries = []
+        for number in range(feed.sent + 1, upto + 1):
+            if number not in self.tail:
+                break
+            entries.append(self.tail[number])
+        return self._deliver(feed, entries, entries[-1].number) + self.pump(feed)
 
     def on_read(self, name: str, entries: tuple[LogEntry, ...]) -> list[Effect]:
         """What `ReadLog` brought from the disk."""
@@ -123,7 +132,7 @@ class EventLog:
         after, feed.sent = feed.sent, upto
         if feed.voter is not None and all(feed.voter in e.committing for e in entries):
             return []  # it committed these itself, and counts them by itself
-        wanted = tuple(e for e in entries if _wants(feed, e))
+        wanted = tuple(e for e in entries if self._wants(feed, e))
         delivered = LogDelivered(
             name=feed.name,
             event_type=self.event_type,
@@ -138,10 +147,12 @@ class EventLog:
         """The first number that some durable subscription still needs."""
         return min((f.position + 1 for f in self.feeds.values()), default=self.last_number + 1)
 
-
-def _wants(feed: Feed, entry: LogEntry) -> bool:
-    if entry.event is not None:
-        return feed.filter.matches(entry.event.body)
-    if feed.voter is not None and feed.voter in entry.committing:
-        return False
-    return any(feed.filter.matches(t.attributes) for t in entry.transactions)
+    def _wants(self, feed: Feed, entry: LogEntry) -> bool:
+        if entry.event is not None:
+            return feed.event_type in self.lineage(entry.event.type) and feed.filter.matches(entry.event.body)
+        if feed.voter is not None and feed.voter in entry.committing:
+            return False
+        return any(
+            feed.event_type in self.lineage(t.event_type) and feed.filter.matches(t.attributes)
+            for t in entry.transactions
+        )

@@ -9,11 +9,18 @@ import hashlib
 from collections import deque
 from collections.abc import Iterable, Mapping
 
+from tops.core.covering import minimal_cover
 from tops.core.filter_index import FilterIndex
 from tops.errors import ConfigError
 from tops.event_types import EventType, EventTypes
-from tops.filters import Filter, minimal_cover
+from tops.filters import Filter
 from tops.ids import NodeId
+
+
+def rendezvous_of(brokers: Iterable[NodeId], family: str) -> NodeId:
+    """The broker where a family of event types meets: highest hash wins, so that one broker more or less moves only
+    the families that it wins or held."""
+    return max(brokers, key=lambda b: hashlib.sha256(f"{b}\0{family}".encode()).digest())
 
 
 class Topology:
@@ -32,9 +39,8 @@ class Topology:
         self._next_hops: dict[NodeId, dict[NodeId, NodeId]] = {b: self._towards(b) for b in self.brokers}
 
     def rendezvous(self, family: str) -> NodeId:
-        """The broker where a family of event types meets: highest hash wins, so that one broker more or less moves
-        only the families that it wins or held."""
-        return max(self.brokers, key=lambda b: hashlib.sha256(f"{b}\0{family}".encode()).digest())
+        """The broker where a family of event types meets."""
+        return rendezvous_of(self.brokers, family)
 
     def next_hop(self, broker: NodeId, target: NodeId) -> NodeId | None:
         """The neighbour of `broker` on the way to `target`; None if there is no way."""
@@ -62,12 +68,12 @@ class RoutingTable:
         self._index: dict[str, FilterIndex[NodeId]] = {}
         self._announced: dict[tuple[str, NodeId], frozenset[Filter]] = {}
 
-    def add(self, link: NodeId, event_type: EventType, interest: Filter) -> None:
-        self.types.define(event_type)
-        filters = self._interest.setdefault(event_type.name, {}).setdefault(link, {})
+    def add(self, link: NodeId, definitions: tuple[EventType, ...], interest: Filter) -> None:
+        name = self.types.define_all(definitions).name
+        filters = self._interest.setdefault(name, {}).setdefault(link, {})
         filters[interest] = filters.get(interest, 0) + 1
         if filters[interest] == 1:
-            self._index.setdefault(event_type.name, FilterIndex()).add(link, interest)
+            self._index.setdefault(name, FilterIndex()).add(link, interest)
 
     def remove(self, link: NodeId, event_type: str, interest: Filter) -> None:
         filters = self._interest.get(event_type, {}).get(link, {})
@@ -111,6 +117,4 @@ class RoutingTable:
 
     def announced_to(self, parent: NodeId) -> list[tuple[str, Filter]]:
         """Everything this neighbour has been told, for when it meets us anew."""
-        return sorted(
-            ((t, f) for (t, p), cover in self._announced.items() if p == parent for f in cover), key=repr
-        )
+        return sorted(((t, f) for (t, p), cover in self._announced.items() if p == parent for f in cover), key=repr)

@@ -9,7 +9,7 @@ import msgspec
 
 from tops.core.census import Member
 from tops.filters import Filter
-from tops.ids import standing_pseudonym
+from tops.ids import Pseudonym, TxId, standing_pseudonym
 from tops.messages import Address, StandingAnswered, TxSpec
 from tops.transactions import Scope, granted_scope
 
@@ -85,22 +85,13 @@ class StandingAnswers:
         return {
             s.voter: _member(s)
             for s in self.answers.values()
-            if s.replica
-            and not self.counted(s)
-            and _takes_part(s, spec)
-            and (s.position or 0) >= number - 1 - gap_max
+            if s.replica and not self.counted(s) and _takes_part(s, spec) and (s.position or 0) >= number - 1 - gap_max
         }
 
-    def pseudonymous(self, member: Member, spec: TxSpec, tx: str) -> Member:
+    def pseudonymous(self, member: Member, tx: TxId) -> Member:
         """The same member with the pseudonym that belongs to this transaction."""
-        standing = self.answers[member.key]
-        return Member(
-            member.key,
-            standing_pseudonym(standing.secret, tx),  # type: ignore[arg-type]
-            member.identity,
-            member.address,
-            member.incarnation,
-        )
+        member.pseudonym = standing_pseudonym(self.answers[member.key].secret, tx)
+        return member
 
     def identities(self, voters: frozenset[str]) -> frozenset[str]:
         """Which replicas stand behind these voters."""
@@ -115,4 +106,4 @@ def _takes_part(standing: Standing, spec: TxSpec) -> bool:
 
 
 def _member(s: Standing) -> Member:
-    return Member(s.voter, "", s.identity, s.address, s.incarnation)  # type: ignore[arg-type]
+    return Member(s.voter, Pseudonym(""), s.identity, s.address, s.incarnation, standing=True)

@@ -1,0 +1,148 @@
+"""The edge of the overlay: what a broker keeps for the sites that are connected to it.
+
+It knows each site's subscriptions and the handles that the site goes by, and it is the guard of private transactions:
+events of a transaction reach only sites that have chosen to take them, and are held back until they have.
+"""
+
+import msgspec
+
+from tops.filters import Filter
+from tops.ids import NodeId, TxId, hashed
+from tops.messages import CensusOpened, Publication, ScopeChosen, SubscriptionChanged, TxBegan, TxSpec
+from tops.transactions import Scope, granted_scope
+
+WITHHELD_MAX = 10_000
+
+
+class Taken(msgspec.Struct):
+    """What a site takes of one transaction; `scope` None until it has said so."""
+
+    scope: Scope | None = None
+    distributed: bool = False
+    pseudonyms: set[str] = set()
+    withheld: list[Publication] = []
+
+    def takes_any(self) -> bool:
+        return self.distributed or (self.scope is not None and self.scope is not Scope.NONE)
+
+
+class SiteLink(msgspec.Struct):
+    """A site that is connected here."""
+
+    name: NodeId
+    incarnation: int
+    subscriptions: dict[int, SubscriptionChanged] = {}
+    handles: set[str] = set()
+    contacts: dict[NodeId, set[str]] = {}  # rendezvous brokers it wrote to, and under which handles
+    transactions: dict[TxId, Taken] = {}
+
+
+class Edge:
+    """The sites of one broker."""
+
+    def __init__(self) -> None:
+        self.sites: dict[NodeId, SiteLink] = {}
+        self.owners: dict[str, NodeId] = {}  # handle -> site
+
+    def connect(self, name: NodeId, incarnation: int) -> None:
+        """A site is there, for the first time or again; a new life of it knows nothing of the old one's handles."""
+        known = self.sites.get(name)
+        if known is None or known.incarnation != incarnation:
+            self.forget(name)
+            self.sites[name] = SiteLink(
+                name, incarnation, subscriptions={}, handles={name}, contacts={}, transactions={}
+            )
+            self.owners[name] = name
+
+    def forget(self, name: NodeId) -> SiteLink | None:
+        site = self.sites.pop(name, None)
+        if site is not None:
+            for handle in site.handles:
+                self.owners.pop(handle, None)
+        return site
+
+    def claim(self, site: SiteLink, handle: str) -> bool:
+        """Whether the site may speak under this handle: its own, or one that nobody else has here."""
+        owner = self.owners.setdefault(handle, site.name)
+        if owner != site.name:
+            return False
+        site.handles.add(handle)
+        return True
+
+    def subscribe(self, site: SiteLink, changed: SubscriptionChanged) -> tuple[str, Filter] | None:
+        """Keep or end a subscription; returns the former one's route, which is to be removed."""
+        former = site.subscriptions.pop(changed.subscription, None)
+        if changed.filter is not None:
+            site.subscriptions[changed.subscription] = changed
+        if former is None or former.filter is None or former.durable:
+            return None
+        return former.definitions[-1].name, former.filter
+
+    def subscribers_of(self, family: str) -> list[NodeId]:
+        return [
+            s.name
+            for s in self.sites.values()
+            if any(c.definitions[0].name == family for c in s.subscriptions.values())
+        ]
+
+    # --------------------------------------------------------------------------------------------- transactions
+
+    def pass_on(self, name: NodeId, tx: TxId, publication: Publication, types: frozenset[str]) -> bool:
+        """Whether a transaction's publication goes to this site now; if the site has not chosen yet it is kept."""
+        site = self.sites.get(name)
+        if site is None:
+            return False
+        if isinstance(publication, CensusOpened):
+            site.transactions[tx] = taken = self._standing(site, publication.spec, types)
+            return taken.scope is None or taken.takes_any()
+        known = site.transactions.get(tx)
+        if known is None:
+            return False
+        if known.scope is None:
+            if len(known.withheld) < WITHHELD_MAX:
+                known.withheld.append(publication)
+            return False
+        if isinstance(publication, TxBegan) and known.distributed and known.pseudonyms:
+            # Turned away at the census: from here on it is a stranger, unless it takes the events in another way.
+            known.distributed = any(hashed(p) in publication.members for p in known.pseudonyms)  # type: ignore[arg-type]
+            return True
+        return known.takes_any()
+
+    def chosen(self, site: SiteLink, choice: ScopeChosen) -> list[Publication]:
+        """The site has said what it takes; returns what was held back for it."""
+        taken = site.transactions.setdefault(choice.tx, Taken(pseudonyms=set(), withheld=[]))
+        taken.scope, taken.distributed = choice.scope, choice.distributed
+        withheld, taken.withheld = taken.withheld, []
+        if not taken.takes_any():
+            return []
+        return withheld
+
+    def remember_pseudonym(self, site: SiteLink, tx: TxId, pseudonym: str) -> None:
+        taken = site.transactions.get(tx)
+        if taken is not None:
+            taken.pseudonyms.add(pseudonym)
+
+    def end(self, tx: TxId) -> None:
+        """The last publication of a transaction has passed."""
+        for site in self.sites.values():
+            taken = site.transactions.get(tx)
+            if taken is not None and taken.scope is not None:
+                del site.transactions[tx]
+
+    def _standing(self, site: SiteLink, spec: TxSpec, types: frozenset[str]) -> Taken:
+        """What the site takes without being asked, or an open question."""
+        taken = Taken(scope=Scope.NONE, pseudonyms=set(), withheld=[])
+        for s in site.subscriptions.values():
+            if s.definitions[-1].name not in types or s.filter is None or not s.filter.matches(spec.attributes):
+                continue
+            if s.durable and s.scope is not Scope.DISTRIBUTED:
+                continue  # it takes the transaction from the log
+            if s.scope is None:
+                taken.scope = None
+                return taken
+            granted = granted_scope(s.scope, spec.limit, spec.tx_type)
+            if granted is Scope.DISTRIBUTED:
+                taken.distributed |= spec.census is not None  # a one-shot reaches it with the prepare
+            elif taken.scope is not None:
+                taken.scope = max(taken.scope, granted)
+        return taken

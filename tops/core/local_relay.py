@@ -1,0 +1,54 @@
+"""A local transaction as its rendezvous broker sees it: events that pass through on their way to every subscriber.
+
+Each subscriber coordinates its own sub-transaction. The rendezvous only makes sure that all of them are told the same
+end: the commit order follows a complete sequence, and a publisher that dies is an abort behind its last event. On a
+durable type the whole transaction becomes one entry of the log.
+"""
+
+from tops.core.event_coordinator import EventCoordinator
+from tops.effects import Disseminate, Effect
+from tops.ids import TxId
+from tops.messages import Address, Event, LocalCommitOrdered, LogEntry, LoggedTx, TxAbandoned, TxPublished, TxSpec
+
+
+class LocalRelay:
+    """One local transaction on its way through the rendezvous."""
+
+    def __init__(
+        self, tx: TxId, spec: TxSpec, initiator: Address, *, keep_events: bool, numbering: EventCoordinator | None
+    ) -> None:
+        self.tx, self.spec, self.initiator = tx, spec, initiator
+        self.keep_events = keep_events
+        self.numbering = numbering  # the event coordinator, where it sits here: public transactions
+        self.events: list[Event] = []
+        self.last_sequence = 0
+        self.broken: str | None = None
+
+    def on_event(self, published: TxPublished) -> None:
+        if published.sequence != self.last_sequence + 1:
+            self.broken = f"event {published.sequence} arrived after event {self.last_sequence}"
+            return
+        self.last_sequence += 1
+        if self.keep_events:
+            self.events.append(published.event)
+
+    def lacking(self, last_sequence: int | None) -> str | None:
+        """Why a commit request can't be honoured, or None."""
+        if self.broken is None and last_sequence is not None and last_sequence != self.last_sequence:
+            return f"{self.last_sequence} of {last_sequence} events arrived"
+        return self.broken
+
+    def commit_order(self) -> Effect:
+        return Disseminate(
+            LocalCommitOrdered(tx=self.tx, event_type=self.spec.event_type, last_sequence=self.last_sequence)
+        )
+
+    def abandon_order(self, reason: str) -> Effect:
+        return Disseminate(TxAbandoned(tx=self.tx, event_type=self.spec.event_type, reason=reason))
+
+    def entry(self, number: int) -> LogEntry:
+        """The transaction as it stands in a durable type's log."""
+        logged = LoggedTx(
+            self.tx, self.spec.event_type, tuple(self.events), self.spec.attributes, self.spec.limit, self.spec.tx_type
+        )
+        return LogEntry(number=number, transactions=(logged,))
