@@ -23,6 +23,6 @@ def standing_pseudonym(secret: bytes, tx: TxId) -> Pseudonym:
     return Pseudonym(hmac.digest(secret, tx.encode(), "sha256")[:16].hex())
 
 
-def hashed(pseudonym: Pseudonym) -> str:
+def hashed(pseudonym: str) -> str:
     """One way: a published membership list shows a member its own entry and tells others nothing."""
     return hashlib.sha256(pseudonym.encode()).hexdigest()[:32]

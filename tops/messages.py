@@ -439,12 +439,15 @@ class EpochVoted(Message, frozen=True):
 
 
 class EpochDecided(Message, frozen=True):
-    """The end of an attempt for one voter. Not committed: roll back whatever is prepared or running."""
+    """The end of an attempt. Who is not in the committing set rolls back whatever is prepared or running.
+
+    The set holds hashed keys: a voter finds itself, can pass the decision on to a peer in doubt, and learns no name.
+    """
 
     epoch: EpochId
     digest: str
     voter: str
-    committed: bool
+    committing: frozenset[str]
 
 
 class EpochFinished(Message, frozen=True):
@@ -455,7 +458,7 @@ class EpochFinished(Message, frozen=True):
 
 
 class AskEpoch(Message, frozen=True):
-    """A voter has promised and waits; `prepared` False: it only wonders whether the transaction still lives."""
+    """A voter has promised and waits for the decision."""
 
     epoch: EpochId
     digest: str
@@ -482,16 +485,14 @@ class PeersAsked(Message, frozen=True):
 
     epoch: EpochId
     digest: str
-    transactions: tuple[TxId, ...]
-    asker: Address
 
 
 class PeerKnows(Message, frozen=True):
-    """A peer's answer: committed (found in its data) or a decision it heard; who does not know stays silent."""
+    """A peer passes on the decision that it heard; who does not know stays silent, nobody guesses."""
 
     epoch: EpochId
     digest: str
-    committed: bool
+    committing: frozenset[str]
 
 
 class LogWanted(Message, frozen=True):

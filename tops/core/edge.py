@@ -104,7 +104,7 @@ class Edge:
             return False
         if isinstance(publication, TxBegan) and known.distributed and known.pseudonyms:
             # Turned away at the census: from here on it is a stranger, unless it takes the events in another way.
-            known.distributed = any(hashed(p) in publication.members for p in known.pseudonyms)  # type: ignore[arg-type]
+            known.distributed = any(hashed(p) in publication.members for p in known.pseudonyms)
             return True
         return known.takes_any()
 

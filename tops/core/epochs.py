@@ -23,7 +23,7 @@ from tops.core.event_log import EventLog
 from tops.core.outcomes import Outcomes
 from tops.core.standing import StandingAnswers
 from tops.effects import Alarm, CancelTimer, Effect, Note, Persist, Post, ReadLog, SetTimer
-from tops.ids import NodeId, TxId
+from tops.ids import NodeId, TxId, hashed
 from tops.messages import (
     Address,
     EpochDecided,
@@ -72,6 +72,7 @@ class Epoch(msgspec.Struct):
     gone: dict[str, str] = {}
     committing: frozenset[str] = frozenset()
     committed: tuple[TxId, ...] = ()
+    decided: frozenset[str] = frozenset()  # the committing set as it was decided
     finished: set[str] = set()
     outcomes: list[tuple[TxOutcome, Address]] = []
 
@@ -312,7 +313,7 @@ class EpochCoordinator:
             else:
                 rest.append(ready)
         gone = [key for key in epoch.voters if key not in verdict.committing]
-        effects += [self._decided(epoch, key, committed=False) for key in sorted(gone)]
+        effects += [self._decided(epoch, key, frozenset()) for key in sorted(gone)]
         if epoch.id.attempt >= self.options.attempts_max:
             for ready in rest:
                 ready.alone = True
@@ -332,12 +333,13 @@ class EpochCoordinator:
         if not committed:
             return self._undo(epoch) + self._end(epoch, void=True) + aborts + self.start()
         epoch.stage = Stage.FINISHING
-        epoch.committing = verdict.committing
+        epoch.committing = epoch.decided = verdict.committing
         epoch.committed = tuple(m.tx for m in committed)
         self._prepare_outcomes(epoch, committed)
         number = epoch.id.number
         effects: list[Effect] = [Persist(self._record(epoch, committed))]
-        effects += [self._decided(epoch, key, key in epoch.committing) for key in sorted(epoch.voters)]
+        committing = hashed_all(epoch.committing)
+        effects += [self._decided(epoch, key, committing) for key in sorted(epoch.voters)]
         effects.append(SetTimer(("epoch", self.event_type, number), self.options.finish_window_s))
         if self.log is not None:
             effects += self.log.pump_all()
@@ -377,12 +379,12 @@ class EpochCoordinator:
         self.standing.in_sync = in_sync
         return LogAppended(event_type=self.event_type, entry=entry, in_sync=in_sync if changed else None)
 
-    def _decided(self, epoch: Epoch, key: str, committed: bool) -> Effect:
-        decided = EpochDecided(epoch=epoch.id, digest=epoch.digest, voter=key, committed=committed)
+    def _decided(self, epoch: Epoch, key: str, committing: frozenset[str]) -> Effect:
+        decided = EpochDecided(epoch=epoch.id, digest=epoch.digest, voter=key, committing=committing)
         return Post(epoch.voters[key].address, decided)
 
     def _undo(self, epoch: Epoch) -> list[Effect]:
-        return [self._decided(epoch, key, committed=False) for key in sorted(epoch.voters)]
+        return [self._decided(epoch, key, frozenset()) for key in sorted(epoch.voters)]
 
     def _settle_abort(self, ready: ReadyTx, reason: str) -> list[Effect]:
         outcome = TxOutcome(tx=ready.tx, outcome=Outcome.ABORTED, reason=reason)
@@ -449,27 +451,24 @@ class EpochCoordinator:
         if live is not None and live.id == epoch:
             if live.stage is Stage.VOTING:
                 return []
-            committed = live.digest == digest and voter in live.committing
+            committing = live.decided
         elif self.log is None:
             known = self.decided.get(epoch)
-            committed = known is not None and known.digest == digest and voter in known.committing
+            committing = known.committing if known is not None else frozenset()
         elif epoch.number > self.log.last_number or epoch.number in self.log.tail:
-            committed = _commits(self.log.tail.get(epoch.number), epoch, voter)
+            committing = _committing(self.log.tail.get(epoch.number), epoch)
         else:
             # Too old for memory: the disk knows. If it no longer does, only an operator can tell.
             self.questions.setdefault(epoch.number, []).append((epoch, digest, voter, asker))
             return [ReadLog(self.event_type, QUESTION, epoch.number, epoch.number)]
-        decided = EpochDecided(epoch=epoch, digest=digest, voter=voter, committed=committed)
-        return [Post(asker, decided)]
+        return [_told(epoch, digest, voter, committing, asker)]
 
     def on_read(self, entries: tuple[LogEntry, ...]) -> list[Effect]:
         """What the disk knows about the numbers that were asked for."""
         effects: list[Effect] = []
         for entry in entries:
             for epoch, digest, voter, asker in self.questions.pop(entry.number, ()):
-                committed = _commits(entry, epoch, voter)
-                decided = EpochDecided(epoch=epoch, digest=digest, voter=voter, committed=committed)
-                effects.append(Post(asker, decided))
+                effects.append(_told(epoch, digest, voter, _committing(entry, epoch), asker))
         return effects
 
     def recover(self, record: LogAppended | EpochCommitted | EpochEnded | InSyncChanged) -> None:
@@ -492,8 +491,19 @@ class EpochCoordinator:
                 self.decided.pop(epoch, None)
 
 
-def _commits(entry: LogEntry | None, epoch: EpochId, voter: str) -> bool:
-    return entry is not None and entry.epoch == epoch and voter in entry.committing
+def _committing(entry: LogEntry | None, epoch: EpochId) -> frozenset[str]:
+    """Who commits this very attempt: nobody, if the number went to another one or stayed void."""
+    return entry.committing if entry is not None and entry.epoch == epoch else frozenset()
+
+
+def _told(epoch: EpochId, digest: str, voter: str, committing: frozenset[str], asker: Address) -> Effect:
+    decided = EpochDecided(epoch=epoch, digest=digest, voter=voter, committing=hashed_all(committing))
+    return Post(asker, decided)
+
+
+def hashed_all(keys: frozenset[str]) -> frozenset[str]:
+    """A committing set as it is shown to voters."""
+    return frozenset(map(hashed, keys))
 
 
 def member_digest(transactions: Iterable[TxId]) -> str:

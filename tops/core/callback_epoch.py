@@ -1,0 +1,115 @@
+"""One epoch at a participant that works by callbacks: several sub-transactions, one vote, one end.
+
+    VOTING -> PROMISED -> FINISHING -> gone
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+
+from tops.core.doubt import Doubt
+from tops.core.sub_tx_executor import SubTxExecutor
+from tops.effects import CancelTimer, Effect, Memo, Post
+from tops.ids import NodeId, TxId, hashed
+from tops.messages import Address, EpochFinished, EpochMember, EpochVoted
+
+
+class EpochStage(Enum):
+    VOTING = "voting"  # ends when every sub-transaction has voted
+    PROMISED = "promised"  # ends with the decision
+    FINISHING = "finishing"  # the decision is being carried out
+    ENDED = "ended"
+
+
+class CallbackEpoch:
+    """Collects the votes of the sub-transactions of one epoch and hands them its decision."""
+
+    def __init__(
+        self,
+        memo: Memo,
+        executors: Mapping[TxId, SubTxExecutor],
+        brokers: Sequence[NodeId],
+        doubt_s: float,
+        ended: Callable[["CallbackEpoch"], None],
+    ) -> None:
+        self.memo, self.executors = memo, dict(executors)
+        self.stage = EpochStage.VOTING
+        self.doubt = Doubt(memo, brokers, doubt_s)
+        self._ended = ended
+        self._votes: dict[TxId, str | None] = {}
+        self._unfinished: set[TxId] = set()
+
+    def prepare(self, members: Sequence[EpochMember]) -> list[Effect]:
+        """Ask every sub-transaction for its promise; one that is unknown here is excluded."""
+        effects: list[Effect] = []
+        for member in members:
+            executor = self.executors.get(member.tx)
+            if executor is None:
+                effects += self._voted(member.tx, f"{member.tx} is unknown here")
+            else:
+                effects += executor.prepare(self.memo, member.last_sequence, self._voter(member.tx))
+        return effects
+
+    def _voter(self, tx: TxId) -> Callable[[str | None], list[Effect]]:
+        return lambda reason: self._voted(tx, reason)
+
+    def _voted(self, tx: TxId, reason: str | None) -> list[Effect]:
+        self._votes[tx] = reason
+        if self.stage is not EpochStage.VOTING or len(self._votes) < len(self.memo.transactions):
+            return []
+        self.stage = EpochStage.PROMISED
+        excluded = {t: why for t in self.memo.transactions if (why := self._votes[t]) is not None}
+        vote = EpochVoted(epoch=self.memo.epoch, digest=self.memo.digest, voter=self.memo.voter, excluded=excluded)
+        effects: list[Effect] = [Post(Address(self.memo.epoch.coordinator), vote)]
+        if len(excluded) == len(self.memo.transactions):
+            self._end()  # nothing was promised, there is no decision to wait for
+            return effects
+        return [*effects, self.doubt.wait()]
+
+    def on_decided(self, committing: frozenset[str]) -> list[Effect]:
+        """The decision, from the coordinator or from a peer who heard it."""
+        if self.stage in (EpochStage.FINISHING, EpochStage.ENDED):
+            return []
+        self.stage = EpochStage.FINISHING
+        committed = hashed(self.memo.voter) in committing
+        live = {tx: e for tx, e in self.executors.items() if self._votes.get(tx) is None}
+        self._unfinished = set(live)
+        effects: list[Effect] = [CancelTimer(self.doubt.timer)]
+        for tx, executor in live.items():
+            effects += executor.finish(committed, self._finisher(tx, committed))
+        return effects
+
+    def _finisher(self, tx: TxId, committed: bool) -> Callable[[], list[Effect]]:
+        def done() -> list[Effect]:
+            self._unfinished.discard(tx)
+            if self._unfinished or self.stage is EpochStage.ENDED:
+                return []
+            self._end()
+            if not committed:
+                return []
+            finished = EpochFinished(epoch=self.memo.epoch, voter=self.memo.voter)
+            return [Post(Address(self.memo.epoch.coordinator), finished)]
+
+        return done
+
+    def superseded(self) -> list[Effect]:
+        """A newer attempt takes over; its prepare renews or ends every promise of this one."""
+        self._end()
+        return [CancelTimer(self.doubt.timer)]
+
+    def _end(self) -> None:
+        self.stage = EpochStage.ENDED
+        self._ended(self)
+
+    @classmethod
+    def recovered(
+        cls,
+        memo: Memo,
+        executors: Mapping[TxId, SubTxExecutor],
+        brokers: Sequence[NodeId],
+        doubt_s: float,
+        ended: Callable[["CallbackEpoch"], None],
+    ) -> "CallbackEpoch":
+        """Promises that were found again after a crash; what is not among them was not promised."""
+        epoch = cls(memo, executors, brokers, doubt_s, ended)
+        epoch.stage = EpochStage.PROMISED
+        return epoch

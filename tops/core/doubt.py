@@ -1,0 +1,43 @@
+"""In doubt: a promise was given and no decision has come.
+
+The coordinator is asked, again and again; when it stays silent the other participants are asked as well. Only a
+decision that somebody heard ends the doubt, never a guess.
+"""
+
+from collections.abc import Sequence
+
+from tops.effects import Alarm, Effect, Memo, Post, SetTimer
+from tops.ids import NodeId
+from tops.messages import Address, AskEpoch, PeersAsked
+
+QUESTIONS_BEFORE_PEERS = 2
+QUESTIONS_BEFORE_ALARM = 20
+
+
+class Doubt:
+    """Asks for the decision on one epoch until somebody knows it."""
+
+    def __init__(self, memo: Memo, brokers: Sequence[NodeId], every_s: float) -> None:
+        self.memo, self.brokers, self.every_s = memo, brokers, every_s
+        self.asked = 0
+
+    @property
+    def timer(self) -> tuple[str, str, int]:
+        return ("doubt", self.memo.voter, self.memo.epoch.number)
+
+    def wait(self) -> Effect:
+        """Give the decision some time to arrive by itself."""
+        return SetTimer(self.timer, self.every_s)
+
+    def ask(self) -> list[Effect]:
+        """The time is up: ask, and come back."""
+        memo = self.memo
+        question = AskEpoch(epoch=memo.epoch, digest=memo.digest, voter=memo.voter)
+        effects: list[Effect] = [Post(Address(memo.epoch.coordinator), question)]
+        if self.asked >= QUESTIONS_BEFORE_PEERS:
+            to_peers = PeersAsked(epoch=memo.epoch, digest=memo.digest)
+            effects += [Post(Address(broker), to_peers) for broker in self.brokers]
+        if self.asked == QUESTIONS_BEFORE_ALARM:
+            effects.append(Alarm("in-doubt", f"{memo.epoch}: promised, and nobody knows the decision"))
+        self.asked += 1
+        return [*effects, self.wait()]

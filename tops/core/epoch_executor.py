@@ -1,0 +1,242 @@
+"""The sub-tx executor of a replica: whole epochs as one unit of work, and the log for everything it missed.
+
+The replica's database is its memory: it is a prefix of the log, plus at most one epoch that is prepared. An epoch is
+held until everything before it is applied; while a promise is open nothing else is applied.
+
+    IDLE -> RUNNING -> PROMISED -> FINISHING -> IDLE
+    IDLE -> APPLYING -> IDLE                              entries that others have committed, from the log
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import Enum
+
+from tops.core.calls import Calls
+from tops.core.doubt import Doubt
+from tops.effects import (
+    ApplyEntries,
+    BatchPrepared,
+    CancelTimer,
+    Effect,
+    FinishBatch,
+    Memo,
+    Post,
+    PrepareBatch,
+)
+from tops.ids import NodeId, TxId, hashed
+from tops.messages import (
+    Address,
+    EpochDecided,
+    EpochFinished,
+    EpochId,
+    EpochMember,
+    EpochVoted,
+    Event,
+    LogDelivered,
+    PrepareEpoch,
+)
+
+ABANDONED = "this attempt was overtaken"
+
+
+class Work(Enum):
+    IDLE = "idle"
+    RUNNING = "running"  # an epoch is being prepared
+    PROMISED = "promised"  # prepared; only its decision, or a newer attempt, ends it
+    FINISHING = "finishing"  # its decision is being carried out
+    APPLYING = "applying"  # entries of the log are being applied
+
+
+class EpochExecutor:
+    """One replica of a replica set, seen from its own side."""
+
+    def __init__(
+        self,
+        subscription: int,
+        position: int,
+        calls: Calls,
+        brokers: Sequence[NodeId],
+        doubt_s: float,
+        progressed: Callable[[bool], list[Effect]],
+    ) -> None:
+        self.subscription, self.position = subscription, position
+        self.work = Work.IDLE
+        self.memo: Memo | None = None  # of the epoch in RUNNING, PROMISED or FINISHING
+        self.doubt: Doubt | None = None
+        self.doubts: deque[Memo] = deque()  # promises found after a crash, to be resolved before anything else
+        self.collected: dict[TxId, list[Event]] = {}  # events of interactive transactions, kept until their epoch
+        self._calls, self._brokers, self._doubt_s = calls, brokers, doubt_s
+        self._progressed = progressed  # told whether we have just caught up
+        self._held: PrepareEpoch | None = None
+        self._decision: frozenset[str] | None = None
+        self._log: deque[LogDelivered] = deque()
+
+    # -------------------------------------------------------------------------------------------------- preparing
+
+    def collect(self, tx: TxId, sequence: int, event: Event) -> None:
+        """An event of an interactive transaction; nothing is executed before prepare."""
+        events = self.collected.setdefault(tx, [])
+        if sequence == len(events) + 1:
+            events.append(event)
+
+    def forget(self, tx: TxId) -> None:
+        self.collected.pop(tx, None)
+
+    def on_prepare(self, prepare: PrepareEpoch) -> list[Effect]:
+        """Take the newest prepare; it waits until everything before its number is applied."""
+        if prepare.epoch.number <= self.position or (self._held and not _newer(prepare.epoch, self._held.epoch)):
+            return []
+        if self.memo is not None and not _newer(prepare.epoch, self.memo.epoch):
+            return []
+        self._held = prepare
+        return self._go_on()
+
+    def _start(self, prepare: PrepareEpoch) -> list[Effect]:
+        self._held, self._decision, self.work = None, None, Work.RUNNING
+        self.memo = Memo(prepare.epoch, prepare.digest, prepare.voter, tuple(m.tx for m in prepare.members))
+        members, missing = self._with_events(prepare.members)
+        memo = self.memo
+
+        def prepared(result: BatchPrepared) -> list[Effect]:
+            return self._prepared(memo, result, missing)
+
+        call = self._calls.open(prepared)
+        return [PrepareBatch(self.subscription, call, memo, members)]
+
+    def _with_events(self, members: Sequence[EpochMember]) -> tuple[tuple[EpochMember, ...], dict[TxId, str]]:
+        """Members with their events; those whose events did not all arrive are excluded."""
+        whole: list[EpochMember] = []
+        missing: dict[TxId, str] = {}
+        for member in members:
+            if member.events is not None:
+                whole.append(member)
+                continue
+            events = self.collected.get(member.tx, [])
+            if len(events) != member.last_sequence:
+                missing[member.tx] = f"{len(events)} of {member.last_sequence} events arrived"
+            else:
+                whole.append(EpochMember(member.tx, member.last_sequence, tuple(events)))
+        return tuple(whole), missing
+
+    def _prepared(self, memo: Memo, result: BatchPrepared, missing: dict[TxId, str]) -> list[Effect]:
+        self.work = Work.PROMISED
+        self.doubt = Doubt(memo, self._brokers, self._doubt_s)
+        if self._decision is not None:
+            return self._finish(self._decision)
+        if self._held is not None:
+            return self._go_on()
+        vote = EpochVoted(
+            epoch=memo.epoch,
+            digest=memo.digest,
+            voter=memo.voter,
+            excluded={**missing, **result.excluded},
+            rows=result.rows if not missing else (),
+        )
+        return [Post(Address(memo.epoch.coordinator), vote), self.doubt.wait()]
+
+    # --------------------------------------------------------------------------------------------------- the decision
+
+    def on_decided(self, decided: EpochDecided) -> list[Effect]:
+        return self.learn(decided.epoch, decided.digest, decided.committing)
+
+    def learn(self, epoch: EpochId, digest: str, committing: frozenset[str]) -> list[Effect]:
+        """The decision on an attempt, from the coordinator or a peer who heard it."""
+        if self._held is not None and self._held.epoch == epoch:
+            self._held = None
+        if self.memo is None or self.memo.epoch != epoch or self.memo.digest != digest:
+            return []
+        if self.work is Work.RUNNING:
+            self._decision = committing
+            return []
+        return self._finish(committing) if self.work is Work.PROMISED else []
+
+    def _finish(self, committing: frozenset[str]) -> list[Effect]:
+        memo = self.memo
+        if memo is None:
+            return []
+        committed = hashed(memo.voter) in committing
+        self.work = Work.FINISHING
+
+        def finished(_: object) -> list[Effect]:
+            return self._finished(memo, committed)
+
+        call = self._calls.open(finished)
+        effects: list[Effect] = [CancelTimer(self.doubt.timer)] if self.doubt is not None else []
+        return [*effects, FinishBatch(self.subscription, call, memo, committed)]
+
+    def _finished(self, memo: Memo, committed: bool) -> list[Effect]:
+        self.work, self.memo, self.doubt = Work.IDLE, None, None
+        effects: list[Effect] = []
+        if committed:
+            self.position = max(self.position, memo.epoch.number)
+            finished = EpochFinished(epoch=memo.epoch, voter=memo.voter)
+            effects.append(Post(Address(memo.epoch.coordinator), finished))
+            for tx in memo.transactions:
+                self.collected.pop(tx, None)
+        return effects + self._go_on()
+
+    # ------------------------------------------------------------------------------------------------------- the log
+
+    def on_log(self, delivered: LogDelivered) -> list[Effect]:
+        """What others have committed, in order; applied once nothing is promised."""
+        if delivered.upto <= self.position:
+            return []
+        self._log.append(delivered)
+        return self._go_on()
+
+    def _apply(self, delivered: LogDelivered) -> list[Effect]:
+        self.work = Work.APPLYING
+        entries = tuple(e for e in delivered.entries if e.number > self.position)
+
+        def applied(position: int) -> list[Effect]:
+            self.work, self.position = Work.IDLE, max(self.position, position)
+            for entry in entries:
+                for logged in entry.transactions:
+                    self.collected.pop(logged.tx, None)
+            return self._progressed(not self._log) + self._go_on()
+
+        call = self._calls.open(applied)
+        return [ApplyEntries(self.subscription, call, entries, delivered.upto)]
+
+    # -------------------------------------------------------------------------------------------------- what is next
+
+    def _go_on(self) -> list[Effect]:
+        """The next thing to do, if nothing is under way: settle promises, then the log, then the next epoch."""
+        if self.work is Work.PROMISED and self._held is not None and self.memo is not None:
+            if self._held.epoch.number == self.memo.epoch.number:
+                # A newer attempt at the same number: preparing it undoes the old one.
+                effects: list[Effect] = [CancelTimer(self.doubt.timer)] if self.doubt is not None else []
+                return effects + self._start(self._held)
+            return []
+        if self.work is not Work.IDLE:
+            return []
+        if self.doubts:
+            return self._resume_doubt()
+        while self._log and self._log[0].upto <= self.position:
+            self._log.popleft()
+        if self._log and self._log[0].after <= self.position:
+            return self._apply(self._log.popleft())
+        if self._held is not None:
+            if self._held.epoch.number <= self.position:
+                self._held = None
+            elif self._held.epoch.number == self.position + 1:
+                return self._start(self._held)
+        return []
+
+    def on_doubt(self) -> list[Effect]:
+        return self.doubt.ask() if self.doubt is not None and self.work is Work.PROMISED else []
+
+    def recover(self, memos: Sequence[Memo]) -> list[Effect]:
+        """Promises that the database still holds; each is resolved before anything else is done."""
+        self.doubts = deque(memos)
+        return self._go_on()
+
+    def _resume_doubt(self) -> list[Effect]:
+        self.memo = self.doubts.popleft()
+        self.work = Work.PROMISED
+        self.doubt = Doubt(self.memo, self._brokers, self._doubt_s)
+        return self.doubt.ask()
+
+
+def _newer(one: EpochId, other: EpochId) -> bool:
+    return (one.incarnation, one.number, one.attempt) > (other.incarnation, other.number, other.attempt)

@@ -1,0 +1,305 @@
+"""The sub-tx executor: one transaction at one subscription, from the census to its end.
+
+    ASKED -> ENLISTED -> ACTIVE -> PROMISED -> gone        a distributed participant
+    ASKED -> ACTIVE -> gone                                a local one: its own tx coordinator, in effect
+
+The application is called for one thing at a time. Before its promise a participant may give up at any moment; after
+it only the decision counts, and that is the business of the epoch it promised in.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+
+from tops.core.calls import Calls
+from tops.effects import (
+    AbortTxCall,
+    Alarm,
+    AskJoin,
+    CancelTimer,
+    CommitTxCall,
+    Deliver,
+    Effect,
+    Memo,
+    NotifyTx,
+    Post,
+    PrepareTx,
+    SetTimer,
+)
+from tops.ids import NodeId, TxId, hashed
+from tops.messages import (
+    Address,
+    AskMembership,
+    CensusReplied,
+    Event,
+    MembershipAnswered,
+    ParticipantAborted,
+    TxSpec,
+)
+from tops.transactions import Scope, TxState, TxType, granted_scope
+
+
+class SubTxState(Enum):
+    ASKED = "asked"  # the application is choosing a scope
+    ENLISTED = "enlisted"  # asked to take part; ends with the published list
+    ACTIVE = "active"  # events arrive; ends with prepare, a local commit order, or an abort
+    PROMISED = "promised"  # prepared and durable; only the decision ends it
+    ENDED = "ended"
+
+
+Voted = Callable[[str | None], list[Effect]]
+
+
+class SubTxExecutor:
+    """Carries one sub-transaction; everything it wants of the world is in the effects it returns."""
+
+    def __init__(
+        self,
+        tx: TxId,
+        subscription: int,
+        spec: TxSpec,
+        coordinator: NodeId,
+        calls: Calls,
+        *,
+        voter: str,
+        pseudonym: str,
+        identity: str | None,
+        quiet_s: float,
+        delivery_attempts: int,
+        ended: "Callable[[SubTxExecutor], list[Effect]]",
+    ) -> None:
+        self.tx, self.subscription, self.spec, self.coordinator = tx, subscription, spec, coordinator
+        self.voter, self.pseudonym, self.identity = voter, pseudonym, identity
+        self.quiet_s, self.delivery_attempts = quiet_s, delivery_attempts
+        self.state = SubTxState.ASKED
+        self.scope = Scope.NONE
+        self.last_sequence = 0
+        self.events: list[Event] = []
+        self._calls, self._ended = calls, ended
+        self._steps: deque[Callable[[], list[Effect]]] = deque()
+        self._busy = False
+        self._failed: str | None = None
+
+    # ------------------------------------------------------------------------------------------------------ census
+
+    def ask(self, initiator: Address, chosen: Callable[["SubTxExecutor"], list[Effect]]) -> list[Effect]:
+        """Let the application choose its scope."""
+
+        def answered(asked: Scope) -> list[Effect]:
+            if self.state is not SubTxState.ASKED:
+                return []
+            alarms: list[Effect] = []
+            if asked is Scope.DISTRIBUTED and self.spec.tx_type is TxType.LOCAL:
+                alarms = [Alarm("wrong-scope", f"{self.tx} is local: on_join asked for the distributed scope")]
+                asked = Scope.NONE
+            return alarms + self.take(granted_scope(asked, self.spec.limit, self.spec.tx_type)) + chosen(self)
+
+        call = self._calls.open(answered)
+        return [AskJoin(self.subscription, call, self.tx, self.spec, initiator)]
+
+    def take(self, scope: Scope) -> list[Effect]:
+        """The scope is known."""
+        self.scope = scope
+        if scope is Scope.NONE:
+            return self._end()
+        if scope is not Scope.DISTRIBUTED:
+            self.state = SubTxState.ACTIVE
+            return []
+        self.state = SubTxState.ENLISTED
+        return [SetTimer(self._timer, self.quiet_s)]
+
+    def reply(self) -> list[Effect]:
+        """Ask the coordinator to be a distributed participant."""
+        replied = CensusReplied(tx=self.tx, pseudonym=self.pseudonym, identity=self.identity)  # type: ignore[arg-type]
+        return [Post(Address(self.coordinator), replied)]
+
+    def on_began(self, members: frozenset[str]) -> list[Effect]:
+        if self.state is not SubTxState.ENLISTED:
+            return []
+        if hashed(self.pseudonym) not in members:
+            return self._end()
+        self.state = SubTxState.ACTIVE
+        return [SetTimer(self._timer, self.quiet_s)]
+
+    def begin(self) -> None:
+        """A one-shot's standing participant begins without a census."""
+        self.scope, self.state = Scope.DISTRIBUTED, SubTxState.ACTIVE
+
+    # --------------------------------------------------------------------------------------------------- execution
+
+    def on_event(self, sequence: int, event: Event) -> list[Effect]:
+        if self.scope is Scope.NON_TRANSACTIONAL:
+            return [Deliver(self.subscription, event, self.tx)]
+        if self.state is not SubTxState.ACTIVE or self._failed is not None:
+            return []
+        if sequence != self.last_sequence + 1:
+            return self.give_up(f"event {sequence} arrived after event {self.last_sequence}")
+        self.last_sequence = sequence
+        self.events.append(event)
+        return self._do(lambda: self._notify(sequence, event, 1))
+
+    def _notify(self, sequence: int, event: Event, attempt: int) -> list[Effect]:
+        def notified(reason: str | None) -> list[Effect]:
+            if reason is not None and attempt < self.delivery_attempts and self._failed is None:
+                return self._notify(sequence, event, attempt + 1)
+            self._busy = False
+            if reason is not None and self._failed is None:
+                return self.give_up(reason)
+            return self._next()
+
+        self._busy = True
+        call = self._calls.open(notified)
+        return [NotifyTx(self.subscription, call, self.tx, sequence, event)]
+
+    def give_up(self, reason: str) -> list[Effect]:
+        """This participant fails, by itself; nobody is bound yet."""
+        if self._failed is not None or self.state in (SubTxState.PROMISED, SubTxState.ENDED):
+            return []
+        effects: list[Effect] = []
+        if self.scope is Scope.DISTRIBUTED:
+            aborted = ParticipantAborted(tx=self.tx, voter=self.voter, reason=reason)
+            effects.append(Post(Address(self.coordinator), aborted))
+        return effects + self.abandon(reason)
+
+    def abandon(self, reason: str) -> list[Effect]:
+        """The transaction is over for whoever has not promised: undo what was done."""
+        if self._failed is not None or self.state is SubTxState.ENDED or self.state is SubTxState.PROMISED:
+            return []
+        if self.scope is Scope.NON_TRANSACTIONAL or self.state is SubTxState.ASKED:
+            return self._end()  # it keeps what it received, or has received nothing
+        self._failed = reason
+        self._steps.clear()
+        return self._do(lambda: self._finish(False, reason, self._end))
+
+    # -------------------------------------------------------------------------------------------------- commitment
+
+    def on_local_commit(self, last_sequence: int) -> list[Effect]:
+        """A local subscriber coordinates itself: everything or nothing, here."""
+        if self.scope is Scope.NON_TRANSACTIONAL:
+            return self._end()
+        if self.scope is not Scope.LOCAL or self._failed is not None or self.state is not SubTxState.ACTIVE:
+            return []
+        if last_sequence != self.last_sequence:
+            return self.abandon(f"{self.last_sequence} of {last_sequence} events arrived")
+
+        def voted(reason: str | None) -> list[Effect]:
+            if reason is not None:
+                return self.abandon(reason)
+            return self._do(lambda: self._finish(True, "", self._end))
+
+        return self._do(lambda: self._prepare(None, voted))
+
+    def prepare(self, memo: Memo, last_sequence: int, voted: Voted) -> list[Effect]:
+        """Promise, or say why not; a new attempt of the epoch renews the promise."""
+        if self._failed is not None or self.state not in (SubTxState.ACTIVE, SubTxState.PROMISED):
+            return voted(self._failed or f"{self.tx} is {self.state.value} here")
+        if last_sequence != self.last_sequence:
+            reason = f"{self.last_sequence} of {last_sequence} events arrived"
+            return self.abandon(reason) + voted(reason)
+
+        def prepared(reason: str | None) -> list[Effect]:
+            if reason is None and self._failed is None:
+                self.state = SubTxState.PROMISED
+                return voted(None)
+            reason = reason or self._failed
+            return self.abandon(reason or "") + voted(reason)
+
+        return [CancelTimer(self._timer), *self._do(lambda: self._prepare(memo, prepared))]
+
+    def _prepare(self, memo: Memo | None, then: Voted) -> list[Effect]:
+        def prepared(reason: str | None) -> list[Effect]:
+            self._busy = False
+            return then(reason) + self._next()
+
+        self._busy = True
+        call = self._calls.open(prepared)
+        return [PrepareTx(self.subscription, call, self.tx, memo, tuple(self.events))]
+
+    def finish(self, committed: bool, done: Callable[[], list[Effect]]) -> list[Effect]:
+        """The decision, for whoever has promised."""
+        if self.state is not SubTxState.PROMISED:
+            return done() if committed else self.abandon("the transaction aborted") + done()
+
+        def ended() -> list[Effect]:
+            return self._end() + done()
+
+        return self._do(lambda: self._finish(committed, "the transaction aborted", ended))
+
+    def _finish(self, committed: bool, reason: str, then: Callable[[], list[Effect]]) -> list[Effect]:
+        def finished(_: object) -> list[Effect]:
+            self._busy = False
+            return then()
+
+        self._busy = True
+        call = self._calls.open(finished)
+        if committed:
+            return [CommitTxCall(self.subscription, call, self.tx)]
+        return [AbortTxCall(self.subscription, call, self.tx, reason)]
+
+    # ------------------------------------------------------------------------------------------------------- doubt
+
+    @property
+    def _timer(self) -> tuple[str, str, int]:
+        return ("quiet", self.tx, self.subscription)
+
+    def on_quiet(self) -> list[Effect]:
+        """Nothing was heard for long; before the promise the coordinator's word is enough to end it."""
+        if self.scope is not Scope.DISTRIBUTED or self.state not in (SubTxState.ENLISTED, SubTxState.ACTIVE):
+            return []
+        question = AskMembership(tx=self.tx, event_type=self.spec.event_type, voter=self.voter)
+        return [Post(Address(self.coordinator), question), SetTimer(self._timer, self.quiet_s)]
+
+    def on_membership(self, answered: MembershipAnswered) -> list[Effect]:
+        if self.state not in (SubTxState.ENLISTED, SubTxState.ACTIVE):
+            return []
+        if answered.state in (TxState.ABORTED, TxState.CENSUS_UNFULFILLED, TxState.COMMITTED):
+            return self.abandon("the coordinator no longer knows the transaction")
+        return self.on_began(answered.members) if answered.state is TxState.ACTIVE else []
+
+    # ------------------------------------------------------------------------------------------------------- steps
+
+    def _do(self, step: Callable[[], list[Effect]]) -> list[Effect]:
+        """Now, or when the application has answered what it was asked before."""
+        if self._busy:
+            self._steps.append(step)
+            return []
+        return step()
+
+    def _next(self) -> list[Effect]:
+        effects: list[Effect] = []
+        while self._steps and not self._busy:
+            effects += self._steps.popleft()()
+        return effects
+
+    def _end(self) -> list[Effect]:
+        if self.state is SubTxState.ENDED:
+            return []
+        self.state = SubTxState.ENDED
+        return [CancelTimer(self._timer), *self._ended(self)]
+
+    @classmethod
+    def recovered(
+        cls,
+        tx: TxId,
+        subscription: int,
+        spec: TxSpec,
+        memo: Memo,
+        calls: Calls,
+        ended: "Callable[[SubTxExecutor], list[Effect]]",
+    ) -> "SubTxExecutor":
+        """A promise that was found again after a crash."""
+        executor = cls(
+            tx,
+            subscription,
+            spec,
+            memo.epoch.coordinator,
+            calls,
+            voter=memo.voter,
+            pseudonym=memo.voter,
+            identity=None,
+            quiet_s=0,
+            delivery_attempts=1,
+            ended=ended,
+        )
+        executor.scope, executor.state = Scope.DISTRIBUTED, SubTxState.PROMISED
+        return executor
