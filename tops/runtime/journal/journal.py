@@ -157,14 +157,19 @@ class Journal:
         return read_records(str(self._store.directory), lambda: self._store.segments, from_sequence)
 
     async def close(self) -> None:
-        """Writes and syncs what was appended, then releases files and lock; after a failure it only releases."""
+        """Writes and syncs what was appended, then releases files and lock; after a failure it only releases.
+
+        Raises JournalFailed if the last records could not be made durable.
+        """
         if self._closed:
             return
-        self._closed = True
+        had_failed, self._closed = self._failure is not None, True
         await asyncio.to_thread(self._writer.join)
         # What the writer posted before it ended runs before this goes on: to_thread's answer was posted later.
         self._store.close()
         self._end_waiting(JournalClosed(str(self._store.directory)))
+        if self._failure is not None and not had_failed:
+            raise self._failure
 
     async def __aenter__(self) -> Self:
         return self

@@ -53,7 +53,8 @@ class Writer:
 
     def _run(self) -> None:
         try:
-            while not self._stopping:
+            # In this order: whoever sets the flag has put its last record before.
+            while not (self._stopping and not self._queue):
                 self._wait_for_work()
                 while self._queue:
                     self._commit_or_run_job()
