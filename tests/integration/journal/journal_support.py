@@ -41,17 +41,21 @@ def files_in(directory: Path) -> dict[str, bytes]:
 
 
 class GatedDisk(Disk):
-    """Every sync of data waits until the test opens the gate."""
+    """Every sync of data waits until the test opens the gate, and is counted before it waits."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
         self.gate.set()
-        self.is_syncing = threading.Event()
+        self.syncs = threading.Semaphore(0)
 
     def datasync(self, descriptor: int) -> None:
-        self.is_syncing.set()
+        self.syncs.release()
         self.gate.wait(60)
         super().datasync(descriptor)
+
+    def forget_syncs(self) -> None:
+        while self.syncs.acquire(blocking=False):
+            pass
 
 
 class FailingDisk(Disk):

@@ -15,18 +15,20 @@ def round_of(directory: Path, chance: random.Random) -> int:
     program = Path(__file__).with_name("appending_process.py")
     child = subprocess.Popen([sys.executable, str(program), str(directory)], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
+    printed = ""
     try:
         for _ in range(chance.randint(1, 400)):
-            assert child.stdout.readline(), "the process ended by itself"
+            printed = child.stdout.readline()
+            assert printed, "the process ended by itself"
         for _ in range(chance.randint(0, 100_000)):
             pass  # some microseconds to a few milliseconds, to meet every phase of a commit
     finally:
         child.kill()
-        rest = child.stdout.read()
+        printed += child.stdout.read()
         child.wait()
         child.stdout.close()
-    whole_lines = rest[: rest.rfind("\n") + 1].split()
-    return int(whole_lines[-1]) if whole_lines else 0
+    # The last line may be cut short; those before it were acknowledged.
+    return int(printed[: printed.rindex("\n")].split()[-1])
 
 
 def check_rounds(directory: Path, rounds: int, seed: int) -> None:
