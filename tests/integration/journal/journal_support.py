@@ -88,22 +88,24 @@ class PowerCut(BaseException):
 class PowerCutDisk(Disk):
     """Stops before a chosen step, and knows what a power cut at that moment may leave.
 
-    A directory entry counts as durable only after the directory's sync, a file's bytes only after the file's.
+    A directory entry counts as durable only after the directory's sync, a file's bytes only after the file's. What is
+    there at the start counts as synced, but for the files of which `synced_bytes` says how much is.
     """
 
-    def __init__(self, directory: Path, stop_at: int) -> None:
+    def __init__(self, directory: Path, stop_at: int, synced_bytes: dict[str, int] | None = None) -> None:
         self._directory, self._stop_at = directory, stop_at
         self._steps = 0
         self._files: dict[Path, object] = {}
         self._descriptors: dict[int, object] = {}
+        self._written: dict[object, bytes] = {}
         self._synced: dict[object, bytes] = {}
         self._durable_names: dict[Path, object] = {}
         for path in sorted(directory.iterdir()):
             if path.name != "lock":
                 file = object()
                 self._files[path] = self._durable_names[path] = file
-                self._synced[file] = path.read_bytes()
-        self._written = dict(self._synced)
+                self._written[file] = path.read_bytes()
+                self._synced[file] = self._written[file][: (synced_bytes or {}).get(path.name)]
 
     def open(self, path: Path) -> int:
         descriptor = super().open(path)

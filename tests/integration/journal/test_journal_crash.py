@@ -132,3 +132,23 @@ def test_a_stop_at_any_step_of_a_recovery_leaves_the_same_to_recover(tmp_path: P
         if finished:
             return
     pytest.fail("the recovery never finished")
+
+
+def test_what_a_recovery_serves_survives_a_power_cut_right_after_it(tmp_path: Path) -> None:
+    directory = tmp_path / "journal"
+    records = write_sample(directory, COMMITS)
+    mark = (directory / "durable").read_bytes()
+    with opened(directory) as store:
+        synced = store.segments[-1].end
+        store.commit([b"written, never synced"])
+        last = store.segments[-1].path
+    (directory / "durable").write_bytes(mark)
+    disk = PowerCutDisk(directory, stop_at=-1, synced_bytes={last.name: synced})
+
+    with opened(directory, disk=disk) as store:
+        served = records_in(store)
+
+    assert served == [*records, (records[-1][0] + 1, b"written, never synced")]
+    for image in disk.left_behind(tmp_path / "images"):
+        with opened(image) as store:
+            assert records_in(store) == served, image.name

@@ -175,6 +175,21 @@ def test_damage_that_a_valid_batch_follows_is_refused_even_without_a_newer_water
         pass
 
 
+def test_every_flip_in_a_rewritten_segment_is_refused_before_a_watermark_names_it(journal: Path) -> None:
+    write_sample(journal, COMMITS)
+    mark = (journal / "durable").read_bytes()
+    with opened(journal) as store:
+        store.rewrite([b"state", b"more state"])
+        path = store.segments[-1].path
+    whole = path.read_bytes()
+    (journal / "durable").write_bytes(mark)
+
+    for position in range(len(whole)):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x04]) + whole[position + 1 :])
+        with pytest.raises(JournalCorrupt), opened(journal):
+            pass
+
+
 def test_a_record_that_holds_a_copy_of_journal_bytes_does_not_pass_for_a_later_batch(journal: Path) -> None:
     with opened(journal) as store:
         store.commit([b"first"])

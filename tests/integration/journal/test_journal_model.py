@@ -152,5 +152,5 @@ class LongJournalModel(JournalModel):
 
 TestLongJournalModel = pytest.mark.long(LongJournalModel.TestCase)
 TestLongJournalModel.settings = settings(
-    max_examples=1000, stateful_step_count=80, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=300, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
