@@ -119,3 +119,65 @@ class PermissionDenied(TopsError):
 
 class ProtocolError(TopsError):
     """The other side sent something that is not ours: garbage, an unknown type, an oversized frame."""
+
+
+class JournalCorrupt(TopsError):
+    """What is in a journal is not what was written; nothing was opened, served or changed."""
+
+    def __init__(self, file: str, offset: int, problem: str) -> None:
+        self.file, self.offset, self.problem = file, offset, problem
+        super().__init__(
+            f"{file}, byte {offset}: {problem}. Nothing was opened or changed: keep the directory as evidence and "
+            "restore it from a copy, or rebuild this node from the others; editing or deleting files loses "
+            "acknowledged records"
+        )
+
+
+class JournalFailed(TopsError):
+    """A write or a sync failed; whether the records that were under way survived shows at the next open."""
+
+    retry = Retry.ASK_FIRST
+
+    def __init__(self, directory: str, problem: str) -> None:
+        self.directory, self.problem = directory, problem
+        super().__init__(
+            f"journal {directory}: {problem}. No more is written or acknowledged: stop this process, mend the disk "
+            "or make room, and start it again"
+        )
+
+
+class JournalClosed(TopsError):
+    """The journal was closed; what was appended before is on disk."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        super().__init__(f"journal {directory} is closed and takes no more records")
+
+
+class JournalLocked(TopsError):
+    """Another process has this journal open."""
+
+    def __init__(self, directory: str, holder: str) -> None:
+        self.directory, self.holder = directory, holder
+        super().__init__(
+            f"journal {directory} is open in process {holder}: stop that process, or give this one its own directory"
+        )
+
+
+class NotInJournal(TopsError):
+    """A reader asks for a record that was dropped, replaced by a rewrite, or not appended yet."""
+
+    def __init__(self, directory: str, sequence: int, first: int, following: int) -> None:
+        self.directory, self.sequence, self.first, self.following = directory, sequence, first, following
+        super().__init__(
+            f"journal {directory} keeps records {first} up to, not including, {following}: record {sequence} is not "
+            "among them"
+        )
+
+
+class RecordTooLarge(TopsError):
+    """A record is larger than the journal takes; it was not appended."""
+
+    def __init__(self, size: int, size_max: int) -> None:
+        self.size, self.size_max = size, size_max
+        super().__init__(f"a record of {size} bytes is over the journal's limit of {size_max}: split it")
