@@ -139,6 +139,13 @@ class AskJoin(Call, frozen=True):
     initiator: Address
 
 
+class TakeEvent(Call, frozen=True):
+    """An ordinary event of a durable type, from the log. Returns when it is safely taken; any result will do."""
+
+    number: int
+    event: Event
+
+
 class NotifyTx(Call, frozen=True):
     """Process an event inside the transaction. Result: None, or a reason why it can't."""
 

@@ -481,10 +481,11 @@ class MembershipAnswered(Message, frozen=True):
 
 
 class PeersAsked(Message, frozen=True):
-    """In doubt and the coordinator is silent: brokers pass this to their own members of the transaction."""
+    """In doubt and the coordinator is silent: brokers pass this to their own subscribers of the type."""
 
     epoch: EpochId
     digest: str
+    voter: str
 
 
 class PeerKnows(Message, frozen=True):

@@ -1,6 +1,6 @@
 """One epoch at a participant that works by callbacks: several sub-transactions, one vote, one end.
 
-    VOTING -> PROMISED -> FINISHING -> gone
+VOTING -> PROMISED -> FINISHING -> gone
 """
 
 from collections.abc import Callable, Mapping, Sequence

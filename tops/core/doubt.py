@@ -35,7 +35,7 @@ class Doubt:
         question = AskEpoch(epoch=memo.epoch, digest=memo.digest, voter=memo.voter)
         effects: list[Effect] = [Post(Address(memo.epoch.coordinator), question)]
         if self.asked >= QUESTIONS_BEFORE_PEERS:
-            to_peers = PeersAsked(epoch=memo.epoch, digest=memo.digest)
+            to_peers = PeersAsked(epoch=memo.epoch, digest=memo.digest, voter=memo.voter)
             effects += [Post(Address(broker), to_peers) for broker in self.brokers]
         if self.asked == QUESTIONS_BEFORE_ALARM:
             effects.append(Alarm("in-doubt", f"{memo.epoch}: promised, and nobody knows the decision"))

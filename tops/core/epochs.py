@@ -75,6 +75,7 @@ class Epoch(msgspec.Struct):
     decided: frozenset[str] = frozenset()  # the committing set as it was decided
     finished: set[str] = set()
     outcomes: list[tuple[TxOutcome, Address]] = []
+    unchecked: bool = False  # the publisher was told that votes are missing
 
 
 class Decided(msgspec.Struct, frozen=True):
@@ -259,8 +260,9 @@ class EpochCoordinator:
     def wait_again(self, tx: TxId) -> list[Effect]:
         """The publisher of an unchecked transaction chose to wait once more."""
         epoch = self.voting(tx)
-        if epoch is None:
+        if epoch is None or not epoch.unchecked:
             return []
+        epoch.unchecked = False
         return [SetTimer(("epoch", self.event_type, epoch.id.number), epoch.members[0].spec.vote_timeout_s)]
 
     def on_timer(self, number: int) -> list[Effect]:
@@ -273,6 +275,7 @@ class EpochCoordinator:
         lone = epoch.members[0]
         if self.log is None and len(epoch.members) == 1 and lone.members is not None:
             # An interactive transaction's publisher decides whether to wait on.
+            epoch.unchecked = True
             return [Post(lone.publisher, VotesMissing(tx=lone.tx, missing=len(missing)))]
         for key in missing:
             epoch.gone[key] = "did not vote in time"
@@ -449,6 +452,8 @@ class EpochCoordinator:
         """A voter in doubt. No record means abort, unless we are still at it."""
         live = self.in_flight.get(epoch.number)
         if live is not None and live.id == epoch:
+            if voter in live.voters:
+                live.voters[voter].address = asker  # it may have moved to another broker
             if live.stage is Stage.VOTING:
                 return []
             committing = live.decided

@@ -203,10 +203,6 @@ class Rendezvous:
                 return self._announced(tx, spec, publisher, incarnation, publication)
             case TxPublished():
                 return self._event(publication)
-            case LocalCommitOrdered(tx=tx, last_sequence=last_sequence):
-                return self._commit_local(tx, last_sequence, publisher)
-            case TxAbandoned(tx=tx, reason=reason):
-                return self._abort(AbortTx(tx=tx, reason=reason), publisher, incarnation, now)
         return []
 
     def _published(self, published: Published, publisher: Address) -> list[Effect]:
@@ -611,9 +607,13 @@ class Rendezvous:
         return epochs.on_asked(m.epoch, m.digest, m.voter, sender)
 
     def _ask_membership(self, m: AskMembership, sender: Address, incarnation: int, now: float) -> list[Effect]:
+        if m.tx in self.relays:
+            return [_membership(m.tx, m.voter, TxState.ACTIVE, sender)]
         coordinator = self.coordinators.get(m.tx)
-        if coordinator is None:
+        if coordinator is None or coordinator.failed is not None:
             return [_membership(m.tx, m.voter, TxState.ABORTED, sender)]
+        if m.voter in coordinator.members:
+            coordinator.members[m.voter].address = sender  # it may have moved to another broker
         if coordinator.state is TxState.CENSUS:
             return []
         answer = MembershipAnswered(

@@ -26,7 +26,7 @@ from tops.effects import (
     PrepareTx,
     SetTimer,
 )
-from tops.ids import NodeId, TxId, hashed
+from tops.ids import NodeId, Pseudonym, TxId, hashed
 from tops.messages import (
     Address,
     AskMembership,
@@ -62,7 +62,7 @@ class SubTxExecutor:
         calls: Calls,
         *,
         voter: str,
-        pseudonym: str,
+        pseudonym: Pseudonym,
         identity: str | None,
         quiet_s: float,
         delivery_attempts: int,
@@ -102,15 +102,14 @@ class SubTxExecutor:
         self.scope = scope
         if scope is Scope.NONE:
             return self._end()
-        if scope is not Scope.DISTRIBUTED:
-            self.state = SubTxState.ACTIVE
+        self.state = SubTxState.ENLISTED if scope is Scope.DISTRIBUTED else SubTxState.ACTIVE
+        if scope is Scope.NON_TRANSACTIONAL:
             return []
-        self.state = SubTxState.ENLISTED
         return [SetTimer(self._timer, self.quiet_s)]
 
     def reply(self) -> list[Effect]:
         """Ask the coordinator to be a distributed participant."""
-        replied = CensusReplied(tx=self.tx, pseudonym=self.pseudonym, identity=self.identity)  # type: ignore[arg-type]
+        replied = CensusReplied(tx=self.tx, pseudonym=self.pseudonym, identity=self.identity)
         return [Post(Address(self.coordinator), replied)]
 
     def on_began(self, members: frozenset[str]) -> list[Effect]:
@@ -244,7 +243,7 @@ class SubTxExecutor:
 
     def on_quiet(self) -> list[Effect]:
         """Nothing was heard for long; before the promise the coordinator's word is enough to end it."""
-        if self.scope is not Scope.DISTRIBUTED or self.state not in (SubTxState.ENLISTED, SubTxState.ACTIVE):
+        if self.state not in (SubTxState.ENLISTED, SubTxState.ACTIVE):
             return []
         question = AskMembership(tx=self.tx, event_type=self.spec.event_type, voter=self.voter)
         return [Post(Address(self.coordinator), question), SetTimer(self._timer, self.quiet_s)]
@@ -254,7 +253,8 @@ class SubTxExecutor:
             return []
         if answered.state in (TxState.ABORTED, TxState.CENSUS_UNFULFILLED, TxState.COMMITTED):
             return self.abandon("the coordinator no longer knows the transaction")
-        return self.on_began(answered.members) if answered.state is TxState.ACTIVE else []
+        listed = answered.state is TxState.ACTIVE and self.scope is Scope.DISTRIBUTED
+        return self.on_began(answered.members) if listed else []
 
     # ------------------------------------------------------------------------------------------------------- steps
 
@@ -295,7 +295,7 @@ class SubTxExecutor:
             memo.epoch.coordinator,
             calls,
             voter=memo.voter,
-            pseudonym=memo.voter,
+            pseudonym=Pseudonym(memo.voter),
             identity=None,
             quiet_s=0,
             delivery_attempts=1,

@@ -1,0 +1,171 @@
+"""A site's own transactions: what it asked for, and who at the site waits for which answer.
+
+Answers can get lost with a link or a broker. Whatever is open is asked for again: an event or a begin by repeating it,
+since the other side recognises repetitions, a one-shot by asking for its outcome.
+"""
+
+from tops.core.event_coordinator import EventCoordinator
+from tops.effects import Answer, Disseminate, Effect, Post, TxEnded
+from tops.errors import (
+    CensusUnfulfilled,
+    OutcomeUnknown,
+    TopsError,
+    TransactionAborted,
+    TransactionClosed,
+    UncheckedTransaction,
+)
+from tops.ids import NodeId, TxId
+from tops.messages import (
+    AbortTx,
+    Address,
+    AskOutcome,
+    BeginTx,
+    CommitTx,
+    Event,
+    PublishInTx,
+    PublishInTxAnswered,
+    TxOpened,
+    TxOutcome,
+    TxSpec,
+    VotesMissing,
+)
+from tops.transactions import Access, Outcome, TxState
+
+
+class PublisherTx:
+    """One transaction, seen from the site that publishes in it."""
+
+    def __init__(self, tx: TxId, spec: TxSpec, coordinator: NodeId, begin: BeginTx | None = None) -> None:
+        self.tx, self.spec, self.coordinator = tx, spec, coordinator
+        self.state = TxState.CENSUS
+        self.begin_message = begin  # repeated until the census has ended
+        self.numbering = EventCoordinator(tx, spec.event_type) if spec.access is Access.PRIVATE else None
+        self.opening: int | None = None  # the request that waits for the census
+        self.ending: list[int] = []  # requests that wait for the outcome
+        self.publishing: dict[int, Event] = {}  # public: requests that wait for a sequence number
+        self.wish: str | None = None  # "commit" or "abort", once asked for
+        self.reason = ""
+        self.outcome: TxOutcome | None = None
+        self.waited_s = 0.0
+        self.one_shot = False
+
+    # ------------------------------------------------------------------------------------------------------ opening
+
+    def on_opened(self, opened: TxOpened) -> list[Effect]:
+        if self.state is not TxState.CENSUS:
+            return []
+        self.state, request, self.opening, self.begin_message = opened.state, self.opening, None, None
+        if opened.state is TxState.ACTIVE:
+            if self.numbering is not None:
+                self.numbering.open()
+            return [] if request is None else [Answer(request, self.tx)]
+        error: TopsError = TransactionAborted(self.tx, opened.reason)
+        if opened.state is TxState.CENSUS_UNFULFILLED:
+            error = CensusUnfulfilled(self.tx, opened.reason)
+        effects: list[Effect] = [TxEnded(self.tx, False, opened.reason)]
+        return effects if request is None else [Answer(request, error=error), *effects]
+
+    # --------------------------------------------------------------------------------------------------- publishing
+
+    def publish(self, request: int, event: Event) -> list[Effect]:
+        """An event for the transaction: numbered here if the site is its only publisher."""
+        if self.state is not TxState.ACTIVE or self.wish is not None:
+            return [Answer(request, error=TransactionClosed(self.tx, self.state.value))]
+        if self.numbering is None:
+            self.publishing[request] = event
+            return [Post(Address(self.coordinator), PublishInTx(tx=self.tx, request=request, event=event))]
+        published = self.numbering.admit(event)
+        return [Disseminate(published), Answer(request, published.sequence)]
+
+    def on_published(self, answered: PublishInTxAnswered) -> list[Effect]:
+        if self.publishing.pop(answered.request, None) is None:
+            return []
+        if answered.sequence is None:
+            return [Answer(answered.request, error=TransactionClosed(self.tx, answered.state.value))]
+        return [Answer(answered.request, answered.sequence)]
+
+    # ------------------------------------------------------------------------------------------------------- ending
+
+    def commit(self, request: int) -> list[Effect]:
+        """Ask for commitment, or wait once more after `UncheckedTransaction`."""
+        if self.outcome is not None and not self.outcome.locals_wait:
+            return [self._answer(request, self.outcome)]
+        if self.wish == "abort" or self.state not in (TxState.ACTIVE, TxState.COMMITTING, TxState.ABORTED):
+            return [Answer(request, error=TransactionClosed(self.tx, self.state.value))]
+        self.ending.append(request)
+        self.wish, self.waited_s = "commit", 0.0
+        if self.state is TxState.ACTIVE:
+            self.state = TxState.COMMITTING
+        last = None if self.numbering is None else self.numbering.last_sequence
+        if self.numbering is not None:
+            self.numbering.close(self.state)
+        return [Post(Address(self.coordinator), CommitTx(tx=self.tx, last_sequence=last))]
+
+    def abort(self, request: int, reason: str) -> list[Effect]:
+        """Give it up; the answer is the outcome, which is a commit if that was decided before."""
+        if self.outcome is not None and not self.outcome.locals_wait:
+            return [self._answer(request, self.outcome, aborting=True)]
+        self.ending.append(request)
+        self.wish, self.reason, self.waited_s = "abort", reason, 0.0
+        return [Post(Address(self.coordinator), AbortTx(tx=self.tx, reason=reason))]
+
+    def on_votes_missing(self, missing: VotesMissing) -> list[Effect]:
+        waiting, self.ending = self.ending, []
+        error = UncheckedTransaction(self.tx, missing.missing)
+        return [Answer(request, error=error) for request in waiting]
+
+    def on_outcome(self, outcome: TxOutcome) -> list[Effect]:
+        known = self.outcome
+        if known is not None and (outcome.locals_wait or not known.locals_wait):
+            return []
+        self.outcome = outcome
+        committed = outcome.outcome is Outcome.COMMITTED
+        self.state = TxState.COMMITTED if committed else TxState.ABORTED
+        ended: list[Effect] = [] if known is not None else [TxEnded(self.tx, committed, outcome.reason)]
+        if outcome.locals_wait:
+            # Events and the final word still go to local subscribers.
+            self.state = TxState.ACTIVE if self.wish is None else TxState.COMMITTING
+            return ended
+        aborting = self.wish == "abort"
+        waiting, self.ending = self.ending, []
+        answers: list[Effect] = [self._answer(request, outcome, aborting) for request in waiting]
+        for request in self.publishing:
+            answers.append(Answer(request, error=TransactionClosed(self.tx, self.state.value)))
+        self.publishing.clear()
+        return ended + answers
+
+    def _answer(self, request: int, outcome: TxOutcome, aborting: bool = False) -> Effect:
+        if outcome.outcome is Outcome.UNKNOWN:
+            return Answer(request, error=OutcomeUnknown(self.tx, self.coordinator))
+        if outcome.outcome is Outcome.COMMITTED or aborting:
+            return Answer(request, outcome)
+        return Answer(request, error=TransactionAborted(self.tx, outcome.reason))
+
+    # ------------------------------------------------------------------------------------------------------ repeating
+
+    def waits(self) -> bool:
+        """Whether somebody at this site waits for an answer from outside."""
+        return bool(self.opening is not None or self.ending or self.publishing)
+
+    def repeat(self, elapsed_s: float, give_up_s: float) -> list[Effect]:
+        """An answer is overdue: ask again, or, after long, tell the application that we do not know."""
+        self.waited_s += elapsed_s
+        if self.waited_s > give_up_s:
+            return self._give_up()
+        to = Address(self.coordinator)
+        if self.begin_message is not None and self.state is TxState.CENSUS:
+            return [Post(to, self.begin_message)]
+        if not self.ending:
+            return []
+        if self.one_shot:
+            return [Post(to, AskOutcome(tx=self.tx, event_type=self.spec.event_type))]
+        if self.wish == "abort":
+            return [Post(to, AbortTx(tx=self.tx, reason=self.reason))]
+        last = None if self.numbering is None else self.numbering.last_sequence
+        return [Post(to, CommitTx(tx=self.tx, last_sequence=last))]
+
+    def _give_up(self) -> list[Effect]:
+        waiting = [*([self.opening] if self.opening is not None else []), *self.ending, *self.publishing]
+        self.opening, self.ending = None, []
+        self.publishing.clear()
+        return [Answer(request, error=OutcomeUnknown(self.tx, self.coordinator)) for request in waiting]

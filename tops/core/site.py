@@ -1,0 +1,442 @@
+"""A site without its socket: what an application asks for goes in, effects come out.
+
+The publisher's side is here (event types, events, own transactions); the subscriber's side is `Participation`. A site
+has one link at a time; when it is a new one, everything the broker must know is said again, and whatever is still
+unanswered is asked again.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from tops.constraints import check_consistent
+from tops.core.calls import Calls
+from tops.core.participation import Participation, SiteOptions, Wish
+from tops.core.publisher import PublisherTx
+from tops.core.routing import rendezvous_of
+from tops.effects import Answer, Disseminate, Effect, Memo, Post, Send, SetTimer
+from tops.errors import InvalidEventType, NotAdvertised, TopsError, UnknownTransaction
+from tops.event_types import EventTypes
+from tops.ids import NodeId, Pseudonym, TxId, tx_id
+from tops.messages import (
+    Address,
+    AskOutcome,
+    BeginPublic,
+    BeginTx,
+    CensusOpened,
+    Definitions,
+    Dissemination,
+    Envelope,
+    EpochDecided,
+    Event,
+    EventConfirmed,
+    Letter,
+    LinkMessage,
+    LogDelivered,
+    LogRefused,
+    LogWanted,
+    MembershipAnswered,
+    Origin,
+    PeerKnows,
+    PeersAsked,
+    PrepareEpoch,
+    Publication,
+    Published,
+    PublisherDone,
+    PublishInTxAnswered,
+    RunOneShot,
+    StandingAccepted,
+    TxOpened,
+    TxOutcome,
+    TxPublished,
+    TxSpec,
+    TypeAdvertised,
+    TypeAnswered,
+    VotesMissing,
+)
+from tops.transactions import Access, LocalOutcome, Outcome, TxState, TxType, check_limit
+
+RETRY = ("retry",)
+
+
+class SiteCore:
+    """One site: the client library's machine."""
+
+    def __init__(
+        self,
+        name: NodeId,
+        incarnation: int,
+        brokers: Sequence[NodeId],
+        entropy: Callable[[int], bytes],
+        options: SiteOptions | None = None,
+    ) -> None:
+        self.name, self.incarnation, self.brokers = name, incarnation, tuple(sorted(brokers))
+        self.options = options or SiteOptions()
+        self.entropy = entropy
+        self.types = EventTypes()
+        self.calls = Calls()
+        self.link: NodeId | None = None
+        self.participation = Participation(
+            name, self.types, self.calls, self.brokers, self.rendezvous, entropy, self.options
+        )
+        self.advertised: dict[str, Definitions] = {}
+        self.advertising: dict[str, list[int]] = {}
+        self.unconfirmed: dict[int, tuple[int, Published]] = {}  # durable publications, in order
+        self.opening: dict[int, BeginPublic] = {}  # public transactions whose id is not known yet
+        self.transactions: dict[TxId, PublisherTx] = {}
+        self.asking: dict[TxId, tuple[str, list[int]]] = {}
+        self.counter = 0
+        self.publications = 0
+        self._retrying = False
+
+    def rendezvous(self, family: str) -> NodeId:
+        return rendezvous_of(self.brokers, family)
+
+    def coordinator_of(self, event_type: str) -> NodeId:
+        return self.rendezvous(self.types.family(event_type))
+
+    # --------------------------------------------------------------------------------------------------------- link
+
+    def link_up(self, broker: NodeId, now: float) -> list[Effect]:
+        """A link to a broker that knows nothing of this site yet."""
+        self.link = broker
+        effects = self.participation.link_up(broker)
+        for definitions in self.advertised.values():
+            effects += self._advertise_letter(definitions)
+        return self._carry_out(effects + self._repeat(0.0))
+
+    def link_down(self) -> None:
+        self.link = None
+
+    def receive(self, message: LinkMessage, now: float) -> list[Effect]:
+        match message:
+            case Envelope(body=body, sender=sender):
+                return self._carry_out(self._on_letter(body, sender))
+            case Dissemination(publication=publication) if self.link is not None:
+                return self._carry_out(self.participation.on_publication(publication, self.link))
+        return []
+
+    def _on_letter(self, letter: Letter, sender: Address) -> list[Effect]:
+        participation = self.participation
+        match letter:
+            case PrepareEpoch():
+                return participation.on_prepare(letter)
+            case EpochDecided():
+                return participation.on_decided(letter)
+            case LogDelivered():
+                return participation.on_log(letter)
+            case StandingAccepted():
+                return participation.on_accepted(letter)
+            case MembershipAnswered():
+                return participation.on_membership(letter)
+            case PeersAsked():
+                return participation.on_peers_asked(letter, sender)
+            case PeerKnows():
+                return participation.on_peer_knows(letter)
+            case LogRefused():
+                return participation.on_log_refused(letter)
+            case TxOutcome():
+                return self._on_outcome(letter)
+            case EventConfirmed():
+                return self._on_confirmed(letter)
+            case TxOpened():
+                return self._on_opened(letter)
+            case PublishInTxAnswered(tx=tx):
+                known = self.transactions.get(tx)
+                return known.on_published(letter) if known is not None else []
+            case VotesMissing(tx=tx):
+                known = self.transactions.get(tx)
+                return known.on_votes_missing(letter) if known is not None else []
+            case TypeAnswered():
+                return self._on_type_answered(letter)
+        return []
+
+    # --------------------------------------------------------------------------------------------- types and events
+
+    def advertise(self, request: int, definitions: Definitions) -> list[Effect]:
+        """Say that this site is going to publish a type; answered when the rendezvous has taken it."""
+        try:
+            self.types.define_all(definitions)
+        except InvalidEventType as refusal:
+            return [Answer(request, error=refusal)]
+        name = definitions[-1].name
+        self.advertised[name] = definitions
+        self.advertising.setdefault(name, []).append(request)
+        return self._carry_out(self._advertise_letter(definitions))
+
+    def _advertise_letter(self, definitions: Definitions) -> list[Effect]:
+        coordinator = self.rendezvous(definitions[0].name)
+        return [Post(Address(coordinator), TypeAdvertised(definitions=definitions))]
+
+    def _on_type_answered(self, answered: TypeAnswered) -> list[Effect]:
+        waiting = self.advertising.pop(answered.event_type, [])
+        if answered.refusal is None:
+            return [Answer(request) for request in waiting]
+        self.advertised.pop(answered.event_type, None)
+        return [Answer(request, error=InvalidEventType(answered.refusal)) for request in waiting]
+
+    def publish(self, request: int, event: Event) -> list[Effect]:
+        """An ordinary event; for a durable type the answer means that it is on disk."""
+        error = self._problem(event)
+        if error is not None:
+            return [Answer(request, error=error)]
+        self.publications += 1
+        published = Published(event=event, origin=Origin(self.name, self.incarnation, self.publications))
+        effects: list[Effect] = [Disseminate(published)]
+        if self.types.whole(event.type).durable:
+            self.unconfirmed[self.publications] = (request, published)
+            return self._carry_out(effects)
+        return self._carry_out([*effects, Answer(request)])
+
+    def _problem(self, event: Event) -> TopsError | None:
+        if event.type not in self.advertised:
+            return NotAdvertised(event.type)
+        return self._problem_with_body(event)
+
+    def _problem_with_body(self, event: Event) -> TopsError | None:
+        try:
+            self.types.whole(event.type).check(event.body)
+        except TopsError as error:
+            return error
+        return None
+
+    def _on_confirmed(self, confirmed: EventConfirmed) -> list[Effect]:
+        known = self.unconfirmed.pop(confirmed.origin.number, None)
+        return [] if known is None else [Answer(known[0], confirmed.log_number)]
+
+    # ------------------------------------------------------------------------------------------- own transactions
+
+    def begin(self, request: int, spec: TxSpec, own: Pseudonym | None = None) -> list[Effect]:
+        """Open a transaction; answered with its id when events may be published in it.
+
+        `own` is the key under which resources that the publisher enlisted take part.
+        """
+        error = self._problem_with_spec(spec)
+        if error is not None:
+            return [Answer(request, error=error)]
+        coordinator = self.coordinator_of(spec.event_type)
+        if spec.access is Access.PUBLIC:
+            begin_public = self.opening[request] = BeginPublic(request=request, spec=spec)
+            return self._carry_out([Post(Address(coordinator), begin_public)])
+        tx = self._new_id()
+        if spec.tx_type is TxType.DISTRIBUTED:
+            begin = BeginTx(tx=tx, spec=spec, own=own)
+            own_tx = self.transactions[tx] = PublisherTx(tx, spec, coordinator, begin)
+            own_tx.opening = request
+            return self._carry_out([Post(Address(coordinator), begin)])
+        own_tx = self.transactions[tx] = PublisherTx(tx, spec, coordinator)
+        announced = CensusOpened(
+            tx=tx, spec=spec, coordinator=coordinator, incarnation=self.incarnation, initiator=Address(coordinator)
+        )
+        own_tx.opening = request
+        return self._carry_out([Disseminate(announced), *own_tx.on_opened(TxOpened(tx=tx, state=TxState.ACTIVE))])
+
+    def execute(self, request: int, spec: TxSpec, events: tuple[Event, ...]) -> list[Effect]:
+        """A one-shot: begin, all events and commit in one message; answered with the outcome."""
+        error = self._problem_with_spec(spec)
+        for event in events:
+            error = error or self._problem_with_body(event)
+        if error is not None:
+            return [Answer(request, error=error)]
+        tx = self._new_id()
+        coordinator = self.coordinator_of(spec.event_type)
+        own_tx = self.transactions[tx] = PublisherTx(tx, spec, coordinator)
+        own_tx.one_shot, own_tx.state, own_tx.wish = True, TxState.COMMITTING, "commit"
+        own_tx.ending.append(request)
+        return self._carry_out([Post(Address(coordinator), RunOneShot(tx=tx, spec=spec, events=events))])
+
+    def _problem_with_spec(self, spec: TxSpec) -> TopsError | None:
+        if spec.event_type not in self.advertised:
+            return NotAdvertised(spec.event_type)
+        try:
+            check_limit(spec.tx_type, spec.limit, spec.local_outcome)
+            check_consistent(spec.constraints, spec.tx_type)
+        except TopsError as error:
+            return error
+        return None
+
+    def _new_id(self) -> TxId:
+        self.counter += 1
+        return tx_id(self.name, self.incarnation, self.counter)
+
+    def _on_opened(self, opened: TxOpened) -> list[Effect]:
+        if opened.request is not None:
+            public = self.opening.pop(opened.request, None)
+            if public is None:
+                return []
+            own_tx = PublisherTx(opened.tx, public.spec, self.coordinator_of(public.spec.event_type))
+            own_tx.opening = opened.request
+            if opened.state is not TxState.CENSUS:
+                return own_tx.on_opened(opened)
+            self.transactions[opened.tx] = own_tx
+            return []
+        known = self.transactions.get(opened.tx)
+        if known is None:
+            return []
+        effects = known.on_opened(opened)
+        if known.state in (TxState.ABORTED, TxState.CENSUS_UNFULFILLED):
+            del self.transactions[opened.tx]
+        return effects
+
+    def contribute(self, tx: TxId, spec: TxSpec) -> None:
+        """Publish in somebody else's public transaction, whose announcement this site has seen."""
+        if tx not in self.transactions:
+            own_tx = self.transactions[tx] = PublisherTx(tx, spec, self.coordinator_of(spec.event_type))
+            own_tx.state = TxState.ACTIVE
+
+    def tx_publish(self, request: int, tx: TxId, event: Event) -> list[Effect]:
+        """An event inside a transaction; it travels under the transaction's type whatever its own."""
+        known = self.transactions.get(tx)
+        error = UnknownTransaction(tx) if known is None else None
+        if event.type in self.types:
+            error = error or self._problem_with_body(event)  # type: ignore[assignment]
+        if known is None or error is not None:
+            return [Answer(request, error=error)]
+        return self._carry_out(known.publish(request, event))
+
+    def done(self, tx: TxId) -> list[Effect]:
+        """A contributor to a public transaction has said all it wants."""
+        known = self.transactions.pop(tx, None)
+        return [] if known is None else self._carry_out([Post(Address(known.coordinator), PublisherDone(tx=tx))])
+
+    def commit(self, request: int, tx: TxId) -> list[Effect]:
+        known = self.transactions.get(tx)
+        if known is None:
+            return [Answer(request, error=UnknownTransaction(tx))]
+        return self._carry_out(known.commit(request))
+
+    def abort(self, request: int, tx: TxId, reason: str) -> list[Effect]:
+        known = self.transactions.get(tx)
+        if known is None:
+            return [Answer(request, error=UnknownTransaction(tx))]
+        return self._carry_out(known.abort(request, reason))
+
+    def ask_outcome(self, request: int, tx: TxId, event_type: str) -> list[Effect]:
+        """What became of a transaction, also one of an earlier life of this site."""
+        self.asking.setdefault(tx, (event_type, []))[1].append(request)
+        return self._carry_out(self._ask(tx, event_type))
+
+    def _ask(self, tx: TxId, event_type: str) -> list[Effect]:
+        return [Post(Address(self.coordinator_of(event_type)), AskOutcome(tx=tx, event_type=event_type))]
+
+    def _on_outcome(self, outcome: TxOutcome) -> list[Effect]:
+        effects: list[Effect] = []
+        known = self.transactions.get(outcome.tx)
+        if known is not None:
+            effects += known.on_outcome(outcome)
+            if not outcome.locals_wait and outcome.outcome is not Outcome.UNKNOWN:
+                del self.transactions[outcome.tx]
+        if outcome.locals_wait:
+            return effects
+        _, waiting = self.asking.pop(outcome.tx, ("", []))
+        return effects + [Answer(request, outcome) for request in waiting]
+
+    # ------------------------------------------------------------------------------------------------ subscriptions
+
+    def subscribe(self, request: int, number: int, wish: Wish) -> list[Effect]:
+        """`number` names the subscription in every later call."""
+        return self._carry_out(self.participation.subscribe(number, wish, request, self.link))
+
+    def unsubscribe(self, number: int) -> list[Effect]:
+        return self._carry_out(self.participation.unsubscribe(number, self.link))
+
+    def recover(self, number: int, memos: Sequence[Memo]) -> list[Effect]:
+        """Promises that a subscription's participant found again after a crash; call it right after `subscribe`."""
+        return self._carry_out(self.participation.recover(number, memos))
+
+    def call_done(self, call: int, result: Any) -> list[Effect]:
+        """A participant answered a call."""
+        return self._carry_out(self.calls.done(call, result))
+
+    def participant_abort(self, number: int, tx: TxId, reason: str) -> list[Effect]:
+        """A participant gives up by itself, at any moment before its promise."""
+        executor = self.participation.executors.get(tx, {}).get(number)
+        return [] if executor is None else self._carry_out(executor.give_up(reason))
+
+    # -------------------------------------------------------------------------------------------------------- time
+
+    def timer(self, key: tuple[str, ...], now: float) -> list[Effect]:
+        if key == RETRY:
+            self._retrying = False
+            return self._carry_out(self._repeat(self.options.retry_s))
+        return self._carry_out(self.participation.on_timer(key))
+
+    def _repeat(self, elapsed_s: float) -> list[Effect]:
+        """Ask again for whatever is unanswered."""
+        effects: list[Effect] = []
+        for _, published in self.unconfirmed.values():
+            effects.append(Disseminate(published))
+        for known in list(self.transactions.values()):
+            effects += known.repeat(elapsed_s, self.options.give_up_s)
+        for tx, (event_type, _) in self.asking.items():
+            effects += self._ask(tx, event_type)
+        for name in self.advertising:
+            effects += self._advertise_letter(self.advertised[name])
+        return effects
+
+    def _waiting(self) -> bool:
+        return bool(
+            self.unconfirmed or self.asking or self.advertising or any(t.waits() for t in self.transactions.values())
+        )
+
+    # ------------------------------------------------------------------------------------------------- carrying out
+
+    def _carry_out(self, effects: list[Effect]) -> list[Effect]:
+        """Turn letters and publications into messages on the link; without one they are said again later."""
+        carried: list[Effect] = []
+        for effect in effects:
+            if isinstance(effect, Post):
+                if self.link is not None:
+                    carried.append(Send(self.link, self._envelope(effect)))
+            elif isinstance(effect, Disseminate):
+                if self.link is not None:
+                    carried.append(Send(self.link, self._dissemination(effect.publication)))
+            else:
+                carried.append(effect)
+        if not self._retrying and self._waiting():
+            self._retrying = True
+            carried.append(SetTimer(RETRY, self.options.retry_s))
+        return carried
+
+    def _envelope(self, post: Post) -> Envelope:
+        letter = post.letter
+        handle = self.name if isinstance(letter, LogWanted) else _handle(letter) or self.name
+        return Envelope(to=post.to, sender=Address(NodeId(""), handle), incarnation=self.incarnation, body=letter)
+
+    def _dissemination(self, publication: Publication) -> Dissemination:
+        event_type = _type_of(publication)
+        whole = self.types.whole(event_type)
+        return Dissemination(
+            rendezvous=self.coordinator_of(event_type),
+            upward=True,
+            early=not whole.durable,
+            sender=Address(NodeId("")),
+            incarnation=self.incarnation,
+            publication=publication,
+        )
+
+
+def _handle(letter: Letter) -> str:
+    """Participants speak under the name they vote under; everybody else under the site's."""
+    return getattr(letter, "voter", "") or getattr(letter, "pseudonym", "")
+
+
+def _type_of(publication: Publication) -> str:
+    match publication:
+        case Published(event=event):
+            return event.type
+        case CensusOpened(spec=spec):
+            return spec.event_type
+        case TxPublished(event_type=event_type):
+            return event_type
+    return publication.event_type
+
+
+def default_local_outcome(durable: bool, tx_type: TxType) -> LocalOutcome:
+    """What local subscribers go by unless the initiator says otherwise: on a durable type, by the log."""
+    return LocalOutcome.FOLLOWS if durable and tx_type is TxType.DISTRIBUTED else LocalOutcome.INDEPENDENT
+
+
+def with_default_outcome(spec: TxSpec, durable: bool) -> TxSpec:
+    return msgspec.structs.replace(spec, local_outcome=default_local_outcome(durable, spec.tx_type))

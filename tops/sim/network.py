@@ -1,0 +1,203 @@
+"""Links between simulated nodes: in order and without loss while both ends live, as sessions over connections that break.
+
+The failure detector is an input here, not traffic: a broker is told that a site is lost when it has been away for
+longer than anybody waits.
+"""
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tops.core.link_session import Frame, LinkSession
+from tops.ids import NodeId
+from tops.messages import LinkMessage
+from tops.sim.nodes import SimBroker, SimSite
+
+if TYPE_CHECKING:
+    from tops.sim.world import World
+
+Pair = tuple[NodeId, NodeId]
+
+
+class End(msgspec.Struct):
+    """One end of a link, in the memory of the node that owns it."""
+
+    session: LinkSession
+    peer_incarnation: int = 0
+    last_arrival: float = 0.0
+
+
+class Network:
+    """All links of a world."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.ends: dict[Pair, End] = {}  # (owner, peer)
+        self.connections: dict[Pair, int] = {}  # sorted pair -> number of the connection that is up
+        self.blocked: set[Pair] = set()  # sorted pairs that can't connect: partitions
+        self.homes: dict[NodeId, NodeId] = {}  # site -> the broker it talks to, or wants to
+        self._count = 0
+
+    # ---------------------------------------------------------------------------------------------------- connections
+
+    def node_up(self, name: NodeId) -> None:
+        for peer in self._peers(name):
+            self._try_connect(name, peer)
+
+    def node_down(self, name: NodeId) -> None:
+        for pair in [p for p in self.ends if p[0] == name]:
+            del self.ends[pair]
+        for pair in [p for p in self.connections if name in p]:
+            self.cut(*pair, reconnect=True)
+
+    def _peers(self, name: NodeId) -> list[NodeId]:
+        world = self.world
+        if name in world.sites:
+            return [self.homes[name]]
+        return [*world.topology.neighbours[name], *sorted(s for s, b in self.homes.items() if b == name)]
+
+    def cut(self, a: NodeId, b: NodeId, *, reconnect: bool = True) -> None:
+        """The connection breaks; what was in flight is lost."""
+        pair = _pair(a, b)
+        if self.connections.pop(pair, None) is None:
+            return
+        self.world.trace.add(self.world.clock.now, "network", f"{a} -x- {b}")
+        for site, broker in ((a, b), (b, a)):
+            node = self.world.sites.get(site)
+            if node is not None:
+                self._site_cut(node, broker)
+        if reconnect:
+            self._retry(a, b)
+
+    def _site_cut(self, site: SimSite, broker: NodeId) -> None:
+        """The broker waits a while for the site; the site waits a while for the broker, then tries another."""
+        world = self.world
+        site_life, broker_life = site.incarnation, world.brokers[broker].incarnation
+
+        def lost() -> None:
+            node = world.brokers[broker]
+            back = _pair(site.name, broker) in self.connections
+            known = node.up and node.core.edge.sites.get(site.name)
+            if not back and known and known.incarnation == site_life and node.incarnation == broker_life:
+                self.ends.pop((broker, site.name), None)
+                node.act(lambda: node.core.site_lost(site.name, world.clock.now))
+
+        def fail_over() -> None:
+            if site.up and site.incarnation == site_life and self.homes[site.name] == broker:
+                others = [b for b in world.topology.brokers if b != broker]
+                if _pair(site.name, broker) not in self.connections and others:
+                    self.homes[site.name] = world.rng.choice(others)
+                    self._try_connect(site.name, self.homes[site.name])
+
+        world.clock.after(world.site_grace_s, lost)
+        world.clock.after(world.site_grace_s * world.rng.uniform(0.5, 3), fail_over)
+
+    def _retry(self, a: NodeId, b: NodeId) -> None:
+        self.world.clock.after(self.world.rng.uniform(0.01, 0.3), lambda: self._try_connect(a, b))
+
+    def _try_connect(self, a: NodeId, b: NodeId) -> None:
+        world, pair = self.world, _pair(a, b)
+        if pair in self.connections or not self._wanted(a, b):
+            return
+        one, other = world.node(a), world.node(b)
+        if not one.up or not other.up:
+            return  # tried again when the node is back
+        if pair in self.blocked:
+            self._retry(a, b)
+            return
+        self._count += 1
+        self.connections[pair] = self._count
+        world.trace.add(world.clock.now, "network", f"{a} --- {b}")
+        mine, theirs = self.ends.get((a, b)), self.ends.get((b, a))
+        same = (
+            mine is not None
+            and theirs is not None
+            and mine.peer_incarnation == other.incarnation
+            and theirs.peer_incarnation == one.incarnation
+        )
+        if same and mine is not None and theirs is not None:
+            self._resume(a, b, mine, theirs)
+            self._resume(b, a, theirs, mine)
+            return
+        self.ends[a, b] = End(LinkSession(), other.incarnation)
+        self.ends[b, a] = End(LinkSession(), one.incarnation)
+        self._greet(a, b)
+        self._greet(b, a)
+
+    def _wanted(self, a: NodeId, b: NodeId) -> bool:
+        for site, broker in ((a, b), (b, a)):
+            if site in self.homes:
+                return self.homes[site] == broker
+        return True
+
+    def _greet(self, owner: NodeId, peer: NodeId) -> None:
+        """The owner learns that a peer that it shares no session with is there."""
+        world, node = self.world, self.world.node(owner)
+        peer_life = world.node(peer).incarnation
+        now = world.clock.now
+        if isinstance(node, SimSite):
+            node.act(lambda: node.core.link_up(peer, now))
+        elif isinstance(node, SimBroker) and peer in world.sites:
+            node.act(lambda: node.core.site_up(peer, peer_life, now))
+        elif isinstance(node, SimBroker):
+            node.act(lambda: node.core.broker_up(peer, peer_life, now))
+
+    def _resume(self, owner: NodeId, peer: NodeId, mine: End, theirs: End) -> None:
+        for frame in mine.session.resume(theirs.session.received):
+            self._transmit(owner, peer, mine, frame)
+            if self.world.rng.random() < self.world.faults.duplicate:
+                self._transmit(owner, peer, mine, frame)
+
+    # -------------------------------------------------------------------------------------------------------- traffic
+
+    def send(self, owner: NodeId, peer: NodeId, message: LinkMessage) -> None:
+        end = self.ends.get((owner, peer))
+        if end is None:
+            return  # the peer is gone: whoever cares asks again
+        self.world.trace.add(self.world.clock.now, owner, f"-> {peer}: {message}")
+        frame = end.session.pack((message,))
+        self._transmit(owner, peer, end, frame)
+
+    def _transmit(self, owner: NodeId, peer: NodeId, end: End, frame: Frame) -> None:
+        connection = self.connections.get(_pair(owner, peer))
+        if connection is None:
+            return  # kept by the session until there is a connection
+        world = self.world
+        delay = world.rng.expovariate(1 / world.faults.latency_s)
+        arrival = max(world.clock.now + delay, end.last_arrival)
+        end.last_arrival = arrival
+        world.clock.after(arrival - world.clock.now, lambda: self._arrive(owner, peer, frame, connection))
+
+    def _arrive(self, owner: NodeId, peer: NodeId, frame: Frame, connection: int) -> None:
+        if self.connections.get(_pair(owner, peer)) != connection:
+            return
+        node, end = self.world.node(peer), self.ends.get((peer, owner))
+        if end is None or not node.up:
+            return
+        for message in end.session.unpack(frame):
+            node.receive(owner, message)
+        acknowledgement = end.session.acknowledgement()
+        if acknowledgement is not None:
+            self._transmit(peer, owner, end, acknowledgement)
+
+    # ------------------------------------------------------------------------------------------------------ partitions
+
+    def partition(self, side: set[NodeId]) -> None:
+        """Nobody inside can talk to anybody outside until `heal`."""
+        for a, b in self._all_pairs():
+            if (a in side) != (b in side):
+                self.blocked.add(_pair(a, b))
+                self.cut(a, b)
+
+    def heal(self) -> None:
+        self.blocked.clear()
+
+    def _all_pairs(self) -> list[Pair]:
+        world = self.world
+        brokers = [(a, b) for a in world.topology.brokers for b in world.topology.neighbours[a] if a < b]
+        every = [(s, b) for s in sorted(world.sites) for b in world.topology.brokers]
+        return brokers + every
+
+
+def _pair(a: NodeId, b: NodeId) -> Pair:
+    return (a, b) if a < b else (b, a)
