@@ -164,8 +164,8 @@ def _follow(path: Path, line: bytes, number: int, head: str) -> str:
 
 
 def _short(text: str) -> str:
-    # Redacted before it is cut: half a secret is harder to recognise.
-    return redact(text)[:TEXT_MAX]
+    # Redacted before it is cut: half a secret is harder to recognise. Lone surrogates have no place in JSON.
+    return redact(text)[:TEXT_MAX].encode(errors="backslashreplace").decode()
 
 
 def _hash(line: bytes) -> str:

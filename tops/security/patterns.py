@@ -5,7 +5,8 @@ A name is segments joined by dots, `shop.orders.eu`. In a pattern
     *    stands for any characters of one segment, also none:  shop.*  shop.ord*  *.orders.*
     **   as the last segment stands for the rest, also none:   shop.**  matches shop and all below it;  ** is all
 
-Everything else stands for itself. There is no escape: names hold neither asterisks nor spaces.
+Everything else stands for itself. There is no escape: a name with an asterisk, or with a character that can't be
+seen, is one that no rule can speak of, and nobody has a right to it.
 """
 
 from dataclasses import dataclass, field
@@ -17,14 +18,8 @@ EVERYTHING = "**"
 
 
 def is_type_name(name: str) -> bool:
-    """Whether `name` can be an event type's, and so the subject of a decision."""
-    return (
-        0 < len(name) <= NAME_MAX
-        and name.isprintable()
-        and "*" not in name
-        and not any(character.isspace() for character in name)
-        and all(name.split("."))
-    )
+    """Whether rules can speak of `name`; an event type of another name belongs to nobody."""
+    return 0 < len(name) <= NAME_MAX and name.isprintable() and "*" not in name
 
 
 @dataclass(frozen=True, slots=True)

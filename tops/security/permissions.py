@@ -17,7 +17,7 @@ from enum import Enum
 
 from tops.errors import ConfigError, PermissionDenied
 from tops.security.identity import BROKER_ROLE, Identity, Kind, check_name
-from tops.security.patterns import EVERYTHING, Pattern, is_type_name
+from tops.security.patterns import EVERYTHING, NAME_MAX, Pattern, is_type_name
 
 DECISIONS_MAX = 1024  # cached per identity
 IDENTITIES_MAX = 4096
@@ -50,7 +50,7 @@ class Rule:
         except ValueError:
             known = ", ".join(verb.value for verb in Verb)
             raise ConfigError(f"rule {text[:200]!r}: {word[:50]!r} is not a verb; there are {known}") from None
-        return cls(verb, Pattern(pattern.strip()))
+        return cls(verb, Pattern(pattern))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +128,14 @@ class Permissions:
     def check(self, identity: Identity, verb: Verb, event_type: str) -> None:
         """Return if `identity` may, raise `PermissionDenied` if not; `EVERYTHING` stands for the whole cluster."""
         if not self.allowed(identity, verb, event_type):
-            shown = event_type[:200]
+            shown = event_type[:NAME_MAX]
+            remedy = (
+                f"give its role a rule `{verb.value} {shown}`, or issue a certificate with another role"
+                if event_type == EVERYTHING or is_type_name(event_type)
+                else "rules can't speak of that name, so choose one of printable characters without `*`"
+            )
             raise PermissionDenied(
-                f"{identity} may not {verb.value} {shown!r}: give its role a rule `{verb.value} {shown}`, "
-                "or issue a certificate with another role",
+                f"{identity} may not {verb.value} {shown!r}: {remedy}",
                 who=str(identity),
                 verb=verb.value,
                 event_type=shown,

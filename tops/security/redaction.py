@@ -60,7 +60,9 @@ def _without_url_password(word: str) -> str:
     scheme_end = word.find("://")
     # The last "@": a password that nobody escaped may hold one, and so may a list of several addresses.
     at = word.rfind("@")
-    colon = word.find(":", scheme_end + 3, at) if scheme_end >= 0 else -1
+    if scheme_end < 0 or at < 0:
+        return word
+    colon = word.find(":", scheme_end + 3, at)
     return word if colon < 0 else f"{word[: colon + 1]}{HIDDEN}{word[at:]}"
 
 
