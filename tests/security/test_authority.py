@@ -3,12 +3,15 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 from security_keys import Keys, MakeKeys, load
 
 from tops.errors import ConfigError, NotAuthenticated
 from tops.security import Authority, Credentials, Identity, Kind, Trust, utc_now, verify_audit
 from tops.security.authority import Status
+from tops.security.certificates import of_node
+from tops.security.trust import load_key
 
 
 def mode(path: Path) -> int:
@@ -85,6 +88,18 @@ def test_the_authoritys_own_certificate_is_nobodys_identity(keys: Keys) -> None:
         node.trust.verify(node.trust.authority.public_bytes(Encoding.DER), utc_now())
 
 
+def test_a_certificate_for_another_cluster_is_refused_though_our_authority_signed_it(keys: Keys) -> None:
+    node, key, now = load(keys.node("s1")), Ed25519PrivateKey.generate(), utc_now()
+    elsewhere = Identity("bank", Kind.SITE, "s1", "admin")
+    authority_key = load_key(keys.authority.folder / "ca.key")
+    signed = of_node(
+        authority_key, keys.authority.certificate, elsewhere, key.public_key(), [], now, now + timedelta(days=1)
+    )
+
+    with pytest.raises(NotAuthenticated, match="'bank'"):
+        node.trust.verify(signed.public_bytes(Encoding.DER), now + timedelta(minutes=1))
+
+
 @pytest.mark.parametrize("position", [10, 100, -1])
 def test_a_certificate_with_one_flipped_bit_is_refused(keys: Keys, position: int) -> None:
     node = load(keys.node("s1"))
@@ -104,6 +119,17 @@ def test_a_revoked_certificate_is_refused_after_a_reload_and_others_are_not(keys
     with pytest.raises(NotAuthenticated, match="revoked"):
         other.trust.verify(revoked.credentials.certificate_der, utc_now())
     assert other.trust.verify(other.credentials.certificate_der, utc_now()).name == "s2"
+
+
+def test_a_node_refuses_to_start_with_a_certificate_that_nobody_would_accept(keys: Keys) -> None:
+    expired = load(keys.node("old", begins=timedelta(days=-2), ends=timedelta(days=-1)))
+    revoked, fine = keys.node("gone"), keys.node("fine")
+    keys.authority.revoke("gone", utc_now())
+
+    load(fine).credentials.check(load(fine).trust, utc_now())
+    for node in (expired, load(revoked)):
+        with pytest.raises(ConfigError, match="nobody would accept"):
+            node.credentials.check(node.trust, utc_now())
 
 
 def test_revoking_by_serial_ends_one_certificate_of_a_renewed_name(keys: Keys) -> None:

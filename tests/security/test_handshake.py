@@ -22,7 +22,7 @@ from tops.security import (
     plain_channel,
     utc_now,
 )
-from tops.security.handshake import FRAME_BYTES_MAX, Hello, Proof, State, Welcome
+from tops.security.handshake import FRAME_BYTES_MAX, Hello, Proof, Side, State, Welcome, _transcript
 
 LOCAL = plain_channel("127.0.0.1")
 REMOTE = plain_channel("192.0.2.7")
@@ -257,12 +257,28 @@ def test_every_truncation_and_every_extension_of_every_frame_is_refused(pair: Pa
         for length in range(len(frame)):
             refused(frame[:length])
         refused(frame + b"\x00")
-        refused(frame + bytes(FRAME_BYTES_MAX))
     for length in range(len(proof)):
         waiting = pair.acceptor()
         waiting.on_hello(hello, utc_now())
         with pytest.raises(NotAuthenticated):
             waiting.on_proof(proof[:length])
+
+
+def test_an_oversized_frame_is_refused_for_its_size_before_it_is_decoded(pair: Pair) -> None:
+    acceptor = pair.acceptor()
+
+    with pytest.raises(NotAuthenticated, match=f"at most {FRAME_BYTES_MAX}"):
+        acceptor.on_hello(pair.initiator().hello() + bytes(FRAME_BYTES_MAX), utc_now())
+
+
+def test_the_two_sides_never_sign_the_same_words(pair: Pair) -> None:
+    site, broker = pair.site.introduction(fresh_nonce()), pair.broker.introduction(fresh_nonce())
+
+    signed = {
+        _transcript(side, *parts, LOCAL) for side in Side for parts in ((site, broker), (broker, site), (site, site))
+    }
+
+    assert len(signed) == 6
 
 
 @settings(max_examples=300)
@@ -322,6 +338,22 @@ def test_without_keys_another_machine_is_refused_on_both_sides(insecure_pair: Pa
         insecure_pair.acceptor(REMOTE).on_hello(hello, utc_now())
     with pytest.raises(NotAuthenticated, match="without TLS"):
         insecure_pair.initiator(REMOTE).hello()
+
+
+def test_tls_without_keys_or_without_a_binding_proves_nothing(pair: Pair, insecure_pair: Pair) -> None:
+    unbound = Channel(binding=b"", peer_certificate=b"certificate", peer_is_loopback=False)
+
+    for some in (pair.initiator(unbound), insecure_pair.initiator(replace(unbound, binding=b"binding"))):
+        with pytest.raises(NotAuthenticated, match="needs keys and a channel binding"):
+            some.hello()
+
+
+def test_a_signature_that_can_not_be_checked_is_not_ignored(insecure_pair: Pair) -> None:
+    acceptor = insecure_pair.acceptor()
+    acceptor.on_hello(insecure_pair.initiator().hello(), utc_now())
+
+    with pytest.raises(NotAuthenticated, match="no keys to check it with"):
+        acceptor.on_proof(msgspec.msgpack.encode(Proof(bytes(64))))
 
 
 def test_with_the_plain_words_another_machine_is_believed() -> None:

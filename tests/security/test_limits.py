@@ -57,6 +57,12 @@ def test_a_clock_that_goes_back_gives_nothing(times: list[float]) -> None:
     assert taken <= 1 + max([0.0, *times])
 
 
+def test_a_clock_that_goes_back_takes_nothing() -> None:
+    bucket = TokenBucket(rate=1, burst=2, now=100)
+
+    assert [bucket.take(1, 0) for _ in range(3)] == [True, True, False]
+
+
 def test_keys_have_separate_buckets_in_bounded_memory() -> None:
     buckets = KeyedBuckets(rate=1, burst=1, keys_max=100)
 

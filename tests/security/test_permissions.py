@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tops.errors import ConfigError, PermissionDenied
@@ -83,7 +83,11 @@ pattern_text = st.tuples(st.lists(segment, min_size=1, max_size=3), tails).map(
 type_name = st.text("ab.", min_size=1, max_size=12)
 
 
+@settings(max_examples=1000)
 @given(pattern_text, type_name)
+@example("a*a", "a")
+@example("a*b*a", "aba")
+@example("a*ab*a", "aba")
 def test_matching_agrees_with_the_grammar(pattern: str, name: str) -> None:
     assert Pattern(pattern).matches(name) is slow_match(pattern, name)
 

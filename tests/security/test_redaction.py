@@ -117,6 +117,37 @@ def test_message_arguments_extras_and_tracebacks_are_redacted(log: tuple[logging
     assert "OSError" in text
 
 
+class ErrorsAnew(logging.Formatter):
+    """Formats errors by itself, as writers of JSON logs do."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self.formatException(record.exc_info) if record.exc_info else f"{record.msg} {record.exc_text}"
+
+
+def test_a_formatter_that_formats_errors_anew_finds_only_the_redacted_text(
+    log: tuple[logging.Logger, io.StringIO],
+) -> None:
+    logger, stream = log
+    logger.handlers[0].setFormatter(ErrorsAnew())
+
+    try:
+        raise OSError(f"password={CANARY}")
+    except OSError:
+        logger.exception("failed")
+
+    assert CANARY not in stream.getvalue()
+    assert HIDDEN in stream.getvalue()
+
+
+def test_source_lines_in_a_stack_are_redacted(log: tuple[logging.Logger, io.StringIO]) -> None:
+    logger, stream = log
+
+    logger.warning("here", stack_info=True)  # password=c4n4ry-5ecret
+
+    assert "stack_info=True" in stream.getvalue()
+    assert CANARY not in stream.getvalue()
+
+
 def test_an_extra_whose_name_says_secret_is_hidden_whatever_it_holds() -> None:
     record = logging.makeLogRecord({"msg": "x", "auth_token": CANARY})
 

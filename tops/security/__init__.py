@@ -1,6 +1,7 @@
 """Identities, certificates, permissions, limits and the audit log; a library that brokers and sites call.
 
-At start:        `check_listen`, then `Credentials.load` and `Trust.load`, or `Party.insecure` on loopback.
+At start:        `check_listen`, then `Credentials.load`, `Trust.load` and `Credentials.check`, which make
+                 `Party.secured`; or `Party.insecure` on loopback.
 Per connection:  `ConnectionBudget.admit`, TLS by `server_context` or `client_context`, then `Initiator` or `Acceptor`.
 Per message:     `FrameLimits`, `KeyedBuckets`, `Permissions.check` on the event type that the message names.
 While running:   `Trust.reload` on a timer, `peer_identity` again on the live connections when it says so.

@@ -60,6 +60,7 @@ class Credentials:
 
     folder: Path
     identity: Identity
+    not_after: datetime  # worth a metric: a node whose certificate ends is cut off
     certificate_der: bytes = field(repr=False)
     _key: Ed25519PrivateKey = field(repr=False)
 
@@ -74,7 +75,7 @@ class Credentials:
             identity = identity_of_certificate(certificate)
         except NotAuthenticated as error:
             raise ConfigError(f"{folder / CERTIFICATE_FILE}: {error}") from None
-        return cls(folder, identity, certificate.public_bytes(Encoding.DER), key)
+        return cls(folder, identity, certificate.not_valid_after_utc, certificate.public_bytes(Encoding.DER), key)
 
     @property
     def certificate_path(self) -> Path:
@@ -86,6 +87,13 @@ class Credentials:
 
     def sign(self, message: bytes) -> bytes:
         return self._key.sign(message)
+
+    def check(self, trust: "Trust", now: datetime) -> None:
+        """Refuse at the start what every peer would refuse later: our own certificate, expired, revoked or foreign."""
+        try:
+            trust.verify(self.certificate_der, now)
+        except NotAuthenticated as error:
+            raise ConfigError(f"{self.folder}: nobody would accept this node: {error}; issue a new one") from None
 
 
 @dataclass(frozen=True, slots=True)
