@@ -37,13 +37,16 @@ def test_issue_show_and_revoke_work_together(folder: Path) -> None:
     assert len(Trust.load(folder / "nodes" / "b1").revocations.serials) == 1
 
 
-def test_the_table_names_every_certificate(folder: Path) -> None:
+def test_the_table_shows_every_certificate_with_its_whole_serial_number(folder: Path) -> None:
     tops("issue", "billing", "--dir", folder)
+    serial = json.loads(tops("show", "--dir", folder, "--format", "json").output)["certificates"][0]["serial"]
 
     shown = tops("show", "--dir", folder)
 
     assert shown.exit_code == 0
     assert "billing" in shown.output
+    last_column = [line.rstrip("│ ").rpartition("│")[2].strip() for line in shown.output.splitlines() if "│" in line]
+    assert "".join(last_column) == serial
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,8 @@ def audit_verify(
 
 
 def _table(cluster: str, issued: list[Issued]) -> Table:
-    table = Table("name", "kind", "role", "status", "valid to (UTC)", "serial", title=f"certificates of {cluster}")
+    table = Table("name", "kind", "role", "status", "valid to (UTC)", title=f"certificates of {cluster}")
+    table.add_column("serial", overflow="fold")  # whole, since `revoke` takes it
     for one in issued:
         ends = f"{one.not_after:%Y-%m-%d %H:%M}"
         table.add_row(one.name, one.kind.value, one.role, one.status.value, ends, one.serial)
