@@ -1,4 +1,5 @@
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -243,6 +244,14 @@ def test_a_line_that_a_crash_tore_is_cut_and_the_index_goes_on(keys: Keys) -> No
     keys.node("s2")
 
     assert [issued.name for issued in keys.authority.issued(utc_now())] == ["s1", "s2"]
+
+
+def test_certificates_issued_at_once_are_all_in_the_index_and_the_audit_log(keys: Keys) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(keys.node, [f"s{n}" for n in range(16)]))
+
+    assert sorted(issued.name for issued in keys.authority.issued(utc_now())) == sorted(f"s{n}" for n in range(16))
+    assert verify_audit(keys.authority.folder / "audit.log").records == 17
 
 
 def test_a_damaged_index_is_reported_with_its_line(keys: Keys) -> None:

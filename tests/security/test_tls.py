@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import ssl
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -189,6 +190,17 @@ async def test_a_broker_at_a_host_that_its_certificate_does_not_name_is_refused(
             await greeted(listener.port, client_context(site.credentials, site.trust))
 
 
+async def test_tls_works_where_the_system_has_no_files_in_memory(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker, site = keys.broker(), load(keys.node("s1"))
+    monkeypatch.delattr(os, "memfd_create")
+    before = sorted(broker.iterdir())
+    async with listening(broker) as listener:
+        await greeted(listener.port, client_context(site.credentials, site.trust))
+
+    assert [identity.name for identity in listener.admitted] == ["s1"]
+    assert sorted(broker.iterdir()) == before
+
+
 async def test_a_sites_key_can_not_be_used_to_pose_as_a_broker(keys: Keys) -> None:
     impostor, site = keys.node("s2", hosts=["127.0.0.1"]), load(keys.node("s1"))
     with pytest.raises(ConfigError, match="only a broker"):
@@ -256,6 +268,20 @@ async def test_the_handshake_runs_over_an_aiohttp_link_with_tls(keys: Keys) -> N
 
     assert answer.data == b"admitted"
     assert admitted == [Peer(Identity("shop", Kind.SITE, "s1", "writer"), 7)]
+
+
+async def test_a_renewal_on_disk_leaves_running_nodes_with_what_they_loaded(keys: Keys) -> None:
+    broker, site, admitted = load(keys.broker()), load(keys.node("s1")), list[Peer]()
+    async with websocket_broker(broker, admitted) as url:
+        keys.node("b1", Kind.BROKER, renew=True)
+        keys.node("s1", renew=True)
+        assert broker.trust.reload()
+
+        answer = await shake(url, tls=site, hands=site)
+        renewed = load(site.folder)
+        answer_to_renewed = await shake(url, tls=renewed, hands=renewed)
+
+    assert answer.data == answer_to_renewed.data == b"admitted"
 
 
 async def test_the_handshake_must_use_the_certificate_of_its_tls_connection(keys: Keys) -> None:

@@ -58,6 +58,24 @@ def read_private(path: Path) -> bytes:
 
 
 @contextlib.contextmanager
+def as_private_file(content: bytes, folder: Path) -> Iterator[str]:
+    """A path that gives `content` to a library that reads files only; gone, without a trace, on leaving.
+
+    In memory where the system has such files, else beside the original in `folder`, readable by its owner only.
+    """
+    if hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd"):
+        with os.fdopen(os.memfd_create("private", os.MFD_CLOEXEC), "wb") as file:
+            file.write(content)
+            file.flush()
+            yield f"/proc/self/fd/{file.fileno()}"
+    else:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".private.") as temporary:
+            temporary.write(content)
+            temporary.flush()
+            yield temporary.name
+
+
+@contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold `path` as a lock between processes; waits for whoever holds it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Protocol
 
 from tops.errors import ConfigError, NotAuthenticated
+from tops.security.files import as_private_file
 from tops.security.handshake import Channel
 from tops.security.identity import Identity, Kind
 from tops.security.trust import Credentials, Revocations, Trust
@@ -65,7 +66,10 @@ def _context(protocol: int, credentials: Credentials, trust: Trust) -> ssl.SSLCo
     if protocol == ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0
     try:
-        context.load_cert_chain(credentials.certificate_path, credentials.key_path)
+        # Not from the node's folder: it may hold a renewed certificate by now, while our own handshake still shows
+        # the one that this process loaded, and peers insist that the two are the same.
+        with as_private_file(credentials.secret_pem(), credentials.folder) as path:
+            context.load_cert_chain(path)
         context.load_verify_locations(cafile=trust.authority_path)
         context.load_verify_locations(cafile=trust.revocations_path)
     except (ssl.SSLError, OSError) as error:

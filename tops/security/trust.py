@@ -12,7 +12,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from tops.errors import ConfigError, NotAuthenticated
 from tops.security.files import read_private, read_public
@@ -77,13 +77,10 @@ class Credentials:
             raise ConfigError(f"{folder / CERTIFICATE_FILE}: {error}") from None
         return cls(folder, identity, certificate.not_valid_after_utc, certificate.public_bytes(Encoding.DER), key)
 
-    @property
-    def certificate_path(self) -> Path:
-        return self.folder / CERTIFICATE_FILE
-
-    @property
-    def key_path(self) -> Path:
-        return self.folder / KEY_FILE
+    def secret_pem(self) -> bytes:
+        """Key and certificate as they were loaded, for TLS."""
+        certificate = x509.load_der_x509_certificate(self.certificate_der).public_bytes(Encoding.PEM)
+        return self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()) + certificate
 
     def sign(self, message: bytes) -> bytes:
         return self._key.sign(message)
