@@ -116,6 +116,28 @@ class NotReachable(TopsError):
 class PermissionDenied(TopsError):
     """The identity lacks the right for that verb on that event type; the attempt is audited."""
 
+    def __init__(self, message: str, *, who: str = "", verb: str = "", event_type: str = "") -> None:
+        self.who, self.verb, self.event_type = who, verb, event_type
+        super().__init__(message)
+
+
+class NotAuthenticated(TopsError):
+    """The other side did not prove who it is, or is not allowed to be here at all; nothing of it was acted on."""
+
+
+class LimitExceeded(TopsError):
+    """Too many connections or requests; the caller may try again after `wait_s` seconds."""
+
+    retry = Retry.SAFE
+
+    def __init__(self, message: str, wait_s: float = 0.0) -> None:
+        self.wait_s = wait_s
+        super().__init__(message)
+
+
+class AuditBroken(TopsError):
+    """An audit log does not verify: a record was changed, removed or put in."""
+
 
 class ProtocolError(TopsError):
     """The other side sent something that is not ours: garbage, an unknown type, an oversized frame."""

@@ -2,7 +2,10 @@
 
 import typer
 
+from tops.cli import keys
+
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+app.add_typer(keys.app, name="keys")
 
 
 @app.callback()

@@ -1,0 +1,65 @@
+"""Identities, certificates, permissions, limits and the audit log; a library that brokers and sites call.
+
+At start:        `check_listen`, then `Credentials.load`, `Trust.load` and `Credentials.check`, which make
+                 `Party.secured`; or `Party.insecure` on loopback.
+Per connection:  `ConnectionBudget.admit`, TLS by `server_context` or `client_context`, then `Initiator` or `Acceptor`.
+Per message:     `FrameLimits`, `KeyedBuckets`, `Permissions.check` on the event type that the message names.
+While running:   `Trust.reload` on a timer, `peer_identity` again on the live connections when it says so.
+Refusals:        `AuditLog.denied`. Logging: `install_redaction`, `register_secret`.
+"""
+
+from tops.security.audit import AuditLog
+from tops.security.audit import verify as verify_audit
+from tops.security.authority import Authority
+from tops.security.handshake import Acceptor, Channel, Initiator, Party, Peer, fresh_nonce, plain_channel
+from tops.security.identity import Identity, Kind
+from tops.security.limits import ConnectionBudget, FrameLimits, KeyedBuckets, Ticket, TokenBucket
+from tops.security.listen import PLAIN_WORDS, check_connect, check_listen, is_loopback
+from tops.security.patterns import EVERYTHING, Pattern
+from tops.security.permissions import DEFAULT_ROLES, Permissions, Role, Rule, Verb, require_broker
+from tops.security.redaction import RedactingFilter, install_redaction, redact, register_secret
+from tops.security.tls import client_context, peer_identity, server_context, tls_channel
+from tops.security.trust import Credentials, Trust, utc_now
+
+__all__ = [
+    "DEFAULT_ROLES",
+    "EVERYTHING",
+    "PLAIN_WORDS",
+    "Acceptor",
+    "AuditLog",
+    "Authority",
+    "Channel",
+    "ConnectionBudget",
+    "Credentials",
+    "FrameLimits",
+    "Identity",
+    "Initiator",
+    "KeyedBuckets",
+    "Kind",
+    "Party",
+    "Pattern",
+    "Peer",
+    "Permissions",
+    "RedactingFilter",
+    "Role",
+    "Rule",
+    "Ticket",
+    "TokenBucket",
+    "Trust",
+    "Verb",
+    "check_connect",
+    "check_listen",
+    "client_context",
+    "fresh_nonce",
+    "install_redaction",
+    "is_loopback",
+    "peer_identity",
+    "plain_channel",
+    "redact",
+    "register_secret",
+    "require_broker",
+    "server_context",
+    "tls_channel",
+    "utc_now",
+    "verify_audit",
+]

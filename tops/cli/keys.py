@@ -1,0 +1,133 @@
+"""`tops keys`: the cluster's authority, and the certificates of its nodes. Private keys are never printed."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tops.errors import AuditBroken, TopsError
+from tops.security.audit import verify
+from tops.security.authority import Authority, Issued
+from tops.security.certificates import CLOCK_SKEW
+from tops.security.identity import BROKER_ROLE, Identity, Kind
+from tops.security.trust import utc_now
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+
+
+class Format(Enum):
+    TABLE = "table"
+    JSON = "json"
+
+
+Folder = Annotated[Path, typer.Option("--dir", help="The authority's folder.")]
+OutputFormat = Annotated[Format, typer.Option("--format", help="How to print.")]
+Days = Annotated[int, typer.Option("--valid-days", min=1, max=36500, help="For how long it is valid.")]
+
+
+@app.command()
+def init(
+    cluster: Annotated[str, typer.Option("--cluster", help="The cluster's name, as in [cluster] of tops.toml.")],
+    folder: Folder = Path("keys"),
+    valid_days: Days = 3650,
+) -> None:
+    """Make a certificate authority for a cluster."""
+    with _refusals():
+        Authority.init(folder, cluster, utc_now(), valid_days)
+    typer.echo(f"authority of {cluster} in {folder}; keep {folder / 'ca.key'} safe and off the nodes")
+
+
+@app.command()
+def issue(
+    name: Annotated[str, typer.Argument(help="The node's name, as in tops.toml.")],
+    kind: Annotated[Kind, typer.Option("--kind", help="What the node is.")] = Kind.SITE,
+    role: Annotated[str | None, typer.Option("--role", help="A site's role; brokers have their own.")] = None,
+    host: Annotated[
+        list[str] | None, typer.Option("--host", help="An address that clients use for this broker; repeatable.")
+    ] = None,
+    valid_days: Days = 365,
+    renew: Annotated[bool, typer.Option("--renew", help="Though the name has a valid certificate.")] = False,
+    folder: Folder = Path("keys"),
+) -> None:
+    """Certify one node and write the folder to copy to it."""
+    if role is None:
+        role = BROKER_ROLE if kind is Kind.BROKER else "writer"
+    with _refusals():
+        authority, now = Authority(folder), utc_now()
+        identity = Identity(authority.cluster, kind, name, role)
+        ends = now + timedelta(days=valid_days)
+        bundle = authority.issue(identity, host or [], now - CLOCK_SKEW, ends, now=now, renew=renew)
+    typer.echo(f"{identity}: copy {bundle} to its machine")
+
+
+@app.command()
+def revoke(
+    name_or_serial: Annotated[str, typer.Argument(metavar="NAME|SERIAL")],
+    folder: Folder = Path("keys"),
+) -> None:
+    """End all certificates of a name, or one by its serial number."""
+    with _refusals():
+        revoked = Authority(folder).revoke(name_or_serial, utc_now())
+    for issued in revoked:
+        typer.echo(f"revoked {issued.name} {issued.serial}")
+    typer.echo(f"copy {folder / 'crl.pem'} to every node that does not share this folder")
+
+
+@app.command()
+def show(folder: Folder = Path("keys"), output: OutputFormat = Format.TABLE) -> None:
+    """List what was issued, and what became of it."""
+    with _refusals():
+        authority = Authority(folder)
+        issued = authority.issued(utc_now())
+    if output is Format.JSON:
+        ends = authority.certificate.not_valid_after_utc.isoformat()
+        listing = {"cluster": authority.cluster, "not_after": ends, "certificates": msgspec.to_builtins(issued)}
+        typer.echo(json.dumps(listing))
+    else:
+        Console().print(_table(authority.cluster, issued))
+
+
+@app.command("audit-verify")
+def audit_verify(
+    file: Annotated[Path, typer.Argument(help="An audit log: of the authority or of a broker.")],
+    head: Annotated[str | None, typer.Option("--head", help="A hash noted earlier that must be in it.")] = None,
+    output: OutputFormat = Format.TABLE,
+) -> None:
+    """Check an audit log's chain; exit 1 if it is broken."""
+    with _refusals():
+        try:
+            found = verify(file, head)
+        except AuditBroken as error:
+            typer.echo(f"broken: {error}", err=True)
+            raise typer.Exit(1) from None
+    if output is Format.JSON:
+        typer.echo(json.dumps(msgspec.to_builtins(found)))
+    else:
+        typer.echo(f"whole: {found.records} records, head {found.head}")
+
+
+def _table(cluster: str, issued: list[Issued]) -> Table:
+    table = Table("name", "kind", "role", "status", "valid to (UTC)", title=f"certificates of {cluster}")
+    table.add_column("serial", overflow="fold")  # whole, since `revoke` takes it
+    for one in issued:
+        ends = f"{one.not_after:%Y-%m-%d %H:%M}"
+        table.add_row(one.name, one.kind.value, one.role, one.status.value, ends, one.serial)
+    return table
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """A refusal is one line on standard error and exit code 2."""
+    try:
+        yield
+    except TopsError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None

@@ -1,0 +1,86 @@
+"""Key material on disk: files that are whole or absent, and private ones that only their owner can read."""
+
+import contextlib
+import fcntl
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tops.errors import ConfigError
+
+PRIVATE = 0o600
+PUBLIC = 0o644
+
+
+def write_whole(path: Path, content: bytes, mode: int) -> None:
+    """Put `content` at `path` so that a crash leaves the old file or the new one, and never a readable secret."""
+    # mkstemp creates the file with mode 0600, before a byte of a key is in it.
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """A new name is durable only once its folder is."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_public(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; create it with `tops keys`, or correct the path") from None
+
+
+def read_private(path: Path) -> bytes:
+    """A private key; refused when others on the machine could have read it."""
+    content = read_public(path)
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        raise ConfigError(f"{path}: mode {mode:04o} lets others read this private key; run chmod 600 on it")
+    return content
+
+
+@contextlib.contextmanager
+def as_private_file(content: bytes, folder: Path) -> Iterator[str]:
+    """A path that gives `content` to a library that reads files only; gone, without a trace, on leaving.
+
+    In memory where the system has such files, else beside the original in `folder`, readable by its owner only.
+    """
+    if hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd"):
+        with os.fdopen(os.memfd_create("private", os.MFD_CLOEXEC), "wb") as file:
+            file.write(content)
+            file.flush()
+            yield f"/proc/self/fd/{file.fileno()}"
+    else:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".private.") as temporary:
+            temporary.write(content)
+            temporary.flush()
+            yield temporary.name
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold `path` as a lock between processes; waits for whoever holds it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

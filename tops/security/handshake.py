@@ -1,0 +1,292 @@
+"""How two nodes prove to each other who they are, once per connection, before anything else is said.
+
+    initiator                                     acceptor
+      START    -- Hello(introduction) ------------>  START
+      WAITING  <- Welcome(introduction, signature) - WAITING
+      DONE     -- Proof(signature) --------------->  DONE
+
+Both sign the same transcript: the protocol's version, both introductions (cluster, name, kind, incarnation, nonce,
+certificate), the side that signs, and what ties it to this connection. A fresh nonce from each side makes an old
+message worthless; the named side makes a reflected one worthless; the binding makes a relayed one worthless.
+Whatever does not fit ends the machine in FAILED, and the caller closes the connection.
+
+No I/O, no clock, no randomness: frames, the time and a fresh nonce (`fresh_nonce`) are arguments.
+"""
+
+import hmac
+import secrets
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from tops.errors import ConfigError, NotAuthenticated
+from tops.security.identity import BROKER_ROLE, NAME_MAX, Identity, Kind
+from tops.security.listen import accepts_insecure, is_loopback
+from tops.security.trust import Credentials, Trust, fingerprint
+
+PROTOCOL = 1
+NONCE_BYTES = 32
+SIGNATURE_BYTES = 64
+CERTIFICATE_BYTES_MAX = 4096
+FRAME_BYTES_MAX = 6 * 1024
+
+_LABEL = "tops handshake"
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_MAX)]
+Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+Certificate = Annotated[bytes, msgspec.Meta(max_length=CERTIFICATE_BYTES_MAX)]  # empty: a node without keys
+Signature = Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES)]  # empty: a node without keys
+
+
+class Introduction(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What a node says of itself; nothing of it counts before the signature does."""
+
+    protocol: int
+    cluster: Name
+    name: Name
+    kind: Kind
+    incarnation: Annotated[int, msgspec.Meta(ge=0)]
+    nonce: Nonce
+    certificate: Certificate
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="hello"):
+    introduction: Introduction
+
+
+class Welcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="welcome"):
+    introduction: Introduction
+    signature: Signature
+
+
+class Proof(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="proof"):
+    signature: Signature
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """The connection below: what is unique to it, and what it already knows of the other side."""
+
+    binding: bytes  # equal on both sides and on no other connection; empty without TLS
+    peer_certificate: bytes | None  # of the TLS handshake; None without TLS
+    peer_is_loopback: bool
+
+
+def plain_channel(peer_host: str) -> Channel:
+    """A connection without TLS, from or to `peer_host`."""
+    return Channel(binding=b"", peer_certificate=None, peer_is_loopback=is_loopback(peer_host))
+
+
+@dataclass(frozen=True, slots=True)
+class Party:
+    """One side's standing part in every handshake; use `secured` or `insecure`."""
+
+    identity: Identity
+    incarnation: int
+    credentials: Credentials | None
+    trust: Trust | None
+    site_role: str  # what a site without keys gets; unused with keys
+    plain_accepted: bool
+
+    @classmethod
+    def secured(
+        cls, credentials: Credentials, trust: Trust, incarnation: int, plain_words: str | None = None
+    ) -> "Party":
+        """A node with keys; it believes nobody without."""
+        if credentials.identity.cluster != trust.cluster:
+            raise ConfigError(
+                f"{credentials.folder}: the certificate is for the cluster {credentials.identity.cluster!r}, "
+                f"the authority for {trust.cluster!r}"
+            )
+        return cls(credentials.identity, incarnation, credentials, trust, "", accepts_insecure(plain_words))
+
+    @classmethod
+    def insecure(
+        cls, cluster: str, kind: Kind, name: str, incarnation: int, site_role: str, plain_words: str | None = None
+    ) -> "Party":
+        """A node without keys: names are believed, on loopback only unless the plain words are given.
+
+        `site_role` is the role of every site that connects, and our own if we are one.
+        """
+        role = BROKER_ROLE if kind is Kind.BROKER else site_role
+        identity = Identity(cluster, kind, name, role)
+        return cls(identity, incarnation, None, None, site_role, accepts_insecure(plain_words))
+
+    def introduction(self, nonce: bytes) -> Introduction:
+        certificate = self.credentials.certificate_der if self.credentials else b""
+        own = self.identity
+        return Introduction(PROTOCOL, own.cluster, own.name, own.kind, self.incarnation, nonce, certificate)
+
+    def sign(self, transcript: bytes) -> bytes:
+        return self.credentials.sign(transcript) if self.credentials else b""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The other side, proved."""
+
+    identity: Identity
+    incarnation: int
+
+
+class Side(Enum):
+    INITIATOR = "initiator"
+    ACCEPTOR = "acceptor"
+
+
+class State(Enum):
+    START = "start"  # nothing was sent; ends with the first frame out
+    WAITING = "waiting"  # ends with the other side's answer
+    DONE = "done"  # the other side is who it says
+    FAILED = "failed"  # final: this connection proves nothing any more
+
+
+def fresh_nonce() -> bytes:
+    return secrets.token_bytes(NONCE_BYTES)
+
+
+class Initiator:
+    """The side that connected; the other must be a broker, and `expected` if a name was given."""
+
+    def __init__(self, party: Party, channel: Channel, nonce: bytes, expected: str | None = None) -> None:
+        self.state = State.START
+        self._party, self._channel, self._expected = party, channel, expected
+        self._own = party.introduction(nonce)
+
+    def hello(self) -> bytes:
+        with _failing(self, State.START):
+            _check_channel(self._party, self._channel)
+            frame = msgspec.msgpack.encode(Hello(self._own))
+        self.state = State.WAITING
+        return frame
+
+    def on_welcome(self, frame: bytes, now: datetime) -> tuple[bytes, Peer]:
+        """The proof to send, and who is there."""
+        with _failing(self, State.WAITING):
+            welcome = _decode(frame, Welcome)
+            theirs = welcome.introduction
+            identity = _believed(self._party, self._channel, self._own, theirs, now)
+            if identity.kind is not Kind.BROKER:
+                raise NotAuthenticated(f"{identity} answered where a broker should")
+            if self._expected is not None and identity.name != self._expected:
+                raise NotAuthenticated(f"broker {identity.name!r} answered where {self._expected!r} should")
+            _check_signature(
+                self._party, theirs, welcome.signature, _transcript(Side.ACCEPTOR, self._own, theirs, self._channel)
+            )
+            proof = Proof(self._party.sign(_transcript(Side.INITIATOR, self._own, theirs, self._channel)))
+        self.state = State.DONE
+        return msgspec.msgpack.encode(proof), Peer(identity, theirs.incarnation)
+
+
+class Acceptor:
+    """The side that was connected to."""
+
+    def __init__(self, party: Party, channel: Channel, nonce: bytes) -> None:
+        self.state = State.START
+        self._party, self._channel = party, channel
+        self._own = party.introduction(nonce)
+        self._claimed: tuple[Introduction, Identity] | None = None
+
+    def on_hello(self, frame: bytes, now: datetime) -> bytes:
+        """The welcome to send; the other side is still anybody."""
+        with _failing(self, State.START):
+            _check_channel(self._party, self._channel)
+            theirs = _decode(frame, Hello).introduction
+            self._claimed = theirs, _believed(self._party, self._channel, self._own, theirs, now)
+            signature = self._party.sign(_transcript(Side.ACCEPTOR, theirs, self._own, self._channel))
+        self.state = State.WAITING
+        return msgspec.msgpack.encode(Welcome(self._own, signature))
+
+    def on_proof(self, frame: bytes) -> Peer:
+        with _failing(self, State.WAITING):
+            proof = _decode(frame, Proof)
+            if self._claimed is None:
+                raise NotAuthenticated("a proof came before a hello")
+            theirs, identity = self._claimed
+            _check_signature(
+                self._party, theirs, proof.signature, _transcript(Side.INITIATOR, theirs, self._own, self._channel)
+            )
+        self.state = State.DONE
+        return Peer(identity, theirs.incarnation)
+
+
+class _failing:
+    """Refuse a frame in the wrong state; whatever goes wrong inside ends the machine."""
+
+    def __init__(self, machine: Initiator | Acceptor, expected: State) -> None:
+        self._machine, self._expected = machine, expected
+
+    def __enter__(self) -> None:
+        if self._machine.state is not self._expected:
+            found, self._machine.state = self._machine.state, State.FAILED
+            raise NotAuthenticated(f"a handshake frame came out of turn: the handshake is {found.value}")
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._machine.state = State.FAILED
+
+
+_Frame = TypeVar("_Frame", Hello, Welcome, Proof)
+
+
+def _decode(frame: bytes, expected: type[_Frame]) -> _Frame:
+    if len(frame) > FRAME_BYTES_MAX:
+        raise NotAuthenticated(f"a handshake frame of {len(frame)} bytes; at most {FRAME_BYTES_MAX} are read")
+    try:
+        return msgspec.msgpack.decode(frame, type=expected)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise NotAuthenticated(f"not a {expected.__name__} frame of the handshake") from None
+
+
+def _check_channel(party: Party, channel: Channel) -> None:
+    if channel.peer_certificate is None and not (channel.peer_is_loopback or party.plain_accepted):
+        raise NotAuthenticated("a connection from another machine without TLS is not accepted")
+    if channel.peer_certificate is not None and (party.trust is None or not channel.binding):
+        raise NotAuthenticated("a TLS connection needs keys and a channel binding on this side")
+
+
+def _believed(party: Party, channel: Channel, own: Introduction, theirs: Introduction, now: datetime) -> Identity:
+    """Who `theirs` claims to be, after every check that needs no signature."""
+    if theirs.protocol != PROTOCOL:
+        raise NotAuthenticated(f"the other side speaks version {theirs.protocol} of the protocol, this one {PROTOCOL}")
+    if theirs.cluster != own.cluster:
+        raise NotAuthenticated(f"the other side is of the cluster {theirs.cluster!r}, this one of {own.cluster!r}")
+    if hmac.compare_digest(theirs.nonce, own.nonce) or theirs.name == own.name:
+        raise NotAuthenticated(f"{own.name!r} is talking to itself, or to somebody who echoes it")
+    if party.trust is None:
+        return _believed_without_keys(party, theirs)
+    if not theirs.certificate:
+        raise NotAuthenticated(f"{theirs.name!r} has no keys, and this cluster needs them; issue some with `tops keys`")
+    if channel.peer_certificate is not None and not hmac.compare_digest(
+        fingerprint(theirs.certificate), fingerprint(channel.peer_certificate)
+    ):
+        raise NotAuthenticated("the certificate is not the one of the TLS connection")
+    identity = party.trust.verify(theirs.certificate, now)
+    if (identity.name, identity.kind) != (theirs.name, theirs.kind):
+        raise NotAuthenticated(f"{theirs.kind.value} {theirs.name!r} showed the certificate of {identity}")
+    return identity
+
+
+def _believed_without_keys(party: Party, theirs: Introduction) -> Identity:
+    if theirs.certificate:
+        raise NotAuthenticated(f"{theirs.name!r} has keys and this side has none to answer with; configure them")
+    role = BROKER_ROLE if theirs.kind is Kind.BROKER else party.site_role
+    try:
+        return Identity(theirs.cluster, theirs.kind, theirs.name, role)
+    except ConfigError as error:
+        raise NotAuthenticated(str(error)) from None
+
+
+def _check_signature(party: Party, theirs: Introduction, signature: bytes, transcript: bytes) -> None:
+    if party.trust is not None:
+        party.trust.verify_signature(theirs.certificate, signature, transcript)
+    elif signature:
+        raise NotAuthenticated(f"{theirs.name!r} signed, and this side has no keys to check it with; configure them")
+
+
+def _transcript(signer: Side, initiator: Introduction, acceptor: Introduction, channel: Channel) -> bytes:
+    # MessagePack carries the length of every part: two different transcripts never have the same bytes.
+    return msgspec.msgpack.encode((_LABEL, PROTOCOL, signer, initiator, acceptor, channel.binding))

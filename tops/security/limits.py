@@ -1,0 +1,166 @@
+"""How much anybody may ask for: frame sizes, rates, connections that have not proved who they are.
+
+Plain data and arithmetic; the time is an argument, in seconds of any clock that does not go back.
+"""
+
+import ipaddress
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from tops.errors import ConfigError, LimitExceeded, ProtocolError
+
+
+@dataclass(frozen=True, slots=True)
+class FrameLimits:
+    """The most bytes of one frame; few before authentication, when anybody can make us hold them."""
+
+    before_authentication: int = 8 * 1024
+    after_authentication: int = 8 * 1024 * 1024
+
+    def check(self, size: int, *, authenticated: bool) -> None:
+        """Call with the announced length, before the bytes are read or inflated."""
+        most = self.after_authentication if authenticated else self.before_authentication
+        if not 0 < size <= most:
+            raise ProtocolError(f"a frame of {size} bytes was refused: the limit here is 1 to {most}")
+
+
+class TokenBucket:
+    """`rate` per second on average, `burst` at once."""
+
+    __slots__ = ("_at", "_tokens", "burst", "rate")
+
+    def __init__(self, rate: float, burst: float, now: float) -> None:
+        if rate <= 0 or burst <= 0:
+            raise ConfigError(f"a rate limit needs a rate and a burst above zero, not {rate} and {burst}")
+        self.rate, self.burst = rate, burst
+        self._tokens, self._at = float(burst), now
+
+    def take(self, amount: float, now: float) -> bool:
+        """Take `amount`, whole or not at all."""
+        self._refill(now)
+        if amount > self._tokens:
+            return False
+        self._tokens -= amount
+        return True
+
+    def wait_s(self, amount: float, now: float) -> float:
+        """How long until `take` succeeds; infinite for more than the burst."""
+        self._refill(now)
+        if amount > self.burst:
+            return float("inf")
+        return max(0.0, (amount - self._tokens) / self.rate)
+
+    def _refill(self, now: float) -> None:
+        # A clock that steps back gives nothing and takes nothing.
+        if now > self._at:
+            self._tokens = min(self.burst, self._tokens + (now - self._at) * self.rate)
+            self._at = now
+
+
+class KeyedBuckets:
+    """A bucket per key, for at most `keys_max` keys at once.
+
+    The least recently used key makes room. Somebody with many keys gains only a fresh burst by that, as a new key
+    would; memory stays bounded, which is the point.
+    """
+
+    def __init__(self, rate: float, burst: float, keys_max: int = 10_000) -> None:
+        if keys_max < 1:
+            raise ConfigError("a table of rate limits needs room for at least one key")
+        self.rate, self.burst, self.keys_max = rate, burst, keys_max
+        self._buckets: OrderedDict[Hashable, TokenBucket] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def take(self, key: Hashable, amount: float, now: float) -> bool:
+        return self._bucket(key, now).take(amount, now)
+
+    def check(self, key: Hashable, amount: float, now: float) -> None:
+        """`take`, or an error that says how long to wait."""
+        bucket = self._bucket(key, now)
+        if not bucket.take(amount, now):
+            wait_s = bucket.wait_s(amount, now)
+            raise LimitExceeded(f"{key}: over the limit of {self.rate:g} per second; wait {wait_s:.2f} s", wait_s)
+
+    def _bucket(self, key: Hashable, now: float) -> TokenBucket:
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = TokenBucket(self.rate, self.burst, now)
+            if len(self._buckets) > self.keys_max:
+                self._buckets.popitem(last=False)
+        else:
+            self._buckets.move_to_end(key)
+        return bucket
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """One connection's place among those that have not authenticated yet."""
+
+    number: int
+    network: str
+    deadline: float
+
+
+class ConnectionBudget:
+    """How many connections may wait for authentication, per address and in all, and for how long.
+
+    `admit` before anything is read, and give the ticket back through `release` when the connection has authenticated
+    or is gone. `overdue` names those that took too long, for the caller to close.
+    """
+
+    def __init__(
+        self, *, per_address: int = 16, total: int = 256, per_second: float = 20.0, wait_s: float = 10.0
+    ) -> None:
+        if min(per_address, total, per_second, wait_s) <= 0:
+            raise ConfigError("every limit on waiting connections must be above zero")
+        self.per_address, self.total, self.wait_s = per_address, total, wait_s
+        self._arrivals = KeyedBuckets(per_second, max(per_second, per_address))
+        self._waiting: dict[int, Ticket] = {}
+        self._by_network: dict[str, int] = {}
+        self._next = 1
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def admit(self, address: str, now: float) -> Ticket:
+        network = network_of(address)
+        if len(self._waiting) >= self.total:
+            raise LimitExceeded(f"{self.total} connections wait for authentication; try again", self.wait_s)
+        if self._by_network.get(network, 0) >= self.per_address:
+            raise LimitExceeded(f"{network}: {self.per_address} connections wait for authentication", self.wait_s)
+        self._arrivals.check(network, 1, now)
+        ticket = Ticket(self._next, network, now + self.wait_s)
+        self._next += 1
+        self._waiting[ticket.number] = ticket
+        self._by_network[network] = self._by_network.get(network, 0) + 1
+        return ticket
+
+    def release(self, ticket: Ticket) -> None:
+        """Free the place; the second time does nothing, so every way out of a connection may call it."""
+        if self._waiting.pop(ticket.number, None) is None:
+            return
+        left = self._by_network[ticket.network] - 1
+        if left:
+            self._by_network[ticket.network] = left
+        else:
+            del self._by_network[ticket.network]
+
+    def overdue(self, now: float) -> list[Ticket]:
+        return [ticket for ticket in self._waiting.values() if ticket.deadline <= now]
+
+
+def network_of(address: str) -> str:
+    """What counts as one address: IPv6 hands every household 2^64 of them, so those count by /64."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return str(parsed)
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(ipaddress.IPv6Network((parsed, 64), strict=False))

@@ -1,0 +1,163 @@
+"""Who may do what to which event types.
+
+A role is a list of rules that allow and a list that deny; a denial wins, and what no rule allows is refused. The name
+that is checked must be the one that the act is done to, taken from the decoded message itself and never from an
+envelope, a header or a link's history. Four consequences for callers:
+
+- each event of a transaction is checked for `PUBLISH` under its own type, and the transaction for `BEGIN` under its;
+- a subscription to a parent type delivers its children, so each delivery is checked for `SUBSCRIBE` under the
+  event's own type; decisions are cached, which makes that one look-up;
+- a broker that passes on a site's message was trusted with checking it: the check is done where the site is connected;
+- a message that only brokers send each other is refused unless `require_broker` lets its sender pass.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from tops.errors import ConfigError, PermissionDenied
+from tops.security.identity import BROKER_ROLE, Identity, Kind, check_name
+from tops.security.patterns import EVERYTHING, NAME_MAX, Pattern, is_type_name
+
+DECISIONS_MAX = 1024  # cached per identity
+IDENTITIES_MAX = 4096
+
+
+class Verb(Enum):
+    """What can be done to an event type."""
+
+    ADVERTISE = "advertise"
+    PUBLISH = "publish"
+    SUBSCRIBE = "subscribe"
+    BEGIN = "begin"  # start a transaction that travels under the type
+    RESOLVE = "resolve"  # ask about a transaction in doubt, or answer for it
+    ADMINISTER = "administer"  # change the cluster; also needed to force an outcome by hand
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One verb on the event types that match."""
+
+    verb: Verb
+    pattern: Pattern
+
+    @classmethod
+    def parse(cls, text: str) -> "Rule":
+        """`"publish orders.*"`: a verb, a space, a pattern."""
+        word, _, pattern = text.partition(" ")
+        try:
+            verb = Verb(word)
+        except ValueError:
+            known = ", ".join(verb.value for verb in Verb)
+            raise ConfigError(f"rule {text[:200]!r}: {word[:50]!r} is not a verb; there are {known}") from None
+        return cls(verb, Pattern(pattern))
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A named set of rights."""
+
+    name: str
+    allow: tuple[Rule, ...] = ()
+    deny: tuple[Rule, ...] = ()
+
+    @classmethod
+    def parse(cls, name: str, allow: Iterable[str] = (), deny: Iterable[str] = ()) -> "Role":
+        """From the words of a configuration file."""
+        check_name("role", name)
+        try:
+            return cls(name, tuple(map(Rule.parse, allow)), tuple(map(Rule.parse, deny)))
+        except ConfigError as error:
+            raise ConfigError(f"role {name!r}: {error}") from None
+
+    def allows(self, verb: Verb, event_type: str) -> bool:
+        if event_type == EVERYTHING:
+            # An act on the whole cluster: needs the right on everything, and any exception to it is one too many.
+            return any(r.verb is verb and r.pattern.text == EVERYTHING for r in self.allow) and not any(
+                r.verb is verb for r in self.deny
+            )
+        if any(r.verb is verb and r.pattern.matches(event_type) for r in self.deny):
+            return False
+        return any(r.verb is verb and r.pattern.matches(event_type) for r in self.allow)
+
+
+def _role(name: str, *verbs: Verb) -> Role:
+    return Role(name, tuple(Rule(verb, Pattern(EVERYTHING)) for verb in verbs))
+
+
+DEFAULT_ROLES: Mapping[str, Role] = {
+    role.name: role
+    for role in (
+        _role("admin", *Verb),
+        _role("writer", Verb.ADVERTISE, Verb.PUBLISH, Verb.SUBSCRIBE, Verb.BEGIN),
+        _role("reader", Verb.SUBSCRIBE),
+        _role("replica", Verb.ADVERTISE, Verb.PUBLISH, Verb.SUBSCRIBE, Verb.BEGIN, Verb.RESOLVE),
+        # A broker acts for its sites, whose rights it has checked; nothing is administered from broker to broker.
+        _role(BROKER_ROLE, Verb.ADVERTISE, Verb.PUBLISH, Verb.SUBSCRIBE, Verb.BEGIN, Verb.RESOLVE),
+    )
+}
+
+
+class Permissions:
+    """The roles of a cluster, and the answer to "may it?"; replace the object to change the roles."""
+
+    def __init__(self, roles: Iterable[Role] = ()) -> None:
+        """`roles` are added to the default ones; one of the same name replaces it, except the brokers'."""
+        self._roles = dict(DEFAULT_ROLES)
+        for role in roles:
+            if role.name == BROKER_ROLE:
+                raise ConfigError(f"the role {BROKER_ROLE!r} is fixed: choose another name")
+            self._roles[role.name] = role
+        self._decisions: dict[Identity, dict[tuple[Verb, str], bool]] = {}
+
+    def allowed(self, identity: Identity, verb: Verb, event_type: str) -> bool:
+        """Whether `identity` may; a name that is no event type's, such as a pattern, is never allowed."""
+        decisions = self._decisions.get(identity)
+        if decisions is None:
+            decisions = self._room_for(identity)
+        key = (verb, event_type)
+        known = decisions.get(key)
+        if known is None:
+            known = self._decide(identity, verb, event_type)
+            if len(decisions) >= DECISIONS_MAX:
+                # Its own decisions only: a party that asks for ever new names slows down nobody else.
+                decisions.clear()
+            decisions[key] = known
+        return known
+
+    def check(self, identity: Identity, verb: Verb, event_type: str) -> None:
+        """Return if `identity` may, raise `PermissionDenied` if not; `EVERYTHING` stands for the whole cluster."""
+        if not self.allowed(identity, verb, event_type):
+            shown = event_type[:NAME_MAX]
+            remedy = (
+                f"give its role a rule `{verb.value} {shown}`, or issue a certificate with another role"
+                if event_type == EVERYTHING or is_type_name(event_type)
+                else "rules can't speak of that name, so choose one of printable characters without `*`"
+            )
+            raise PermissionDenied(
+                f"{identity} may not {verb.value} {shown!r}: {remedy}",
+                who=str(identity),
+                verb=verb.value,
+                event_type=shown,
+            )
+
+    def forget(self, identity: Identity) -> None:
+        """Its last connection is gone."""
+        self._decisions.pop(identity, None)
+
+    def _decide(self, identity: Identity, verb: Verb, event_type: str) -> bool:
+        role = self._roles.get(identity.role)
+        if role is None or not (event_type == EVERYTHING or is_type_name(event_type)):
+            return False
+        return role.allows(verb, event_type)
+
+    def _room_for(self, identity: Identity) -> dict[tuple[Verb, str], bool]:
+        if len(self._decisions) >= IDENTITIES_MAX:
+            self._decisions.clear()
+        return self._decisions.setdefault(identity, {})
+
+
+def require_broker(identity: Identity, what: str) -> None:
+    """Refuse a site that sends what only brokers send each other."""
+    if identity.kind is not Kind.BROKER:
+        raise PermissionDenied(f"{identity} may not send {what}: only brokers do", who=str(identity), verb=what)

@@ -1,0 +1,112 @@
+"""TLS between nodes: version 1.3, certificates on both sides, the authority's revocation list always checked.
+
+Session tickets are off. A resumed session skips the certificate, so a revoked node could come back with one.
+"""
+
+import hashlib
+import ssl
+from datetime import datetime
+from typing import Protocol
+
+from tops.errors import ConfigError, NotAuthenticated
+from tops.security.files import as_private_file
+from tops.security.handshake import Channel
+from tops.security.identity import Identity, Kind
+from tops.security.trust import Credentials, Revocations, Trust
+
+_BINDING_LABEL = b"tops channel binding 1"
+
+
+class TlsConnection(Protocol):
+    """What `transport.get_extra_info("ssl_object")` gives after the TLS handshake: an `ssl.SSLObject`."""
+
+    def getpeercert(self, binary_form: bool = False) -> object: ...
+
+    def get_channel_binding(self, cb_type: str = "tls-unique") -> bytes | None: ...
+
+    def version(self) -> str | None: ...
+
+
+def server_context(credentials: Credentials, trust: Trust) -> ssl.SSLContext:
+    """The context for a broker's listener; it follows `trust.reload()` without a restart.
+
+    OpenSSL keeps every revocation list that a context was ever given. So each list gets a context of its own, and
+    every handshake is moved to the present one before certificates are looked at.
+    """
+    if credentials.identity.kind is not Kind.BROKER:
+        raise ConfigError(f"{credentials.identity} can't listen: only a broker's certificate is one of a server")
+    context = _context(ssl.PROTOCOL_TLS_SERVER, credentials, trust)
+    present: tuple[Revocations, ssl.SSLContext] = (trust.revocations, context)
+
+    def follow(connection: ssl.SSLObject, _name: str | None, _context_then: ssl.SSLContext) -> int | None:
+        nonlocal present
+        if trust.revocations != present[0]:
+            try:
+                present = (trust.revocations, _context(ssl.PROTOCOL_TLS_SERVER, credentials, trust))
+            except (ConfigError, OSError):
+                return ssl.ALERT_DESCRIPTION_INTERNAL_ERROR
+        connection.context = present[1]
+        return None
+
+    context.sni_callback = follow
+    return context
+
+
+def client_context(credentials: Credentials, trust: Trust) -> ssl.SSLContext:
+    """The context for one outgoing connection; make a new one each time, so that revocations are up to date."""
+    return _context(ssl.PROTOCOL_TLS_CLIENT, credentials, trust)
+
+
+def _context(protocol: int, credentials: Credentials, trust: Trust) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.check_hostname = protocol == ssl.PROTOCOL_TLS_CLIENT
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_TICKET
+    if protocol == ssl.PROTOCOL_TLS_SERVER:
+        context.num_tickets = 0
+    try:
+        # Not from the node's folder: it may hold a renewed certificate by now, while our own handshake still shows
+        # the one that this process loaded, and peers insist that the two are the same.
+        with as_private_file(credentials.secret_pem(), credentials.folder) as path:
+            context.load_cert_chain(path)
+        context.load_verify_locations(cafile=trust.authority_path)
+        context.load_verify_locations(cafile=trust.revocations_path)
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigError(f"{credentials.folder}: the keys can't be used for TLS: {error}") from None
+    context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF | ssl.VERIFY_X509_STRICT
+    return context
+
+
+def peer_identity(connection: TlsConnection, trust: Trust, now: datetime) -> Identity:
+    """Who is on the other side, by the certificate of its TLS handshake and the revocations known by now.
+
+    Call it again after `trust.reload()` returned True, to find connections whose certificate was revoked since.
+    """
+    return trust.verify(_peer_certificate(connection), now)
+
+
+def tls_channel(connection: TlsConnection) -> Channel:
+    """What binds our own handshake to this very TLS connection.
+
+    The value is the client's Finished message: an authenticator over the whole TLS handshake, keyed by its secrets,
+    that both sides know and no other connection shares. Python offers no keying material exporter. Our handshake
+    also compares the peer's certificate with the one of TLS.
+    """
+    if connection.version() != "TLSv1.3":
+        raise NotAuthenticated(f"the connection speaks {connection.version()}, not TLS 1.3")
+    finished = connection.get_channel_binding("tls-unique")
+    if not finished:
+        raise NotAuthenticated("the TLS handshake is not finished")
+    return Channel(
+        binding=hashlib.sha256(_BINDING_LABEL + finished).digest(),
+        peer_certificate=_peer_certificate(connection),
+        peer_is_loopback=False,
+    )
+
+
+def _peer_certificate(connection: TlsConnection) -> bytes:
+    certificate = connection.getpeercert(binary_form=True)
+    if not isinstance(certificate, bytes):
+        raise NotAuthenticated("the other side showed no certificate")
+    return certificate
