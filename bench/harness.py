@@ -60,7 +60,7 @@ class Tally:
 
     window_begins: float
     window_ends: float
-    latencies_s: array[float] = field(default_factory=lambda: array("d"))
+    latencies_s: "array[float]" = field(default_factory=lambda: array("d"))
     committed: int = 0
     aborted: int = 0
     errors: int = 0
@@ -216,7 +216,7 @@ class Contender:
                 await self.system.settle()
         except TimeoutError as error:
             raise BenchmarkFailed(
-                f"{self.system.name}: its nodes had not applied everything {SETTLE_TIMEOUT_S:.0f} s after the last answer"
+                f"{self.system.name}: not every node had applied everything {SETTLE_TIMEOUT_S:.0f} s after the load"
             ) from error
 
 

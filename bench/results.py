@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,9 +29,12 @@ def figures(
     found: dict[str, dict[str, Any]] = {}
     for peer in theirs:
         for clients in sorted({run.clients for run in runs if run.system == ours}):
-            value: Callable[[Run], float] = lambda run: run.tps if better is Better.HIGHER else run.p50_ms  # noqa: E731
             sides = [
-                [value(run) for run in runs if (run.system, run.workload, run.clients) == (side, workload, clients)]
+                [
+                    run.tps if better is Better.HIGHER else run.p50_ms
+                    for run in runs
+                    if (run.system, run.workload, run.clients) == (side, workload, clients)
+                ]
                 for side in (ours, peer)
             ]
             # Cut short by a time budget, one side may have one run more; that run has no partner.
@@ -83,29 +86,34 @@ def write_json(record: Result, directory: Path) -> Path:
 
 
 def _row(group: Sequence[Run]) -> dict[str, Any]:
-    def middle(value: Callable[[Run], float], digits: int = 3) -> float:
-        return round(median(value(run) for run in group), digits)
-
     first = group[0]
     fsyncs = [run.fsyncs_per_tx for run in group if run.fsyncs_per_tx is not None]
     return {
         "system": first.system,
         "workload": first.workload,
         "clients": first.clients,
-        "tps": middle(lambda run: run.tps, 1),
+        "tps": _median((run.tps for run in group), 1),
         "tps_low": round(min(run.tps for run in group), 1),
         "tps_high": round(max(run.tps for run in group), 1),
-        "p50_ms": middle(lambda run: run.p50_ms),
-        "p95_ms": middle(lambda run: run.p95_ms),
-        "p99_ms": middle(lambda run: run.p99_ms),
+        "p50_ms": _median(run.p50_ms for run in group),
+        "p95_ms": _median(run.p95_ms for run in group),
+        "p99_ms": _median(run.p99_ms for run in group),
         "runs": len(group),
         "committed": sum(run.committed for run in group),
         "aborted": sum(run.aborted for run in group),
         "errors": sum(run.errors for run in group),
-        "applied_tps": middle(lambda run: run.applied_tps, 1),
-        "settle_s": middle(lambda run: run.settle_s),
-        "cpu_cores": {role: middle(lambda run, role=role: run.cpu_cores.get(role, 0.0)) for role in first.cpu_cores},
-        "fsyncs_per_tx": round(median(fsyncs), 3) if fsyncs else None,
-        "phases": {phase: middle(lambda run, p=phase: run.phases.get(p, 0.0), 7) for phase in first.phases},
+        "applied_tps": _median((run.applied_tps for run in group), 1),
+        "settle_s": _median(run.settle_s for run in group),
+        "cpu_cores": _medians([run.cpu_cores for run in group], 2),
+        "fsyncs_per_tx": _median(fsyncs) if fsyncs else None,
+        "phases": _medians([run.phases for run in group], 7),
         "load_average": max(run.load_average for run in group),
     }
+
+
+def _median(values: Iterable[float], digits: int = 3) -> float:
+    return round(median(values), digits)
+
+
+def _medians(records: Sequence[Mapping[str, float]], digits: int) -> dict[str, float]:
+    return {name: _median((record.get(name, 0.0) for record in records), digits) for name in records[0]}

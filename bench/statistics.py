@@ -1,7 +1,7 @@
 """Percentiles of latencies, and figures: how two sides compare over several pairs of runs."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
 from math import ceil
 from statistics import median
@@ -57,8 +57,14 @@ class Figure:
 
     def record(self) -> FigureRecord:
         """As it stands in the results."""
-        rounded = {name: value if isinstance(value, int) else round(value, 4) for name, value in asdict(self).items()}
-        return FigureRecord(**rounded)  # type: ignore[typeddict-item]
+        return FigureRecord(
+            ratio=round(self.ratio, 4),
+            ours=round(self.ours, 4),
+            theirs=round(self.theirs, 4),
+            runs=self.runs,
+            low=round(self.low, 4),
+            high=round(self.high, 4),
+        )
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:

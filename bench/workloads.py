@@ -13,6 +13,7 @@ from itertools import accumulate, count
 from typing import Protocol
 
 ZIPF_EXPONENT = 0.99  # the skew of YCSB
+READ_SHARE = {"A": 0.50, "B": 0.95, "C": 1.00}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +138,9 @@ class BankTransfer:
 class Ycsb:
     """YCSB's core mixes on our table: A reads 50 %, B 95 %, C 100 %; the rest adds 1. Keys follow Zipf's law."""
 
-    READ_SHARE = {"A": 0.50, "B": 0.95, "C": 1.00}
-
     def __init__(self, mix: str, dataset: Dataset) -> None:
         self.name = f"ycsb-{mix.lower()}"
-        self._read_share = self.READ_SHARE[mix]
+        self._read_share = READ_SHARE[mix]
         self._keys = ZipfKeys(dataset.rows)
 
     def operations(self, source: random.Random) -> Iterator[Operation]:
