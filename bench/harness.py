@@ -154,6 +154,10 @@ class Contender:
             load_average=load_before,
         )
 
+    def credit(self, effect: Totals) -> None:
+        """Account for committed work that did not come through a client."""
+        self._committed.add(effect)
+
     async def verify(self) -> None:
         """Every node holds what its clients were told, and all nodes hold the same."""
         nodes = await self.system.totals()

@@ -51,12 +51,14 @@ async def result(
     runs: Sequence[Run],
     *,
     figures: Mapping[str, Mapping[str, Any]] | None = None,
+    measures: Mapping[str, Mapping[str, float]] | None = None,
     missing: Mapping[str, str] | None = None,
     left_out: Sequence[str] = (),
 ) -> Result:
     """The record of a benchmark, before its systems are stopped: their versions are asked for here.
 
-    `missing`: systems that could not run, with the reason. `left_out`: what a quick run had no time for.
+    `measures`: quantities of one system that are no row (see `spread`). `missing`: systems that could not run, with
+    the reason. `left_out`: what a quick run had no time for.
     """
     versions = package_versions()
     for contender in contenders:
@@ -70,9 +72,15 @@ async def result(
         },
         "rows": rows(runs),
         "figures": dict(figures or {}),
+        "measures": dict(measures or {}),
         "missing": dict(missing or {}),
         "left_out": list(left_out),
     }
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """The median of some runs with its range."""
+    return {"median": _median(values), "low": round(min(values), 3), "high": round(max(values), 3), "runs": len(values)}
 
 
 def write_json(record: Result, directory: Path) -> Path:

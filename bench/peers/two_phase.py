@@ -26,8 +26,9 @@ class HandWrittenTwoPhaseCommit(PostgresSystem):
     description = "two-phase commit over 3 PostgreSQL by the client: BEGIN, UPDATE, PREPARE, then COMMIT PREPARED"
     promise = "on disk at all three; a crash of the client between the phases leaves the outcome to a person"
 
-    def __init__(self) -> None:
+    def __init__(self, *, profile: bool = False) -> None:
         super().__init__()
+        self._profile = profile
         self._names = count(1)
         self._phases: defaultdict[str, float] = defaultdict(float)
         self._transactions = 0
@@ -43,7 +44,7 @@ class HandWrittenTwoPhaseCommit(PostgresSystem):
 
     async def client(self) -> Client:
         branches = [await Branch.connect(server.dsn) for server in self.servers.values()]
-        return TwoPhaseClient(branches, self._names, self._record)
+        return TwoPhaseClient(branches, self._names, self._record if self._profile else None)
 
     async def settle(self) -> None:
         """A client is answered when all three have committed."""
@@ -69,7 +70,7 @@ class TwoPhaseClient(Client):
     """One transaction at a time over one connection to each server."""
 
     def __init__(
-        self, branches: "list[Branch]", names: "count[int]", record: "Callable[[list[Branch], float], None]"
+        self, branches: "list[Branch]", names: "count[int]", record: "Callable[[list[Branch], float], None] | None"
     ) -> None:
         self._branches, self._names, self._record = branches, names, record
 
@@ -86,7 +87,8 @@ class TwoPhaseClient(Client):
             await asyncio.gather(*(branch.finish("ROLLBACK PREPARED", name) for branch in prepared))
             raise OperationAborted(reasons[0])
         await asyncio.gather(*(branch.finish("COMMIT PREPARED", name) for branch in self._branches))
-        self._record(self._branches, time.perf_counter() - began)
+        if self._record is not None:
+            self._record(self._branches, time.perf_counter() - began)
 
     async def close(self) -> None:
         for branch in self._branches:

@@ -2,12 +2,17 @@
 
 import typer
 
+from tops.cli import bench
+
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 
 
 @app.callback()
 def tops() -> None:
     """Database replication middleware built on transactional publish/subscribe."""
+
+
+app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:
