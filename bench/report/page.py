@@ -51,7 +51,7 @@ def render(record: Result, pictures: Iterable[Path]) -> str:
         *(_table("Figures (above 1 we are better)", ["figure", *FIGURE_KEYS], figures)),
         *(_table("Runs", keys, [[row.get(key) for key in keys] for row in rows])),
         *(_table("Other measures", ["measure", "median", "low", "high", "runs"], measures)),
-        *(_table("CPU: cores kept busy", *_cpu(rows))),
+        *(_table("CPU", ["system", "clients", "cores kept busy, by process"], _cpu(rows), "text")),
         *(_table("Systems", ["system", "what runs", "what “committed” promises"], _systems(record), "text")),
     ]
     head = f"<meta charset=utf-8><title>tops bench {escape(record['name'])}</title><style>{STYLE}</style>"
@@ -75,11 +75,11 @@ def _table(title: str, keys: Sequence[str], rows: Sequence[Sequence[object]], ki
     return [f"<h2>{escape(title)}</h2><table class='{kind}'><tr>{head}</tr>{body}</table>"]
 
 
-def _cpu(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[object]]]:
-    roles = list(dict.fromkeys(role for row in rows for role in row.get("cpu_cores", {})))
+def _cpu(rows: Sequence[Mapping[str, Any]]) -> list[list[object]]:
     measured = [row for row in rows if row.get("cpu_cores")]
-    return ["system", "clients", *roles], [
-        [row["system"], row.get("clients"), *(row["cpu_cores"].get(role) for role in roles)] for row in measured
+    return [
+        [row["system"], row.get("clients"), ", ".join(f"{role} {cores}" for role, cores in row["cpu_cores"].items())]
+        for row in measured
     ]
 
 

@@ -1,6 +1,6 @@
 """The terminal's view of a record: one table of rows, one of figures, and what is missing."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -21,15 +21,25 @@ COLUMNS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "aborted": ("aborted", str),
     "errors": ("errors", str),
     "fsyncs_per_tx": ("fsyncs/tx", lambda value: f"{value:.2f}"),
-    "cpu_cores": ("cores busy", lambda value: f"{sum(value.values()):.2f}"),
+    "cpu_cores": ("cores", lambda value: f"{sum(value.values()):.2f}"),
     "runs": ("runs", str),
     "load_average": ("load", lambda value: f"{value:.1f}"),
 }
+# Given up one after the other where a terminal is too narrow; the JSON and the page have them all.
+EXPENDABLE = ("runs", "cpu_cores", "applied_tps", "fsyncs_per_tx", "p99_ms", "tps_high", "tps_low", "load_average")
+WIDTH_WITHOUT_TERMINAL = 160
 
 
-def render(record: Result) -> RenderableType:
-    """Everything a reader needs to judge the figures, top down."""
-    parts: list[RenderableType] = [_rows(record)]
+def print_table(record: Result) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH_WITHOUT_TERMINAL)
+    console.print(render(record, console))
+
+
+def render(record: Result, console: Console) -> RenderableType:
+    """Everything a reader needs to judge the figures, top down, as wide as the console allows."""
+    parts: list[RenderableType] = [_rows_that_fit(record, console)]
     if record["figures"]:
         parts.append(_figures(record["figures"]))
     for name, measure in record.get("measures", {}).items():
@@ -41,20 +51,27 @@ def render(record: Result) -> RenderableType:
     return Group(*parts)
 
 
-def print_table(record: Result) -> None:
-    Console().print(render(record))
+def _rows_that_fit(record: Result, console: Console) -> Table:
+    shown = [key for key in COLUMNS if any(row.get(key) is not None for row in record["rows"])]
+    for key in (*EXPENDABLE, None):
+        table = _rows(record, shown)
+        if (
+            key is None
+            or console.measure(table, options=console.options.update(max_width=1000)).maximum <= console.width
+        ):
+            break
+        shown = [other for other in shown if other != key]
+    return table
 
 
-def _rows(record: Result) -> Table:
-    rows = record["rows"]
-    shown = [key for key in COLUMNS if any(row.get(key) is not None for row in rows)]
-    machine = record["machine"]
+def _rows(record: Result, shown: Sequence[str]) -> Table:
+    rows, machine = record["rows"], record["machine"]
     caption = (
         f"{machine['cores']} cores, fdatasync {machine['fdatasync_us']} µs, load average {machine['load_average']}"
     )
     table = Table(title=f"tops bench {record['name']}", caption=caption)
     table.add_column("system", no_wrap=True)
-    table.add_column("clients", justify="right")
+    table.add_column("clients", justify="right", no_wrap=True)
     for key in shown:
         table.add_column(COLUMNS[key][0], justify="right", no_wrap=True)
     for number, row in enumerate(rows):
