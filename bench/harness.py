@@ -17,6 +17,7 @@ from bench.machine import CpuMeter, load_average
 from bench.statistics import percentile
 from bench.systems import BenchmarkFailed, Client, OperationAborted, OperationUnknown, System, SystemUnavailable
 from bench.workloads import Dataset, Operation, Totals, Workload
+from tops.errors import TopsError
 
 ERRORS_IN_A_ROW_MAX = 10  # of one client: after that the system is down, and its figures mean nothing
 SETTLE_TIMEOUT_S = 120.0
@@ -184,10 +185,14 @@ class Contender:
         return client
 
     async def _drive_all(self, clients: Sequence[Client], workload: Workload, tally: Tally, seed: int) -> None:
-        streams = (workload.operations(random.Random(f"{seed}/{number}")) for number in range(len(clients)))
-        async with asyncio.TaskGroup() as group:
-            for client, operations in zip(clients, streams, strict=False):
-                group.create_task(self._drive(client, operations, tally))
+        streams = [workload.operations(random.Random(f"{seed}/{number}")) for number in range(len(clients))]
+        try:
+            async with asyncio.TaskGroup() as group:
+                for client, operations in zip(clients, streams, strict=True):
+                    group.create_task(self._drive(client, operations, tally))
+        except* TopsError as failures:
+            # The clients of a broken system fail together, for one reason.
+            raise failures.exceptions[0] from failures
 
     async def _drive(self, client: Client, operations: Iterator[Operation], tally: Tally) -> None:
         errors_in_a_row = 0

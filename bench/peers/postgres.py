@@ -41,6 +41,8 @@ select (select coalesce(sum(bal), 0)::bigint from accounts) as balance,
        (select coalesce(sum(hash_record_extended(e, 0)), 0) from entries e)::text as digest
 """
 
+# Errors after which nobody has told us whether a commit happened.
+CUT_OFF = (OSError, asyncpg.InterfaceError, asyncpg.PostgresConnectionError, asyncpg.OperatorInterventionError)
 POLL_S = 0.005
 
 Connection = asyncpg.Connection
@@ -65,10 +67,10 @@ class PostgresClient(Client):
                     await self._statements.run(operation)
             else:
                 await self._statements.run(operation)
-        except (asyncpg.DeadlockDetectedError, asyncpg.SerializationError) as error:
-            raise OperationAborted(str(error)) from error
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except CUT_OFF as error:
             raise OperationUnknown(str(error)) from error
+        except asyncpg.PostgresError as error:  # the server's own refusal: it has rolled back
+            raise OperationAborted(str(error)) from error
 
     async def close(self) -> None:
         await self._connection.close()

@@ -8,13 +8,12 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from itertools import count
 
 import asyncpg
 
 from adapters import EmbeddedPostgres
-from bench.peers.postgres import Connection, PostgresSystem, PreparedStatements, load_accounts
+from bench.peers.postgres import CUT_OFF, Connection, PostgresSystem, PreparedStatements, load_accounts
 from bench.systems import Client, OperationAborted, OperationUnknown
 from bench.workloads import Dataset, Operation, Read
 
@@ -117,12 +116,11 @@ class Branch:
             preparing = time.perf_counter()
             tag = await self._connection.execute(f"PREPARE TRANSACTION '{name}'")
             prepared = time.perf_counter()
-        except (asyncpg.PostgresError, OperationAborted) as error:
-            with suppress(asyncpg.PostgresError):
-                await self._connection.execute("ROLLBACK")
-            return str(error)
-        except (OSError, asyncpg.InterfaceError) as error:
+        except CUT_OFF as error:
             raise OperationUnknown(f"{name}: {error}") from error
+        except (asyncpg.PostgresError, OperationAborted) as error:
+            await self._connection.execute("ROLLBACK")
+            return str(error)
         self.spent = {"begin": updating - begun, "statements": preparing - updating, "prepare": prepared - preparing}
         # In a transaction that has already failed the server answers ROLLBACK, without an error.
         return None if tag == "PREPARE TRANSACTION" else f"{name}: the server answered {tag}"
@@ -131,14 +129,14 @@ class Branch:
         began = time.perf_counter()
         try:
             await self._connection.execute(f"{command} '{name}'")
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except (*CUT_OFF, asyncpg.PostgresError) as error:
             raise OperationUnknown(f"{name}: {error}") from error
         self.spent["commit prepared"] = time.perf_counter() - began
 
     async def read(self, operation: Read) -> None:
         try:
             await self._statements.run(operation)
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except (*CUT_OFF, asyncpg.PostgresError) as error:
             raise OperationUnknown(str(error)) from error
 
     async def close(self) -> None:
