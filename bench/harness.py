@@ -50,6 +50,7 @@ class Run:
     settle_s: float  # from the last answer until every node had applied everything
     applied_tps: float  # operations per second until every node had applied them, warm-up included
     cpu_cores: dict[str, float]  # by role, averaged over the run: 1.0 is one core kept busy
+    others_cores: float  # the same of everything else on the machine: near 0, or the run was disturbed
     fsyncs_per_tx: float | None
     phases: dict[str, float]  # seconds per transaction
     load_average: float  # of the machine when the run began
@@ -127,7 +128,7 @@ class Contender:
             tally = Tally(began + load.warmup_s, began + load.warmup_s + load.duration_s)
             await self._drive_all(clients, workload, tally, seed)
             loaded_s = time.perf_counter() - began
-            cpu_s, phases = cpu.used(), dict(system.phases())
+            cpu_s, others_cpu_s, phases = cpu.used(), cpu.used_by_others(), dict(system.phases())
             settle_began = time.perf_counter()
             await self._settle()
             settle_s = time.perf_counter() - settle_began
@@ -150,6 +151,7 @@ class Contender:
             settle_s=settle_s,
             applied_tps=tally.committed / (loaded_s + settle_s),
             cpu_cores={role: spent / loaded_s for role, spent in cpu_s.items()},
+            others_cores=others_cpu_s / loaded_s,
             fsyncs_per_tx=_per(fsyncs_before, fsyncs_after, tally.committed),
             phases=phases,
             load_average=load_before,

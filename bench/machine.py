@@ -38,7 +38,7 @@ def package_versions() -> dict[str, str]:
 
 
 def load_average() -> float:
-    """Of the last minute: above 0 before a run means that somebody else was at work."""
+    """Of the last minute, whoever caused it: after a run it holds that run as well."""
     return round(os.getloadavg()[0], 2)
 
 
@@ -64,9 +64,17 @@ class CpuMeter:
     def __init__(self, roles: Mapping[str, int]) -> None:
         self._members = {CLIENT: [psutil.Process()], **{role: _family(pid) for role, pid in roles.items()}}
         self._before = self._read()
+        self._machine_before = _machine_cpu_seconds()
 
     def used(self) -> dict[str, float]:
-        after = self._read()
+        return self._used(self._read())
+
+    def used_by_others(self) -> float:
+        """CPU seconds of everything else on the machine meanwhile: how far a measurement was disturbed."""
+        everybody = _machine_cpu_seconds() - self._machine_before
+        return max(everybody - sum(self._used(self._read()).values()), 0.0)
+
+    def _used(self, after: Mapping[str, Mapping[int, float]]) -> dict[str, float]:
         return {
             role: sum(spent - self._before[role][pid] for pid, spent in after[role].items()) for role in self._members
         }
@@ -92,6 +100,12 @@ def _cpu_seconds(processes: list[psutil.Process]) -> dict[int, float]:
             continue
         spent[process.pid] = times.user + times.system
     return spent
+
+
+def _machine_cpu_seconds() -> float:
+    times = psutil.cpu_times()
+    # Waiting for a disk and time that a hypervisor gave to others are no work of this machine.
+    return sum(getattr(times, kind, 0.0) for kind in ("user", "nice", "system", "irq", "softirq"))
 
 
 def _processor() -> str:

@@ -113,6 +113,7 @@ def _row(group: Sequence[Run]) -> dict[str, Any]:
         "applied_tps": _median((run.applied_tps for run in group), 1),
         "settle_s": _median(run.settle_s for run in group),
         "cpu_cores": _medians([run.cpu_cores for run in group], 2),
+        "others_cores": _median((run.others_cores for run in group), 2),
         "fsyncs_per_tx": _median(fsyncs) if fsyncs else None,
         "phases": _medians([run.phases for run in group], 7),
         "load_average": max(run.load_average for run in group),
