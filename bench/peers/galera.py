@@ -40,7 +40,7 @@ class Galera(System):
     promise = "on disk at one node, certified and received in memory by the others, which apply it afterwards"
 
     def __init__(self) -> None:
-        self._directory: Path | None = None
+        self._directories: dict[str, Path] = {}
         self._nodes: dict[str, Program] = {}
         self._ports: dict[str, int] = {}
 
@@ -48,27 +48,27 @@ class Galera(System):
         server, install = program("mariadbd", "mariadb-server"), program("mariadb-install-db", "mariadb-server")
         provider = _provider()
         _driver()
-        self._directory = Path(tempfile.mkdtemp(prefix="tops-galera-"))
         for name in NODES:
-            (self._directory / name / "data").mkdir(parents=True)
-        _give(self._directory)
-        first_data = self._directory / NODES[0] / "data"
+            self._directories[name] = Path(tempfile.mkdtemp(prefix=f"tops-galera-{name}-"))
+            (self._directories[name] / "data").mkdir()
+            _give(self._directories[name])
+        first_data = self._directories[NODES[0]] / "data"
         await run_to_end(
             [install, "--no-defaults", f"--datadir={first_data}", "--auth-root-authentication-method=normal",
              "--skip-test-db", *_as_user()]
         )  # fmt: skip
-        await self._start_nodes(server, provider, self._directory)
+        await self._start_nodes(server, provider)
 
-    async def _start_nodes(self, server: str, provider: str, directory: Path) -> None:
+    async def _start_nodes(self, server: str, provider: str) -> None:
         """The first forms the cluster; the others start empty and get its data as they join."""
         self._ports = dict(zip(NODES, free_ports(len(NODES)), strict=True))
         group_ports = dict(zip(NODES, free_ports(len(NODES)), strict=True))
         for name in NODES:
-            options = _options(directory / name, name, self._ports[name], group_ports, provider)
+            options = _options(self._directories[name], name, self._ports[name], group_ports, provider)
             command = [server, "--no-defaults", *options, *_as_user()]
             if name == NODES[0]:
                 command.append("--wsrep-new-cluster")
-            self._nodes[name] = Program(command, directory / name / "server.log")
+            self._nodes[name] = Program(command, self._directories[name])
             await self._nodes[name].start(partial(self._joined, name))
 
     async def load(self, dataset: Dataset) -> None:
@@ -106,9 +106,9 @@ class Galera(System):
         for node in reversed(self._nodes.values()):
             await node.stop()
         self._nodes.clear()
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self._directory = None
+        for directory in self._directories.values():
+            shutil.rmtree(directory, ignore_errors=True)
+        self._directories.clear()
 
     def processes(self) -> Mapping[str, int]:
         return {name: node.pid for name, node in self._nodes.items()}

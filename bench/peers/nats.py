@@ -62,7 +62,7 @@ class NatsServer:
         self._directory = Path(tempfile.mkdtemp(prefix="tops-nats-"))
         self.port = free_ports(1)[0]
         command = [binary, "-a", "127.0.0.1", "-p", str(self.port), "-js", "-sd", str(self._directory / "streams")]
-        self._program = Program(command, self._directory / "server.log")
+        self._program = Program(command, self._directory)
         try:
             await self._program.start(partial(accepts_connections, self.port))
         except BaseException:
@@ -162,8 +162,9 @@ class _Subscribers:
 @asynccontextmanager
 async def _subscribers(server: NatsServer, subject: str, events: int, kind: str) -> AsyncIterator[_Subscribers]:
     command = [sys.executable, "-m", "bench.peers.nats_subscriber", server.url, subject, str(events), kind]
+    pipe = asyncio.subprocess.PIPE
     subscribers = _Subscribers(
-        [await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE) for _ in range(SUBSCRIBERS)]
+        [await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe) for _ in range(SUBSCRIBERS)]
     )
     try:
         await subscribers.ready()

@@ -43,7 +43,7 @@ class Pgpool(PostgresSystem):
         self._directory = Path(tempfile.mkdtemp(prefix="tops-pgpool-"))
         self._port, control_port = free_ports(2)
         files = self._write_files(self._directory, control_port)
-        self._proxy = Program([binary, "-n", "-D", *files], self._directory / "pgpool.log")
+        self._proxy = Program([binary, "-n", "-D", *files], self._directory)
         await self._proxy.start(partial(fetch_text, self._dsn, "select 1"))
 
     async def load(self, dataset: Dataset) -> None:

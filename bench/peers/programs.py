@@ -1,23 +1,37 @@
 """Servers that come from the operating system's packages: found, started in the foreground, awaited, ended.
 
-Nothing here outlives the benchmark: a server runs in a directory of its own, and the kernel ends it with us.
+Nothing here outlives the benchmark, even when it is killed: a small shell holds the read end of a pipe whose write end
+only we have; when the pipe closes, it ends the server and removes the server's directory.
 """
 
 import asyncio
 import os
 import random
 import shutil
+import signal
 import socket
 from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 from bench.systems import SystemUnavailable
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 POLL_S = 0.02
+# $1: the directory to remove; the rest: the server's command line. A line on the pipe says that we have ended the
+# server, or that it has ended by itself; the end of the pipe says that we are gone.
+SUPERVISOR = """\
+directory=$1; shift
+"$@" </dev/null >&2 & server=$!
+echo $server
+exec >/dev/null
+if read -r released; then wait $server; exit; fi
+kill -TERM $server; wait $server; rm -rf "$directory"
+"""
 PORTS = range(20_000, 32_000)  # below those that systems draw for outgoing connections
 
 
@@ -44,53 +58,74 @@ def free_ports(number: int) -> list[int]:
 
 
 class Program:
-    """One server process, its output in `log`."""
+    """One server process with a directory of its own, which the caller makes and removes; its output goes to `log`."""
 
-    def __init__(self, command: Sequence[str], log: Path) -> None:
-        self._command, self._log = list(command), log
-        self._process: Process | None = None
+    def __init__(self, command: Sequence[str], directory: Path) -> None:
+        self._command, self._directory = list(command), directory
+        self._supervisor: Process | None = None
+        self.pid = 0
 
     @property
-    def pid(self) -> int:
-        return self._process.pid if self._process is not None else 0
+    def log(self) -> Path:
+        return self._directory / "server.log"
 
     async def start(self, answers: Callable[[], Awaitable[object]]) -> None:
         """Return once `answers()` ends without an error; a server that does not come up is a `SystemUnavailable`."""
-        with self._log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *_dying_with_us(), *self._command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log
+        with self.log.open("ab") as log:
+            self._supervisor = await asyncio.create_subprocess_exec(
+                *("/bin/sh", "-c", SUPERVISOR, "tops-bench-server", str(self._directory), *self._command),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for us; servers are stopped by us, in order
             )
+        assert self._supervisor.stdout is not None
+        self.pid = int(await self._supervisor.stdout.readline())
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 await self._until(answers)
         except TimeoutError as error:
             await self.stop()
             raise self._unavailable(f"did not answer within {START_TIMEOUT_S:.0f} s") from error
+        except BaseException:
+            await self.stop()
+            raise
 
     async def stop(self) -> None:
         """Ask, wait, then insist."""
-        if self._process is None or self._process.returncode is not None:
+        if self._supervisor is None:
             return
-        self._process.terminate()
+        self._signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
-                await self._process.wait()
+                await self._released()
         except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
+            self._signal(signal.SIGKILL)
+            await self._supervisor.wait()
+        self._supervisor = None
 
     async def _until(self, answers: Callable[[], Awaitable[object]]) -> None:
-        while True:
-            if self._process is not None and self._process.returncode is not None:
-                raise self._unavailable(f"ended with code {self._process.returncode}")
+        while _alive(self.pid):
             try:
                 await answers()
                 return
             except Exception:  # drivers have no common family for "not yet"; the time-out bounds the wait
                 await asyncio.sleep(POLL_S)
+        raise self._unavailable(f"ended with code {await self._released()}")
+
+    async def _released(self) -> int:
+        """The code with which the server ends; the supervisor no longer minds us."""
+        assert self._supervisor is not None
+        await self._supervisor.communicate(b"released\n")
+        return await self._supervisor.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            if _alive(self.pid):
+                os.kill(self.pid, number)
 
     def _unavailable(self, what: str) -> SystemUnavailable:
-        ending = self._log.read_text(errors="replace")[-1500:] if self._log.exists() else ""
+        ending = self.log.read_text(errors="replace")[-1500:]
         return SystemUnavailable(f"{Path(self._command[0]).name} {what}; its log ends:\n{ending}")
 
 
@@ -113,6 +148,8 @@ async def accepts_connections(port: int) -> None:
     await writer.wait_closed()
 
 
-def _dying_with_us() -> list[str]:
-    setpriv = shutil.which("setpriv")
-    return [setpriv, "--pdeathsig", "TERM"] if setpriv else []
+def _alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

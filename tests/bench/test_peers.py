@@ -1,5 +1,8 @@
 """Every peer, for a moment: it starts, takes operations, its nodes agree, and nothing stays behind."""
 
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -133,7 +136,35 @@ async def test_a_missing_program_names_the_package_that_brings_it(monkeypatch: p
 
 
 async def test_a_server_that_does_not_come_up_is_unavailable_with_the_end_of_its_log(tmp_path: Path) -> None:
-    failing = Program(["/bin/sh", "-c", "echo the port is taken; exit 3"], tmp_path / "log")
+    failing = Program(["/bin/sh", "-c", "echo the port is taken; exit 3"], tmp_path)
 
     with pytest.raises(SystemUnavailable, match=r"(?s)ended with code 3.*the port is taken"):
         await failing.start(lambda: accepts_connections(1))
+
+
+def test_a_server_does_not_outlive_a_benchmark_that_is_killed(tmp_path: Path) -> None:
+    directory = tmp_path / "server"
+    directory.mkdir()
+    benchmark = f"""
+import asyncio
+from pathlib import Path
+from bench.peers.programs import Program
+
+async def main():
+    server = Program(["/bin/sleep", "3600"], Path({str(directory)!r}))
+    await server.start(lambda: asyncio.sleep(0))
+    print(server.pid, flush=True)
+    await asyncio.sleep(3600)
+
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", benchmark], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        server = psutil.Process(int(process.stdout.readline()))
+        process.kill()
+
+    server.wait(timeout=60)
+    deadline = time.monotonic() + 60
+    while directory.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not directory.exists()
