@@ -362,6 +362,7 @@ class TxOutcome(Message, frozen=True):
     pending: tuple[str, ...] = ()
     rows: tuple[int, ...] = ()
     locals_wait: bool = False
+    result: bytes = b""
 
 
 class AskOutcome(Message, frozen=True):
@@ -439,13 +440,18 @@ class PrepareEpoch(Message, frozen=True):
 
 
 class EpochVoted(Message, frozen=True):
-    """A promise that survives a crash, for all members but `excluded`; `rows` per member, in order."""
+    """A promise that survives a crash, for all members but `excluded`.
+
+    `rows` has, per member in order, the rows that each of its changes affected: voters that differ have diverged.
+    `results` is what the members return to their publishers, opaque; the first voter's is passed on.
+    """
 
     epoch: EpochId
     digest: str
     voter: str
     excluded: dict[TxId, str]
-    rows: tuple[int, ...] = ()
+    rows: tuple[tuple[int, ...], ...] = ()
+    results: tuple[bytes, ...] = ()
 
 
 class EpochDecided(Message, frozen=True):

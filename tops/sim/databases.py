@@ -124,7 +124,7 @@ class ReplicaDatabase:
         excluded = {m.tx: why for m in members if (why := self._refusal(m.events or ())) is not None}
         accepted = tuple(m for m in members if m.tx not in excluded)
         self.prepared = (memo, accepted)
-        rows = tuple(0 if m.tx in excluded else len(m.events or ()) for m in members)
+        rows = tuple(() if m.tx in excluded else (1,) * len(m.events or ()) for m in members)
         return BatchPrepared(excluded, rows)
 
     def _refusal(self, events: tuple[Event, ...]) -> str | None:
