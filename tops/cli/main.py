@@ -19,7 +19,7 @@ def tops() -> None:
 
 
 def main() -> None:
-    """Run the command line; refusals of the `TopsError` family become one line and exit code 2, or 3 if nobody answers."""
+    """Run the command line; a refusal of the `TopsError` family is one line and exit code 2, or 3 if nobody answers."""
     try:
         app()
     except TopsError as error:

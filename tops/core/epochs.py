@@ -309,6 +309,8 @@ class EpochCoordinator:
             for key, vote in epoch.votes.items()
             if key not in epoch.counted and vote.excluded.keys() == verdict.excluded.keys() and vote.rows == rows
         }
+        if not timely:
+            return timely
         everyone = {key: epoch.voters[key] for key in sorted(verdict.committing | timely)}
         welcome = all(
             shortfall(m, epoch.counted & verdict.committing, everyone, self.predicates) is None

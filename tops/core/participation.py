@@ -128,6 +128,7 @@ class Participation:
         self.executors: dict[TxId, dict[int, SubTxExecutor]] = {}
         self.epochs: dict[tuple[str, int], CallbackEpoch] = {}
         self.voters: dict[str, int] = {}  # what we vote under -> subscription
+        self.promised: dict[str, int] = {}  # what we vote under -> epochs that are open
         self.latest: OrderedDict[tuple[str, NodeId], tuple[int, int]] = OrderedDict()  # per publisher: life, number
         self.ended: OrderedDict[TxId, None] = OrderedDict()
         self.decisions: OrderedDict[EpochId, tuple[str, frozenset[str]]] = OrderedDict()
@@ -275,25 +276,45 @@ class Participation:
     # ---------------------------------------------------------------------------------------------- publications
 
     def on_publication(self, publication: Publication, link: NodeId) -> list[Effect]:
-        match publication:
-            case Published(event=event, origin=origin):
-                return self._deliver(event, origin)
-            case CensusOpened():
-                return self._census(publication, link)
-            case TxBegan(tx=tx, members=members):
-                return self._each(tx, lambda e: e.on_began(members))
-            case TxPublished(tx=tx, sequence=sequence, event=event):
-                for s in self.subscriptions.values():
-                    if s.replica is not None:
-                        s.replica.collect(tx, sequence, event)
-                return self._each(tx, lambda e: e.on_event(sequence, event))
-            case LocalCommitOrdered(tx=tx, last_sequence=last_sequence):
-                return self._each(tx, lambda e: e.on_local_commit(last_sequence))
-            case TxAbandoned(tx=tx, reason=reason, distributed_only=only):
-                return self._each(tx, lambda e: [] if only and e.scope is not Scope.DISTRIBUTED else e.abandon(reason))
+        if isinstance(publication, TxPublished):
+            return self._event(publication)
+        if isinstance(publication, Published):
+            return self._deliver(publication.event, publication.origin)
+        if isinstance(publication, CensusOpened):
+            return self._census(publication, link)
+        if isinstance(publication, TxBegan):
+            members = publication.members
+            return self._each(publication.tx, lambda e: e.on_began(members))
+        if isinstance(publication, LocalCommitOrdered):
+            last_sequence = publication.last_sequence
+            return self._each(publication.tx, lambda e: e.on_local_commit(last_sequence))
+        return self._abandoned(publication)
+
+    def _event(self, published: TxPublished) -> list[Effect]:
+        tx, sequence, event = published.tx, published.sequence, published.event
+        for s in self.replicas:
+            s.collect(tx, sequence, event)
+        return self._each(tx, lambda e: e.on_event(sequence, event))
+
+    def _abandoned(self, abandoned: TxAbandoned) -> list[Effect]:
+        for replica in self.replicas:
+            replica.forget(abandoned.tx)
+        only, reason = abandoned.distributed_only, abandoned.reason
+        return self._each(
+            abandoned.tx, lambda e: [] if only and e.scope is not Scope.DISTRIBUTED else e.abandon(reason)
+        )
+
+    @property
+    def replicas(self) -> list[EpochExecutor]:
+        return [s.replica for s in self.subscriptions.values() if s.replica is not None]
 
     def _each(self, tx: TxId, do: Callable[[SubTxExecutor], list[Effect]]) -> list[Effect]:
-        return [effect for e in list(self.executors.get(tx, {}).values()) for effect in do(e)]
+        executors = self.executors.get(tx)
+        if executors is None:
+            return []
+        if len(executors) == 1:
+            return do(next(iter(executors.values())))
+        return [effect for e in list(executors.values()) for effect in do(e)]
 
     def _deliver(self, event: Event, origin: Origin) -> list[Effect]:
         # A site that has moved can meet an event again that travels more slowly on its new path.
@@ -353,6 +374,8 @@ class Participation:
             if waiting:
                 return replies
             scopes = [e.scope for e in asked]
+            if scopes == [Scope.DISTRIBUTED]:
+                return replies  # the broker sees it in the reply
             others = max((x for x in scopes if x is not Scope.DISTRIBUTED), default=Scope.NONE)
             choice = ScopeChosen(tx=census.tx, scope=others, distributed=Scope.DISTRIBUTED in scopes)
             return [*replies, Send(link, choice)]
@@ -394,7 +417,7 @@ class Participation:
                 del self.executors[executor.tx]
                 self.ended[executor.tx] = None
                 _trim(self.ended)
-        if executor.voter == executor.pseudonym and not any(v == executor.voter for v, _ in self.epochs):
+        if executor.voter == executor.pseudonym and executor.voter not in self.promised:
             self.voters.pop(executor.voter, None)
         return []
 
@@ -445,7 +468,7 @@ class Participation:
             if executor is not None:
                 executors[member.tx] = executor
         epoch = CallbackEpoch(s.number, memo, executors, self.brokers, self.options.doubt_s, self._epoch_ended)
-        self.epochs[key] = epoch
+        self._open_epoch(epoch)
         return effects + epoch.prepare(prepare.members)
 
     def _one_shot(
@@ -459,10 +482,21 @@ class Participation:
             effects += executor.on_event(sequence, event)
         return executor, effects
 
+    def _open_epoch(self, epoch: CallbackEpoch) -> None:
+        self.epochs[epoch.memo.voter, epoch.memo.epoch.number] = epoch
+        self.promised[epoch.memo.voter] = self.promised.get(epoch.memo.voter, 0) + 1
+
     def _epoch_ended(self, epoch: CallbackEpoch) -> None:
         key = (epoch.memo.voter, epoch.memo.epoch.number)
         if self.epochs.get(key) is epoch:
             del self.epochs[key]
+        voter = epoch.memo.voter
+        self.promised[voter] -= 1
+        if not self.promised[voter]:
+            del self.promised[voter]
+            s = self.subscriptions.get(self.voters.get(voter, -1))
+            if s is None or s.voter != voter:  # a name for one transaction, or for a link that is gone
+                self.voters.pop(voter, None)
 
     def on_decided(self, decided: EpochDecided) -> list[Effect]:
         self._remember(decided.epoch, decided.digest, decided.committing)
@@ -553,7 +587,7 @@ class Participation:
             epoch = CallbackEpoch.recovered(
                 number, memo, executors, self.brokers, self.options.doubt_s, self._epoch_ended
             )
-            self.epochs[memo.voter, memo.epoch.number] = epoch
+            self._open_epoch(epoch)
             effects += epoch.on_timer()
         return effects
 
