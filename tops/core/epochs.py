@@ -110,6 +110,7 @@ class EpochCoordinator:
         self.questions: dict[int, list[tuple[EpochId, str, str, Address]]] = {}  # waiting for the disk
         self.queue: deque[ReadyTx] = deque()
         self.in_flight: dict[int, Epoch] = {}
+        self.open: set[TxId] = set()  # everything in the queue or in flight
         self.decided: dict[EpochId, Decided] = {}
         self.volatile_number = 0
         self.notes: dict[tuple[EpochId, str], Address] = {}  # finishes that are not on disk yet
@@ -119,6 +120,7 @@ class EpochCoordinator:
     def submit(self, ready: ReadyTx) -> list[Effect]:
         """A transaction is ready to be prepared; it starts at once if nothing is in its way."""
         self.queue.append(ready)
+        self.open.add(ready.tx)
         return self.start()
 
     def withdraw(self, tx: TxId) -> bool:
@@ -126,6 +128,7 @@ class EpochCoordinator:
         for ready in self.queue:
             if ready.tx == tx:
                 self.queue.remove(ready)
+                self.open.discard(tx)
                 return True
         return False
 
@@ -138,9 +141,7 @@ class EpochCoordinator:
 
     def holds(self, tx: TxId) -> bool:
         """Whether the transaction waits here or is in flight."""
-        return any(r.tx == tx for r in self.queue) or any(
-            m.tx == tx for epoch in self.in_flight.values() for m in epoch.members
-        )
+        return tx in self.open
 
     def start(self) -> list[Effect]:
         """Form epochs from the queue as long as one may be in flight."""
@@ -410,6 +411,7 @@ class EpochCoordinator:
 
     def _settle_abort(self, ready: ReadyTx, reason: str) -> list[Effect]:
         outcome = TxOutcome(tx=ready.tx, outcome=Outcome.ABORTED, reason=reason)
+        self.open.discard(ready.tx)
         return self.outcomes.settle(outcome, ready.publisher) + self.settled(ready, False)
 
     # ----------------------------------------------------------------------------------------------------- finishing
@@ -466,6 +468,7 @@ class EpochCoordinator:
         effects: list[Effect] = [CancelTimer(("epoch", self.event_type, number))]
         pending = tuple(sorted(epoch.voters[k].identity or k for k in epoch.committing - epoch.finished))
         for outcome, publisher in epoch.outcomes:
+            self.open.discard(outcome.tx)
             told = msgspec.structs.replace(outcome, pending=pending) if pending else outcome
             effects += self.outcomes.settle(told, publisher)
         if void and self.log is not None:

@@ -16,7 +16,7 @@ from tops.core.calls import Calls
 from tops.core.epoch_executor import EpochExecutor
 from tops.core.log_reader import LogReader
 from tops.core.sub_tx_executor import SubTxExecutor
-from tops.effects import Alarm, Answer, Deliver, Effect, Memo, Post, Send, SetTimer
+from tops.effects import Alarm, Answer, Deliver, Effect, Memo, Post, Promise, Send, SetTimer
 from tops.errors import InvalidEventType, TopsError
 from tops.event_types import EventTypes
 from tops.filters import Filter
@@ -54,6 +54,9 @@ from tops.messages import (
 from tops.transactions import Scope, TxType, granted_scope
 
 REMEMBERED_MAX = 10_000
+EpochKey = tuple[
+    str, int, int
+]  # what is voted under, the coordinator's incarnation, the number; attempts replace each other
 
 
 class SiteOptions(msgspec.Struct, frozen=True):
@@ -126,7 +129,8 @@ class Participation:
         self.rendezvous, self.entropy, self.options = rendezvous, entropy, options
         self.subscriptions: dict[int, Subscription] = {}
         self.executors: dict[TxId, dict[int, SubTxExecutor]] = {}
-        self.epochs: dict[tuple[str, int], CallbackEpoch] = {}
+        self.epochs: dict[EpochKey, CallbackEpoch] = {}
+        self.newest: dict[tuple[str, int, int], CallbackEpoch] = {}  # the attempt that counts, per number
         self.voters: dict[str, int] = {}  # what we vote under -> subscription
         self.promised: dict[str, int] = {}  # what we vote under -> epochs that are open
         self.latest: OrderedDict[tuple[str, NodeId], tuple[int, int]] = OrderedDict()  # per publisher: life, number
@@ -445,14 +449,10 @@ class Participation:
             return []  # not said under any name of ours: the coordinator stops waiting for it
         if s.replica is not None:
             return s.replica.on_prepare(prepare)
-        key = (prepare.voter, prepare.epoch.number)
-        known = self.epochs.get(key)
+        known = self.newest.get(_key(prepare.voter, prepare.epoch)[:3])
         effects: list[Effect] = []
         if known is not None:
-            if (known.memo.epoch.incarnation, known.memo.epoch.attempt) >= (
-                prepare.epoch.incarnation,
-                prepare.epoch.attempt,
-            ):
+            if known.memo.epoch.attempt >= prepare.epoch.attempt:
                 return []
             effects += known.superseded()
             for tx in set(known.memo.transactions) - {m.tx for m in prepare.members}:
@@ -483,13 +483,15 @@ class Participation:
         return executor, effects
 
     def _open_epoch(self, epoch: CallbackEpoch) -> None:
-        self.epochs[epoch.memo.voter, epoch.memo.epoch.number] = epoch
+        key = _key(epoch.memo.voter, epoch.memo.epoch)
+        self.epochs[key] = self.newest[key[:3]] = epoch
         self.promised[epoch.memo.voter] = self.promised.get(epoch.memo.voter, 0) + 1
 
     def _epoch_ended(self, epoch: CallbackEpoch) -> None:
-        key = (epoch.memo.voter, epoch.memo.epoch.number)
-        if self.epochs.get(key) is epoch:
-            del self.epochs[key]
+        key = _key(epoch.memo.voter, epoch.memo.epoch)
+        del self.epochs[key]
+        if self.newest.get(key[:3]) is epoch:
+            del self.newest[key[:3]]
         voter = epoch.memo.voter
         self.promised[voter] -= 1
         if not self.promised[voter]:
@@ -507,7 +509,7 @@ class Participation:
         _trim(self.decisions)
 
     def _learn(self, voter: str, epoch: EpochId, digest: str, committing: frozenset[str]) -> list[Effect]:
-        known = self.epochs.get((voter, epoch.number))
+        known = self.epochs.get(_key(voter, epoch))
         if known is not None and known.memo.epoch == epoch and known.memo.digest == digest:
             return known.on_decided(committing)
         s = self.subscriptions.get(self.voters.get(voter, -1))
@@ -526,8 +528,8 @@ class Participation:
 
     def on_peer_knows(self, knows: PeerKnows) -> list[Effect]:
         effects: list[Effect] = []
-        for voter in [v for v, n in self.epochs if n == knows.epoch.number]:
-            effects += self._learn(voter, knows.epoch, knows.digest, knows.committing)
+        for epoch in [e for e in self.epochs.values() if e.memo.epoch == knows.epoch]:
+            effects += self._learn(epoch.memo.voter, knows.epoch, knows.digest, knows.committing)
         for s in self.subscriptions.values():
             if s.replica is not None:
                 effects += s.replica.learn(knows.epoch, knows.digest, knows.committing)
@@ -557,8 +559,8 @@ class Participation:
             case ("quiet", tx, subscription):
                 executor = self.executors.get(TxId(tx), {}).get(int(subscription))
                 return executor.on_quiet() if executor is not None else []
-            case ("doubt", voter, number):
-                epoch = self.epochs.get((voter, int(number)))
+            case ("doubt", voter, incarnation, number, attempt):
+                epoch = self.epochs.get((voter, int(incarnation), int(number), int(attempt)))
                 if epoch is not None:
                     return epoch.on_timer()
                 s = self.subscriptions.get(self.voters.get(voter, -1))
@@ -566,20 +568,22 @@ class Participation:
         return []
 
     def on_noted(self, noted: FinishNoted) -> list[Effect]:
-        epoch = self.epochs.get((noted.voter, noted.epoch.number))
+        epoch = self.epochs.get(_key(noted.voter, noted.epoch))
         return epoch.on_noted() if epoch is not None and epoch.memo.epoch == noted.epoch else []
 
-    def recover(self, number: int, memos: Sequence[Memo], kept: Sequence[Memo] = ()) -> list[Effect]:
+    def recover(self, number: int, promises: Sequence[Promise], kept: Sequence[Memo] = ()) -> list[Effect]:
         """Promises that a participant found again after a crash: open ones, and ones that are `kept` but not noted."""
         s = self.subscriptions[number]
-        for memo in [*memos, *kept]:
-            self.voters[memo.voter] = number
+        found = [*promises, *(Promise(memo, ()) for memo in kept)]
+        for promise in found:
+            self.voters[promise.memo.voter] = number
         if s.replica is not None:
-            return s.replica.recover(memos)
+            return s.replica.recover([p.memo for p in promises])
         effects: list[Effect] = []
-        for memo in [*memos, *kept]:
+        for promise in sorted(found, key=lambda p: p.memo.epoch.attempt):
+            memo = promise.memo
             executors: dict[TxId, SubTxExecutor] = {}
-            for tx in memo.transactions if memo not in kept else ():
+            for tx in promise.transactions:
                 spec = TxSpec(memo.epoch.event_type, TxType.DISTRIBUTED)
                 executor = SubTxExecutor.recovered(tx, number, spec, memo, self.calls, self._ended)
                 self.executors.setdefault(tx, {})[number] = executor
@@ -590,6 +594,10 @@ class Participation:
             self._open_epoch(epoch)
             effects += epoch.on_timer()
         return effects
+
+
+def _key(voter: str, epoch: EpochId) -> EpochKey:
+    return (voter, epoch.incarnation, epoch.number, epoch.attempt)
 
 
 def _trim(memory: "OrderedDict[Any, Any]") -> None:

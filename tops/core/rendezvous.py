@@ -387,6 +387,8 @@ class Rendezvous:
             outcome = TxOutcome(tx=m.tx, outcome=Outcome.ABORTED, reason=refusal)
             return self.outcomes.settle(outcome, sender)
         epochs = self._epochs(m.spec)
+        if epochs.holds(m.tx):
+            return []  # said twice
         if m.spec.census is not None:
             numbering = EventCoordinator(m.tx, m.spec.event_type)
             coordinator = self._coordinator(m.tx, m.spec, sender, numbering)

@@ -16,7 +16,7 @@ from tops.core.calls import Calls
 from tops.core.participation import Participation, SiteOptions, Wish
 from tops.core.publisher import PublisherTx
 from tops.core.routing import rendezvous_of
-from tops.effects import Answer, Disseminate, Effect, Memo, Post, Send, SetTimer
+from tops.effects import Answer, Disseminate, Effect, Memo, Post, Promise, Send, SetTimer
 from tops.errors import (
     InvalidEventType,
     NotAdvertised,
@@ -370,12 +370,12 @@ class SiteCore:
     def unsubscribe(self, number: int) -> list[Effect]:
         return self._carry_out(self.participation.unsubscribe(number, self.link))
 
-    def recover(self, number: int, memos: Sequence[Memo], kept: Sequence[Memo] = ()) -> list[Effect]:
+    def recover(self, number: int, promises: Sequence[Promise], kept: Sequence[Memo] = ()) -> list[Effect]:
         """What a subscription's participant found again after a crash; call it right after `subscribe`.
 
-        `memos` are promises that are still open, `kept` those that were carried out and not yet forgotten.
+        `promises` are those that are still open, `kept` those that were carried out and not yet forgotten.
         """
-        return self._carry_out(self.participation.recover(number, memos, kept))
+        return self._carry_out(self.participation.recover(number, promises, kept))
 
     def call_done(self, call: int, result: Any) -> list[Effect]:
         """A participant answered a call."""

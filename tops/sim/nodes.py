@@ -89,7 +89,12 @@ class SimNode:
             life = self.incarnation
             self.world.clock.after(pause, lambda: self.act(step) if self.incarnation == life else None)
             return
-        self._pipeline.extend(step())
+        try:
+            self._pipeline.extend(step())
+        except Exception as error:  # a machine never raises: every input is either meant or ignored
+            self.world.history.broken.append(f"{self.name}: the machine raised {error!r}")
+            self.world.trace.add(self.world.clock.now, self.name, f"BROKEN {error!r}")
+            return
         self.drain()
 
     def drain(self) -> None:
