@@ -102,6 +102,8 @@ class BrokerCore:
         site = self.edge.sites.get(link)
         if site is not None:
             return self._from_site(site, message, now)
+        if link not in self.neighbours:
+            return []  # neither a site that is connected here nor a broker that we have met
         if isinstance(message, Envelope):
             return self._route(message, now)
         if isinstance(message, Dissemination):

@@ -22,7 +22,7 @@ from tops.core.census import Member
 from tops.core.event_log import EventLog
 from tops.core.outcomes import Outcomes
 from tops.core.standing import StandingAnswers
-from tops.effects import Alarm, CancelTimer, Effect, Note, Persist, Post, ReadLog, SetTimer
+from tops.effects import Alarm, CancelTimer, Effect, Persist, Post, ReadLog, SetTimer
 from tops.ids import NodeId, TxId, hashed
 from tops.messages import (
     Address,
@@ -335,7 +335,7 @@ class EpochCoordinator:
             for ready in rest:
                 ready.alone = True
             self.queue.extendleft(reversed(rest))
-            return effects + self._end(epoch, void=True) + self._undo(epoch) + self.start()
+            return effects + self._undo(epoch) + self._end(epoch, void=True) + self.start()
         voters = {key: epoch.voters[key] for key in sorted(verdict.committing)}
         return effects + self._prepare(epoch.id.number, epoch.id.attempt + 1, rest, voters, frozenset(voters))
 
@@ -348,7 +348,7 @@ class EpochCoordinator:
             if ready.tx in verdict.excluded:
                 aborts += self._settle_abort(ready, verdict.excluded[ready.tx])
         if not committed:
-            return self._undo(epoch) + self._end(epoch, void=True) + aborts + self.start()
+            return self._undo(epoch) + aborts + self._end(epoch, void=True) + self.start()
         epoch.stage = Stage.FINISHING
         epoch.committing = epoch.decided = verdict.committing
         epoch.committed = tuple(m.tx for m in committed)
@@ -474,7 +474,8 @@ class EpochCoordinator:
         if void and self.log is not None:
             entry = LogEntry(number=number)
             self.log.fill(entry)
-            effects.append(Note(LogAppended(event_type=self.event_type, entry=entry)))
+            # On disk before anybody is told: another life of this broker must not use the number for something else.
+            effects.append(Persist(LogAppended(event_type=self.event_type, entry=entry)))
             effects += self.log.pump_all()
         return effects
 

@@ -54,9 +54,7 @@ from tops.messages import (
 from tops.transactions import Scope, TxType, granted_scope
 
 REMEMBERED_MAX = 10_000
-EpochKey = tuple[
-    str, int, int
-]  # what is voted under, the coordinator's incarnation, the number; attempts replace each other
+EpochKey = tuple[str, int, int, int]  # what is voted under; the coordinator's incarnation, the number, the attempt
 
 
 class SiteOptions(msgspec.Struct, frozen=True):
