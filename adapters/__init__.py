@@ -1,5 +1,6 @@
-"""Databases as transactional resources, one file per database, behind the same port."""
+"""Databases as transactional resources, one file or package per database, behind the same port."""
 
 from adapters.embedded_postgres import EmbeddedPostgres
+from adapters.postgres import PostgresAdapter
 
-__all__ = ["EmbeddedPostgres"]
+__all__ = ["EmbeddedPostgres", "PostgresAdapter"]

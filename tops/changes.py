@@ -111,6 +111,7 @@ class NotDeterministic(InvalidChange):
 
 
 _ALLOWED = frozenset({"insert", "update", "delete", "merge", "with", "select", "truncate"})
+_READS = frozenset({"select", "with", "values", "table", "explain", "show"})
 _CLOCK_WORDS = frozenset(
     {"current_timestamp", "current_date", "current_time", "localtime", "localtimestamp", "tablesample", "ctid"}
     | {"current_user", "session_user", "current_role", "current_catalog", "current_schema"}
@@ -156,6 +157,13 @@ def check_statement(sql: str, *, allow_volatile: bool = False) -> None:
     culprit = None if allow_volatile else volatile_part(sql)
     if culprit is not None:
         raise NotDeterministic(culprit, sql)
+
+
+def check_query(sql: str) -> None:
+    """Refuse what is not a query: a read must not write."""
+    verb = next((token for _, token in _tokens(sql)), "")
+    if verb not in _READS:
+        raise InvalidChange(f"a read starts with one of {', '.join(sorted(_READS))}, not with {verb!r}: {sql[:200]}")
 
 
 def volatile_part(sql: str) -> str | None:
