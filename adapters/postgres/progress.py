@@ -80,7 +80,7 @@ class Progress:
 async def number_text(statements: Statements, replica_set: str, numbers: Sequence[int]) -> str:
     """Record numbers as rows of their own; fails if one is applied already."""
     name = await statements.named(_NUMBER)
-    return f"EXECUTE {name}({quote(replica_set)},{array_literal(numbers, BIGINT)},{len(numbers)})"
+    return f"EXECUTE {name}({quote(replica_set)},{array_literal(list(numbers), BIGINT)},{len(numbers)})"
 
 
 async def prefix_text(statements: Statements, replica_set: str, before: int, after: int, at_ms: int) -> str:

@@ -14,7 +14,7 @@ from asyncpg.prepared_stmt import PreparedStatement
 from adapters.postgres.catalog import Table, find_table, find_types
 from adapters.postgres.literals import SqlType, array_literal, identifier, literal, quote, text_form
 from adapters.postgres.sqlstates import exclusion
-from adapters.postgres.steps import Shape, Step, check
+from adapters.postgres.steps import Shape, Step, Traits, check, traits_of
 from tops.changes import (
     Change,
     Delete,
@@ -95,7 +95,7 @@ class Statements:
         self._connection = connection
         self._versioned, self._allow_volatile = versioned, allow_volatile
         self.tables: dict[str, Table] = {}
-        self._checked: set[Shape] = set()
+        self.known: dict[Shape, Traits] = {}
         self._own: dict[str, str] = {}
         self._calls: dict[Shape, tuple[Call, ...]] = {}
         self._user_calls: dict[str, UserCall | Exclusion] = {}
@@ -105,28 +105,30 @@ class Statements:
     def forget(self) -> None:
         """The schema may have changed."""
         self.tables.clear()
-        self._checked.clear()
+        self.known.clear()
         self._calls.clear()
         self._user_calls.clear()
 
-    async def ready(self, change: Change, shape: Shape) -> None:
-        """Make sure that the change can be written down without asking the server; InvalidChange if it never can."""
-        if shape in self._checked:
-            return
+    async def traits(self, change: Change, shape: Shape) -> Traits:
+        """What the plan must know of the change; InvalidChange if it can't ever be carried out."""
         if isinstance(change, Statement):
             self._user_calls[change.sql] = await self._prepare_user_statement(change.sql)
+            found = traits_of(change, shape, None)
         else:
-            known = change.table in self.tables
-            if not known:
-                self.tables[change.table] = await find_table(self._connection, change.table)
+            table = self.tables.get(change.table)
             try:
-                check(change, self.tables[change.table], allow_volatile=self._allow_volatile)
+                if table is None:
+                    raise InvalidChange("not looked up yet")
+                check(change, table, allow_volatile=self._allow_volatile)
             except InvalidChange:
-                if not known:
-                    raise
-                self.forget()  # perhaps a column has come since
-                await self.ready(change, shape)
-        self._checked.add(shape)
+                # Unknown, or known from before a column came.
+                if table is not None:
+                    self.forget()
+                table = self.tables[change.table] = await find_table(self._connection, change.table)
+                check(change, table, allow_volatile=self._allow_volatile)
+            found = traits_of(change, shape, table)
+        self.known[shape] = found
+        return found
 
     def user_call(self, change: Statement) -> UserCall | Exclusion:
         return self._user_calls[change.sql]
@@ -140,9 +142,10 @@ class Statements:
 
     async def calls_for(self, step: Step) -> tuple[Call, ...]:
         """The statements of one step: versions to check, the change itself, versions to write."""
-        calls = self._calls.get(step.shape)
+        shape = step.traits.shape
+        calls = self._calls.get(shape)
         if calls is None:
-            calls = self._calls[step.shape] = await self._prepare_step(step.changes[0], step.table)
+            calls = self._calls[shape] = await self._prepare_step(step.changes[0], step.traits.table)
         return calls
 
     async def _prepare_step(self, example: Change, table: Table | None) -> tuple[Call, ...]:

@@ -8,41 +8,64 @@ would carry out one). Where this file is too careful, a statement more is run; i
 rows than it should, the whole plan is dropped and the members run one by one.
 """
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, cast
 from uuid import UUID
 
 from adapters.postgres.catalog import Table
-from tops.changes import Change, Delete, Insert, RowChange, Statement, Update, Upsert
+from tops.changes import Change, Delete, Insert, Row, RowChange, Statement, Update, Upsert
+from tops.errors import InvariantBroken
 
 Key = tuple[Hashable, ...]
+_KEY, _VALUES = attrgetter("key"), attrgetter("values")
 Shape = tuple[Hashable, ...]  # what makes two changes one statement: verb, table, columns, whether versions are checked
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Traits:
+    """What all changes of one shape have in common; found once, since the plan asks for every change."""
+
+    shape: Shape
+    table: Table | None  # None: an SQL statement of the user's
+    can_share: bool  # one statement over many such rows does what the rows one by one would do
+    can_move: bool  # may run before earlier changes, apart from those of its own row
+    opaque: bool  # may touch any row: nothing moves past it
+    integer_key: str | None  # the only key column, if it is a number
+    oid: int
+    row: Callable[[Any], Row]  # where a change keeps its key
 
 
 @dataclass(slots=True)
 class Step:
     """Changes of one shape, with distinct keys, that run as one statement."""
 
-    shape: Shape
-    table: Table | None  # None: an SQL statement of the user's
+    traits: Traits
     changes: list[Change]
     numbers: list[int]  # the log's number of each change
     keys: set[Key] = field(default_factory=set)
-    opaque: bool = False  # may touch any row: nothing moves past it
+    opaque: bool = False
 
 
 def shape_of(change: Change) -> Shape:
+    kind = type(change)
+    if kind is Update:
+        update = cast(Update, change)
+        names = (tuple(update.key), tuple(update.values), tuple(update.add))
+        return ("update", update.table, names, update.expect_version is not None)
+    if kind is Insert:
+        insert = cast(Insert, change)
+        return ("insert", insert.table, tuple(insert.values))
     match change:
-        case Update(table, key, values, add, expected):
-            return ("update", table, tuple(key), tuple(values), tuple(add), expected is not None)
-        case Insert(table, values):
-            return ("insert", table, tuple(values))
         case Upsert(table, key, values, expected):
             return ("upsert", table, tuple(key), tuple(values), expected is not None)
         case Delete(table, key, expected):
             return ("delete", table, tuple(key), expected is not None)
         case Statement(sql):
             return ("statement", sql)
+        case _:
+            raise InvariantBroken(f"{change!r} is no change")
 
 
 def check(change: RowChange, table: Table, *, allow_volatile: bool) -> None:
@@ -63,19 +86,34 @@ def check(change: RowChange, table: Table, *, allow_volatile: bool) -> None:
             table.check_key(key)
 
 
-def plan(changes: Iterable[tuple[int, Shape, Change]], tables: Mapping[str, Table]) -> list[Step]:
-    """Steps whose effect is that of the changes in their order; the changes must have been checked."""
+def traits_of(change: Change, shape: Shape, table: Table | None) -> Traits:
+    """The change must have been checked against its table."""
+    if table is None or isinstance(change, Statement):
+        return Traits(shape, None, False, False, opaque=True, integer_key=None, oid=0, row=_KEY)
+    return Traits(
+        shape,
+        table,
+        can_share=_can_share(change, table),
+        can_move=_can_move(change, table),
+        opaque=table.has_side_effects,
+        integer_key=table.key[0] if len(table.key) == 1 and table.columns[table.key[0]].is_integer else None,
+        oid=table.oid,
+        row=_VALUES if isinstance(change, Insert) else _KEY,
+    )
+
+
+def plan(changes: Iterable[tuple[int, Traits, Change]]) -> list[Step]:
+    """Steps whose effect is that of the changes in their order."""
     steps: list[Step] = []
-    for number, shape, change in changes:
-        if isinstance(change, Statement):
-            steps.append(Step(shape, None, [change], [number], opaque=True))
-            continue
-        table = tables[change.table]
-        key = _key_of(change, table)
-        step = _step_for(steps, shape, table, change, key)
+    for number, traits, change in changes:
+        key: Key | None
+        if traits.integer_key is not None and type(value := traits.row(change).get(traits.integer_key)) is int:
+            key = (traits.oid, value)
+        else:
+            key = _key_of(change, traits)
+        step = _step_for(steps, traits, key) if key is not None and steps and traits.can_share else None
         if step is None:
-            opaque = key is None or table.has_side_effects
-            step = Step(shape, table, [], [], opaque=opaque)
+            step = Step(traits, [], [], opaque=traits.opaque or key is None)
             steps.append(step)
         step.changes.append(change)
         step.numbers.append(number)
@@ -84,17 +122,15 @@ def plan(changes: Iterable[tuple[int, Shape, Change]], tables: Mapping[str, Tabl
     return steps
 
 
-def _step_for(steps: list[Step], shape: Shape, table: Table, change: RowChange, key: Key | None) -> Step | None:
-    if key is None or not steps or not _can_share(change, table):
-        return None
-    if not _can_move(change, table):
-        last = steps[-1]
-        return last if last.shape == shape and not last.opaque and key not in last.keys else None
+def _step_for(steps: list[Step], traits: Traits, key: Key) -> Step | None:
+    """A step that the change can join without passing one that matters to it."""
     for step in reversed(steps):
         if step.opaque or key in step.keys:
             return None
-        if step.shape == shape:
+        if step.traits is traits:
             return step
+        if not traits.can_move:
+            return None
     return None
 
 
@@ -124,9 +160,12 @@ def _can_move(change: RowChange, table: Table) -> bool:
     return tied.isdisjoint(change.values) and tied.isdisjoint(change.add)
 
 
-def _key_of(change: RowChange, table: Table) -> Key | None:
+def _key_of(change: Change, traits: Traits) -> Key | None:
     """The row's name, one for all ways to write its key; None where only the database could tell."""
-    row = change.values if isinstance(change, Insert) else change.key
+    table = traits.table
+    if table is None or isinstance(change, Statement):
+        return None
+    row = traits.row(change)
     key: list[Hashable] = [table.oid]
     try:
         for column in table.key:

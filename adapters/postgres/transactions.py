@@ -6,6 +6,7 @@ the slow path finds out which members are to blame and what the others really di
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import asyncpg
 
@@ -13,7 +14,7 @@ from adapters.postgres.progress import keys_text
 from adapters.postgres.session import Connection, Session
 from adapters.postgres.sqlstates import exclusion, is_connection_loss, is_passing, is_schema_change
 from adapters.postgres.statements import TELL, Statements
-from adapters.postgres.steps import Shape, plan, shape_of
+from adapters.postgres.steps import Traits, plan, shape_of
 from tops.changes import Change, InvalidChange, Member, Row, Statement, content_digest
 from tops.ports import Exclusion, MemberVote, Why
 
@@ -30,8 +31,7 @@ class NotFast(Exception):
     """The fast path does not take these members; nothing was sent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(NamedTuple):
     """A member with the number and time of the log under which it runs."""
 
     number: int
@@ -43,16 +43,16 @@ async def fast_texts(statements: Statements, replica_set: str, jobs: Sequence[Jo
     """The members' work as few statements; NotFast if one of them has to run by itself or can't run at all."""
     texts: list[str] = []
     try:
-        items: list[tuple[int, Shape, Change]] = []
+        items: list[tuple[int, Traits, Change]] = []
+        known = statements.known
         for job in jobs:
             for change in job.member.changes:
                 shape = shape_of(change)
-                await statements.ready(change, shape)
-                items.append((job.number, shape, change))
-        keys = await keys_text(statements, replica_set, [(job.number, job.at_ms, job.member) for job in jobs])
+                items.append((job.number, known.get(shape) or await statements.traits(change, shape), change))
+        keys = await keys_text(statements, replica_set, jobs)
         if keys is not None:
             texts.append(keys)
-        for step in plan(items, statements.tables):
+        for step in plan(items):
             first = step.changes[0]
             if isinstance(first, Statement):
                 texts.append(_counted_text(statements, first))
@@ -93,6 +93,8 @@ def _counted_text(statements: Statements, change: Statement) -> str:
 
 def fast_votes(jobs: Sequence[Job], told: list[int]) -> tuple[MemberVote, ...]:
     """What each member did, after a fast path that went through: one row per row change, what was told for SQL."""
+    if not told:
+        return tuple([MemberVote(job.member.tx, (1,) * len(job.member.changes)) for job in jobs])
     rest = iter(told)
     return tuple(
         MemberVote(
@@ -146,17 +148,17 @@ class SlowPath:
     async def _written(self, job: Job) -> Written | MemberVote:
         texts: list[list[str] | str] = []
         try:
-            keys = await keys_text(self._statements, self._replica_set, [(job.number, job.at_ms, job.member)])
+            keys = await keys_text(self._statements, self._replica_set, [job])
             for change in job.member.changes:
                 shape = shape_of(change)
-                await self._statements.ready(change, shape)
+                traits = self._statements.known.get(shape) or await self._statements.traits(change, shape)
                 if isinstance(change, Statement):
                     call = self._statements.user_call(change)
                     if isinstance(call, Exclusion):
                         return MemberVote(tx=job.member.tx, excluded=call)
                     texts.append([call.text(change.args)] if call.counted else call.text(change.args))
                 else:
-                    (step,) = plan([(job.number, shape, change)], self._statements.tables)
+                    (step,) = plan([(job.number, traits, change)])
                     texts.append([call.text(step, TELL) for call in await self._statements.calls_for(step)])
         except (InvalidChange, asyncpg.PostgresError) as error:
             if is_connection_loss(error) or is_passing(error):

@@ -1,4 +1,4 @@
-"""Every adapter: the log is applied in order and exactly once, local writes are kept to be published, reads are whole."""
+"""Every adapter: the log is applied in order and exactly once, local writes wait to be published, reads are whole."""
 
 import asyncio
 
