@@ -24,7 +24,8 @@ _CONSTRAINTS = {
     "23001": "restrict",
 }
 # Locks, time, space, shutdowns: they say something about this moment, not about a member.
-_PASSING_CLASSES = frozenset({"40", "53", "55", "57", "58", "XX", "25"})
+_PASSING_CLASSES = frozenset({"40", "53", "57", "58", "XX"})
+_PASSING = frozenset({"25006", "55006", "55P03"})  # read-only for now, in use, locked
 
 
 def sqlstate(error: BaseException) -> str:
@@ -43,7 +44,7 @@ def is_connection_loss(error: BaseException) -> bool:
 
 def is_passing(error: BaseException) -> bool:
     """Not the fault of any member: the whole epoch is refused and may be tried again."""
-    return sqlstate(error)[:2] in _PASSING_CLASSES
+    return sqlstate(error)[:2] in _PASSING_CLASSES or sqlstate(error) in _PASSING
 
 
 def is_schema_change(error: BaseException) -> bool:
