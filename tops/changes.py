@@ -152,7 +152,7 @@ def check_statement(sql: str, *, allow_volatile: bool = False) -> None:
         raise InvalidChange(
             f"a replicated statement starts with one of {', '.join(sorted(_ALLOWED))}, not with {verb!r}: {sql[:200]}"
         )
-    if ";" in (token for _, token in tokens[:-1]):
+    if ("other", ";") in tokens[:-1]:
         raise InvalidChange(f"one statement at a time, please: {sql[:200]}")
     culprit = None if allow_volatile else volatile_part(sql)
     if culprit is not None:
@@ -170,19 +170,17 @@ def volatile_part(sql: str) -> str | None:
     """The first part of a statement or expression whose value is not the same everywhere; None if none is known."""
     tokens = list(_tokens(sql))
     words = {token for kind, token in tokens if kind == "word"}
-    for (kind, token), (following_kind, following) in zip(tokens, [*tokens[1:], ("end", "")], strict=True):
+    padded = [("start", ""), ("start", ""), *tokens, ("end", "")]
+    for place, (kind, token) in enumerate(tokens):
+        before, following = [text for _, text in padded[place : place + 2]], padded[place + 3][1]
         if kind == "word" and token in _CLOCK_WORDS:
             return token
         if kind in ("word", "quoted") and token in _VOLATILE_FUNCTIONS and following == "(":
             return f"{token}()"
-        if kind == "string" and token in CLOCK_STRINGS and following in ("::", ")"):
-            return f"'{token}'"
-        if (
-            kind == "word"
-            and token in ("date", "time", "timestamp", "timestamptz", "timetz")
-            and (following_kind == "string" and following in CLOCK_STRINGS)
-        ):
-            return f"{token} '{following}'"
+        if kind == "string" and token in CLOCK_STRINGS:
+            is_cast = following == "::" or before == ["cast", "("]
+            if is_cast or before[1] in ("date", "time", "timestamp", "timestamptz", "timetz"):
+                return f"'{token}'"
     if words & {"limit", "fetch"} and not {"order", "by"} <= words:
         return "LIMIT without ORDER BY"
     return None

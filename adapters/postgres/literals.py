@@ -12,6 +12,8 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
+import msgspec
+
 from tops.changes import CLOCK_STRINGS, InvalidChange, Value
 
 
@@ -20,7 +22,7 @@ class SqlType:
     """A column's or parameter's type, as far as writing a value down depends on it."""
 
     name: str  # as SQL spells it, qualified and quoted where needed
-    category: str  # PostgreSQL's: A array, B boolean, D date and time, N number, S string, …
+    category: str  # PostgreSQL's: A array, B boolean, C row, D date and time, N number, S string, …
     has_array: bool = True
     is_json: bool = False
     is_float: bool = False
@@ -30,13 +32,18 @@ class SqlType:
     element: "SqlType | None" = None
 
     @property
+    def _goes_as_text(self) -> bool:
+        """Arrays of arrays must be rectangular, and unnest takes rows apart."""
+        return not self.has_array or self.category in ("A", "C")
+
+    @property
     def carrier(self) -> str:
-        """The type of an array that carries many values; arrays of arrays must be rectangular, so they go as text."""
-        return f"{self.name}[]" if self.has_array and self.category != "A" else "text[]"
+        """The type of an array that carries many values."""
+        return "text[]" if self._goes_as_text else f"{self.name}[]"
 
     @property
     def cast(self) -> str:
-        return "" if self.has_array and self.category != "A" else f"::{self.name}"
+        return f"::{self.name}" if self._goes_as_text else ""
 
 
 def quote(text: str) -> str:
@@ -62,6 +69,9 @@ def text_form(value: Value, sql_type: SqlType) -> str | None:
         # Text is a document already written; anything else becomes one.
         return value if isinstance(value, str) else _json(value)
     if isinstance(value, str):
+        if sql_type.category == "T" and value.startswith("-P"):
+            # A negative timedelta that came over the wire; PostgreSQL does not read its sign there.
+            return _scalar(msgspec.convert(value, timedelta), sql_type)
         if sql_type.category == "D" and value.strip().lower() in CLOCK_STRINGS:
             raise InvalidChange(f"{value!r} means another time on every replica: write the time itself")
         return value
@@ -105,7 +115,9 @@ def _json(value: Value) -> str:
 
 def _array(values: Sequence[Value], element: SqlType) -> str:
     parts = (
-        _array(value, element) if isinstance(value, list | tuple) else _element(text_form(value, element))
+        _array(value, element)
+        if isinstance(value, list | tuple) and not element.is_json  # in a document, a list is a value
+        else _element(text_form(value, element))
         for value in values
     )
     return "{" + ",".join(parts) + "}"

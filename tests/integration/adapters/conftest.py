@@ -1,9 +1,12 @@
+import asyncio
 import itertools
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import asyncpg
 import pytest
 
 from adapters import EmbeddedPostgres, PostgresAdapter
@@ -42,3 +45,12 @@ async def adapter(database: PostgresDatabase) -> AsyncIterator[PostgresAdapter]:
         yield opened
         for doubt in await opened.recover():
             await opened.rollback(doubt.attempt)
+
+
+@pytest.fixture(scope="module")
+def literal_server(shared_server: EmbeddedPostgres) -> Iterator[tuple[Callable[..., Any], asyncpg.Connection]]:
+    """A way to run one query from a test that is not asynchronous."""
+    with asyncio.Runner() as runner:
+        connection = runner.run(asyncpg.connect(shared_server.dsn))
+        yield runner.run, connection
+        runner.run(connection.close())
