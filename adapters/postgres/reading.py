@@ -3,17 +3,24 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from uuid import UUID
 
 import asyncpg
+from asyncpg.pgproto import pgproto
 
-from adapters.postgres.catalog import Table, find_table
-from adapters.postgres.literals import SqlType, identifier
+from adapters.postgres.catalog import Table, find_table, find_types
+from adapters.postgres.literals import SqlType, identifier, literal
 from adapters.postgres.session import Connection, Options, connect
 from adapters.postgres.sqlstates import is_connection_loss, is_passing
 from tops.changes import InvalidChange, Row, Value, check_query
 from tops.errors import NotReachable, ResourceError, ResourceRefused
 from tops.ports import Position, ReadResult
 
+_PLAIN = frozenset(
+    {type(None), bool, int, float, str, bytes, Decimal, datetime, date, time, timedelta, UUID, pgproto.UUID}
+)
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _POSITION = """
 select coalesce((select prefix from tops.position where replica_set = $1), 0) as prefix,
@@ -35,10 +42,8 @@ class Readers:
             try:
                 async with self.connection() as connection:
                     if not with_position:  # one statement is one snapshot
-                        return ReadResult(_rows(await connection.fetch(sql, *args)))
+                        return ReadResult(await _fetch(connection, sql, args))
                     return await _read_with_position(connection, replica_set, sql, args)
-            except asyncpg.DataError as error:
-                raise InvalidChange(f"the query or its parameters do not fit: {error}") from error
             except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
                 # An idle connection may be of a server that has restarted since; a read can be tried again.
                 if is_connection_loss(error):
@@ -92,15 +97,43 @@ async def position_in(connection: Connection, replica_set: str) -> Position:
 async def _read_with_position(connection: Connection, replica_set: str, sql: str, args: Sequence[Value]) -> ReadResult:
     await connection.execute(_BEGIN)
     try:
-        rows = _rows(await connection.fetch(sql, *args))
+        rows = await _fetch(connection, sql, args)
         return ReadResult(rows, await position_in(connection, replica_set))
     finally:
         if not connection.is_closed():
             await connection.execute("ROLLBACK")
 
 
+async def _fetch(connection: Connection, sql: str, args: Sequence[Value]) -> list[Row]:
+    try:
+        return _rows(await connection.fetch(sql, *args))
+    except (asyncpg.DataError, asyncpg.InterfaceError) as error:
+        # The server's complaints have a class of their own below DataError; these are the driver's about arguments.
+        if type(error) not in (asyncpg.DataError, asyncpg.InterfaceError) or connection.is_closed():
+            raise
+    # The driver wants other Python types; values that came over the wire may be the text of theirs.
+    statement = await connection.prepare(sql)
+    types = await find_types(connection, [parameter.oid for parameter in statement.get_parameters()])
+    if len(types) != len(args):
+        raise InvalidChange(f"the query takes {len(types)} parameter(s), not {len(args)}")
+    literals = ",".join(literal(value, sql_type) for value, sql_type in zip(args, types, strict=True))
+    return _rows(await connection.fetch(f"EXECUTE {statement.get_name()}({literals})"))
+
+
 def _rows(records: list[asyncpg.Record]) -> list[Row]:
-    return [dict(record) for record in records]
+    return [
+        dict(record)
+        if _PLAIN.issuperset(map(type, record))
+        else {name: _plain(value) for name, value in record.items()}
+        for record in records
+    ]
+
+
+def _plain(value: Value) -> Value:
+    """Types of the driver's own (ranges, addresses, rows) as text; they could not travel."""
+    if isinstance(value, list):
+        return [_plain(element) for element in value]
+    return value if type(value) in _PLAIN else str(value)
 
 
 class PostgresSnapshot:

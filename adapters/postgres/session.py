@@ -170,6 +170,8 @@ class Session:
             connection.terminate()
             if is_connection_loss(error):
                 raise NotReachable(f"{self.where}: the connection broke while it was being set up: {error}") from error
+            if isinstance(error, asyncpg.PostgresError):
+                raise ResourceError(self.where, f"the session can't be set up: {error}") from error
             raise
         connection.add_log_listener(self._note)
         self._connection = connection
@@ -178,10 +180,12 @@ class Session:
 
     async def _lock(self, connection: Connection, *, take_over: bool) -> None:
         if take_over:
-            await connection.execute(
-                "select pg_terminate_backend(pid) from pg_stat_activity where application_name = "
-                f"'{self._application}' and datname = current_database() and pid <> pg_backend_pid()"
-            )
+            with suppress(asyncpg.InsufficientPrivilegeError):  # another role's agent: wait for it, then give up
+                await connection.execute(
+                    "select pg_terminate_backend(pid) from pg_stat_activity where application_name = $1 "
+                    "and datname = current_database() and pid <> pg_backend_pid()",
+                    self._application,
+                )
         elif self._backend is not None:
             # Our own former connection may still hold the lock when only the line to it broke.
             await connection.execute(

@@ -30,6 +30,7 @@ from tops.changes import (
 )
 from tops.ports import Exclusion
 
+_KEPT_MAX = 500
 TELL = -1  # as the expected number of rows: tell it
 
 
@@ -97,10 +98,17 @@ class Statements:
         self.tables: dict[str, Table] = {}
         self.known: dict[Shape, Traits] = {}
         self._own: dict[str, str] = {}
+        self._own_kept: list[PreparedStatement[asyncpg.Record]] = []
         self._calls: dict[Shape, tuple[Call, ...]] = {}
         self._user_calls: dict[str, UserCall | Exclusion] = {}
         self._names = 0
         self._kept: list[PreparedStatement[asyncpg.Record]] = []  # asyncpg drops a statement that nobody refers to
+
+    def trim(self) -> None:
+        """Let go of the server's memory of old statements; only before a message is composed, which names them."""
+        if len(self._kept) > _KEPT_MAX:
+            self.forget()
+            self._kept.clear()
 
     def forget(self) -> None:
         """The schema may have changed."""
@@ -137,7 +145,9 @@ class Statements:
         """The name of one of our own statements."""
         name = self._own.get(sql)
         if name is None:
-            name = self._own[sql] = await self._keep(sql)
+            self._names += 1
+            name = self._own[sql] = f"tops_{self._names}"
+            self._own_kept.append(await self._connection.prepare(sql, name=name))
         return name
 
     async def calls_for(self, step: Step) -> tuple[Call, ...]:

@@ -42,6 +42,7 @@ class Job(NamedTuple):
 async def fast_texts(statements: Statements, replica_set: str, jobs: Sequence[Job]) -> list[str]:
     """The members' work as few statements; NotFast if one of them has to run by itself or can't run at all."""
     texts: list[str] = []
+    statements.trim()
     try:
         items: list[tuple[int, Traits, Change]] = []
         known = statements.known
