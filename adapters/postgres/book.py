@@ -39,7 +39,11 @@ class Book:
         async def prepared_work(connection: Connection, statements: Statements) -> T:
             if connection is not self._loaded_through:
                 await self.load(connection)
-            return await work(connection, statements)
+            try:
+                return await work(connection, statements)
+            except BaseException:
+                self._loaded_through = None  # whatever was done or not, the database knows better
+                raise
 
         try:
             return await self.session.run(prepared_work, what)

@@ -78,12 +78,11 @@ class Outbox:
     async def _fast(
         self, connection: Connection, statements: Statements, jobs: Sequence[Job]
     ) -> Sequence[MemberVote] | None:
-        async def compose() -> list[str]:
-            texts = await fast_texts(statements, self._book.replica_set, jobs)
-            record = await outbox_text(statements, self._book.replica_set, [job.member for job in jobs])
-            return ["BEGIN", *texts, record, "COMMIT"]
-
-        sent = await send_fast(self._book.session, connection, statements, compose)
+        texts = await fast_texts(statements, self._book.replica_set, jobs)
+        if texts is None:
+            return None
+        record = await outbox_text(statements, self._book.replica_set, [job.member for job in jobs])
+        sent = await send_fast(self._book.session, connection, statements, ["BEGIN", *texts, record, "COMMIT"])
         return fast_votes(jobs, sent[1]) if sent is not None else None
 
     async def _slow(self, connection: Connection, statements: Statements, jobs: Sequence[Job]) -> Sequence[MemberVote]:

@@ -1,6 +1,6 @@
 """How far a replica set has come in this database: the adapter's memory of it, and the statements that record it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import asyncpg
@@ -55,7 +55,7 @@ class Progress:
         )
         stored = rows[0]["number"]
         progress = cls(stored, stored)
-        progress.add(row["number"] for row in rows[1:])
+        progress.add(sorted(row["number"] for row in rows[1:]))
         return progress
 
     @property
@@ -65,15 +65,21 @@ class Progress:
     def holds(self, number: int) -> bool:
         return number <= self.prefix or number in self.above
 
-    def add(self, numbers: Iterable[int]) -> None:
+    def add(self, numbers: Sequence[int]) -> None:
+        if not self.above and numbers and numbers[0] == self.prefix + 1 and numbers[-1] == self.prefix + len(numbers):
+            self.prefix = numbers[-1]  # the common case: the next ones, in order
+            return
         self.above.update(number for number in numbers if number > self.prefix)
         while self.prefix + 1 in self.above:
             self.prefix += 1
             self.above.remove(self.prefix)
 
     def after(self, numbers: Sequence[int]) -> "Progress":
+        """What will be known once the log's next numbers are recorded: a longer prefix is stored as such."""
         later = Progress(self.stored, self.prefix, set(self.above))
         later.add(numbers)
+        if later.prefix > self.prefix:
+            later.stored = later.prefix
         return later
 
 

@@ -100,13 +100,12 @@ class Promises:
         """All members in one message; None if they have to be looked at one by one."""
         number, replica_set = epoch.attempt.number, self._book.replica_set
         jobs = [Job(number, epoch.at_ms, member) for member in epoch.members]
-
-        async def compose() -> list[str]:
-            texts = await fast_texts(statements, replica_set, jobs)
-            begin = ["BEGIN", await number_text(statements, replica_set, [number])]
-            return [*begin, *texts, self._prepare_text(epoch.attempt)]
-
-        sent = await send_fast(self._book.session, connection, statements, compose)
+        texts = await fast_texts(statements, replica_set, jobs)
+        if texts is None:
+            return None
+        message = ["BEGIN", await number_text(statements, replica_set, [number]), *texts]
+        message.append(self._prepare_text(epoch.attempt))
+        sent = await send_fast(self._book.session, connection, statements, message)
         if sent is None:
             return None
         tag, told = sent

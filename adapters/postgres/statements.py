@@ -4,9 +4,10 @@ A message such as `BEGIN; EXECUTE …; EXECUTE …; PREPARE TRANSACTION …` car
 plans that are kept. Each call reports or checks how many rows it affected through `tops.affected`.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import asyncpg
 from asyncpg.prepared_stmt import PreparedStatement
@@ -97,6 +98,7 @@ class Statements:
         self._versioned, self._allow_volatile = versioned, allow_volatile
         self.tables: dict[str, Table] = {}
         self.known: dict[Shape, Traits] = {}
+        self.under_way: asyncio.Future[Any] | None = None  # a message whose answer somebody else waits for
         self._own: dict[str, str] = {}
         self._own_kept: list[PreparedStatement[asyncpg.Record]] = []
         self._calls: dict[Shape, tuple[Call, ...]] = {}
@@ -117,8 +119,14 @@ class Statements:
         self._calls.clear()
         self._user_calls.clear()
 
+    def _forget_table(self, name: str) -> None:
+        for shape in [shape for shape, traits in self.known.items() if traits.table is not None and shape[1] == name]:
+            del self.known[shape]
+            self._calls.pop(shape, None)
+
     async def traits(self, change: Change, shape: Shape) -> Traits:
         """What the plan must know of the change; InvalidChange if it can't ever be carried out."""
+        await self._line_free()
         if isinstance(change, Statement):
             self._user_calls[change.sql] = await self._prepare_user_statement(change.sql)
             found = traits_of(change, shape, None)
@@ -130,8 +138,7 @@ class Statements:
                 check(change, table, allow_volatile=self._allow_volatile)
             except InvalidChange:
                 # Unknown, or known from before a column came.
-                if table is not None:
-                    self.forget()
+                self._forget_table(change.table)
                 table = self.tables[change.table] = await find_table(self._connection, change.table)
                 check(change, table, allow_volatile=self._allow_volatile)
             found = traits_of(change, shape, table)
@@ -145,10 +152,17 @@ class Statements:
         """The name of one of our own statements."""
         name = self._own.get(sql)
         if name is None:
+            await self._line_free()
             self._names += 1
-            name = self._own[sql] = f"tops_{self._names}"
+            name = f"tops_{self._names}"
             self._own_kept.append(await self._connection.prepare(sql, name=name))
+            self._own[sql] = name
         return name
+
+    async def _line_free(self) -> None:
+        """While a message is under way, the connection takes no other."""
+        if self.under_way is not None:
+            await asyncio.wait([self.under_way])
 
     async def calls_for(self, step: Step) -> tuple[Call, ...]:
         """The statements of one step: versions to check, the change itself, versions to write."""
@@ -161,6 +175,7 @@ class Statements:
     async def _prepare_step(self, example: Change, table: Table | None) -> tuple[Call, ...]:
         assert table is not None
         assert not isinstance(example, Statement)
+        await self._line_free()
         calls = [await self._prepare(*row_change_sql(example, table))]
         versioned = example.table in self._versioned
         if getattr(example, "expect_version", None) is not None:

@@ -4,7 +4,7 @@ The fast path knows what must happen (every row change hits one row) and the ser
 the slow path finds out which members are to blame and what the others really did.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,10 +27,6 @@ select content, tx, number from tops.idempotency_keys where replica_set = $1 and
 """
 
 
-class NotFast(Exception):
-    """The fast path does not take these members; nothing was sent."""
-
-
 class Job(NamedTuple):
     """A member with the number and time of the log under which it runs."""
 
@@ -39,8 +35,8 @@ class Job(NamedTuple):
     member: Member
 
 
-async def fast_texts(statements: Statements, replica_set: str, jobs: Sequence[Job]) -> list[str]:
-    """The members' work as few statements; NotFast if one of them has to run by itself or can't run at all."""
+async def fast_texts(statements: Statements, replica_set: str, jobs: Sequence[Job]) -> list[str] | None:
+    """The members' work as few statements; None if one of them has to run by itself or can't run at all."""
     texts: list[str] = []
     statements.trim()
     try:
@@ -55,26 +51,27 @@ async def fast_texts(statements: Statements, replica_set: str, jobs: Sequence[Jo
             texts.append(keys)
         for step in plan(items):
             first = step.changes[0]
-            if isinstance(first, Statement):
-                texts.append(_counted_text(statements, first))
-            else:
+            if not isinstance(first, Statement):
                 texts += [call.text(step, len(step.changes)) for call in await statements.calls_for(step)]
+                continue
+            user_call = statements.user_call(first)
+            if isinstance(user_call, Exclusion) or not user_call.counted:
+                return None
+            texts.append(user_call.text(first.args))
     except (InvalidChange, asyncpg.PostgresError) as error:
         if is_connection_loss(error):
             raise
-        raise NotFast from error
+        return None
     return texts
 
 
 async def send_fast(
-    session: Session, connection: Connection, statements: Statements, compose: Callable[[], Awaitable[list[str]]]
+    session: Session, connection: Connection, statements: Statements, message: list[str]
 ) -> tuple[str, list[int]] | None:
-    """Send a transaction as one message: its last tag and told rows; None if nothing was done and members must be
-    looked at one by one. What is nobody's fault is raised."""
+    """Send a transaction as one message: its last tag and the rows it told; None if it was undone and its members
+    must be looked at one by one. What is nobody's fault is raised."""
     try:
-        return await session.send(connection, await compose())
-    except NotFast:
-        return None
+        return await session.send(connection, message)
     except asyncpg.PostgresError as error:
         if is_connection_loss(error) or is_passing(error):
             raise
@@ -83,13 +80,6 @@ async def send_fast(
         if is_schema_change(error):
             statements.forget()
         return None
-
-
-def _counted_text(statements: Statements, change: Statement) -> str:
-    call = statements.user_call(change)
-    if isinstance(call, Exclusion) or not call.counted:
-        raise NotFast
-    return call.text(change.args)
 
 
 def fast_votes(jobs: Sequence[Job], told: list[int]) -> tuple[MemberVote, ...]:
