@@ -1,5 +1,6 @@
 """Global ids of prepared transactions: they name cluster, replica set, coordinator, its life, number and attempt."""
 
+import functools
 from urllib.parse import quote, unquote
 
 from tops.errors import ConfigError
@@ -10,6 +11,7 @@ _PREFIX = "tops1"
 _LIMIT = 199  # PostgreSQL's, in bytes
 
 
+@functools.lru_cache(maxsize=64)  # asked for at prepare and again at the decision
 def global_id(cluster: str, replica_set: str, attempt: Attempt) -> str:
     """Free of quotes by construction: PREPARE TRANSACTION takes a literal only."""
     names = [quote(name, safe="") for name in (cluster, replica_set, attempt.coordinator)]

@@ -19,7 +19,8 @@ from tops.changes import Change, Delete, Insert, Row, RowChange, Statement, Upda
 from tops.errors import InvariantBroken
 
 Key = tuple[Hashable, ...]
-_KEY, _VALUES = attrgetter("key"), attrgetter("values")
+_KEY, _VALUES, _ADD = attrgetter("key"), attrgetter("values"), attrgetter("add")
+_TABLE, _VERSION = attrgetter("table"), attrgetter("expect_version")
 Shape = tuple[Hashable, ...]  # what makes two changes one statement: verb, table, columns, whether versions are checked
 
 
@@ -52,14 +53,14 @@ def shape_of(change: Change) -> Shape:
     kind = type(change)
     if kind is Update:
         update = cast(Update, change)
-        names = (tuple(update.key), tuple(update.values), tuple(update.add))
-        return ("update", update.table, names, update.expect_version is not None)
+        values = tuple(update.values) if update.values else ()
+        return ("update", update.table, tuple(update.key), values, tuple(update.add), update.expect_version is None)
     if kind is Insert:
         insert = cast(Insert, change)
         return ("insert", insert.table, tuple(insert.values))
     match change:
-        case Upsert(table, key, values, expected):
-            return ("upsert", table, tuple(key), tuple(values), expected is not None)
+        case Upsert(table, key, assigned, expected):
+            return ("upsert", table, tuple(key), tuple(assigned), expected is not None)
         case Delete(table, key, expected):
             return ("delete", table, tuple(key), expected is not None)
         case Statement(sql):
@@ -105,13 +106,18 @@ def traits_of(change: Change, shape: Shape, table: Table | None) -> Traits:
 def plan(changes: Iterable[tuple[int, Traits, Change]]) -> list[Step]:
     """Steps whose effect is that of the changes in their order."""
     steps: list[Step] = []
+    step: Step | None = None
     for number, traits, change in changes:
         key: Key | None
         if traits.integer_key is not None and type(value := traits.row(change).get(traits.integer_key)) is int:
             key = (traits.oid, value)
         else:
             key = _key_of(change, traits)
-        step = _step_for(steps, traits, key) if key is not None and steps and traits.can_share else None
+        last = steps[-1] if steps else None
+        if last is not None and last.traits is traits and traits.can_share and key is not None and not last.opaque:
+            step = last if key not in last.keys else None
+        else:
+            step = _step_for(steps, traits, key) if key is not None and last is not None and traits.can_share else None
         if step is None:
             step = Step(traits, [], [], opaque=traits.opaque or key is None)
             steps.append(step)
@@ -120,6 +126,34 @@ def plan(changes: Iterable[tuple[int, Traits, Change]]) -> list[Step]:
         if key is not None:
             step.keys.add(key)
     return steps
+
+
+def have_one_shape(changes: list[Change]) -> bool:
+    """Whether all are of one shape; most batches are, and asking all at once is cheaper than one by one."""
+    kinds = set(map(type, changes))
+    if kinds == {Update}:
+        plain = set(map(_VERSION, changes)) == {None} and _one_table(changes)
+        return plain and all(_same_names(changes, of) for of in (_KEY, _VALUES, _ADD))
+    return kinds == {Insert} and _one_table(changes) and _same_names(changes, _VALUES)
+
+
+def _one_table(changes: list[Change]) -> bool:
+    return len(set(map(_TABLE, changes))) == 1
+
+
+def _same_names(changes: list[Change], of: Callable[[Any], Row]) -> bool:
+    return len(set(map(tuple, map(of, changes)))) == 1
+
+
+def one_step(numbers: list[int], traits: Traits, changes: list[Change]) -> Step | None:
+    """Changes of one shape as one step, if their rows are different ones and may share a statement."""
+    column = traits.integer_key
+    if column is None or not traits.can_share:
+        return None
+    keys = [row.get(column) for row in map(traits.row, changes)]
+    if set(map(type, keys)) != {int} or len(set(keys)) < len(keys):
+        return None
+    return Step(traits, changes, numbers, opaque=traits.opaque)
 
 
 def _step_for(steps: list[Step], traits: Traits, key: Key) -> Step | None:

@@ -6,6 +6,7 @@ the slow path finds out which members are to blame and what the others really di
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import NamedTuple
 
 import asyncpg
@@ -14,8 +15,8 @@ from adapters.postgres.progress import keys_text
 from adapters.postgres.session import Connection, Session
 from adapters.postgres.sqlstates import exclusion, is_connection_loss, is_passing, is_schema_change
 from adapters.postgres.statements import TELL, Statements
-from adapters.postgres.steps import Traits, plan, shape_of
-from tops.changes import Change, InvalidChange, Member, Row, Statement, content_digest
+from adapters.postgres.steps import Step, have_one_shape, one_step, plan, shape_of
+from tops.changes import InvalidChange, Member, Row, Statement, content_digest
 from tops.ports import Exclusion, MemberVote, Why
 
 _DEFERRED = """
@@ -40,16 +41,10 @@ async def fast_texts(statements: Statements, replica_set: str, jobs: Sequence[Jo
     texts: list[str] = []
     statements.trim()
     try:
-        items: list[tuple[int, Traits, Change]] = []
-        known = statements.known
-        for job in jobs:
-            for change in job.member.changes:
-                shape = shape_of(change)
-                items.append((job.number, known.get(shape) or await statements.traits(change, shape), change))
         keys = await keys_text(statements, replica_set, jobs)
         if keys is not None:
             texts.append(keys)
-        for step in plan(items):
+        for step in await _steps(statements, jobs):
             first = step.changes[0]
             if not isinstance(first, Statement):
                 texts += [call.text(step, len(step.changes)) for call in await statements.calls_for(step)]
@@ -63,6 +58,22 @@ async def fast_texts(statements: Statements, replica_set: str, jobs: Sequence[Jo
             raise
         return None
     return texts
+
+
+async def _steps(statements: Statements, jobs: Sequence[Job]) -> list[Step]:
+    changes = [change for job in jobs for change in job.member.changes]
+    numbers = [job.number for job in jobs for _ in job.member.changes]
+    if not changes:
+        return []
+    if have_one_shape(changes):
+        shape = shape_of(changes[0])
+        common = statements.known.get(shape) or await statements.traits(changes[0], shape)
+        step = one_step(numbers, common, changes)
+        return [step] if step is not None else plan(zip(numbers, repeat(common), changes))
+    shapes = list(map(shape_of, changes))
+    for unknown in set(shapes) - statements.known.keys():
+        await statements.traits(changes[shapes.index(unknown)], unknown)
+    return plan(zip(numbers, [statements.known[shape] for shape in shapes], changes, strict=True))
 
 
 async def send_fast(
