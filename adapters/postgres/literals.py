@@ -50,6 +50,11 @@ def quote(text: str) -> str:
     """A string literal; standard_conforming_strings is on in our sessions."""
     if "\0" in text:
         raise InvalidChange("PostgreSQL's text can't hold the character NUL: use bytes and a bytea column")
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidChange(f"the text holds half a character (a lone surrogate): {error}") from error
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -131,8 +136,14 @@ def _element(text: str | None) -> str:
 
 def array_literal(values: list[Value], sql_type: SqlType) -> str:
     """One literal that holds a column's values of all rows of a batch."""
-    if sql_type.is_integer and set(map(type, values)) == {int}:
-        return f"'{{{','.join(map(str, values))}}}'"  # the common case, without a call per value
+    # The two common cases, without a call per value.
+    kinds = set(map(type, values))
+    if sql_type.is_integer and kinds == {int}:
+        return f"'{{{','.join(map(str, values))}}}'"
+    if sql_type.category == "S" and kinds == {str}:
+        joined = '","'.join(values)
+        if "\\" not in joined and joined.count('"') == 2 * (len(values) - 1):
+            return quote(f'{{"{joined}"}}')
     return quote("{" + ",".join([_element(text_form(value, sql_type)) for value in values]) + "}")
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from adapters import PostgresAdapter
 from adapters.postgres.literals import SqlType, array_literal, literal
 from tests.contract.harness import PostgresDatabase, attempt, entry, epoch, member
-from tops.changes import Change, Delete, Insert, Statement, Update, Upsert, decode_member, encode_member
+from tops.changes import Change, Delete, Insert, InvalidChange, Statement, Update, Upsert, decode_member, encode_member
 from tops.ports import Why
 
 COLUMNS: dict[str, tuple[str, list[Any]]] = {
@@ -223,6 +223,12 @@ async def test_values_that_cannot_be_stored_are_refused_by_name(
     assert refused is not None
     assert (refused.why, words in refused.message) == (Why.INVALID, True), refused
     assert answer.votes[1].excluded is None
+
+
+async def test_half_a_character_is_refused_before_it_reaches_the_server() -> None:
+    for build in (lambda: literal("\ud800", TEXT), lambda: array_literal(["a", "\ud800"], TEXT)):
+        with pytest.raises(InvalidChange, match="surrogate"):
+            build()
 
 
 async def test_values_that_the_type_refuses_exclude_their_member(adapter: PostgresAdapter) -> None:
