@@ -33,7 +33,7 @@ class Epoch(msgspec.Struct, frozen=True, array_like=True):
     attempt: Attempt
     members: tuple[Member, ...]
     digest: str
-    at_ms: int  # the coordinator's clock: what all replicas measure the life of idempotency keys by
+    at_ms: int  # the coordinator's clock, never going back: all replicas measure the life of idempotency keys by it
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):

@@ -31,6 +31,7 @@ class Book:
         self.where = session.where
         self.progress = Progress(0, 0)
         self.promised: set[Attempt] = set()
+        self.at_ms = 0  # the latest time that a committed epoch brought
         self._loaded_through: Connection | None = None
 
     async def run(self, work: Work[T], what: str) -> T:

@@ -69,7 +69,6 @@ class Table:
     sql_name: str
     key: tuple[str, ...]
     columns: dict[str, SqlType]
-    generated: frozenset[str]
     volatile_defaults: dict[str, str]
     unique_columns: frozenset[str]  # of unique or exclusion constraints other than the primary key
     referring_columns: frozenset[str]  # in a foreign key of this table
@@ -136,16 +135,22 @@ async def find_table(connection: asyncpg.Connection, table: str) -> Table:
     if found["relkind"] not in (b"r", b"p"):
         raise InvalidChange(f"{table!r} is not a table")
     columns = await connection.fetch(_COLUMNS, found["oid"])
+    generated = {column["attname"] for column in columns if column["is_generated"]}
+
+    def tied(names: list[str]) -> frozenset[str]:
+        # A generated column may change with any other.
+        every = frozenset(column["attname"] for column in columns)
+        return frozenset(names) if generated.isdisjoint(names) else every
+
     return Table(
         oid=found["oid"],
         sql_name=f"{identifier(found['nspname'])}.{identifier(found['relname'])}",
         key=tuple(found["primary_key"]),
         columns={column["attname"]: _sql_type(column) for column in columns if not column["is_generated"]},
-        generated=frozenset(column["attname"] for column in columns if column["is_generated"]),
         volatile_defaults=_volatile_defaults(columns),
-        unique_columns=frozenset(found["unique_columns"]),
-        referring_columns=frozenset(found["referring_columns"]),
-        referenced_columns=frozenset(found["referenced_columns"]),
+        unique_columns=tied(found["unique_columns"]),
+        referring_columns=tied(found["referring_columns"]),
+        referenced_columns=tied(found["referenced_columns"]),
         refers_to_itself=found["refers_to_itself"],
         is_cascaded_to=found["is_cascaded_to"],
         has_side_effects=found["has_side_effects"] or found["relkind"] == b"p",

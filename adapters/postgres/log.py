@@ -17,10 +17,10 @@ _CHANGES_MAX = 2_000  # per database transaction, entries counted in
 _CHUNKS_PER_TURN = 8
 
 _COMPACT = """
-with moved as (update tops.position set prefix = {prefix} where replica_set = {replica_set} and prefix = {stored}
-               returning 1),
-     forgotten as (delete from tops.idempotency_keys k using tops.position p where k.replica_set = {replica_set}
-               and p.replica_set = k.replica_set and k.expires_ms <= p.at_ms)
+with moved as (update tops.position set prefix = {prefix}, at_ms = greatest(at_ms, {at_ms})
+                where replica_set = {replica_set} and prefix = {stored} returning at_ms),
+     forgotten as (delete from tops.idempotency_keys k using moved
+                where k.replica_set = {replica_set} and k.expires_ms <= moved.at_ms)
 delete from tops.applied where replica_set = {replica_set} and number <= {prefix} and exists (select from moved)
 """
 
@@ -59,7 +59,10 @@ class Log:
             await connection.execute(
                 "begin; set local synchronous_commit = off;"
                 + _COMPACT.format(
-                    prefix=progress.prefix, stored=progress.stored, replica_set=quote(self._book.replica_set)
+                    prefix=progress.prefix,
+                    stored=progress.stored,
+                    at_ms=self._book.at_ms,
+                    replica_set=quote(self._book.replica_set),
                 )
                 + "; commit"
             )

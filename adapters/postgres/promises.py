@@ -30,6 +30,7 @@ class Promises:
     def __init__(self, book: Book) -> None:
         self._book = book
         self._answers: dict[Attempt, Prepared] = {}  # given in this life, for when the question comes again
+        self._times: dict[Attempt, int] = {}
 
     async def recover(self) -> list[InDoubt]:
         async def work(connection: Connection, _: Statements) -> list[InDoubt]:
@@ -47,7 +48,7 @@ class Promises:
                 votes = await self._slow(connection, statements, epoch)
             self._book.promised.add(epoch.attempt)
             answer = Prepared(attempt=epoch.attempt, digest=epoch.digest, votes=votes)
-            self._answers[epoch.attempt] = answer
+            self._answers[epoch.attempt], self._times[epoch.attempt] = answer, epoch.at_ms
             return answer
 
         return await self._book.run(work, f"preparing {epoch.attempt}")
@@ -60,6 +61,7 @@ class Promises:
                 if not self._book.progress.holds(attempt.number):
                     raise PromiseLost(self._book.where, f"{attempt} is to commit, but is neither prepared nor applied")
             self._book.progress.add([attempt.number])
+            self._book.at_ms = max(self._book.at_ms, self._times.pop(attempt, 0))
             self._forget(attempt)
 
         await self._book.run(work, f"committing {attempt}")
@@ -74,6 +76,7 @@ class Promises:
     def _forget(self, attempt: Attempt) -> None:
         self._book.promised.discard(attempt)
         self._answers.pop(attempt, None)
+        self._times.pop(attempt, None)
 
     async def _settle_earlier_attempts(self, connection: Connection, epoch: Epoch) -> Prepared | None:
         """Other tries at the number end; the same one is answered again, never done again."""

@@ -5,6 +5,7 @@ plans that are kept. Each call reports or checks how many rows it affected throu
 """
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -32,6 +33,7 @@ from tops.changes import (
 from tops.ports import Exclusion
 
 _KEPT_MAX = 500
+_LEARN_AGAIN_S = 5.0
 TELL = -1  # as the expected number of rows: tell it
 
 
@@ -104,13 +106,22 @@ class Statements:
         self._calls: dict[Shape, tuple[Call, ...]] = {}
         self._user_calls: dict[str, UserCall | Exclusion] = {}
         self._names = 0
+        self._learned_at = time.monotonic()
         self._kept: list[PreparedStatement[asyncpg.Record]] = []  # asyncpg drops a statement that nobody refers to
 
-    def trim(self) -> None:
-        """Let go of the server's memory of old statements; only before a message is composed, which names them."""
+    def refresh(self) -> None:
+        """Before a message is composed: look at the tables again now and then, and let go of old statements.
+
+        A constraint or trigger that is new to a table is taken into account after a few seconds at the latest.
+        """
+        now = time.monotonic()
         if len(self._kept) > _KEPT_MAX:
             self.forget()
             self._kept.clear()
+        elif now - self._learned_at > _LEARN_AGAIN_S:
+            self.tables.clear()
+            self.known.clear()
+            self._learned_at = now
 
     def forget(self) -> None:
         """The schema may have changed."""
@@ -310,7 +321,8 @@ def _write_versions_sql(change: RowChange, table: Table) -> Sql:
         return f"{delete} and ${len(arrays.parts) + 1}::int is not null", tuple(arrays.parts)
     number = arrays.take("number", "", _BIGINT)
     insert = f"insert into tops.row_versions as v select {name}, {key}, {number} from {arrays.source}"
-    where = f"where ${len(arrays.parts) + 1}::int is not null"
+    # A local write has no number yet, and leaves the version as it is.
+    where = f"where ${len(arrays.parts) + 1}::int is not null and {number} > 0"
     return f"{insert} {where} on conflict (table_name, key) do update set version = excluded.version", tuple(
         arrays.parts
     )

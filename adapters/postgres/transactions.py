@@ -39,7 +39,7 @@ class Job(NamedTuple):
 async def fast_texts(statements: Statements, replica_set: str, jobs: Sequence[Job]) -> list[str] | None:
     """The members' work as few statements; None if one of them has to run by itself or can't run at all."""
     texts: list[str] = []
-    statements.trim()
+    statements.refresh()
     try:
         keys = await keys_text(statements, replica_set, jobs)
         if keys is not None:

@@ -63,7 +63,8 @@ create table if not exists tops_outbox (
     id integer primary key autoincrement, replica_set text not null, member blob not null);
 create table if not exists tops_participation (
     replica_set text primary key, number integer not null, incarnation integer not null, attempt integer not null,
-    coordinator text not null, prepared_at real not null, local_writes integer not null);
+    coordinator text not null, prepared_at real not null, local_writes integer not null,
+    at_ms integer not null);
 create table if not exists tops_undo (
     id integer primary key autoincrement, replica_set text not null, number integer not null, sql text not null);
 """
@@ -338,8 +339,8 @@ class SqliteAdapter:
                 votes = tuple(self._vote(epoch, member, tied) for member in epoch.members)
                 self._undo.stop()
                 self._connection.execute(
-                    "insert into tops_participation values (?, ?, ?, ?, ?, ?, ?)",
-                    (self.replica_set, *_fields(asked), time.time(), self._writes()),
+                    "insert into tops_participation values (?, ?, ?, ?, ?, ?, ?, ?)",
+                    (self.replica_set, *_fields(asked), time.time(), self._writes(), epoch.at_ms),
                 )
         finally:
             self._undo.stop()
@@ -391,6 +392,11 @@ class SqliteAdapter:
                     raise PromiseLost(self.where, f"{attempt} is to commit, but is neither prepared nor applied")
                 return
             self._undo.forget(self.replica_set, attempt.number)
+            self._connection.execute(
+                "update tops_position set at_ms = max(at_ms, (select at_ms from tops_participation p "
+                "where p.replica_set = tops_position.replica_set)) where replica_set = ?",
+                (self.replica_set,),
+            )
             self._connection.execute("delete from tops_participation where replica_set = ?", (self.replica_set,))
             self._connection.execute("insert into tops_applied values (?, ?)", (self.replica_set, attempt.number))
 

@@ -127,7 +127,7 @@ class Work:
             self._check_version(change, table, expected)
         sql, values = _sql(change, table)
         count = self._connection.execute(sql, [_plain(value) for value in values]).rowcount
-        if change.table in self._versioned:
+        if change.table in self._versioned and number > 0:  # a local write has no number yet
             self._write_version(number, change, table)
         return count, ()
 

@@ -224,6 +224,29 @@ async def test_a_key_lives_as_long_as_the_logs_own_clock_says(resource: Resource
     assert over.votes[0].excluded is None
 
 
+async def test_keys_whose_time_is_over_are_forgotten_by_compaction(resource: Resource, database: Database) -> None:
+    table = "tops.idempotency_keys" if not resource.compensatable else "tops_idempotency_keys"
+    await resource.prepare(epoch(1, member("t1", balance(1, 1), key="short", ttl_s=1), member("t2", key="long")))
+    await resource.commit(attempt(1))
+    await resource.prepare(epoch(2, member("t3", balance(1, 1)), at_ms=1_002_000))
+    await resource.commit(attempt(2))
+
+    await resource.compact()
+
+    assert await database.sql(f"select key from {table}") == [("long",)]
+
+
+async def test_a_local_write_leaves_versions_as_they_are(database: Database) -> None:
+    resource = database.open(versioned=["acct"])
+    await resource.start()
+    await resource.apply([entry(1, member("t1", balance(1, 1)))])
+
+    await resource.write_local(member("t2", balance(1, 1)))
+
+    assert await resource.version("acct", {"id": 1}) == 1
+    await resource.close()
+
+
 async def test_a_repeated_transaction_in_the_log_is_applied_once(resource: Resource, database: Database) -> None:
     result = await resource.apply(
         [entry(1, member("t1", balance(1, 1), key="k")), entry(2, member("t2", balance(1, 1), key="k"))]

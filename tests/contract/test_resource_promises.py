@@ -3,7 +3,7 @@
 import pytest
 
 from tests.contract.harness import Database, attempt, entry, epoch, member
-from tops.changes import Delete, Insert, Statement, Update, Upsert
+from tops.changes import Change, Delete, Insert, Statement, Update, Upsert
 from tops.errors import PromiseLost, ResourceRefused, StaleAttempt
 from tops.ports import Position, Resource, Why
 
@@ -116,7 +116,7 @@ async def test_a_statement_that_returns_rows_hands_them_over(resource: Resource)
     assert sorted(row["bal"] for row in answer.votes[0].returned[1]) == [101, 101]
 
 
-VIOLATIONS = {
+VIOLATIONS: dict[str, tuple[Change, str]] = {
     "check": (balance(1, -1000), "23514"),
     "unique": (Update("acct", {"id": 1}, {"email": "two"}), "23505"),
     "primary key": (Insert("acct", {"id": 1, "bal": 1}), "23505"),

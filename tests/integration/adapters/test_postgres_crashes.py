@@ -9,7 +9,7 @@ import pytest
 
 from adapters import EmbeddedPostgres, PostgresAdapter
 from tests.contract.harness import attempt, entry, epoch, member
-from tops.changes import Insert, Member, Statement, Update
+from tops.changes import Change, Insert, Member, Statement, Update
 from tops.errors import TopsError
 from tops.ports import Position
 
@@ -27,7 +27,7 @@ class Ledger:
     def members(self) -> list[Member]:
         rows = self.random.sample(range(1, ROWS + 1), 4)
         amount = self.random.randint(1, 9)
-        changes = [
+        changes: list[Change] = [
             Update("acct", {"id": rows[0]}, add={"bal": amount}),
             Update("acct", {"id": rows[1]}, add={"bal": -amount}),
         ]

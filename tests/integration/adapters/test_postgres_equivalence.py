@@ -53,7 +53,7 @@ def random_change(dice: random.Random) -> Change:
     def value(column: str) -> int | None:
         if column == "bal":
             return dice.randint(-2, 12)
-        return dice.choice([None, *range(1, 9)])
+        return dice.randint(1, 8) if dice.random() < 0.9 else None
 
     match dice.choices(["add", "set", "insert", "upsert", "delete", "sql"], weights=[8, 4, 4, 2, 3, 1])[0]:
         case "add":

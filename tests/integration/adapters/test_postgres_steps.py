@@ -14,6 +14,7 @@ create table tree (id int primary key, up int references tree (id));
 create table loud (id int primary key, v int);
 create function nothing() returns trigger language plpgsql as $$ begin return new; end $$;
 create trigger nothing before insert on loud for each row execute function nothing();
+create table folded (id int primary key, name text, low text generated always as (lower(name)) stored unique);
 create table dated (at timestamptz primary key, v int);
 """
 
@@ -77,6 +78,8 @@ async def test_updates_pass_inserts_of_other_tables_and_meet_again(steps) -> Non
     [
         # A value that one row gives up and another takes.
         [Update("acct", {"id": 1}, {"email": "x"}), Update("acct", {"id": 2}, {"email": "one"})],
+        # The same, through a generated column.
+        [Update("folded", {"id": 1}, {"name": "x"}), Update("folded", {"id": 2}, {"name": "X"})],
         # A child before its parent, and after.
         [Insert("transfer", {"id": 1, "acct": 9, "amount": 1}), Insert("acct", {"id": 9, "bal": 1})],
         # Rows of one table that refer to each other.

@@ -12,7 +12,7 @@ import pytest
 from adapters import EmbeddedPostgres, PostgresAdapter
 from adapters.postgres.promises import Promises
 from tests.contract.harness import PostgresDatabase, attempt, entry, epoch, member
-from tops.changes import Insert, Statement, Update, encode_member
+from tops.changes import Change, Insert, Statement, Update, encode_member
 from tops.errors import (
     AgentReplaced,
     ConfigError,
@@ -189,7 +189,7 @@ async def test_promises_of_other_roles_and_databases_are_neither_listed_nor_touc
     await database.sql("drop owned by other_role; drop role other_role")
 
 
-NOT_PREPARABLE = {
+NOT_PREPARABLE: dict[str, Change] = {
     "notify": Statement("select pg_notify($1, $2)", ("channel", "text")),
     "trigger": Insert("loud", {"id": 1}),
 }

@@ -225,10 +225,11 @@ async def test_values_that_cannot_be_stored_are_refused_by_name(
     assert answer.votes[1].excluded is None
 
 
-async def test_half_a_character_is_refused_before_it_reaches_the_server() -> None:
-    for build in (lambda: literal("\ud800", TEXT), lambda: array_literal(["a", "\ud800"], TEXT)):
-        with pytest.raises(InvalidChange, match="surrogate"):
-            build()
+def test_half_a_character_is_refused_before_it_reaches_the_server() -> None:
+    with pytest.raises(InvalidChange, match="surrogate"):
+        literal("\ud800", TEXT)
+    with pytest.raises(InvalidChange, match="surrogate"):
+        array_literal(["a", "\ud800"], TEXT)
 
 
 async def test_values_that_the_type_refuses_exclude_their_member(adapter: PostgresAdapter) -> None:
