@@ -100,8 +100,13 @@ class Session:
         """Do a piece of work when its turn comes; `what` names it if the connection breaks in the middle."""
         task = asyncio.ensure_future(self._run(work, what))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # a caller that was cancelled does not ask; asyncio need not complain
 
     async def _run(self, work: Callable[[Connection, Statements], Awaitable[T]], what: str) -> T:
         async with self._turn:
