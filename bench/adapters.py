@@ -29,6 +29,7 @@ from tops.ports import Attempt, Entry, Epoch
 
 ROWS = 100_000
 EPOCH = 64
+FRAME = 1_000  # entries that a link sends at once to a replica that catches up
 SETTINGS = {"shared_buffers": "256MB", "autovacuum": "off", "max_wal_size": "4GB"}
 TABLE = "create table acct (id int primary key, bal bigint not null, pad text)"
 FILL = f"insert into acct select n, 0, repeat('x', 80) from generate_series(1, {ROWS}) n"
@@ -191,19 +192,14 @@ async def _local_apply(rows: list[dict[str, Any]], figures: dict[str, Any], *, r
         table = "create table if not exists orders (id int primary key, customer int, note text)"
         await _execute(publisher, table)
         await _execute(subscriber, table)
-        entries = [
-            msgspec.msgpack.encode(
-                Entry(
-                    n,
-                    (Member(TxId(f"b1.1.{n}"), (Insert("orders", {"id": n, "customer": n % 977, "note": "x" * 40}),)),),
-                )
-            )
-            for n in range(1, count + 1)
+        frames = [
+            msgspec.msgpack.encode([_order(n) for n in range(first, min(first + FRAME, count + 1))])
+            for first in range(1, count + 1, FRAME)
         ]
         ours, theirs = [], []
         for number in range(rounds):
             theirs.append(await _logical_worker(publisher, subscriber, count, number))
-            ours.append(await _adapter_apply(subscriber, entries, number))
+            ours.append(await _adapter_apply(subscriber, frames, count, number))
             say(f"  logical worker {theirs[-1]:,.0f}/s, adapter {ours[-1]:,.0f}/s")
         for system, rates in (("adapter, local apply", ours), ("logical replication worker", theirs)):
             rows.append(
@@ -253,17 +249,23 @@ async def _logical_worker(publisher: EmbeddedPostgres, subscriber: EmbeddedPostg
     return float(rate)
 
 
-async def _adapter_apply(subscriber: EmbeddedPostgres, encoded: list[bytes], number: int) -> float:
-    """Rows per second through `apply`, from bytes as they come off a link; the position moves with the data."""
+def _order(n: int) -> Entry:
+    change = Insert("orders", {"id": n, "customer": n % 977, "note": "x" * 40})
+    return Entry(n, (Member(TxId(f"b1.1.{n}"), (change,)),))
+
+
+async def _adapter_apply(subscriber: EmbeddedPostgres, frames: list[bytes], count: int, number: int) -> float:
+    """Rows per second through `apply`, from frames as they come off a link; the position moves with the data."""
     await _execute(subscriber, "truncate orders")
-    decode = msgspec.msgpack.Decoder(Entry).decode
+    decode = msgspec.msgpack.Decoder(list[Entry]).decode
     async with PostgresAdapter(subscriber.dsn, cluster="bench", replica_set=f"orders-{number}") as adapter:
         began = time.perf_counter()
-        for start in range(0, len(encoded), 10_000):
-            await adapter.apply([decode(data) for data in encoded[start : start + 10_000]], durable=False)
+        for start in range(0, len(frames), 10):
+            entries = [entry for frame in frames[start : start + 10] for entry in decode(frame)]
+            await adapter.apply(entries, durable=False)
         took = time.perf_counter() - began
-        assert (await adapter.applied()).prefix == len(encoded)
-    return len(encoded) / took
+        assert (await adapter.applied()).prefix == count
+    return count / took
 
 
 # -- local writes

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from adapters.postgres.book import Book
 from adapters.postgres.literals import quote
-from adapters.postgres.progress import Progress, number_text, prefix_text
+from adapters.postgres.progress import Job, Progress, number_text, prefix_text
 from adapters.postgres.session import Connection
 from adapters.postgres.statements import Statements
-from adapters.postgres.transactions import Job, SlowPath, fast_texts, send_fast
+from adapters.postgres.transactions import SlowPath, fast_texts, send_fast
 from tops.errors import InvariantBroken
 from tops.ports import Applied, Entry, EntryFailed, Position, Why
 
@@ -83,7 +83,7 @@ class _Turn:
         try:
             for chunk in chunks:
                 expected = self._book.progress.after([entry.number for entry in self._sent])
-                todo = [entry for entry in chunk if not expected.holds(entry.number)]
+                todo = _after(chunk, expected)
                 message = await self._message(todo, expected) if todo else None
                 failed = await self._landed()
                 if failed is None and message is not None:
@@ -168,12 +168,20 @@ class _Turn:
         self._book.progress = self._book.progress.after([entry.number for entry in entries])
 
 
+def _after(entries: Sequence[Entry], progress: Progress) -> list[Entry]:
+    """What of the entries is not applied yet."""
+    if entries[0].number > progress.prefix and not progress.above:
+        return list(entries)
+    return [entry for entry in entries if not progress.holds(entry.number)]
+
+
 def _turns(entries: Sequence[Entry]) -> Iterator[list[Sequence[Entry]]]:
     """Chunks of one transaction each, in groups after which others get a chance to use the connection."""
     turn: list[Sequence[Entry]] = []
     start, size = 0, 0
     for place, entry in enumerate(entries, 1):
-        size += 1 + sum([len(member.changes) for member in entry.members])
+        members = entry.members
+        size += 1 + (len(members[0].changes) if len(members) == 1 else sum([len(one.changes) for one in members]))
         if size >= _CHANGES_MAX or place == len(entries):
             turn.append(entries[start:place])
             start, size = place, 0

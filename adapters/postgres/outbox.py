@@ -8,10 +8,10 @@ import time
 from collections.abc import Sequence
 
 from adapters.postgres.book import Book
-from adapters.postgres.progress import outbox_text
+from adapters.postgres.progress import Job, outbox_text
 from adapters.postgres.session import Connection
 from adapters.postgres.statements import Statements
-from adapters.postgres.transactions import Job, SlowPath, fast_texts, fast_votes, send_fast
+from adapters.postgres.transactions import SlowPath, fast_texts, fast_votes, send_fast
 from tops.changes import Member
 from tops.errors import MemberRefused
 from tops.ports import MemberVote

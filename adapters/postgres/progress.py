@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import asyncpg
+import msgspec
 
 from adapters.postgres.literals import SqlType, array_literal, quote
 from adapters.postgres.statements import Statements
@@ -35,6 +36,14 @@ _OUTBOX = """with changed as (
     select $1::text, tops.next_outbox_id($1), s.tx, s.member from unnest($2::text[], $3::bytea[]) as s(tx, member)
     returning 1)
   select tops.affected($4::int, count(*)) from changed"""
+
+
+class Job(msgspec.Struct, frozen=True, gc=False):
+    """A member with the number and time of the log under which it runs."""
+
+    number: int
+    at_ms: int
+    member: Member
 
 
 @dataclass(slots=True)
@@ -95,20 +104,20 @@ async def prefix_text(statements: Statements, replica_set: str, before: int, aft
     return f"EXECUTE {name}({quote(replica_set)},{before},{after},{at_ms})"
 
 
-async def keys_text(statements: Statements, replica_set: str, members: Sequence[tuple[int, int, Member]]) -> str | None:
-    """Record the idempotency keys of (number, time, member); fails if one of them is known and still alive."""
-    keyed = [item for item in members if item[2].idempotency_key]
+async def keys_text(statements: Statements, replica_set: str, jobs: Sequence[Job]) -> str | None:
+    """Record the members' idempotency keys, if any; fails if one of them is known and still alive."""
+    keyed = [job for job in jobs if job.member.idempotency_key]
     if not keyed:
         return None
     name = await statements.named(_KEYS)
     arrays = [
-        array_literal([member.idempotency_key for _, _, member in keyed], TEXT),
-        array_literal([content_digest(member) for _, _, member in keyed], TEXT),
-        array_literal([member.tx for _, _, member in keyed], TEXT),
-        array_literal([number for number, _, _ in keyed], BIGINT),
-        array_literal([at_ms + member.key_ttl_s * 1000 for _, at_ms, member in keyed], BIGINT),
+        array_literal([job.member.idempotency_key for job in keyed], TEXT),
+        array_literal([content_digest(job.member) for job in keyed], TEXT),
+        array_literal([job.member.tx for job in keyed], TEXT),
+        array_literal([job.number for job in keyed], BIGINT),
+        array_literal([job.at_ms + job.member.key_ttl_s * 1000 for job in keyed], BIGINT),
     ]
-    earliest = min(at_ms for _, at_ms, _ in keyed)
+    earliest = min(job.at_ms for job in keyed)
     return f"EXECUTE {name}({quote(replica_set)},{','.join(arrays)},{earliest},{len(keyed)})"
 
 

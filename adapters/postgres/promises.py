@@ -6,7 +6,7 @@ import asyncpg
 
 from adapters.postgres.book import Book
 from adapters.postgres.global_ids import global_id
-from adapters.postgres.progress import Progress, number_text
+from adapters.postgres.progress import Job, Progress, number_text
 from adapters.postgres.session import Connection
 from adapters.postgres.sqlstates import (
     BUSY_ID,
@@ -18,7 +18,7 @@ from adapters.postgres.sqlstates import (
     sqlstate,
 )
 from adapters.postgres.statements import Statements
-from adapters.postgres.transactions import Job, SlowPath, Written, fast_texts, fast_votes, send_fast
+from adapters.postgres.transactions import SlowPath, Written, fast_texts, fast_votes, send_fast
 from tops.errors import PermissionDenied, PromiseLost, ResourceRefused, StaleAttempt
 from tops.ports import Attempt, Epoch, InDoubt, MemberVote, Prepared
 

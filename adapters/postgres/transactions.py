@@ -7,16 +7,15 @@ the slow path finds out which members are to blame and what the others really di
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import NamedTuple
 
 import asyncpg
 
-from adapters.postgres.progress import keys_text
+from adapters.postgres.progress import Job, keys_text
 from adapters.postgres.session import Connection, Session
 from adapters.postgres.sqlstates import exclusion, is_connection_loss, is_passing, is_schema_change
 from adapters.postgres.statements import TELL, Statements
 from adapters.postgres.steps import Step, have_one_shape, one_step, plan, shape_of
-from tops.changes import InvalidChange, Member, Row, Statement, content_digest
+from tops.changes import InvalidChange, Row, Statement, content_digest
 from tops.ports import Exclusion, MemberVote, Why
 
 _DEFERRED = """
@@ -26,14 +25,6 @@ select string_agg(format('%I.%I', n.nspname, c.conname), ', ')
 _KNOWN_KEY = """
 select content, tx, number from tops.idempotency_keys where replica_set = $1 and key = $2 and expires_ms > $3
 """
-
-
-class Job(NamedTuple):
-    """A member with the number and time of the log under which it runs."""
-
-    number: int
-    at_ms: int
-    member: Member
 
 
 async def fast_texts(statements: Statements, replica_set: str, jobs: Sequence[Job]) -> list[str] | None:

@@ -298,7 +298,7 @@ class SqliteAdapter:
     @contextmanager
     def _reader(self) -> Iterator[sqlite3.Connection]:
         reader = sqlite3.connect(
-            f"file:{self.path.absolute()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
+            f"{self.path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
         )
         try:
             reader.execute("begin")
