@@ -14,7 +14,7 @@ from tops.errors import InvariantBroken
 from tops.ports import Applied, Entry, EntryFailed, Position, Why
 
 _CHANGES_MAX = 2_000  # per database transaction, entries counted in
-_CHUNKS_PER_TURN = 8
+_CHUNKS_PER_TURN = 16
 
 _COMPACT = """
 with moved as (update tops.position set prefix = {prefix}, at_ms = greatest(at_ms, {at_ms})
