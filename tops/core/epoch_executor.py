@@ -98,7 +98,7 @@ class EpochExecutor:
         memo = self.memo
 
         def prepared(result: BatchPrepared) -> list[Effect]:
-            return self._prepared(memo, result, missing)
+            return self._prepared(memo, _aligned(result, memo, missing), missing)
 
         call = self._calls.open(prepared)
         return [PrepareBatch(self.subscription, call, memo, members)]
@@ -130,8 +130,8 @@ class EpochExecutor:
             digest=memo.digest,
             voter=memo.voter,
             excluded={**missing, **result.excluded},
-            rows=result.rows if not missing else (),
-            results=result.results if not missing else (),
+            rows=result.rows,
+            results=result.results,
         )
         return [Post(Address(memo.epoch.coordinator), vote), self.doubt.wait()]
 
@@ -242,6 +242,18 @@ class EpochExecutor:
         self.work = Work.PROMISED
         self.doubt = Doubt(self.memo, self._brokers, self._doubt_s)
         return self.doubt.ask()
+
+
+def _aligned(result: BatchPrepared, memo: Memo, missing: dict[TxId, str]) -> BatchPrepared:
+    """One element per member of the epoch, also for those that the database was not asked for."""
+    if not missing:
+        return result
+    rows, results = iter(result.rows), iter(result.results)
+    return BatchPrepared(
+        result.excluded,
+        tuple(() if tx in missing else next(rows) for tx in memo.transactions) if result.rows else (),
+        tuple(b"" if tx in missing else next(results) for tx in memo.transactions) if result.results else (),
+    )
 
 
 def _newer(one: EpochId, other: EpochId) -> bool:

@@ -230,6 +230,8 @@ class EpochCoordinator:
             return []
         if voted.voter in epoch.votes or voted.voter in epoch.gone:
             return []
+        if any(told and len(told) != len(epoch.members) for told in (voted.rows, voted.results)):
+            return []  # no vote on these members
         epoch.votes[voted.voter] = voted
         return self._resolve(epoch) if self._complete(epoch) else []
 
@@ -303,7 +305,7 @@ class EpochCoordinator:
 
     def _timely_joiners(self, epoch: Epoch, verdict: Verdict) -> set[str]:
         """Replicas that are joining commit too if they prepared the very same members in time, and are welcome."""
-        rows = epoch.votes[min(verdict.committing)].rows
+        rows = self._first(epoch, verdict.committing).rows
         timely = {
             key
             for key, vote in epoch.votes.items()
@@ -316,6 +318,10 @@ class EpochCoordinator:
             if m.tx not in verdict.excluded
         )
         return timely if welcome else set()
+
+    def _first(self, epoch: Epoch, committing: frozenset[str]) -> EpochVoted:
+        """The vote whose rows and results count: the first of those that tell any."""
+        return epoch.votes[min(committing, key=lambda key: (not epoch.votes[key].rows, key))]
 
     def _try_again(self, epoch: Epoch, verdict: Verdict) -> list[Effect]:
         """A new attempt at the number without the members that stood in the way; its prepare undoes the old one."""
@@ -363,7 +369,7 @@ class EpochCoordinator:
 
     def _prepare_outcomes(self, epoch: Epoch, committed: list[ReadyTx]) -> None:
         index = {m.tx: i for i, m in enumerate(epoch.members)}
-        first = epoch.votes[min(epoch.committing)]  # the others' rows are the same, their results may differ
+        first = self._first(epoch, epoch.committing)  # the others' rows are the same, their results may differ
         number = epoch.id.number if self.log is not None else None
         for ready in committed:
             i = index[ready.tx]
