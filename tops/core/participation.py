@@ -55,6 +55,8 @@ from tops.transactions import Scope, TxType, granted_scope
 
 REMEMBERED_MAX = 10_000
 
+EpochKey = tuple[str, int, int]  # voter, incarnation of the coordinator, number: a new life counts from 1 again
+
 
 class SiteOptions(msgspec.Struct, frozen=True):
     """Times of a site: how long silence is borne, how often answers are renewed and questions repeated."""
@@ -126,7 +128,7 @@ class Participation:
         self.rendezvous, self.entropy, self.options = rendezvous, entropy, options
         self.subscriptions: dict[int, Subscription] = {}
         self.executors: dict[TxId, dict[int, SubTxExecutor]] = {}
-        self.epochs: dict[tuple[str, int], CallbackEpoch] = {}
+        self.epochs: dict[EpochKey, CallbackEpoch] = {}
         self.voters: dict[str, int] = {}  # what we vote under -> subscription
         self.latest: OrderedDict[tuple[str, NodeId], tuple[int, int]] = OrderedDict()  # per publisher: life, number
         self.ended: OrderedDict[TxId, None] = OrderedDict()
@@ -394,7 +396,7 @@ class Participation:
                 del self.executors[executor.tx]
                 self.ended[executor.tx] = None
                 _trim(self.ended)
-        if executor.voter == executor.pseudonym and not any(v == executor.voter for v, _ in self.epochs):
+        if executor.voter == executor.pseudonym and not any(v == executor.voter for v, _, _ in self.epochs):
             self.voters.pop(executor.voter, None)
         return []
 
@@ -422,18 +424,16 @@ class Participation:
             return []  # not said under any name of ours: the coordinator stops waiting for it
         if s.replica is not None:
             return s.replica.on_prepare(prepare)
-        key = (prepare.voter, prepare.epoch.number)
+        key = _key(prepare.voter, prepare.epoch)
         known = self.epochs.get(key)
         effects: list[Effect] = []
         if known is not None:
-            if (known.memo.epoch.incarnation, known.memo.epoch.attempt) >= (
-                prepare.epoch.incarnation,
-                prepare.epoch.attempt,
-            ):
+            if known.memo.epoch.attempt >= prepare.epoch.attempt:
                 return []
             effects += known.superseded()
-            for tx in set(known.memo.transactions) - {m.tx for m in prepare.members}:
-                if tx in known.executors:
+            left = {m.tx for m in prepare.members}
+            for tx in known.memo.transactions:
+                if tx in known.executors and tx not in left:
                     effects += known.executors[tx].finish(False, list)
         memo = Memo(prepare.epoch, prepare.digest, prepare.voter, tuple(m.tx for m in prepare.members))
         executors: dict[TxId, SubTxExecutor] = {}
@@ -460,7 +460,7 @@ class Participation:
         return executor, effects
 
     def _epoch_ended(self, epoch: CallbackEpoch) -> None:
-        key = (epoch.memo.voter, epoch.memo.epoch.number)
+        key = _key(epoch.memo.voter, epoch.memo.epoch)
         if self.epochs.get(key) is epoch:
             del self.epochs[key]
 
@@ -473,7 +473,7 @@ class Participation:
         _trim(self.decisions)
 
     def _learn(self, voter: str, epoch: EpochId, digest: str, committing: frozenset[str]) -> list[Effect]:
-        known = self.epochs.get((voter, epoch.number))
+        known = self.epochs.get(_key(voter, epoch))
         if known is not None and known.memo.epoch == epoch and known.memo.digest == digest:
             return known.on_decided(committing)
         s = self.subscriptions.get(self.voters.get(voter, -1))
@@ -492,7 +492,7 @@ class Participation:
 
     def on_peer_knows(self, knows: PeerKnows) -> list[Effect]:
         effects: list[Effect] = []
-        for voter in [v for v, n in self.epochs if n == knows.epoch.number]:
+        for voter in [v for v, _, number in self.epochs if number == knows.epoch.number]:
             effects += self._learn(voter, knows.epoch, knows.digest, knows.committing)
         for s in self.subscriptions.values():
             if s.replica is not None:
@@ -523,8 +523,8 @@ class Participation:
             case ("quiet", tx, subscription):
                 executor = self.executors.get(TxId(tx), {}).get(int(subscription))
                 return executor.on_quiet() if executor is not None else []
-            case ("doubt", voter, number):
-                epoch = self.epochs.get((voter, int(number)))
+            case ("doubt", voter, incarnation, number):
+                epoch = self.epochs.get((voter, int(incarnation), int(number)))
                 if epoch is not None:
                     return epoch.on_timer()
                 s = self.subscriptions.get(self.voters.get(voter, -1))
@@ -532,7 +532,7 @@ class Participation:
         return []
 
     def on_noted(self, noted: FinishNoted) -> list[Effect]:
-        epoch = self.epochs.get((noted.voter, noted.epoch.number))
+        epoch = self.epochs.get(_key(noted.voter, noted.epoch))
         return epoch.on_noted() if epoch is not None and epoch.memo.epoch == noted.epoch else []
 
     def recover(self, number: int, memos: Sequence[Memo], kept: Sequence[Memo] = ()) -> list[Effect]:
@@ -553,9 +553,13 @@ class Participation:
             epoch = CallbackEpoch.recovered(
                 number, memo, executors, self.brokers, self.options.doubt_s, self._epoch_ended
             )
-            self.epochs[memo.voter, memo.epoch.number] = epoch
+            self.epochs[_key(memo.voter, memo.epoch)] = epoch
             effects += epoch.on_timer()
         return effects
+
+
+def _key(voter: str, epoch: EpochId) -> EpochKey:
+    return voter, epoch.incarnation, epoch.number
 
 
 def _trim(memory: "OrderedDict[Any, Any]") -> None:
