@@ -22,7 +22,7 @@ from tops.core.census import Member
 from tops.core.event_log import EventLog
 from tops.core.outcomes import Outcomes
 from tops.core.standing import StandingAnswers
-from tops.effects import Alarm, CancelTimer, Effect, Note, Persist, Post, ReadLog, SetTimer
+from tops.effects import Alarm, CancelTimer, Effect, Persist, Post, ReadLog, SetTimer
 from tops.ids import NodeId, TxId, hashed
 from tops.messages import (
     Address,
@@ -475,7 +475,8 @@ class EpochCoordinator:
         if void and self.log is not None:
             entry = LogEntry(number=number)
             self.log.fill(entry)
-            effects.append(Note(LogAppended(event_type=self.event_type, entry=entry)))
+            # Whoever hears that the number is void counts it as applied: it must not be given out again after a crash.
+            effects.append(Persist(LogAppended(event_type=self.event_type, entry=entry)))
             effects += self.log.pump_all()
         return effects
 

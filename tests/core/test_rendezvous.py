@@ -1,0 +1,39 @@
+"""What a coordinator may say, to whom, and what must be on its disk before."""
+
+import pytest
+
+from tests.core.driven_rendezvous import DrivenRendezvous, posts, standing_only
+from tops.constraints import AnyConstraint, Deadline, MaxParticipants
+from tops.effects import Persist, Post
+from tops.ids import TxId
+from tops.messages import LogDelivered, PrepareEpoch, TxOutcome
+from tops.records import LogAppended
+from tops.transactions import Outcome
+
+
+def test_a_void_number_is_on_disk_before_anybody_hears_of_it() -> None:
+    rendezvous = DrivenRendezvous()
+    rendezvous.stand("v", "set", "replica", position=0)
+    rendezvous.feed("v", "replica", 0)
+    (prepare,) = posts(rendezvous.one_shot("p.1.1", standing_only("set")), PrepareEpoch)
+
+    effects = rendezvous.vote(prepare, TxId("p.1.1"))
+
+    on_disk = {
+        e.record.entry.number: i
+        for i, e in enumerate(effects)
+        if isinstance(e, Persist) and isinstance(e.record, LogAppended)
+    }
+    (told,) = [i for i, e in enumerate(effects) if isinstance(e, Post) and isinstance(e.letter, LogDelivered)]
+    assert on_disk[1] < told
+
+
+@pytest.mark.parametrize("event_type", ["set", "other"])
+@pytest.mark.parametrize("constraint", [Deadline(5.0), MaxParticipants(2)])
+def test_a_one_shot_that_nobody_is_there_to_commit_aborts_at_once(event_type: str, constraint: AnyConstraint) -> None:
+    rendezvous = DrivenRendezvous()
+
+    effects = rendezvous.one_shot("p.1.1", standing_only(event_type, constraint))
+
+    (outcome,) = posts(effects, TxOutcome)
+    assert outcome.outcome is Outcome.ABORTED
