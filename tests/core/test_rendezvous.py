@@ -3,7 +3,7 @@
 import pytest
 
 from tests.core.driven_rendezvous import DrivenRendezvous, posts, standing_only
-from tops.constraints import AnyConstraint, Deadline, MaxParticipants
+from tops.constraints import AnyConstraint, Deadline, MaxParticipants, MinParticipants
 from tops.effects import Persist, Post
 from tops.ids import TxId
 from tops.messages import LogDelivered, PrepareEpoch, TxOutcome
@@ -34,6 +34,18 @@ def test_a_one_shot_that_nobody_is_there_to_commit_aborts_at_once(event_type: st
     rendezvous = DrivenRendezvous()
 
     effects = rendezvous.one_shot("p.1.1", standing_only(event_type, constraint))
+
+    (outcome,) = posts(effects, TxOutcome)
+    assert outcome.outcome is Outcome.ABORTED
+
+
+def test_an_epoch_whose_voters_are_all_gone_aborts_whatever_its_constraints_allow() -> None:
+    rendezvous = DrivenRendezvous()
+    rendezvous.stand("v", "set", "replica", position=0)
+    spec = standing_only("set", MinParticipants(0))
+    (prepare,) = posts(rendezvous.one_shot("p.1.1", spec), PrepareEpoch)
+
+    effects = rendezvous.core.on_timer(("epoch", "set", str(prepare.epoch.number)), 5.0)
 
     (outcome,) = posts(effects, TxOutcome)
     assert outcome.outcome is Outcome.ABORTED

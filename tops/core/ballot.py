@@ -44,6 +44,8 @@ def shortfall(
 
     `required` are the voters that it started with: without constraints all of them are needed.
     """
+    if not committing:
+        return unmet(ready.spec.constraints, [], predicates) or "no participant is there to commit it"
     if not constrains_participants(ready.spec.constraints):
         missing = required - committing.keys()
         if missing:

@@ -182,10 +182,8 @@ class EpochCoordinator:
 
     def _lacking(self, ready: ReadyTx, voters: dict[str, Member], verdicts: dict[object, str | None]) -> str | None:
         """The test before prepare: why the transaction can't commit with these voters."""
-        if ready.members is not None:
-            return shortfall(ready, frozenset(ready.members), voters, self.predicates)
-        if not voters:
-            return "no participant is there to commit it" if not ready.spec.constraints else self._unmet(ready, voters)
+        if ready.members is not None or not voters:
+            return shortfall(ready, frozenset(ready.members or ()), voters, self.predicates)
         constraints = ready.spec.constraints
         if constraints not in verdicts:
             verdicts[constraints] = self._unmet(ready, voters)
