@@ -398,6 +398,7 @@ class StandingAnswered(Message, frozen=True):
     """A subscriber's answer to every census of that type, renewed while its link lives.
 
     Pseudonyms are derived from `secret`. `position` is what a replica has applied of the log; None: it keeps none.
+    A newer answer for the same `subscription` of the same identity replaces the former one.
     """
 
     voter: str
@@ -407,6 +408,7 @@ class StandingAnswered(Message, frozen=True):
     secret: bytes
     identity: str | None
     position: int | None
+    subscription: int = 0
 
 
 class StandingAccepted(Message, frozen=True):

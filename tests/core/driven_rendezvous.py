@@ -26,6 +26,7 @@ from tops.transactions import LocalOutcome, Scope, ScopeLimit, TxType
 ME = NodeId("b")
 SET = EventType("set", {"mark": str}, durable=True)
 OTHER = EventType("other", {"mark": str})
+CHILD = EventType("other.child", {}, parent="other")
 PUBLISHER = Address(ME, "publisher", 1)
 L = TypeVar("L", bound=Message)
 
@@ -41,15 +42,17 @@ class DrivenRendezvous:
         self.core = Rendezvous(ME, 1, {}, options or RendezvousOptions(epochs=EpochOptions()))
         self.effects: list[Effect] = []
         self.now = 0.0
-        for definition in (SET, OTHER):
-            self.hear(TypeAdvertised(definitions=(definition,)), PUBLISHER)
+        for definitions in ((SET,), (OTHER,), (OTHER, CHILD)):
+            self.hear(TypeAdvertised(definitions=definitions), PUBLISHER)
 
     def hear(self, letter: Message, sender: Address) -> list[Effect]:
         effects = self.core.on_letter(letter, sender, sender.incarnation, self.now)
         self.effects += effects
         return effects
 
-    def stand(self, voter: str, event_type: str, site: str, position: int | None = None) -> list[Effect]:
+    def stand(
+        self, voter: str, event_type: str, site: str, position: int | None = None, subscription: int = 1
+    ) -> list[Effect]:
         """A standing participant (a replica, if it tells its position) is there."""
         answered = StandingAnswered(
             voter=voter,
@@ -59,6 +62,7 @@ class DrivenRendezvous:
             secret=b"secret",
             identity=site,
             position=position,
+            subscription=subscription,
         )
         return self.hear(answered, Address(ME, voter, 1))
 

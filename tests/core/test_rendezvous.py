@@ -49,3 +49,43 @@ def test_an_epoch_whose_voters_are_all_gone_aborts_whatever_its_constraints_allo
 
     (outcome,) = posts(effects, TxOutcome)
     assert outcome.outcome is Outcome.ABORTED
+
+
+def test_a_standing_answer_for_a_child_type_is_not_asked_about_its_parent() -> None:
+    rendezvous = DrivenRendezvous()
+    rendezvous.stand("parent", "other", "s1")
+    rendezvous.stand("child", "other.child", "s2")
+
+    asked = posts(rendezvous.one_shot("p.1.1", standing_only("other")), PrepareEpoch)
+
+    assert [p.voter for p in asked] == ["parent"]
+
+
+def test_a_standing_answer_for_a_parent_type_is_asked_about_its_children() -> None:
+    rendezvous = DrivenRendezvous()
+    rendezvous.stand("parent", "other", "s1")
+    rendezvous.stand("child", "other.child", "s2")
+
+    asked = posts(rendezvous.one_shot("p.1.1", standing_only("other.child")), PrepareEpoch)
+
+    assert {p.voter for p in asked} == {"parent", "child"}
+
+
+def test_two_standing_subscriptions_of_one_site_are_two_participants() -> None:
+    rendezvous = DrivenRendezvous()
+    rendezvous.stand("one", "other", "s1", subscription=1)
+    rendezvous.stand("two", "other", "s1", subscription=2)
+
+    asked = posts(rendezvous.one_shot("p.1.1", standing_only("other")), PrepareEpoch)
+
+    assert {p.voter for p in asked} == {"one", "two"}
+
+
+def test_a_subscription_that_comes_back_under_a_new_key_replaces_its_former_self() -> None:
+    rendezvous = DrivenRendezvous()
+    rendezvous.stand("old", "other", "s1")
+    rendezvous.stand("new", "other", "s1")
+
+    asked = posts(rendezvous.one_shot("p.1.1", standing_only("other")), PrepareEpoch)
+
+    assert [p.voter for p in asked] == ["new"]

@@ -246,6 +246,7 @@ class Participation:
             secret=s.secret,
             identity=self.site,
             position=s.replica.position if s.replica is not None else None,
+            subscription=s.number,
         )
         return Post(Address(s.coordinator), answered)
 

@@ -183,7 +183,7 @@ class Rendezvous:
                 family,
                 self.me,
                 self.incarnation,
-                StandingAnswers(self.options.lease_s),
+                StandingAnswers(self.options.lease_s, self.types.lineage),
                 log,
                 self.outcomes,
                 self.predicates,
