@@ -24,8 +24,8 @@ from tops.messages import (
 from tops.transactions import LocalOutcome, Scope, ScopeLimit, TxType
 
 ME = NodeId("b")
-SET = EventType("set", {"mark": str}, durable=True)
-OTHER = EventType("other", {"mark": str})
+SET = EventType("set", {"mark": str, "key": str}, durable=True)
+OTHER = EventType("other", {"mark": str, "key": str})
 CHILD = EventType("other.child", {}, parent="other")
 PUBLISHER = Address(ME, "publisher", 1)
 L = TypeVar("L", bound=Message)
@@ -51,13 +51,19 @@ class DrivenRendezvous:
         return effects
 
     def stand(
-        self, voter: str, event_type: str, site: str, position: int | None = None, subscription: int = 1
+        self,
+        voter: str,
+        event_type: str,
+        site: str,
+        position: int | None = None,
+        subscription: int = 1,
+        wants: Filter | None = None,
     ) -> list[Effect]:
         """A standing participant (a replica, if it tells its position) is there."""
         answered = StandingAnswered(
             voter=voter,
             event_type=event_type,
-            filter=Filter.everything(),
+            filter=wants or Filter.everything(),
             scope=Scope.DISTRIBUTED,
             secret=b"secret",
             identity=site,
@@ -80,7 +86,7 @@ class DrivenRendezvous:
         return self.hear(wanted, Address(ME, site, 1))
 
     def one_shot(self, tx: str, spec: TxSpec) -> list[Effect]:
-        run = RunOneShot(tx=TxId(tx), spec=spec, events=(Event(spec.event_type, {"mark": tx}),))
+        run = RunOneShot(tx=TxId(tx), spec=spec, events=(Event(spec.event_type, {"mark": tx, "key": "a"}),))
         return self.hear(run, PUBLISHER)
 
     def vote(self, prepare: PrepareEpoch, *excluded: TxId, rows: tuple[tuple[int, ...], ...] = ()) -> list[Effect]:

@@ -1,10 +1,12 @@
 """What a coordinator may say, to whom, and what must be on its disk before."""
 
+import msgspec
 import pytest
 
 from tests.core.driven_rendezvous import DrivenRendezvous, posts, standing_only
-from tops.constraints import AnyConstraint, Deadline, MaxParticipants, MinParticipants
+from tops.constraints import AnyConstraint, Deadline, MaxParticipants, MinParticipants, Required
 from tops.effects import Persist, Post
+from tops.filters import Filter
 from tops.ids import TxId
 from tops.messages import LogDelivered, PrepareEpoch, TxOutcome
 from tops.records import LogAppended
@@ -89,3 +91,19 @@ def test_a_subscription_that_comes_back_under_a_new_key_replaces_its_former_self
     asked = posts(rendezvous.one_shot("p.1.1", standing_only("other")), PrepareEpoch)
 
     assert [p.voter for p in asked] == ["new"]
+
+
+def test_a_transaction_is_not_judged_by_the_voters_of_the_one_before_it() -> None:
+    rendezvous = DrivenRendezvous()
+    rendezvous.stand("first", "other", "s0")
+    busy = posts(rendezvous.one_shot("p.1.1", standing_only("other")), PrepareEpoch)
+    rendezvous.stand("one", "other", "s1", wants=Filter.where("key", "in", ["a", "b"]))
+    rendezvous.stand("two", "other", "s2", wants=Filter.where("key", "in", ["b"]))
+    both = standing_only("other", Required(frozenset(["s1", "s2"])))
+    rendezvous.one_shot("p.1.2", msgspec.structs.replace(both, attributes={"key": "a"}))
+    rendezvous.one_shot("p.1.3", msgspec.structs.replace(both, attributes={"key": "b"}))
+
+    effects = rendezvous.vote(busy[0], TxId("p.1.1"))
+
+    assert [m.tx for m in posts(effects, PrepareEpoch)[0].members] == [TxId("p.1.3")]
+    assert TxId("p.1.2") in {o.tx for o in posts(effects, TxOutcome)}

@@ -156,14 +156,14 @@ class EpochCoordinator:
         effects: list[Effect] = []
         group: list[ReadyTx] = []
         voters: dict[str, Member] = {}
-        verdicts: dict[object, str | None] = {}  # many members share their constraints
+        met: set[object] = set()  # constraints that hold with these voters; many members share theirs
         while self.queue and len(group) < self.options.members_max:
             ready = self.queue[0]
             own = self._voters_of(ready)
             if group and (own.keys() != voters.keys() or ready.alone or group[0].alone):
                 break
             self.queue.popleft()
-            lacking = self._lacking(ready, own, verdicts)
+            lacking = self._lacking(ready, own, met)
             if lacking is not None:
                 effects += self._settle_abort(ready, lacking)
                 continue
@@ -180,17 +180,17 @@ class EpochCoordinator:
             if not m.standing or ((s := self.standing.answers.get(key)) is not None and self.standing.counted(s))
         }
 
-    def _lacking(self, ready: ReadyTx, voters: dict[str, Member], verdicts: dict[object, str | None]) -> str | None:
+    def _lacking(self, ready: ReadyTx, voters: dict[str, Member], met: set[object]) -> str | None:
         """The test before prepare: why the transaction can't commit with these voters."""
         if ready.members is not None or not voters:
             return shortfall(ready, frozenset(ready.members or ()), voters, self.predicates)
         constraints = ready.spec.constraints
-        if constraints not in verdicts:
-            verdicts[constraints] = self._unmet(ready, voters)
-        return verdicts[constraints]
-
-    def _unmet(self, ready: ReadyTx, voters: dict[str, Member]) -> str | None:
-        return unmet(ready.spec.constraints, [m.identity for m in voters.values()], self.predicates)
+        if constraints in met:
+            return None
+        lacking = unmet(constraints, [m.identity for m in voters.values()], self.predicates)
+        if lacking is None:
+            met.add(constraints)
+        return lacking
 
     def _prepare_new(self, group: list[ReadyTx], voters: dict[str, Member]) -> list[Effect]:
         if self.log is not None:
