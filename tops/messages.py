@@ -140,6 +140,7 @@ class Dissemination(Message, frozen=True):
     """Up to the rendezvous of the event type's family, then down the reverse paths of the subscriptions.
 
     `early`: brokers on the way up already pass it to their own subtree (single-publisher, non-durable types).
+    `lineage`: the event type and its ancestors; who knows a parent only finds its children by it.
     """
 
     rendezvous: NodeId
@@ -148,6 +149,7 @@ class Dissemination(Message, frozen=True):
     sender: Address
     incarnation: int
     publication: "Publication"
+    lineage: tuple[str, ...] = ()
 
 
 class RouteAdded(Message, frozen=True):
@@ -257,6 +259,19 @@ class TxAbandoned(Message, frozen=True):
 
 
 Publication = Published | CensusOpened | TxBegan | TxPublished | LocalCommitOrdered | TxAbandoned
+
+
+def type_of(publication: Publication) -> str:
+    """The event type that a publication travels under."""
+    match publication:
+        case Published(event=event):
+            return event.type
+        case CensusOpened(spec=spec):
+            return spec.event_type
+        case TxPublished(event_type=event_type):
+            return event_type
+    return publication.event_type
+
 
 # ---------------------------------------------------------------------------------------------- letters, point to point
 

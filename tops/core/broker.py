@@ -39,6 +39,7 @@ from tops.messages import (
     SubscriptionChanged,
     TxAbandoned,
     TypeAnswered,
+    type_of,
 )
 from tops.records import AnyRecord
 
@@ -108,7 +109,7 @@ class BrokerCore:
             case Dissemination(upward=True):
                 return self._ascend(message, link, now)
             case Dissemination():
-                return self._descend(message.publication, message.rendezvous, exclude=link)
+                return self._descend(message.publication, message.lineage, message.rendezvous, exclude=link)
             case RouteAdded() | RouteRemoved() | RoutesReset():
                 return self._routes_changed(link, message)
         return []
@@ -137,14 +138,15 @@ class BrokerCore:
                     sender=Address(self.name, site.name, site.incarnation),
                     incarnation=site.incarnation,
                     publication=publication,
+                    lineage=message.lineage,
                 )
                 return self._ascend(stamped_publication, site.name, now)
             case SubscriptionChanged():
                 return self._subscribed(site, message, now)
             case ScopeChosen():
-                rendezvous = self.name
                 return [
-                    self._to_site(site.name, publication, rendezvous) for publication in self.edge.chosen(site, message)
+                    Send(site.name, _downward(publication, (), self.name, self.name, self.incarnation))
+                    for publication in self.edge.chosen(site, message)
                 ]
         return []
 
@@ -173,13 +175,16 @@ class BrokerCore:
         self, effects: list[Effect], now: float, done: Publication | None = None, exclude: NodeId | None = None
     ) -> list[Effect]:
         """Turn the coordinator's wishes into messages. `done` has been passed to the subtree behind `exclude`."""
+        types = self.rendezvous.types
         carried: list[Effect] = []
         for effect in effects:
             if isinstance(effect, Post):
                 carried += self._post(effect.to, effect.letter, now)
             elif isinstance(effect, Disseminate):
                 skip = exclude if effect.publication is done else None
-                carried += self._descend(effect.publication, self.name, skip)
+                name = type_of(effect.publication)
+                lineage = types.lineage(name) if name in types else (name,)
+                carried += self._descend(effect.publication, lineage, self.name, skip)
             else:
                 carried.append(effect)
         return carried
@@ -194,19 +199,20 @@ class BrokerCore:
         hop = self.topology.next_hop(self.name, dissemination.rendezvous)
         up: list[Effect] = [] if hop is None else [Send(hop, dissemination)]
         if dissemination.early:
-            return self._descend(publication, dissemination.rendezvous, exclude=link) + up
+            return self._descend(publication, dissemination.lineage, dissemination.rendezvous, exclude=link) + up
         return up
 
-    def _descend(self, publication: Publication, rendezvous: NodeId, exclude: NodeId | None) -> list[Effect]:
+    def _descend(
+        self, publication: Publication, lineage: tuple[str, ...], rendezvous: NodeId, exclude: NodeId | None
+    ) -> list[Effect]:
         parent = self.topology.next_hop(self.name, rendezvous)
         effects: list[Effect] = []
-        for link in self._links_for(publication):
+        downward = _downward(publication, lineage, rendezvous, self.name, self.incarnation)
+        for link in self._links_for(publication, lineage):
             if link in (exclude, parent):
                 continue
-            if link not in self.edge.sites:
-                effects.append(Send(link, _downward(publication, rendezvous, self.name, self.incarnation)))
-            elif self._passes(link, publication):
-                effects.append(self._to_site(link, publication, rendezvous))
+            if link not in self.edge.sites or self._passes(link, publication, lineage):
+                effects.append(Send(link, downward))
         if isinstance(publication, LocalCommitOrdered) or (
             isinstance(publication, TxAbandoned) and not publication.distributed_only
         ):
@@ -214,28 +220,20 @@ class BrokerCore:
             self.edge.end(publication.tx)
         return effects
 
-    def _links_for(self, publication: Publication) -> list[NodeId]:
+    def _links_for(self, publication: Publication, lineage: tuple[str, ...]) -> list[NodeId]:
         match publication:
             case Published(event=event):
-                return self.table.interested(event.type, event.body)
+                return self.table.interested(lineage, event.body)
             case CensusOpened(tx=tx, spec=spec):
-                links = self.table.interested(spec.event_type, spec.attributes)
+                links = self.table.interested(lineage, spec.attributes)
                 self.tx_routes[tx] = links
                 if len(self.tx_routes) > TX_ROUTES_MAX:
                     self.tx_routes.popitem(last=False)
                 return links
         return self.tx_routes.get(publication.tx, [])
 
-    def _passes(self, site: NodeId, publication: Publication) -> bool:
-        if isinstance(publication, Published):
-            return True
-        types: frozenset[str] = frozenset()
-        if isinstance(publication, CensusOpened):
-            types = frozenset(self.table.types.lineage(publication.spec.event_type))
-        return self.edge.pass_on(site, publication.tx, publication, types)
-
-    def _to_site(self, site: NodeId, publication: Publication, rendezvous: NodeId) -> Effect:
-        return Send(site, _downward(publication, rendezvous, self.name, self.incarnation))
+    def _passes(self, site: NodeId, publication: Publication, lineage: tuple[str, ...]) -> bool:
+        return isinstance(publication, Published) or self.edge.pass_on(site, publication.tx, publication, lineage)
 
     # ------------------------------------------------------------------------------------------------ subscriptions
 
@@ -308,7 +306,9 @@ class BrokerCore:
         return self._carry_out(self.rendezvous.recovered(), now)
 
 
-def _downward(publication: Publication, rendezvous: NodeId, me: NodeId, incarnation: int) -> Dissemination:
+def _downward(
+    publication: Publication, lineage: tuple[str, ...], rendezvous: NodeId, me: NodeId, incarnation: int
+) -> Dissemination:
     return Dissemination(
         rendezvous=rendezvous,
         upward=False,
@@ -316,4 +316,5 @@ def _downward(publication: Publication, rendezvous: NodeId, me: NodeId, incarnat
         sender=Address(me),
         incarnation=incarnation,
         publication=publication,
+        lineage=lineage,
     )

@@ -87,7 +87,7 @@ class Edge:
 
     # --------------------------------------------------------------------------------------------- transactions
 
-    def pass_on(self, name: NodeId, tx: TxId, publication: Publication, types: frozenset[str]) -> bool:
+    def pass_on(self, name: NodeId, tx: TxId, publication: Publication, types: tuple[str, ...]) -> bool:
         """Whether a transaction's publication goes to this site now; if the site has not chosen yet it is kept."""
         site = self.sites.get(name)
         if site is None:
@@ -129,7 +129,7 @@ class Edge:
             if taken is not None and taken.scope is not None:
                 del site.transactions[tx]
 
-    def _standing(self, site: SiteLink, spec: TxSpec, types: frozenset[str]) -> Taken:
+    def _standing(self, site: SiteLink, spec: TxSpec, types: tuple[str, ...]) -> Taken:
         """What the site takes without being asked, or an open question."""
         taken = Taken(scope=Scope.NONE, pseudonyms=set(), withheld=[])
         for s in site.subscriptions.values():

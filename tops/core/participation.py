@@ -277,12 +277,13 @@ class Participation:
 
     # ---------------------------------------------------------------------------------------------- publications
 
-    def on_publication(self, publication: Publication, link: NodeId) -> list[Effect]:
+    def on_publication(self, publication: Publication, lineage: Sequence[str], link: NodeId) -> list[Effect]:
+        """What came down the tree; `lineage` is its type's, which this site need not know."""
         match publication:
             case Published(event=event, origin=origin):
-                return self._deliver(event, origin)
+                return self._deliver(event, origin, lineage)
             case CensusOpened():
-                return self._census(publication, link)
+                return self._census(publication, lineage, link)
             case TxBegan(tx=tx, members=members):
                 return self._each(tx, lambda e: e.on_began(members))
             case TxPublished(tx=tx, sequence=sequence, event=event):
@@ -298,30 +299,22 @@ class Participation:
     def _each(self, tx: TxId, do: Callable[[SubTxExecutor], list[Effect]]) -> list[Effect]:
         return [effect for e in list(self.executors.get(tx, {}).values()) for effect in do(e)]
 
-    def _deliver(self, event: Event, origin: Origin) -> list[Effect]:
+    def _deliver(self, event: Event, origin: Origin, lineage: Sequence[str]) -> list[Effect]:
         # A site that has moved can meet an event again that travels more slowly on its new path.
         latest = self.latest.get((origin.family, origin.site), (0, 0))
         if (origin.incarnation, origin.number) <= latest:
             return []
         self.latest[origin.family, origin.site] = (origin.incarnation, origin.number)
         _trim(self.latest)
-        lineage = self._lineage(event.type)
         return [
             Deliver(s.number, event)
             for s in self.subscriptions.values()
             if s.wish.durable is None and s.matches(lineage, event.body)
         ]
 
-    def _lineage(self, event_type: str) -> tuple[str, ...]:
-        """The ancestors that this site knows of; a child's unknown name still reaches the parent's subscribers."""
-        if event_type in self.types:
-            return self.types.lineage(event_type)
-        return tuple({s.type_name: None for s in self.subscriptions.values()})
-
-    def _census(self, census: CensusOpened, link: NodeId) -> list[Effect]:
+    def _census(self, census: CensusOpened, lineage: Sequence[str], link: NodeId) -> list[Effect]:
         if census.tx in self.ended:
             return []  # met again on a slower path
-        lineage = self._lineage(census.spec.event_type)
         asked: list[SubTxExecutor] = []
         effects: list[Effect] = []
         for s in self.subscriptions.values():

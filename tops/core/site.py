@@ -59,11 +59,11 @@ from tops.messages import (
     StandingAccepted,
     TxOpened,
     TxOutcome,
-    TxPublished,
     TxSpec,
     TypeAdvertised,
     TypeAnswered,
     VotesMissing,
+    type_of,
 )
 from tops.transactions import Access, LocalOutcome, Outcome, TxState, TxType, check_limit
 
@@ -125,8 +125,8 @@ class SiteCore:
         match message:
             case Envelope(body=body, sender=sender):
                 return self._carry_out(self._on_letter(body, sender))
-            case Dissemination(publication=publication) if self.link is not None:
-                return self._carry_out(self.participation.on_publication(publication, self.link))
+            case Dissemination(publication=publication, lineage=lineage) if self.link is not None:
+                return self._carry_out(self.participation.on_publication(publication, lineage, self.link))
         return []
 
     def _on_letter(self, letter: Letter, sender: Address) -> list[Effect]:
@@ -456,7 +456,7 @@ class SiteCore:
         return Envelope(to=post.to, sender=Address(NodeId(""), handle), incarnation=self.incarnation, body=letter)
 
     def _dissemination(self, publication: Publication) -> Dissemination:
-        event_type = _type_of(publication)
+        event_type = type_of(publication)
         whole = self.types.whole(event_type)
         return Dissemination(
             rendezvous=self.coordinator_of(event_type),
@@ -465,23 +465,13 @@ class SiteCore:
             sender=Address(NodeId("")),
             incarnation=self.incarnation,
             publication=publication,
+            lineage=self.types.lineage(event_type),
         )
 
 
 def _handle(letter: Letter) -> str:
     """Participants speak under the name they vote under; everybody else under the site's."""
     return getattr(letter, "voter", "") or getattr(letter, "pseudonym", "")
-
-
-def _type_of(publication: Publication) -> str:
-    match publication:
-        case Published(event=event):
-            return event.type
-        case CensusOpened(spec=spec):
-            return spec.event_type
-        case TxPublished(event_type=event_type):
-            return event_type
-    return publication.event_type
 
 
 def default_local_outcome(durable: bool, tx_type: TxType) -> LocalOutcome:

@@ -153,12 +153,12 @@ class World:
         self.start()
         self.workload.start()
         self.nemesis.start()
-        self._advance(SAFETY_S, steps_max)
+        self.advance(SAFETY_S, steps_max)
         self.workload.active = False
         self.nemesis.stop()
         self._until_quiet(steps_max)
 
-    def _advance(self, until: float, steps_max: int | None = None) -> None:
+    def advance(self, until: float, steps_max: int | None = None) -> None:
         while (steps_max is None or self.clock.steps < steps_max) and self.clock.step(until):
             pass
 
@@ -168,14 +168,14 @@ class World:
         while self.clock.now < end and quiet_for < 4:
             if steps_max is not None and self.clock.steps >= steps_max:
                 return
-            self._advance(self.clock.now + 1.0, steps_max)
+            self.advance(self.clock.now + 1.0, steps_max)
             quiet_for = quiet_for + 1 if not self.open_work() else 0
 
     def settle(self, seconds: float = 30.0) -> None:
         """For scripted scenarios: let the cluster run until nothing is open, or the time is up."""
         end = self.clock.now + seconds
         while self.clock.now < end:
-            self._advance(self.clock.now + 0.5)
+            self.advance(self.clock.now + 0.5)
             if not self.open_work():
                 return
 
