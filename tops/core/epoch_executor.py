@@ -7,7 +7,7 @@ held until everything before it is applied; while a promise is open nothing else
     IDLE -> APPLYING -> IDLE                              entries that others have committed, from the log
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from enum import Enum
 
@@ -36,7 +36,7 @@ from tops.messages import (
     PrepareEpoch,
 )
 
-ABANDONED = "this attempt was overtaken"
+COLLECTED_MAX = 10_000
 
 
 class Work(Enum):
@@ -64,7 +64,7 @@ class EpochExecutor:
         self.memo: Memo | None = None  # of the epoch in RUNNING, PROMISED or FINISHING
         self.doubt: Doubt | None = None
         self.doubts: deque[Memo] = deque()  # promises found after a crash, to be resolved before anything else
-        self.collected: dict[TxId, list[Event]] = {}  # events of interactive transactions, kept until their epoch
+        self.collected: OrderedDict[TxId, list[Event]] = OrderedDict()  # of interactive transactions, until they end
         self._calls, self._brokers, self._doubt_s = calls, brokers, doubt_s
         self._progressed = progressed  # told whether we have just caught up
         self._held: PrepareEpoch | None = None
@@ -73,13 +73,20 @@ class EpochExecutor:
 
     # -------------------------------------------------------------------------------------------------- preparing
 
+    def expect(self, tx: TxId) -> None:
+        """An interactive transaction on the replica set was announced."""
+        self.collected.setdefault(tx, [])
+        if len(self.collected) > COLLECTED_MAX:
+            self.collected.popitem(last=False)  # whoever still wants it prepared hears that its events are missing
+
     def collect(self, tx: TxId, sequence: int, event: Event) -> None:
         """An event of an interactive transaction; nothing is executed before prepare."""
-        events = self.collected.setdefault(tx, [])
-        if sequence == len(events) + 1:
+        events = self.collected.get(tx)
+        if events is not None and sequence == len(events) + 1:
             events.append(event)
 
     def forget(self, tx: TxId) -> None:
+        """It ended without being committed here."""
         self.collected.pop(tx, None)
 
     def on_prepare(self, prepare: PrepareEpoch) -> list[Effect]:

@@ -294,6 +294,9 @@ class Participation:
             case LocalCommitOrdered(tx=tx, last_sequence=last_sequence):
                 return self._each(tx, lambda e: e.on_local_commit(last_sequence))
             case TxAbandoned(tx=tx, reason=reason, distributed_only=only):
+                for s in self.subscriptions.values():
+                    if s.replica is not None:
+                        s.replica.forget(tx)
                 return self._each(tx, lambda e: [] if only and e.scope is not Scope.DISTRIBUTED else e.abandon(reason))
 
     def _each(self, tx: TxId, do: Callable[[SubTxExecutor], list[Effect]]) -> list[Effect]:
@@ -321,6 +324,8 @@ class Participation:
             known = s.number in self.executors.get(census.tx, {})
             if known or not s.matches(lineage, census.spec.attributes):
                 continue
+            if s.replica is not None and census.spec.census is not None:
+                s.replica.expect(census.tx)
             if s.replica is not None or (s.wish.durable is not None and s.wish.scope is not Scope.DISTRIBUTED):
                 continue  # it is prepared as a batch, or taken from the log
             if s.wish.scope is Scope.DISTRIBUTED:

@@ -3,7 +3,7 @@
 import msgspec
 
 from tops.ids import NodeId, TxId
-from tops.messages import TxSpec
+from tops.messages import Event, TxSpec
 from tops.transactions import Scope
 
 
@@ -29,6 +29,7 @@ class History:
         self.promises: dict[TxId, set[tuple[NodeId, int]]] = {}  # who voted YES at some time
         self.outcomes: dict[TxId, set[str]] = {}  # every outcome that anybody was told
         self.voters: dict[str, NodeId] = {}  # what sites voted under
+        self.events: dict[str, Event] = {}  # by mark, everything that was ever published
         self.broken: list[str] = []
 
     def tell(self, tx: TxId, outcome: str) -> None:
