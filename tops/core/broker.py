@@ -27,6 +27,7 @@ from tops.messages import (
     LinkMessage,
     LocalCommitOrdered,
     LogEntry,
+    MembershipAnswered,
     ParticipantLost,
     PeersAsked,
     Publication,
@@ -42,6 +43,7 @@ from tops.messages import (
     type_of,
 )
 from tops.records import AnyRecord
+from tops.transactions import TxState
 
 TX_ROUTES_MAX = 100_000
 
@@ -161,6 +163,8 @@ class BrokerCore:
             owner = self.edge.owners.get(to.handle)
             if owner is None or to.incarnation not in (0, self.edge.sites[owner].incarnation):
                 return []
+            if isinstance(envelope.body, MembershipAnswered) and envelope.body.state is TxState.ABORTED:
+                self.edge.end(envelope.body.tx)  # the coordinator's crash was its end
             return [Send(owner, envelope)]
         if isinstance(envelope.body, PeersAsked):
             return [Send(s, envelope) for s in self.edge.subscribers_of(envelope.body.epoch.event_type)]

@@ -4,6 +4,8 @@ It knows each site's subscriptions and the handles that the site goes by, and it
 events of a transaction reach only sites that have chosen to take them, and are held back until they have.
 """
 
+from collections import OrderedDict
+
 import msgspec
 
 from tops.filters import Filter
@@ -12,6 +14,7 @@ from tops.messages import CensusOpened, Publication, ScopeChosen, SubscriptionCh
 from tops.transactions import Scope, granted_scope
 
 WITHHELD_MAX = 10_000
+TRANSACTIONS_MAX = 10_000  # a site's open ones; whose end was lost with a broker makes room for newer ones
 
 
 class Taken(msgspec.Struct):
@@ -21,6 +24,7 @@ class Taken(msgspec.Struct):
     distributed: bool = False
     pseudonyms: set[str] = set()
     withheld: list[Publication] = []
+    ended: bool = False  # the transaction is over; kept until the site has chosen and got what was held back
 
     def takes_any(self) -> bool:
         return self.distributed or (self.scope is not None and self.scope is not Scope.NONE)
@@ -34,7 +38,7 @@ class SiteLink(msgspec.Struct):
     subscriptions: dict[int, SubscriptionChanged] = {}
     handles: set[str] = set()
     contacts: dict[NodeId, set[str]] = {}  # rendezvous brokers it wrote to, and under which handles
-    transactions: dict[TxId, Taken] = {}
+    transactions: OrderedDict[TxId, Taken] = msgspec.field(default_factory=OrderedDict)
 
 
 class Edge:
@@ -49,9 +53,7 @@ class Edge:
         known = self.sites.get(name)
         if known is None or known.incarnation != incarnation:
             self.forget(name)
-            self.sites[name] = SiteLink(
-                name, incarnation, subscriptions={}, handles={name}, contacts={}, transactions={}
-            )
+            self.sites[name] = SiteLink(name, incarnation, subscriptions={}, handles={name}, contacts={})
             self.owners[name] = name
 
     def forget(self, name: NodeId) -> SiteLink | None:
@@ -93,8 +95,13 @@ class Edge:
         if site is None:
             return False
         if isinstance(publication, CensusOpened):
-            site.transactions[tx] = taken = self._standing(site, publication.spec, types)
-            return taken.scope is None or taken.takes_any()
+            taken = self._standing(site, publication.spec, types)
+            if taken.scope is not None and not taken.takes_any():
+                return False
+            site.transactions[tx] = taken
+            if len(site.transactions) > TRANSACTIONS_MAX:
+                site.transactions.popitem(last=False)
+            return True
         known = site.transactions.get(tx)
         if known is None:
             return False
@@ -110,12 +117,14 @@ class Edge:
 
     def chosen(self, site: SiteLink, choice: ScopeChosen) -> list[Publication]:
         """The site has said what it takes; returns what was held back for it."""
-        taken = site.transactions.setdefault(choice.tx, Taken(pseudonyms=set(), withheld=[]))
+        taken = site.transactions.get(choice.tx)
+        if taken is None:
+            return []
         taken.scope, taken.distributed = choice.scope, choice.distributed
         withheld, taken.withheld = taken.withheld, []
-        if not taken.takes_any():
-            return []
-        return withheld
+        if taken.ended or not taken.takes_any():
+            del site.transactions[choice.tx]
+        return withheld if taken.takes_any() else []
 
     def remember_pseudonym(self, site: SiteLink, tx: TxId, pseudonym: str) -> None:
         taken = site.transactions.get(tx)
@@ -128,6 +137,8 @@ class Edge:
             taken = site.transactions.get(tx)
             if taken is not None and taken.scope is not None:
                 del site.transactions[tx]
+            elif taken is not None:
+                taken.ended = True
 
     def _standing(self, site: SiteLink, spec: TxSpec, types: tuple[str, ...]) -> Taken:
         """What the site takes without being asked, or an open question."""

@@ -492,11 +492,13 @@ class EpochCoordinator:
         elif self.log is None:
             known = self.decided.get(epoch)
             committing = known.committing if known is not None else frozenset()
-        elif epoch.number > self.log.last_number or epoch.number in self.log.tail:
+        elif epoch.number > self.log.last_number or epoch.number in self.log.tail or epoch.number in self.log.undecided:
             committing = _committing(self.log.tail.get(epoch.number), epoch)
         else:
             # Too old for memory: the disk knows. If it no longer does, only an operator can tell.
-            self.questions.setdefault(epoch.number, []).append((epoch, digest, voter, asker))
+            questions = self.questions.setdefault(epoch.number, [])
+            if (epoch, digest, voter, asker) not in questions:
+                questions.append((epoch, digest, voter, asker))
             return [ReadLog(self.event_type, QUESTION, epoch.number, epoch.number)]
         return [_told(epoch, digest, voter, committing, asker)]
 

@@ -428,11 +428,14 @@ class Rendezvous:
             answer = PublishInTxAnswered(tx=m.tx, request=m.request, sequence=None, state=TxState.ABORTED)
             return [Post(sender, answer)]
         try:
+            new = (NodeId(sender.handle), incarnation) not in numbering.publishing
             published = numbering.admit(m.event, (NodeId(sender.handle), incarnation))
         except TransactionClosed:
             answer = PublishInTxAnswered(tx=m.tx, request=m.request, sequence=None, state=numbering.state)
             return [Post(sender, answer)]
         answer = PublishInTxAnswered(tx=m.tx, request=m.request, sequence=published.sequence, state=numbering.state)
+        if new and owner is not None and sender != owner.initiator:
+            self.outcomes.askers.setdefault(m.tx, []).append(sender)  # every publisher hears how it ends
         return [*self._event(published), Post(sender, answer)]
 
     def _publisher_done(self, m: PublisherDone, sender: Address, incarnation: int, now: float) -> list[Effect]:

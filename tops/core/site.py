@@ -21,6 +21,7 @@ from tops.errors import (
     InvalidEventType,
     NotAdvertised,
     NotReachable,
+    OutcomeUnknown,
     TopsError,
     TransactionAborted,
     TransactionClosed,
@@ -316,6 +317,8 @@ class SiteCore:
         outcome = self.ended.get(tx)
         if outcome is None:
             return UnknownTransaction(tx)
+        if outcome.outcome is Outcome.UNKNOWN:
+            return OutcomeUnknown(tx, "its coordinator")
         if outcome.outcome is Outcome.ABORTED:
             return TransactionAborted(tx, outcome.reason)
         return TransactionClosed(tx, outcome.outcome.value)
@@ -339,9 +342,9 @@ class SiteCore:
         known = self.transactions.get(tx)
         if known is not None:
             return self._carry_out(known.abort(request, reason))
-        if tx in self.ended:
+        if tx in self.ended and self.ended[tx].outcome is not Outcome.UNKNOWN:
             return [Answer(request, self.ended[tx])]
-        return [Answer(request, error=UnknownTransaction(tx))]
+        return [Answer(request, error=self._no_longer_open(tx))]
 
     def ask_outcome(self, request: int, question: AskOutcome) -> list[Effect]:
         """What became of a transaction, also one of an earlier life of this site."""
@@ -356,7 +359,7 @@ class SiteCore:
         known = self.transactions.get(outcome.tx)
         if known is not None:
             effects += known.on_outcome(outcome)
-            if not outcome.locals_wait and outcome.outcome is not Outcome.UNKNOWN:
+            if not outcome.locals_wait:
                 del self.transactions[outcome.tx]
                 self.ended[outcome.tx] = outcome
                 if len(self.ended) > ENDED_MAX:
@@ -406,6 +409,8 @@ class SiteCore:
             effects.append(Disseminate(published))
         for known in list(self.transactions.values()):
             effects += known.repeat(elapsed_s, self.options.give_up_s)
+            if known.state is TxState.CENSUS and not known.waits():
+                del self.transactions[known.tx]  # given up before the application learnt its id
         for question, _ in self.asking.values():
             effects += self._ask(question)
         effects += self._repeat_openings(elapsed_s)
