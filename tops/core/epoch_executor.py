@@ -70,6 +70,7 @@ class EpochExecutor:
         self._held: PrepareEpoch | None = None
         self._decision: frozenset[str] | None = None
         self._log: dict[tuple[int, int], LogDelivered] = {}
+        self._leaving = False
 
     # -------------------------------------------------------------------------------------------------- preparing
 
@@ -207,7 +208,7 @@ class EpochExecutor:
             for entry in entries:
                 for logged in entry.transactions:
                     self.collected.pop(logged.tx, None)
-            return self._progressed(not self._log) + self._go_on()
+            return ([] if self._leaving else self._progressed(not self._log)) + self._go_on()
 
         call = self._calls.open(applied)
         return [ApplyEntries(self.subscription, call, entries, delivered.upto)]
@@ -226,6 +227,8 @@ class EpochExecutor:
             return []
         if self.doubts:
             return self._resume_doubt()
+        if self._leaving:
+            return []
         delivery = self._next_delivery()
         if delivery is not None:
             return self._apply(delivery)
@@ -235,6 +238,14 @@ class EpochExecutor:
             elif self._held.epoch.number == self.position + 1:
                 return self._start(self._held)
         return []
+
+    def leave(self) -> bool:
+        """The subscription ended: nothing new is begun. Whether a promise is open that must still be kept."""
+        self._leaving, self._held = True, None
+        return self.memo is not None or bool(self.doubts)
+
+    def promised_as(self, voter: str) -> bool:
+        return self.memo is not None and self.memo.voter == voter
 
     def on_doubt(self) -> list[Effect]:
         return self.doubt.ask() if self.doubt is not None and self.work is Work.PROMISED else []

@@ -127,6 +127,7 @@ class Participation:
         self.site, self.types, self.calls, self.brokers = site, types, calls, brokers
         self.rendezvous, self.entropy, self.options = rendezvous, entropy, options
         self.subscriptions: dict[int, Subscription] = {}
+        self.leaving: dict[int, Subscription] = {}  # ended, with a promise of a replica that waits for its decision
         self.executors: dict[TxId, dict[int, SubTxExecutor]] = {}
         self.epochs: dict[EpochKey, CallbackEpoch] = {}
         self.voters: dict[str, int] = {}  # what we vote under -> subscription
@@ -175,10 +176,13 @@ class Participation:
         return [*self._announce(subscription, link), Answer(request, number)]
 
     def unsubscribe(self, number: int, link: NodeId | None) -> list[Effect]:
-        """End a subscription; whoever takes part in a transaction through it gives up."""
+        """End a subscription; whoever takes part in a transaction through it gives up, and keeps what it promised."""
         subscription = self.subscriptions.pop(number, None)
         if subscription is None:
             return []
+        self.leaving = {n: s for n, s in self.leaving.items() if s.replica is not None and s.replica.leave()}
+        if subscription.replica is not None and subscription.replica.leave():
+            self.leaving[number] = subscription
         effects: list[Effect] = []
         for executors in list(self.executors.values()):
             if number in executors:
@@ -475,10 +479,16 @@ class Participation:
         known = self.epochs.get(_key(voter, epoch))
         if known is not None and known.memo.epoch == epoch and known.memo.digest == digest:
             return known.on_decided(committing)
-        s = self.subscriptions.get(self.voters.get(voter, -1))
-        if s is not None and s.replica is not None:
-            return s.replica.learn(epoch, digest, committing)
-        return []
+        replica = self._replica(voter)
+        return replica.learn(epoch, digest, committing) if replica is not None else []
+
+    def _replica(self, voter: str) -> EpochExecutor | None:
+        """Who promised under this name, also one whose subscription has ended."""
+        number = self.voters.get(voter, -1)
+        for s in (self.leaving.get(number), self.subscriptions.get(number)):
+            if s is not None and s.replica is not None and (s.voter == voter or s.replica.promised_as(voter)):
+                return s.replica
+        return None
 
     def on_membership(self, answered: MembershipAnswered) -> list[Effect]:
         return self._each(answered.tx, lambda e: e.on_membership(answered) if e.voter == answered.voter else [])
@@ -493,7 +503,7 @@ class Participation:
         effects: list[Effect] = []
         for voter in [v for v, _, number in self.epochs if number == knows.epoch.number]:
             effects += self._learn(voter, knows.epoch, knows.digest, knows.committing)
-        for s in self.subscriptions.values():
+        for s in [*self.leaving.values(), *self.subscriptions.values()]:
             if s.replica is not None:
                 effects += s.replica.learn(knows.epoch, knows.digest, knows.committing)
         return effects
@@ -526,8 +536,8 @@ class Participation:
                 epoch = self.epochs.get((voter, int(incarnation), int(number)))
                 if epoch is not None:
                     return epoch.on_timer()
-                s = self.subscriptions.get(self.voters.get(voter, -1))
-                return s.replica.on_doubt() if s is not None and s.replica is not None else []
+                replica = self._replica(voter)
+                return replica.on_doubt() if replica is not None else []
         return []
 
     def on_noted(self, noted: FinishNoted) -> list[Effect]:
