@@ -1,9 +1,11 @@
 """A promise ends with its own decision and with nothing else."""
 
+import msgspec
+
 from tests.core.driven_site import BROKER, DrivenSite
 from tops.core.epochs import member_digest
 from tops.core.participation import Wish
-from tops.effects import AbortTxCall, CommitTxCall
+from tops.effects import AbortTxCall, CommitTxCall, NotifyTx
 from tops.event_types import EventType
 from tops.filters import Filter
 from tops.ids import TxId, hashed
@@ -33,3 +35,23 @@ def test_a_new_life_of_the_coordinator_that_counts_from_one_again_does_not_end_a
     committing = frozenset([hashed(voter)])
     site.hear(EpochDecided(epoch=first.epoch, digest=first.digest, voter=voter, committing=committing))
     assert [c.tx for c in site.made(CommitTxCall)] == [TxId("p.1.1")]
+
+
+def test_a_transaction_that_is_prepared_again_while_it_is_being_undone_is_voted_on_after_that() -> None:
+    site = DrivenSite()
+    voter = site.subscribe(1, WISH)
+    tx = TxId("p.1.1")
+    first = prepare(voter, 1, tx)
+    site.hear(first)
+    site.answering = False
+    site.hear(EpochDecided(epoch=first.epoch, digest=first.digest, voter=voter, committing=frozenset()))
+    again = msgspec.structs.replace(first, epoch=EpochId("other", 2, 1, BROKER, 1))
+
+    site.hear(again)
+
+    assert [c.tx for c in site.made(AbortTxCall)] == [tx]
+    assert len(site.made(NotifyTx)) == 1
+    site.answering = True
+    site.answer(site.made(AbortTxCall)[0])
+    assert len(site.made(NotifyTx)) == 2
+    assert [(v.epoch, v.excluded) for v in site.posted(EpochVoted)] == [(first.epoch, {}), (again.epoch, {})]

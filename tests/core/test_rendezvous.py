@@ -3,12 +3,12 @@
 import msgspec
 import pytest
 
-from tests.core.driven_rendezvous import DrivenRendezvous, posts, standing_only
+from tests.core.driven_rendezvous import ME, DrivenRendezvous, posts, standing_only
 from tops.constraints import AnyConstraint, Deadline, MaxParticipants, MinParticipants, Required
 from tops.effects import Persist, Post
 from tops.filters import Filter
 from tops.ids import TxId
-from tops.messages import LogDelivered, PrepareEpoch, TxOutcome
+from tops.messages import Address, AskMembership, LogDelivered, PrepareEpoch, TxOutcome
 from tops.records import LogAppended
 from tops.transactions import Outcome
 
@@ -107,3 +107,12 @@ def test_a_transaction_is_not_judged_by_the_voters_of_the_one_before_it() -> Non
 
     assert [m.tx for m in posts(effects, PrepareEpoch)[0].members] == [TxId("p.1.3")]
     assert TxId("p.1.2") in {o.tx for o in posts(effects, TxOutcome)}
+
+
+def test_nobody_is_told_that_a_one_shot_aborted_while_it_is_being_voted_on() -> None:
+    rendezvous = DrivenRendezvous()
+    rendezvous.stand("v", "other", "s1")
+    rendezvous.one_shot("p.1.1", standing_only("other"))
+    question = AskMembership(tx=TxId("p.1.1"), event_type="other", voter="local")
+
+    assert not rendezvous.hear(question, Address(ME, "local", 1))

@@ -442,8 +442,8 @@ class Participation:
         executors: dict[TxId, SubTxExecutor] = {}
         for member in prepare.members:
             executor = self.executors.get(member.tx, {}).get(s.number)
-            if executor is None and member.events is not None:
-                executor, begun = self._one_shot(s, prepare.epoch, member.tx, member.events)
+            if (executor is None or executor.undoing) and member.events is not None:
+                executor, begun = self._one_shot(s, prepare.epoch, member.tx, member.events, executor)
                 effects += begun
             if executor is not None:
                 executors[member.tx] = executor
@@ -452,11 +452,13 @@ class Participation:
         return effects + epoch.prepare(prepare.members)
 
     def _one_shot(
-        self, s: Subscription, epoch: EpochId, tx: TxId, events: tuple[Event, ...]
+        self, s: Subscription, epoch: EpochId, tx: TxId, events: tuple[Event, ...], former: SubTxExecutor | None
     ) -> tuple[SubTxExecutor, list[Effect]]:
         spec = TxSpec(epoch.event_type, TxType.DISTRIBUTED, census=None)
         executor = self._executor(s, tx, spec, standing_pseudonym(s.secret, tx), s.voter)
         executor.begin()
+        if former is not None:
+            executor.follow(former)
         effects: list[Effect] = []
         for sequence, event in enumerate(events, start=1):
             effects += executor.on_event(sequence, event)

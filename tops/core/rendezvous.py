@@ -629,6 +629,9 @@ class Rendezvous:
         if m.tx in self.relays:
             return [_membership(m.tx, m.voter, TxState.ACTIVE, sender)]
         coordinator = self.coordinators.get(m.tx)
+        epochs = self.epochs.get(self.families.get(m.event_type, ""))
+        if coordinator is None and epochs is not None and epochs.holds(m.tx):
+            return []  # a one-shot's end is still to come
         if coordinator is None or coordinator.failed is not None:
             return [_membership(m.tx, m.voter, TxState.ABORTED, sender)]
         if m.voter in coordinator.members:

@@ -81,6 +81,8 @@ class SubTxExecutor:
         self._failed: str | None = None
         self._voting: Voted | None = None  # who waits for the vote
         self.log_number: int | None = None  # where it comes from a log
+        self.undoing = False  # a promise is being taken back by the decision
+        self._successor: SubTxExecutor | None = None  # the same transaction, prepared once more
 
     # ------------------------------------------------------------------------------------------------------ census
 
@@ -192,7 +194,7 @@ class SubTxExecutor:
 
     def prepare(self, memo: Memo, last_sequence: int, voted: Voted) -> list[Effect]:
         """Promise, or say why not; a new attempt of the epoch renews the promise."""
-        if self._failed is not None or self.state not in (SubTxState.ACTIVE, SubTxState.PROMISED):
+        if self._failed is not None or self.undoing or self.state not in (SubTxState.ACTIVE, SubTxState.PROMISED):
             return voted(self._failed or f"{self.tx} is {self.state.value} here")
         self._voting = voted
         if last_sequence != self.last_sequence:
@@ -222,6 +224,7 @@ class SubTxExecutor:
         """The decision, for whoever has promised."""
         if self.state is not SubTxState.PROMISED:
             return done() if committed else self.abandon("the transaction aborted") + done()
+        self.undoing = not committed
 
         def ended() -> list[Effect]:
             return self._end() + done()
@@ -279,7 +282,16 @@ class SubTxExecutor:
         if self.state is SubTxState.ENDED:
             return []
         self.state = SubTxState.ENDED
-        return [CancelTimer(self._timer), *self._ended(self)]
+        effects = [CancelTimer(self._timer), *self._ended(self)]
+        if self._successor is not None:
+            self._successor._busy = False
+            effects += self._successor._next()
+        return effects
+
+    def follow(self, former: "SubTxExecutor") -> None:
+        """Do nothing before `former`, which is being undone, has ended: the application knows both by one id."""
+        self._busy = True
+        former._successor = self
 
     @classmethod
     def recovered(
