@@ -140,6 +140,7 @@ class Dissemination(Message, frozen=True):
     """Up to the rendezvous of the event type's family, then down the reverse paths of the subscriptions.
 
     `early`: brokers on the way up already pass it to their own subtree (single-publisher, non-durable types).
+    `lineage`: the event type and its ancestors; who knows a parent only finds its children by it.
     """
 
     rendezvous: NodeId
@@ -148,6 +149,7 @@ class Dissemination(Message, frozen=True):
     sender: Address
     incarnation: int
     publication: "Publication"
+    lineage: tuple[str, ...] = ()
 
 
 class RouteAdded(Message, frozen=True):
@@ -257,6 +259,19 @@ class TxAbandoned(Message, frozen=True):
 
 
 Publication = Published | CensusOpened | TxBegan | TxPublished | LocalCommitOrdered | TxAbandoned
+
+
+def type_of(publication: Publication) -> str:
+    """The event type that a publication travels under."""
+    match publication:
+        case Published(event=event):
+            return event.type
+        case CensusOpened(spec=spec):
+            return spec.event_type
+        case TxPublished(event_type=event_type):
+            return event_type
+    return publication.event_type
+
 
 # ---------------------------------------------------------------------------------------------- letters, point to point
 
@@ -398,6 +413,7 @@ class StandingAnswered(Message, frozen=True):
     """A subscriber's answer to every census of that type, renewed while its link lives.
 
     Pseudonyms are derived from `secret`. `position` is what a replica has applied of the log; None: it keeps none.
+    A newer answer for the same `subscription` of the same identity replaces the former one.
     """
 
     voter: str
@@ -407,6 +423,7 @@ class StandingAnswered(Message, frozen=True):
     secret: bytes
     identity: str | None
     position: int | None
+    subscription: int = 0
 
 
 class StandingAccepted(Message, frozen=True):

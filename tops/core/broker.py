@@ -27,6 +27,7 @@ from tops.messages import (
     LinkMessage,
     LocalCommitOrdered,
     LogEntry,
+    MembershipAnswered,
     ParticipantLost,
     PeersAsked,
     Publication,
@@ -39,8 +40,10 @@ from tops.messages import (
     SubscriptionChanged,
     TxAbandoned,
     TypeAnswered,
+    type_of,
 )
 from tops.records import AnyRecord
+from tops.transactions import TxState
 
 TX_ROUTES_MAX = 100_000
 
@@ -109,7 +112,7 @@ class BrokerCore:
         if isinstance(message, Dissemination):
             if message.upward:
                 return self._ascend(message, link, now)
-            return self._descend(message.publication, message.rendezvous, exclude=link)
+            return self._descend(message.publication, message.lineage, message.rendezvous, exclude=link)
         if isinstance(message, RouteAdded | RouteRemoved | RoutesReset):
             return self._routes_changed(link, message)
         return []
@@ -126,10 +129,11 @@ class BrokerCore:
                 sender=Address(self.name, site.name, site.incarnation),
                 incarnation=site.incarnation,
                 publication=message.publication,
+                lineage=message.lineage,
             )
             return self._ascend(stamped, site.name, now)
         if isinstance(message, ScopeChosen):
-            return [self._to_site(site.name, held, self.name) for held in self.edge.chosen(site, message)]
+            return self._release(site.name, self.edge.chosen(site, message))
         if isinstance(message, SubscriptionChanged):
             return self._subscribed(site, message, now)
         return []
@@ -146,7 +150,11 @@ class BrokerCore:
         if not isinstance(body, CensusReplied):
             return self._route(stamped, now)
         held = self.edge.on_replied(site, body.tx, body.pseudonym)
-        return [self._to_site(site.name, p, self.name) for p in held] + self._route(stamped, now)
+        return self._release(site.name, held) + self._route(stamped, now)
+
+    def _release(self, site: NodeId, held: list[Publication]) -> list[Effect]:
+        """What was held back until it was known what the site takes."""
+        return [Send(site, _downward(p, (), self.name, self.name, self.incarnation)) for p in held]
 
     # ---------------------------------------------------------------------------------------------------- letters
 
@@ -159,6 +167,8 @@ class BrokerCore:
             owner = self.edge.owners.get(to.handle)
             if owner is None or to.incarnation not in (0, self.edge.sites[owner].incarnation):
                 return []
+            if isinstance(envelope.body, MembershipAnswered) and envelope.body.state is TxState.ABORTED:
+                self.edge.end(envelope.body.tx)  # the coordinator's crash was its end
             return [Send(owner, envelope)]
         if isinstance(envelope.body, PeersAsked):
             return [Send(s, envelope) for s in self.edge.subscribers_of(envelope.body.epoch.event_type)]
@@ -173,13 +183,16 @@ class BrokerCore:
         self, effects: list[Effect], now: float, done: Publication | None = None, exclude: NodeId | None = None
     ) -> list[Effect]:
         """Turn the coordinator's wishes into messages. `done` has been passed to the subtree behind `exclude`."""
+        types = self.rendezvous.types
         carried: list[Effect] = []
         for effect in effects:
             if isinstance(effect, Post):
                 carried += self._post(effect.to, effect.letter, now)
             elif isinstance(effect, Disseminate):
                 skip = exclude if effect.publication is done else None
-                carried += self._descend(effect.publication, self.name, skip)
+                name = type_of(effect.publication)
+                lineage = types.lineage(name) if name in types else (name,)
+                carried += self._descend(effect.publication, lineage, self.name, skip)
             else:
                 carried.append(effect)
         return carried
@@ -194,19 +207,20 @@ class BrokerCore:
         hop = self.topology.next_hop(self.name, dissemination.rendezvous)
         up: list[Effect] = [] if hop is None else [Send(hop, dissemination)]
         if dissemination.early:
-            return self._descend(publication, dissemination.rendezvous, exclude=link) + up
+            return self._descend(publication, dissemination.lineage, dissemination.rendezvous, exclude=link) + up
         return up
 
-    def _descend(self, publication: Publication, rendezvous: NodeId, exclude: NodeId | None) -> list[Effect]:
+    def _descend(
+        self, publication: Publication, lineage: tuple[str, ...], rendezvous: NodeId, exclude: NodeId | None
+    ) -> list[Effect]:
         parent = self.topology.next_hop(self.name, rendezvous)
         effects: list[Effect] = []
-        for link in self._links_for(publication):
+        downward = _downward(publication, lineage, rendezvous, self.name, self.incarnation)
+        for link in self._links_for(publication, lineage):
             if link in (exclude, parent):
                 continue
-            if link not in self.edge.sites:
-                effects.append(Send(link, _downward(publication, rendezvous, self.name, self.incarnation)))
-            elif self._passes(link, publication):
-                effects.append(self._to_site(link, publication, rendezvous))
+            if link not in self.edge.sites or self._passes(link, publication, lineage):
+                effects.append(Send(link, downward))
         if isinstance(publication, LocalCommitOrdered) or (
             isinstance(publication, TxAbandoned) and not publication.distributed_only
         ):
@@ -214,28 +228,19 @@ class BrokerCore:
             self.edge.end(publication.tx)
         return effects
 
-    def _links_for(self, publication: Publication) -> list[NodeId]:
+    def _links_for(self, publication: Publication, lineage: tuple[str, ...]) -> list[NodeId]:
         if isinstance(publication, Published):
-            return self.table.interested(publication.event.type, publication.event.body)
+            return self.table.interested(lineage, publication.event.body)
         if isinstance(publication, CensusOpened):
-            spec = publication.spec
-            links = self.table.interested(spec.event_type, spec.attributes)
+            links = self.table.interested(lineage, publication.spec.attributes)
             self.tx_routes[publication.tx] = links
             if len(self.tx_routes) > TX_ROUTES_MAX:
                 self.tx_routes.popitem(last=False)
             return links
         return self.tx_routes.get(publication.tx, [])
 
-    def _passes(self, site: NodeId, publication: Publication) -> bool:
-        if isinstance(publication, Published):
-            return True
-        types: frozenset[str] = frozenset()
-        if isinstance(publication, CensusOpened):
-            types = frozenset(self.table.types.lineage(publication.spec.event_type))
-        return self.edge.pass_on(site, publication.tx, publication, types)
-
-    def _to_site(self, site: NodeId, publication: Publication, rendezvous: NodeId) -> Effect:
-        return Send(site, _downward(publication, rendezvous, self.name, self.incarnation))
+    def _passes(self, site: NodeId, publication: Publication, lineage: tuple[str, ...]) -> bool:
+        return isinstance(publication, Published) or self.edge.pass_on(site, publication.tx, publication, lineage)
 
     # ------------------------------------------------------------------------------------------------ subscriptions
 
@@ -308,7 +313,9 @@ class BrokerCore:
         return self._carry_out(self.rendezvous.recovered(), now)
 
 
-def _downward(publication: Publication, rendezvous: NodeId, me: NodeId, incarnation: int) -> Dissemination:
+def _downward(
+    publication: Publication, lineage: tuple[str, ...], rendezvous: NodeId, me: NodeId, incarnation: int
+) -> Dissemination:
     return Dissemination(
         rendezvous=rendezvous,
         upward=False,
@@ -316,4 +323,5 @@ def _downward(publication: Publication, rendezvous: NodeId, me: NodeId, incarnat
         sender=Address(me),
         incarnation=incarnation,
         publication=publication,
+        lineage=lineage,
     )

@@ -183,7 +183,7 @@ class Rendezvous:
                 family,
                 self.me,
                 self.incarnation,
-                StandingAnswers(self.options.lease_s),
+                StandingAnswers(self.options.lease_s, self.types.lineage),
                 log,
                 self.outcomes,
                 self.predicates,
@@ -430,11 +430,14 @@ class Rendezvous:
             answer = PublishInTxAnswered(tx=m.tx, request=m.request, sequence=None, state=TxState.ABORTED)
             return [Post(sender, answer)]
         try:
+            new = (NodeId(sender.handle), incarnation) not in numbering.publishing
             published = numbering.admit(m.event, (NodeId(sender.handle), incarnation))
         except TransactionClosed:
             answer = PublishInTxAnswered(tx=m.tx, request=m.request, sequence=None, state=numbering.state)
             return [Post(sender, answer)]
         answer = PublishInTxAnswered(tx=m.tx, request=m.request, sequence=published.sequence, state=numbering.state)
+        if new and owner is not None and sender != owner.initiator:
+            self.outcomes.askers.setdefault(m.tx, []).append(sender)  # every publisher hears how it ends
         return [*self._event(published), Post(sender, answer)]
 
     def _publisher_done(self, m: PublisherDone, sender: Address, incarnation: int, now: float) -> list[Effect]:
@@ -628,6 +631,9 @@ class Rendezvous:
         if m.tx in self.relays:
             return [_membership(m.tx, m.voter, TxState.ACTIVE, sender)]
         coordinator = self.coordinators.get(m.tx)
+        epochs = self.epochs.get(self.families.get(m.event_type, ""))
+        if coordinator is None and epochs is not None and epochs.holds(m.tx):
+            return []  # a one-shot's end is still to come
         if coordinator is None or coordinator.failed is not None:
             return [_membership(m.tx, m.voter, TxState.ABORTED, sender)]
         if m.voter in coordinator.members:

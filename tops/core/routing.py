@@ -95,10 +95,10 @@ class RoutingTable:
                 touched.add(event_type)
         return touched
 
-    def interested(self, event_type: str, attributes: Mapping[str, object]) -> list[NodeId]:
+    def interested(self, lineage: Iterable[str], attributes: Mapping[str, object]) -> list[NodeId]:
         """The links behind which somebody wants this, by the type or one of its ancestors."""
         found: dict[NodeId, None] = {}
-        for name in self.types.lineage(event_type) if event_type in self.types else (event_type,):
+        for name in lineage:
             index = self._index.get(name)
             if index is not None:
                 found.update(dict.fromkeys(index.match(attributes)))

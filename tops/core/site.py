@@ -21,6 +21,7 @@ from tops.errors import (
     InvalidEventType,
     NotAdvertised,
     NotReachable,
+    OutcomeUnknown,
     TopsError,
     TransactionAborted,
     TransactionClosed,
@@ -59,11 +60,11 @@ from tops.messages import (
     StandingAccepted,
     TxOpened,
     TxOutcome,
-    TxPublished,
     TxSpec,
     TypeAdvertised,
     TypeAnswered,
     VotesMissing,
+    type_of,
 )
 from tops.transactions import Access, LocalOutcome, Outcome, TxState, TxType, check_limit
 
@@ -146,7 +147,8 @@ class SiteCore:
         if isinstance(message, Envelope):
             return self._carry_out(self._on_letter(message.body, message.sender))
         if isinstance(message, Dissemination) and self.link is not None:
-            return self._carry_out(self.participation.on_publication(message.publication, self.link))
+            effects = self.participation.on_publication(message.publication, message.lineage, self.link)
+            return self._carry_out(effects)
         return []
 
     def _on_letter(self, letter: Letter, sender: Address) -> list[Effect]:
@@ -311,6 +313,8 @@ class SiteCore:
         outcome = self.ended.get(tx)
         if outcome is None:
             return UnknownTransaction(tx)
+        if outcome.outcome is Outcome.UNKNOWN:
+            return OutcomeUnknown(tx, "its coordinator")
         if outcome.outcome is Outcome.ABORTED:
             return TransactionAborted(tx, outcome.reason)
         return TransactionClosed(tx, outcome.outcome.value)
@@ -334,9 +338,9 @@ class SiteCore:
         known = self.transactions.get(tx)
         if known is not None:
             return self._request(known.abort(request, reason))
-        if tx in self.ended:
+        if tx in self.ended and self.ended[tx].outcome is not Outcome.UNKNOWN:
             return [Answer(request, self.ended[tx])]
-        return [Answer(request, error=UnknownTransaction(tx))]
+        return [Answer(request, error=self._no_longer_open(tx))]
 
     def ask_outcome(self, request: int, question: AskOutcome) -> list[Effect]:
         """What became of a transaction, also one of an earlier life of this site."""
@@ -351,7 +355,7 @@ class SiteCore:
         known = self.transactions.get(outcome.tx)
         if known is not None:
             effects += known.on_outcome(outcome)
-            if not outcome.locals_wait and outcome.outcome is not Outcome.UNKNOWN:
+            if not outcome.locals_wait:
                 del self.transactions[outcome.tx]
                 self.ended[outcome.tx] = outcome
                 if len(self.ended) > ENDED_MAX:
@@ -401,6 +405,8 @@ class SiteCore:
             effects.append(Disseminate(published))
         for known in list(self.transactions.values()):
             effects += known.repeat(elapsed_s, self.options.give_up_s)
+            if known.state is TxState.CENSUS and not known.waits():
+                del self.transactions[known.tx]  # given up before the application learnt its id
         for question, _ in self.asking.values():
             effects += self._ask(question)
         effects += self._repeat_openings(elapsed_s)
@@ -456,7 +462,7 @@ class SiteCore:
         return Envelope(to=post.to, sender=Address(NodeId(""), handle), incarnation=self.incarnation, body=letter)
 
     def _dissemination(self, publication: Publication) -> Dissemination:
-        event_type = _type_of(publication)
+        event_type = type_of(publication)
         whole = self.types.whole(event_type)
         return Dissemination(
             rendezvous=self.coordinator_of(event_type),
@@ -465,23 +471,13 @@ class SiteCore:
             sender=Address(NodeId("")),
             incarnation=self.incarnation,
             publication=publication,
+            lineage=self.types.lineage(event_type),
         )
 
 
 def _handle(letter: Letter) -> str:
     """Participants speak under the name they vote under; everybody else under the site's."""
     return getattr(letter, "voter", "") or getattr(letter, "pseudonym", "")
-
-
-def _type_of(publication: Publication) -> str:
-    match publication:
-        case Published(event=event):
-            return event.type
-        case CensusOpened(spec=spec):
-            return spec.event_type
-        case TxPublished(event_type=event_type):
-            return event_type
-    return publication.event_type
 
 
 def default_local_outcome(durable: bool, tx_type: TxType) -> LocalOutcome:
