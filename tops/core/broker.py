@@ -138,7 +138,7 @@ class BrokerCore:
                     incarnation=site.incarnation,
                     publication=publication,
                 )
-                return self._ascend(stamped_publication, site.name, now)
+                return self._ascend(stamped_publication, None, now)  # its publisher may subscribe to it, too
             case SubscriptionChanged():
                 return self._subscribed(site, message, now)
             case ScopeChosen():
@@ -186,7 +186,7 @@ class BrokerCore:
 
     # ----------------------------------------------------------------------------------------------- publications
 
-    def _ascend(self, dissemination: Dissemination, link: NodeId, now: float) -> list[Effect]:
+    def _ascend(self, dissemination: Dissemination, link: NodeId | None, now: float) -> list[Effect]:
         publication = dissemination.publication
         if dissemination.rendezvous == self.name:
             effects = self.rendezvous.on_publication(publication, dissemination.sender, dissemination.incarnation, now)
