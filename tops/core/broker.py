@@ -59,7 +59,8 @@ class BrokerCore:
         self.name, self.incarnation, self.topology = name, incarnation, topology
         self.table = RoutingTable()
         self.edge = Edge()
-        self.rendezvous = Rendezvous(name, incarnation, predicates or {}, options or RendezvousOptions())
+        known = {} if predicates is None else predicates  # kept as it is: more may be registered later
+        self.rendezvous = Rendezvous(name, incarnation, known, options or RendezvousOptions())
         self.neighbours: dict[NodeId, int] = {}  # neighbouring brokers -> their incarnation
         self.tx_routes: OrderedDict[TxId, list[NodeId]] = OrderedDict()  # where a transaction was announced
 
