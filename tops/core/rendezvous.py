@@ -19,7 +19,7 @@ from tops.core.event_log import EventLog, Feed, Repetition
 from tops.core.local_relay import LocalRelay
 from tops.core.outcomes import Outcomes
 from tops.core.standing import StandingAnswers
-from tops.core.tx_coordinator import TxCoordinator
+from tops.core.tx_coordinator import TxCoordinator, decided_within_s
 from tops.effects import Disseminate, Effect, Note, Persist, Post, SetTimer
 from tops.errors import InvalidEventType, InvalidTransaction, InvariantBroken, TransactionClosed
 from tops.event_types import EventType, EventTypes
@@ -249,7 +249,7 @@ class Rendezvous:
             return []
         self.relays[tx] = LocalRelay(tx, spec, initiator, keep_events=spec.event_type in self.logs_of, numbering=None)
         self.publishers[tx] = (NodeId(initiator.handle), incarnation)
-        return [Disseminate(census), SetTimer(("deadline", tx), spec.decide_within_s)]
+        return [Disseminate(census), SetTimer(("deadline", tx), decided_within_s(spec))]
 
     def _commit_local(self, tx: TxId, last_sequence: int | None, publisher: Address) -> list[Effect]:
         relay = self.relays[tx]
@@ -369,7 +369,7 @@ class Rendezvous:
         )
         census = CensusOpened(tx=tx, spec=m.spec, coordinator=self.me, incarnation=self.incarnation, initiator=sender)
         opened = TxOpened(tx=tx, state=TxState.ACTIVE)
-        return [learn, Disseminate(census), SetTimer(("deadline", tx), m.spec.decide_within_s), Post(sender, opened)]
+        return [learn, Disseminate(census), SetTimer(("deadline", tx), decided_within_s(m.spec)), Post(sender, opened)]
 
     def _public_again(self, tx: TxId, request: int, sender: Address) -> list[Effect]:
         learn = Post(sender, TxOpened(tx=tx, state=TxState.CENSUS, request=request))
