@@ -1,4 +1,4 @@
-"""Clusters for scenarios: the verbs that a scenario is written in, carried out by the real machines in a simulated world.
+"""Clusters for scenarios: the verbs that a scenario is written in, carried out by the real machines in a simulation.
 
 A scenario uses `Cluster`, `Client` and `Participant` and never the world behind them, so that the same functions can be
 run over real processes: there the verbs become calls of the client library, and `Participant` an application object.
@@ -166,7 +166,7 @@ class Client:
         self.app.run(script())
         return pending
 
-    # ------------------------------------------------------------------------------------------------ types and events
+    # ----------------------------------------------------------------------------------------------- types and events
 
     def advertise(self, *event_types: str) -> None:
         for name in event_types:
@@ -211,9 +211,9 @@ class Client:
         return participant
 
     def unsubscribe(self, participant: Participant) -> None:
-        del self.app.subscriptions[participant.number]
         self.node.act(lambda: self.node.core.unsubscribe(participant.number))
         self.cluster.run(TICK_S)
+        del self.app.subscriptions[participant.number]
 
     def publish(self, event_type: str, mark: str, *, tx: TxId | None = None, **attributes: Any) -> Any:
         return self.publish_soon(event_type, mark, tx=tx, **attributes).result()
@@ -392,7 +392,7 @@ class Cluster:
         """Until nothing is open."""
         self.world.settle(ANSWER_WITHIN_S)
 
-    # ------------------------------------------------------------------------------------------------------------ faults
+    # --------------------------------------------------------------------------------------------------------- faults
 
     def node(self, name: str) -> SimNode:
         return self.world.node(NodeId(name))
@@ -434,7 +434,7 @@ class Cluster:
         for _ in range(self._copies if hasattr(message, "body") else 1):
             self._send(owner, peer, message)
 
-    # ----------------------------------------------------------------------------------------------------------- judging
+    # -------------------------------------------------------------------------------------------------------- judging
 
     def check(self) -> None:
         """Once all has ended, every promise of the simulator's checkers holds."""

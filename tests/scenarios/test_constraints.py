@@ -1,6 +1,7 @@
 """Constraints: tested when the census closes, at a drop-out, before prepare and after the votes."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ def cluster_of(*names: str) -> tuple[Cluster, dict[str, Participant]]:
     return cluster, {name: cluster[name].subscribe("plain") for name in names}
 
 
-# -------------------------------------------------------------------------------------------- the four points of testing
+# ----------------------------------------------------------------------------------------- the four points of testing
 
 
 def test_when_the_census_closes_unmet_constraints_end_the_transaction_before_any_event() -> None:
@@ -71,7 +72,7 @@ def test_before_prepare_a_replica_that_has_fallen_behind_since_the_census_no_lon
     cluster = Cluster("P", "A", "B", "C")
     cluster["P"].advertise("set")
     at = {name: cluster[name].replicate("set") for name in "ABC"}
-    properties = {"limit": ScopeLimit.LOCAL, "local_outcome": LocalOutcome.FOLLOWS}
+    properties: dict[str, Any] = {"limit": ScopeLimit.LOCAL, "local_outcome": LocalOutcome.FOLLOWS}
     second = cluster["P"].begin("set", constraints=(MinParticipants(needed),), **properties)
     at["C"].holds = {"PrepareBatch"}
     first = cluster["P"].execute_soon("set", ["one"], constraints=(MinParticipants(2),), census=None, **properties)
@@ -137,7 +138,7 @@ def test_only_a_ceiling_on_participants_does_not_excuse_one_who_drops_out() -> N
     cluster.check()
 
 
-# ------------------------------------------------------------------------------------------------------- each kind
+# ---------------------------------------------------------------------------------------------------------- each kind
 
 ABC = frozenset("ABC")
 
@@ -282,7 +283,7 @@ def test_constraints_count_distributed_participants_only() -> None:
     cluster.check()
 
 
-# ----------------------------------------------------------------------------------------------- refused at begin
+# --------------------------------------------------------------------------------------------------- refused at begin
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_4_1_a_census_closes_as_soon_as_the_constraints_are_met_if_asked_to(when
 
 
 def test_4_1_the_published_list_holds_hashes_and_no_pseudonym() -> None:
-    cluster, s, t = two_subscribers()
+    cluster, _, _ = two_subscribers()
     replies: list[str] = []
     lists: list[frozenset[str]] = []
 
@@ -148,7 +148,7 @@ def test_4_3_the_vote_of_one_who_is_no_member_is_ignored() -> None:
     cluster.check()
 
 
-# --------------------------------------------------------------------------------------------- 4.2: the transaction phase
+# ----------------------------------------------------------------------------------------- 4.2: the transaction phase
 
 
 def test_4_2_a_participant_that_fails_early_aborts_the_transaction_at_once() -> None:
@@ -271,7 +271,7 @@ def test_5_5_compensation_runs_once_and_backwards_whatever_moment_the_site_crash
     cluster.check()
 
 
-# -------------------------------------------------------------------------------------------- 5.6: late and lost messages
+# ---------------------------------------------------------------------------------------- 5.6: late and lost messages
 
 
 def test_5_6_a_late_vote_raises_unchecked_and_waiting_again_commits() -> None:
@@ -310,7 +310,7 @@ def test_5_6_a_publisher_that_will_not_wait_any_longer_aborts_an_unchecked_trans
 
 def test_5_6_a_participant_that_misses_an_event_votes_no() -> None:
     """Prepare carries the last sequence number; without it the participant would commit less than the others."""
-    cluster, s, t = two_subscribers()
+    cluster, _, t = two_subscribers()
     lose_for(cluster, "S", TxPublished)
     tx = cluster["P"].begin("plain")
     cluster["P"].publish("plain", "one", tx=tx)

@@ -48,9 +48,9 @@ class ReplicaSet:
     def log(self) -> list[LogEntry]:
         return [r.entry for r in self.records()]
 
-    def in_sync_after(self, number: int) -> frozenset[str] | None:
+    def in_sync_after(self, number: int) -> set[str]:
         """Who was in sync with this number, as its own record says."""
-        return next(r.in_sync for r in self.records() if r.entry.number == number)
+        return set(next(r.in_sync or () for r in self.records() if r.entry.number == number))
 
     def converge(self) -> None:
         """Everyone holds the same, and every promise was kept."""
@@ -81,7 +81,7 @@ def logs(effect: Effect) -> bool:
     return isinstance(effect, Persist) and isinstance(effect.record, LogAppended)
 
 
-# --------------------------------------------------------------------------------------------------- log and numbers
+# ---------------------------------------------------------------------------------------------------- log and numbers
 
 
 def test_an_aborted_number_is_void_in_the_log_and_the_replicas_count_past_it() -> None:
@@ -180,7 +180,7 @@ def with_other_rows(replicas: ReplicaSet, name: str) -> None:
         done = honest(*arguments)
         return BatchPrepared(done.excluded, tuple((7,) for _ in done.rows))
 
-    database.prepare = prepare  # type: ignore[method-assign]
+    database.prepare = prepare  # type: ignore[method-assign,assignment]
 
 
 def test_a_replica_that_changes_other_rows_is_left_out_and_an_alarm_is_raised() -> None:

@@ -7,9 +7,10 @@ from tops.constraints import MinParticipants
 from tops.errors import CensusUnfulfilled, TransactionAborted
 from tops.ids import TxId
 from tops.messages import CensusPolicy
+from tops.sim.databases import CallbackDatabase
 from tops.transactions import Access, Outcome, Scope, ScopeLimit, TxState, TxType
 
-# ----------------------------------------------------------------------------------- chapter 3: use cases of the HTS
+# ------------------------------------------------------------------------------------ chapter 3: use cases of the HTS
 
 
 def test_3_1_2_a_successful_transaction_commits_at_all_subscribers() -> None:
@@ -91,8 +92,8 @@ def test_3_1_5_two_clients_run_transactions_against_each_other_and_both_commit()
 # ------------------------------------------------------------------------------------------ 4.1: what TOPS is there for
 
 
-def meeting(*names: str, **more: int) -> Cluster:
-    cluster = Cluster(*names, **more)
+def meeting(*names: str) -> Cluster:
+    cluster = Cluster(*names)
     cluster.define("meeting schedule")
     cluster.define("meeting location")
     return cluster
@@ -206,7 +207,7 @@ def test_4_1_6_in_a_local_transaction_only_the_subscriber_that_fails_aborts() ->
     cluster.check()
 
 
-# -------------------------------------------------------------------------------- 4.5.2: where the components are active
+# ----------------------------------------------------------------------------- 4.5.2: where the components are active
 
 
 class Active:
@@ -292,7 +293,7 @@ def test_4_5_2_figure_4_M_one_component_serves_transactions_of_different_kinds_a
     cluster.check()
 
 
-# -------------------------------------------------------------------------------------------- 4.7: the API's use cases
+# ------------------------------------------------------------------------------------------- 4.7: the API's use cases
 
 
 def test_4_7_2_the_callbacks_of_a_single_publisher_transaction_come_in_order() -> None:
@@ -355,7 +356,7 @@ def test_table_4_B_publishers_hear_the_outcome_of_their_transactions_as_well() -
     cluster.check()
 
 
-# ------------------------------------------------------------------------------------------------- 4.3: who takes what
+# ------------------------------------------------------------------------------------------------ 4.3: who takes what
 
 T, L = TxType, ScopeLimit
 NONE, NON_TX, LOCAL, DISTRIBUTED = Scope.NONE, Scope.NON_TRANSACTIONAL, Scope.LOCAL, Scope.DISTRIBUTED
@@ -388,8 +389,8 @@ def taken(participant: Participant, tx: TxId) -> Scope:
     assert participant.seen(tx) in ([], ["one"])
     if participant.committed(tx) is None:
         return NON_TX if participant.seen(tx) else NONE
-    with_a_promise = isinstance(participant.database.committed.get(tx), object) and tx in participant.database.committed
-    return DISTRIBUTED if with_a_promise else LOCAL
+    assert isinstance(participant.database, CallbackDatabase)
+    return DISTRIBUTED if tx in participant.database.committed else LOCAL
 
 
 @pytest.mark.parametrize("standing", [False, True], ids=["asked", "standing"])
