@@ -12,7 +12,7 @@ from tops.constraints import constrains_participants, unmet
 from tops.ids import NodeId, TxId
 from tops.messages import EpochId
 from tops.records import EpochCommitted, LogAppended
-from tops.sim.databases import CallbackDatabase, ReplicaDatabase
+from tops.sim.databases import CallbackDatabase, ReplicaDatabase, marks
 from tops.sim.site_app import SimSubscription
 from tops.sim.world import World
 from tops.transactions import Scope, TxType
@@ -111,15 +111,15 @@ def check_complete(world: World) -> list[str]:
     whole: dict[TxId, tuple[str, ...]] = {}
     for tx, sites in [*committed_at(world).items(), *_local_commits(world).items()]:
         known = world.history.transactions.get(tx)
-        for site, marks in sites.items():
-            reference = whole.setdefault(tx, marks)
-            if marks != reference:
-                found.append(f"{tx}: {site} applied {marks}, others {reference}")
-            own = tuple(m for m in marks if known is None or m in known.marks)
+        for site, applied in sites.items():
+            reference = whole.setdefault(tx, applied)
+            if applied != reference:
+                found.append(f"{tx}: {site} applied {applied}, others {reference}")
+            own = tuple(m for m in applied if known is None or m in known.marks)
             if known is not None and own != tuple(known.marks)[: len(own)]:
-                found.append(f"{tx}: {site} applied {marks}, published was {known.marks}")
+                found.append(f"{tx}: {site} applied {applied}, published was {known.marks}")
             if known is not None and known.told == "committed" and len(own) < len(known.marks):
-                found.append(f"{tx}: {site} applied {marks} of {known.marks}")
+                found.append(f"{tx}: {site} applied {applied} of {known.marks}")
     return found
 
 
@@ -194,6 +194,26 @@ def check_replicas_agree(world: World) -> list[str]:
     return found
 
 
+def check_replicas_hold_the_log(world: World) -> list[str]:
+    """A replica holds every transaction that the log has up to its position, with its events, and no other."""
+    found = []
+    logged = {
+        t.tx: (record.entry.number, marks(t.events))
+        for broker in world.brokers.values()
+        for record in broker.disk.records
+        if isinstance(record, LogAppended) and record.event_type == "set"
+        for t in record.entry.transactions
+    }
+    for name, s in subscriptions(world):
+        if isinstance(s.database, ReplicaDatabase):
+            due = {tx: events for tx, (number, events) in logged.items() if number <= s.database.position}
+            for tx in sorted(due.keys() | s.database.applied.keys()):
+                applied, expected = s.database.applied.get(tx), due.get(tx)
+                if applied != expected:
+                    found.append(f"{name} at {s.database.position} holds {applied} of {tx}, the log has {expected}")
+    return found
+
+
 def check_log_delivery(world: World) -> list[str]:
     """What was confirmed is in the log once, and a durable reader takes entries in order, none twice."""
     found = []
@@ -203,10 +223,12 @@ def check_log_delivery(world: World) -> list[str]:
             if isinstance(record, LogAppended) and record.entry.event is not None:
                 logged.setdefault(record.event_type, []).append(record.entry.event.body["mark"])
     for event_type, confirmed in world.history.confirmed.items():
-        marks = logged.get(event_type, [])
+        on_disk = logged.get(event_type, [])
         for number, mark in confirmed:
-            if marks.count(mark) != 1:
-                found.append(f"{mark} was confirmed as {event_type}#{number} and is {marks.count(mark)} times on disk")
+            if on_disk.count(mark) != 1:
+                found.append(
+                    f"{mark} was confirmed as {event_type}#{number} and is {on_disk.count(mark)} times on disk"
+                )
     for name, s in subscriptions(world):
         if isinstance(s.database, CallbackDatabase) and s.database.taken != sorted(set(s.database.taken)):
             found.append(f"{name} took {s.database.taken}")
@@ -224,6 +246,7 @@ SAFETY: tuple[Checker, ...] = (
     check_scope_none_saw_nothing,
     check_compensation,
     check_replicas_agree,
+    check_replicas_hold_the_log,
     check_log_delivery,
 )
 
