@@ -170,7 +170,7 @@ class TxCoordinator:
             spec=self.spec,
             publisher=self.initiator,
             last_sequence=self.last_sequence,
-            events=None,
+            events=tuple(self.events) if self.keep_events else None,  # replicas have no route that events would take
             logged_events=tuple(self.events),
             members=dict(self.members),
         )
