@@ -109,6 +109,7 @@ class EpochCoordinator:
         self.settled = settled  # what follows a decision for those who do not vote: local subscribers
         self.questions: dict[int, list[tuple[EpochId, str, str, Address]]] = {}  # waiting for the disk
         self.queue: deque[ReadyTx] = deque()
+        self.held: set[TxId] = set()  # waiting here or in flight
         self.in_flight: dict[int, Epoch] = {}
         self.decided: dict[EpochId, Decided] = {}
         self.volatile_number = 0
@@ -119,6 +120,7 @@ class EpochCoordinator:
     def submit(self, ready: ReadyTx) -> list[Effect]:
         """A transaction is ready to be prepared; it starts at once if nothing is in its way."""
         self.queue.append(ready)
+        self.held.add(ready.tx)
         return self.start()
 
     def withdraw(self, tx: TxId) -> bool:
@@ -126,6 +128,7 @@ class EpochCoordinator:
         for ready in self.queue:
             if ready.tx == tx:
                 self.queue.remove(ready)
+                self.held.discard(tx)
                 return True
         return False
 
@@ -138,9 +141,7 @@ class EpochCoordinator:
 
     def holds(self, tx: TxId) -> bool:
         """Whether the transaction waits here or is in flight."""
-        return any(r.tx == tx for r in self.queue) or any(
-            m.tx == tx for epoch in self.in_flight.values() for m in epoch.members
-        )
+        return tx in self.held
 
     def start(self) -> list[Effect]:
         """Form epochs from the queue as long as one may be in flight."""
@@ -408,6 +409,7 @@ class EpochCoordinator:
 
     def _settle_abort(self, ready: ReadyTx, reason: str) -> list[Effect]:
         outcome = TxOutcome(tx=ready.tx, outcome=Outcome.ABORTED, reason=reason)
+        self.held.discard(ready.tx)
         return self.outcomes.settle(outcome, ready.publisher) + self.settled(ready, False)
 
     # ----------------------------------------------------------------------------------------------------- finishing
@@ -461,6 +463,7 @@ class EpochCoordinator:
     def _end(self, epoch: Epoch, void: bool) -> list[Effect]:
         number = epoch.id.number
         del self.in_flight[number]
+        self.held.difference_update(epoch.committed)
         effects: list[Effect] = [CancelTimer(("epoch", self.event_type, number))]
         pending = tuple(sorted(epoch.voters[k].identity or k for k in epoch.committing - epoch.finished))
         for outcome, publisher in epoch.outcomes:

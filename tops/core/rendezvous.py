@@ -380,8 +380,9 @@ class Rendezvous:
         return [learn, *([Post(sender, TxOpened(tx=tx, state=TxState.ACTIVE))] if active else [])]
 
     def _run_one_shot(self, m: RunOneShot, sender: Address, incarnation: int, now: float) -> list[Effect]:
-        if m.tx in self.coordinators or self.outcomes.is_refused(m.tx):
-            return self.outcomes.ask(m.tx, sender, alive=m.tx in self.coordinators)
+        alive = self._alive(m.tx, m.spec.event_type)
+        if alive or self.outcomes.is_refused(m.tx):
+            return self.outcomes.ask(m.tx, sender, alive)
         refusal = self._refusal(m.spec)
         if refusal is not None:
             outcome = TxOutcome(tx=m.tx, outcome=Outcome.ABORTED, reason=refusal)
@@ -642,13 +643,17 @@ class Rendezvous:
 
     def _ended(self, m: AskOutcome | CommitTx | AbortTx, sender: Address) -> list[Effect]:
         """What became of a transaction that is not being coordinated any more, or never was."""
-        epochs = self.epochs.get(self.families.get(m.event_type, ""))
-        alive = m.tx in self.coordinators or m.tx in self.relays or (epochs is not None and epochs.holds(m.tx))
+        alive = self._alive(m.tx, m.event_type)
         remembered = m.tx_type is TxType.DISTRIBUTED or m.event_type in self.logs_of
         if not alive and not remembered and not self.outcomes.is_refused(m.tx):
             reason = "the broker keeps no record of local transactions, and was restarted"
             return [Post(sender, TxOutcome(tx=m.tx, outcome=Outcome.UNKNOWN, reason=reason))]
         return self.outcomes.ask(m.tx, sender, alive)
+
+    def _alive(self, tx: TxId, event_type: str) -> bool:
+        """Whether this coordinator is at it: its census, its events, its votes, or its end."""
+        epochs = self.epochs.get(self.families.get(event_type, ""))
+        return tx in self.coordinators or tx in self.relays or (epochs is not None and epochs.holds(tx))
 
     def _log_wanted(self, m: LogWanted, sender: Address, incarnation: int, now: float) -> list[Effect]:
         wanted = m.definitions[-1]
