@@ -428,8 +428,14 @@ class Rendezvous:
         if numbering is None:
             answer = PublishInTxAnswered(tx=m.tx, request=m.request, sequence=None, state=TxState.ABORTED)
             return [Post(sender, answer)]
+        publisher = (NodeId(sender.handle), incarnation)
+        known = numbering.admitted.get((*publisher, m.request))
+        if known is not None:  # asked again: the answer may have been lost
+            return [
+                Post(sender, PublishInTxAnswered(tx=m.tx, request=m.request, sequence=known, state=numbering.state))
+            ]
         try:
-            published = numbering.admit(m.event, (NodeId(sender.handle), incarnation))
+            published = numbering.admit(m.event, publisher, m.request)
         except TransactionClosed:
             answer = PublishInTxAnswered(tx=m.tx, request=m.request, sequence=None, state=numbering.state)
             return [Post(sender, answer)]
