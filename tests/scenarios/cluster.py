@@ -16,7 +16,17 @@ from tops.errors import OutcomeUnknown, TopsError, TransactionAborted
 from tops.event_types import EventType
 from tops.filters import Filter
 from tops.ids import NodeId, Pseudonym, TxId, tx_id
-from tops.messages import AskOutcome, CensusPolicy, Definitions, Event, LinkMessage, TxOutcome, TxSpec
+from tops.messages import (
+    Address,
+    AskOutcome,
+    CensusPolicy,
+    Definitions,
+    Envelope,
+    Event,
+    LinkMessage,
+    TxOutcome,
+    TxSpec,
+)
 from tops.sim.checkers import violations
 from tops.sim.databases import CallbackDatabase, ReplicaDatabase
 from tops.sim.faults import Faults
@@ -425,13 +435,14 @@ class Cluster:
         self._lost.clear()
 
     def repeat(self, copies: int) -> None:
-        """Every letter is delivered so many times."""
+        """Every letter is handed over to its receiver so many times."""
         self._copies = copies
 
     def _filtered_send(self, owner: NodeId, peer: NodeId, message: LinkMessage) -> None:
         if any(lost(owner, peer, message) for lost in self._lost):
             return
-        for _ in range(self._copies if hasattr(message, "body") else 1):
+        arrives = isinstance(message, Envelope) and (peer in self.world.sites or message.to == Address(peer))
+        for _ in range(self._copies if arrives else 1):
             self._send(owner, peer, message)
 
     # -------------------------------------------------------------------------------------------------------- judging
