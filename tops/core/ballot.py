@@ -77,7 +77,9 @@ def count_votes(
     if not gone and all(e.keys() == first.keys() for e in exclusions.values()):
         return Verdict(frozenset(exclusions), first, divergent=divergent)
 
-    for excluded, keys in _classes(exclusions, majority_first):
+    # Who changed other rows has prepared the member all the same: it can't commit just the rest.
+    as_prepared = {key: e for key, e in exclusions.items() if e.keys() == votes[key].excluded.keys()}
+    for excluded, keys in _classes(as_prepared, majority_first):
         committing = {key: voters[key] for key in keys}
         rest = [m for m in members if m.tx not in excluded]
         if rest and all(shortfall(m, required, committing, predicates) is None for m in rest):
