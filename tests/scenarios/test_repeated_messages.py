@@ -228,7 +228,7 @@ def test_a_repeated_frame_is_dropped_by_the_link_so_events_are_never_doubled() -
         for _ in range(3):
             honest(*arguments)
 
-    network._transmit = thrice  # type: ignore[method-assign]
+    network._transmit = thrice  # type: ignore[method-assign,assignment]
     p = story.cluster["P"]
     tx = p.begin("plain")
     p.publish("plain", "one", tx=tx)
