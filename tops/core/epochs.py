@@ -229,7 +229,7 @@ class EpochCoordinator:
         member = epoch.voters.get(voted.voter)
         if member is None or member.incarnation != incarnation or epoch.stage is not Stage.VOTING:
             return []
-        if voted.voter in epoch.votes or voted.voter in epoch.gone:
+        if voted.voter in epoch.votes or voted.voter in epoch.gone or not _fits(voted, epoch.members):
             return []
         epoch.votes[voted.voter] = voted
         return self._resolve(epoch) if self._complete(epoch) else []
@@ -525,6 +525,13 @@ class EpochCoordinator:
             case FinishesNoted(finished=finished):
                 for epoch, voter in finished:
                     self._forget(epoch, voter)
+
+
+def _fits(voted: EpochVoted, members: list[ReadyTx]) -> bool:
+    """Whether a vote speaks of these members; what else a confused voter says is no vote."""
+    per_member = (0, len(members))
+    known = voted.excluded.keys() <= {m.tx for m in members}
+    return known and len(voted.rows) in per_member and len(voted.results) in per_member
 
 
 def _committing(entry: LogEntry | None, epoch: EpochId) -> frozenset[str]:
