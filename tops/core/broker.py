@@ -62,7 +62,8 @@ class BrokerCore:
         self.name, self.incarnation, self.topology = name, incarnation, topology
         self.table = RoutingTable()
         self.edge = Edge()
-        self.rendezvous = Rendezvous(name, incarnation, predicates or {}, options or RendezvousOptions())
+        known = {} if predicates is None else predicates  # kept as it is: more may be registered later
+        self.rendezvous = Rendezvous(name, incarnation, known, options or RendezvousOptions())
         self.neighbours: dict[NodeId, int] = {}  # neighbouring brokers -> their incarnation
         self.tx_routes: OrderedDict[TxId, list[NodeId]] = OrderedDict()  # where a transaction was announced
 
@@ -131,7 +132,7 @@ class BrokerCore:
                 publication=message.publication,
                 lineage=message.lineage,
             )
-            return self._ascend(stamped, site.name, now)
+            return self._ascend(stamped, None, now)  # its publisher may subscribe to it, too
         if isinstance(message, ScopeChosen):
             return self._release(site.name, self.edge.chosen(site, message))
         if isinstance(message, SubscriptionChanged):
@@ -199,7 +200,7 @@ class BrokerCore:
 
     # ----------------------------------------------------------------------------------------------- publications
 
-    def _ascend(self, dissemination: Dissemination, link: NodeId, now: float) -> list[Effect]:
+    def _ascend(self, dissemination: Dissemination, link: NodeId | None, now: float) -> list[Effect]:
         publication = dissemination.publication
         if dissemination.rendezvous == self.name:
             effects = self.rendezvous.on_publication(publication, dissemination.sender, dissemination.incarnation, now)

@@ -109,8 +109,8 @@ class EpochCoordinator:
         self.settled = settled  # what follows a decision for those who do not vote: local subscribers
         self.questions: dict[int, list[tuple[EpochId, str, str, Address]]] = {}  # waiting for the disk
         self.queue: deque[ReadyTx] = deque()
+        self.held: set[TxId] = set()  # waiting here or in flight
         self.in_flight: dict[int, Epoch] = {}
-        self.open: set[TxId] = set()  # everything in the queue or in flight
         self.decided: dict[EpochId, Decided] = {}
         self.volatile_number = 0
         self.notes: dict[tuple[EpochId, str], Address] = {}  # finishes that are not on disk yet
@@ -120,7 +120,7 @@ class EpochCoordinator:
     def submit(self, ready: ReadyTx) -> list[Effect]:
         """A transaction is ready to be prepared; it starts at once if nothing is in its way."""
         self.queue.append(ready)
-        self.open.add(ready.tx)
+        self.held.add(ready.tx)
         return self.start()
 
     def withdraw(self, tx: TxId) -> bool:
@@ -128,7 +128,7 @@ class EpochCoordinator:
         for ready in self.queue:
             if ready.tx == tx:
                 self.queue.remove(ready)
-                self.open.discard(tx)
+                self.held.discard(tx)
                 return True
         return False
 
@@ -141,7 +141,7 @@ class EpochCoordinator:
 
     def holds(self, tx: TxId) -> bool:
         """Whether the transaction waits here or is in flight."""
-        return tx in self.open
+        return tx in self.held
 
     def start(self) -> list[Effect]:
         """Form epochs from the queue as long as one may be in flight."""
@@ -227,7 +227,7 @@ class EpochCoordinator:
         member = epoch.voters.get(voted.voter)
         if member is None or member.incarnation != incarnation or epoch.stage is not Stage.VOTING:
             return []
-        if voted.voter in epoch.votes or voted.voter in epoch.gone:
+        if voted.voter in epoch.votes or voted.voter in epoch.gone or not _fits(voted, epoch.members):
             return []
         if any(told and len(told) != len(epoch.members) for told in (voted.rows, voted.results)):
             return []  # no vote on these members
@@ -415,7 +415,7 @@ class EpochCoordinator:
 
     def _settle_abort(self, ready: ReadyTx, reason: str) -> list[Effect]:
         outcome = TxOutcome(tx=ready.tx, outcome=Outcome.ABORTED, reason=reason)
-        self.open.discard(ready.tx)
+        self.held.discard(ready.tx)
         return self.outcomes.settle(outcome, ready.publisher) + self.settled(ready, False)
 
     # ----------------------------------------------------------------------------------------------------- finishing
@@ -469,10 +469,10 @@ class EpochCoordinator:
     def _end(self, epoch: Epoch, void: bool) -> list[Effect]:
         number = epoch.id.number
         del self.in_flight[number]
+        self.held.difference_update(epoch.committed)
         effects: list[Effect] = [CancelTimer(("epoch", self.event_type, number))]
         pending = tuple(sorted(epoch.voters[k].identity or k for k in epoch.committing - epoch.finished))
         for outcome, publisher in epoch.outcomes:
-            self.open.discard(outcome.tx)
             told = msgspec.structs.replace(outcome, pending=pending) if pending else outcome
             effects += self.outcomes.settle(told, publisher)
         if void and self.log is not None:
@@ -534,6 +534,13 @@ class EpochCoordinator:
             case FinishesNoted(finished=finished):
                 for epoch, voter in finished:
                     self._forget(epoch, voter)
+
+
+def _fits(voted: EpochVoted, members: list[ReadyTx]) -> bool:
+    """Whether a vote speaks of these members; what else a confused voter says is no vote."""
+    per_member = (0, len(members))
+    known = voted.excluded.keys() <= {m.tx for m in members}
+    return known and len(voted.rows) in per_member and len(voted.results) in per_member
 
 
 def _committing(entry: LogEntry | None, epoch: EpochId) -> frozenset[str]:

@@ -445,6 +445,8 @@ class Participation:
         s = self.subscriptions.get(self.voters.get(prepare.voter, -1))
         if s is None:
             return []  # not said under any name of ours: the coordinator stops waiting for it
+        if prepare.epoch in self.decisions:
+            return []  # late: this attempt has been decided
         if s.replica is not None:
             return s.replica.on_prepare(prepare)
         known = self.newest.get(_key(prepare.voter, prepare.epoch)[:3])

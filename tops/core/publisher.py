@@ -163,8 +163,13 @@ class PublisherTx:
         to = Address(self.coordinator)
         if self.begin_message is not None and self.state is TxState.CENSUS:
             return [Post(to, self.begin_message)]
-        if not self.ending and not self.unchecked:
-            return []
+        events: list[Effect] = [
+            Post(to, PublishInTx(tx=self.tx, request=request, event=event))
+            for request, event in self.publishing.items()
+        ]
+        return events + (self._repeat_wish(to) if self.ending or self.unchecked else [])
+
+    def _repeat_wish(self, to: Address) -> list[Effect]:
         if self.one_shot or not self.ending:
             question = AskOutcome(tx=self.tx, tx_type=self.spec.tx_type, event_type=self.spec.event_type)
             return [Post(to, question)]

@@ -19,7 +19,7 @@ from tops.core.event_log import EventLog, Feed, Repetition
 from tops.core.local_relay import LocalRelay
 from tops.core.outcomes import Outcomes
 from tops.core.standing import StandingAnswers
-from tops.core.tx_coordinator import TxCoordinator
+from tops.core.tx_coordinator import TxCoordinator, decided_within_s
 from tops.effects import Disseminate, Effect, Note, Persist, Post, SetTimer
 from tops.errors import InvalidEventType, InvalidTransaction, InvariantBroken, TransactionClosed
 from tops.event_types import EventType, EventTypes
@@ -249,7 +249,7 @@ class Rendezvous:
             return []
         self.relays[tx] = LocalRelay(tx, spec, initiator, keep_events=spec.event_type in self.logs_of, numbering=None)
         self.publishers[tx] = (NodeId(initiator.handle), incarnation)
-        return [Disseminate(census), SetTimer(("deadline", tx), spec.decide_within_s)]
+        return [Disseminate(census), SetTimer(("deadline", tx), decided_within_s(spec))]
 
     def _commit_local(self, tx: TxId, last_sequence: int | None, publisher: Address) -> list[Effect]:
         relay = self.relays[tx]
@@ -369,7 +369,7 @@ class Rendezvous:
         )
         census = CensusOpened(tx=tx, spec=m.spec, coordinator=self.me, incarnation=self.incarnation, initiator=sender)
         opened = TxOpened(tx=tx, state=TxState.ACTIVE)
-        return [learn, Disseminate(census), SetTimer(("deadline", tx), m.spec.decide_within_s), Post(sender, opened)]
+        return [learn, Disseminate(census), SetTimer(("deadline", tx), decided_within_s(m.spec)), Post(sender, opened)]
 
     def _public_again(self, tx: TxId, request: int, sender: Address) -> list[Effect]:
         learn = Post(sender, TxOpened(tx=tx, state=TxState.CENSUS, request=request))
@@ -380,8 +380,9 @@ class Rendezvous:
         return [learn, *([Post(sender, TxOpened(tx=tx, state=TxState.ACTIVE))] if active else [])]
 
     def _run_one_shot(self, m: RunOneShot, sender: Address, incarnation: int, now: float) -> list[Effect]:
-        if m.tx in self.coordinators or self.outcomes.is_refused(m.tx):
-            return self.outcomes.ask(m.tx, sender, alive=m.tx in self.coordinators)
+        alive = self._alive(m.tx, m.spec.event_type)
+        if alive or self.outcomes.is_refused(m.tx):
+            return self.outcomes.ask(m.tx, sender, alive)
         refusal = self._refusal(m.spec)
         if refusal is not None:
             outcome = TxOutcome(tx=m.tx, outcome=Outcome.ABORTED, reason=refusal)
@@ -429,9 +430,15 @@ class Rendezvous:
         if numbering is None:
             answer = PublishInTxAnswered(tx=m.tx, request=m.request, sequence=None, state=TxState.ABORTED)
             return [Post(sender, answer)]
+        publisher = (NodeId(sender.handle), incarnation)
+        known = numbering.admitted.get((*publisher, m.request))
+        if known is not None:  # asked again: the answer may have been lost
+            return [
+                Post(sender, PublishInTxAnswered(tx=m.tx, request=m.request, sequence=known, state=numbering.state))
+            ]
         try:
-            new = (NodeId(sender.handle), incarnation) not in numbering.publishing
-            published = numbering.admit(m.event, (NodeId(sender.handle), incarnation))
+            new = publisher not in numbering.publishing
+            published = numbering.admit(m.event, publisher, m.request)
         except TransactionClosed:
             answer = PublishInTxAnswered(tx=m.tx, request=m.request, sequence=None, state=numbering.state)
             return [Post(sender, answer)]
@@ -650,13 +657,17 @@ class Rendezvous:
 
     def _ended(self, m: AskOutcome | CommitTx | AbortTx, sender: Address) -> list[Effect]:
         """What became of a transaction that is not being coordinated any more, or never was."""
-        epochs = self.epochs.get(self.families.get(m.event_type, ""))
-        alive = m.tx in self.coordinators or m.tx in self.relays or (epochs is not None and epochs.holds(m.tx))
+        alive = self._alive(m.tx, m.event_type)
         remembered = m.tx_type is TxType.DISTRIBUTED or m.event_type in self.logs_of
         if not alive and not remembered and not self.outcomes.is_refused(m.tx):
             reason = "the broker keeps no record of local transactions, and was restarted"
             return [Post(sender, TxOutcome(tx=m.tx, outcome=Outcome.UNKNOWN, reason=reason))]
         return self.outcomes.ask(m.tx, sender, alive)
+
+    def _alive(self, tx: TxId, event_type: str) -> bool:
+        """Whether this coordinator is at it: its census, its events, its votes, or its end."""
+        epochs = self.epochs.get(self.families.get(event_type, ""))
+        return tx in self.coordinators or tx in self.relays or (epochs is not None and epochs.holds(tx))
 
     def _log_wanted(self, m: LogWanted, sender: Address, incarnation: int, now: float) -> list[Effect]:
         wanted = m.definitions[-1]

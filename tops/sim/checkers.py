@@ -269,6 +269,26 @@ def check_scopes_were_honoured(world: World) -> list[str]:
     return found
 
 
+def check_replicas_hold_the_log(world: World) -> list[str]:
+    """A replica holds every transaction that the log has up to its position, with its events, and no other."""
+    found = []
+    logged = {
+        t.tx: (record.entry.number, marks(t.events))
+        for broker in world.brokers.values()
+        for record in broker.disk.records
+        if isinstance(record, LogAppended) and record.event_type == "set"
+        for t in record.entry.transactions
+    }
+    for name, s in subscriptions(world):
+        if isinstance(s.database, ReplicaDatabase):
+            due = {tx: events for tx, (number, events) in logged.items() if number <= s.database.position}
+            for tx in sorted(due.keys() | s.database.applied.keys()):
+                applied, expected = s.database.applied.get(tx), due.get(tx)
+                if applied != expected:
+                    found.append(f"{name} at {s.database.position} holds {applied} of {tx}, the log has {expected}")
+    return found
+
+
 def check_log_delivery(world: World) -> list[str]:
     """What was confirmed is in the log once, and a durable reader takes entries in order, none twice."""
     found = []
@@ -278,10 +298,12 @@ def check_log_delivery(world: World) -> list[str]:
             if isinstance(record, LogAppended) and record.entry.event is not None:
                 logged.setdefault(record.event_type, []).append(record.entry.event.body["mark"])
     for event_type, confirmed in world.history.confirmed.items():
-        marks = logged.get(event_type, [])
+        on_disk = logged.get(event_type, [])
         for number, mark in confirmed:
-            if marks.count(mark) != 1:
-                found.append(f"{mark} was confirmed as {event_type}#{number} and is {marks.count(mark)} times on disk")
+            if on_disk.count(mark) != 1:
+                found.append(
+                    f"{mark} was confirmed as {event_type}#{number} and is {on_disk.count(mark)} times on disk"
+                )
     for name, s in subscriptions(world):
         if isinstance(s.database, CallbackDatabase) and s.database.taken != sorted(set(s.database.taken)):
             found.append(f"{name} took {s.database.taken}")
@@ -304,6 +326,7 @@ SAFETY: tuple[Checker, ...] = (
     check_acknowledged_is_logged,
     check_only_what_was_asked_for,
     check_scopes_were_honoured,
+    check_replicas_hold_the_log,
     check_log_delivery,
 )
 
