@@ -93,10 +93,10 @@ class SiteApp:
         def again() -> None:
             if not self.site.up or self.site.incarnation != life:
                 return  # it subscribed when it started
-            if number in self.site.core.participation.subscriptions:
-                return
-            if s.busy or s.database.memos():
+            if self.site.behind or s.busy or s.database.memos():
                 world.clock.after(after_s, again)
+                return
+            if number in self.site.core.participation.subscriptions:
                 return
             world.trace.add(world.clock.now, self.site.name, f"SUBSCRIBE {number}")
             self._subscribe(s)
