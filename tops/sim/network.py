@@ -160,7 +160,7 @@ class Network:
         end = self.ends.get((owner, peer))
         if end is None:
             return  # the peer is gone: whoever cares asks again
-        self.world.trace.add(self.world.clock.now, owner, f"-> {peer}: {message}")
+        self.world.trace.add(self.world.clock.now, owner, f"-> {peer}: ", message)
         frame = end.session.pack((message,))
         self._transmit(owner, peer, end, frame)
 
