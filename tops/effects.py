@@ -165,9 +165,11 @@ class PrepareTx(Call, frozen=True):
 
 
 class CommitTxCall(Call, frozen=True):
-    """Carry out. `promised` events are given again for a participant that lost them in a crash."""
+    """Carry out. `number`: the transaction comes from a log, which may deliver it again after a crash; a participant
+    that remembers the number with its work sees that."""
 
     tx: TxId
+    number: int | None = None
 
 
 class AbortTxCall(Call, frozen=True):
@@ -175,6 +177,13 @@ class AbortTxCall(Call, frozen=True):
 
     tx: TxId
     reason: str
+
+
+class ForgetPromise(Effect, frozen=True):
+    """The coordinator knows that the promise is kept: the participant's memory of it may go."""
+
+    subscription: int
+    memo: Memo
 
 
 class PrepareBatch(Call, frozen=True):

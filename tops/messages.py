@@ -32,10 +32,14 @@ Definitions = tuple[EventType, ...]  # a type's ancestors, the oldest first, the
 
 
 class Address(Wire, frozen=True):
-    """A broker, or whoever that broker knows by `handle`: a site's name, or a participant's pseudonym."""
+    """A broker, or whoever that broker knows by `handle`: a site's name, or a participant's pseudonym.
+
+    With the incarnation of the site: what is meant for an earlier life never reaches a later one.
+    """
 
     broker: NodeId
     handle: str = ""
+    incarnation: int = 0
 
 
 class Event(Wire, frozen=True):
@@ -325,11 +329,15 @@ class CommitTx(Message, frozen=True):
     """
 
     tx: TxId
+    tx_type: TxType
+    event_type: str
     last_sequence: int | None
 
 
 class AbortTx(Message, frozen=True):
     tx: TxId
+    tx_type: TxType
+    event_type: str
     reason: str
 
 
@@ -359,6 +367,7 @@ class AskOutcome(Message, frozen=True):
     """After any break: what became of it? An unknown id is refused for good before it is answered."""
 
     tx: TxId
+    tx_type: TxType
     event_type: str
 
 
@@ -451,7 +460,15 @@ class EpochDecided(Message, frozen=True):
 
 
 class EpochFinished(Message, frozen=True):
-    """The decision is carried out, durably."""
+    """The commit is carried out, durably. `note`: said again until the coordinator has noted it."""
+
+    epoch: EpochId
+    voter: str
+    note: bool
+
+
+class FinishNoted(Message, frozen=True):
+    """The coordinator is not going to be asked by this voter any more, and the voter may forget its promise."""
 
     epoch: EpochId
     voter: str
@@ -552,6 +569,7 @@ Letter = (
     | EpochVoted
     | EpochDecided
     | EpochFinished
+    | FinishNoted
     | AskEpoch
     | AskMembership
     | MembershipAnswered

@@ -44,10 +44,11 @@ class EpochCommitted(Record, frozen=True):
     committing: frozenset[str]
 
 
-class EpochEnded(Record, frozen=True):
-    """Everyone in the committing set has finished: nobody is going to ask any more."""
+class FinishesNoted(Record, frozen=True):
+    """These voters have carried out these commits and are not going to ask any more."""
 
-    epoch: EpochId
+    event_type: str
+    finished: tuple[tuple[EpochId, str], ...]
 
 
 class TxRefused(Record, frozen=True):
@@ -65,5 +66,5 @@ class SubscriptionKept(Record, frozen=True):
 
 
 AnyRecord = (
-    Started | TypeDefined | LogAppended | InSyncChanged | EpochCommitted | EpochEnded | TxRefused | SubscriptionKept
+    Started | TypeDefined | LogAppended | InSyncChanged | EpochCommitted | FinishesNoted | TxRefused | SubscriptionKept
 )

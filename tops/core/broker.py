@@ -122,7 +122,10 @@ class BrokerCore:
                 if isinstance(body, CensusReplied):
                     self.edge.remember_pseudonym(site, body.tx, body.pseudonym)
                 stamped = Envelope(
-                    to=to, sender=Address(self.name, sender.handle), incarnation=site.incarnation, body=body
+                    to=to,
+                    sender=Address(self.name, sender.handle, site.incarnation),
+                    incarnation=site.incarnation,
+                    body=body,
                 )
                 return self._route(stamped, now)
             case Dissemination(rendezvous=rendezvous, early=early, publication=publication):
@@ -131,7 +134,7 @@ class BrokerCore:
                     rendezvous=rendezvous,
                     upward=True,
                     early=early,
-                    sender=Address(self.name, site.name),
+                    sender=Address(self.name, site.name, site.incarnation),
                     incarnation=site.incarnation,
                     publication=publication,
                 )
@@ -154,7 +157,9 @@ class BrokerCore:
             return [] if hop is None else [Send(hop, envelope)]
         if to.handle:
             owner = self.edge.owners.get(to.handle)
-            return [] if owner is None else [Send(owner, envelope)]
+            if owner is None or to.incarnation not in (0, self.edge.sites[owner].incarnation):
+                return []
+            return [Send(owner, envelope)]
         if isinstance(envelope.body, PeersAsked):
             return [Send(s, envelope) for s in self.edge.subscribers_of(envelope.body.epoch.event_type)]
         effects = self.rendezvous.on_letter(envelope.body, envelope.sender, envelope.incarnation, now)

@@ -1,6 +1,9 @@
 """One epoch at a participant that works by callbacks: several sub-transactions, one vote, one end.
 
-VOTING -> PROMISED -> FINISHING -> gone
+States: VOTING -> PROMISED -> FINISHING -> FINISHED -> gone.
+
+A commit that is carried out is told to the coordinator until it has noted it: it must remember the decision for as
+long as somebody may ask.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +11,7 @@ from enum import Enum
 
 from tops.core.doubt import Doubt
 from tops.core.sub_tx_executor import SubTxExecutor
-from tops.effects import CancelTimer, Effect, Memo, Post
+from tops.effects import CancelTimer, Effect, ForgetPromise, Memo, Post
 from tops.ids import NodeId, TxId, hashed
 from tops.messages import Address, EpochFinished, EpochMember, EpochVoted
 
@@ -17,6 +20,7 @@ class EpochStage(Enum):
     VOTING = "voting"  # ends when every sub-transaction has voted
     PROMISED = "promised"  # ends with the decision
     FINISHING = "finishing"  # the decision is being carried out
+    FINISHED = "finished"  # committed; ends when the coordinator has noted it
     ENDED = "ended"
 
 
@@ -25,13 +29,14 @@ class CallbackEpoch:
 
     def __init__(
         self,
+        subscription: int,
         memo: Memo,
         executors: Mapping[TxId, SubTxExecutor],
         brokers: Sequence[NodeId],
         doubt_s: float,
         ended: Callable[["CallbackEpoch"], None],
     ) -> None:
-        self.memo, self.executors = memo, dict(executors)
+        self.subscription, self.memo, self.executors = subscription, memo, dict(executors)
         self.stage = EpochStage.VOTING
         self.doubt = Doubt(memo, brokers, doubt_s)
         self._ended = ended
@@ -67,7 +72,7 @@ class CallbackEpoch:
 
     def on_decided(self, committing: frozenset[str]) -> list[Effect]:
         """The decision, from the coordinator or from a peer who heard it."""
-        if self.stage in (EpochStage.FINISHING, EpochStage.ENDED):
+        if self.stage not in (EpochStage.VOTING, EpochStage.PROMISED):
             return []
         self.stage = EpochStage.FINISHING
         committed = hashed(self.memo.voter) in committing
@@ -81,15 +86,30 @@ class CallbackEpoch:
     def _finisher(self, tx: TxId, committed: bool) -> Callable[[], list[Effect]]:
         def done() -> list[Effect]:
             self._unfinished.discard(tx)
-            if self._unfinished or self.stage is EpochStage.ENDED:
+            if self._unfinished or self.stage is not EpochStage.FINISHING:
                 return []
-            self._end()
             if not committed:
+                self._end()
                 return []
-            finished = EpochFinished(epoch=self.memo.epoch, voter=self.memo.voter)
-            return [Post(Address(self.memo.epoch.coordinator), finished)]
+            self.stage = EpochStage.FINISHED
+            return self.on_timer()
 
         return done
+
+    def on_timer(self) -> list[Effect]:
+        """Ask for the decision, or tell that it is carried out, once more."""
+        if self.stage is EpochStage.PROMISED:
+            return self.doubt.ask()
+        if self.stage is not EpochStage.FINISHED:
+            return []
+        finished = EpochFinished(epoch=self.memo.epoch, voter=self.memo.voter, note=True)
+        return [Post(Address(self.memo.epoch.coordinator), finished), self.doubt.wait()]
+
+    def on_noted(self) -> list[Effect]:
+        if self.stage is not EpochStage.FINISHED:
+            return []
+        self._end()
+        return [CancelTimer(self.doubt.timer), ForgetPromise(self.subscription, self.memo)]
 
     def superseded(self) -> list[Effect]:
         """A newer attempt takes over; its prepare renews or ends every promise of this one."""
@@ -103,13 +123,14 @@ class CallbackEpoch:
     @classmethod
     def recovered(
         cls,
+        subscription: int,
         memo: Memo,
         executors: Mapping[TxId, SubTxExecutor],
         brokers: Sequence[NodeId],
         doubt_s: float,
         ended: Callable[["CallbackEpoch"], None],
     ) -> "CallbackEpoch":
-        """Promises that were found again after a crash; what is not among them was not promised."""
-        epoch = cls(memo, executors, brokers, doubt_s, ended)
-        epoch.stage = EpochStage.PROMISED
+        """Found again after a crash: promises that are still open, or none, if the commit was carried out."""
+        epoch = cls(subscription, memo, executors, brokers, doubt_s, ended)
+        epoch.stage = EpochStage.PROMISED if executors else EpochStage.FINISHED
         return epoch

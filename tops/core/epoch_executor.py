@@ -169,7 +169,7 @@ class EpochExecutor:
         effects: list[Effect] = []
         if committed:
             self.position = max(self.position, memo.epoch.number)
-            finished = EpochFinished(epoch=memo.epoch, voter=memo.voter)
+            finished = EpochFinished(epoch=memo.epoch, voter=memo.voter, note=False)
             effects.append(Post(Address(memo.epoch.coordinator), finished))
             for tx in memo.transactions:
                 self.collected.pop(tx, None)

@@ -31,13 +31,14 @@ from tops.messages import (
     EpochId,
     EpochMember,
     EpochVoted,
+    FinishNoted,
     LogEntry,
     LoggedTx,
     PrepareEpoch,
     TxOutcome,
     VotesMissing,
 )
-from tops.records import EpochCommitted, EpochEnded, InSyncChanged, LogAppended
+from tops.records import EpochCommitted, FinishesNoted, InSyncChanged, LogAppended
 from tops.transactions import Outcome
 
 QUESTION = "?"  # the feed name under which single entries are read to answer a question
@@ -52,6 +53,7 @@ class EpochOptions(msgspec.Struct, frozen=True):
     sync_window_s: float = 2.0
     finish_window_s: float = 2.0
     join_gap: int = 64
+    note_after_s: float = 0.2
 
 
 class Stage(Enum):
@@ -110,6 +112,7 @@ class EpochCoordinator:
         self.in_flight: dict[int, Epoch] = {}
         self.decided: dict[EpochId, Decided] = {}
         self.volatile_number = 0
+        self.notes: dict[tuple[EpochId, str], Address] = {}  # finishes that are not on disk yet
 
     # ------------------------------------------------------------------------------------------------ forming an epoch
 
@@ -295,16 +298,24 @@ class EpochCoordinator:
         if verdict.again:
             return alarms + self._try_again(epoch, verdict)
         if verdict.committing and len(verdict.excluded) < len(epoch.members):
-            # A replica that is joining commits too if it prepared the very same members in time.
-            timely = {
-                k
-                for k, v in epoch.votes.items()
-                if k not in epoch.counted
-                and v.excluded.keys() == verdict.excluded.keys()
-                and v.rows == epoch.votes[min(verdict.committing)].rows
-            }
-            verdict.committing |= timely
+            verdict.committing |= self._timely_joiners(epoch, verdict)
         return alarms + self._apply(epoch, verdict)
+
+    def _timely_joiners(self, epoch: Epoch, verdict: Verdict) -> set[str]:
+        """Replicas that are joining commit too if they prepared the very same members in time, and are welcome."""
+        rows = epoch.votes[min(verdict.committing)].rows
+        timely = {
+            key
+            for key, vote in epoch.votes.items()
+            if key not in epoch.counted and vote.excluded.keys() == verdict.excluded.keys() and vote.rows == rows
+        }
+        everyone = {key: epoch.voters[key] for key in sorted(verdict.committing | timely)}
+        welcome = all(
+            shortfall(m, epoch.counted & verdict.committing, everyone, self.predicates) is None
+            for m in epoch.members
+            if m.tx not in verdict.excluded
+        )
+        return timely if welcome else set()
 
     def _try_again(self, epoch: Epoch, verdict: Verdict) -> list[Effect]:
         """A new attempt at the number without the members that stood in the way; its prepare undoes the old one."""
@@ -395,26 +406,39 @@ class EpochCoordinator:
 
     # ----------------------------------------------------------------------------------------------------- finishing
 
-    def on_finished(self, finished: EpochFinished) -> list[Effect]:
+    def on_finished(self, finished: EpochFinished, sender: Address) -> list[Effect]:
+        effects: list[Effect] = []
+        if finished.note:
+            if not self.notes:
+                effects.append(SetTimer(("notes", self.event_type), self.options.note_after_s))
+            self.notes[finished.epoch, finished.voter] = sender
         epoch = self.in_flight.get(finished.epoch.number)
         if epoch is not None and epoch.id == finished.epoch:
             epoch.finished.add(finished.voter)
             if epoch.stage is Stage.FINISHING and epoch.committing <= epoch.finished:
-                return self._end(epoch, void=False) + self.start()
-            return []
-        return self._forget(finished.epoch, finished.voter)
+                effects += self._end(epoch, void=False) + self.start()
+        return effects
 
-    def _forget(self, epoch: EpochId, voter: str) -> list[Effect]:
-        """A voter finished late; when the last one has, nobody is going to ask any more."""
-        decided = self.decided.get(epoch)
-        if decided is None or voter not in decided.committing:
+    def write_notes(self) -> list[Effect]:
+        """Remember, many at a time, who has finished; only then may a voter forget its promise."""
+        notes, self.notes = self.notes, {}
+        for epoch, voter in notes:
+            self._forget(epoch, voter)
+        if not notes:
             return []
+        told = [Post(to, FinishNoted(epoch=epoch, voter=voter)) for (epoch, voter), to in notes.items()]
+        return [Persist(FinishesNoted(event_type=self.event_type, finished=tuple(notes))), *told]
+
+    def _forget(self, epoch: EpochId, voter: str) -> None:
+        """When the last one has finished nobody is going to ask any more."""
+        decided = self.decided.get(epoch)
+        if decided is None:
+            return
         left = decided.committing - {voter}
         if left:
             self.decided[epoch] = Decided(decided.digest, left, decided.transactions)
-            return []
-        del self.decided[epoch]
-        return [Note(EpochEnded(epoch=epoch))]
+        else:
+            del self.decided[epoch]
 
     def _give_up_on(self, epoch: Epoch, late: frozenset[str]) -> list[Effect]:
         """These have promised and are silent. They finish when they are back; a replica lags until then."""
@@ -441,9 +465,6 @@ class EpochCoordinator:
             self.log.fill(entry)
             effects.append(Note(LogAppended(event_type=self.event_type, entry=entry)))
             effects += self.log.pump_all()
-        if self.log is None and epoch.committing:
-            for voter in sorted(epoch.finished):
-                effects += self._forget(epoch.id, voter)
         return effects
 
     # -------------------------------------------------------------------------------------------- questions, recovery
@@ -476,7 +497,7 @@ class EpochCoordinator:
                 effects.append(_told(epoch, digest, voter, _committing(entry, epoch), asker))
         return effects
 
-    def recover(self, record: LogAppended | EpochCommitted | EpochEnded | InSyncChanged) -> None:
+    def recover(self, record: LogAppended | EpochCommitted | FinishesNoted | InSyncChanged) -> None:
         """Replay one record of the journal."""
         match record:
             case LogAppended(entry=entry, in_sync=in_sync):
@@ -492,8 +513,9 @@ class EpochCoordinator:
                 self.decided[epoch] = Decided(digest, committing, transactions)
                 for tx in transactions:
                     self.outcomes.remember(TxOutcome(tx=tx, outcome=Outcome.COMMITTED))
-            case EpochEnded(epoch=epoch):
-                self.decided.pop(epoch, None)
+            case FinishesNoted(finished=finished):
+                for epoch, voter in finished:
+                    self._forget(epoch, voter)
 
 
 def _committing(entry: LogEntry | None, epoch: EpochId) -> frozenset[str]:

@@ -6,6 +6,7 @@ from collections import deque
 
 import msgspec
 
+from tops.errors import ProtocolError
 from tops.messages import LinkMessage
 
 ACKNOWLEDGE_EVERY = 16
@@ -37,10 +38,15 @@ class LinkSession:
         return frame
 
     def unpack(self, frame: Frame) -> tuple[LinkMessage, ...]:
-        """The messages of a frame that is new; nothing for one that is repeated or comes after a lost one."""
+        """The messages of a frame that is new; nothing for one that is repeated.
+
+        A frame that comes after a lost one is a `ProtocolError`: the connection must be made anew.
+        """
         while self.unacknowledged and self.unacknowledged[0].number <= frame.received:
             self.unacknowledged.popleft()
-        if frame.number != self.received + 1:
+        if frame.number > self.received + 1:
+            raise ProtocolError(f"frame {frame.number} came after frame {self.received}")
+        if frame.number <= self.received:
             return ()
         self.received = frame.number
         return frame.messages

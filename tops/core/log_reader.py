@@ -98,6 +98,7 @@ class LogReader:
             return self._taken(number)
         logged = transactions.popleft()
         executor = self._open_local(logged, lambda: self._take_transactions(number, transactions))
+        executor.log_number = number
 
         def chosen(e: SubTxExecutor) -> list[Effect]:
             if e.scope not in (Scope.LOCAL, Scope.NON_TRANSACTIONAL):

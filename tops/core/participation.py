@@ -27,6 +27,7 @@ from tops.messages import (
     EpochDecided,
     EpochId,
     Event,
+    FinishNoted,
     LocalCommitOrdered,
     LogDelivered,
     LoggedTx,
@@ -429,7 +430,7 @@ class Participation:
                 effects += begun
             if executor is not None:
                 executors[member.tx] = executor
-        epoch = CallbackEpoch(memo, executors, self.brokers, self.options.doubt_s, self._epoch_ended)
+        epoch = CallbackEpoch(s.number, memo, executors, self.brokers, self.options.doubt_s, self._epoch_ended)
         self.epochs[key] = epoch
         return effects + epoch.prepare(prepare.members)
 
@@ -512,29 +513,35 @@ class Participation:
             case ("doubt", voter, number):
                 epoch = self.epochs.get((voter, int(number)))
                 if epoch is not None:
-                    return epoch.doubt.ask()
+                    return epoch.on_timer()
                 s = self.subscriptions.get(self.voters.get(voter, -1))
                 return s.replica.on_doubt() if s is not None and s.replica is not None else []
         return []
 
-    def recover(self, number: int, memos: Sequence[Memo]) -> list[Effect]:
-        """Promises that a participant found again after a crash."""
+    def on_noted(self, noted: FinishNoted) -> list[Effect]:
+        epoch = self.epochs.get((noted.voter, noted.epoch.number))
+        return epoch.on_noted() if epoch is not None and epoch.memo.epoch == noted.epoch else []
+
+    def recover(self, number: int, memos: Sequence[Memo], kept: Sequence[Memo] = ()) -> list[Effect]:
+        """Promises that a participant found again after a crash: open ones, and ones that are `kept` but not noted."""
         s = self.subscriptions[number]
-        for memo in memos:
+        for memo in [*memos, *kept]:
             self.voters[memo.voter] = number
         if s.replica is not None:
             return s.replica.recover(memos)
         effects: list[Effect] = []
-        for memo in memos:
+        for memo in [*memos, *kept]:
             executors: dict[TxId, SubTxExecutor] = {}
-            for tx in memo.transactions:
+            for tx in memo.transactions if memo not in kept else ():
                 spec = TxSpec(memo.epoch.event_type, TxType.DISTRIBUTED)
                 executor = SubTxExecutor.recovered(tx, number, spec, memo, self.calls, self._ended)
                 self.executors.setdefault(tx, {})[number] = executor
                 executors[tx] = executor
-            epoch = CallbackEpoch.recovered(memo, executors, self.brokers, self.options.doubt_s, self._epoch_ended)
+            epoch = CallbackEpoch.recovered(
+                number, memo, executors, self.brokers, self.options.doubt_s, self._epoch_ended
+            )
             self.epochs[memo.voter, memo.epoch.number] = epoch
-            effects += epoch.doubt.ask()
+            effects += epoch.on_timer()
         return effects
 
 

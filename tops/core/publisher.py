@@ -48,6 +48,7 @@ class PublisherTx:
         self.outcome: TxOutcome | None = None
         self.waited_s = 0.0
         self.one_shot = False
+        self.contributed = False  # somebody else's transaction
 
     # ------------------------------------------------------------------------------------------------------ opening
 
@@ -99,7 +100,7 @@ class PublisherTx:
         last = None if self.numbering is None else self.numbering.last_sequence
         if self.numbering is not None:
             self.numbering.close(self.state)
-        return [Post(Address(self.coordinator), CommitTx(tx=self.tx, last_sequence=last))]
+        return [self._commit_order(last)]
 
     def abort(self, request: int, reason: str) -> list[Effect]:
         """Give it up; the answer is the outcome, which is a commit if that was decided before."""
@@ -107,7 +108,7 @@ class PublisherTx:
             return [self._answer(request, self.outcome, aborting=True)]
         self.ending.append(request)
         self.wish, self.reason, self.waited_s = "abort", reason, 0.0
-        return [Post(Address(self.coordinator), AbortTx(tx=self.tx, reason=reason))]
+        return [self._abort_order()]
 
     def on_votes_missing(self, missing: VotesMissing) -> list[Effect]:
         waiting, self.ending = self.ending, []
@@ -129,6 +130,9 @@ class PublisherTx:
         aborting = self.wish == "abort"
         waiting, self.ending = self.ending, []
         answers: list[Effect] = [self._answer(request, outcome, aborting) for request in waiting]
+        if self.opening is not None:
+            answers.append(self._answer(self.opening, outcome))
+            self.opening = None
         for request in self.publishing:
             answers.append(Answer(request, error=TransactionClosed(self.tx, self.state.value)))
         self.publishing.clear()
@@ -158,11 +162,24 @@ class PublisherTx:
         if not self.ending:
             return []
         if self.one_shot:
-            return [Post(to, AskOutcome(tx=self.tx, event_type=self.spec.event_type))]
+            question = AskOutcome(tx=self.tx, tx_type=self.spec.tx_type, event_type=self.spec.event_type)
+            return [Post(to, question)]
         if self.wish == "abort":
-            return [Post(to, AbortTx(tx=self.tx, reason=self.reason))]
-        last = None if self.numbering is None else self.numbering.last_sequence
-        return [Post(to, CommitTx(tx=self.tx, last_sequence=last))]
+            return [self._abort_order()]
+        return [self._commit_order(None if self.numbering is None else self.numbering.last_sequence)]
+
+    def _commit_order(self, last_sequence: int | None) -> Effect:
+        order = CommitTx(
+            tx=self.tx,
+            tx_type=self.spec.tx_type,
+            event_type=self.spec.event_type,
+            last_sequence=last_sequence,
+        )
+        return Post(Address(self.coordinator), order)
+
+    def _abort_order(self) -> Effect:
+        order = AbortTx(tx=self.tx, tx_type=self.spec.tx_type, event_type=self.spec.event_type, reason=self.reason)
+        return Post(Address(self.coordinator), order)
 
     def _give_up(self) -> list[Effect]:
         waiting = [*([self.opening] if self.opening is not None else []), *self.ending, *self.publishing]

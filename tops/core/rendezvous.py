@@ -4,6 +4,7 @@ It owns one `EpochCoordinator` per type, the tx coordinators of distributed tran
 the outcomes. It answers letters and looks at publications on their way through; it knows nothing of links.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -66,7 +67,7 @@ from tops.messages import (
 from tops.records import (
     AnyRecord,
     EpochCommitted,
-    EpochEnded,
+    FinishesNoted,
     InSyncChanged,
     LogAppended,
     Started,
@@ -111,6 +112,7 @@ class Rendezvous:
         self.logs_of: dict[str, EventLog] = {}  # the same by each type's own name
         self.publishers: dict[TxId, tuple[NodeId, int]] = {}  # whose death ends a private transaction
         self.counter = 0
+        self.public_requests: OrderedDict[tuple[str, int, int], TxId] = OrderedDict()
         self.letters: dict[type, Callable[[Any, Address, int, float], list[Effect]]] = {
             TypeAdvertised: self._advertised,
             BeginTx: self._begin,
@@ -248,9 +250,7 @@ class Rendezvous:
         return [Disseminate(census), SetTimer(("deadline", tx), spec.decide_within_s)]
 
     def _commit_local(self, tx: TxId, last_sequence: int | None, publisher: Address) -> list[Effect]:
-        relay = self.relays.get(tx)
-        if relay is None:
-            return self.outcomes.ask(tx, publisher, alive=False)
+        relay = self.relays[tx]
         lacking = relay.lacking(last_sequence)
         if lacking is not None:
             return self._end_relay(relay, Outcome.ABORTED, lacking)
@@ -310,7 +310,8 @@ class Rendezvous:
         coordinator = self._coordinator(m.tx, m.spec, sender)
         self.publishers[m.tx] = (NodeId(sender.handle), incarnation)
         if m.own is not None:
-            own = Member(m.own, m.own, None, Address(sender.broker, m.own), incarnation, counts=False)
+            address = Address(sender.broker, m.own, incarnation)
+            own = Member(m.own, m.own, None, address, incarnation, counts=False)
             coordinator.census.answer(own)
         return self._open(coordinator)
 
@@ -347,8 +348,13 @@ class Rendezvous:
         refusal = self._refusal(m.spec)
         if refusal is not None:
             return [Post(sender, TxOpened(tx=TxId(""), state=TxState.ABORTED, reason=refusal, request=m.request))]
+        asked = (sender.handle, incarnation, m.request)
+        if asked in self.public_requests:  # the answer was lost, or is on its way
+            return self._public_again(self.public_requests[asked], m.request, sender)
         self.counter += 1
-        tx = tx_id(self.me, self.incarnation, self.counter)
+        tx = self.public_requests[asked] = tx_id(self.me, self.incarnation, self.counter)
+        if len(self.public_requests) > self.options.keep_outcomes:
+            self.public_requests.popitem(last=False)
         numbering = EventCoordinator(tx, m.spec.event_type)
         # The initiator learns the id first; what becomes of the census follows under that id.
         learn: Effect = Post(sender, TxOpened(tx=tx, state=TxState.CENSUS, request=m.request))
@@ -362,6 +368,14 @@ class Rendezvous:
         census = CensusOpened(tx=tx, spec=m.spec, coordinator=self.me, incarnation=self.incarnation, initiator=sender)
         opened = TxOpened(tx=tx, state=TxState.ACTIVE)
         return [learn, Disseminate(census), SetTimer(("deadline", tx), m.spec.decide_within_s), Post(sender, opened)]
+
+    def _public_again(self, tx: TxId, request: int, sender: Address) -> list[Effect]:
+        learn = Post(sender, TxOpened(tx=tx, state=TxState.CENSUS, request=request))
+        owner = self.coordinators.get(tx) or self.relays.get(tx)
+        if owner is None:
+            return [learn, *self.outcomes.ask(tx, sender, alive=False)]
+        active = isinstance(owner, LocalRelay) or owner.state is not TxState.CENSUS
+        return [learn, *([Post(sender, TxOpened(tx=tx, state=TxState.ACTIVE))] if active else [])]
 
     def _run_one_shot(self, m: RunOneShot, sender: Address, incarnation: int, now: float) -> list[Effect]:
         if m.tx in self.coordinators or self.outcomes.is_refused(m.tx):
@@ -432,7 +446,7 @@ class Rendezvous:
             return self._commit_local(m.tx, m.last_sequence, sender)
         coordinator = self.coordinators.get(m.tx)
         if coordinator is None:
-            return self.outcomes.ask(m.tx, sender, alive=False)
+            return self._ended(m, sender)
         if coordinator.state is TxState.COMMITTING:
             return self._epochs(coordinator.spec).wait_again(m.tx)
         return self._request_commit(coordinator, m.last_sequence)
@@ -479,7 +493,7 @@ class Rendezvous:
 
     def _finished(self, m: EpochFinished, sender: Address, incarnation: int, now: float) -> list[Effect]:
         epochs = self.epochs.get(m.epoch.event_type)
-        return epochs.on_finished(m) if epochs is not None else []
+        return epochs.on_finished(m, sender) if epochs is not None else []
 
     # ------------------------------------------------------------------------------------------- aborts and losses
 
@@ -489,7 +503,7 @@ class Rendezvous:
             return self._end_relay(relay, Outcome.ABORTED, m.reason)
         coordinator = self.coordinators.get(m.tx)
         if coordinator is None:
-            return self.outcomes.ask(m.tx, sender, alive=False)
+            return self._ended(m, sender)
         return self._abort_coordinator(coordinator, m.reason, sender)
 
     def _abort_coordinator(self, coordinator: TxCoordinator, reason: str, asker: Address | None) -> list[Effect]:
@@ -622,8 +636,16 @@ class Rendezvous:
         return [Post(sender, answer)]
 
     def _ask_outcome(self, m: AskOutcome, sender: Address, incarnation: int, now: float) -> list[Effect]:
+        return self._ended(m, sender)
+
+    def _ended(self, m: AskOutcome | CommitTx | AbortTx, sender: Address) -> list[Effect]:
+        """What became of a transaction that is not being coordinated any more, or never was."""
         epochs = self.epochs.get(self.families.get(m.event_type, ""))
         alive = m.tx in self.coordinators or m.tx in self.relays or (epochs is not None and epochs.holds(m.tx))
+        remembered = m.tx_type is TxType.DISTRIBUTED or m.event_type in self.logs_of
+        if not alive and not remembered and not self.outcomes.is_refused(m.tx):
+            reason = "the broker keeps no record of local transactions, and was restarted"
+            return [Post(sender, TxOutcome(tx=m.tx, outcome=Outcome.UNKNOWN, reason=reason))]
         return self.outcomes.ask(m.tx, sender, alive)
 
     def _log_wanted(self, m: LogWanted, sender: Address, incarnation: int, now: float) -> list[Effect]:
@@ -661,6 +683,8 @@ class Rendezvous:
                 return self._deadline(TxId(tx))
             case ("epoch", event_type, number):
                 return self.epochs[event_type].on_timer(int(number))
+            case ("notes", event_type):
+                return self.epochs[event_type].write_notes()
             case ("lease", event_type):
                 return self.on_lease(event_type, now)
         return []
@@ -685,8 +709,10 @@ class Rendezvous:
                 self._know(self.types.define(event_type))
             case LogAppended(event_type=name) | InSyncChanged(event_type=name):
                 self.epochs[name].recover(record)
-            case EpochCommitted(epoch=epoch) | EpochEnded(epoch=epoch):
+            case EpochCommitted(epoch=epoch):
                 self.epochs[epoch.event_type].recover(record)
+            case FinishesNoted(event_type=name):
+                self.epochs[name].recover(record)
             case TxRefused(tx=tx):
                 self.outcomes.refuse(tx)
             case SubscriptionKept(event_type=name, name=feed, position=position):

@@ -5,6 +5,7 @@ has one link at a time; when it is a new one, everything the broker must know is
 unanswered is asked again.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +17,15 @@ from tops.core.participation import Participation, SiteOptions, Wish
 from tops.core.publisher import PublisherTx
 from tops.core.routing import rendezvous_of
 from tops.effects import Answer, Disseminate, Effect, Memo, Post, Send, SetTimer
-from tops.errors import InvalidEventType, NotAdvertised, TopsError, UnknownTransaction
+from tops.errors import (
+    InvalidEventType,
+    NotAdvertised,
+    NotReachable,
+    TopsError,
+    TransactionAborted,
+    TransactionClosed,
+    UnknownTransaction,
+)
 from tops.event_types import EventTypes
 from tops.ids import NodeId, Pseudonym, TxId, tx_id
 from tops.messages import (
@@ -31,6 +40,7 @@ from tops.messages import (
     EpochDecided,
     Event,
     EventConfirmed,
+    FinishNoted,
     Letter,
     LinkMessage,
     LogDelivered,
@@ -58,6 +68,7 @@ from tops.messages import (
 from tops.transactions import Access, LocalOutcome, Outcome, TxState, TxType, check_limit
 
 RETRY = ("retry",)
+ENDED_MAX = 1000
 
 
 class SiteCore:
@@ -83,9 +94,10 @@ class SiteCore:
         self.advertised: dict[str, Definitions] = {}
         self.advertising: dict[str, list[int]] = {}
         self.unconfirmed: dict[int, tuple[int, Published]] = {}  # durable publications, in order
-        self.opening: dict[int, BeginPublic] = {}  # public transactions whose id is not known yet
+        self.opening: dict[int, tuple[BeginPublic, float]] = {}  # public ones without an id yet, and for how long
         self.transactions: dict[TxId, PublisherTx] = {}
-        self.asking: dict[TxId, tuple[str, list[int]]] = {}
+        self.ended: OrderedDict[TxId, TxOutcome] = OrderedDict()  # for those who use a transaction after its end
+        self.asking: dict[TxId, tuple[AskOutcome, list[int]]] = {}
         self.counter = 0
         self.publications = 0
         self._retrying = False
@@ -128,6 +140,8 @@ class SiteCore:
                 return participation.on_log(letter)
             case StandingAccepted():
                 return participation.on_accepted(letter)
+            case FinishNoted():
+                return participation.on_noted(letter)
             case MembershipAnswered():
                 return participation.on_membership(letter)
             case PeersAsked():
@@ -217,7 +231,8 @@ class SiteCore:
             return [Answer(request, error=error)]
         coordinator = self.coordinator_of(spec.event_type)
         if spec.access is Access.PUBLIC:
-            begin_public = self.opening[request] = BeginPublic(request=request, spec=spec)
+            begin_public = BeginPublic(request=request, spec=spec)
+            self.opening[request] = (begin_public, 0.0)
             return self._carry_out([Post(Address(coordinator), begin_public)])
         tx = self._new_id()
         if spec.tx_type is TxType.DISTRIBUTED:
@@ -265,7 +280,8 @@ class SiteCore:
             public = self.opening.pop(opened.request, None)
             if public is None:
                 return []
-            own_tx = PublisherTx(opened.tx, public.spec, self.coordinator_of(public.spec.event_type))
+            spec = public[0].spec
+            own_tx = PublisherTx(opened.tx, spec, self.coordinator_of(spec.event_type))
             own_tx.opening = opened.request
             if opened.state is not TxState.CENSUS:
                 return own_tx.on_opened(opened)
@@ -283,42 +299,56 @@ class SiteCore:
         """Publish in somebody else's public transaction, whose announcement this site has seen."""
         if tx not in self.transactions:
             own_tx = self.transactions[tx] = PublisherTx(tx, spec, self.coordinator_of(spec.event_type))
-            own_tx.state = TxState.ACTIVE
+            own_tx.state, own_tx.contributed = TxState.ACTIVE, True
 
     def tx_publish(self, request: int, tx: TxId, event: Event) -> list[Effect]:
         """An event inside a transaction; it travels under the transaction's type whatever its own."""
         known = self.transactions.get(tx)
-        error = UnknownTransaction(tx) if known is None else None
-        if event.type in self.types:
-            error = error or self._problem_with_body(event)  # type: ignore[assignment]
-        if known is None or error is not None:
-            return [Answer(request, error=error)]
+        if known is None:
+            return [Answer(request, error=self._no_longer_open(tx))]
+        problem = self._problem_with_body(event) if event.type in self.types else None
+        if problem is not None:
+            return [Answer(request, error=problem)]
         return self._carry_out(known.publish(request, event))
+
+    def _no_longer_open(self, tx: TxId) -> TopsError:
+        outcome = self.ended.get(tx)
+        if outcome is None:
+            return UnknownTransaction(tx)
+        if outcome.outcome is Outcome.ABORTED:
+            return TransactionAborted(tx, outcome.reason)
+        return TransactionClosed(tx, outcome.outcome.value)
 
     def done(self, tx: TxId) -> list[Effect]:
         """A contributor to a public transaction has said all it wants."""
-        known = self.transactions.pop(tx, None)
-        return [] if known is None else self._carry_out([Post(Address(known.coordinator), PublisherDone(tx=tx))])
+        known = self.transactions.get(tx)
+        if known is None:
+            return []
+        if known.contributed:
+            del self.transactions[tx]
+        return self._carry_out([Post(Address(known.coordinator), PublisherDone(tx=tx))])
 
     def commit(self, request: int, tx: TxId) -> list[Effect]:
         known = self.transactions.get(tx)
         if known is None:
-            return [Answer(request, error=UnknownTransaction(tx))]
+            return [Answer(request, error=self._no_longer_open(tx))]
         return self._carry_out(known.commit(request))
 
     def abort(self, request: int, tx: TxId, reason: str) -> list[Effect]:
         known = self.transactions.get(tx)
-        if known is None:
-            return [Answer(request, error=UnknownTransaction(tx))]
-        return self._carry_out(known.abort(request, reason))
+        if known is not None:
+            return self._carry_out(known.abort(request, reason))
+        if tx in self.ended:
+            return [Answer(request, self.ended[tx])]
+        return [Answer(request, error=UnknownTransaction(tx))]
 
-    def ask_outcome(self, request: int, tx: TxId, event_type: str) -> list[Effect]:
+    def ask_outcome(self, request: int, question: AskOutcome) -> list[Effect]:
         """What became of a transaction, also one of an earlier life of this site."""
-        self.asking.setdefault(tx, (event_type, []))[1].append(request)
-        return self._carry_out(self._ask(tx, event_type))
+        self.asking.setdefault(question.tx, (question, []))[1].append(request)
+        return self._carry_out(self._ask(question))
 
-    def _ask(self, tx: TxId, event_type: str) -> list[Effect]:
-        return [Post(Address(self.coordinator_of(event_type)), AskOutcome(tx=tx, event_type=event_type))]
+    def _ask(self, question: AskOutcome) -> list[Effect]:
+        return [Post(Address(self.coordinator_of(question.event_type)), question)]
 
     def _on_outcome(self, outcome: TxOutcome) -> list[Effect]:
         effects: list[Effect] = []
@@ -327,10 +357,13 @@ class SiteCore:
             effects += known.on_outcome(outcome)
             if not outcome.locals_wait and outcome.outcome is not Outcome.UNKNOWN:
                 del self.transactions[outcome.tx]
+                self.ended[outcome.tx] = outcome
+                if len(self.ended) > ENDED_MAX:
+                    self.ended.popitem(last=False)
         if outcome.locals_wait:
             return effects
-        _, waiting = self.asking.pop(outcome.tx, ("", []))
-        return effects + [Answer(request, outcome) for request in waiting]
+        asked = self.asking.pop(outcome.tx, None)
+        return effects + [Answer(request, outcome) for request in (asked[1] if asked is not None else [])]
 
     # ------------------------------------------------------------------------------------------------ subscriptions
 
@@ -341,9 +374,12 @@ class SiteCore:
     def unsubscribe(self, number: int) -> list[Effect]:
         return self._carry_out(self.participation.unsubscribe(number, self.link))
 
-    def recover(self, number: int, memos: Sequence[Memo]) -> list[Effect]:
-        """Promises that a subscription's participant found again after a crash; call it right after `subscribe`."""
-        return self._carry_out(self.participation.recover(number, memos))
+    def recover(self, number: int, memos: Sequence[Memo], kept: Sequence[Memo] = ()) -> list[Effect]:
+        """What a subscription's participant found again after a crash; call it right after `subscribe`.
+
+        `memos` are promises that are still open, `kept` those that were carried out and not yet forgotten.
+        """
+        return self._carry_out(self.participation.recover(number, memos, kept))
 
     def call_done(self, call: int, result: Any) -> list[Effect]:
         """A participant answered a call."""
@@ -369,16 +405,30 @@ class SiteCore:
             effects.append(Disseminate(published))
         for known in list(self.transactions.values()):
             effects += known.repeat(elapsed_s, self.options.give_up_s)
-        for tx, (event_type, _) in self.asking.items():
-            effects += self._ask(tx, event_type)
+        for question, _ in self.asking.values():
+            effects += self._ask(question)
+        effects += self._repeat_openings(elapsed_s)
         for name in self.advertising:
             effects += self._advertise_letter(self.advertised[name])
         return effects
 
+    def _repeat_openings(self, elapsed_s: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for request, (begin, waited_s) in list(self.opening.items()):
+            coordinator = self.coordinator_of(begin.spec.event_type)
+            if waited_s + elapsed_s > self.options.give_up_s:
+                del self.opening[request]
+                error = NotReachable(f"broker {coordinator} does not answer: no transaction was begun")
+                effects.append(Answer(request, error=error))
+            else:
+                self.opening[request] = (begin, waited_s + elapsed_s)
+                effects.append(Post(Address(coordinator), begin))
+        return effects
+
     def _waiting(self) -> bool:
-        return bool(
-            self.unconfirmed or self.asking or self.advertising or any(t.waits() for t in self.transactions.values())
-        )
+        if self.unconfirmed or self.opening or self.asking or self.advertising:
+            return True
+        return any(t.waits() for t in self.transactions.values())
 
     # ------------------------------------------------------------------------------------------------- carrying out
 

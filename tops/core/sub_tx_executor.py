@@ -79,6 +79,8 @@ class SubTxExecutor:
         self._steps: deque[Callable[[], list[Effect]]] = deque()
         self._busy = False
         self._failed: str | None = None
+        self._voting: Voted | None = None  # who waits for the vote
+        self.log_number: int | None = None  # where it comes from a log
 
     # ------------------------------------------------------------------------------------------------------ census
 
@@ -168,7 +170,9 @@ class SubTxExecutor:
             return self._end()  # it keeps what it received, or has received nothing
         self._failed = reason
         self._steps.clear()
-        return self._do(lambda: self._finish(False, reason, self._end))
+        voted, self._voting = self._voting, None
+        vote = voted(reason) if voted is not None else []
+        return vote + self._do(lambda: self._finish(False, reason, self._end))
 
     # -------------------------------------------------------------------------------------------------- commitment
 
@@ -192,16 +196,18 @@ class SubTxExecutor:
         """Promise, or say why not; a new attempt of the epoch renews the promise."""
         if self._failed is not None or self.state not in (SubTxState.ACTIVE, SubTxState.PROMISED):
             return voted(self._failed or f"{self.tx} is {self.state.value} here")
+        self._voting = voted
         if last_sequence != self.last_sequence:
-            reason = f"{self.last_sequence} of {last_sequence} events arrived"
-            return self.abandon(reason) + voted(reason)
+            return self.abandon(f"{self.last_sequence} of {last_sequence} events arrived")
 
         def prepared(reason: str | None) -> list[Effect]:
-            if reason is None and self._failed is None:
-                self.state = SubTxState.PROMISED
-                return voted(None)
-            reason = reason or self._failed
-            return self.abandon(reason or "") + voted(reason)
+            if self._voting is not voted:
+                return []  # the vote has been a NO meanwhile
+            if reason is not None:
+                self.state = SubTxState.ACTIVE
+                return self.abandon(reason)
+            self.state, self._voting = SubTxState.PROMISED, None
+            return voted(None)
 
         return [CancelTimer(self._timer), *self._do(lambda: self._prepare(memo, prepared))]
 
@@ -232,7 +238,7 @@ class SubTxExecutor:
         self._busy = True
         call = self._calls.open(finished)
         if committed:
-            return [CommitTxCall(self.subscription, call, self.tx)]
+            return [CommitTxCall(self.subscription, call, self.tx, self.log_number)]
         return [AbortTxCall(self.subscription, call, self.tx, reason)]
 
     # ------------------------------------------------------------------------------------------------------- doubt
@@ -243,13 +249,13 @@ class SubTxExecutor:
 
     def on_quiet(self) -> list[Effect]:
         """Nothing was heard for long; before the promise the coordinator's word is enough to end it."""
-        if self.state not in (SubTxState.ENLISTED, SubTxState.ACTIVE):
+        if self.state not in (SubTxState.ENLISTED, SubTxState.ACTIVE) or self._voting is not None:
             return []
         question = AskMembership(tx=self.tx, event_type=self.spec.event_type, voter=self.voter)
         return [Post(Address(self.coordinator), question), SetTimer(self._timer, self.quiet_s)]
 
     def on_membership(self, answered: MembershipAnswered) -> list[Effect]:
-        if self.state not in (SubTxState.ENLISTED, SubTxState.ACTIVE):
+        if self.state not in (SubTxState.ENLISTED, SubTxState.ACTIVE) or self._voting is not None:
             return []
         if answered.state in (TxState.ABORTED, TxState.CENSUS_UNFULFILLED, TxState.COMMITTED):
             return self.abandon("the coordinator no longer knows the transaction")

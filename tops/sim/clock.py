@@ -14,8 +14,11 @@ class Clock:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
+        self.at(self.now + delay_s, action)
+
+    def at(self, time: float, action: Callable[[], None]) -> None:
         self._order += 1
-        heapq.heappush(self._heap, (self.now + delay_s, self._order, action))
+        heapq.heappush(self._heap, (time, self._order, action))
 
     def step(self, until: float) -> bool:
         """Do the next thing that is due by `until`; False if there is none."""

@@ -1,4 +1,4 @@
-"""Links between simulated nodes: in order and without loss while both ends live, as sessions over connections that break.
+"""Links between simulated nodes: in order and without loss while both ends live, over connections that break.
 
 The failure detector is an input here, not traffic: a broker is told that a site is lost when it has been away for
 longer than anybody waits.
@@ -166,7 +166,7 @@ class Network:
         delay = world.rng.expovariate(1 / world.faults.latency_s)
         arrival = max(world.clock.now + delay, end.last_arrival)
         end.last_arrival = arrival
-        world.clock.after(arrival - world.clock.now, lambda: self._arrive(owner, peer, frame, connection))
+        world.clock.at(arrival, lambda: self._arrive(owner, peer, frame, connection))
 
     def _arrive(self, owner: NodeId, peer: NodeId, frame: Frame, connection: int) -> None:
         if self.connections.get(_pair(owner, peer)) != connection:

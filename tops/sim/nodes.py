@@ -17,6 +17,7 @@ from tops.effects import (
     CancelTimer,
     Deliver,
     Effect,
+    ForgetPromise,
     Note,
     Persist,
     ReadLog,
@@ -219,6 +220,8 @@ class SimSite(SimNode):
                 self.app.on_call(effect)
             case Deliver(subscription=subscription, event=event, tx=tx):
                 self.app.on_deliver(subscription, event, tx)
+            case ForgetPromise():
+                self.app.on_forget(effect)
             case TxEnded(tx=tx, committed=committed):
                 self.app.on_tx_ended(tx, committed)
             case _:

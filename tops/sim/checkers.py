@@ -1,0 +1,322 @@
+"""One small function per promise. Each looks at databases and at what applications saw and were told.
+
+The journals of the brokers are consulted for one thing only: which decision was taken, since that is what a decision
+is. A checker returns the violations that it found, in words.
+"""
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from tops.constraints import constrains_participants, unmet
+from tops.ids import NodeId, TxId
+from tops.messages import EpochId
+from tops.records import EpochCommitted, LogAppended
+from tops.sim.databases import CallbackDatabase, ReplicaDatabase
+from tops.sim.site_app import SimSubscription
+from tops.sim.world import World
+from tops.transactions import Scope, TxType
+
+Checker = Callable[[World], list[str]]
+
+
+class Decision(msgspec.Struct):
+    """A commit decision as some broker's journal holds it."""
+
+    epoch: EpochId | None
+    committing: frozenset[str]
+
+
+def subscriptions(world: World) -> Iterator[tuple[NodeId, SimSubscription]]:
+    for name, site in world.sites.items():
+        for s in site.app.subscriptions.values():
+            yield name, s
+
+
+def decisions(world: World) -> dict[TxId, list[Decision]]:
+    """Every commit decision on disk, by transaction."""
+    found: dict[TxId, list[Decision]] = {}
+    for broker in world.brokers.values():
+        for record in broker.disk.records:
+            if isinstance(record, EpochCommitted):
+                for tx in record.transactions:
+                    found.setdefault(tx, []).append(Decision(record.epoch, record.committing))
+            elif isinstance(record, LogAppended) and record.entry.epoch is not None:
+                for logged in record.entry.transactions:
+                    found.setdefault(logged.tx, []).append(Decision(record.entry.epoch, record.entry.committing))
+    return found
+
+
+def committed_at(world: World) -> dict[TxId, dict[NodeId, tuple[str, ...]]]:
+    """Distributed transactions as participants really hold them: site -> marks in order. Early commits count too."""
+    found: dict[TxId, dict[NodeId, tuple[str, ...]]] = {}
+    for name, s in subscriptions(world):
+        if isinstance(s.database, CallbackDatabase):
+            for done in s.database.committed.values():
+                if done.tx not in s.database.early:
+                    found.setdefault(done.tx, {})[name] = done.events
+    return found
+
+
+# -------------------------------------------------------------------------------------------------------------- safety
+
+
+def check_nothing_was_broken(world: World) -> list[str]:
+    """No participant was asked for what no correct machine asks for (commit twice, compensate twice, skip a number)."""
+    return list(world.history.broken)
+
+
+def check_decided_once(world: World) -> list[str]:
+    """One decision per transaction, on all brokers and across restarts."""
+    return [
+        f"{tx} was decided {len(found)} times: {[str(d.epoch) for d in found]}"
+        for tx, found in decisions(world).items()
+        if len(found) > 1
+    ]
+
+
+def check_no_commit_without_decision(world: World) -> list[str]:
+    """None commits what the coordinator did not decide to commit (decision stability, no ghost commit)."""
+    decided = decisions(world)
+    return [
+        f"{sorted(sites)} committed {tx}, which nobody decided to commit"
+        for tx, sites in committed_at(world).items()
+        if tx not in decided
+    ]
+
+
+def check_answers_were_true(world: World) -> list[str]:
+    """What publishers were told is what happened, whenever they were told it."""
+    decided, found = decisions(world), []
+    locals_of = _local_commits(world)
+    for tx, outcomes in world.history.outcomes.items():
+        if {"committed", "aborted"} <= outcomes:
+            found.append(f"{tx}: one was told committed, another aborted")
+        known = world.history.transactions.get(tx)
+        if known is None:
+            continue
+        distributed = known.spec.tx_type is TxType.DISTRIBUTED
+        if "committed" in outcomes and distributed and tx not in decided:
+            found.append(f"{tx}: told committed, and no decision to commit is on any disk")
+        if "aborted" in outcomes and tx in decided:
+            found.append(f"{tx}: told aborted, and a decision to commit is on disk")
+        if "aborted" in outcomes and not distributed and locals_of.get(tx):
+            found.append(f"{tx}: told aborted, and {sorted(locals_of[tx])} committed it")
+    return found
+
+
+def check_complete(world: World) -> list[str]:
+    """A committed participant applied every event of the transaction, in sequence order, once."""
+    found = []
+    whole: dict[TxId, tuple[str, ...]] = {}
+    for tx, sites in [*committed_at(world).items(), *_local_commits(world).items()]:
+        known = world.history.transactions.get(tx)
+        for site, marks in sites.items():
+            reference = whole.setdefault(tx, marks)
+            if marks != reference:
+                found.append(f"{tx}: {site} applied {marks}, others {reference}")
+            own = tuple(m for m in marks if known is None or m in known.marks)
+            if known is not None and own != tuple(known.marks)[: len(own)]:
+                found.append(f"{tx}: {site} applied {marks}, published was {known.marks}")
+            if known is not None and known.told == "committed" and len(own) < len(known.marks):
+                found.append(f"{tx}: {site} applied {marks} of {known.marks}")
+    return found
+
+
+def check_constraints_held(world: World) -> list[str]:
+    """The constraints hold among those that the decision lets commit."""
+    found = []
+    for tx, taken in decisions(world).items():
+        known = world.history.transactions.get(tx)
+        if known is None or taken[0].epoch is None:
+            continue
+        identities = _identities(world, taken[0].committing)
+        if identities is None:
+            continue
+        lacking = unmet(known.spec.constraints, identities, world.predicates)
+        if lacking is not None:
+            found.append(f"{tx} committed at {identities} although {lacking}")
+    return found
+
+
+def check_nobody_left_out(world: World) -> list[str]:
+    """Without participant constraints whoever joined commits, or nobody does."""
+    found = []
+    for tx, taken in decisions(world).items():
+        known = world.history.transactions.get(tx)
+        if known is None or constrains_participants(known.spec.constraints):
+            continue
+        promised = {site for site, _ in world.history.promises.get(tx, set())}
+        committed = set(committed_at(world).get(tx, {})) | {s for s, v in _pending(world, tx)}
+        if promised - committed and len(taken[0].committing) >= len(promised):
+            found.append(f"{tx}: {sorted(promised - committed)} promised and did not commit")
+    return found
+
+
+def check_scope_none_saw_nothing(world: World) -> list[str]:
+    """A site that chose nothing never sees an event of the transaction."""
+    found = []
+    for (tx, site, subscription), scope in world.history.scopes.items():
+        if scope is Scope.NONE:
+            seen = [mark for t, mark in world.history.seen.get((site, subscription), []) if t == tx]
+            if seen:
+                found.append(f"{site} chose none of {tx} and saw {seen}")
+    return found
+
+
+def check_compensation(world: World) -> list[str]:
+    """What was undone was undone in reverse order and is not there any more."""
+    found = []
+    for name, s in subscriptions(world):
+        if not isinstance(s.database, CallbackDatabase):
+            continue
+        for tx, undone in s.database.compensated.items():
+            known = world.history.transactions.get(tx)
+            if tx in s.database.committed:
+                found.append(f"{tx} is both compensated and committed at {name}")
+            own = [m for m in undone if known is not None and m in known.marks]
+            if known is not None and own != list(reversed(known.marks))[-len(own) :][: len(own)] and own:
+                found.append(f"{tx}: {name} undid {undone}, consumed was {known.marks}")
+    return found
+
+
+def check_replicas_agree(world: World) -> list[str]:
+    """All replicas hold the same at equal positions, and each is a prefix of the log."""
+    found = []
+    reference: dict[int, tuple[NodeId, str]] = {}
+    for name, s in subscriptions(world):
+        if isinstance(s.database, ReplicaDatabase):
+            for position, digest in s.database.hashes.items():
+                other, known = reference.setdefault(position, (name, digest))
+                if known != digest:
+                    found.append(f"{name} and {other} differ at position {position}")
+                    break
+    return found
+
+
+def check_log_delivery(world: World) -> list[str]:
+    """What was confirmed is in the log once, and a durable reader takes entries in order, none twice."""
+    found = []
+    logged: dict[str, list[str]] = {}
+    for broker in world.brokers.values():
+        for record in broker.disk.records:
+            if isinstance(record, LogAppended) and record.entry.event is not None:
+                logged.setdefault(record.event_type, []).append(record.entry.event.body["mark"])
+    for event_type, confirmed in world.history.confirmed.items():
+        marks = logged.get(event_type, [])
+        for number, mark in confirmed:
+            if marks.count(mark) != 1:
+                found.append(f"{mark} was confirmed as {event_type}#{number} and is {marks.count(mark)} times on disk")
+    for name, s in subscriptions(world):
+        if isinstance(s.database, CallbackDatabase) and s.database.taken != sorted(set(s.database.taken)):
+            found.append(f"{name} took {s.database.taken}")
+    return found
+
+
+SAFETY: tuple[Checker, ...] = (
+    check_nothing_was_broken,
+    check_decided_once,
+    check_no_commit_without_decision,
+    check_answers_were_true,
+    check_complete,
+    check_constraints_held,
+    check_nobody_left_out,
+    check_scope_none_saw_nothing,
+    check_compensation,
+    check_replicas_agree,
+    check_log_delivery,
+)
+
+# ------------------------------------------------------------------------------------- liveness: once faults are over
+
+
+def check_everything_ended(world: World) -> list[str]:
+    """Nothing is undecided, promised, unanswered or behind once everybody has been up and connected for long."""
+    return world.open_work()
+
+
+def check_no_orphans(world: World) -> list[str]:
+    """Nothing stays prepared in a database, or committed early without an end."""
+    found = []
+    for name, s in subscriptions(world):
+        found += [f"{name} still holds {memo.epoch}" for memo in s.database.memos()]
+        if isinstance(s.database, CallbackDatabase):
+            found += [f"{name} still runs {tx}" for tx in s.database.running]
+    return found
+
+
+def check_all_committed(world: World) -> list[str]:
+    """Every member of a decision's committing set has committed."""
+    found = []
+    at = committed_at(world)
+    for tx, taken in decisions(world).items():
+        if taken[0].epoch is not None and taken[0].epoch.event_type != "set":
+            count = len(at.get(tx, {}))
+            if count != len(taken[0].committing):
+                found.append(f"{tx}: decided for {len(taken[0].committing)}, committed at {sorted(at.get(tx, {}))}")
+    return found
+
+
+def check_log_reached_everyone(world: World) -> list[str]:
+    """Replicas and readers have everything."""
+    found = []
+    for name, s in subscriptions(world):
+        if isinstance(s.database, CallbackDatabase) and s.wish.durable is not None:
+            expected = _log_numbers(world, s.wish.definitions[0].name)
+            missing = expected - set(s.database.taken)
+            if missing:
+                found.append(f"{name} never took {sorted(missing)} of {s.wish.definitions[0].name}")
+    return found
+
+
+LIVENESS: tuple[Checker, ...] = (
+    check_everything_ended,
+    check_no_orphans,
+    check_all_committed,
+    check_log_reached_everyone,
+)
+
+
+def violations(world: World, *, live: bool) -> list[str]:
+    """Everything that is wrong with a run; `live`: its liveness phase is over."""
+    checkers = SAFETY + LIVENESS if live else SAFETY
+    return [f"{c.__name__}: {v}" for c in checkers for v in c(world)]
+
+
+# -------------------------------------------------------------------------------------------------------------- helpers
+
+
+def _local_commits(world: World) -> dict[TxId, dict[NodeId, tuple[str, ...]]]:
+    found: dict[TxId, dict[NodeId, tuple[str, ...]]] = {}
+    for name, s in subscriptions(world):
+        if isinstance(s.database, CallbackDatabase):
+            for done in s.database.local.values():
+                found.setdefault(done.tx, {})[name] = done.events
+    return found
+
+
+def _pending(world: World, tx: TxId) -> list[tuple[NodeId, str]]:
+    found = []
+    for name, s in subscriptions(world):
+        if isinstance(s.database, CallbackDatabase):
+            for held in (s.database.prepared, s.database.early):
+                if tx in held:
+                    found.append((name, held[tx][0].voter))
+    return found
+
+
+def _identities(world: World, committing: frozenset[str]) -> list[str | None] | None:
+    """Who stands behind these keys, as the voters themselves remember it; None if one is not to be found any more."""
+    owners = world.voter_owners()
+    if not committing <= owners.keys():
+        return None
+    return [owners[key] for key in sorted(committing)]
+
+
+def _log_numbers(world: World, event_type: str) -> set[int]:
+    return {
+        record.entry.number
+        for broker in world.brokers.values()
+        for record in broker.disk.records
+        if isinstance(record, LogAppended) and record.event_type == event_type and record.entry.event is not None
+    }

@@ -1,0 +1,179 @@
+"""The databases of simulated participants: what they hold survives the crash of their site.
+
+Each operation is atomic, as a database transaction would be. The checkers look at these, and at nothing that a
+machine believes.
+"""
+
+import hashlib
+
+import msgspec
+
+from tops.effects import BatchPrepared, Memo
+from tops.ids import TxId
+from tops.messages import EpochId, EpochMember, Event, LogEntry
+
+
+class Broken(Exception):
+    """A participant was asked for something that no correct machine asks for."""
+
+
+class Done(msgspec.Struct, frozen=True):
+    """A transaction as it was applied."""
+
+    tx: TxId
+    events: tuple[str, ...]  # the events' marks, in the order of consumption
+
+
+def marks(events: "tuple[Event, ...] | list[Event]") -> tuple[str, ...]:
+    """The unique mark that every simulated event carries."""
+    return tuple(e.body["mark"] for e in events)
+
+
+class CallbackDatabase:
+    """Behind a participant that works by callbacks; compensatable ones commit when they prepare."""
+
+    def __init__(self, compensatable: bool) -> None:
+        self.compensatable = compensatable
+        self.running: dict[TxId, list[Event]] = {}  # lost in a crash
+        self.prepared: dict[TxId, tuple[Memo, tuple[str, ...]]] = {}
+        self.early: dict[TxId, tuple[Memo, tuple[str, ...]]] = {}
+        self.committed: dict[TxId, Done] = {}
+        self.local: dict[TxId, Done] = {}  # committed with local scope
+        self.compensated: dict[TxId, tuple[str, ...]] = {}  # marks in the order in which they were undone
+        self.finished: dict[EpochId, Memo] = {}  # committed, and the coordinator may still ask
+        self.taken: list[int] = []  # log numbers of events that were taken one by one
+
+    def notify(self, tx: TxId, event: Event) -> None:
+        self.running.setdefault(tx, []).append(event)
+
+    def prepare(self, tx: TxId, memo: Memo | None) -> None:
+        work = marks(self.running.get(tx, []))
+        if memo is None:
+            return
+        if tx in self.prepared or tx in self.early:  # a new attempt renews the promise
+            work = (self.prepared.get(tx) or self.early[tx])[1]
+        if self.compensatable:
+            self.early[tx] = (memo, work)
+            self.committed[tx] = Done(tx, work)
+        else:
+            self.prepared[tx] = (memo, work)
+
+    def commit(self, tx: TxId, number: int | None) -> None:
+        work = marks(self.running.pop(tx, []))
+        if tx in self.early:
+            memo, _ = self.early.pop(tx)
+            self.finished[memo.epoch] = memo
+        elif tx in self.prepared:
+            if tx in self.committed:
+                raise Broken(f"{tx} is committed twice")
+            memo, promised = self.prepared.pop(tx)
+            self.committed[tx] = Done(tx, promised)
+            self.finished[memo.epoch] = memo
+        elif tx not in self.committed:
+            if tx in self.local and number is None:
+                raise Broken(f"{tx} is committed twice as a local transaction")
+            if tx not in self.local:  # from the log: it remembers the number, so a repeated delivery is seen
+                self.local[tx] = Done(tx, work)
+
+    def abort(self, tx: TxId) -> None:
+        self.running.pop(tx, None)
+        self.prepared.pop(tx, None)
+        if tx in self.early:
+            _, work = self.early.pop(tx)
+            if tx in self.compensated:
+                raise Broken(f"{tx} is compensated twice")
+            self.compensated[tx] = tuple(reversed(work))
+            del self.committed[tx]
+
+    def take(self, number: int) -> None:
+        if not self.taken or number > self.taken[-1]:  # it keeps its position, so a repeated delivery is seen
+            self.taken.append(number)
+
+    def crash(self) -> None:
+        self.running.clear()
+
+    def memos(self) -> list[Memo]:
+        """Promises that are still open, once each."""
+        found = [memo for memo, _ in [*self.prepared.values(), *self.early.values()]]
+        return sorted(set(found), key=repr)
+
+    def kept(self) -> list[Memo]:
+        """Promises that were carried out, as far as they are not forgotten."""
+        return [memo for memo in self.finished.values() if memo not in self.memos()]
+
+
+class ReplicaDatabase:
+    """Behind a replica: a row per key, the applied number, and at most one prepared epoch."""
+
+    def __init__(self) -> None:
+        self.position = 0
+        self.rows: dict[str, list[str]] = {}  # key -> marks that were appended to it
+        self.hashes: dict[int, str] = {0: ""}  # position -> hash of everything applied up to there
+        self.applied: dict[TxId, tuple[str, ...]] = {}
+        self.prepared: tuple[Memo, tuple[EpochMember, ...]] | None = None
+        self.sick: set[str] = set()  # keys that this replica alone refuses
+
+    def prepare(self, memo: Memo, members: tuple[EpochMember, ...]) -> BatchPrepared:
+        if memo.epoch.number != self.position + 1:
+            raise Broken(f"{memo.epoch} is prepared at position {self.position}")
+        excluded = {m.tx: why for m in members if (why := self._refusal(m.events or ())) is not None}
+        accepted = tuple(m for m in members if m.tx not in excluded)
+        self.prepared = (memo, accepted)
+        rows = tuple(0 if m.tx in excluded else len(m.events or ()) for m in members)
+        return BatchPrepared(excluded, rows)
+
+    def _refusal(self, events: tuple[Event, ...]) -> str | None:
+        for event in events:
+            if event.body.get("bad"):
+                return "violates a constraint"
+            if event.body["key"] in self.sick:
+                return "this replica's disk is sick"
+        return None
+
+    def finish(self, memo: Memo, committed: bool) -> None:
+        mine = self.prepared is not None and self.prepared[0].epoch == memo.epoch
+        if not committed:
+            if mine:
+                self.prepared = None
+            return
+        if not mine or self.prepared is None:
+            raise Broken(f"{memo.epoch} is to be committed and is not prepared")
+        members = self.prepared[1]
+        self.prepared = None
+        self._advance(memo.epoch.number, [(m.tx, m.events or ()) for m in members])
+
+    def apply(self, entries: tuple[LogEntry, ...], upto: int) -> int:
+        if self.prepared is not None:
+            raise Broken(f"the log is applied while {self.prepared[0].epoch} is prepared")
+        for entry in entries:
+            if entry.number > self.position:
+                self._skip_to(entry.number - 1)
+                work: list[tuple[TxId, tuple[Event, ...]]] = [(t.tx, t.events) for t in entry.transactions]
+                self._advance(entry.number, work)
+        self._skip_to(upto)
+        return self.position
+
+    def _skip_to(self, number: int) -> None:
+        """Numbers without anything for a replica: void, or ordinary events."""
+        while self.position < number:
+            self._advance(self.position + 1, [])
+
+    def _advance(self, number: int, work: "list[tuple[TxId, tuple[Event, ...]]]") -> None:
+        if number != self.position + 1:
+            raise Broken(f"number {number} is applied at position {self.position}")
+        digest = self.hashes[self.position]
+        for tx, events in work:
+            if tx in self.applied:
+                raise Broken(f"{tx} is applied twice at a replica")
+            self.applied[tx] = marks(events)
+            for event in events:
+                self.rows.setdefault(event.body["key"], []).append(event.body["mark"])
+            digest = hashlib.sha256(f"{digest}{tx}{self.applied[tx]}".encode()).hexdigest()
+        self.position = number
+        self.hashes[number] = digest
+
+    def memos(self) -> list[Memo]:
+        return [] if self.prepared is None else [self.prepared[0]]
+
+    def kept(self) -> list[Memo]:
+        return []  # the log remembers what a replica has finished

@@ -1,0 +1,38 @@
+"""What a run's applications asked for, were told and saw; together with the databases it is all that checkers use."""
+
+import msgspec
+
+from tops.ids import NodeId, TxId
+from tops.messages import TxSpec
+from tops.transactions import Scope
+
+
+class TxHistory(msgspec.Struct):
+    """One transaction from the outside."""
+
+    tx: TxId
+    spec: TxSpec
+    publisher: NodeId
+    marks: list[str]  # its events in sequence order, as far as the publishers know
+    told: str = "unknown"  # what a publisher was told in the end: committed, aborted or unknown
+    aborted_by_publisher: bool = False
+
+
+class History:
+    """Everything that was observed in one run."""
+
+    def __init__(self) -> None:
+        self.transactions: dict[TxId, TxHistory] = {}
+        self.scopes: dict[tuple[TxId, NodeId, int], Scope] = {}  # what each subscription chose
+        self.seen: dict[tuple[NodeId, int], list[tuple[TxId | None, str]]] = {}  # what each application was shown
+        self.confirmed: dict[str, list[tuple[int, str]]] = {}  # durable type -> (log number, mark) that were confirmed
+        self.promises: dict[TxId, set[tuple[NodeId, int]]] = {}  # who voted YES at some time
+        self.outcomes: dict[TxId, set[str]] = {}  # every outcome that anybody was told
+        self.voters: dict[str, NodeId] = {}  # what sites voted under
+        self.broken: list[str] = []
+
+    def tell(self, tx: TxId, outcome: str) -> None:
+        self.outcomes.setdefault(tx, set()).add(outcome)
+        known = self.transactions.get(tx)
+        if known is not None:
+            known.told = outcome

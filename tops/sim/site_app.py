@@ -1,0 +1,237 @@
+"""The application at a simulated site: participants with databases, and scripts that use the site's interface.
+
+A script is a generator: it yields what it wants of the site and is sent the answer, or an error is thrown into it.
+"""
+
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tops.core.participation import Wish
+from tops.effects import (
+    AbortTxCall,
+    ApplyEntries,
+    AskJoin,
+    Call,
+    CommitTxCall,
+    Effect,
+    FinishBatch,
+    ForgetPromise,
+    NotifyTx,
+    PrepareBatch,
+    PrepareTx,
+    TakeEvent,
+)
+from tops.errors import TopsError
+from tops.ids import TxId
+from tops.messages import Definitions, Event, TxSpec
+from tops.sim.databases import Broken, CallbackDatabase, ReplicaDatabase
+from tops.transactions import Access, Scope, granted_scope
+
+if TYPE_CHECKING:
+    from tops.sim.nodes import SimSite
+    from tops.sim.world import World
+
+
+class Sleep(msgspec.Struct, frozen=True):
+    """A script does nothing for a while."""
+
+    seconds: float
+
+
+Ask = Callable[[int], list[Effect]]  # given a request number, the site's effects
+Script = Generator[Ask | Sleep, Any, None]
+
+
+class SimSubscription(msgspec.Struct):
+    """A subscription of an application, with the database behind it."""
+
+    number: int
+    wish: Wish
+    database: CallbackDatabase | ReplicaDatabase
+    prefers: tuple[Scope, ...] = (Scope.DISTRIBUTED,)
+
+
+class SiteApp:
+    """What runs at one site. Its subscriptions and databases outlive crashes, its scripts do not."""
+
+    def __init__(self, world: "World", advertises: tuple[Definitions, ...]) -> None:
+        self.world, self.advertises = world, advertises
+        self.subscriptions: dict[int, SimSubscription] = {}
+        self.site: SimSite
+        self._requests: dict[int, Script | None] = {}
+        self._last_request = 0
+
+    # ----------------------------------------------------------------------------------------------- life of the site
+
+    def start(self, site: "SimSite") -> None:
+        self.site = site
+        for s in self.subscriptions.values():
+            wish, memos, kept = s.wish, s.database.memos(), s.database.kept()
+            if isinstance(s.database, ReplicaDatabase):
+                wish = msgspec.structs.replace(wish, replica=s.database.position)
+            self._ask(None, lambda request, s=s, wish=wish: site.core.subscribe(request, s.number, wish))  # type: ignore[misc]
+            site.act(lambda s=s, memos=memos, kept=kept: site.core.recover(s.number, memos, kept))  # type: ignore[misc]
+        for definitions in self.advertises:
+            self._ask(None, lambda request, d=definitions: site.core.advertise(request, d))  # type: ignore[misc]
+
+    def crash(self) -> None:
+        scripts, self._requests = self._requests, {}
+        for script in scripts.values():
+            if script is not None:
+                script.close()
+        for s in self.subscriptions.values():
+            if isinstance(s.database, CallbackDatabase):
+                s.database.crash()
+
+    # ------------------------------------------------------------------------------------------------------- scripts
+
+    def run(self, script: Script) -> None:
+        if self.site.up:
+            self._resume(script, lambda: next(script))
+        else:
+            script.close()
+
+    def _resume(self, script: Script, step: Callable[[], Ask | Sleep]) -> None:
+        try:
+            wanted = step()
+        except (StopIteration, TopsError):
+            return
+        if isinstance(wanted, Sleep):
+            life = self.site.incarnation
+
+            def wake() -> None:
+                if self.site.up and self.site.incarnation == life:
+                    self._resume(script, lambda: next(script))
+                else:
+                    script.close()
+
+            self.world.clock.after(wanted.seconds, wake)
+            return
+        self._ask(script, wanted)
+
+    def _ask(self, script: Script | None, ask: Ask) -> None:
+        self._last_request += 1
+        request = self._last_request
+        self._requests[request] = script
+        self.site.act(lambda: ask(request))
+
+    def open_requests(self) -> int:
+        """Requests of scripts that nobody has answered."""
+        return sum(script is not None for script in self._requests.values())
+
+    def on_answer(self, request: int, value: Any, error: TopsError | None) -> None:
+        script = self._requests.pop(request, None)
+        if script is None:
+            return
+        if error is None:
+            self._resume(script, lambda: script.send(value))
+        else:
+            self._resume(script, lambda: script.throw(error))
+
+    # --------------------------------------------------------------------------------------------------- participants
+
+    def on_deliver(self, subscription: int, event: Event, tx: TxId | None) -> None:
+        self._saw(subscription, tx, event)
+
+    def on_forget(self, forget: ForgetPromise) -> None:
+        database = self.subscriptions[forget.subscription].database
+        if isinstance(database, CallbackDatabase):
+            database.finished.pop(forget.memo.epoch, None)
+
+    def on_tx_ended(self, tx: TxId, committed: bool) -> None:
+        self.world.trace.add(self.world.clock.now, self.site.name, f"told {tx} committed={committed}")
+
+    def _saw(self, subscription: int, tx: TxId | None, event: Event) -> None:
+        self.world.history.seen.setdefault((self.site.name, subscription), []).append((tx, event.body["mark"]))
+
+    def on_call(self, call: Call) -> None:
+        """The work is done some time after it was asked for, and the answer arrives some time after the work."""
+        world, life = self.world, self.site.incarnation
+        slow = world.nemesis.active and world.rng.random() < world.faults.slow_call
+        before = world.rng.uniform(0.0001, 3.0 if slow else 0.002)
+        after = world.rng.uniform(0.0001, 0.001)
+
+        def alive() -> bool:
+            return self.site.up and self.site.incarnation == life
+
+        def work() -> None:
+            if not alive():
+                return
+            try:
+                result = self._work(self.subscriptions[call.subscription], call)
+            except Broken as broken:
+                world.history.broken.append(f"{self.site.name}: {broken}")
+                world.trace.add(world.clock.now, self.site.name, f"BROKEN {broken}")
+                return
+            world.trace.add(world.clock.now, self.site.name, f"did {type(call).__name__} {_brief(call)}: {result}")
+            world.clock.after(after, lambda: reply(result))
+
+        def reply(result: object) -> None:
+            if alive():
+                self.site.act(lambda: self.site.core.call_done(call.call, result))
+
+        world.clock.after(before, work)
+
+    def _work(self, s: SimSubscription, call: Call) -> Any:
+        database = s.database
+        if isinstance(database, ReplicaDatabase):
+            match call:
+                case PrepareBatch(memo=memo, members=members):
+                    self.world.history.voters[memo.voter] = self.site.name
+                    return database.prepare(memo, members)
+                case FinishBatch(memo=memo, committed=committed):
+                    return database.finish(memo, committed)
+                case ApplyEntries(entries=entries, upto=upto):
+                    return database.apply(entries, upto)
+            raise Broken(f"a replica was asked for {type(call).__name__}")
+        return self._callback(s, database, call)
+
+    def _callback(self, s: SimSubscription, database: CallbackDatabase, call: Call) -> Any:
+        world = self.world
+        match call:
+            case AskJoin(tx=tx, spec=spec):
+                return self._join(s, tx, spec)
+            case NotifyTx(tx=tx, event=event):
+                self._saw(s.number, tx, event)
+                if world.nemesis.active and world.rng.random() < world.faults.refuse_event:
+                    return "the event can't be processed"
+                database.notify(tx, event)
+                return None
+            case TakeEvent(number=number, event=event):
+                self._saw(s.number, None, event)
+                return database.take(number)
+            case PrepareTx(tx=tx, memo=memo):
+                if world.nemesis.active and world.rng.random() < world.faults.refuse_prepare:
+                    return "the resource can't prepare"
+                database.prepare(tx, memo)
+                if memo is not None:
+                    world.history.voters[memo.voter] = self.site.name
+                    world.history.promises.setdefault(tx, set()).add((self.site.name, s.number))
+                return None
+            case CommitTxCall(tx=tx, number=number):
+                return database.commit(tx, number)
+            case AbortTxCall(tx=tx):
+                return database.abort(tx)
+        raise Broken(f"a participant was asked for {type(call).__name__}")
+
+    def _join(self, s: SimSubscription, tx: TxId, spec: TxSpec) -> Scope:
+        asked = self.world.rng.choice(s.prefers)
+        if asked is Scope.DISTRIBUTED and spec.tx_type.value == "local":
+            asked = Scope.LOCAL
+        granted = granted_scope(asked, spec.limit, spec.tx_type)
+        self.world.history.scopes[tx, self.site.name, s.number] = granted
+        if spec.access is Access.PUBLIC and granted is Scope.DISTRIBUTED and self.world.rng.random() < 0.5:
+            self.run(self.world.workload.contribution(self, tx, spec))
+        return asked
+
+
+def _brief(call: Call) -> str:
+    tx = getattr(call, "tx", None)
+    if tx is not None:
+        return f"{tx} sub {call.subscription}"
+    memo = getattr(call, "memo", None)
+    if memo is not None:
+        return f"{memo.epoch} committed={getattr(call, 'committed', None)}"
+    return f"upto {getattr(call, 'upto', '')}"

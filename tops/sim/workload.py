@@ -1,0 +1,244 @@
+"""What the applications of a simulated cluster do: every kind of transaction that there is, at random times."""
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+from tops.constraints import AnyConstraint, AtLeast, Deadline, MaxParticipants, MinParticipants, OnlyFrom, Required
+from tops.errors import OutcomeUnknown, TopsError, TransactionAborted, UncheckedTransaction
+from tops.event_types import EventType
+from tops.ids import TxId, tx_id
+from tops.messages import AskOutcome, CensusPolicy, Definitions, Event, TxSpec
+from tops.sim.history import TxHistory
+from tops.sim.site_app import Ask, Script, SiteApp, Sleep
+from tops.transactions import Access, LocalOutcome, Outcome, ScopeLimit, TxType
+
+if TYPE_CHECKING:
+    from tops.sim.world import World
+
+ATTRIBUTES: dict[str, type] = {"mark": str, "key": str, "bad": bool}
+PLAIN = EventType("plain", ATTRIBUTES, optional=("bad",))
+CHILD = EventType("plain.child", {}, parent="plain")
+OTHER = EventType("other", ATTRIBUTES, optional=("bad",))
+LOG = EventType("log", ATTRIBUTES, durable=True, optional=("bad",))
+SET = EventType("set", ATTRIBUTES, durable=True, optional=("bad",))
+
+DEFINITIONS: dict[str, Definitions] = {
+    "plain": (PLAIN,),
+    "plain.child": (PLAIN, CHILD),
+    "other": (OTHER,),
+    "log": (LOG,),
+    "set": (SET,),
+}
+KEYS = ("a", "b", "c")
+Steps = Generator[Ask | Sleep, Any, Any]
+
+
+class Workload:
+    """Starts scripts at random sites until it is told to stop."""
+
+    def __init__(self, world: "World", pace_s: float) -> None:
+        self.world, self.pace_s = world, pace_s
+        self.active = True
+        self._marks = 0
+
+    def start(self) -> None:
+        def go() -> None:
+            if self.active:
+                app = self.world.rng.choice(self.world.apps())
+                app.run(self._script(app))
+                self.world.clock.after(self.world.rng.expovariate(1 / self.pace_s), go)
+
+        self.world.clock.after(0.5, go)
+
+    def _script(self, app: SiteApp) -> Script:
+        rng = self.world.rng
+        kind = rng.choices(
+            [self.publish, self.interactive, self.one_shot, self.one_shot_on_set, self.curious],
+            [2, 4, 2, 4, 1],
+        )[0]
+        return kind(app)
+
+    # --------------------------------------------------------------------------------------------------------- parts
+
+    def event(self, event_type: str) -> Event:
+        self._marks += 1
+        body: dict[str, Any] = {"mark": f"m{self._marks}", "key": self.world.rng.choice(KEYS)}
+        if event_type == "set" and self.world.rng.random() < 0.1:
+            body["bad"] = True
+        return Event(event_type, body)
+
+    def publish(self, app: SiteApp) -> Script:
+        """Ordinary events, of durable types too."""
+        for _ in range(self.world.rng.randint(1, 3)):
+            event = self.event(self.world.rng.choice(["plain", "plain.child", "other", "log"]))
+            number = yield lambda request, event=event: app.site.core.publish(request, event)  # type: ignore[misc]
+            if number is not None:
+                self.world.history.confirmed.setdefault(event.type, []).append((number, event.body["mark"]))
+
+    def spec(self, event_type: str, tx_type: TxType, access: Access) -> TxSpec:
+        rng = self.world.rng
+        durable = event_type in ("log", "set")
+        limits = [ScopeLimit.NONE, ScopeLimit.LOCAL]
+        if tx_type is TxType.DISTRIBUTED:
+            limits.append(ScopeLimit.DISTRIBUTED)
+        follows = tx_type is TxType.DISTRIBUTED and (durable or rng.random() < 0.3)
+        return TxSpec(
+            event_type,
+            tx_type,
+            access=access,
+            limit=ScopeLimit.LOCAL if durable else rng.choice(limits),
+            constraints=self._constraints() if tx_type is TxType.DISTRIBUTED else (),
+            attributes={"mark": "", "key": rng.choice(KEYS)},
+            local_outcome=LocalOutcome.FOLLOWS if follows else LocalOutcome.INDEPENDENT,
+            census=rng.choice(
+                [CensusPolicy(timeout_s=0.1), CensusPolicy(timeout_s=0.3, replies=2), CensusPolicy(0.5, when_met=True)]
+            ),
+            vote_timeout_s=1.0,
+            decide_within_s=8.0,
+        )
+
+    def _constraints(self) -> tuple[AnyConstraint, ...]:
+        rng, sites = self.world.rng, sorted(self.world.sites)
+        some = frozenset(rng.sample(sites, min(3, len(sites))))
+        return rng.choice(
+            [
+                (),
+                (),
+                (MinParticipants(1),),
+                (MinParticipants(2),),
+                (MinParticipants(1), MaxParticipants(2)),
+                (AtLeast(1, some),),
+                (AtLeast(2, some), OnlyFrom(some)),
+                (Required(frozenset(sorted(some)[:1])),),
+                (MinParticipants(1), Deadline(rng.choice([0.5, 3.0]))),
+            ]
+        )
+
+    def interactive(self, app: SiteApp) -> Script:
+        """Begin, some events, then commit or abort."""
+        rng = self.world.rng
+        tx_type = rng.choice([TxType.LOCAL, TxType.DISTRIBUTED, TxType.DISTRIBUTED])
+        access = rng.choice([Access.PRIVATE, Access.PRIVATE, Access.PUBLIC])
+        event_type = rng.choice(["plain", "plain", "plain.child", "other", "log", "set"])
+        if event_type == "set":
+            tx_type = TxType.DISTRIBUTED
+        spec = self.spec(event_type, tx_type, access)
+        try:
+            tx = yield lambda request: app.site.core.begin(request, spec)
+        except TopsError:
+            return
+        history = TxHistory(tx, spec, app.site.name, [])
+        self.world.history.transactions[tx] = history
+        try:
+            yield from self._events(app, tx, history)
+            if rng.random() < 0.15:
+                history.aborted_by_publisher = True
+                outcome = yield lambda request: app.site.core.abort(request, tx, "changed its mind")
+            else:
+                outcome = yield from self._commit(app, tx)
+            self.world.history.tell(tx, "committed" if outcome.outcome is Outcome.COMMITTED else "aborted")
+        except TransactionAborted:
+            self.world.history.tell(tx, "aborted")
+        except OutcomeUnknown:
+            self.world.history.tell(tx, "unknown")
+
+    def _events(self, app: SiteApp, tx: TxId, history: TxHistory) -> Steps:
+        rng = self.world.rng
+        for _ in range(rng.randint(0, 4)):
+            # Events of any type travel under the transaction's own.
+            event = self.event(history.spec.event_type if rng.random() < 0.8 else "other")
+            yield lambda request, event=event: app.site.core.tx_publish(request, tx, event)  # type: ignore[misc]
+            history.marks.append(event.body["mark"])
+            if rng.random() < 0.3:
+                yield Sleep(rng.uniform(0, 0.5))
+
+    def _commit(self, app: SiteApp, tx: TxId) -> Steps:
+        for _ in range(3):
+            try:
+                return (yield lambda request: app.site.core.commit(request, tx))
+            except UncheckedTransaction:
+                if self.world.rng.random() < 0.5:
+                    return (yield lambda request: app.site.core.abort(request, tx, "waited long enough"))
+        return (yield lambda request: app.site.core.abort(request, tx, "waited long enough"))
+
+    def contribution(self, app: SiteApp, tx: TxId, spec: TxSpec) -> Script:
+        """A participant of a public transaction publishes in it as well."""
+        yield Sleep(self.world.rng.uniform(0.2, 1.0))
+        app.site.core.contribute(tx, spec)
+        event = self.event(spec.event_type)
+        try:
+            yield lambda request: app.site.core.tx_publish(request, tx, event)
+        finally:
+            if app.site.up and self.world.rng.random() < 0.8:
+                app.site.act(lambda: app.site.core.done(tx))
+
+    def one_shot(self, app: SiteApp) -> Script:
+        """Everything in one message: asked at a census, or by standing answers."""
+        rng = self.world.rng
+        event_type = rng.choice(["plain", "other", "other"])
+        spec = self.spec(event_type, TxType.DISTRIBUTED, Access.PRIVATE)
+        if event_type == "other":
+            spec = _standing_only(spec)
+        yield from self._execute(app, spec, [self.event(event_type) for _ in range(rng.randint(1, 3))])
+
+    def one_shot_on_set(self, app: SiteApp) -> Script:
+        """A replicated write."""
+        rng = self.world.rng
+        replicas = frozenset(self.world.replicas)
+        enough = rng.choice([1, len(replicas) // 2 + 1, len(replicas)])
+        spec = TxSpec(
+            "set",
+            TxType.DISTRIBUTED,
+            limit=ScopeLimit.LOCAL,
+            constraints=(AtLeast(enough, replicas), OnlyFrom(replicas)),
+            attributes={"mark": "", "key": "a"},
+            local_outcome=LocalOutcome.FOLLOWS,
+            census=None,
+        )
+        yield from self._execute(app, spec, [self.event("set") for _ in range(rng.randint(1, 2))])
+
+    def _execute(self, app: SiteApp, spec: TxSpec, events: list[Event]) -> Script:
+        site = app.site
+        started: list[TxId] = []
+
+        def ask(request: int) -> list[Any]:
+            effects = site.core.execute(request, spec, tuple(events))
+            tx = tx_id(site.name, site.incarnation, site.core.counter)
+            if tx in site.core.transactions:
+                started.append(tx)
+                marks = [e.body["mark"] for e in events]
+                self.world.history.transactions[tx] = TxHistory(tx, spec, site.name, marks)
+            return effects
+
+        try:
+            outcome = yield ask
+            self.world.history.tell(started[0], outcome.outcome.value)
+        except TransactionAborted as aborted:
+            self.world.history.tell(TxId(aborted.tx), "aborted")
+        except OutcomeUnknown as unknown:
+            self.world.history.tell(TxId(unknown.tx), "unknown")
+
+    def curious(self, app: SiteApp) -> Script:
+        """Somebody asks for the outcome of a transaction of anybody's."""
+        known = [t for t in self.world.history.transactions.values() if t.publisher == app.site.name]
+        if not known:
+            return
+        chosen = self.world.rng.choice(known)
+        question = AskOutcome(tx=chosen.tx, tx_type=chosen.spec.tx_type, event_type=chosen.spec.event_type)
+        outcome = yield lambda request: app.site.core.ask_outcome(request, question)
+        if outcome.outcome is not Outcome.UNKNOWN:
+            self.world.history.outcomes.setdefault(chosen.tx, set()).add(outcome.outcome.value)
+
+
+def _standing_only(spec: TxSpec) -> TxSpec:
+    return TxSpec(
+        spec.event_type,
+        spec.tx_type,
+        limit=spec.limit,
+        constraints=spec.constraints,
+        attributes=spec.attributes,
+        local_outcome=spec.local_outcome,
+        census=None,
+        vote_timeout_s=spec.vote_timeout_s,
+        decide_within_s=spec.decide_within_s,
+    )
