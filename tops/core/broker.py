@@ -188,13 +188,15 @@ class BrokerCore:
 
     def _ascend(self, dissemination: Dissemination, link: NodeId, now: float) -> list[Effect]:
         publication = dissemination.publication
+        # A broker behind the link has passed it to its own subtree; a site gets its own events back from here.
+        passed = link if dissemination.early and link not in self.edge.sites else None
         if dissemination.rendezvous == self.name:
             effects = self.rendezvous.on_publication(publication, dissemination.sender, dissemination.incarnation, now)
-            return self._carry_out(effects, now, publication, link if dissemination.early else None)
+            return self._carry_out(effects, now, publication, passed)
         hop = self.topology.next_hop(self.name, dissemination.rendezvous)
         up: list[Effect] = [] if hop is None else [Send(hop, dissemination)]
         if dissemination.early:
-            return self._descend(publication, dissemination.rendezvous, exclude=link) + up
+            return self._descend(publication, dissemination.rendezvous, exclude=passed) + up
         return up
 
     def _descend(self, publication: Publication, rendezvous: NodeId, exclude: NodeId | None) -> list[Effect]:
