@@ -162,6 +162,10 @@ def parse_config(text: str, path: Path, sections: Mapping[str, TypeAdapter[Any]]
         raw = resolved.pop(name)
         model = (sections or {}).get(name)
         others[name] = raw if model is None else _validated(model, raw, path, text, (name,))
+    for table in resolved["broker"] if isinstance(resolved.get("broker"), list) else []:
+        for key in ("data", "keys"):
+            if isinstance(table, dict) and isinstance(table.get(key), str):
+                table[key] = path.parent / table[key]  # as the file sees it, wherever the process runs
     config: Config = _validated(TypeAdapter(Config), {**resolved, "others": others}, path, text, ())
     _check_whole(config, path, text)
     return config

@@ -25,7 +25,7 @@ from tops.errors import ConfigError, InvalidEventType, NotReachable
 from tops.event_types import EventType
 from tops.filters import Filter
 from tops.ids import NodeId, TxId
-from tops.messages import CensusPolicy, Definitions, Event, TxOutcome, TxSpec
+from tops.messages import AskOutcome, CensusPolicy, Definitions, Event, TxOutcome, TxSpec
 from tops.participants import BatchParticipant, Participant, Received
 from tops.runtime.identity import Self as Identity
 from tops.runtime.participant_driver import ParticipantDriver
@@ -144,9 +144,9 @@ class Site:
         return None
 
     async def flush(self) -> None:
-        """Returns when everything published so far has been handed to the connection."""
-        while self._node.link is not None and self._node.link.queued_bytes:
-            await asyncio.sleep(0)
+        """Returns when everything published so far has arrived at the broker."""
+        if self._node.link is not None:
+            await self._node.link.flushed()
 
     def _definitions(self, event_type: EventType) -> Definitions:
         self._types[event_type.name] = event_type
@@ -187,7 +187,7 @@ class Site:
         key = durable or event_type.name
         journal = None if isinstance(taker, BatchParticipant) else self._journal
         driver = ParticipantDriver(taker, node.call_done, key, journal)
-        replica, memos = await _batch(taker, driver)
+        replica, memos, kept = await _remembered(taker, driver)
         wish = Wish(
             definitions=self._definitions(event_type),
             filter=where if where is not None else Filter(),
@@ -202,8 +202,8 @@ class Site:
 
         def ask(request: int) -> list[Effect]:
             effects = node.core.subscribe(request, number, wish)
-            if memos and number in node.core.participation.subscriptions:
-                effects += node.core.recover(number, memos)
+            if (memos or kept) and number in node.core.participation.subscriptions:
+                effects += node.core.recover(number, memos, kept)
             return effects
 
         try:
@@ -303,15 +303,16 @@ class Site:
         )
         return outcome
 
-    async def ask_outcome(self, tx: str, event_type: TypeOrName) -> TxOutcome:
+    async def ask_outcome(self, tx: str, event_type: TypeOrName, tx_type: TxType = TxType.DISTRIBUTED) -> TxOutcome:
         """What became of a transaction, also one of an earlier life of this site.
 
         One that its coordinator has never heard of is refused for good, and aborted therefore.
         """
         if isinstance(event_type, EventType) and event_type.name not in self._node.core.types:
             self._node.core.types.define_all(self._definitions(event_type))
+        question = AskOutcome(tx=TxId(tx), tx_type=tx_type, event_type=_name(event_type))
         outcome: TxOutcome = await self._node.request(
-            lambda request: self._node.core.ask_outcome(request, TxId(tx), _name(event_type)), f"tx {tx}"
+            lambda request: self._node.core.ask_outcome(request, question), f"tx {tx}"
         )
         return outcome
 
@@ -459,9 +460,7 @@ def _name(event_type: TypeOrName) -> str:
 
 
 def _events(tx_type: str, events: Sequence[Body | tuple[TypeOrName, Body]]) -> tuple[Event, ...]:
-    return tuple(
-        Event(_name(e[0]), dict(e[1])) if isinstance(e, tuple) else Event(tx_type, dict(e)) for e in events
-    )
+    return tuple(Event(_name(e[0]), dict(e[1])) if isinstance(e, tuple) else Event(tx_type, dict(e)) for e in events)
 
 
 def _raise_refusal(effects: Sequence[Effect]) -> None:
@@ -478,10 +477,14 @@ def _standing_scope(taker: Participant, scope: Scope | None, replica: int | None
     return None
 
 
-async def _batch(taker: Participant, driver: ParticipantDriver) -> tuple[int | None, Sequence[Memo]]:
+async def _remembered(
+    taker: Participant, driver: ParticipantDriver
+) -> tuple[int | None, Sequence[Memo], Sequence[Memo]]:
+    """A replica's position; open promises; promises that are kept and perhaps not noted."""
     if isinstance(taker, BatchParticipant):
-        return await taker.position(), await taker.promises()
-    return None, driver.memos()
+        return await taker.position(), await taker.promises(), ()
+    memos, kept = driver.memos()
+    return None, memos, kept
 
 
 async def _cluster_at(urls: Sequence[str], timeout_s: float) -> str:

@@ -2,9 +2,10 @@
 
 import typer
 
-from tops.cli import keys
+from tops.cli import broker, keys
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+app.add_typer(broker.app, name="broker")
 app.add_typer(keys.app, name="keys")
 
 

@@ -201,14 +201,13 @@ class BrokerCore:
 
     def _descend(self, publication: Publication, rendezvous: NodeId, exclude: NodeId | None) -> list[Effect]:
         parent = self.topology.next_hop(self.name, rendezvous)
-        effects: list[Effect] = []
-        for link in self._links_for(publication):
-            if link in (exclude, parent):
-                continue
-            if link not in self.edge.sites:
-                effects.append(Send(link, _downward(publication, rendezvous, self.name, self.incarnation)))
-            elif self._passes(link, publication):
-                effects.append(self._to_site(link, publication, rendezvous))
+        # One message for all links: whoever carries out the effects encodes it once.
+        downward = _downward(publication, rendezvous, self.name, self.incarnation)
+        effects: list[Effect] = [
+            Send(link, downward)
+            for link in self._links_for(publication)
+            if link != exclude and link != parent and (link not in self.edge.sites or self._passes(link, publication))
+        ]
         if isinstance(publication, LocalCommitOrdered) or (
             isinstance(publication, TxAbandoned) and not publication.distributed_only
         ):

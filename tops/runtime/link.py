@@ -21,6 +21,7 @@ from tops.ids import NodeId
 from tops.messages import LinkMessage
 from tops.runtime.wire import (
     BATCH_BYTES,
+    AcknowledgementWanted,
     AnyWord,
     Meet,
     Parting,
@@ -66,6 +67,8 @@ class Link:
         self._acknowledge_later: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
         self._room: list[asyncio.Future[None]] = []
+        self._flushes: list[asyncio.Future[None]] = []
+        self._flush_asked = 0  # up to which frame an acknowledgement was asked for
         self._socket: Socket | None = None
         self._closing: asyncio.Task[Any] | None = None
         self._released = asyncio.Event()
@@ -108,6 +111,15 @@ class Link:
             self._room.append(waiting)
             await waiting
 
+    async def flushed(self) -> None:
+        """Returns when everything posted so far has arrived at the other end."""
+        target = self.session.sent + (1 if self._queue else 0)
+        while self._queue or (self._on_the_way and self._on_the_way[0][0] <= target):
+            arrived = asyncio.get_running_loop().create_future()
+            self._flushes.append(arrived)
+            self._wake.set()
+            await arrived
+
     def close(self, reason: str) -> None:
         """Say why, and close the connection; the session stays."""
         socket = self._socket
@@ -117,15 +129,18 @@ class Link:
     def abandon(self) -> None:
         """Another link takes over: whoever waits for room looks for it there."""
         self._queue.clear()
-        self.queued_bytes = 0
-        self._make_room()
+        self._on_the_way.clear()
+        self.queued_bytes = self._on_the_way_bytes = 0
+        _release(self._room)
+        _release(self._flushes)
 
     def end(self, error: TopsError) -> None:
         """There is not going to be another connection: whoever waits for room hears why."""
-        for waiting in self._room:
+        for waiting in (*self._room, *self._flushes):
             if not waiting.done():
                 waiting.set_exception(error)
         self._room.clear()
+        self._flushes.clear()
 
     # ---------------------------------------------------------------------------------------------------- connections
 
@@ -135,6 +150,7 @@ class Link:
         self._released.clear()
         self._words.clear()
         self._acknowledge = False
+        self._flush_asked = 0
         self._confirm(received_by_peer)
         writer = asyncio.ensure_future(self._write(socket, self.session.resume(received_by_peer)))
         try:
@@ -164,8 +180,10 @@ class Link:
                 await socket.send_bytes(encode_word(self._words.popleft()))
             if self._queue and self._on_the_way_bytes < WINDOW_BYTES:
                 await socket.send_bytes(self._next_frame())
+            elif self._flushes and self._flush_asked < self.session.sent:
+                self._flush_asked = self.session.sent
+                await socket.send_bytes(encode_word(AcknowledgementWanted()))
             elif self._acknowledge:
-                self._acknowledge = False
                 self._tell()
                 await socket.send_bytes(encode_frame(Frame(0, self._told)))
             else:
@@ -190,19 +208,13 @@ class Link:
         self.sent_messages += len(messages)
         self.sent_bytes += len(data)
         if self._room and self.queued_bytes <= ROOM_BYTES:
-            self._make_room()
+            _release(self._room)
         return data
 
     def _tell(self) -> None:
         self._told = self.session.received
         self._untold_bytes = 0
         self._acknowledge = False
-
-    def _make_room(self) -> None:
-        waiting, self._room = self._room, []
-        for future in waiting:
-            if not future.done():
-                future.set_result(None)
 
     async def _read(self, socket: Socket, owner: LinkOwner) -> None:
         while True:
@@ -222,6 +234,8 @@ class Link:
                     await asyncio.sleep(pause_s)
             elif isinstance(item, Parting):
                 self.parted = item.reason
+            elif isinstance(item, AcknowledgementWanted):
+                self._acknowledge_now()
             elif isinstance(item, Meet):
                 raise ProtocolError("the other end introduced its session twice")
             else:
@@ -256,9 +270,19 @@ class Link:
         if received > self.session.sent:
             raise ProtocolError("the other end acknowledges what was never sent")
         frames = self._on_the_way
+        if not frames or frames[0][0] > received:
+            return
         while frames and frames[0][0] <= received:
             self._on_the_way_bytes -= frames.popleft()[1]
-            self._wake.set()
+        self._wake.set()
+        _release(self._flushes)
+
+
+def _release(waiting: list[asyncio.Future[None]]) -> None:
+    for future in waiting:
+        if not future.done():
+            future.set_result(None)
+    waiting.clear()
 
 
 async def _part(socket: Socket, reason: str) -> None:
@@ -293,5 +317,3 @@ async def receive_bytes(socket: Socket, timeout_s: float) -> bytes:
         reason = arrived.extra if isinstance(arrived.extra, str) and arrived.extra else "without a reason"
         raise ProtocolError(f"the connection was closed: {reason}")
     return cast(bytes, arrived.data)
-
-

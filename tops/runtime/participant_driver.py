@@ -54,14 +54,18 @@ class ParticipantDriver:
     @property
     def backlog(self) -> int:
         """Ordinary events that the participant has not got to yet."""
-        return len(self._ordinary)
+        return len(self._ordinary) + int(getattr(self.participant, "backlog", 0))
 
-    def memos(self) -> list[Memo]:
-        """Promises of an earlier life, from the site's journal."""
+    def memos(self) -> tuple[list[Memo], list[Memo]]:
+        """Promises of an earlier life, from the site's journal: those still open, and those kept but not noted."""
         if self._journal is None:
-            return []
-        found = {p.memo: None for (key, _), p in self._journal.promises.items() if key == self.key}
-        return list(found)
+            return [], []
+        return self._journal.open_memos(self.key), self._journal.kept_memos(self.key)
+
+    def forget(self, memo: Memo) -> None:
+        """The coordinator has noted that the promise is kept."""
+        if self._journal is not None:
+            self._journal.forget(self.key, memo)
 
     def close(self) -> None:
         for task in list(self._tasks):
@@ -209,9 +213,10 @@ class ParticipantDriver:
 
     async def _commit(self, tx: TxId) -> None:
         await self._recovered(tx)
-        if tx not in self._early:
+        kept = self._journal is not None and (self.key, tx) in self._journal.kept
+        if tx not in self._early and not kept:
             await self._carry_out(tx)
-        await self._end(tx)
+        await self._end(tx, committed=True)
 
     async def _abort(self, tx: TxId, reason: str) -> None:
         await self._recovered(tx)
@@ -221,7 +226,7 @@ class ParticipantDriver:
             await _awaited(self.participant.on_abort(tx, reason))
             for resource in self.participant.resources:
                 await _awaited(resource.abort(tx))
-        await self._end(tx)
+        await self._end(tx, committed=False)
 
     async def _recovered(self, tx: TxId) -> None:
         """Bring back what an earlier life promised."""
@@ -251,11 +256,11 @@ class ParticipantDriver:
             del events[place:]
         await _awaited(self.participant.on_abort(tx, "compensated"))
 
-    async def _end(self, tx: TxId) -> None:
+    async def _end(self, tx: TxId, *, committed: bool) -> None:
         self._events.pop(tx, None)
         self._early.discard(tx)
         if self._journal is not None:
-            await self._journal.end(self.key, tx)
+            await self._journal.end(self.key, tx, committed)
 
 
 async def _awaited(answer: Any) -> Any:

@@ -34,8 +34,18 @@ class Promised(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The outcome is carried out. A kept promise is remembered until its coordinator has noted that it is kept."""
+
     participant: str
     tx: TxId
+    committed: bool
+
+
+class Forgotten(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The coordinator has noted that these promises are kept."""
+
+    participant: str
+    memo: Memo
 
 
 class Compensated(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -46,7 +56,7 @@ class Compensated(msgspec.Struct, frozen=True, array_like=True, tag=True):
     left: int
 
 
-AnySiteRecord = Lived | Promised | Ended | Compensated
+AnySiteRecord = Lived | Promised | Ended | Forgotten | Compensated
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnySiteRecord] = msgspec.msgpack.Decoder(AnySiteRecord)
@@ -59,6 +69,7 @@ class SiteJournal:
         self._journal, self._directory = journal, directory
         self.incarnation = 0
         self.promises: dict[tuple[str, TxId], Promised] = {}
+        self.kept: dict[tuple[str, TxId], Promised] = {}
         self.compensated: dict[tuple[str, TxId], int] = {}
         self._ended = 0
         for sequence, payload in journal.read(journal.first_sequence):
@@ -78,9 +89,10 @@ class SiteJournal:
                 self.incarnation = max(self.incarnation, incarnation)
             case Promised(participant=participant, tx=tx):
                 self.promises[participant, tx] = record
-            case Ended(participant=participant, tx=tx):
-                self.promises.pop((participant, tx), None)
-                self.compensated.pop((participant, tx), None)
+            case Ended(participant=participant, tx=tx, committed=committed):
+                self._take_end(participant, tx, committed)
+            case Forgotten(participant=participant, memo=memo):
+                self._take_forgotten(participant, memo)
             case Compensated(participant=participant, tx=tx, left=left):
                 self.compensated[participant, tx] = left
 
@@ -98,19 +110,49 @@ class SiteJournal:
         self.compensated[participant, tx] = left
         await self._write(Compensated(participant, tx, left))
 
-    async def end(self, participant: str, tx: TxId) -> None:
-        if self.promises.pop((participant, tx), None) is None:
+    async def end(self, participant: str, tx: TxId, committed: bool) -> None:
+        if not self._take_end(participant, tx, committed):
             return
-        self.compensated.pop((participant, tx), None)
-        await self._write(Ended(participant, tx))
+        await self._write(Ended(participant, tx, committed))
         self._ended += 1
         if self._ended >= REWRITE_AFTER:
             self._ended = 0
             await self._journal.rewrite([_encoder.encode(record) for record in self._state()])
 
+    def forget(self, participant: str, memo: Memo) -> None:
+        """Nobody waits for this to be on disk: losing it costs one more question to the coordinator."""
+        self._take_forgotten(participant, memo)
+        self._journal.append(_encoder.encode(Forgotten(participant, memo)))
+
+    def _take_end(self, participant: str, tx: TxId, committed: bool) -> bool:
+        promised = self.promises.pop((participant, tx), None)
+        self.compensated.pop((participant, tx), None)
+        if promised is None:
+            return False
+        if committed:
+            self.kept[participant, tx] = msgspec.structs.replace(promised, events=())
+        return True
+
+    def _take_forgotten(self, participant: str, memo: Memo) -> None:
+        for tx in memo.transactions:
+            self.kept.pop((participant, tx), None)
+
+    def open_memos(self, participant: str) -> list[Memo]:
+        """Promises whose outcome is not known here yet."""
+        return list({p.memo: None for (key, _), p in self.promises.items() if key == participant})
+
+    def kept_memos(self, participant: str) -> list[Memo]:
+        """Promises that are kept and that the coordinator may not have noted yet."""
+        still_open = self.open_memos(participant)
+        kept = {p.memo: None for (key, _), p in self.kept.items() if key == participant}
+        return [memo for memo in kept if memo not in still_open]
+
     def _state(self) -> Iterator[AnySiteRecord]:
         yield Lived(self.incarnation)
         yield from self.promises.values()
+        for promised in self.kept.values():
+            yield promised
+            yield Ended(promised.participant, promised.tx, True)
         for (participant, tx), left in self.compensated.items():
             yield Compensated(participant, tx, left)
 

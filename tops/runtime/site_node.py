@@ -6,6 +6,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,7 +14,7 @@ import aiohttp
 
 from tops.core.participation import SiteOptions
 from tops.core.site import SiteCore
-from tops.effects import Alarm, Answer, Call, CancelTimer, Deliver, Effect, Send, SetTimer, TxEnded
+from tops.effects import Alarm, Answer, Call, CancelTimer, Deliver, Effect, ForgetPromise, Send, SetTimer, TxEnded
 from tops.errors import ConfigError, NotAuthenticated, NotReachable, PermissionDenied, ProtocolError, TopsError
 from tops.ids import NodeId, TxId
 from tops.messages import LinkMessage
@@ -108,6 +109,10 @@ class SiteNode:
                 self.timers.set(key, after_s)
             case CancelTimer(key=key):
                 self.timers.cancel(key)
+            case ForgetPromise(subscription=subscription, memo=memo):
+                driver = self.drivers.get(subscription)
+                if driver is not None:
+                    driver.forget(memo)
             case TxEnded(tx=tx, committed=committed, reason=reason):
                 if self.on_ended is not None:
                     self.on_ended(tx, committed, reason)
@@ -269,12 +274,11 @@ class SiteNode:
             await self._session.close()
 
     async def drain(self, timeout_s: float) -> None:
-        """Give what is queued a chance to leave before the connection is closed."""
-        began = time.monotonic()
-        while self.link is not None and self.link.connected and self.link.queued_bytes:
-            if time.monotonic() - began > timeout_s:
-                return
-            await asyncio.sleep(0.005)
+        """Give what is queued a chance to arrive before the connection is closed."""
+        if self.link is not None and self.link.connected:
+            with suppress(TimeoutError, NotReachable):
+                async with asyncio.timeout(timeout_s):
+                    await self.link.flushed()
 
 
 def _now() -> float:

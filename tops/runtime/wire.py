@@ -5,7 +5,7 @@ session, or one of the words below. Everything is decoded into declared types; w
 `ProtocolError`, never an exception of a library.
 """
 
-from typing import Final, NoReturn
+from typing import Final
 
 import msgspec
 
@@ -57,13 +57,17 @@ class Pressed(Word, frozen=True):
     pressed: bool
 
 
+class AcknowledgementWanted(Word, frozen=True):
+    """Somebody waits to hear that everything sent so far has arrived."""
+
+
 class Parting(Word, frozen=True):
     """Why the connection is about to be closed by this end."""
 
     reason: str
 
 
-AnyWord = Meet | Refused | Pressed | Parting
+AnyWord = Meet | Refused | Pressed | AcknowledgementWanted | Parting
 
 _encoder = msgspec.msgpack.Encoder()
 _frames = msgspec.msgpack.Decoder(Frame)
@@ -94,7 +98,7 @@ def encode_word(word: AnyWord) -> bytes:
 def decode(data: bytes) -> Frame | AnyWord:
     """What one WebSocket message holds."""
     if not data:
-        _refuse("an empty message", None)
+        raise _refusal("an empty message", None)
     try:
         if data[0] == FRAME:
             return _frames.decode(memoryview(data)[1:])
@@ -102,13 +106,13 @@ def decode(data: bytes) -> Frame | AnyWord:
             return _words.decode(memoryview(data)[1:])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TopsError, ValueError, TypeError) as error:
         # A filter or an event type that contradicts itself is refused by its own class, in its own words.
-        _refuse("a message that is not ours", error)
-    _refuse(f"a message of unknown kind {data[0]}", None)
+        raise _refusal("a message that is not ours", error) from None
+    raise _refusal(f"a message of unknown kind {data[0]}", None)
 
 
-def _refuse(what: str, error: Exception | None) -> NoReturn:
+def _refusal(what: str, error: Exception | None) -> ProtocolError:
     detail = f": {str(error)[:200]}" if error is not None else ""
-    raise ProtocolError(f"the other end sent {what}{detail}") from None
+    return ProtocolError(f"the other end sent {what}{detail}")
 
 
 def meeting(session: str, received: int, proposal: str, brokers: tuple[str, ...], urls: tuple[str, ...]) -> Meet:
