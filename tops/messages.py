@@ -48,8 +48,9 @@ class Event(Wire, frozen=True):
 
 
 class Origin(Wire, frozen=True):
-    """Which publication of which life of which site; makes a repeated publication recognisable."""
+    """Which publication to the type's family, by which life of which site; makes a repeated one recognisable."""
 
+    family: str
     site: NodeId
     incarnation: int
     number: int
@@ -261,10 +262,10 @@ Publication = Published | CensusOpened | TxBegan | TxPublished | LocalCommitOrde
 
 
 class EventConfirmed(Message, frozen=True):
-    """The publication is on disk under that number (durable types)."""
+    """The publication is on disk; the number is not known any more for one that was repeated."""
 
     origin: Origin
-    log_number: int
+    log_number: int | None = None
 
 
 class BeginTx(Message, frozen=True):
@@ -530,6 +531,7 @@ class LogDelivered(Message, frozen=True):
 
     name: str
     event_type: str
+    acknowledged: int  # what the subscriber has safely taken, as far as the broker knows
     after: int
     upto: int
     entries: tuple[LogEntry, ...]

@@ -281,7 +281,7 @@ class BrokerCore:
     def _announce_changes(self, event_types: set[str]) -> list[Effect]:
         """Tell the next hop towards each type's rendezvous what this side of the tree now wants."""
         effects: list[Effect] = []
-        for name in sorted(event_types):
+        for name in sorted(t for t in event_types if t in self.table.types):
             parent = self.topology.next_hop(self.name, self.topology.rendezvous(self.table.types.family(name)))
             if parent is None:
                 continue

@@ -69,7 +69,7 @@ class EpochExecutor:
         self._progressed = progressed  # told whether we have just caught up
         self._held: PrepareEpoch | None = None
         self._decision: frozenset[str] | None = None
-        self._log: deque[LogDelivered] = deque()
+        self._log: dict[tuple[int, int], LogDelivered] = {}
 
     # -------------------------------------------------------------------------------------------------- preparing
 
@@ -123,7 +123,7 @@ class EpochExecutor:
         self.doubt = Doubt(memo, self._brokers, self._doubt_s)
         if self._decision is not None:
             return self._finish(self._decision)
-        if self._held is not None:
+        if self._held is not None and self._held.epoch.number == memo.epoch.number:
             return self._go_on()
         vote = EpochVoted(
             epoch=memo.epoch,
@@ -181,8 +181,14 @@ class EpochExecutor:
         """What others have committed, in order; applied once nothing is promised."""
         if delivered.upto <= self.position:
             return []
-        self._log.append(delivered)
+        self._log[delivered.after, delivered.upto] = delivered
         return self._go_on()
+
+    def _next_delivery(self) -> LogDelivered | None:
+        """What continues at our position; deliveries that we are past are dropped, those beyond a gap wait."""
+        self._log = {key: d for key, d in self._log.items() if d.upto > self.position}
+        fitting = [key for key in self._log if key[0] <= self.position]
+        return self._log.pop(max(fitting, key=lambda key: key[1])) if fitting else None
 
     def _apply(self, delivered: LogDelivered) -> list[Effect]:
         self.work = Work.APPLYING
@@ -212,10 +218,9 @@ class EpochExecutor:
             return []
         if self.doubts:
             return self._resume_doubt()
-        while self._log and self._log[0].upto <= self.position:
-            self._log.popleft()
-        if self._log and self._log[0].after <= self.position:
-            return self._apply(self._log.popleft())
+        delivery = self._next_delivery()
+        if delivery is not None:
+            return self._apply(delivery)
         if self._held is not None:
             if self._held.epoch.number <= self.position:
                 self._held = None

@@ -7,6 +7,7 @@ older ones are on disk, and reading them is an effect like any other.
 
 from collections import OrderedDict
 from collections.abc import Callable
+from enum import Enum
 
 import msgspec
 
@@ -32,6 +33,14 @@ class Feed(msgspec.Struct):
     reading: bool = False
 
 
+class Repetition(Enum):
+    """What a publication is to a log that may have seen it."""
+
+    NEW = "new"
+    REPEATED = "repeated"  # it is in the log
+    OUT_OF_TURN = "out of turn"  # one before it was lost, or it is an earlier life's: its publisher says it again
+
+
 class EventLog:
     """Numbers, entries and feeds of one durable event type."""
 
@@ -45,7 +54,7 @@ class EventLog:
         self.tail: OrderedDict[int, LogEntry] = OrderedDict()  # the newest decided entries
         self.undecided: set[int] = set()
         self.feeds: dict[str, Feed] = {}
-        self.published: dict[tuple[NodeId, int], tuple[int, int]] = {}  # publisher's life -> (its number, log number)
+        self.published: dict[NodeId, tuple[int, int]] = {}  # publisher -> its latest life, its last publication
 
     def reserve(self) -> int:
         """The next number, undecided until it is filled."""
@@ -59,14 +68,20 @@ class EventLog:
         self.undecided.discard(entry.number)
         self.tail[entry.number] = entry
         if entry.origin is not None:
-            self.published[entry.origin.site, entry.origin.incarnation] = (entry.origin.number, entry.number)
+            self.published[entry.origin.site] = (entry.origin.incarnation, entry.origin.number)
         while len(self.tail) > self.tail_max:
             self.tail.popitem(last=False)
 
-    def already_logged(self, origin: Origin) -> int | None:
-        """The log number of a publication that is being repeated, or None if it is new."""
-        last = self.published.get((origin.site, origin.incarnation))
-        return last[1] if last is not None and origin.number <= last[0] else None
+    def recognise(self, origin: Origin) -> Repetition:
+        """A publisher numbers what it publishes to a family without gaps, and repeats what is not confirmed."""
+        incarnation, number = self.published.get(origin.site, (0, 0))
+        if origin.incarnation < incarnation:
+            return Repetition.OUT_OF_TURN
+        if origin.incarnation > incarnation:
+            number = 0
+        if origin.number <= number:
+            return Repetition.REPEATED
+        return Repetition.NEW if origin.number == number + 1 else Repetition.OUT_OF_TURN
 
     @property
     def decided_upto(self) -> int:
@@ -136,6 +151,7 @@ class EventLog:
         delivered = LogDelivered(
             name=feed.name,
             event_type=self.event_type,
+            acknowledged=feed.position,
             after=after,
             upto=upto,
             entries=wanted,

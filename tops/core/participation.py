@@ -6,6 +6,7 @@ A subscription's participant works in one of three ways: by callbacks (one `SubT
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -34,6 +35,7 @@ from tops.messages import (
     LogRefused,
     LogWanted,
     MembershipAnswered,
+    Origin,
     PeerKnows,
     PeersAsked,
     PrepareEpoch,
@@ -51,7 +53,7 @@ from tops.messages import (
 )
 from tops.transactions import Scope, TxType, granted_scope
 
-DECISIONS_MAX = 10_000
+REMEMBERED_MAX = 10_000
 
 
 class SiteOptions(msgspec.Struct, frozen=True):
@@ -126,6 +128,8 @@ class Participation:
         self.executors: dict[TxId, dict[int, SubTxExecutor]] = {}
         self.epochs: dict[tuple[str, int], CallbackEpoch] = {}
         self.voters: dict[str, int] = {}  # what we vote under -> subscription
+        self.latest: OrderedDict[tuple[str, NodeId], tuple[int, int]] = OrderedDict()  # per publisher: life, number
+        self.ended: OrderedDict[TxId, None] = OrderedDict()
         self.decisions: OrderedDict[EpochId, tuple[str, frozenset[str]]] = OrderedDict()
 
     # --------------------------------------------------------------------------------------------- subscriptions
@@ -272,8 +276,8 @@ class Participation:
 
     def on_publication(self, publication: Publication, link: NodeId) -> list[Effect]:
         match publication:
-            case Published(event=event):
-                return self._deliver(event)
+            case Published(event=event, origin=origin):
+                return self._deliver(event, origin)
             case CensusOpened():
                 return self._census(publication, link)
             case TxBegan(tx=tx, members=members):
@@ -291,7 +295,13 @@ class Participation:
     def _each(self, tx: TxId, do: Callable[[SubTxExecutor], list[Effect]]) -> list[Effect]:
         return [effect for e in list(self.executors.get(tx, {}).values()) for effect in do(e)]
 
-    def _deliver(self, event: Event) -> list[Effect]:
+    def _deliver(self, event: Event, origin: Origin) -> list[Effect]:
+        # A site that has moved can meet an event again that travels more slowly on its new path.
+        latest = self.latest.get((origin.family, origin.site), (0, 0))
+        if (origin.incarnation, origin.number) <= latest:
+            return []
+        self.latest[origin.family, origin.site] = (origin.incarnation, origin.number)
+        _trim(self.latest)
         lineage = self._lineage(event.type)
         return [
             Deliver(s.number, event)
@@ -306,6 +316,8 @@ class Participation:
         return tuple({s.type_name: None for s in self.subscriptions.values()})
 
     def _census(self, census: CensusOpened, link: NodeId) -> list[Effect]:
+        if census.tx in self.ended:
+            return []  # met again on a slower path
         lineage = self._lineage(census.spec.event_type)
         asked: list[SubTxExecutor] = []
         effects: list[Effect] = []
@@ -380,6 +392,8 @@ class Participation:
             del executors[executor.subscription]
             if not executors:
                 del self.executors[executor.tx]
+                self.ended[executor.tx] = None
+                _trim(self.ended)
         if executor.voter == executor.pseudonym and not any(v == executor.voter for v, _ in self.epochs):
             self.voters.pop(executor.voter, None)
         return []
@@ -456,8 +470,7 @@ class Participation:
 
     def _remember(self, epoch: EpochId, digest: str, committing: frozenset[str]) -> None:
         self.decisions[epoch] = (digest, committing)
-        if len(self.decisions) > DECISIONS_MAX:
-            self.decisions.popitem(last=False)
+        _trim(self.decisions)
 
     def _learn(self, voter: str, epoch: EpochId, digest: str, committing: frozenset[str]) -> list[Effect]:
         known = self.epochs.get((voter, epoch.number))
@@ -543,6 +556,11 @@ class Participation:
             self.epochs[memo.voter, memo.epoch.number] = epoch
             effects += epoch.on_timer()
         return effects
+
+
+def _trim(memory: "OrderedDict[Any, Any]") -> None:
+    if len(memory) > REMEMBERED_MAX:
+        memory.popitem(last=False)
 
 
 def _check_wish(wish: Wish, durable_type: bool) -> None:

@@ -15,13 +15,13 @@ from tops.core.ballot import ReadyTx
 from tops.core.census import Member
 from tops.core.epochs import QUESTION, EpochCoordinator, EpochOptions
 from tops.core.event_coordinator import EventCoordinator
-from tops.core.event_log import EventLog, Feed
+from tops.core.event_log import EventLog, Feed, Repetition
 from tops.core.local_relay import LocalRelay
 from tops.core.outcomes import Outcomes
 from tops.core.standing import StandingAnswers
 from tops.core.tx_coordinator import TxCoordinator
 from tops.effects import Disseminate, Effect, Note, Persist, Post, SetTimer
-from tops.errors import InvalidEventType, InvalidTransaction, TransactionClosed
+from tops.errors import InvalidEventType, InvalidTransaction, InvariantBroken, TransactionClosed
 from tops.event_types import EventType, EventTypes
 from tops.filters import Filter
 from tops.ids import NodeId, TxId, tx_id
@@ -211,14 +211,16 @@ class Rendezvous:
         log = self.logs_of.get(published.event.type)
         if log is None:
             return [Disseminate(published)]
-        number = log.already_logged(published.origin)
-        if number is not None:
-            return [Post(publisher, EventConfirmed(origin=published.origin, log_number=number))]
+        seen = log.recognise(published.origin)
+        if seen is Repetition.REPEATED:
+            return [Post(publisher, EventConfirmed(origin=published.origin))]
+        if seen is Repetition.OUT_OF_TURN:
+            return []
         entry = LogEntry(number=log.reserve(), event=published.event, origin=published.origin)
         log.fill(entry)
         return [
             Persist(LogAppended(event_type=log.event_type, entry=entry)),
-            Post(publisher, EventConfirmed(origin=published.origin, log_number=entry.number)),
+            Post(publisher, _confirmed(log, entry)),
             Disseminate(published),
             *log.pump_all(),
         ]
@@ -737,6 +739,12 @@ def _start(start: str, log: EventLog) -> int:
     if start == "now":
         return log.decided_upto
     return log.oldest - 1 if start == "oldest" else int(start) - 1
+
+
+def _confirmed(log: EventLog, entry: LogEntry) -> EventConfirmed:
+    if entry.origin is None:
+        raise InvariantBroken(f"{log.event_type}#{entry.number} has no origin to confirm to")
+    return EventConfirmed(origin=entry.origin, log_number=entry.number)
 
 
 def _membership(tx: TxId, voter: str, state: TxState, to: Address) -> Effect:

@@ -93,13 +93,13 @@ class SiteCore:
         )
         self.advertised: dict[str, Definitions] = {}
         self.advertising: dict[str, list[int]] = {}
-        self.unconfirmed: dict[int, tuple[int, Published]] = {}  # durable publications, in order
+        self.unconfirmed: dict[tuple[str, int], tuple[int, Published]] = {}  # durable publications, in order
         self.opening: dict[int, tuple[BeginPublic, float]] = {}  # public ones without an id yet, and for how long
         self.transactions: dict[TxId, PublisherTx] = {}
         self.ended: OrderedDict[TxId, TxOutcome] = OrderedDict()  # for those who use a transaction after its end
         self.asking: dict[TxId, tuple[AskOutcome, list[int]]] = {}
         self.counter = 0
-        self.publications = 0
+        self.publications: dict[str, int] = {}  # per family
         self._retrying = False
 
     def rendezvous(self, family: str) -> NodeId:
@@ -195,11 +195,12 @@ class SiteCore:
         error = self._problem(event)
         if error is not None:
             return [Answer(request, error=error)]
-        self.publications += 1
-        published = Published(event=event, origin=Origin(self.name, self.incarnation, self.publications))
+        family = self.types.family(event.type)
+        number = self.publications[family] = self.publications.get(family, 0) + 1
+        published = Published(event=event, origin=Origin(family, self.name, self.incarnation, number))
         effects: list[Effect] = [Disseminate(published)]
         if self.types.whole(event.type).durable:
-            self.unconfirmed[self.publications] = (request, published)
+            self.unconfirmed[family, number] = (request, published)
             return self._carry_out(effects)
         return self._carry_out([*effects, Answer(request)])
 
@@ -216,7 +217,7 @@ class SiteCore:
         return None
 
     def _on_confirmed(self, confirmed: EventConfirmed) -> list[Effect]:
-        known = self.unconfirmed.pop(confirmed.origin.number, None)
+        known = self.unconfirmed.pop((confirmed.origin.family, confirmed.origin.number), None)
         return [] if known is None else [Answer(known[0], confirmed.log_number)]
 
     # ------------------------------------------------------------------------------------------- own transactions

@@ -105,8 +105,6 @@ class SubTxExecutor:
         if scope is Scope.NONE:
             return self._end()
         self.state = SubTxState.ENLISTED if scope is Scope.DISTRIBUTED else SubTxState.ACTIVE
-        if scope is Scope.NON_TRANSACTIONAL:
-            return []
         return [SetTimer(self._timer, self.quiet_s)]
 
     def reply(self) -> list[Effect]:

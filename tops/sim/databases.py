@@ -53,6 +53,7 @@ class CallbackDatabase:
         if tx in self.prepared or tx in self.early:  # a new attempt renews the promise
             work = (self.prepared.get(tx) or self.early[tx])[1]
         if self.compensatable:
+            self.compensated.pop(tx, None)  # undone in an attempt that failed, and done again in this one
             self.early[tx] = (memo, work)
             self.committed[tx] = Done(tx, work)
         else:

@@ -72,8 +72,8 @@ class Workload:
         for _ in range(self.world.rng.randint(1, 3)):
             event = self.event(self.world.rng.choice(["plain", "plain.child", "other", "log"]))
             number = yield lambda request, event=event: app.site.core.publish(request, event)  # type: ignore[misc]
-            if number is not None:
-                self.world.history.confirmed.setdefault(event.type, []).append((number, event.body["mark"]))
+            if event.type == "log":
+                self.world.history.confirmed.setdefault(event.type, []).append((number or 0, event.body["mark"]))
 
     def spec(self, event_type: str, tx_type: TxType, access: Access) -> TxSpec:
         rng = self.world.rng
