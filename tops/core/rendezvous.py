@@ -40,6 +40,7 @@ from tops.messages import (
     EpochFinished,
     EpochVoted,
     EventConfirmed,
+    EventsPublished,
     LocalCommitOrdered,
     LogEntry,
     LogWanted,
@@ -201,6 +202,9 @@ class Rendezvous:
         match publication:
             case Published():
                 return self._published(publication, publisher)
+            case EventsPublished(event_type=event_type):
+                # Whoever publishes on a durable type wants a number for each: this form is not for it.
+                return [] if event_type in self.logs_of else [Disseminate(publication)]
             case CensusOpened(tx=tx, spec=spec):
                 return self._announced(tx, spec, publisher, incarnation, publication)
             case TxPublished():

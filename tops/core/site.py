@@ -40,6 +40,7 @@ from tops.messages import (
     EpochDecided,
     Event,
     EventConfirmed,
+    EventsPublished,
     FinishNoted,
     Letter,
     LinkMessage,
@@ -203,6 +204,17 @@ class SiteCore:
             self.unconfirmed[family, number] = (request, published)
             return self._carry_out(effects)
         return self._carry_out([*effects, Answer(request)])
+
+    def publishes_together(self, event_type: str) -> bool:
+        """Whether `publish_all` takes events of this type: it is advertised, and nobody waits for a confirmation."""
+        return event_type in self.advertised and not self.types.whole(event_type).durable
+
+    def publish_all(self, event_type: str, bodies: tuple[msgspec.Raw, ...]) -> list[Effect]:
+        """Ordinary events of a type that `publishes_together`, in order; the caller has checked and encoded each."""
+        family = self.types.family(event_type)
+        number = self.publications[family] = self.publications.get(family, 0) + len(bodies)
+        origin = Origin(family, self.name, self.incarnation, number)
+        return self._carry_out([Disseminate(EventsPublished(event_type=event_type, bodies=bodies, origin=origin))])
 
     def _problem(self, event: Event) -> TopsError | None:
         if event.type not in self.advertised:
@@ -479,6 +491,8 @@ def _type_of(publication: Publication) -> str:
             return event.type
         case CensusOpened(spec=spec):
             return spec.event_type
+        case EventsPublished(event_type=event_type):
+            return event_type
         case TxPublished(event_type=event_type):
             return event_type
     return publication.event_type
