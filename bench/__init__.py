@@ -1,0 +1,1 @@
+"""Numbers, with the commands that repeat them: one module per subcommand of `tops bench`."""

@@ -2,7 +2,7 @@
 
 import typer
 
-from tops.cli import broker, keys
+from tops.cli import bench, broker, keys
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(broker.app, name="broker")
@@ -12,6 +12,9 @@ app.add_typer(keys.app, name="keys")
 @app.callback()
 def tops() -> None:
     """Database replication middleware built on transactional publish/subscribe."""
+
+
+app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:

@@ -1,0 +1,40 @@
+"""Runs one benchmark by name and leaves its record, its pictures and its page behind."""
+
+import inspect
+import json
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+from bench.harness import say
+from bench.report.page import write_page
+from bench.report.plots import draw
+from bench.report.table import print_table
+from bench.results import Result, write_json
+from tops.errors import ConfigError
+
+
+def run(name: str, *, quick: bool, profile: bool, as_json: bool, directory: Path) -> None:
+    """`bench.NAME:run(quick)`, shown on standard output and written to `directory`.
+
+    Raises `ConfigError` for a benchmark that does not exist here or does not take the option.
+    """
+    if find_spec(f"bench.{name}") is None:
+        raise ConfigError(f"there is no benchmark {name!r} in this version: bench.{name} does not exist")
+    measure = import_module(f"bench.{name}").run
+    options = {"profile": True} if profile else {}
+    if profile and "profile" not in inspect.signature(measure).parameters:
+        raise ConfigError(f"benchmark {name!r} reports no phases: run it without --profile")
+    record: Result = measure(quick=quick, **options)
+    keep(record, directory)
+    if as_json:
+        print(json.dumps(record, indent=2))
+    else:
+        print_table(record)
+
+
+def keep(record: Result, directory: Path) -> None:
+    """JSON first: pictures can be drawn again from it."""
+    say(f"wrote {write_json(record, directory)}")
+    pictures = draw(record, directory)
+    say(f"wrote {write_page(record, pictures, directory)} and {len(pictures)} pictures")

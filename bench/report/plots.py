@@ -1,0 +1,162 @@
+"""A record as pictures. One panel per number of clients, one line per system: eight systems need no eight colours."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
+
+from bench.results import Result
+from bench.systems import PHASES
+
+INK, MUTED, GRID = "#1f2933", "#5f6c7b", "#dde3ea"
+PEER, OURS, WORSE = "#8fa3b8", "#1f6fb2", "#c2571a"
+PHASE_COLOURS = ("#1f6fb2", "#5aa9a3", "#e0a63b", "#c2571a", "#7d5ba6", "#8fa3b8", "#4c7a34", "#a34a6b")
+STYLE: Any = {
+    "font.size": 9,
+    "text.color": INK,
+    "axes.labelcolor": MUTED,
+    "axes.edgecolor": GRID,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "xtick.color": MUTED,
+    "ytick.color": INK,
+    "ytick.left": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "svg.hashsalt": "tops",  # the same record gives the same file
+}
+
+Row = Mapping[str, Any]
+Bar = tuple[int, Row, str]  # its place from below, what it shows, its colour
+
+
+def draw(record: Result, directory: Path) -> list[Path]:
+    """`NAME-throughput`, `-latency`, `-figures`, `-phases` as PNG and SVG, those that the record has data for."""
+    directory.mkdir(parents=True, exist_ok=True)
+    ours = {name.split(".")[0] for name in record["figures"]}
+    written: list[Path] = []
+    with mpl.rc_context(STYLE):
+        for kind, picture in _pictures(record, ours).items():
+            for suffix in ("png", "svg"):
+                path = directory / f"{record['name']}-{kind}.{suffix}"
+                picture.savefig(path, dpi=144, metadata={"Date": None} if suffix == "svg" else None)
+                written.append(path)
+    return written
+
+
+def _pictures(record: Result, ours: set[str]) -> dict[str, Figure]:
+    rows, pictures = record["rows"], dict[str, Figure]()
+    if any("tps" in row for row in rows):
+        pictures["throughput"] = _panels(rows, ours, _throughput, "transactions per second")
+    if any("p95_ms" in row for row in rows):
+        pictures["latency"] = _panels(rows, ours, _latency, "ms: dot p50, bar to p95, tick p99 (logarithmic)")
+    if record["figures"]:
+        pictures["figures"] = _ratios(record["figures"])
+    if any(row.get("phases") for row in rows):
+        pictures["phases"] = _phases([row for row in rows if row.get("phases")])
+    return pictures
+
+
+def _panels(rows: Sequence[Row], ours: set[str], panel: Callable[[Axes, list[Bar]], None], label: str) -> Figure:
+    """The systems below each other, in the record's order, the same in every panel."""
+    loads = list(dict.fromkeys(_load(row) for row in rows))
+    systems = list(dict.fromkeys(row["system"] for row in rows))[::-1]
+    figure = Figure(figsize=(2.2 + 2.9 * len(loads), 1.2 + 0.34 * len(systems)), layout="constrained")
+    axes = figure.subplots(1, len(loads), sharey=True, squeeze=False)[0]
+    for ax, load in zip(axes, loads, strict=True):
+        workload, clients = load
+        ax.set_title(f"{workload}  {clients} client{'s' if clients != 1 else ''}".strip(), loc="left", fontsize=10)
+        ax.set_yticks(range(len(systems)), systems)
+        ax.set_ylim(-0.6, len(systems) - 0.4)
+        ax.grid(axis="y", visible=False)
+        shown = [row for row in rows if _load(row) == load]
+        panel(ax, [(systems.index(row["system"]), row, OURS if row["system"] in ours else PEER) for row in shown])
+    figure.supxlabel(label, fontsize=9, color=MUTED)
+    return figure
+
+
+def _throughput(ax: Axes, bars: list[Bar]) -> None:
+    for place, row, colour in bars:
+        low, high = row.get("tps_low", row["tps"]), row.get("tps_high", row["tps"])
+        ax.barh(place, row["tps"], height=0.62, color=colour)
+        ax.plot([low, high], [place, place], color=INK, linewidth=1)
+        ax.annotate(f"{row['tps']:,.0f}", (high, place), xytext=(4, 0), textcoords="offset points", va="center")
+    ax.set_xlim(0, 1.25 * max(row.get("tps_high", row["tps"]) for _, row, _ in bars))  # room for the numbers
+    ax.xaxis.set_major_locator(MaxNLocator(4))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+
+
+def _latency(ax: Axes, bars: list[Bar]) -> None:
+    ax.set_xscale("log")
+    for place, row, colour in bars:
+        last = row.get("p99_ms", row["p95_ms"])
+        ax.plot([row["p50_ms"], row["p95_ms"]], [place, place], color=colour, linewidth=5, solid_capstyle="butt")
+        ax.plot(row["p50_ms"], place, marker="o", color=colour, markeredgecolor="white", markersize=8)
+        ax.plot(last, place, marker="|", color=colour, markersize=10)
+        label = f"{row['p50_ms']:.3g} / {row['p95_ms']:.3g}"
+        ax.annotate(label, (last, place), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8)
+    low, high = min(row["p50_ms"] for _, row, _ in bars), max(row.get("p99_ms", row["p95_ms"]) for _, row, _ in bars)
+    ax.set_xlim(low * 0.8, high * (high / low) ** 0.45)  # room for the numbers, whatever the span
+    _plain_logarithmic(ax)
+
+
+def _load(row: Row) -> tuple[str, int]:
+    return row.get("workload", ""), row.get("clients", 1)
+
+
+def _plain_logarithmic(ax: Axes) -> None:
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
+
+
+def _ratios(figures: Mapping[str, Row]) -> Figure:
+    """Each figure with its range; right of the line we are better."""
+    names = list(figures)[::-1]
+    picture = Figure(figsize=(8, 1.2 + 0.3 * len(names)), layout="constrained")
+    ax = picture.subplots()
+    ax.set_xscale("log")
+    ax.axvline(1, color=INK, linewidth=1)
+    for place, name in enumerate(names):
+        figure = figures[name]
+        colour = OURS if figure["ratio"] >= 1 else WORSE
+        ax.plot([figure["low"], figure["high"]], [place, place], color=colour, linewidth=2)
+        ax.plot(figure["ratio"], place, marker="o", color=colour, markersize=7)
+        label = f"{figure['ratio']:.2f} ×"
+        ax.annotate(label, (figure["high"], place), xytext=(6, 0), textcoords="offset points", va="center")
+    ax.set_yticks(range(len(names)), names)
+    ax.set_ylim(-0.6, len(names) - 0.4)
+    ax.grid(axis="y", visible=False)
+    ax.margins(x=0.15)
+    _plain_logarithmic(ax)
+    ax.set_xlabel("ratio, median of the pairs with the worst and the best; above 1 we are better")
+    return picture
+
+
+def _phases(rows: Sequence[Row]) -> Figure:
+    """Where the time of one transaction goes: a stacked bar per system and load."""
+    found = dict.fromkeys(phase for row in rows for phase in row["phases"])
+    phases = [phase for phase in PHASES if phase in found] + [phase for phase in found if phase not in PHASES]
+    picture = Figure(figsize=(9, 1.5 + 0.4 * len(rows)), layout="constrained")
+    ax = picture.subplots()
+    rows = rows[::-1]
+    left = [0.0] * len(rows)
+    for number, phase in enumerate(phases):
+        widths = [row["phases"].get(phase, 0.0) * 1e3 for row in rows]
+        colour = PHASE_COLOURS[number % len(PHASE_COLOURS)]
+        ax.barh(range(len(rows)), widths, left=left, height=0.62, color=colour, edgecolor="white", label=phase)
+        left = [begin + width for begin, width in zip(left, widths, strict=True)]
+    for place, total in enumerate(left):
+        ax.annotate(f"{total:.2f} ms", (total, place), xytext=(4, 0), textcoords="offset points", va="center")
+    ax.set_yticks(range(len(rows)), [f"{row['system']}, c={row.get('clients', '')}" for row in rows])
+    ax.grid(axis="y", visible=False)
+    ax.margins(x=0.12)
+    ax.set_xlabel("ms per transaction")
+    picture.legend(loc="outside upper left", ncols=len(phases), frameon=False)
+    return picture

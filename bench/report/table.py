@@ -1,0 +1,94 @@
+"""The terminal's view of a record: one table of rows, one of figures, and what is missing."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from bench.results import Result
+
+# Rows of different benchmarks hold different quantities: a column is shown when some row has it.
+COLUMNS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
+    "tps": ("tps", lambda value: f"{value:,.0f}"),
+    "tps_low": ("low", lambda value: f"{value:,.0f}"),
+    "tps_high": ("high", lambda value: f"{value:,.0f}"),
+    "p50_ms": ("p50 ms", lambda value: f"{value:.2f}"),
+    "p95_ms": ("p95 ms", lambda value: f"{value:.2f}"),
+    "p99_ms": ("p99 ms", lambda value: f"{value:.2f}"),
+    "applied_tps": ("applied/s", lambda value: f"{value:,.0f}"),
+    "aborted": ("aborted", str),
+    "errors": ("errors", str),
+    "fsyncs_per_tx": ("fsyncs/tx", lambda value: f"{value:.2f}"),
+    "cpu_cores": ("cores", lambda value: f"{sum(value.values()):.2f}"),
+    "others_cores": ("others", lambda value: f"{value:.2f}"),
+    "runs": ("runs", str),
+}
+# Given up one after the other where a terminal is too narrow; the JSON and the page have them all.
+EXPENDABLE = ("runs", "cpu_cores", "applied_tps", "fsyncs_per_tx", "p99_ms", "tps_high", "tps_low", "others_cores")
+WIDTH_WITHOUT_TERMINAL = 160
+
+
+def print_table(record: Result) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH_WITHOUT_TERMINAL)
+    console.print(render(record, console))
+
+
+def render(record: Result, console: Console) -> RenderableType:
+    """Everything a reader needs to judge the figures, top down, as wide as the console allows."""
+    parts: list[RenderableType] = [_rows_that_fit(record, console)]
+    if record["figures"]:
+        parts.append(_figures(record["figures"]))
+    for name, measure in record.get("measures", {}).items():
+        parts.append(Text(f"{name}: {measure['median']:,.0f} ({measure['low']:,.0f}–{measure['high']:,.0f})"))
+    for system, reason in record.get("missing", {}).items():
+        parts.append(Text(f"not measured: {system}: {reason.splitlines()[0]}", style="yellow"))
+    if record.get("left_out"):
+        parts.append(Text("left out: " + "; ".join(record["left_out"]), style="yellow"))
+    return Group(*parts)
+
+
+def _rows_that_fit(record: Result, console: Console) -> Table:
+    shown = [key for key in COLUMNS if any(row.get(key) is not None for row in record["rows"])]
+    for key in (*EXPENDABLE, None):
+        table = _rows(record, shown)
+        if (
+            key is None
+            or console.measure(table, options=console.options.update(max_width=1000)).maximum <= console.width
+        ):
+            break
+        shown = [other for other in shown if other != key]
+    return table
+
+
+def _rows(record: Result, shown: Sequence[str]) -> Table:
+    rows, machine = record["rows"], record["machine"]
+    caption = (
+        f"{machine['cores']} cores, fdatasync {machine['fdatasync_us']} µs, load average {machine['load_average']}"
+    )
+    table = Table(title=f"tops bench {record['name']}", caption=caption)
+    table.add_column("system", no_wrap=True)
+    table.add_column("clients", justify="right", no_wrap=True)
+    for key in shown:
+        table.add_column(COLUMNS[key][0], justify="right", no_wrap=True)
+    for number, row in enumerate(rows):
+        load_changes = number + 1 < len(rows) and rows[number + 1].get("clients") != row.get("clients")
+        cells = ["" if row.get(key) is None else COLUMNS[key][1](row[key]) for key in shown]
+        table.add_row(row["system"], str(row.get("clients", "")), *cells, end_section=load_changes)
+    return table
+
+
+def _figures(figures: Mapping[str, Mapping[str, Any]]) -> Table:
+    table = Table(title="above 1 we are better")
+    table.add_column("figure", overflow="fold")  # a narrow terminal folds the name and keeps the numbers
+    for heading in ("ratio", "low", "high", "ours", "theirs", "pairs"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, figure in figures.items():
+        numbers = [f"{figure[key]:.2f}" for key in ("ratio", "low", "high")]
+        sides = [f"{figure[key]:,.{0 if figure[key] >= 100 else 2}f}" for key in ("ours", "theirs")]
+        style = "green" if figure["low"] > 1 else "red" if figure["high"] < 1 else ""
+        table.add_row(name, *numbers, *sides, str(figure["runs"]), style=style)
+    return table

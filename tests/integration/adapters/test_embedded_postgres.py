@@ -1,0 +1,164 @@
+"""The servers from the wheel: real processes, really killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import asyncpg
+import psutil
+import pytest
+
+from adapters import EmbeddedPostgres
+from tops.errors import ConfigError, NotReachable
+
+OWNER = """
+import sys, time
+from adapters import EmbeddedPostgres
+server = EmbeddedPostgres(sys.argv[1] or None).__enter__()
+print(server.pid, server.data_dir, flush=True)
+time.sleep(600)
+"""
+
+
+def wait_for(condition: Callable[[], bool], what: str, patience_s: float = 60.0) -> None:
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline, f"never came true: {what}"
+        time.sleep(0.02)
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+async def test_servers_start_side_by_side_and_leave_nothing_when_stopped() -> None:
+    servers = await EmbeddedPostgres.start_many(3)
+    directories, pids = [server.data_dir for server in servers], [server.pid for server in servers]
+
+    for server in servers:
+        connection = await asyncpg.connect(server.dsn)
+        assert await connection.fetchval("show wal_level") == "logical"
+        assert int(await connection.fetchval("show max_prepared_transactions")) > 0
+        await connection.close()
+        await server.stop()
+
+    assert all(gone(pid) for pid in pids)
+    assert not any(directory.parent.exists() for directory in directories)
+
+
+async def test_kept_data_and_its_password_are_found_again(open_dir: Path) -> None:
+    async with EmbeddedPostgres(open_dir / "data") as server:
+        connection = await asyncpg.connect(server.dsn)
+        await connection.execute("create table kept (id int)")
+        await connection.close()
+        identifier = subprocess.check_output([server.binary("pg_controldata"), server.data_dir], text=True)
+
+    async with EmbeddedPostgres(open_dir / "data") as server:
+        connection = await asyncpg.connect(server.socket_dsn)
+        assert await connection.fetchval("select count(*) from kept") == 0
+        await connection.close()
+        assert "system identifier" in identifier
+
+
+async def test_settings_reach_the_server_whatever_they_hold() -> None:
+    async with EmbeddedPostgres(settings={"work_mem": "7MB", "cluster_name": "it's ours"}) as server:
+        connection = await asyncpg.connect(server.dsn)
+        assert await connection.fetchval("show work_mem") == "7MB"
+        assert await connection.fetchval("show cluster_name") == "it's ours"
+        await connection.close()
+
+
+@pytest.mark.parametrize("how", ["kill", "immediate"])
+async def test_a_crashed_server_recovers_on_its_port_with_what_was_committed(how: str) -> None:
+    async with EmbeddedPostgres() as server:
+        port, dsn = server.port, server.dsn
+        connection = await asyncpg.connect(dsn)
+        await connection.execute("create table t (id int); insert into t values (1)")
+
+        await server.crash(how)  # type: ignore[arg-type]
+        assert not server.running
+        await server.start()
+
+        assert server.port == port
+        connection = await asyncpg.connect(dsn)
+        assert await connection.fetchval("select count(*) from t") == 1
+        await connection.close()
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGTERM])
+def test_a_server_dies_with_its_program(kept: bool, blow: signal.Signals, open_dir: Path) -> None:
+    data_dir = str(open_dir / "data") if kept else ""
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, data_dir], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    pid, directory = owner.stdout.readline().split()
+    assert not gone(int(pid))
+
+    owner.send_signal(blow)
+    owner.communicate()
+
+    wait_for(lambda: gone(int(pid)), "the server stops")
+    wait_for(lambda: kept or not Path(directory).exists(), "temporary data is removed")
+    assert Path(directory).exists() == kept
+
+
+async def test_a_directory_in_use_is_refused_and_its_server_goes_on(open_dir: Path) -> None:
+    async with EmbeddedPostgres(open_dir / "data") as first:
+        with pytest.raises(ConfigError, match=f"process id {first.pid}"):
+            await EmbeddedPostgres(open_dir / "data").start()
+
+        connection = await asyncpg.connect(first.dsn)
+        assert await connection.fetchval("select 1") == 1
+        await connection.close()
+
+
+async def test_a_foreign_directory_is_refused_untouched(open_dir: Path) -> None:
+    (open_dir / "letters.txt").write_text("dear reader")
+
+    with pytest.raises(ConfigError, match="neither empty nor"):
+        await EmbeddedPostgres(open_dir).start()
+
+    assert [path.name for path in open_dir.iterdir()] == ["letters.txt"]
+
+
+async def test_a_server_that_cannot_start_says_why_and_leaves_nothing() -> None:
+    server = EmbeddedPostgres(settings={"shared_buffers": "nonsense"})
+
+    with pytest.raises(NotReachable, match="shared_buffers"):
+        await server.start()
+
+    assert not server.running
+
+
+async def test_strangers_on_the_machine_need_the_password() -> None:
+    async with EmbeddedPostgres() as server:
+        with pytest.raises(asyncpg.InvalidPasswordError):
+            await asyncpg.connect(server.dsn_for("postgres", password="guess"))
+
+
+async def test_a_standby_streams_from_its_primary() -> None:
+    async with EmbeddedPostgres() as primary, EmbeddedPostgres(standby_of=primary, standby_name="second") as standby:
+        writer, reader = await asyncpg.connect(primary.dsn), await asyncpg.connect(standby.dsn)
+        await writer.execute("alter system set synchronous_standby_names = 'second'")
+        await writer.execute("select pg_reload_conf()")
+        await writer.execute("set synchronous_commit = remote_apply; create table t as select 1 as id")
+
+        assert await reader.fetchval("select id from t") == 1
+        await writer.close()
+        await reader.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has to drop its rights")
+async def test_as_root_the_server_runs_as_another_user_who_must_reach_the_directory(tmp_path: Path) -> None:
+    async with EmbeddedPostgres() as server:
+        assert psutil.Process(server.pid).uids().effective != 0
+
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    with pytest.raises(ConfigError, match="cannot reach"):
+        await EmbeddedPostgres(private / "data").start()
+    assert not (private / "data").exists()

@@ -1,0 +1,65 @@
+"""`tops bench NAME`: the benchmark harness, loaded by name only when one is asked for."""
+
+import importlib
+from collections.abc import Callable
+from enum import StrEnum
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from tops.errors import ConfigError, NotReachable, TopsError
+
+app = typer.Typer(no_args_is_help=True, help="Measure TOPS and its peers; both sides alternate in one run.")
+
+BENCHMARKS = {
+    "core": "The protocol machines and the journal by themselves.",
+    "overlay": "Publish and deliver through brokers, beside NATS.",
+    "adapters": "Databases as resources: prepare, commit, batches.",
+    "policies": "Replication policies, each beside the peer that promises the same.",
+    "peers": "PostgreSQL, its replication, two-phase commit by hand, Galera, pgpool-II.",
+    "dispatch": "Matching events against many subscriptions.",
+    "ordering": "Total and causal order across event types.",
+    "divergence": "Finding the rows in which replicas differ.",
+}
+
+
+class Format(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+
+
+Quick = Annotated[bool, typer.Option("--quick", help="Fewer and shorter runs: at most 3 minutes in all.")]
+Profile = Annotated[bool, typer.Option("--profile", help="Also measure where the time of a transaction goes.")]
+OutputFormat = Annotated[Format, typer.Option("--format", help="What goes to standard output.")]
+Results = Annotated[Path, typer.Option("--results", help="Where the JSON, the pictures and the page are written.")]
+
+
+def _command(name: str) -> Callable[..., None]:
+    def measure(
+        quick: Quick = False,
+        profile: Profile = False,
+        output: OutputFormat = Format.TABLE,
+        results: Results = Path("bench/results"),
+    ) -> None:
+        if find_spec("bench") is None:
+            _end(2, "the benchmarks are not installed: run from a checkout of the project, or install it whole")
+        # By name: the middleware must not depend on its benchmarks, nor a broker pay for loading them.
+        harness = importlib.import_module("bench.command")
+        try:
+            harness.run(name, quick=quick, profile=profile, as_json=output is Format.JSON, directory=results)
+        except TopsError as error:
+            # Refused, or not reachable; anything else is a benchmark that failed.
+            _end(2 if isinstance(error, ConfigError) else 3 if isinstance(error, NotReachable) else 1, str(error))
+
+    return measure
+
+
+def _end(code: int, reason: str) -> NoReturn:
+    typer.echo(f"tops bench: {reason}", err=True)
+    raise typer.Exit(code)
+
+
+for _name, _summary in BENCHMARKS.items():
+    app.command(_name, help=_summary)(_command(_name))
