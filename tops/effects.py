@@ -216,7 +216,8 @@ class ApplyEntries(Call, frozen=True):
 
 
 class BatchPrepared(msgspec.Struct, frozen=True):
-    """A participant's answer to `PrepareBatch`."""
+    """A participant's answer to `PrepareBatch`; `rows` and `results` have one element per member, excluded or not."""
 
     excluded: dict[TxId, str]
-    rows: tuple[int, ...] = ()
+    rows: tuple[tuple[int, ...], ...] = ()
+    results: tuple[bytes, ...] = ()

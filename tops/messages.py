@@ -386,6 +386,7 @@ class TxOutcome(Message, frozen=True):
     pending: tuple[str, ...] = ()
     rows: tuple[int, ...] = ()
     locals_wait: bool = False
+    result: bytes = b""
 
 
 class AskOutcome(Message, frozen=True):
@@ -463,13 +464,18 @@ class PrepareEpoch(Message, frozen=True):
 
 
 class EpochVoted(Message, frozen=True):
-    """A promise that survives a crash, for all members but `excluded`; `rows` per member, in order."""
+    """A promise that survives a crash, for all members but `excluded`.
+
+    `rows` has, per member in order, the rows that each of its changes affected: voters that differ have diverged.
+    `results` is what the members return to their publishers, opaque; the first voter's is passed on.
+    """
 
     epoch: EpochId
     digest: str
     voter: str
     excluded: dict[TxId, str]
-    rows: tuple[int, ...] = ()
+    rows: tuple[tuple[int, ...], ...] = ()
+    results: tuple[bytes, ...] = ()
 
 
 class EpochDecided(Message, frozen=True):
@@ -538,6 +544,16 @@ class PeerKnows(Message, frozen=True):
     committing: frozenset[str]
 
 
+class RouteAsked(Message, frozen=True):
+    """Sent behind a new subscription, on the same path: when it is answered, events reach the subscriber."""
+
+    subscription: int
+
+
+class RouteStands(Message, frozen=True):
+    subscription: int
+
+
 class LogWanted(Message, frozen=True):
     """A durable subscription asks for what follows `position`; also says that everything up to there is safe."""
 
@@ -601,6 +617,8 @@ Letter = (
     | MembershipAnswered
     | PeersAsked
     | PeerKnows
+    | RouteAsked
+    | RouteStands
     | LogWanted
     | LogDelivered
     | LogRefused

@@ -8,6 +8,7 @@ The protocol is `tops.core.site`; the connection, its failover and the calls to 
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -37,7 +38,9 @@ from tops.transactions import Access, LocalOutcome, Outcome, Scope, ScopeLimit, 
 
 Body = Mapping[str, Any]
 TypeOrName = EventType | str
+log = logging.getLogger("tops.site")
 DRAIN_S = 2.0
+ROUTE_S = 5.0
 SITE_ROLE = "writer"  # without keys it is the broker that gives the role; this one is only said
 
 
@@ -148,6 +151,11 @@ class Site:
         if self._node.link is not None:
             await self._node.link.flushed()
 
+    def know_type(self, family: str) -> None:
+        """Make the name of a type without a parent known, to ask about its transactions without its definition."""
+        if family not in self._node.core.types:
+            self._node.core.types.define(EventType(family))
+
     def _definitions(self, event_type: EventType) -> Definitions:
         self._types[event_type.name] = event_type
         chain = [event_type]
@@ -208,12 +216,23 @@ class Site:
 
         try:
             await node.request(ask, f"subscription {number}")
+            await self._routed(number)
         except BaseException:
             driver.close()
             node.drivers.pop(number, None)
             node.act(node.core.unsubscribe(number))
             raise
         return Subscription(node, number, taker)
+
+    async def _routed(self, number: int) -> None:
+        """Wait until events reach the subscription, but not for a rendezvous that is down: they will, once it is up."""
+        try:
+            async with asyncio.timeout(ROUTE_S):
+                await self._node.request(
+                    lambda request: self._node.core.ask_route(request, number), f"subscription {number}"
+                )
+        except TimeoutError:
+            log.warning("the rendezvous does not answer; the subscription waits for it", extra={"node": self.name})
 
     # ------------------------------------------------------------------------------------------------ transactions
 

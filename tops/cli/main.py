@@ -1,12 +1,18 @@
 """The entry of the `tops` command: thin, one module per group of subcommands."""
 
+import sys
+
 import typer
 
-from tops.cli import bench, broker, keys
+from tops.cli import bench, broker, keys, sim, tx
+from tops.errors import NotReachable, TopsError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+app.add_typer(bench.app, name="bench")
 app.add_typer(broker.app, name="broker")
 app.add_typer(keys.app, name="keys")
+app.add_typer(sim.app, name="sim")
+app.add_typer(tx.app, name="tx")
 
 
 @app.callback()
@@ -14,9 +20,10 @@ def tops() -> None:
     """Database replication middleware built on transactional publish/subscribe."""
 
 
-app.add_typer(bench.app, name="bench")
-
-
 def main() -> None:
-    """Run the command line; refusals of the `TopsError` family become one line and exit code 2."""
-    app()
+    """Run the command line; a refusal of the `TopsError` family is one line and exit code 2, 3 if nobody answers."""
+    try:
+        app()
+    except TopsError as error:
+        print(f"tops: {error}", file=sys.stderr)
+        sys.exit(3 if isinstance(error, NotReachable) else 2)

@@ -131,6 +131,7 @@ class EpochExecutor:
             voter=memo.voter,
             excluded={**missing, **result.excluded},
             rows=result.rows if not missing else (),
+            results=result.results if not missing else (),
         )
         return [Post(Address(memo.epoch.coordinator), vote), self.doubt.wait()]
 

@@ -363,11 +363,17 @@ class EpochCoordinator:
 
     def _prepare_outcomes(self, epoch: Epoch, committed: list[ReadyTx]) -> None:
         index = {m.tx: i for i, m in enumerate(epoch.members)}
-        rows = epoch.votes[min(epoch.committing)].rows  # the first voter's; the others' are the same
+        first = epoch.votes[min(epoch.committing)]  # the others' rows are the same, their results may differ
         number = epoch.id.number if self.log is not None else None
         for ready in committed:
-            changed = (rows[index[ready.tx]],) if rows else ()
-            outcome = TxOutcome(tx=ready.tx, outcome=Outcome.COMMITTED, log_number=number, rows=changed)
+            i = index[ready.tx]
+            outcome = TxOutcome(
+                tx=ready.tx,
+                outcome=Outcome.COMMITTED,
+                log_number=number,
+                rows=first.rows[i] if first.rows else (),
+                result=first.results[i] if first.results else b"",
+            )
             epoch.outcomes.append((outcome, ready.publisher))
             self.outcomes.remember(outcome)
 

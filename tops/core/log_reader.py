@@ -66,6 +66,7 @@ class LogReader:
     def on_delivered(self, delivered: LogDelivered) -> list[Effect]:
         """Entries in order; a repeated delivery is cut down to what is new, one after a gap is not for us."""
         expected = delivered.acknowledged if self._queued_upto is None else self._queued_upto
+        expected = max(expected, self.position or 0)
         if delivered.after > expected or delivered.upto <= expected:
             return []
         self._todo.extend(e for e in delivered.entries if e.number > expected)

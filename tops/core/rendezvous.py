@@ -53,6 +53,8 @@ from tops.messages import (
     PublisherLost,
     PublishInTx,
     PublishInTxAnswered,
+    RouteAsked,
+    RouteStands,
     RunOneShot,
     StandingAccepted,
     StandingAnswered,
@@ -135,6 +137,7 @@ class Rendezvous:
             AskMembership: self._ask_membership,
             AskOutcome: self._ask_outcome,
             LogWanted: self._log_wanted,
+            RouteAsked: self._route_asked,
         }
 
     def on_letter(self, letter: object, sender: Address, incarnation: int, now: float) -> list[Effect]:
@@ -653,6 +656,9 @@ class Rendezvous:
             reason = "the broker keeps no record of local transactions, and was restarted"
             return [Post(sender, TxOutcome(tx=m.tx, outcome=Outcome.UNKNOWN, reason=reason))]
         return self.outcomes.ask(m.tx, sender, alive)
+
+    def _route_asked(self, m: RouteAsked, sender: Address, incarnation: int, now: float) -> list[Effect]:
+        return [Post(sender, RouteStands(subscription=m.subscription))]
 
     def _log_wanted(self, m: LogWanted, sender: Address, incarnation: int, now: float) -> list[Effect]:
         wanted = m.definitions[-1]

@@ -56,6 +56,8 @@ from tops.messages import (
     Published,
     PublisherDone,
     PublishInTxAnswered,
+    RouteAsked,
+    RouteStands,
     RunOneShot,
     StandingAccepted,
     TxOpened,
@@ -99,6 +101,7 @@ class SiteCore:
         self.transactions: dict[TxId, PublisherTx] = {}
         self.ended: OrderedDict[TxId, TxOutcome] = OrderedDict()  # for those who use a transaction after its end
         self.asking: dict[TxId, tuple[AskOutcome, list[int]]] = {}
+        self.routes_asked: dict[int, int] = {}  # subscription -> the request that waits for its route
         self.counter = 0
         self.publications: dict[str, int] = {}  # per family
         self._retrying = False
@@ -165,6 +168,8 @@ class SiteCore:
                 return known.on_votes_missing(letter) if known is not None else []
             case TypeAnswered():
                 return self._on_type_answered(letter)
+            case RouteStands():
+                return self._on_route(letter)
         return []
 
     # --------------------------------------------------------------------------------------------- types and events
@@ -384,6 +389,22 @@ class SiteCore:
         """`number` names the subscription in every later call."""
         return self._carry_out(self.participation.subscribe(number, wish, request, self.link))
 
+    def ask_route(self, request: int, number: int) -> list[Effect]:
+        """Answered when events that are published from then on reach the subscription."""
+        self.routes_asked[number] = request
+        return self._carry_out(self._route_question(number))
+
+    def _route_question(self, number: int) -> list[Effect]:
+        known = self.participation.subscriptions.get(number)
+        if known is None:
+            self.routes_asked.pop(number, None)
+            return []
+        return [Post(Address(known.coordinator), RouteAsked(subscription=number))]
+
+    def _on_route(self, stands: RouteStands) -> list[Effect]:
+        request = self.routes_asked.pop(stands.subscription, None)
+        return [] if request is None else [Answer(request, stands.subscription)]
+
     def unsubscribe(self, number: int) -> list[Effect]:
         return self._carry_out(self.participation.unsubscribe(number, self.link))
 
@@ -423,6 +444,8 @@ class SiteCore:
         effects += self._repeat_openings(elapsed_s)
         for name in self.advertising:
             effects += self._advertise_letter(self.advertised[name])
+        for number in list(self.routes_asked):
+            effects += self._route_question(number)
         return effects
 
     def _repeat_openings(self, elapsed_s: float) -> list[Effect]:
@@ -439,7 +462,7 @@ class SiteCore:
         return effects
 
     def _waiting(self) -> bool:
-        if self.unconfirmed or self.opening or self.asking or self.advertising:
+        if self.unconfirmed or self.opening or self.asking or self.advertising or self.routes_asked:
             return True
         return any(t.waits() for t in self.transactions.values())
 

@@ -34,6 +34,7 @@ from tops.messages import (
     Published,
     PublisherDone,
     PublishInTx,
+    RouteAsked,
     RunOneShot,
     ScopeChosen,
     StandingAnswered,
@@ -75,6 +76,7 @@ _RIGHTS: dict[type, Callable[[Any], Iterable[Right]]] = {
     PublisherDone: lambda m: (),
     CensusReplied: lambda m: (),
     ParticipantAborted: lambda m: (),
+    RouteAsked: lambda m: (),
 }
 
 

@@ -39,6 +39,8 @@ class CallbackDatabase:
         self.early: dict[TxId, tuple[Memo, tuple[str, ...]]] = {}
         self.committed: dict[TxId, Done] = {}
         self.local: dict[TxId, Done] = {}  # committed with local scope
+        self.local_life: dict[TxId, int] = {}
+        self.life = 0
         self.compensated: dict[TxId, tuple[str, ...]] = {}  # marks in the order in which they were undone
         self.finished: dict[EpochId, Memo] = {}  # committed, and the coordinator may still ask
         self.taken: list[int] = []  # log numbers of events that were taken one by one
@@ -71,10 +73,11 @@ class CallbackDatabase:
             self.committed[tx] = Done(tx, promised)
             self.finished[memo.epoch] = memo
         elif tx not in self.committed:
-            if tx in self.local and number is None:
+            if self.local_life.get(tx) == self.life and number is None:
                 raise Broken(f"{tx} is committed twice as a local transaction")
-            if tx not in self.local:  # from the log: it remembers the number, so a repeated delivery is seen
-                self.local[tx] = Done(tx, work)
+            # It remembers ids and log numbers, so it sees what a restarted site is given again.
+            self.local.setdefault(tx, Done(tx, work))
+            self.local_life[tx] = self.life
 
     def abort(self, tx: TxId) -> None:
         self.running.pop(tx, None)
@@ -92,6 +95,7 @@ class CallbackDatabase:
 
     def crash(self) -> None:
         self.running.clear()
+        self.life += 1
 
     def memos(self) -> list[Memo]:
         """Promises that are still open, once each."""
@@ -120,7 +124,7 @@ class ReplicaDatabase:
         excluded = {m.tx: why for m in members if (why := self._refusal(m.events or ())) is not None}
         accepted = tuple(m for m in members if m.tx not in excluded)
         self.prepared = (memo, accepted)
-        rows = tuple(0 if m.tx in excluded else len(m.events or ()) for m in members)
+        rows = tuple(() if m.tx in excluded else (1,) * len(m.events or ()) for m in members)
         return BatchPrepared(excluded, rows)
 
     def _refusal(self, events: tuple[Event, ...]) -> str | None:
