@@ -140,6 +140,7 @@ class Dissemination(Message, frozen=True):
     """Up to the rendezvous of the event type's family, then down the reverse paths of the subscriptions.
 
     `early`: brokers on the way up already pass it to their own subtree (single-publisher, non-durable types).
+    `lineage` names the type and its ancestors, whose subscribers want it too; empty for a type without a parent.
     """
 
     rendezvous: NodeId
@@ -148,6 +149,7 @@ class Dissemination(Message, frozen=True):
     sender: Address
     incarnation: int
     publication: "Publication"
+    lineage: tuple[str, ...] = ()
 
 
 class RouteAdded(Message, frozen=True):
@@ -269,6 +271,17 @@ class TxAbandoned(Message, frozen=True):
 
 
 Publication = Published | EventsPublished | CensusOpened | TxBegan | TxPublished | LocalCommitOrdered | TxAbandoned
+
+
+def publication_type(publication: Publication) -> str:
+    """The event type that a publication travels under."""
+    match publication:
+        case Published(event=event):
+            return event.type
+        case CensusOpened(spec=spec):
+            return spec.event_type
+    return publication.event_type
+
 
 _bodies: msgspec.msgpack.Decoder[dict[str, Any]] = msgspec.msgpack.Decoder(dict[str, Any])
 encode_body = msgspec.msgpack.Encoder().encode

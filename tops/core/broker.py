@@ -41,8 +41,10 @@ from tops.messages import (
     ScopeChosen,
     SubscriptionChanged,
     TxAbandoned,
+    TypeAdvertised,
     TypeAnswered,
     decode_body,
+    publication_type,
 )
 from tops.records import AnyRecord
 
@@ -112,6 +114,7 @@ class BrokerCore:
             case Dissemination(upward=True):
                 return self._ascend(message, link, now)
             case Dissemination():
+                self.table.learn(message.lineage)
                 return self._descend(message.publication, message.rendezvous, exclude=link)
             case RouteAdded() | RouteRemoved() | RoutesReset():
                 return self._routes_changed(link, message)
@@ -141,6 +144,7 @@ class BrokerCore:
                     sender=Address(self.name, site.name, site.incarnation),
                     incarnation=site.incarnation,
                     publication=publication,
+                    lineage=message.lineage,
                 )
                 return self._ascend(stamped_publication, site.name, now)
             case SubscriptionChanged():
@@ -166,6 +170,8 @@ class BrokerCore:
             return [Send(owner, envelope)]
         if isinstance(envelope.body, PeersAsked):
             return [Send(s, envelope) for s in self.edge.subscribers_of(envelope.body.epoch.event_type)]
+        if isinstance(envelope.body, TypeAdvertised):
+            self.table.learn(tuple(d.name for d in reversed(envelope.body.definitions)))
         effects = self.rendezvous.on_letter(envelope.body, envelope.sender, envelope.incarnation, now)
         return self._carry_out(effects, now)
 
@@ -192,6 +198,7 @@ class BrokerCore:
 
     def _ascend(self, dissemination: Dissemination, link: NodeId, now: float) -> list[Effect]:
         publication = dissemination.publication
+        self.table.learn(dissemination.lineage)
         # A broker behind the link has passed it to its own subtree; a site gets its own events back from here.
         passed = link if dissemination.early and link not in self.edge.sites else None
         if dissemination.rendezvous == self.name:
@@ -208,7 +215,7 @@ class BrokerCore:
             return self._descend_events(publication, rendezvous, exclude)
         parent = self.topology.next_hop(self.name, rendezvous)
         # One message for all links: whoever carries out the effects encodes it once.
-        downward = _downward(publication, rendezvous, self.name, self.incarnation)
+        downward = self._downward(publication, rendezvous)
         effects: list[Effect] = [
             Send(link, downward)
             for link in self._links_for(publication)
@@ -224,7 +231,7 @@ class BrokerCore:
     def _descend_events(self, published: EventsPublished, rendezvous: NodeId, exclude: NodeId | None) -> list[Effect]:
         """Several events at once; they are looked into only where somebody wants a part of them."""
         skip = (exclude, self.topology.next_hop(self.name, rendezvous))
-        whole = _downward(published, rendezvous, self.name, self.incarnation)
+        whole = self._downward(published, rendezvous)
         links = self.table.interested_in_all(published.event_type)
         if links is not None:
             return [Send(link, whole) for link in links if link not in skip]
@@ -241,7 +248,7 @@ class BrokerCore:
             message = whole
             if len(bodies) < len(published.bodies):
                 part = msgspec.structs.replace(published, bodies=tuple(bodies))
-                message = _downward(part, rendezvous, self.name, self.incarnation)
+                message = self._downward(part, rendezvous)
             effects.append(Send(link, message))
         return effects
 
@@ -264,11 +271,23 @@ class BrokerCore:
             return True
         types: frozenset[str] = frozenset()
         if isinstance(publication, CensusOpened):
-            types = frozenset(self.table.types.lineage(publication.spec.event_type))
+            types = frozenset(self.table.lineage(publication.spec.event_type))
         return self.edge.pass_on(site, publication.tx, publication, types)
 
     def _to_site(self, site: NodeId, publication: Publication, rendezvous: NodeId) -> Effect:
-        return Send(site, _downward(publication, rendezvous, self.name, self.incarnation))
+        return Send(site, self._downward(publication, rendezvous))
+
+    def _downward(self, publication: Publication, rendezvous: NodeId) -> Dissemination:
+        lineage = self.table.lineage(publication_type(publication))
+        return Dissemination(
+            rendezvous=rendezvous,
+            upward=False,
+            early=False,
+            sender=Address(self.name),
+            incarnation=self.incarnation,
+            publication=publication,
+            lineage=lineage if len(lineage) > 1 else (),
+        )
 
     # ------------------------------------------------------------------------------------------------ subscriptions
 
@@ -339,14 +358,3 @@ class BrokerCore:
     def recovered(self, now: float) -> list[Effect]:
         """The journal has been read to its end."""
         return self._carry_out(self.rendezvous.recovered(), now)
-
-
-def _downward(publication: Publication, rendezvous: NodeId, me: NodeId, incarnation: int) -> Dissemination:
-    return Dissemination(
-        rendezvous=rendezvous,
-        upward=False,
-        early=False,
-        sender=Address(me),
-        incarnation=incarnation,
-        publication=publication,
-    )

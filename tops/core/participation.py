@@ -130,6 +130,7 @@ class Participation:
         self.subscriptions: dict[int, Subscription] = {}
         self.executors: dict[TxId, dict[int, SubTxExecutor]] = {}
         self.epochs: dict[tuple[str, int], CallbackEpoch] = {}
+        self.lineages: dict[str, tuple[str, ...]] = {}  # of types that this site has no definition of
         self.voters: dict[str, int] = {}  # what we vote under -> subscription
         self.latest: OrderedDict[tuple[str, NodeId], tuple[int, int]] = OrderedDict()  # per publisher: life, number
         self.ended: OrderedDict[TxId, None] = OrderedDict()
@@ -337,10 +338,10 @@ class Participation:
         return effects
 
     def _lineage(self, event_type: str) -> tuple[str, ...]:
-        """The ancestors that this site knows of; a child's unknown name still reaches the parent's subscribers."""
+        """The type and its ancestors, by definition or as its publication told."""
         if event_type in self.types:
             return self.types.lineage(event_type)
-        return tuple({s.type_name: None for s in self.subscriptions.values()})
+        return self.lineages.get(event_type, (event_type,))
 
     def _census(self, census: CensusOpened, link: NodeId) -> list[Effect]:
         if census.tx in self.ended:

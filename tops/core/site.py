@@ -62,11 +62,11 @@ from tops.messages import (
     StandingAccepted,
     TxOpened,
     TxOutcome,
-    TxPublished,
     TxSpec,
     TypeAdvertised,
     TypeAnswered,
     VotesMissing,
+    publication_type,
 )
 from tops.transactions import Access, LocalOutcome, Outcome, TxState, TxType, check_limit
 
@@ -129,7 +129,9 @@ class SiteCore:
         match message:
             case Envelope(body=body, sender=sender):
                 return self._carry_out(self._on_letter(body, sender))
-            case Dissemination(publication=publication) if self.link is not None:
+            case Dissemination(publication=publication, lineage=lineage) if self.link is not None:
+                if lineage:
+                    self.participation.lineages[lineage[0]] = lineage
                 return self._carry_out(self.participation.on_publication(publication, self.link))
         return []
 
@@ -491,9 +493,10 @@ class SiteCore:
         return Envelope(to=post.to, sender=Address(NodeId(""), handle), incarnation=self.incarnation, body=letter)
 
     def _dissemination(self, publication: Publication) -> Dissemination:
-        event_type = _type_of(publication)
+        event_type = publication_type(publication)
         whole = self.types.whole(event_type)
         return Dissemination(
+            lineage=self.types.lineage(event_type) if whole.parent is not None else (),
             rendezvous=self.coordinator_of(event_type),
             upward=True,
             early=not whole.durable,
@@ -506,19 +509,6 @@ class SiteCore:
 def _handle(letter: Letter) -> str:
     """Participants speak under the name they vote under; everybody else under the site's."""
     return getattr(letter, "voter", "") or getattr(letter, "pseudonym", "")
-
-
-def _type_of(publication: Publication) -> str:
-    match publication:
-        case Published(event=event):
-            return event.type
-        case CensusOpened(spec=spec):
-            return spec.event_type
-        case EventsPublished(event_type=event_type):
-            return event_type
-        case TxPublished(event_type=event_type):
-            return event_type
-    return publication.event_type
 
 
 def default_local_outcome(durable: bool, tx_type: TxType) -> LocalOutcome:
