@@ -212,7 +212,7 @@ async def test_an_exception_in_the_block_aborts_the_transaction_everywhere(clust
 
         await until(lambda: tx.id in distributed.aborted and tx.id in local.aborted)
         assert distributed.committed == local.committed == []
-        with pytest.raises(TransactionClosed):
+        with pytest.raises((TransactionClosed, TransactionAborted)):
             await tx.publish(orders, {"id": 2})
 
 
