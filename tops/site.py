@@ -22,17 +22,18 @@ from tops.constraints import AnyConstraint
 from tops.core.participation import SiteOptions, Wish
 from tops.core.site import default_local_outcome
 from tops.effects import Effect, Memo
-from tops.errors import ConfigError, InvalidEventType, NotReachable
+from tops.errors import ConfigError, InvalidEventType, NotReachable, ProtocolError
 from tops.event_types import EventType
 from tops.filters import Filter
 from tops.ids import NodeId, TxId
-from tops.messages import AskOutcome, CensusPolicy, Definitions, Event, TxOutcome, TxSpec
+from tops.messages import AskOutcome, CensusPolicy, Definitions, Event, TxOutcome, TxSpec, encode_body
 from tops.participants import BatchParticipant, Participant, Received
 from tops.runtime.identity import Self as Identity
 from tops.runtime.link import ROOM_BYTES
 from tops.runtime.participant_driver import ParticipantDriver
 from tops.runtime.site_journal import SiteJournal, new_incarnation
 from tops.runtime.site_node import Ended, SiteNode
+from tops.runtime.wire import MESSAGE_BYTES_MAX
 from tops.security import Kind, check_connect
 from tops.transactions import Access, LocalOutcome, Outcome, Scope, ScopeLimit, TxType
 
@@ -40,6 +41,7 @@ Body = Mapping[str, Any]
 TypeOrName = EventType | str
 log = logging.getLogger("tops.site")
 DRAIN_S = 2.0
+EVENT_BYTES_MAX = MESSAGE_BYTES_MAX - 64 * 1024  # room for what is around the events
 ROUTE_S = 5.0
 SITE_ROLE = "writer"  # without keys it is the broker that gives the role; this one is only said
 
@@ -141,7 +143,7 @@ class Site:
             core.types.whole(name).check(body)
             node.publish_soon(name, body)
             return None
-        event = Event(name, dict(body))
+        event = _event(name, body)
         number: int | None = await node.request(lambda request: core.publish(request, event))
         return number
 
@@ -317,9 +319,8 @@ class Site:
             for event in _events(spec.event_type, events):
                 await tx.publish(event.type, event.body)
             return await tx.commit()
-        outcome: TxOutcome = await self._node.request(
-            lambda request: self._node.core.execute(request, spec, _events(spec.event_type, events))
-        )
+        made = _events(spec.event_type, events)
+        outcome: TxOutcome = await self._node.request(lambda request: self._node.core.execute(request, spec, made))
         return outcome
 
     async def ask_outcome(self, tx: str, event_type: TypeOrName, tx_type: TxType = TxType.DISTRIBUTED) -> TxOutcome:
@@ -380,7 +381,7 @@ class Transaction:
     async def publish(self, event_type: TypeOrName, body: Body) -> int:
         """An event of the transaction; returns its place in it. TransactionClosed once it is committing or over."""
         await self._node.room()
-        event = Event(_name(event_type), dict(body))
+        event = _event(_name(event_type), body)
         sequence: int = await self._node.request(
             lambda request: self._node.core.tx_publish(request, self.id, event), f"tx {self.id}"
         )
@@ -478,8 +479,22 @@ def _name(event_type: TypeOrName) -> str:
     return event_type if isinstance(event_type, str) else event_type.name
 
 
+def _event(event_type: str, body: Body) -> Event:
+    """An event that fits into a message, or ProtocolError; before the machine has heard of it, so nothing is left."""
+    event = Event(event_type, dict(body))
+    _check_size(len(encode_body(event.body)))
+    return event
+
+
+def _check_size(size: int) -> None:
+    if size > EVENT_BYTES_MAX:
+        raise ProtocolError(f"{size} bytes of events are over the limit of {EVENT_BYTES_MAX} for a message: split it")
+
+
 def _events(tx_type: str, events: Sequence[Body | tuple[TypeOrName, Body]]) -> tuple[Event, ...]:
-    return tuple(Event(_name(e[0]), dict(e[1])) if isinstance(e, tuple) else Event(tx_type, dict(e)) for e in events)
+    made = tuple(Event(_name(e[0]), dict(e[1])) if isinstance(e, tuple) else Event(tx_type, dict(e)) for e in events)
+    _check_size(sum(len(encode_body(event.body)) for event in made))
+    return made
 
 
 def _standing_scope(taker: Participant, scope: Scope | None, replica: int | None) -> Scope | None:

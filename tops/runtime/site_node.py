@@ -37,13 +37,14 @@ from tops.runtime.link import Link, Socket, exchange_meet
 from tops.runtime.outbox import Outbox
 from tops.runtime.participant_driver import ParticipantDriver
 from tops.runtime.timers import Timers
-from tops.runtime.wire import AnyWord, Meet, Refused, encode_message, meeting
+from tops.runtime.wire import MESSAGE_BYTES_MAX, AnyWord, Meet, Refused, encode_message, meeting
 from tops.security import Peer
 
 REDIAL_FIRST_S, REDIAL_MAX_S = 0.05, 1.0
 BACKLOG_MAX = 100_000  # ordinary events that participants have not got to; beyond it nothing more is read
 BACKLOG_PAUSE_S = 0.01
 TOGETHER_MAX = 1024  # events in one message
+TOGETHER_BYTES_MAX = MESSAGE_BYTES_MAX // 2
 
 log = logging.getLogger("tops.site")
 
@@ -73,6 +74,7 @@ class SiteNode:
         self._closing = False
         self._together: list[msgspec.Raw] = []  # bodies of events that were published in this turn of the loop
         self._together_type = ""
+        self._together_bytes = 0
 
     # ------------------------------------------------------------------------------------------------------ requests
 
@@ -84,6 +86,11 @@ class SiteNode:
 
     def publish_soon(self, event_type: str, body: dict[str, Any]) -> None:
         """An ordinary event of a type that is not durable; those of one turn of the loop travel together."""
+        encoded = encode_body(body)
+        if len(encoded) > TOGETHER_BYTES_MAX:
+            raise ProtocolError(f"an event of {len(encoded)} bytes is over the limit of {TOGETHER_BYTES_MAX}: split it")
+        if self._together_bytes + len(encoded) > TOGETHER_BYTES_MAX:
+            self._publish_together()
         together = self._together
         if not together:
             self._together_type = event_type
@@ -91,11 +98,12 @@ class SiteNode:
         elif event_type != self._together_type or len(together) >= TOGETHER_MAX:
             self._publish_together()
             self._together_type = event_type
-        self._together.append(msgspec.Raw(encode_body(body)))
+        self._together.append(msgspec.Raw(encoded))
+        self._together_bytes += len(encoded)
 
     def _publish_together(self) -> None:
         if self._together:
-            bodies, self._together = tuple(self._together), []
+            bodies, self._together, self._together_bytes = tuple(self._together), [], 0
             self.outbox.put(self.core.publish_all(self._together_type, bodies))
 
     def next_request(self) -> int:

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +93,8 @@ class Actor:
         return self.all("status")[-1]
 
     async def kill(self) -> None:
-        if self.process.returncode is None:
-            os.kill(self.process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # the blow may have been one
+            self.process.kill()
         await self.process.wait()
         if self._listening is not None:
             await self._listening
