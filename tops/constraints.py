@@ -6,6 +6,7 @@ A transaction without participant constraints demands what the thesis does: whoe
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -90,7 +91,8 @@ def deadline_of(constraints: Sequence[AnyConstraint]) -> float | None:
     return min((c.seconds for c in constraints if isinstance(c, Deadline)), default=None)
 
 
-def check_consistent(constraints: Sequence[AnyConstraint], tx_type: TxType) -> None:
+@lru_cache(maxsize=1024)
+def check_consistent(constraints: tuple[AnyConstraint, ...], tx_type: TxType) -> None:
     """Refuse at `begin` what no set of participants could ever meet."""
     if tx_type is TxType.LOCAL and any(not isinstance(c, Deadline) for c in constraints):
         raise InvalidTransaction("a local transaction has no distributed participants for constraints to count")

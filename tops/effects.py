@@ -131,6 +131,16 @@ class Memo(msgspec.Struct, frozen=True, array_like=True):
     transactions: tuple[TxId, ...]
 
 
+class Promise(msgspec.Struct, frozen=True):
+    """A promise that a participant found again after a crash, and which transactions it holds under it.
+
+    These may be fewer than the memo names: a crash can come while the promises of an epoch are being renewed.
+    """
+
+    memo: Memo
+    transactions: tuple[TxId, ...]
+
+
 class Call(Effect, frozen=True):
     """A request to a subscription's participant. It answers with `call_done(call, result)`, in any time it needs;
     calls of one transaction are made one after the other."""

@@ -212,7 +212,7 @@ class Published(Message, frozen=True):
 
 
 class EventsPublished(Message, frozen=True):
-    """Ordinary events of one type that is not durable, published together; they are what `Published` is for one.
+    """Ordinary events of one type, published together; they are what `Published` is for one.
 
     Bodies stay encoded until somebody has to look into them: most brokers on the way need not. `origin` is the last
     one's, also where a filter has left some out on the way.
@@ -299,10 +299,14 @@ def decode_body(encoded: msgspec.Raw) -> dict[str, Any] | None:
 
 
 class EventConfirmed(Message, frozen=True):
-    """The publication is on disk; the number is not known any more for one that was repeated."""
+    """The publication is on disk; the number is not known any more for one that was repeated.
+
+    `count`: so are the ones before it, of the same publisher and under the numbers before it.
+    """
 
     origin: Origin
     log_number: int | None = None
+    count: int = 1
 
 
 class BeginTx(Message, frozen=True):

@@ -21,8 +21,8 @@ import aiohttp
 from tops.constraints import AnyConstraint
 from tops.core.participation import SiteOptions, Wish
 from tops.core.site import default_local_outcome
-from tops.effects import Effect, Memo
-from tops.errors import ConfigError, InvalidEventType, NotReachable, ProtocolError
+from tops.effects import Effect, Memo, Promise
+from tops.errors import ConfigError, InvalidEventType, NotAdvertised, NotReachable, ProtocolError
 from tops.event_types import EventType
 from tops.filters import Filter
 from tops.ids import NodeId, TxId
@@ -139,13 +139,14 @@ class Site:
         if node.refused:
             node.check_refused("publish", name)
         core = node.core
-        if core.publishes_together(name):
-            core.types.whole(name).check(body)
-            node.publish_soon(name, body)
-            return None
-        event = _event(name, body)
-        number: int | None = await node.request(lambda request: core.publish(request, event))
-        return number
+        if name not in core.advertised:
+            raise NotAdvertised(name)
+        whole = core.types.whole(name)
+        whole.check(body)
+        if whole.durable:
+            return await node.publish_confirmed(name, dict(body))
+        node.publish_soon(name, body, 0)
+        return None
 
     async def flush(self) -> None:
         """Returns when everything published so far has arrived at the broker."""
@@ -197,7 +198,7 @@ class Site:
         key = durable or event_type.name
         journal = None if isinstance(taker, BatchParticipant) else self._journal
         driver = ParticipantDriver(taker, node.call_done, key, journal)
-        replica, memos, kept = await _remembered(taker, driver)
+        replica, promises, kept = await _remembered(taker, driver)
         wish = Wish(
             definitions=self._definitions(event_type),
             filter=where if where is not None else Filter(),
@@ -212,8 +213,8 @@ class Site:
 
         def ask(request: int) -> list[Effect]:
             effects = node.core.subscribe(request, number, wish)
-            if (memos or kept) and number in node.core.participation.subscriptions:
-                effects += node.core.recover(number, memos, kept)
+            if (promises or kept) and number in node.core.participation.subscriptions:
+                effects += node.core.recover(number, promises, kept)
             return effects
 
         try:
@@ -507,12 +508,13 @@ def _standing_scope(taker: Participant, scope: Scope | None, replica: int | None
 
 async def _remembered(
     taker: Participant, driver: ParticipantDriver
-) -> tuple[int | None, Sequence[Memo], Sequence[Memo]]:
+) -> tuple[int | None, Sequence[Promise], Sequence[Memo]]:
     """A replica's position; open promises; promises that are kept and perhaps not noted."""
     if isinstance(taker, BatchParticipant):
-        return await taker.position(), await taker.promises(), ()
-    memos, kept = driver.memos()
-    return None, memos, kept
+        memos = await taker.promises()
+        return await taker.position(), [Promise(memo, memo.transactions) for memo in memos], ()
+    promises, kept = driver.promises()
+    return None, promises, kept
 
 
 async def _cluster_at(urls: Sequence[str], timeout_s: float) -> str:

@@ -108,53 +108,53 @@ class BrokerCore:
         site = self.edge.sites.get(link)
         if site is not None:
             return self._from_site(site, message, now)
-        match message:
-            case Envelope():
-                return self._route(message, now)
-            case Dissemination(upward=True):
+        if link not in self.neighbours:
+            return []  # neither a site that is connected here nor a broker that we have met
+        if isinstance(message, Envelope):
+            return self._route(message, now)
+        if isinstance(message, Dissemination):
+            if message.upward:
                 return self._ascend(message, link, now)
-            case Dissemination():
-                self.table.learn(message.lineage)
-                return self._descend(message.publication, message.rendezvous, exclude=link)
-            case RouteAdded() | RouteRemoved() | RoutesReset():
-                return self._routes_changed(link, message)
+            self.table.learn(message.lineage)
+            return self._descend(message.publication, message.rendezvous, exclude=link)
+        if isinstance(message, RouteAdded | RouteRemoved | RoutesReset):
+            return self._routes_changed(link, message)
         return []
 
     def _from_site(self, site: SiteLink, message: LinkMessage, now: float) -> list[Effect]:
-        match message:
-            case Envelope(to=to, sender=sender, body=body):
-                if not self.edge.claim(site, sender.handle):
-                    return []
-                site.contacts.setdefault(to.broker, set()).add(sender.handle)
-                if isinstance(body, CensusReplied):
-                    self.edge.remember_pseudonym(site, body.tx, body.pseudonym)
-                stamped = Envelope(
-                    to=to,
-                    sender=Address(self.name, sender.handle, site.incarnation),
-                    incarnation=site.incarnation,
-                    body=body,
-                )
-                return self._route(stamped, now)
-            case Dissemination(rendezvous=rendezvous, early=early, publication=publication):
-                site.contacts.setdefault(rendezvous, set()).add(site.name)
-                stamped_publication = Dissemination(
-                    rendezvous=rendezvous,
-                    upward=True,
-                    early=early,
-                    sender=Address(self.name, site.name, site.incarnation),
-                    incarnation=site.incarnation,
-                    publication=publication,
-                    lineage=message.lineage,
-                )
-                return self._ascend(stamped_publication, site.name, now)
-            case SubscriptionChanged():
-                return self._subscribed(site, message, now)
-            case ScopeChosen():
-                rendezvous = self.name
-                return [
-                    self._to_site(site.name, publication, rendezvous) for publication in self.edge.chosen(site, message)
-                ]
+        if isinstance(message, Envelope):
+            return self._letter_from_site(site, message, now)
+        if isinstance(message, Dissemination):
+            site.contacts.setdefault(message.rendezvous, set()).add(site.name)
+            stamped = Dissemination(
+                rendezvous=message.rendezvous,
+                upward=True,
+                early=message.early,
+                sender=Address(self.name, site.name, site.incarnation),
+                incarnation=site.incarnation,
+                publication=message.publication,
+                lineage=message.lineage,
+            )
+            return self._ascend(stamped, site.name, now)
+        if isinstance(message, ScopeChosen):
+            return [self._to_site(site.name, held, self.name) for held in self.edge.chosen(site, message)]
+        if isinstance(message, SubscriptionChanged):
+            return self._subscribed(site, message, now)
         return []
+
+    def _letter_from_site(self, site: SiteLink, envelope: Envelope, now: float) -> list[Effect]:
+        """Only under a name of its own, and with this broker's word for where the sender is."""
+        handle = envelope.sender.handle
+        if not self.edge.claim(site, handle):
+            return []
+        body = envelope.body
+        site.contacts.setdefault(envelope.to.broker, set()).add(handle)
+        sender = Address(self.name, handle, site.incarnation)
+        stamped = Envelope(to=envelope.to, sender=sender, incarnation=site.incarnation, body=body)
+        if not isinstance(body, CensusReplied):
+            return self._route(stamped, now)
+        held = self.edge.on_replied(site, body.tx, body.pseudonym)
+        return [self._to_site(site.name, p, self.name) for p in held] + self._route(stamped, now)
 
     # ---------------------------------------------------------------------------------------------------- letters
 
@@ -253,17 +253,17 @@ class BrokerCore:
         return effects
 
     def _links_for(self, publication: Publication) -> list[NodeId]:
-        match publication:
-            case Published(event=event):
-                return self.table.interested(event.type, event.body)
-            case CensusOpened(tx=tx, spec=spec):
-                links = self.table.interested(spec.event_type, spec.attributes)
-                self.tx_routes[tx] = links
-                if len(self.tx_routes) > TX_ROUTES_MAX:
-                    self.tx_routes.popitem(last=False)
-                return links
-            case EventsPublished():
-                return []  # each of its events has its own
+        if isinstance(publication, Published):
+            return self.table.interested(publication.event.type, publication.event.body)
+        if isinstance(publication, CensusOpened):
+            spec = publication.spec
+            links = self.table.interested(spec.event_type, spec.attributes)
+            self.tx_routes[publication.tx] = links
+            if len(self.tx_routes) > TX_ROUTES_MAX:
+                self.tx_routes.popitem(last=False)
+            return links
+        if isinstance(publication, EventsPublished):
+            return []  # each of its events has its own
         return self.tx_routes.get(publication.tx, [])
 
     def _passes(self, site: NodeId, publication: Publication) -> bool:

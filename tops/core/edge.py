@@ -8,19 +8,37 @@ import msgspec
 
 from tops.filters import Filter
 from tops.ids import NodeId, TxId, hashed
-from tops.messages import CensusOpened, Publication, ScopeChosen, SubscriptionChanged, TxBegan, TxSpec
+from tops.messages import (
+    CensusOpened,
+    LocalCommitOrdered,
+    Publication,
+    ScopeChosen,
+    SubscriptionChanged,
+    TxBegan,
+    TxSpec,
+)
 from tops.transactions import Scope, granted_scope
 
 WITHHELD_MAX = 10_000
 
 
 class Taken(msgspec.Struct):
-    """What a site takes of one transaction; `scope` None until it has said so."""
+    """What a site takes of one transaction; `scope` None until it has said so.
+
+    `asked` is how many of its subscriptions choose. With a single one a reply to the census says it all.
+    """
 
     scope: Scope | None = None
+    asked: int = 0
     distributed: bool = False
     pseudonyms: set[str] = set()
     withheld: list[Publication] = []
+
+    def choose(self, scope: Scope, distributed: bool) -> list[Publication]:
+        """It is known what the site takes; returns what was held back for it."""
+        self.scope, self.distributed = scope, distributed
+        withheld, self.withheld = self.withheld, []
+        return withheld if self.takes_any() else []
 
     def takes_any(self) -> bool:
         return self.distributed or (self.scope is not None and self.scope is not Scope.NONE)
@@ -102,6 +120,8 @@ class Edge:
             if len(known.withheld) < WITHHELD_MAX:
                 known.withheld.append(publication)
             return False
+        if isinstance(publication, LocalCommitOrdered):
+            return known.scope is not Scope.NONE  # whoever is only a distributed participant waits for a prepare
         if isinstance(publication, TxBegan) and known.distributed and known.pseudonyms:
             # Turned away at the census: from here on it is a stranger, unless it takes the events in another way.
             known.distributed = any(hashed(p) in publication.members for p in known.pseudonyms)
@@ -111,16 +131,15 @@ class Edge:
     def chosen(self, site: SiteLink, choice: ScopeChosen) -> list[Publication]:
         """The site has said what it takes; returns what was held back for it."""
         taken = site.transactions.setdefault(choice.tx, Taken(pseudonyms=set(), withheld=[]))
-        taken.scope, taken.distributed = choice.scope, choice.distributed
-        withheld, taken.withheld = taken.withheld, []
-        if not taken.takes_any():
-            return []
-        return withheld
+        return taken.choose(choice.scope, choice.distributed)
 
-    def remember_pseudonym(self, site: SiteLink, tx: TxId, pseudonym: str) -> None:
+    def on_replied(self, site: SiteLink, tx: TxId, pseudonym: str) -> list[Publication]:
+        """The site asks to be a distributed participant; returns what was held back for it."""
         taken = site.transactions.get(tx)
-        if taken is not None:
-            taken.pseudonyms.add(pseudonym)
+        if taken is None:
+            return []
+        taken.pseudonyms.add(pseudonym)
+        return taken.choose(Scope.NONE, True) if taken.asked == 1 else []
 
     def end(self, tx: TxId) -> None:
         """The last publication of a transaction has passed."""
@@ -139,7 +158,8 @@ class Edge:
                 continue  # it takes the transaction from the log
             if s.scope is None:
                 taken.scope = None
-                return taken
+                taken.asked += 1
+                continue
             granted = granted_scope(s.scope, spec.limit, spec.tx_type)
             if granted is Scope.DISTRIBUTED:
                 taken.distributed |= spec.census is not None  # a one-shot reaches it with the prepare

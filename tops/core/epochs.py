@@ -22,7 +22,7 @@ from tops.core.census import Member
 from tops.core.event_log import EventLog
 from tops.core.outcomes import Outcomes
 from tops.core.standing import StandingAnswers
-from tops.effects import Alarm, CancelTimer, Effect, Note, Persist, Post, ReadLog, SetTimer
+from tops.effects import Alarm, CancelTimer, Effect, Persist, Post, ReadLog, SetTimer
 from tops.ids import NodeId, TxId, hashed
 from tops.messages import (
     Address,
@@ -110,6 +110,7 @@ class EpochCoordinator:
         self.questions: dict[int, list[tuple[EpochId, str, str, Address]]] = {}  # waiting for the disk
         self.queue: deque[ReadyTx] = deque()
         self.in_flight: dict[int, Epoch] = {}
+        self.open: set[TxId] = set()  # everything in the queue or in flight
         self.decided: dict[EpochId, Decided] = {}
         self.volatile_number = 0
         self.notes: dict[tuple[EpochId, str], Address] = {}  # finishes that are not on disk yet
@@ -119,6 +120,7 @@ class EpochCoordinator:
     def submit(self, ready: ReadyTx) -> list[Effect]:
         """A transaction is ready to be prepared; it starts at once if nothing is in its way."""
         self.queue.append(ready)
+        self.open.add(ready.tx)
         return self.start()
 
     def withdraw(self, tx: TxId) -> bool:
@@ -126,6 +128,7 @@ class EpochCoordinator:
         for ready in self.queue:
             if ready.tx == tx:
                 self.queue.remove(ready)
+                self.open.discard(tx)
                 return True
         return False
 
@@ -138,9 +141,7 @@ class EpochCoordinator:
 
     def holds(self, tx: TxId) -> bool:
         """Whether the transaction waits here or is in flight."""
-        return any(r.tx == tx for r in self.queue) or any(
-            m.tx == tx for epoch in self.in_flight.values() for m in epoch.members
-        )
+        return tx in self.open
 
     def start(self) -> list[Effect]:
         """Form epochs from the queue as long as one may be in flight."""
@@ -309,6 +310,8 @@ class EpochCoordinator:
             for key, vote in epoch.votes.items()
             if key not in epoch.counted and vote.excluded.keys() == verdict.excluded.keys() and vote.rows == rows
         }
+        if not timely:
+            return timely
         everyone = {key: epoch.voters[key] for key in sorted(verdict.committing | timely)}
         welcome = all(
             shortfall(m, epoch.counted & verdict.committing, everyone, self.predicates) is None
@@ -332,7 +335,7 @@ class EpochCoordinator:
             for ready in rest:
                 ready.alone = True
             self.queue.extendleft(reversed(rest))
-            return effects + self._end(epoch, void=True) + self._undo(epoch) + self.start()
+            return effects + self._undo(epoch) + self._end(epoch, void=True) + self.start()
         voters = {key: epoch.voters[key] for key in sorted(verdict.committing)}
         return effects + self._prepare(epoch.id.number, epoch.id.attempt + 1, rest, voters, frozenset(voters))
 
@@ -345,7 +348,7 @@ class EpochCoordinator:
             if ready.tx in verdict.excluded:
                 aborts += self._settle_abort(ready, verdict.excluded[ready.tx])
         if not committed:
-            return self._undo(epoch) + self._end(epoch, void=True) + aborts + self.start()
+            return self._undo(epoch) + aborts + self._end(epoch, void=True) + self.start()
         epoch.stage = Stage.FINISHING
         epoch.committing = epoch.decided = verdict.committing
         epoch.committed = tuple(m.tx for m in committed)
@@ -408,6 +411,7 @@ class EpochCoordinator:
 
     def _settle_abort(self, ready: ReadyTx, reason: str) -> list[Effect]:
         outcome = TxOutcome(tx=ready.tx, outcome=Outcome.ABORTED, reason=reason)
+        self.open.discard(ready.tx)
         return self.outcomes.settle(outcome, ready.publisher) + self.settled(ready, False)
 
     # ----------------------------------------------------------------------------------------------------- finishing
@@ -464,12 +468,14 @@ class EpochCoordinator:
         effects: list[Effect] = [CancelTimer(("epoch", self.event_type, number))]
         pending = tuple(sorted(epoch.voters[k].identity or k for k in epoch.committing - epoch.finished))
         for outcome, publisher in epoch.outcomes:
+            self.open.discard(outcome.tx)
             told = msgspec.structs.replace(outcome, pending=pending) if pending else outcome
             effects += self.outcomes.settle(told, publisher)
         if void and self.log is not None:
             entry = LogEntry(number=number)
             self.log.fill(entry)
-            effects.append(Note(LogAppended(event_type=self.event_type, entry=entry)))
+            # On disk before anybody is told: another life of this broker must not use the number for something else.
+            effects.append(Persist(LogAppended(event_type=self.event_type, entry=entry)))
             effects += self.log.pump_all()
         return effects
 

@@ -16,7 +16,7 @@ from tops.core.calls import Calls
 from tops.core.epoch_executor import EpochExecutor
 from tops.core.log_reader import LogReader
 from tops.core.sub_tx_executor import SubTxExecutor
-from tops.effects import Alarm, Answer, Deliver, DeliverAll, Effect, Memo, Post, Send, SetTimer
+from tops.effects import Alarm, Answer, Deliver, DeliverAll, Effect, Memo, Post, Promise, Send, SetTimer
 from tops.errors import InvalidEventType, TopsError
 from tops.event_types import EventTypes
 from tops.filters import Filter
@@ -57,6 +57,7 @@ from tops.transactions import Scope, TxType, granted_scope
 
 REMEMBERED_MAX = 10_000
 EVERYTHING = Filter.everything()
+EpochKey = tuple[str, int, int, int]  # what is voted under; the coordinator's incarnation, the number, the attempt
 
 
 class SiteOptions(msgspec.Struct, frozen=True):
@@ -129,9 +130,11 @@ class Participation:
         self.rendezvous, self.entropy, self.options = rendezvous, entropy, options
         self.subscriptions: dict[int, Subscription] = {}
         self.executors: dict[TxId, dict[int, SubTxExecutor]] = {}
-        self.epochs: dict[tuple[str, int], CallbackEpoch] = {}
         self.lineages: dict[str, tuple[str, ...]] = {}  # of types that this site has no definition of
+        self.epochs: dict[EpochKey, CallbackEpoch] = {}
+        self.newest: dict[tuple[str, int, int], CallbackEpoch] = {}  # the attempt that counts, per number
         self.voters: dict[str, int] = {}  # what we vote under -> subscription
+        self.promised: dict[str, int] = {}  # what we vote under -> epochs that are open
         self.latest: OrderedDict[tuple[str, NodeId], tuple[int, int]] = OrderedDict()  # per publisher: life, number
         self.ended: OrderedDict[TxId, None] = OrderedDict()
         self.decisions: OrderedDict[EpochId, tuple[str, frozenset[str]]] = OrderedDict()
@@ -279,27 +282,47 @@ class Participation:
     # ---------------------------------------------------------------------------------------------- publications
 
     def on_publication(self, publication: Publication, link: NodeId) -> list[Effect]:
-        match publication:
-            case Published(event=event, origin=origin):
-                return self._deliver(event, origin)
-            case EventsPublished(event_type=event_type, bodies=encoded, origin=origin):
-                return self._deliver_all(event_type, encoded, origin)
-            case CensusOpened():
-                return self._census(publication, link)
-            case TxBegan(tx=tx, members=members):
-                return self._each(tx, lambda e: e.on_began(members))
-            case TxPublished(tx=tx, sequence=sequence, event=event):
-                for s in self.subscriptions.values():
-                    if s.replica is not None:
-                        s.replica.collect(tx, sequence, event)
-                return self._each(tx, lambda e: e.on_event(sequence, event))
-            case LocalCommitOrdered(tx=tx, last_sequence=last_sequence):
-                return self._each(tx, lambda e: e.on_local_commit(last_sequence))
-            case TxAbandoned(tx=tx, reason=reason, distributed_only=only):
-                return self._each(tx, lambda e: [] if only and e.scope is not Scope.DISTRIBUTED else e.abandon(reason))
+        if isinstance(publication, TxPublished):
+            return self._event(publication)
+        if isinstance(publication, Published):
+            return self._deliver(publication.event, publication.origin)
+        if isinstance(publication, EventsPublished):
+            return self._deliver_all(publication.event_type, publication.bodies, publication.origin)
+        if isinstance(publication, CensusOpened):
+            return self._census(publication, link)
+        if isinstance(publication, TxBegan):
+            members = publication.members
+            return self._each(publication.tx, lambda e: e.on_began(members))
+        if isinstance(publication, LocalCommitOrdered):
+            last_sequence = publication.last_sequence
+            return self._each(publication.tx, lambda e: e.on_local_commit(last_sequence))
+        return self._abandoned(publication)
+
+    def _event(self, published: TxPublished) -> list[Effect]:
+        tx, sequence, event = published.tx, published.sequence, published.event
+        for s in self.replicas:
+            s.collect(tx, sequence, event)
+        return self._each(tx, lambda e: e.on_event(sequence, event))
+
+    def _abandoned(self, abandoned: TxAbandoned) -> list[Effect]:
+        for replica in self.replicas:
+            replica.forget(abandoned.tx)
+        only, reason = abandoned.distributed_only, abandoned.reason
+        return self._each(
+            abandoned.tx, lambda e: [] if only and e.scope is not Scope.DISTRIBUTED else e.abandon(reason)
+        )
+
+    @property
+    def replicas(self) -> list[EpochExecutor]:
+        return [s.replica for s in self.subscriptions.values() if s.replica is not None]
 
     def _each(self, tx: TxId, do: Callable[[SubTxExecutor], list[Effect]]) -> list[Effect]:
-        return [effect for e in list(self.executors.get(tx, {}).values()) for effect in do(e)]
+        executors = self.executors.get(tx)
+        if executors is None:
+            return []
+        if len(executors) == 1:
+            return do(next(iter(executors.values())))
+        return [effect for e in list(executors.values()) for effect in do(e)]
 
     def _is_repeated(self, origin: Origin) -> bool:
         """A site that has moved can meet an event again that travels more slowly on its new path."""
@@ -381,6 +404,8 @@ class Participation:
             if waiting:
                 return replies
             scopes = [e.scope for e in asked]
+            if scopes == [Scope.DISTRIBUTED]:
+                return replies  # the broker sees it in the reply
             others = max((x for x in scopes if x is not Scope.DISTRIBUTED), default=Scope.NONE)
             choice = ScopeChosen(tx=census.tx, scope=others, distributed=Scope.DISTRIBUTED in scopes)
             return [*replies, Send(link, choice)]
@@ -422,7 +447,7 @@ class Participation:
                 del self.executors[executor.tx]
                 self.ended[executor.tx] = None
                 _trim(self.ended)
-        if executor.voter == executor.pseudonym and not any(v == executor.voter for v, _ in self.epochs):
+        if executor.voter == executor.pseudonym and executor.voter not in self.promised:
             self.voters.pop(executor.voter, None)
         return []
 
@@ -450,14 +475,10 @@ class Participation:
             return []  # not said under any name of ours: the coordinator stops waiting for it
         if s.replica is not None:
             return s.replica.on_prepare(prepare)
-        key = (prepare.voter, prepare.epoch.number)
-        known = self.epochs.get(key)
+        known = self.newest.get(_key(prepare.voter, prepare.epoch)[:3])
         effects: list[Effect] = []
         if known is not None:
-            if (known.memo.epoch.incarnation, known.memo.epoch.attempt) >= (
-                prepare.epoch.incarnation,
-                prepare.epoch.attempt,
-            ):
+            if known.memo.epoch.attempt >= prepare.epoch.attempt:
                 return []
             effects += known.superseded()
             for tx in set(known.memo.transactions) - {m.tx for m in prepare.members}:
@@ -473,7 +494,7 @@ class Participation:
             if executor is not None:
                 executors[member.tx] = executor
         epoch = CallbackEpoch(s.number, memo, executors, self.brokers, self.options.doubt_s, self._epoch_ended)
-        self.epochs[key] = epoch
+        self._open_epoch(epoch)
         return effects + epoch.prepare(prepare.members)
 
     def _one_shot(
@@ -487,10 +508,23 @@ class Participation:
             effects += executor.on_event(sequence, event)
         return executor, effects
 
+    def _open_epoch(self, epoch: CallbackEpoch) -> None:
+        key = _key(epoch.memo.voter, epoch.memo.epoch)
+        self.epochs[key] = self.newest[key[:3]] = epoch
+        self.promised[epoch.memo.voter] = self.promised.get(epoch.memo.voter, 0) + 1
+
     def _epoch_ended(self, epoch: CallbackEpoch) -> None:
-        key = (epoch.memo.voter, epoch.memo.epoch.number)
-        if self.epochs.get(key) is epoch:
-            del self.epochs[key]
+        key = _key(epoch.memo.voter, epoch.memo.epoch)
+        del self.epochs[key]
+        if self.newest.get(key[:3]) is epoch:
+            del self.newest[key[:3]]
+        voter = epoch.memo.voter
+        self.promised[voter] -= 1
+        if not self.promised[voter]:
+            del self.promised[voter]
+            s = self.subscriptions.get(self.voters.get(voter, -1))
+            if s is None or s.voter != voter:  # a name for one transaction, or for a link that is gone
+                self.voters.pop(voter, None)
 
     def on_decided(self, decided: EpochDecided) -> list[Effect]:
         self._remember(decided.epoch, decided.digest, decided.committing)
@@ -501,7 +535,7 @@ class Participation:
         _trim(self.decisions)
 
     def _learn(self, voter: str, epoch: EpochId, digest: str, committing: frozenset[str]) -> list[Effect]:
-        known = self.epochs.get((voter, epoch.number))
+        known = self.epochs.get(_key(voter, epoch))
         if known is not None and known.memo.epoch == epoch and known.memo.digest == digest:
             return known.on_decided(committing)
         s = self.subscriptions.get(self.voters.get(voter, -1))
@@ -520,8 +554,8 @@ class Participation:
 
     def on_peer_knows(self, knows: PeerKnows) -> list[Effect]:
         effects: list[Effect] = []
-        for voter in [v for v, n in self.epochs if n == knows.epoch.number]:
-            effects += self._learn(voter, knows.epoch, knows.digest, knows.committing)
+        for epoch in [e for e in self.epochs.values() if e.memo.epoch == knows.epoch]:
+            effects += self._learn(epoch.memo.voter, knows.epoch, knows.digest, knows.committing)
         for s in self.subscriptions.values():
             if s.replica is not None:
                 effects += s.replica.learn(knows.epoch, knows.digest, knows.committing)
@@ -551,8 +585,8 @@ class Participation:
             case ("quiet", tx, subscription):
                 executor = self.executors.get(TxId(tx), {}).get(int(subscription))
                 return executor.on_quiet() if executor is not None else []
-            case ("doubt", voter, number):
-                epoch = self.epochs.get((voter, int(number)))
+            case ("doubt", voter, incarnation, number, attempt):
+                epoch = self.epochs.get((voter, int(incarnation), int(number), int(attempt)))
                 if epoch is not None:
                     return epoch.on_timer()
                 s = self.subscriptions.get(self.voters.get(voter, -1))
@@ -560,20 +594,22 @@ class Participation:
         return []
 
     def on_noted(self, noted: FinishNoted) -> list[Effect]:
-        epoch = self.epochs.get((noted.voter, noted.epoch.number))
+        epoch = self.epochs.get(_key(noted.voter, noted.epoch))
         return epoch.on_noted() if epoch is not None and epoch.memo.epoch == noted.epoch else []
 
-    def recover(self, number: int, memos: Sequence[Memo], kept: Sequence[Memo] = ()) -> list[Effect]:
+    def recover(self, number: int, promises: Sequence[Promise], kept: Sequence[Memo] = ()) -> list[Effect]:
         """Promises that a participant found again after a crash: open ones, and ones that are `kept` but not noted."""
         s = self.subscriptions[number]
-        for memo in [*memos, *kept]:
-            self.voters[memo.voter] = number
+        found = [*promises, *(Promise(memo, ()) for memo in kept)]
+        for promise in found:
+            self.voters[promise.memo.voter] = number
         if s.replica is not None:
-            return s.replica.recover(memos)
+            return s.replica.recover([p.memo for p in promises])
         effects: list[Effect] = []
-        for memo in [*memos, *kept]:
+        for promise in sorted(found, key=lambda p: p.memo.epoch.attempt):
+            memo = promise.memo
             executors: dict[TxId, SubTxExecutor] = {}
-            for tx in memo.transactions if memo not in kept else ():
+            for tx in promise.transactions:
                 spec = TxSpec(memo.epoch.event_type, TxType.DISTRIBUTED)
                 executor = SubTxExecutor.recovered(tx, number, spec, memo, self.calls, self._ended)
                 self.executors.setdefault(tx, {})[number] = executor
@@ -581,9 +617,13 @@ class Participation:
             epoch = CallbackEpoch.recovered(
                 number, memo, executors, self.brokers, self.options.doubt_s, self._epoch_ended
             )
-            self.epochs[memo.voter, memo.epoch.number] = epoch
+            self._open_epoch(epoch)
             effects += epoch.on_timer()
         return effects
+
+
+def _key(voter: str, epoch: EpochId) -> EpochKey:
+    return (voter, epoch.incarnation, epoch.number, epoch.attempt)
 
 
 def _trim(memory: "OrderedDict[Any, Any]") -> None:

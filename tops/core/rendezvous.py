@@ -39,6 +39,7 @@ from tops.messages import (
     Definitions,
     EpochFinished,
     EpochVoted,
+    Event,
     EventConfirmed,
     EventsPublished,
     LocalCommitOrdered,
@@ -66,6 +67,7 @@ from tops.messages import (
     TxSpec,
     TypeAdvertised,
     TypeAnswered,
+    decode_body,
 )
 from tops.records import (
     AnyRecord,
@@ -205,9 +207,8 @@ class Rendezvous:
         match publication:
             case Published():
                 return self._published(publication, publisher)
-            case EventsPublished(event_type=event_type):
-                # Whoever publishes on a durable type wants a number for each: this form is not for it.
-                return [] if event_type in self.logs_of else [Disseminate(publication)]
+            case EventsPublished():
+                return self._published_together(publication, publisher)
             case CensusOpened(tx=tx, spec=spec):
                 return self._announced(tx, spec, publisher, incarnation, publication)
             case TxPublished():
@@ -231,6 +232,30 @@ class Rendezvous:
             Disseminate(published),
             *log.pump_all(),
         ]
+
+    def _published_together(self, published: EventsPublished, publisher: Address) -> list[Effect]:
+        """Each event gets its own number and record; all of them are confirmed at once."""
+        log = self.logs_of.get(published.event_type)
+        if log is None:
+            return [Disseminate(published)]
+        last = published.origin
+        bodies = [body for encoded in published.bodies if (body := decode_body(encoded)) is not None]
+        if not bodies or len(bodies) < len(published.bodies) or last.number < len(bodies):
+            return []
+        origins = [msgspec.structs.replace(last, number=last.number - n) for n in range(len(bodies) - 1, -1, -1)]
+        if log.recognise(origins[0]) is not Repetition.NEW:
+            single = [
+                Published(event=Event(published.event_type, body), origin=origin)
+                for body, origin in zip(bodies, origins, strict=True)
+            ]
+            return [effect for each in single for effect in self._published(each, publisher)]
+        effects: list[Effect] = []
+        for body, origin in zip(bodies, origins, strict=True):
+            entry = LogEntry(number=log.reserve(), event=Event(published.event_type, body), origin=origin)
+            log.fill(entry)
+            effects.append(Persist(LogAppended(event_type=log.event_type, entry=entry)))
+        confirmed = EventConfirmed(origin=last, log_number=log.last_number, count=len(bodies))
+        return [*effects, Post(publisher, confirmed), Disseminate(published), *log.pump_all()]
 
     def _event(self, published: TxPublished) -> list[Effect]:
         relay = self.relays.get(published.tx)
@@ -394,6 +419,8 @@ class Rendezvous:
             outcome = TxOutcome(tx=m.tx, outcome=Outcome.ABORTED, reason=refusal)
             return self.outcomes.settle(outcome, sender)
         epochs = self._epochs(m.spec)
+        if epochs.holds(m.tx):
+            return []  # said twice
         if m.spec.census is not None:
             numbering = EventCoordinator(m.tx, m.spec.event_type)
             coordinator = self._coordinator(m.tx, m.spec, sender, numbering)

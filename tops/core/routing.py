@@ -8,6 +8,7 @@ A link's interest is kept as the filters that are not covered by others; only ch
 import hashlib
 from collections import deque
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from tops.core.covering import minimal_cover
 from tops.core.filter_index import FilterIndex
@@ -20,7 +21,8 @@ EVERYTHING = Filter.everything()
 LINEAGES_MAX = 100_000
 
 
-def rendezvous_of(brokers: Iterable[NodeId], family: str) -> NodeId:
+@lru_cache(maxsize=4096)
+def rendezvous_of(brokers: tuple[NodeId, ...], family: str) -> NodeId:
     """The broker where a family of event types meets: highest hash wins, so that one broker more or less moves only
     the families that it wins or held."""
     return max(brokers, key=lambda b: hashlib.sha256(f"{b}\0{family}".encode()).digest())

@@ -16,7 +16,7 @@ from tops.core.calls import Calls
 from tops.core.participation import Participation, SiteOptions, Wish
 from tops.core.publisher import PublisherTx
 from tops.core.routing import rendezvous_of
-from tops.effects import Answer, Disseminate, Effect, Memo, Post, Send, SetTimer
+from tops.effects import Answer, Disseminate, Effect, Memo, Post, Promise, Send, SetTimer
 from tops.errors import (
     InvalidEventType,
     NotAdvertised,
@@ -105,12 +105,34 @@ class SiteCore:
         self.counter = 0
         self.publications: dict[str, int] = {}  # per family
         self._retrying = False
+        self._coordinators: dict[str, NodeId] = {}
+        participation = self.participation
+        self._letters: dict[type, Callable[[Any], list[Effect]]] = {
+            PrepareEpoch: participation.on_prepare,
+            EpochDecided: participation.on_decided,
+            LogDelivered: participation.on_log,
+            StandingAccepted: participation.on_accepted,
+            FinishNoted: participation.on_noted,
+            MembershipAnswered: participation.on_membership,
+            PeerKnows: participation.on_peer_knows,
+            LogRefused: participation.on_log_refused,
+            TxOutcome: self._on_outcome,
+            EventConfirmed: self._on_confirmed,
+            TxOpened: self._on_opened,
+            PublishInTxAnswered: self._on_tx_letter,
+            VotesMissing: self._on_tx_letter,
+            TypeAnswered: self._on_type_answered,
+            RouteStands: self._on_route,
+        }
 
     def rendezvous(self, family: str) -> NodeId:
         return rendezvous_of(self.brokers, family)
 
     def coordinator_of(self, event_type: str) -> NodeId:
-        return self.rendezvous(self.types.family(event_type))
+        known = self._coordinators.get(event_type)
+        if known is None:
+            known = self._coordinators[event_type] = self.rendezvous(self.types.family(event_type))
+        return known
 
     # --------------------------------------------------------------------------------------------------------- link
 
@@ -120,59 +142,31 @@ class SiteCore:
         effects = self.participation.link_up(broker)
         for definitions in self.advertised.values():
             effects += self._advertise_letter(definitions)
-        return self._carry_out(effects + self._repeat(0.0))
+        return self._request(effects + self._repeat(0.0))
 
     def link_down(self) -> None:
         self.link = None
 
     def receive(self, message: LinkMessage, now: float) -> list[Effect]:
-        match message:
-            case Envelope(body=body, sender=sender):
-                return self._carry_out(self._on_letter(body, sender))
-            case Dissemination(publication=publication, lineage=lineage) if self.link is not None:
-                if lineage:
-                    self.participation.lineages[lineage[0]] = lineage
-                return self._carry_out(self.participation.on_publication(publication, self.link))
+        if isinstance(message, Envelope):
+            return self._carry_out(self._on_letter(message.body, message.sender))
+        if isinstance(message, Dissemination) and self.link is not None:
+            if message.lineage:
+                self.participation.lineages[message.lineage[0]] = message.lineage
+            return self._carry_out(self.participation.on_publication(message.publication, self.link))
         return []
 
     def _on_letter(self, letter: Letter, sender: Address) -> list[Effect]:
-        participation = self.participation
-        match letter:
-            case PrepareEpoch():
-                return participation.on_prepare(letter)
-            case EpochDecided():
-                return participation.on_decided(letter)
-            case LogDelivered():
-                return participation.on_log(letter)
-            case StandingAccepted():
-                return participation.on_accepted(letter)
-            case FinishNoted():
-                return participation.on_noted(letter)
-            case MembershipAnswered():
-                return participation.on_membership(letter)
-            case PeersAsked():
-                return participation.on_peers_asked(letter, sender)
-            case PeerKnows():
-                return participation.on_peer_knows(letter)
-            case LogRefused():
-                return participation.on_log_refused(letter)
-            case TxOutcome():
-                return self._on_outcome(letter)
-            case EventConfirmed():
-                return self._on_confirmed(letter)
-            case TxOpened():
-                return self._on_opened(letter)
-            case PublishInTxAnswered(tx=tx):
-                known = self.transactions.get(tx)
-                return known.on_published(letter) if known is not None else []
-            case VotesMissing(tx=tx):
-                known = self.transactions.get(tx)
-                return known.on_votes_missing(letter) if known is not None else []
-            case TypeAnswered():
-                return self._on_type_answered(letter)
-            case RouteStands():
-                return self._on_route(letter)
-        return []
+        if isinstance(letter, PeersAsked):
+            return self.participation.on_peers_asked(letter, sender)
+        handler = self._letters.get(type(letter))
+        return handler(letter) if handler is not None else []
+
+    def _on_tx_letter(self, letter: PublishInTxAnswered | VotesMissing) -> list[Effect]:
+        known = self.transactions.get(letter.tx)
+        if known is None:
+            return []
+        return known.on_published(letter) if isinstance(letter, PublishInTxAnswered) else known.on_votes_missing(letter)
 
     # --------------------------------------------------------------------------------------------- types and events
 
@@ -185,7 +179,7 @@ class SiteCore:
         name = definitions[-1].name
         self.advertised[name] = definitions
         self.advertising.setdefault(name, []).append(request)
-        return self._carry_out(self._advertise_letter(definitions))
+        return self._request(self._advertise_letter(definitions))
 
     def _advertise_letter(self, definitions: Definitions) -> list[Effect]:
         coordinator = self.rendezvous(definitions[0].name)
@@ -209,15 +203,27 @@ class SiteCore:
         effects: list[Effect] = [Disseminate(published)]
         if self.types.whole(event.type).durable:
             self.unconfirmed[family, number] = (request, published)
-            return self._carry_out(effects)
-        return self._carry_out([*effects, Answer(request)])
+            return self._request(effects)
+        return self._request([*effects, Answer(request)])
 
-    def publishes_together(self, event_type: str) -> bool:
-        """Whether `publish_all` takes events of this type: it is advertised, and nobody waits for a confirmation."""
-        return event_type in self.advertised and not self.types.whole(event_type).durable
+    def publish_confirmed(
+        self, event_type: str, events: Sequence[tuple[int, dict[str, Any], msgspec.Raw]]
+    ) -> list[Effect]:
+        """Events of a durable type, in order, each with its request, its body and that body encoded; each request is
+        answered with the event's number when it is on disk. The caller has checked every body."""
+        family = self.types.family(event_type)
+        number = self.publications.get(family, 0)
+        for request, body, _ in events:
+            number += 1
+            origin = Origin(family, self.name, self.incarnation, number)
+            self.unconfirmed[family, number] = (request, Published(event=Event(event_type, body), origin=origin))
+        self.publications[family] = number
+        bodies = tuple(encoded for _, _, encoded in events)
+        return self._request([Disseminate(EventsPublished(event_type=event_type, bodies=bodies, origin=origin))])
 
     def publish_all(self, event_type: str, bodies: tuple[msgspec.Raw, ...]) -> list[Effect]:
-        """Ordinary events of a type that `publishes_together`, in order; the caller has checked and encoded each."""
+        """Ordinary events of an advertised type that is not durable, in order; the caller has checked and encoded
+        each."""
         family = self.types.family(event_type)
         number = self.publications[family] = self.publications.get(family, 0) + len(bodies)
         origin = Origin(family, self.name, self.incarnation, number)
@@ -236,8 +242,13 @@ class SiteCore:
         return None
 
     def _on_confirmed(self, confirmed: EventConfirmed) -> list[Effect]:
-        known = self.unconfirmed.pop((confirmed.origin.family, confirmed.origin.number), None)
-        return [] if known is None else [Answer(known[0], confirmed.log_number)]
+        answers: list[Effect] = []
+        origin, log_number = confirmed.origin, confirmed.log_number
+        for before in range(confirmed.count - 1, -1, -1):
+            known = self.unconfirmed.pop((origin.family, origin.number - before), None)
+            if known is not None:
+                answers.append(Answer(known[0], None if log_number is None else log_number - before))
+        return answers
 
     # ------------------------------------------------------------------------------------------- own transactions
 
@@ -253,19 +264,19 @@ class SiteCore:
         if spec.access is Access.PUBLIC:
             begin_public = BeginPublic(request=request, spec=spec)
             self.opening[request] = (begin_public, 0.0)
-            return self._carry_out([Post(Address(coordinator), begin_public)])
+            return self._request([Post(Address(coordinator), begin_public)])
         tx = self._new_id()
         if spec.tx_type is TxType.DISTRIBUTED:
             begin = BeginTx(tx=tx, spec=spec, own=own)
             own_tx = self.transactions[tx] = PublisherTx(tx, spec, coordinator, begin)
             own_tx.opening = request
-            return self._carry_out([Post(Address(coordinator), begin)])
+            return self._request([Post(Address(coordinator), begin)])
         own_tx = self.transactions[tx] = PublisherTx(tx, spec, coordinator)
         announced = CensusOpened(
             tx=tx, spec=spec, coordinator=coordinator, incarnation=self.incarnation, initiator=Address(coordinator)
         )
         own_tx.opening = request
-        return self._carry_out([Disseminate(announced), *own_tx.on_opened(TxOpened(tx=tx, state=TxState.ACTIVE))])
+        return self._request([Disseminate(announced), *own_tx.on_opened(TxOpened(tx=tx, state=TxState.ACTIVE))])
 
     def execute(self, request: int, spec: TxSpec, events: tuple[Event, ...]) -> list[Effect]:
         """A one-shot: begin, all events and commit in one message; answered with the outcome."""
@@ -279,7 +290,7 @@ class SiteCore:
         own_tx = self.transactions[tx] = PublisherTx(tx, spec, coordinator)
         own_tx.one_shot, own_tx.state, own_tx.wish = True, TxState.COMMITTING, "commit"
         own_tx.ending.append(request)
-        return self._carry_out([Post(Address(coordinator), RunOneShot(tx=tx, spec=spec, events=events))])
+        return self._request([Post(Address(coordinator), RunOneShot(tx=tx, spec=spec, events=events))])
 
     def _problem_with_spec(self, spec: TxSpec) -> TopsError | None:
         if spec.event_type not in self.advertised:
@@ -329,7 +340,7 @@ class SiteCore:
         problem = self._problem_with_body(event) if event.type in self.types else None
         if problem is not None:
             return [Answer(request, error=problem)]
-        return self._carry_out(known.publish(request, event))
+        return self._request(known.publish(request, event))
 
     def _no_longer_open(self, tx: TxId) -> TopsError:
         outcome = self.ended.get(tx)
@@ -352,12 +363,12 @@ class SiteCore:
         known = self.transactions.get(tx)
         if known is None:
             return [Answer(request, error=self._no_longer_open(tx))]
-        return self._carry_out(known.commit(request))
+        return self._request(known.commit(request))
 
     def abort(self, request: int, tx: TxId, reason: str) -> list[Effect]:
         known = self.transactions.get(tx)
         if known is not None:
-            return self._carry_out(known.abort(request, reason))
+            return self._request(known.abort(request, reason))
         if tx in self.ended:
             return [Answer(request, self.ended[tx])]
         return [Answer(request, error=UnknownTransaction(tx))]
@@ -365,7 +376,7 @@ class SiteCore:
     def ask_outcome(self, request: int, question: AskOutcome) -> list[Effect]:
         """What became of a transaction, also one of an earlier life of this site."""
         self.asking.setdefault(question.tx, (question, []))[1].append(request)
-        return self._carry_out(self._ask(question))
+        return self._request(self._ask(question))
 
     def _ask(self, question: AskOutcome) -> list[Effect]:
         return [Post(Address(self.coordinator_of(question.event_type)), question)]
@@ -394,7 +405,7 @@ class SiteCore:
     def ask_route(self, request: int, number: int) -> list[Effect]:
         """Answered when events that are published from then on reach the subscription."""
         self.routes_asked[number] = request
-        return self._carry_out(self._route_question(number))
+        return self._request(self._route_question(number))
 
     def _route_question(self, number: int) -> list[Effect]:
         known = self.participation.subscriptions.get(number)
@@ -410,12 +421,12 @@ class SiteCore:
     def unsubscribe(self, number: int) -> list[Effect]:
         return self._carry_out(self.participation.unsubscribe(number, self.link))
 
-    def recover(self, number: int, memos: Sequence[Memo], kept: Sequence[Memo] = ()) -> list[Effect]:
+    def recover(self, number: int, promises: Sequence[Promise], kept: Sequence[Memo] = ()) -> list[Effect]:
         """What a subscription's participant found again after a crash; call it right after `subscribe`.
 
-        `memos` are promises that are still open, `kept` those that were carried out and not yet forgotten.
+        `promises` are those that are still open, `kept` those that were carried out and not yet forgotten.
         """
-        return self._carry_out(self.participation.recover(number, memos, kept))
+        return self._carry_out(self.participation.recover(number, promises, kept))
 
     def call_done(self, call: int, result: Any) -> list[Effect]:
         """A participant answered a call."""
@@ -431,7 +442,7 @@ class SiteCore:
     def timer(self, key: tuple[str, ...], now: float) -> list[Effect]:
         if key == RETRY:
             self._retrying = False
-            return self._carry_out(self._repeat(self.options.retry_s))
+            return self._request(self._repeat(self.options.retry_s))
         return self._carry_out(self.participation.on_timer(key))
 
     def _repeat(self, elapsed_s: float) -> list[Effect]:
@@ -482,6 +493,11 @@ class SiteCore:
                     carried.append(Send(self.link, self._dissemination(effect.publication)))
             else:
                 carried.append(effect)
+        return carried
+
+    def _request(self, effects: list[Effect]) -> list[Effect]:
+        """Carry out what the application asked for, and see to it that it is asked for again until it is answered."""
+        carried = self._carry_out(effects)
         if not self._retrying and self._waiting():
             self._retrying = True
             carried.append(SetTimer(RETRY, self.options.retry_s))

@@ -11,7 +11,9 @@ from tops.core.census import Member
 from tops.filters import Filter
 from tops.ids import Pseudonym, TxId, standing_pseudonym
 from tops.messages import Address, StandingAnswered, TxSpec
-from tops.transactions import Scope, granted_scope
+from tops.transactions import Scope, ScopeLimit, TxType, granted_scope
+
+EVERYTHING = Filter.everything()
 
 
 class Standing(msgspec.Struct):
@@ -38,11 +40,23 @@ class StandingAnswers:
     def __init__(self, lease_s: float) -> None:
         self.lease_s = lease_s
         self.answers: dict[str, Standing] = {}
-        self.in_sync: frozenset[str] = frozenset()  # identities; as journaled
+        self._in_sync: frozenset[str] = frozenset()
+        self._voters: dict[tuple[ScopeLimit, TxType], dict[str, Member]] = {}  # while nothing changes
+
+    @property
+    def in_sync(self) -> frozenset[str]:
+        """Which replicas' votes count, by identity; as journaled."""
+        return self._in_sync
+
+    @in_sync.setter
+    def in_sync(self, identities: frozenset[str]) -> None:
+        self._in_sync = identities
+        self._voters.clear()
 
     def renew(self, answered: StandingAnswered, sender: Address, incarnation: int, now: float) -> bool:
         """Take or renew an answer; True when it is new, so that its position is to be believed as it is."""
         known = self.answers.get(answered.voter)
+        self._voters.clear()
         standing = Standing(
             voter=answered.voter,
             address=sender,
@@ -61,13 +75,14 @@ class StandingAnswers:
         return known is None
 
     def withdraw(self, voter: str) -> Standing | None:
+        self._voters.clear()
         return self.answers.pop(voter, None)
 
     def expire(self, now: float) -> list[Standing]:
         """Answers that were not renewed in time no longer count."""
         late = [s for s in self.answers.values() if now - s.renewed_at > self.lease_s]
         for s in late:
-            del self.answers[s.voter]
+            self.withdraw(s.voter)
         return late
 
     def counted(self, standing: Standing) -> bool:
@@ -78,7 +93,13 @@ class StandingAnswers:
         """Those who take part in a distributed transaction with these attributes, and whose votes count.
 
         The pseudonym is left empty: only a published membership list needs it, see `pseudonymous`."""
-        return {s.voter: _member(s) for s in self.answers.values() if self.counted(s) and _takes_part(s, spec)}
+        kind = (spec.limit, spec.tx_type)
+        known = self._voters.get(kind)
+        if known is None:
+            known = {s.voter: _member(s) for s in self.answers.values() if self.counted(s) and _takes_part(s, spec)}
+            if all(s.filter == EVERYTHING for s in self.answers.values()):
+                self._voters[kind] = known  # the attributes make no difference
+        return known
 
     def joiners(self, spec: TxSpec, number: int, gap_max: int) -> dict[str, Member]:
         """Replicas that have nearly caught up: they get prepares too, and are in sync with their first timely YES."""
@@ -90,8 +111,8 @@ class StandingAnswers:
 
     def pseudonymous(self, member: Member, tx: TxId) -> Member:
         """The same member with the pseudonym that belongs to this transaction."""
-        member.pseudonym = standing_pseudonym(self.answers[member.key].secret, tx)
-        return member
+        pseudonym = standing_pseudonym(self.answers[member.key].secret, tx)
+        return msgspec.structs.replace(member, pseudonym=pseudonym)
 
     def identities(self, voters: frozenset[str]) -> frozenset[str]:
         """Which replicas stand behind these voters."""

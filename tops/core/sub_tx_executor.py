@@ -80,6 +80,7 @@ class SubTxExecutor:
         self._busy = False
         self._failed: str | None = None
         self._voting: Voted | None = None  # who waits for the vote
+        self._when_ended: list[Callable[[], list[Effect]]] = []
         self.log_number: int | None = None  # where it comes from a log
 
     # ------------------------------------------------------------------------------------------------------ census
@@ -220,13 +221,13 @@ class SubTxExecutor:
 
     def finish(self, committed: bool, done: Callable[[], list[Effect]]) -> list[Effect]:
         """The decision, for whoever has promised."""
-        if self.state is not SubTxState.PROMISED:
-            return done() if committed else self.abandon("the transaction aborted") + done()
-
-        def ended() -> list[Effect]:
-            return self._end() + done()
-
-        return self._do(lambda: self._finish(committed, "the transaction aborted", ended))
+        if self.state is SubTxState.ENDED:
+            return done()
+        self._when_ended.append(done)
+        reason = "the transaction aborted"
+        if self.state is SubTxState.PROMISED:
+            return self._do(lambda: self._finish(committed, reason, self._end))
+        return self.abandon(reason)
 
     def _finish(self, committed: bool, reason: str, then: Callable[[], list[Effect]]) -> list[Effect]:
         def finished(_: object) -> list[Effect]:
@@ -279,7 +280,10 @@ class SubTxExecutor:
         if self.state is SubTxState.ENDED:
             return []
         self.state = SubTxState.ENDED
-        return [CancelTimer(self._timer), *self._ended(self)]
+        effects: list[Effect] = [CancelTimer(self._timer), *self._ended(self)]
+        for done in self._when_ended:
+            effects += done()
+        return effects
 
     @classmethod
     def recovered(

@@ -42,6 +42,7 @@ from tops.messages import (
     SubscriptionChanged,
     TxPublished,
     TypeAdvertised,
+    publication_type,
 )
 from tops.security import EVERYTHING, Identity, Permissions, Verb
 
@@ -191,10 +192,8 @@ class Guard:
 def _subject(message: LinkMessage) -> str:
     """What the refused message was about, in words that the site finds its request by."""
     match message:
-        case Dissemination(publication=Published(origin=origin)):
-            return f"event {origin.number} {origin.family}"
-        case Dissemination(publication=EventsPublished(event_type=event_type)):
-            return f"events {event_type}"
+        case Dissemination(publication=Published() | EventsPublished() as published):
+            return f"events {publication_type(published)}"
         case Dissemination(publication=publication):
             return f"tx {getattr(publication, 'tx', '')}"
         case SubscriptionChanged(subscription=number):

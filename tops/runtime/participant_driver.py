@@ -23,6 +23,7 @@ from tops.effects import (
     NotifyTx,
     PrepareBatch,
     PrepareTx,
+    Promise,
     TakeEvent,
 )
 from tops.errors import InvariantBroken
@@ -56,11 +57,11 @@ class ParticipantDriver:
         """Ordinary events that the participant has not got to yet."""
         return len(self._ordinary) + int(getattr(self.participant, "backlog", 0))
 
-    def memos(self) -> tuple[list[Memo], list[Memo]]:
+    def promises(self) -> tuple[list[Promise], list[Memo]]:
         """Promises of an earlier life, from the site's journal: those still open, and those kept but not noted."""
         if self._journal is None:
             return [], []
-        return self._journal.open_memos(self.key), self._journal.kept_memos(self.key)
+        return self._journal.open_promises(self.key), self._journal.kept_memos(self.key)
 
     def forget(self, memo: Memo) -> None:
         """The coordinator has noted that the promise is kept."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from tops.effects import Memo
+from tops.effects import Memo, Promise
 from tops.errors import JournalCorrupt
 from tops.ids import TxId
 from tops.participants import Received
@@ -137,13 +137,17 @@ class SiteJournal:
         for tx in memo.transactions:
             self.kept.pop((participant, tx), None)
 
-    def open_memos(self, participant: str) -> list[Memo]:
+    def open_promises(self, participant: str) -> list[Promise]:
         """Promises whose outcome is not known here yet."""
-        return list({p.memo: None for (key, _), p in self.promises.items() if key == participant})
+        found: dict[Memo, list[TxId]] = {}
+        for (key, tx), promised in self.promises.items():
+            if key == participant:
+                found.setdefault(promised.memo, []).append(tx)
+        return [Promise(memo, tuple(transactions)) for memo, transactions in found.items()]
 
     def kept_memos(self, participant: str) -> list[Memo]:
         """Promises that are kept and that the coordinator may not have noted yet."""
-        still_open = self.open_memos(participant)
+        still_open = [promise.memo for promise in self.open_promises(participant)]
         kept = {p.memo: None for (key, _), p in self.kept.items() if key == participant}
         return [memo for memo in kept if memo not in still_open]
 

@@ -72,7 +72,7 @@ class SiteNode:
         self._session: aiohttp.ClientSession | None = None
         self._first: asyncio.Future[None] | None = None
         self._closing = False
-        self._together: list[msgspec.Raw] = []  # bodies of events that were published in this turn of the loop
+        self._together: list[tuple[int, dict[str, Any], msgspec.Raw]] = []  # published in this turn of the loop
         self._together_type = ""
         self._together_bytes = 0
 
@@ -84,27 +84,45 @@ class SiteNode:
             self._publish_together()
         self.outbox.put(effects)
 
-    def publish_soon(self, event_type: str, body: dict[str, Any]) -> None:
-        """An ordinary event of a type that is not durable; those of one turn of the loop travel together."""
+    def publish_soon(self, event_type: str, body: dict[str, Any], request: int) -> None:
+        """An ordinary event, with the request that waits for its confirmation (0: none does). Those of one turn of the
+        loop travel together."""
         encoded = encode_body(body)
         if len(encoded) > TOGETHER_BYTES_MAX:
             raise ProtocolError(f"an event of {len(encoded)} bytes is over the limit of {TOGETHER_BYTES_MAX}: split it")
-        if self._together_bytes + len(encoded) > TOGETHER_BYTES_MAX:
-            self._publish_together()
         together = self._together
         if not together:
-            self._together_type = event_type
             asyncio.get_running_loop().call_soon(self._publish_together)
-        elif event_type != self._together_type or len(together) >= TOGETHER_MAX:
+        elif (
+            event_type != self._together_type
+            or len(together) >= TOGETHER_MAX
+            or self._together_bytes + len(encoded) > TOGETHER_BYTES_MAX
+        ):
             self._publish_together()
-            self._together_type = event_type
-        self._together.append(msgspec.Raw(encoded))
+        self._together_type = event_type
+        self._together.append((request, body, msgspec.Raw(encoded)))
         self._together_bytes += len(encoded)
 
     def _publish_together(self) -> None:
-        if self._together:
-            bodies, self._together, self._together_bytes = tuple(self._together), [], 0
+        if not self._together:
+            return
+        together, self._together, self._together_bytes = self._together, [], 0
+        if together[0][0]:
+            self.outbox.put(self.core.publish_confirmed(self._together_type, together))
+        else:
+            bodies = tuple(encoded for _, _, encoded in together)
             self.outbox.put(self.core.publish_all(self._together_type, bodies))
+
+    async def publish_confirmed(self, event_type: str, body: dict[str, Any]) -> int | None:
+        """An event of a durable type; returns its number when it is on disk."""
+        request = self.next_request()
+        answer = self._answers[request] = asyncio.get_running_loop().create_future()
+        try:
+            self.publish_soon(event_type, body, request)
+            number: int | None = await answer
+            return number
+        finally:
+            self._answers.pop(request, None)
 
     def next_request(self) -> int:
         self._requests += 1
@@ -185,33 +203,39 @@ class SiteNode:
         error = PermissionDenied(word.text, who=self.name, verb=word.verb, event_type=word.event_type)
         log.warning(word.text, extra={"node": self.name, "subject": word.subject})
         self.refused[word.verb, word.event_type] = word.text
-        request = self._forget(word.subject)
-        answer = self._answers.get(request) if request is not None else None
-        if answer is not None and not answer.done():
-            answer.set_exception(error)
+        for request in self._forget(word.subject):
+            answer = self._answers.get(request)
+            if answer is not None and not answer.done():
+                answer.set_exception(error)
 
-    def _forget(self, subject: str) -> int | None:
-        """A broker did not act on a message of ours: the machine must not go on repeating it."""
+    def _forget(self, subject: str) -> list[int]:
+        """A broker did not act on a message of ours: the machine must not go on repeating it. Returns who waits."""
         kind, _, name = subject.partition(" ")
-        core, request = self.core, self._subjects.get(subject)
-        if kind == "event":
-            number, _, family = name.partition(" ")
-            unconfirmed = core.unconfirmed.pop((family, int(number)), None)
-            if core.publications.get(family) == int(number):
-                core.publications[family] -= 1  # the log expects numbers without gaps
-            return unconfirmed[0] if unconfirmed is not None else request
+        core = self.core
+        known = [self._subjects[subject]] if subject in self._subjects else []
+        if kind == "events":
+            return self._forget_events(name)
         if kind == "type":
             core.advertised.pop(name, None)
-            waiting = core.advertising.pop(name, [])
-            return waiting[0] if waiting else request
+            return core.advertising.pop(name, []) or known
         if kind == "tx":
-            known = core.transactions.pop(TxId(name), None)
-            waiting = [*known.ending, *([known.opening] if known.opening is not None else [])] if known else []
-            return waiting[0] if waiting else request
+            own = core.transactions.pop(TxId(name), None)
+            return [*own.ending, *([own.opening] if own.opening is not None else []), *known] if own else known
         if kind == "begin":
             core.opening.pop(int(name), None)
-            return int(name)
-        return request
+            return [int(name)]
+        return known
+
+    def _forget_events(self, event_type: str) -> list[int]:
+        """The log expects numbers without gaps, so those of refused events at the end are given again."""
+        core = self.core
+        refused = [(key, request) for key, (request, p) in core.unconfirmed.items() if p.event.type == event_type]
+        for key, _ in refused:
+            del core.unconfirmed[key]
+        for (family, number), _ in reversed(refused):
+            if core.publications[family] == number:
+                core.publications[family] -= 1
+        return [request for _, request in refused]
 
     def check_refused(self, verb: str, event_type: str) -> None:
         """A broker refused this before: raise at once instead of sending it again."""

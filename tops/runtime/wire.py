@@ -39,7 +39,7 @@ class Meet(Word, frozen=True):
 
 
 class Refused(Word, frozen=True):
-    """A message from the other end was not acted on. `subject` names it: `event N`, `tx ID`, `subscription N`,
+    """A message from the other end was not acted on. `subject` names it: `events TYPE`, `tx ID`, `subscription N`,
     `type NAME`."""
 
     subject: str

@@ -15,9 +15,10 @@ from tops.records import EpochCommitted, LogAppended
 from tops.sim.databases import CallbackDatabase, ReplicaDatabase
 from tops.sim.site_app import SimSubscription
 from tops.sim.world import World
-from tops.transactions import Scope, TxType
+from tops.transactions import LocalOutcome, Scope, TxType
 
 Checker = Callable[[World], list[str]]
+DISTRIBUTED_REASONS = (": 1 participant(s) dropped out", "of at least", "required participants missing")
 
 
 class Decision(msgspec.Struct):
@@ -164,6 +165,17 @@ def check_scope_none_saw_nothing(world: World) -> list[str]:
     return found
 
 
+def check_locals_are_independent(world: World) -> list[str]:
+    """A local subscriber is never undone because the distributed part failed, unless it was meant to follow."""
+    found = []
+    for tx, site, reason in world.history.local_aborts:
+        known = world.history.transactions.get(tx)
+        independent = known is not None and known.spec.local_outcome is LocalOutcome.INDEPENDENT
+        if independent and not reason.startswith("census:") and any(words in reason for words in DISTRIBUTED_REASONS):
+            found.append(f"{site} is a local subscriber of {tx} and was undone because: {reason}")
+    return found
+
+
 def check_compensation(world: World) -> list[str]:
     """What was undone was undone in reverse order and is not there any more."""
     found = []
@@ -222,6 +234,7 @@ SAFETY: tuple[Checker, ...] = (
     check_constraints_held,
     check_nobody_left_out,
     check_scope_none_saw_nothing,
+    check_locals_are_independent,
     check_compensation,
     check_replicas_agree,
     check_log_delivery,

@@ -8,7 +8,7 @@ import hashlib
 
 import msgspec
 
-from tops.effects import BatchPrepared, Memo
+from tops.effects import BatchPrepared, Memo, Promise
 from tops.ids import TxId
 from tops.messages import EpochId, EpochMember, Event, LogEntry
 
@@ -102,6 +102,12 @@ class CallbackDatabase:
         found = [memo for memo, _ in [*self.prepared.values(), *self.early.values()]]
         return sorted(set(found), key=repr)
 
+    def promises(self) -> list[Promise]:
+        held: dict[Memo, list[TxId]] = {}
+        for tx, (memo, _) in [*self.prepared.items(), *self.early.items()]:
+            held.setdefault(memo, []).append(tx)
+        return [Promise(memo, tuple(transactions)) for memo, transactions in held.items()]
+
     def kept(self) -> list[Memo]:
         """Promises that were carried out, as far as they are not forgotten."""
         return [memo for memo in self.finished.values() if memo not in self.memos()]
@@ -179,6 +185,9 @@ class ReplicaDatabase:
 
     def memos(self) -> list[Memo]:
         return [] if self.prepared is None else [self.prepared[0]]
+
+    def promises(self) -> list[Promise]:
+        return [Promise(memo, memo.transactions) for memo in self.memos()]
 
     def kept(self) -> list[Memo]:
         return []  # the log remembers what a replica has finished

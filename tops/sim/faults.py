@@ -64,7 +64,7 @@ class Nemesis:
         self.active = False
         self.world.network.heal()
         for node in self.world.nodes():
-            node.paused_until = 0.0
+            node.wake(now=True)
             node.start()
 
     def _schedule(self, rate: float, strike: "Strike") -> None:
@@ -95,7 +95,7 @@ class Nemesis:
 
     def _pause(self) -> None:
         node = self.world.rng.choice(self.world.nodes())
-        node.paused_until = self.world.clock.now + self.world.rng.uniform(0.1, 3)
+        node.pause(self.world.rng.uniform(0.1, 3))
         self.world.trace.add(self.world.clock.now, node.name, "PAUSE")
 
 

@@ -29,6 +29,7 @@ class History:
         self.promises: dict[TxId, set[tuple[NodeId, int]]] = {}  # who voted YES at some time
         self.outcomes: dict[TxId, set[str]] = {}  # every outcome that anybody was told
         self.voters: dict[str, NodeId] = {}  # what sites voted under
+        self.local_aborts: list[tuple[TxId, NodeId, str]] = []  # what local subscribers were told to undo, and why
         self.broken: list[str] = []
 
     def tell(self, tx: TxId, outcome: str) -> None:

@@ -44,6 +44,7 @@ class SimNode:
         self.incarnation = 0
         self.paused_until = 0.0
         self._pipeline: deque[Effect] = deque()
+        self._inbox: deque[Callable[[], list[Effect]]] = deque()  # what came while the node was paused
         self._blocked = False
         self._draining = False
         self._timers: dict[Hashable, int] = {}
@@ -57,6 +58,7 @@ class SimNode:
         self.world.trace.add(self.world.clock.now, self.name, "CRASH")
         self.up = False
         self._pipeline.clear()
+        self._inbox.clear()
         self._timers.clear()
         self._blocked = False
         self.lose_memory()
@@ -84,12 +86,29 @@ class SimNode:
         """Give the machine an input, now or when the node is no longer paused, and carry out what it wants."""
         if not self.up:
             return
-        pause = self.paused_until - self.world.clock.now
-        if pause > 0:
-            life = self.incarnation
-            self.world.clock.after(pause, lambda: self.act(step) if self.incarnation == life else None)
+        if self.paused_until > self.world.clock.now or self._inbox:
+            self._inbox.append(step)
             return
-        self._pipeline.extend(step())
+        self._act(step)
+
+    def pause(self, seconds: float) -> None:
+        """Nothing is taken in for a while; it is all taken in, in order, when the node wakes up."""
+        self.paused_until = max(self.paused_until, self.world.clock.now + seconds)
+        self.world.clock.at(self.paused_until, self.wake)
+
+    def wake(self, now: bool = False) -> None:
+        if now:
+            self.paused_until = 0.0
+        while self.up and self._inbox and self.paused_until <= self.world.clock.now:
+            self._act(self._inbox.popleft())
+
+    def _act(self, step: Callable[[], list[Effect]]) -> None:
+        try:
+            self._pipeline.extend(step())
+        except Exception as error:  # a machine never raises: every input is either meant or ignored
+            self.world.history.broken.append(f"{self.name}: the machine raised {error!r}")
+            self.world.trace.add(self.world.clock.now, self.name, f"BROKEN {error!r}")
+            return
         self.drain()
 
     def drain(self) -> None:

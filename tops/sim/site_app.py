@@ -68,11 +68,11 @@ class SiteApp:
     def start(self, site: "SimSite") -> None:
         self.site = site
         for s in self.subscriptions.values():
-            wish, memos, kept = s.wish, s.database.memos(), s.database.kept()
+            wish, promises, kept = s.wish, s.database.promises(), s.database.kept()
             if isinstance(s.database, ReplicaDatabase):
                 wish = msgspec.structs.replace(wish, replica=s.database.position)
             self._ask(None, lambda request, s=s, wish=wish: site.core.subscribe(request, s.number, wish))  # type: ignore[misc]
-            site.act(lambda s=s, memos=memos, kept=kept: site.core.recover(s.number, memos, kept))  # type: ignore[misc]
+            site.act(lambda s=s, promises=promises, kept=kept: site.core.recover(s.number, promises, kept))  # type: ignore[misc]
         for definitions in self.advertises:
             self._ask(None, lambda request, d=definitions: site.core.advertise(request, d))  # type: ignore[misc]
 
@@ -212,7 +212,9 @@ class SiteApp:
                 return None
             case CommitTxCall(tx=tx, number=number):
                 return database.commit(tx, number)
-            case AbortTxCall(tx=tx):
+            case AbortTxCall(tx=tx, reason=reason):
+                if world.history.scopes.get((tx, self.site.name, s.number), s.wish.scope) is Scope.LOCAL:
+                    world.history.local_aborts.append((tx, self.site.name, reason))
                 return database.abort(tx)
         raise Broken(f"a participant was asked for {type(call).__name__}")
 

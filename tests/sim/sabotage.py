@@ -1,0 +1,314 @@
+"""Planted bugs: protocol builds that are broken on purpose, one way each.
+
+If a checker went blind, its bug would no longer be found; that is what these are for.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import msgspec
+
+from tops.core import ballot, epochs
+from tops.core.ballot import Verdict
+from tops.core.callback_epoch import CallbackEpoch
+from tops.core.census import Census
+from tops.core.doubt import Doubt
+from tops.core.edge import Edge
+from tops.core.epoch_executor import EpochExecutor
+from tops.core.epochs import EpochCoordinator
+from tops.core.event_log import EventLog, Repetition
+from tops.core.link_session import LinkSession
+from tops.core.local_relay import LocalRelay
+from tops.core.outcomes import Outcomes
+from tops.core.participation import Participation
+from tops.core.rendezvous import Rendezvous
+from tops.core.standing import StandingAnswers
+from tops.core.sub_tx_executor import SubTxExecutor, SubTxState
+from tops.core.tx_coordinator import TxCoordinator
+from tops.effects import Effect, Note, Persist
+from tops.ids import hashed
+from tops.sim.databases import CallbackDatabase, Done
+from tops.transactions import Scope
+
+SABOTAGES: dict[str, Callable[[], Any]] = {}
+
+
+@contextmanager
+def _patched(owner: Any, name: str, replacement: Any) -> Iterator[None]:
+    original = owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)
+    setattr(owner, name, replacement)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+@contextmanager
+def _together(*patches: Any) -> Iterator[None]:
+    with ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
+        yield
+
+
+def _sabotage(function: Callable[[], Any]) -> Callable[[], Any]:
+    SABOTAGES[function.__name__] = function
+    return function
+
+
+@_sabotage
+def commit_is_told_before_it_is_journaled() -> Any:
+    honest = EpochCoordinator._apply
+
+    def hasty(self: EpochCoordinator, epoch: Any, verdict: Verdict) -> list[Effect]:
+        effects = honest(self, epoch, verdict)
+        persists = [e for e in effects if isinstance(e, Persist)]
+        return [e for e in effects if not isinstance(e, Persist)] + persists
+
+    return _patched(EpochCoordinator, "_apply", hasty)
+
+
+@_sabotage
+def commit_is_not_journaled_at_all() -> Any:
+    honest = EpochCoordinator._apply
+
+    def careless(self: EpochCoordinator, epoch: Any, verdict: Verdict) -> list[Effect]:
+        return [e for e in honest(self, epoch, verdict) if not isinstance(e, Persist)]
+
+    return _patched(EpochCoordinator, "_apply", careless)
+
+
+@_sabotage
+def constraints_are_not_retested_after_the_votes() -> Any:
+    def trusting(members: Any, voters: Any, votes: Any, gone: Any, required: Any, *_: Any, **__: Any) -> Verdict:
+        yes = frozenset(key for key, vote in votes.items() if not vote.excluded)
+        return Verdict(yes, {} if yes else {m.tx: "nobody voted yes" for m in members})
+
+    return _patched(epochs, "count_votes", trusting)
+
+
+@_sabotage
+def votes_are_counted_twice_after_a_reconnection() -> Any:
+    def forgetful(self: LinkSession, frame: Any) -> Any:
+        while self.unacknowledged and self.unacknowledged[0].number <= frame.received:
+            self.unacknowledged.popleft()
+        self.received = max(self.received, frame.number)
+        return frame.messages
+
+    return _patched(LinkSession, "unpack", forgetful)
+
+
+@_sabotage
+def an_event_with_a_wrong_number_is_accepted() -> Any:
+    def lax(self: SubTxExecutor, sequence: int, event: Any) -> list[Effect]:
+        if self.state is not SubTxState.ACTIVE or self._failed is not None or self.scope is Scope.NON_TRANSACTIONAL:
+            return []
+        self.last_sequence = sequence
+        self.events.append(event)
+        return self._do(lambda: self._notify(sequence, event, 1))
+
+    def lax_coordinator(self: TxCoordinator, published: Any) -> list[Effect]:
+        self.last_sequence = published.sequence
+        self.events.append(published.event)
+        return []
+
+    def lax_relay(self: LocalRelay, published: Any) -> None:
+        self.last_sequence = published.sequence
+        self.events.append(published.event)
+
+    return _together(
+        _patched(SubTxExecutor, "on_event", lax),
+        _patched(TxCoordinator, "on_event", lax_coordinator),
+        _patched(LocalRelay, "on_event", lax_relay),
+    )
+
+
+@_sabotage
+def compensation_runs_twice() -> Any:
+    honest = CallbackDatabase.abort
+
+    def twice(self: CallbackDatabase, tx: Any) -> None:
+        undone = self.early.get(tx)
+        honest(self, tx)
+        if undone is not None:
+            self.early[tx] = undone
+            self.committed[tx] = Done(tx, undone[1])
+            honest(self, tx)
+
+    return _patched(CallbackDatabase, "abort", twice)
+
+
+@_sabotage
+def compensation_runs_forwards() -> Any:
+    honest = CallbackDatabase.abort
+
+    def forwards(self: CallbackDatabase, tx: Any) -> None:
+        known = self.early.get(tx)
+        honest(self, tx)
+        if known is not None and tx in self.compensated:
+            self.compensated[tx] = known[1]
+
+    return _patched(CallbackDatabase, "abort", forwards)
+
+
+@_sabotage
+def a_participant_in_doubt_guesses_commit() -> Any:
+    def guess(self: CallbackEpoch) -> list[Effect]:
+        return self.on_decided(frozenset([hashed(self.memo.voter)]))
+
+    return _patched(CallbackEpoch, "on_timer", guess)
+
+
+@_sabotage
+def a_participant_in_doubt_guesses_abort() -> Any:
+    honest = CallbackEpoch.on_timer
+
+    def guess(self: CallbackEpoch) -> list[Effect]:
+        return self.on_decided(frozenset()) if self.doubt.asked else honest(self)
+
+    return _patched(CallbackEpoch, "on_timer", guess)
+
+
+@_sabotage
+def an_epoch_commits_with_differing_exclusions() -> Any:
+    honest = ballot.count_votes
+
+    def sloppy(members: Any, voters: Any, votes: Any, gone: Any, *rest: Any, **named: Any) -> Verdict:
+        if votes and not gone:
+            first = votes[min(votes)]
+            if len(first.excluded) < len(members):
+                return Verdict(frozenset(votes), dict(first.excluded))
+        return honest(members, voters, votes, gone, *rest, **named)
+
+    return _patched(epochs, "count_votes", sloppy)
+
+
+@_sabotage
+def a_local_subscriber_is_rolled_back_by_a_distributed_abort() -> Any:
+    honest = TxCoordinator._fail
+
+    def harsh(self: TxCoordinator, reason: str, *args: Any, **named: Any) -> list[Effect]:
+        named["distributed_only"] = False
+        return honest(self, reason, *args, **named)
+
+    return _patched(TxCoordinator, "_fail", harsh)
+
+
+@_sabotage
+def an_unknown_transaction_is_presumed_committed() -> Any:
+    honest = EpochCoordinator.on_asked
+
+    def generous(self: EpochCoordinator, epoch: Any, digest: str, voter: str, asker: Any) -> list[Effect]:
+        found = []
+        for effect in honest(self, epoch, digest, voter, asker):
+            letter = getattr(effect, "letter", None)
+            if letter is not None and not letter.committing:
+                letter = msgspec.structs.replace(letter, committing=frozenset([hashed(voter)]))
+                effect = msgspec.structs.replace(effect, letter=letter)
+            found.append(effect)
+        return found
+
+    return _patched(EpochCoordinator, "on_asked", generous)
+
+
+@_sabotage
+def a_question_does_not_refuse_the_id() -> Any:
+    def forgetful(self: Outcomes, tx: Any) -> None:
+        return None
+
+    def never(self: Outcomes, tx: Any) -> bool:
+        return tx in self.committed
+
+    return _together(_patched(Outcomes, "refuse", forgetful), _patched(Outcomes, "is_refused", never))
+
+
+@_sabotage
+def a_lagging_replica_votes() -> Any:
+    def everyone(self: StandingAnswers, standing: Any) -> bool:
+        return True
+
+    def eager(self: EpochExecutor, prepare: Any) -> list[Effect]:
+        self.position = max(self.position, prepare.epoch.number - 1)
+        self._held = prepare
+        return self._go_on()
+
+    return _together(
+        _patched(StandingAnswers, "counted", everyone),
+        _patched(EpochExecutor, "on_prepare", eager),
+    )
+
+
+@_sabotage
+def a_dropped_replica_commits_anyway() -> Any:
+    honest = EpochExecutor.learn
+
+    def stubborn(self: EpochExecutor, epoch: Any, digest: str, committing: Any) -> list[Effect]:
+        if self.memo is not None and self.memo.epoch == epoch:
+            committing = committing | {hashed(self.memo.voter)}
+        return honest(self, epoch, digest, committing)
+
+    return _patched(EpochExecutor, "learn", stubborn)
+
+
+@_sabotage
+def a_repeated_publication_is_logged_again() -> Any:
+    return _patched(EventLog, "recognise", lambda self, origin: Repetition.NEW)
+
+
+@_sabotage
+def events_are_not_withheld_from_those_who_chose_nothing() -> Any:
+    honest = SubTxExecutor.take
+
+    def curious(self: SubTxExecutor, scope: Scope) -> list[Effect]:
+        return honest(self, Scope.NON_TRANSACTIONAL if scope is Scope.NONE else scope)
+
+    return _together(
+        _patched(Edge, "pass_on", lambda self, name, tx, publication, types: True),
+        _patched(SubTxExecutor, "take", curious),
+    )
+
+
+@_sabotage
+def the_census_ignores_its_constraints() -> Any:
+    return _together(
+        _patched(Census, "unfulfilled", lambda self: None if self.members else "nobody joined"),
+        _patched(epochs, "shortfall", lambda *args: None),
+        _patched(ballot, "shortfall", lambda *args: None),
+        _patched(EpochCoordinator, "_unmet", lambda self, ready, voters: None if voters else "nobody is there"),
+    )
+
+
+@_sabotage
+def a_dead_participant_is_waited_for_without_end() -> Any:
+    return _together(
+        _patched(Rendezvous, "_lose", lambda self, handles, reason: []),
+        _patched(EpochCoordinator, "on_timer", lambda self, number: []),
+        _patched(Rendezvous, "_deadline", lambda self, tx: []),
+    )
+
+
+@_sabotage
+def nobody_asks_for_a_missed_decision() -> Any:
+    return _patched(Doubt, "ask", lambda self: [])
+
+
+@_sabotage
+def a_finished_epoch_is_noted_without_the_disk() -> Any:
+    honest = EpochCoordinator.write_notes
+
+    def lazy(self: EpochCoordinator) -> list[Effect]:
+        return [Note(e.record) if isinstance(e, Persist) else e for e in honest(self)]
+
+    return _patched(EpochCoordinator, "write_notes", lazy)
+
+
+@_sabotage
+def a_second_copy_of_a_transaction_is_executed() -> Any:
+    honest = Participation._census
+
+    def amnesiac(self: Participation, census: Any, link: Any) -> list[Effect]:
+        self.ended.clear()
+        return honest(self, census, link)
+
+    return _patched(Participation, "_census", amnesiac)

@@ -1,0 +1,72 @@
+"""Random clusters under faults, from seeds; a seed that once failed stays in the list for good."""
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tops.sim.faults import Faults
+from tops.sim.runner import Result, run_seed
+
+REGRESSIONS = (3, 10, 16, 18, 41, 66, 80, 84, 87, 100, 108, 234, 1054, 1164)
+FRESH = range(10_000, 12_000)
+
+
+def _run(seed: int) -> Result:
+    return run_seed(seed)[0]
+
+
+def test_seeds_that_once_failed_and_two_thousand_others_keep_every_promise() -> None:
+    with multiprocessing.Pool(os.cpu_count()) as pool:
+        results = pool.map(_run, [*REGRESSIONS, *FRESH], chunksize=8)
+
+    assert {r.seed: r.violations[:3] for r in results if r.violations} == {}
+    assert sum(r.transactions for r in results) > 50_000
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_healthy_cluster_answers_every_request_with_certainty(seed: int) -> None:
+    result, world = run_seed(seed, Faults.none())
+
+    assert result.violations == []
+    assert not [t.tx for t in world.history.transactions.values() if t.told == "unknown"]
+
+
+def test_the_same_seed_gives_the_same_trace_whatever_the_hash_seed() -> None:
+    program = "import sys; from tops.sim.runner import run_seed; print(run_seed(int(sys.argv[1]))[0].digest)"
+
+    for seed in ("7", "234", "1054"):
+        digests = {
+            subprocess.run(
+                [sys.executable, "-c", program, seed],
+                env={**os.environ, "PYTHONHASHSEED": hash_seed},
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
+            for hash_seed in ("1", "2", "77")
+        }
+        assert len(digests) == 1
+
+
+def test_the_command_reports_runs_as_json_and_exits_zero() -> None:
+    command = [sys.executable, "-m", "tops", "sim", "run", "--seeds", "4", "--start", "50", "--format", "json"]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["runs"] == 4
+    assert report["violations"] == []
+
+
+def test_an_unknown_fault_is_refused_with_the_names_of_those_there_are() -> None:
+    command = [sys.executable, "-m", "tops", "sim", "run", "--seed", "1", "--faults", "meteor=1"]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 2
+    assert "there is no fault 'meteor'" in done.stderr
