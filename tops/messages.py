@@ -309,6 +309,13 @@ class EventConfirmed(Message, frozen=True):
     count: int = 1
 
 
+class EventsRefused(Message, frozen=True):
+    """The rendezvous takes no more events of this durable type for now; nothing of what is not confirmed was kept."""
+
+    event_type: str
+    reason: str
+
+
 class BeginTx(Message, frozen=True):
     """Open a transaction. `own` is the initiator's own vote for resources that it enlisted."""
 
@@ -605,6 +612,7 @@ class LogRefused(Message, frozen=True):
 
 Letter = (
     EventConfirmed
+    | EventsRefused
     | BeginTx
     | RunOneShot
     | BeginPublic

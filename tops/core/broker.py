@@ -175,6 +175,10 @@ class BrokerCore:
         effects = self.rendezvous.on_letter(envelope.body, envelope.sender, envelope.incarnation, now)
         return self._carry_out(effects, now)
 
+    def post(self, to: Address, letter: Letter, now: float) -> list[Effect]:
+        """A letter of the broker itself, not of a coordinator."""
+        return self._post(to, letter, now)
+
     def _post(self, to: Address, letter: Letter, now: float) -> list[Effect]:
         envelope = Envelope(to=to, sender=Address(self.name), incarnation=self.incarnation, body=letter)
         return self._route(envelope, now)

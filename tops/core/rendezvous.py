@@ -75,6 +75,7 @@ from tops.records import (
     FinishesNoted,
     InSyncChanged,
     LogAppended,
+    OutcomesForgotten,
     Started,
     SubscriptionKept,
     TxRefused,
@@ -754,6 +755,9 @@ class Rendezvous:
                 self.epochs[name].recover(record)
             case TxRefused(tx=tx):
                 self.outcomes.refuse(tx)
+            case OutcomesForgotten(lives=lives):
+                for life, counter in lives.items():
+                    self.outcomes.forget(life, counter)
             case SubscriptionKept(event_type=name, name=feed, position=position):
                 log = self.logs[name]
                 if position < 0:

@@ -19,6 +19,7 @@ from tops.core.routing import rendezvous_of
 from tops.effects import Answer, Disseminate, Effect, Memo, Post, Promise, Send, SetTimer
 from tops.errors import (
     InvalidEventType,
+    LimitExceeded,
     NotAdvertised,
     NotReachable,
     TopsError,
@@ -41,6 +42,7 @@ from tops.messages import (
     Event,
     EventConfirmed,
     EventsPublished,
+    EventsRefused,
     FinishNoted,
     Letter,
     LinkMessage,
@@ -118,6 +120,7 @@ class SiteCore:
             LogRefused: participation.on_log_refused,
             TxOutcome: self._on_outcome,
             EventConfirmed: self._on_confirmed,
+            EventsRefused: self._on_refused,
             TxOpened: self._on_opened,
             PublishInTxAnswered: self._on_tx_letter,
             VotesMissing: self._on_tx_letter,
@@ -249,6 +252,20 @@ class SiteCore:
             if known is not None:
                 answers.append(Answer(known[0], None if log_number is None else log_number - before))
         return answers
+
+    def _on_refused(self, refused: EventsRefused) -> list[Effect]:
+        return self.refuse_events(refused.event_type, LimitExceeded(refused.reason))
+
+    def refuse_events(self, event_type: str, error: TopsError) -> list[Effect]:
+        """Durable events of this type that wait for a confirmation get none.
+
+        The log expects numbers without gaps, so those at the end are given again."""
+        refused = [(key, request) for key, (request, p) in self.unconfirmed.items() if p.event.type == event_type]
+        for (family, number), _ in reversed(refused):
+            del self.unconfirmed[family, number]
+            if self.publications[family] == number:
+                self.publications[family] -= 1
+        return [Answer(request, error=error) for _, request in refused]
 
     # ------------------------------------------------------------------------------------------- own transactions
 

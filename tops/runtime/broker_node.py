@@ -15,7 +15,15 @@ from tops.core.broker import BrokerCore
 from tops.effects import Alarm, CancelTimer, Effect, ReadLog, Send, SetTimer
 from tops.errors import ProtocolError
 from tops.ids import NodeId
-from tops.messages import LinkMessage
+from tops.messages import (
+    Address,
+    Dissemination,
+    EventsPublished,
+    EventsRefused,
+    LinkMessage,
+    Published,
+    publication_type,
+)
 from tops.records import EpochCommitted, LogAppended
 from tops.runtime.guard import Guard
 from tops.runtime.link import Link
@@ -70,17 +78,28 @@ class BrokerNode:
         """Messages of one frame, from a neighbour."""
         core, now, name = self.core, _now(), link.name
         guard = self.guards.get(name)
-        if guard is None:
-            for message in messages:
-                self.outbox.put(core.receive(name, message, now))
-            return 0.0
         for message in messages:
-            refusal = guard.refusal(message)
+            refusal = guard.refusal(message) if guard is not None else None
             if refusal is None:
-                self.outbox.put(core.receive(name, message, now))
-            else:
+                if not (self.refusing and self._turned_away(link, message)):
+                    self.outbox.put(core.receive(name, message, now))
+            elif guard is not None:
                 self._refuse(link, refusal.subject, refusal.error.verb, refusal.error.event_type, str(refusal.error))
-        return self._pause(name, len(messages), now)
+        return 0.0 if guard is None else self._pause(name, len(messages), now)
+
+    def _turned_away(self, link: Link, message: LinkMessage) -> bool:
+        """There is no room for more durable events: their publisher hears it, and may try again later."""
+        if type(message) is not Dissemination or message.rendezvous != self.name:
+            return False
+        event_type = publication_type(message.publication)
+        durable = event_type in self.core.rendezvous.logs_of
+        if not durable or not isinstance(message.publication, Published | EventsPublished):
+            return False
+        reason = f"the journal of {self.name} is full, and durable subscribers have not taken what is in it"
+        letter = EventsRefused(event_type=event_type, reason=reason)
+        publisher = Address(self.name, link.name) if link.name in self.guards else message.sender
+        self.act(self.core.post(publisher, letter, _now()))
+        return True
 
     def _pause(self, site: NodeId, amount: int, now: float) -> float:
         """A site over its rate is read more slowly; nothing of it is dropped."""

@@ -16,6 +16,7 @@ from tops.records import (
     EpochCommitted,
     InSyncChanged,
     LogAppended,
+    OutcomesForgotten,
     Started,
     SubscriptionKept,
     TxRefused,
@@ -131,6 +132,7 @@ class Retainer:
                     transactions=decided.transactions,
                     committing=decided.committing,
                 )
+        yield OutcomesForgotten(lives=rendezvous.outcomes.logged_lives())
         for tx in rendezvous.outcomes.refused:
             yield TxRefused(tx=tx)
 

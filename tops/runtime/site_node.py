@@ -203,6 +203,9 @@ class SiteNode:
         error = PermissionDenied(word.text, who=self.name, verb=word.verb, event_type=word.event_type)
         log.warning(word.text, extra={"node": self.name, "subject": word.subject})
         self.refused[word.verb, word.event_type] = word.text
+        if word.subject.startswith("events "):
+            self.act(self.core.refuse_events(word.event_type, error))
+            return
         for request in self._forget(word.subject):
             answer = self._answers.get(request)
             if answer is not None and not answer.done():
@@ -213,8 +216,6 @@ class SiteNode:
         kind, _, name = subject.partition(" ")
         core = self.core
         known = [self._subjects[subject]] if subject in self._subjects else []
-        if kind == "events":
-            return self._forget_events(name)
         if kind == "type":
             core.advertised.pop(name, None)
             return core.advertising.pop(name, []) or known
@@ -225,17 +226,6 @@ class SiteNode:
             core.opening.pop(int(name), None)
             return [int(name)]
         return known
-
-    def _forget_events(self, event_type: str) -> list[int]:
-        """The log expects numbers without gaps, so those of refused events at the end are given again."""
-        core = self.core
-        refused = [(key, request) for key, (request, p) in core.unconfirmed.items() if p.event.type == event_type]
-        for key, _ in refused:
-            del core.unconfirmed[key]
-        for (family, number), _ in reversed(refused):
-            if core.publications[family] == number:
-                core.publications[family] -= 1
-        return [request for _, request in refused]
 
     def check_refused(self, verb: str, event_type: str) -> None:
         """A broker refused this before: raise at once instead of sending it again."""
