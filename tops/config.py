@@ -258,7 +258,7 @@ def _line_of(text: str, where: tuple[str | int, ...]) -> int:
         shared = 0
         while shared < min(len(location), len(where)) and location[shared] == where[shared]:
             shared += 1
-        if shared == len(location) and shared > best_length:
+        if shared in (len(location), len(where)) and shared > best_length:
             best, best_length = number, shared
     return best
 
