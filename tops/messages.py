@@ -140,7 +140,7 @@ class Dissemination(Message, frozen=True):
     """Up to the rendezvous of the event type's family, then down the reverse paths of the subscriptions.
 
     `early`: brokers on the way up already pass it to their own subtree (single-publisher, non-durable types).
-    `lineage` names the type and its ancestors, whose subscribers want it too; empty for a type without a parent.
+    `lineage`: the event type and its ancestors; who knows a parent only finds its children by it.
     """
 
     rendezvous: NodeId
@@ -273,16 +273,6 @@ class TxAbandoned(Message, frozen=True):
 Publication = Published | EventsPublished | CensusOpened | TxBegan | TxPublished | LocalCommitOrdered | TxAbandoned
 
 
-def publication_type(publication: Publication) -> str:
-    """The event type that a publication travels under."""
-    match publication:
-        case Published(event=event):
-            return event.type
-        case CensusOpened(spec=spec):
-            return spec.event_type
-    return publication.event_type
-
-
 _bodies: msgspec.msgpack.Decoder[dict[str, Any]] = msgspec.msgpack.Decoder(dict[str, Any])
 encode_body = msgspec.msgpack.Encoder().encode
 
@@ -293,6 +283,18 @@ def decode_body(encoded: msgspec.Raw) -> dict[str, Any] | None:
         return _bodies.decode(encoded)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
+
+
+def type_of(publication: Publication) -> str:
+    """The event type that a publication travels under."""
+    match publication:
+        case Published(event=event):
+            return event.type
+        case CensusOpened(spec=spec):
+            return spec.event_type
+        case TxPublished(event_type=event_type):
+            return event_type
+    return publication.event_type
 
 
 # ---------------------------------------------------------------------------------------------- letters, point to point
@@ -446,6 +448,7 @@ class StandingAnswered(Message, frozen=True):
     """A subscriber's answer to every census of that type, renewed while its link lives.
 
     Pseudonyms are derived from `secret`. `position` is what a replica has applied of the log; None: it keeps none.
+    A newer answer for the same `subscription` of the same identity replaces the former one.
     """
 
     voter: str
@@ -455,6 +458,7 @@ class StandingAnswered(Message, frozen=True):
     secret: bytes
     identity: str | None
     position: int | None
+    subscription: int = 0
 
 
 class StandingAccepted(Message, frozen=True):

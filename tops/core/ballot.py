@@ -44,6 +44,8 @@ def shortfall(
 
     `required` are the voters that it started with: without constraints all of them are needed.
     """
+    if not committing:
+        return unmet(ready.spec.constraints, [], predicates) or "no participant is there to commit it"
     if not constrains_participants(ready.spec.constraints):
         missing = required - committing.keys()
         if missing:
@@ -67,24 +69,27 @@ def count_votes(
     """The verdict once everyone has voted or is gone.
 
     Without disagreement and without losses the members' constraints hold as they did before prepare. Otherwise voters
-    that excluded the same members form a class, and a whole class commits if every remaining member can do without
+    that prepared the same work form a class, and a whole class commits if every remaining member can do without
     the rest. Replicas of one database prefer the larger class (the odd one out is sick), independent participants the
     class that excludes least (who can't is left out).
     """
     exclusions = {key: dict(vote.excluded) for key, vote in sorted(votes.items())}
-    divergent = _add_differing_rows(members, votes, exclusions)
+    differing, divergent = _differing_rows(members, votes)
     first = next(iter(exclusions.values()), {})
-    if not gone and all(e.keys() == first.keys() for e in exclusions.values()):
-        return Verdict(frozenset(exclusions), first, divergent=divergent)
+    if not gone and not differing and all(e.keys() == first.keys() for e in exclusions.values()):
+        return Verdict(frozenset(exclusions), first)
 
-    for excluded, keys in _classes(exclusions, majority_first):
+    for keys in _classes(members, votes, majority_first):
+        excluded = exclusions[keys[0]]
         committing = {key: voters[key] for key in keys}
         rest = [m for m in members if m.tx not in excluded]
+        if not rest and majority_first:
+            break  # most replicas can't apply any of it, and would have to if a few did
         if rest and all(shortfall(m, required, committing, predicates) is None for m in rest):
             return Verdict(frozenset(keys), excluded, divergent=divergent)
 
     # Nobody can be dropped for everybody's sake: leave out the members that are in the way, and try the others again.
-    excluded = {tx: reason for e in exclusions.values() for tx, reason in e.items()}
+    excluded = {tx: reason for e in [differing, *exclusions.values()] for tx, reason in e.items()}
     present = {key: voters[key] for key in exclusions}
     why_gone = "; ".join(f"{voters[key].identity or key}: {reason}" for key, reason in sorted(gone.items()))
     for m in members:
@@ -95,24 +100,36 @@ def count_votes(
 
 
 def _classes(
-    exclusions: Mapping[str, dict[TxId, str]], majority_first: bool
-) -> list[tuple[dict[TxId, str], tuple[str, ...]]]:
-    by_set: dict[frozenset[TxId], list[str]] = {}
-    for key, excluded in exclusions.items():
-        by_set.setdefault(frozenset(excluded), []).append(key)
-    classes = [(exclusions[keys[0]], tuple(keys)) for keys in by_set.values()]
+    members: Sequence[ReadyTx], votes: Mapping[str, EpochVoted], majority_first: bool
+) -> list[tuple[str, ...]]:
+    """Voters that prepared the same work: the same members with the same effect. Each commits its work as a whole, so
+    no two of different classes ever commit together. Who counts no rows goes along with any that left out the same.
+    """
+    by_work: dict[tuple[frozenset[TxId], tuple[tuple[int, ...], ...]], list[str]] = {}
+    uncounted: dict[frozenset[TxId], list[str]] = {}
+    for key, vote in sorted(votes.items()):
+        if vote.rows:
+            rows = tuple(r for m, r in zip(members, vote.rows, strict=True) if m.tx not in vote.excluded)
+            by_work.setdefault((frozenset(vote.excluded), rows), []).append(key)
+        else:
+            uncounted.setdefault(frozenset(vote.excluded), []).append(key)
+    for excluded, keys in uncounted.items():
+        alike = [c for (e, _), c in by_work.items() if e == excluded]
+        for c in alike or [by_work.setdefault((excluded, ()), [])]:
+            c += keys
+    classes = [(len(excluded), tuple(sorted(keys))) for (excluded, _), keys in by_work.items()]
     if majority_first:
-        return sorted(classes, key=lambda c: (-len(c[1]), len(c[0]), c[1]))
-    return sorted(classes, key=lambda c: (len(c[0]), -len(c[1]), c[1]))
+        return [keys for _, keys in sorted(classes, key=lambda c: (-len(c[1]), *c))]
+    return [keys for _, keys in sorted(classes, key=lambda c: (c[0], -len(c[1]), c[1]))]
 
 
-def _add_differing_rows(
-    members: Sequence[ReadyTx], votes: Mapping[str, EpochVoted], exclusions: dict[str, dict[TxId, str]]
-) -> tuple[str, ...]:
-    """A voter that changed another number of rows than most is treated as if it had excluded the member."""
-    if len({vote.rows for vote in votes.values()}) <= 1:
-        return ()
-    divergent = []
+def _differing_rows(
+    members: Sequence[ReadyTx], votes: Mapping[str, EpochVoted]
+) -> tuple[dict[TxId, str], tuple[str, ...]]:
+    """Members that changed another number of rows at some voters than at others, and who is the odd one out."""
+    if len({vote.rows for vote in votes.values() if vote.rows}) <= 1:
+        return {}, ()
+    differing, divergent = {}, []
     for index, member in enumerate(members):
         rows = {
             key: vote.rows[index] for key, vote in sorted(votes.items()) if vote.rows and member.tx not in vote.excluded
@@ -120,8 +137,8 @@ def _add_differing_rows(
         if len(set(rows.values())) <= 1:
             continue
         usual = Counter(rows.values()).most_common(1)[0][0]
+        differing[member.tx] = "it changed another number of rows at some replicas than at others"
         for key, count in rows.items():
             if count != usual:
-                exclusions[key][member.tx] = f"changed {count} rows where others changed {usual}"
                 divergent.append(f"{key} changed {count} rows in {member.tx} where others changed {usual}")
-    return tuple(divergent)
+    return differing, tuple(divergent)

@@ -30,6 +30,7 @@ from tops.messages import (
     LinkMessage,
     LocalCommitOrdered,
     LogEntry,
+    MembershipAnswered,
     ParticipantLost,
     PeersAsked,
     Publication,
@@ -41,12 +42,12 @@ from tops.messages import (
     ScopeChosen,
     SubscriptionChanged,
     TxAbandoned,
-    TypeAdvertised,
     TypeAnswered,
     decode_body,
-    publication_type,
+    type_of,
 )
 from tops.records import AnyRecord
+from tops.transactions import TxState
 
 TX_ROUTES_MAX = 100_000
 
@@ -65,7 +66,8 @@ class BrokerCore:
         self.name, self.incarnation, self.topology = name, incarnation, topology
         self.table = RoutingTable()
         self.edge = Edge()
-        self.rendezvous = Rendezvous(name, incarnation, predicates or {}, options or RendezvousOptions())
+        known = {} if predicates is None else predicates  # kept as it is: more may be registered later
+        self.rendezvous = Rendezvous(name, incarnation, known, options or RendezvousOptions())
         self.neighbours: dict[NodeId, int] = {}  # neighbouring brokers -> their incarnation
         self.tx_routes: OrderedDict[TxId, list[NodeId]] = OrderedDict()  # where a transaction was announced
 
@@ -115,8 +117,7 @@ class BrokerCore:
         if isinstance(message, Dissemination):
             if message.upward:
                 return self._ascend(message, link, now)
-            self.table.learn(message.lineage)
-            return self._descend(message.publication, message.rendezvous, exclude=link)
+            return self._descend(message.publication, message.lineage, message.rendezvous, exclude=link)
         if isinstance(message, RouteAdded | RouteRemoved | RoutesReset):
             return self._routes_changed(link, message)
         return []
@@ -135,9 +136,9 @@ class BrokerCore:
                 publication=message.publication,
                 lineage=message.lineage,
             )
-            return self._ascend(stamped, site.name, now)
+            return self._ascend(stamped, None, now)  # its publisher may subscribe to it, too
         if isinstance(message, ScopeChosen):
-            return [self._to_site(site.name, held, self.name) for held in self.edge.chosen(site, message)]
+            return self._release(site.name, self.edge.chosen(site, message))
         if isinstance(message, SubscriptionChanged):
             return self._subscribed(site, message, now)
         return []
@@ -154,7 +155,11 @@ class BrokerCore:
         if not isinstance(body, CensusReplied):
             return self._route(stamped, now)
         held = self.edge.on_replied(site, body.tx, body.pseudonym)
-        return [self._to_site(site.name, p, self.name) for p in held] + self._route(stamped, now)
+        return self._release(site.name, held) + self._route(stamped, now)
+
+    def _release(self, site: NodeId, held: list[Publication]) -> list[Effect]:
+        """What was held back until it was known what the site takes."""
+        return [Send(site, _downward(p, (), self.name, self.name, self.incarnation)) for p in held]
 
     # ---------------------------------------------------------------------------------------------------- letters
 
@@ -167,11 +172,11 @@ class BrokerCore:
             owner = self.edge.owners.get(to.handle)
             if owner is None or to.incarnation not in (0, self.edge.sites[owner].incarnation):
                 return []
+            if isinstance(envelope.body, MembershipAnswered) and envelope.body.state is TxState.ABORTED:
+                self.edge.end(envelope.body.tx)  # the coordinator's crash was its end
             return [Send(owner, envelope)]
         if isinstance(envelope.body, PeersAsked):
             return [Send(s, envelope) for s in self.edge.subscribers_of(envelope.body.epoch.event_type)]
-        if isinstance(envelope.body, TypeAdvertised):
-            self.table.learn(tuple(d.name for d in reversed(envelope.body.definitions)))
         effects = self.rendezvous.on_letter(envelope.body, envelope.sender, envelope.incarnation, now)
         return self._carry_out(effects, now)
 
@@ -187,22 +192,24 @@ class BrokerCore:
         self, effects: list[Effect], now: float, done: Publication | None = None, exclude: NodeId | None = None
     ) -> list[Effect]:
         """Turn the coordinator's wishes into messages. `done` has been passed to the subtree behind `exclude`."""
+        types = self.rendezvous.types
         carried: list[Effect] = []
         for effect in effects:
             if isinstance(effect, Post):
                 carried += self._post(effect.to, effect.letter, now)
             elif isinstance(effect, Disseminate):
                 skip = exclude if effect.publication is done else None
-                carried += self._descend(effect.publication, self.name, skip)
+                name = type_of(effect.publication)
+                lineage = types.lineage(name) if name in types else (name,)
+                carried += self._descend(effect.publication, lineage, self.name, skip)
             else:
                 carried.append(effect)
         return carried
 
     # ----------------------------------------------------------------------------------------------- publications
 
-    def _ascend(self, dissemination: Dissemination, link: NodeId, now: float) -> list[Effect]:
+    def _ascend(self, dissemination: Dissemination, link: NodeId | None, now: float) -> list[Effect]:
         publication = dissemination.publication
-        self.table.learn(dissemination.lineage)
         # A broker behind the link has passed it to its own subtree; a site gets its own events back from here.
         passed = link if dissemination.early and link not in self.edge.sites else None
         if dissemination.rendezvous == self.name:
@@ -211,20 +218,22 @@ class BrokerCore:
         hop = self.topology.next_hop(self.name, dissemination.rendezvous)
         up: list[Effect] = [] if hop is None else [Send(hop, dissemination)]
         if dissemination.early:
-            return self._descend(publication, dissemination.rendezvous, exclude=passed) + up
+            return self._descend(publication, dissemination.lineage, dissemination.rendezvous, exclude=passed) + up
         return up
 
-    def _descend(self, publication: Publication, rendezvous: NodeId, exclude: NodeId | None) -> list[Effect]:
+    def _descend(
+        self, publication: Publication, lineage: tuple[str, ...], rendezvous: NodeId, exclude: NodeId | None
+    ) -> list[Effect]:
         if isinstance(publication, EventsPublished):
-            return self._descend_events(publication, rendezvous, exclude)
+            return self._descend_events(publication, lineage, rendezvous, exclude)
         parent = self.topology.next_hop(self.name, rendezvous)
-        # One message for all links: whoever carries out the effects encodes it once.
-        downward = self._downward(publication, rendezvous)
-        effects: list[Effect] = [
-            Send(link, downward)
-            for link in self._links_for(publication)
-            if link != exclude and link != parent and (link not in self.edge.sites or self._passes(link, publication))
-        ]
+        effects: list[Effect] = []
+        downward = _downward(publication, lineage, rendezvous, self.name, self.incarnation)
+        for link in self._links_for(publication, lineage):
+            if link in (exclude, parent):
+                continue
+            if link not in self.edge.sites or self._passes(link, publication, lineage):
+                effects.append(Send(link, downward))
         if isinstance(publication, LocalCommitOrdered) or (
             isinstance(publication, TxAbandoned) and not publication.distributed_only
         ):
@@ -232,18 +241,20 @@ class BrokerCore:
             self.edge.end(publication.tx)
         return effects
 
-    def _descend_events(self, published: EventsPublished, rendezvous: NodeId, exclude: NodeId | None) -> list[Effect]:
+    def _descend_events(
+        self, published: EventsPublished, lineage: tuple[str, ...], rendezvous: NodeId, exclude: NodeId | None
+    ) -> list[Effect]:
         """Several events at once; they are looked into only where somebody wants a part of them."""
         skip = (exclude, self.topology.next_hop(self.name, rendezvous))
-        whole = self._downward(published, rendezvous)
-        links = self.table.interested_in_all(published.event_type)
+        whole = _downward(published, lineage, rendezvous, self.name, self.incarnation)
+        links = self.table.interested_in_all(lineage)
         if links is not None:
             return [Send(link, whole) for link in links if link not in skip]
         wanted: dict[NodeId, list[msgspec.Raw]] = {}
         for encoded in published.bodies:
             body = decode_body(encoded)
             if body is not None:
-                for link in self.table.interested(published.event_type, body):
+                for link in self.table.interested(lineage, body):
                     wanted.setdefault(link, []).append(encoded)
         effects: list[Effect] = []
         for link, bodies in wanted.items():
@@ -252,16 +263,15 @@ class BrokerCore:
             message = whole
             if len(bodies) < len(published.bodies):
                 part = msgspec.structs.replace(published, bodies=tuple(bodies))
-                message = self._downward(part, rendezvous)
+                message = _downward(part, lineage, rendezvous, self.name, self.incarnation)
             effects.append(Send(link, message))
         return effects
 
-    def _links_for(self, publication: Publication) -> list[NodeId]:
+    def _links_for(self, publication: Publication, lineage: tuple[str, ...]) -> list[NodeId]:
         if isinstance(publication, Published):
-            return self.table.interested(publication.event.type, publication.event.body)
+            return self.table.interested(lineage, publication.event.body)
         if isinstance(publication, CensusOpened):
-            spec = publication.spec
-            links = self.table.interested(spec.event_type, spec.attributes)
+            links = self.table.interested(lineage, publication.spec.attributes)
             self.tx_routes[publication.tx] = links
             if len(self.tx_routes) > TX_ROUTES_MAX:
                 self.tx_routes.popitem(last=False)
@@ -270,28 +280,10 @@ class BrokerCore:
             return []  # each of its events has its own
         return self.tx_routes.get(publication.tx, [])
 
-    def _passes(self, site: NodeId, publication: Publication) -> bool:
+    def _passes(self, site: NodeId, publication: Publication, lineage: tuple[str, ...]) -> bool:
         if isinstance(publication, Published | EventsPublished):
             return True
-        types: frozenset[str] = frozenset()
-        if isinstance(publication, CensusOpened):
-            types = frozenset(self.table.lineage(publication.spec.event_type))
-        return self.edge.pass_on(site, publication.tx, publication, types)
-
-    def _to_site(self, site: NodeId, publication: Publication, rendezvous: NodeId) -> Effect:
-        return Send(site, self._downward(publication, rendezvous))
-
-    def _downward(self, publication: Publication, rendezvous: NodeId) -> Dissemination:
-        lineage = self.table.lineage(publication_type(publication))
-        return Dissemination(
-            rendezvous=rendezvous,
-            upward=False,
-            early=False,
-            sender=Address(self.name),
-            incarnation=self.incarnation,
-            publication=publication,
-            lineage=lineage if len(lineage) > 1 else (),
-        )
+        return self.edge.pass_on(site, publication.tx, publication, lineage)
 
     # ------------------------------------------------------------------------------------------------ subscriptions
 
@@ -362,3 +354,17 @@ class BrokerCore:
     def recovered(self, now: float) -> list[Effect]:
         """The journal has been read to its end."""
         return self._carry_out(self.rendezvous.recovered(), now)
+
+
+def _downward(
+    publication: Publication, lineage: tuple[str, ...], rendezvous: NodeId, me: NodeId, incarnation: int
+) -> Dissemination:
+    return Dissemination(
+        rendezvous=rendezvous,
+        upward=False,
+        early=False,
+        sender=Address(me),
+        incarnation=incarnation,
+        publication=publication,
+        lineage=lineage,
+    )

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from tops.constraints import Predicate, admits, unmet
+from tops.constraints import Predicate, admits, constrains_participants, unmet
 from tops.ids import Pseudonym, TxId, hashed
 from tops.messages import Address, TxSpec
 
@@ -60,7 +60,7 @@ class Census:
     def unfulfilled(self) -> str | None:
         """Why the transaction can't begin with those who answered, or None."""
         counted = [m.identity for m in self.members.values() if m.counts]
-        if not counted and not self.spec.constraints:
+        if not counted and not constrains_participants(self.spec.constraints):
             return "nobody joined"
         return unmet(self.spec.constraints, counted, self.predicates)
 

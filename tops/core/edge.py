@@ -4,6 +4,8 @@ It knows each site's subscriptions and the handles that the site goes by, and it
 events of a transaction reach only sites that have chosen to take them, and are held back until they have.
 """
 
+from collections import OrderedDict
+
 import msgspec
 
 from tops.filters import Filter
@@ -20,6 +22,7 @@ from tops.messages import (
 from tops.transactions import Scope, granted_scope
 
 WITHHELD_MAX = 10_000
+TRANSACTIONS_MAX = 10_000  # a site's open ones; whose end was lost with a broker makes room for newer ones
 
 
 class Taken(msgspec.Struct):
@@ -33,6 +36,7 @@ class Taken(msgspec.Struct):
     distributed: bool = False
     pseudonyms: set[str] = set()
     withheld: list[Publication] = []
+    ended: bool = False  # the transaction is over; kept until the site has chosen and got what was held back
 
     def choose(self, scope: Scope, distributed: bool) -> list[Publication]:
         """It is known what the site takes; returns what was held back for it."""
@@ -52,7 +56,7 @@ class SiteLink(msgspec.Struct):
     subscriptions: dict[int, SubscriptionChanged] = {}
     handles: set[str] = set()
     contacts: dict[NodeId, set[str]] = {}  # rendezvous brokers it wrote to, and under which handles
-    transactions: dict[TxId, Taken] = {}
+    transactions: OrderedDict[TxId, Taken] = msgspec.field(default_factory=OrderedDict)
 
 
 class Edge:
@@ -67,9 +71,7 @@ class Edge:
         known = self.sites.get(name)
         if known is None or known.incarnation != incarnation:
             self.forget(name)
-            self.sites[name] = SiteLink(
-                name, incarnation, subscriptions={}, handles={name}, contacts={}, transactions={}
-            )
+            self.sites[name] = SiteLink(name, incarnation, subscriptions={}, handles={name}, contacts={})
             self.owners[name] = name
 
     def forget(self, name: NodeId) -> SiteLink | None:
@@ -105,14 +107,19 @@ class Edge:
 
     # --------------------------------------------------------------------------------------------- transactions
 
-    def pass_on(self, name: NodeId, tx: TxId, publication: Publication, types: frozenset[str]) -> bool:
+    def pass_on(self, name: NodeId, tx: TxId, publication: Publication, types: tuple[str, ...]) -> bool:
         """Whether a transaction's publication goes to this site now; if the site has not chosen yet it is kept."""
         site = self.sites.get(name)
         if site is None:
             return False
         if isinstance(publication, CensusOpened):
-            site.transactions[tx] = taken = self._standing(site, publication.spec, types)
-            return taken.scope is None or taken.takes_any()
+            taken = self._standing(site, publication.spec, types)
+            if taken.scope is not None and not taken.takes_any():
+                return False
+            site.transactions[tx] = taken
+            if len(site.transactions) > TRANSACTIONS_MAX:
+                site.transactions.popitem(last=False)
+            return True
         known = site.transactions.get(tx)
         if known is None:
             return False
@@ -130,8 +137,13 @@ class Edge:
 
     def chosen(self, site: SiteLink, choice: ScopeChosen) -> list[Publication]:
         """The site has said what it takes; returns what was held back for it."""
-        taken = site.transactions.setdefault(choice.tx, Taken(pseudonyms=set(), withheld=[]))
-        return taken.choose(choice.scope, choice.distributed)
+        taken = site.transactions.get(choice.tx)
+        if taken is None:
+            return []
+        withheld = taken.choose(choice.scope, choice.distributed)
+        if taken.ended or not taken.takes_any():
+            del site.transactions[choice.tx]
+        return withheld
 
     def on_replied(self, site: SiteLink, tx: TxId, pseudonym: str) -> list[Publication]:
         """The site asks to be a distributed participant; returns what was held back for it."""
@@ -147,8 +159,10 @@ class Edge:
             taken = site.transactions.get(tx)
             if taken is not None and taken.scope is not None:
                 del site.transactions[tx]
+            elif taken is not None:
+                taken.ended = True
 
-    def _standing(self, site: SiteLink, spec: TxSpec, types: frozenset[str]) -> Taken:
+    def _standing(self, site: SiteLink, spec: TxSpec, types: tuple[str, ...]) -> Taken:
         """What the site takes without being asked, or an open question."""
         taken = Taken(scope=Scope.NONE, pseudonyms=set(), withheld=[])
         for s in site.subscriptions.values():

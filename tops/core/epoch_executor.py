@@ -7,7 +7,7 @@ held until everything before it is applied; while a promise is open nothing else
     IDLE -> APPLYING -> IDLE                              entries that others have committed, from the log
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from enum import Enum
 
@@ -36,7 +36,7 @@ from tops.messages import (
     PrepareEpoch,
 )
 
-ABANDONED = "this attempt was overtaken"
+COLLECTED_MAX = 10_000
 
 
 class Work(Enum):
@@ -64,22 +64,30 @@ class EpochExecutor:
         self.memo: Memo | None = None  # of the epoch in RUNNING, PROMISED or FINISHING
         self.doubt: Doubt | None = None
         self.doubts: deque[Memo] = deque()  # promises found after a crash, to be resolved before anything else
-        self.collected: dict[TxId, list[Event]] = {}  # events of interactive transactions, kept until their epoch
+        self.collected: OrderedDict[TxId, list[Event]] = OrderedDict()  # of interactive transactions, until they end
         self._calls, self._brokers, self._doubt_s = calls, brokers, doubt_s
         self._progressed = progressed  # told whether we have just caught up
         self._held: PrepareEpoch | None = None
         self._decision: frozenset[str] | None = None
         self._log: dict[tuple[int, int], LogDelivered] = {}
+        self._leaving = False
 
     # -------------------------------------------------------------------------------------------------- preparing
 
+    def expect(self, tx: TxId) -> None:
+        """An interactive transaction on the replica set was announced."""
+        self.collected.setdefault(tx, [])
+        if len(self.collected) > COLLECTED_MAX:
+            self.collected.popitem(last=False)  # whoever still wants it prepared hears that its events are missing
+
     def collect(self, tx: TxId, sequence: int, event: Event) -> None:
         """An event of an interactive transaction; nothing is executed before prepare."""
-        events = self.collected.setdefault(tx, [])
-        if sequence == len(events) + 1:
+        events = self.collected.get(tx)
+        if events is not None and sequence == len(events) + 1:
             events.append(event)
 
     def forget(self, tx: TxId) -> None:
+        """It ended without being committed here."""
         self.collected.pop(tx, None)
 
     def on_prepare(self, prepare: PrepareEpoch) -> list[Effect]:
@@ -98,7 +106,7 @@ class EpochExecutor:
         memo = self.memo
 
         def prepared(result: BatchPrepared) -> list[Effect]:
-            return self._prepared(memo, result, missing)
+            return self._prepared(memo, _aligned(result, memo, missing), missing)
 
         call = self._calls.open(prepared)
         return [PrepareBatch(self.subscription, call, memo, members)]
@@ -130,8 +138,8 @@ class EpochExecutor:
             digest=memo.digest,
             voter=memo.voter,
             excluded={**missing, **result.excluded},
-            rows=result.rows if not missing else (),
-            results=result.results if not missing else (),
+            rows=result.rows,
+            results=result.results,
         )
         return [Post(Address(memo.epoch.coordinator), vote), self.doubt.wait()]
 
@@ -200,7 +208,7 @@ class EpochExecutor:
             for entry in entries:
                 for logged in entry.transactions:
                     self.collected.pop(logged.tx, None)
-            return self._progressed(not self._log) + self._go_on()
+            return ([] if self._leaving else self._progressed(not self._log)) + self._go_on()
 
         call = self._calls.open(applied)
         return [ApplyEntries(self.subscription, call, entries, delivered.upto)]
@@ -219,6 +227,8 @@ class EpochExecutor:
             return []
         if self.doubts:
             return self._resume_doubt()
+        if self._leaving:
+            return []
         delivery = self._next_delivery()
         if delivery is not None:
             return self._apply(delivery)
@@ -228,6 +238,14 @@ class EpochExecutor:
             elif self._held.epoch.number == self.position + 1:
                 return self._start(self._held)
         return []
+
+    def leave(self) -> bool:
+        """The subscription ended: nothing new is begun. Whether a promise is open that must still be kept."""
+        self._leaving, self._held = True, None
+        return self.memo is not None or bool(self.doubts)
+
+    def promised_as(self, voter: str) -> bool:
+        return self.memo is not None and self.memo.voter == voter
 
     def on_doubt(self) -> list[Effect]:
         return self.doubt.ask() if self.doubt is not None and self.work is Work.PROMISED else []
@@ -242,6 +260,18 @@ class EpochExecutor:
         self.work = Work.PROMISED
         self.doubt = Doubt(self.memo, self._brokers, self._doubt_s)
         return self.doubt.ask()
+
+
+def _aligned(result: BatchPrepared, memo: Memo, missing: dict[TxId, str]) -> BatchPrepared:
+    """One element per member of the epoch, also for those that the database was not asked for."""
+    if not missing:
+        return result
+    rows, results = iter(result.rows), iter(result.results)
+    return BatchPrepared(
+        result.excluded,
+        tuple(() if tx in missing else next(rows) for tx in memo.transactions) if result.rows else (),
+        tuple(b"" if tx in missing else next(results) for tx in memo.transactions) if result.results else (),
+    )
 
 
 def _newer(one: EpochId, other: EpochId) -> bool:

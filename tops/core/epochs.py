@@ -109,8 +109,8 @@ class EpochCoordinator:
         self.settled = settled  # what follows a decision for those who do not vote: local subscribers
         self.questions: dict[int, list[tuple[EpochId, str, str, Address]]] = {}  # waiting for the disk
         self.queue: deque[ReadyTx] = deque()
+        self.held: set[TxId] = set()  # waiting here or in flight
         self.in_flight: dict[int, Epoch] = {}
-        self.open: set[TxId] = set()  # everything in the queue or in flight
         self.decided: dict[EpochId, Decided] = {}
         self.volatile_number = 0
         self.notes: dict[tuple[EpochId, str], Address] = {}  # finishes that are not on disk yet
@@ -120,7 +120,7 @@ class EpochCoordinator:
     def submit(self, ready: ReadyTx) -> list[Effect]:
         """A transaction is ready to be prepared; it starts at once if nothing is in its way."""
         self.queue.append(ready)
-        self.open.add(ready.tx)
+        self.held.add(ready.tx)
         return self.start()
 
     def withdraw(self, tx: TxId) -> bool:
@@ -128,7 +128,7 @@ class EpochCoordinator:
         for ready in self.queue:
             if ready.tx == tx:
                 self.queue.remove(ready)
-                self.open.discard(tx)
+                self.held.discard(tx)
                 return True
         return False
 
@@ -141,7 +141,7 @@ class EpochCoordinator:
 
     def holds(self, tx: TxId) -> bool:
         """Whether the transaction waits here or is in flight."""
-        return tx in self.open
+        return tx in self.held
 
     def start(self) -> list[Effect]:
         """Form epochs from the queue as long as one may be in flight."""
@@ -157,14 +157,14 @@ class EpochCoordinator:
         effects: list[Effect] = []
         group: list[ReadyTx] = []
         voters: dict[str, Member] = {}
-        verdicts: dict[object, str | None] = {}  # many members share their constraints
+        met: set[object] = set()  # constraints that hold with these voters; many members share theirs
         while self.queue and len(group) < self.options.members_max:
             ready = self.queue[0]
             own = self._voters_of(ready)
             if group and (own.keys() != voters.keys() or ready.alone or group[0].alone):
                 break
             self.queue.popleft()
-            lacking = self._lacking(ready, own, verdicts)
+            lacking = self._lacking(ready, own, met)
             if lacking is not None:
                 effects += self._settle_abort(ready, lacking)
                 continue
@@ -181,19 +181,17 @@ class EpochCoordinator:
             if not m.standing or ((s := self.standing.answers.get(key)) is not None and self.standing.counted(s))
         }
 
-    def _lacking(self, ready: ReadyTx, voters: dict[str, Member], verdicts: dict[object, str | None]) -> str | None:
+    def _lacking(self, ready: ReadyTx, voters: dict[str, Member], met: set[object]) -> str | None:
         """The test before prepare: why the transaction can't commit with these voters."""
-        if ready.members is not None:
-            return shortfall(ready, frozenset(ready.members), voters, self.predicates)
-        if not voters:
-            return "no participant is there to commit it" if not ready.spec.constraints else self._unmet(ready, voters)
+        if ready.members is not None or not voters:
+            return shortfall(ready, frozenset(ready.members or ()), voters, self.predicates)
         constraints = ready.spec.constraints
-        if constraints not in verdicts:
-            verdicts[constraints] = self._unmet(ready, voters)
-        return verdicts[constraints]
-
-    def _unmet(self, ready: ReadyTx, voters: dict[str, Member]) -> str | None:
-        return unmet(ready.spec.constraints, [m.identity for m in voters.values()], self.predicates)
+        if constraints in met:
+            return None
+        lacking = unmet(constraints, [m.identity for m in voters.values()], self.predicates)
+        if lacking is None:
+            met.add(constraints)
+        return lacking
 
     def _prepare_new(self, group: list[ReadyTx], voters: dict[str, Member]) -> list[Effect]:
         if self.log is not None:
@@ -229,8 +227,10 @@ class EpochCoordinator:
         member = epoch.voters.get(voted.voter)
         if member is None or member.incarnation != incarnation or epoch.stage is not Stage.VOTING:
             return []
-        if voted.voter in epoch.votes or voted.voter in epoch.gone:
+        if voted.voter in epoch.votes or voted.voter in epoch.gone or not _fits(voted, epoch.members):
             return []
+        if any(told and len(told) != len(epoch.members) for told in (voted.rows, voted.results)):
+            return []  # no vote on these members
         epoch.votes[voted.voter] = voted
         return self._resolve(epoch) if self._complete(epoch) else []
 
@@ -304,7 +304,7 @@ class EpochCoordinator:
 
     def _timely_joiners(self, epoch: Epoch, verdict: Verdict) -> set[str]:
         """Replicas that are joining commit too if they prepared the very same members in time, and are welcome."""
-        rows = epoch.votes[min(verdict.committing)].rows
+        rows = self._first(epoch, verdict.committing).rows
         timely = {
             key
             for key, vote in epoch.votes.items()
@@ -319,6 +319,10 @@ class EpochCoordinator:
             if m.tx not in verdict.excluded
         )
         return timely if welcome else set()
+
+    def _first(self, epoch: Epoch, committing: frozenset[str]) -> EpochVoted:
+        """The vote whose rows and results count: the first of those that tell any."""
+        return epoch.votes[min(committing, key=lambda key: (not epoch.votes[key].rows, key))]
 
     def _try_again(self, epoch: Epoch, verdict: Verdict) -> list[Effect]:
         """A new attempt at the number without the members that stood in the way; its prepare undoes the old one."""
@@ -366,7 +370,7 @@ class EpochCoordinator:
 
     def _prepare_outcomes(self, epoch: Epoch, committed: list[ReadyTx]) -> None:
         index = {m.tx: i for i, m in enumerate(epoch.members)}
-        first = epoch.votes[min(epoch.committing)]  # the others' rows are the same, their results may differ
+        first = self._first(epoch, epoch.committing)  # the others' rows are the same, their results may differ
         number = epoch.id.number if self.log is not None else None
         for ready in committed:
             i = index[ready.tx]
@@ -411,7 +415,7 @@ class EpochCoordinator:
 
     def _settle_abort(self, ready: ReadyTx, reason: str) -> list[Effect]:
         outcome = TxOutcome(tx=ready.tx, outcome=Outcome.ABORTED, reason=reason)
-        self.open.discard(ready.tx)
+        self.held.discard(ready.tx)
         return self.outcomes.settle(outcome, ready.publisher) + self.settled(ready, False)
 
     # ----------------------------------------------------------------------------------------------------- finishing
@@ -465,16 +469,16 @@ class EpochCoordinator:
     def _end(self, epoch: Epoch, void: bool) -> list[Effect]:
         number = epoch.id.number
         del self.in_flight[number]
+        self.held.difference_update(epoch.committed)
         effects: list[Effect] = [CancelTimer(("epoch", self.event_type, number))]
         pending = tuple(sorted(epoch.voters[k].identity or k for k in epoch.committing - epoch.finished))
         for outcome, publisher in epoch.outcomes:
-            self.open.discard(outcome.tx)
             told = msgspec.structs.replace(outcome, pending=pending) if pending else outcome
             effects += self.outcomes.settle(told, publisher)
         if void and self.log is not None:
             entry = LogEntry(number=number)
             self.log.fill(entry)
-            # On disk before anybody is told: another life of this broker must not use the number for something else.
+            # Whoever hears that the number is void counts it as applied: it must not be given out again after a crash.
             effects.append(Persist(LogAppended(event_type=self.event_type, entry=entry)))
             effects += self.log.pump_all()
         return effects
@@ -493,11 +497,13 @@ class EpochCoordinator:
         elif self.log is None:
             known = self.decided.get(epoch)
             committing = known.committing if known is not None else frozenset()
-        elif epoch.number > self.log.last_number or epoch.number in self.log.tail:
+        elif epoch.number > self.log.last_number or epoch.number in self.log.tail or epoch.number in self.log.undecided:
             committing = _committing(self.log.tail.get(epoch.number), epoch)
         else:
             # Too old for memory: the disk knows. If it no longer does, only an operator can tell.
-            self.questions.setdefault(epoch.number, []).append((epoch, digest, voter, asker))
+            questions = self.questions.setdefault(epoch.number, [])
+            if (epoch, digest, voter, asker) not in questions:
+                questions.append((epoch, digest, voter, asker))
             return [ReadLog(self.event_type, QUESTION, epoch.number, epoch.number)]
         return [_told(epoch, digest, voter, committing, asker)]
 
@@ -528,6 +534,13 @@ class EpochCoordinator:
             case FinishesNoted(finished=finished):
                 for epoch, voter in finished:
                     self._forget(epoch, voter)
+
+
+def _fits(voted: EpochVoted, members: list[ReadyTx]) -> bool:
+    """Whether a vote speaks of these members; what else a confused voter says is no vote."""
+    per_member = (0, len(members))
+    known = voted.excluded.keys() <= {m.tx for m in members}
+    return known and len(voted.rows) in per_member and len(voted.results) in per_member
 
 
 def _committing(entry: LogEntry | None, epoch: EpochId) -> frozenset[str]:

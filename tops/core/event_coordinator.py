@@ -18,19 +18,24 @@ class EventCoordinator:
         self.last_sequence = 0
         self.state = TxState.CENSUS
         self.publishing: set[tuple[NodeId, int]] = set()  # public publishers that have not said they are done
+        self.admitted: dict[tuple[NodeId, int, int], int] = {}  # (publisher, its life, its request) -> sequence number
 
     def open(self) -> None:
         """The census went well: events are accepted from here on."""
         if self.state is TxState.CENSUS:
             self.state = TxState.ACTIVE
 
-    def admit(self, event: Event, publisher: tuple[NodeId, int] | None = None) -> TxPublished:
-        """The numbered event; refused with `TransactionClosed` unless the transaction is active."""
+    def admit(self, event: Event, publisher: tuple[NodeId, int] | None = None, request: int = 0) -> TxPublished:
+        """The numbered event; refused with `TransactionClosed` unless the transaction is active.
+
+        Whoever publishes from elsewhere looks first whether its request is among the `admitted`.
+        """
         if self.state is not TxState.ACTIVE:
             raise TransactionClosed(self.tx, self.state.value)
         self.last_sequence += 1
         if publisher is not None:
             self.publishing.add(publisher)
+            self.admitted[*publisher, request] = self.last_sequence
         return TxPublished(tx=self.tx, event_type=self.event_type, sequence=self.last_sequence, event=event)
 
     def close(self, state: TxState) -> None:

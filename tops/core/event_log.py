@@ -64,7 +64,10 @@ class EventLog:
 
     def fill(self, entry: LogEntry) -> None:
         """A number is decided (also by recovery): committed, or void if the entry is empty."""
-        self.last_number = max(self.last_number, entry.number)
+        if entry.number > self.last_number:
+            # Only in recovery: what lies between was given out, and is decided further on or not at all.
+            self.undecided.update(range(max(self.last_number + 1, self.oldest), entry.number))
+            self.last_number = entry.number
         self.undecided.discard(entry.number)
         self.tail[entry.number] = entry
         if entry.origin is not None:
@@ -90,10 +93,7 @@ class EventLog:
 
     def missing_numbers(self) -> list[int]:
         """After recovery: numbers that an earlier life gave out and never decided."""
-        if not self.tail:
-            return []
-        first = min(self.tail)
-        return [n for n in range(first, self.last_number + 1) if n not in self.tail]
+        return sorted(self.undecided)
 
     # ----------------------------------------------------------------------------------------------------- feeds
 

@@ -40,7 +40,7 @@ class LogReader:
         self._calls, self._open_local = calls, open_local
         self._todo: deque[LogEntry | int] = deque()  # entries, and positions that are reached after them
         self._queued_upto: int | None = None
-        self._busy = False
+        self._taking: int | None = None  # the number that the application is at
         self._told = position
 
     def want(self) -> list[Effect]:
@@ -60,7 +60,7 @@ class LogReader:
     def restart(self) -> list[Effect]:
         """The link is new: what was on its way may be lost."""
         self._todo.clear()
-        self._queued_upto = self.position
+        self._queued_upto = self.position if self._taking is None else self._taking
         return self.want()
 
     def on_delivered(self, delivered: LogDelivered) -> list[Effect]:
@@ -76,19 +76,19 @@ class LogReader:
 
     def _go_on(self) -> list[Effect]:
         effects: list[Effect] = []
-        while self._todo and not self._busy:
+        while self._todo and self._taking is None:
             item = self._todo.popleft()
             if isinstance(item, int):
                 self.position = item
             else:
                 effects += self._take(item)
         behind = (self.position or 0) - (self._told or 0)
-        if not self._busy and (behind * 2 >= self.credit or (behind and not self._todo)):
+        if self._taking is None and (behind * 2 >= self.credit or (behind and not self._todo)):
             effects += self.want()
         return effects
 
     def _take(self, entry: LogEntry) -> list[Effect]:
-        self._busy = True
+        self._taking = entry.number
         if entry.event is not None:
             call = self._calls.open(lambda _: self._taken(entry.number))
             return [TakeEvent(self.subscription, call, entry.number, entry.event)]
@@ -112,6 +112,6 @@ class LogReader:
         return executor.ask(Address(self.coordinator), chosen)
 
     def _taken(self, number: int) -> list[Effect]:
-        self._busy = False
+        self._taking = None
         self.position = number
         return self._go_on()

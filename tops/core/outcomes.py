@@ -68,14 +68,14 @@ class Outcomes:
 
     def ask(self, tx: TxId, asker: Address, alive: bool) -> list[Effect]:
         """Somebody wants to know. `alive`: the coordinator is still at it, and the answer comes when it ends."""
+        if alive:  # also after a decision: "committed" is said when the committing set has finished, or is named
+            self.askers.setdefault(tx, []).append(asker)
+            return []
         known = self.committed.get(tx)
         if known is not None:
             return [Post(asker, known)]
         if tx in self.aborted:
             return [Post(asker, TxOutcome(tx=tx, outcome=Outcome.ABORTED, reason=self.aborted[tx]))]
-        if alive:
-            self.askers.setdefault(tx, []).append(asker)
-            return []
         life, counter = _split(tx)
         if counter <= self.forgotten.get(life, 0):
             reason = "it ended too long ago to be remembered"

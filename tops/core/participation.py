@@ -129,8 +129,8 @@ class Participation:
         self.site, self.types, self.calls, self.brokers = site, types, calls, brokers
         self.rendezvous, self.entropy, self.options = rendezvous, entropy, options
         self.subscriptions: dict[int, Subscription] = {}
+        self.leaving: dict[int, Subscription] = {}  # ended, with a promise of a replica that waits for its decision
         self.executors: dict[TxId, dict[int, SubTxExecutor]] = {}
-        self.lineages: dict[str, tuple[str, ...]] = {}  # of types that this site has no definition of
         self.epochs: dict[EpochKey, CallbackEpoch] = {}
         self.newest: dict[tuple[str, int, int], CallbackEpoch] = {}  # the attempt that counts, per number
         self.voters: dict[str, int] = {}  # what we vote under -> subscription
@@ -180,10 +180,13 @@ class Participation:
         return [*self._announce(subscription, link), Answer(request, number)]
 
     def unsubscribe(self, number: int, link: NodeId | None) -> list[Effect]:
-        """End a subscription; whoever takes part in a transaction through it gives up."""
+        """End a subscription; whoever takes part in a transaction through it gives up, and keeps what it promised."""
         subscription = self.subscriptions.pop(number, None)
         if subscription is None:
             return []
+        self.leaving = {n: s for n, s in self.leaving.items() if s.replica is not None and s.replica.leave()}
+        if subscription.replica is not None and subscription.replica.leave():
+            self.leaving[number] = subscription
         effects: list[Effect] = []
         for executors in list(self.executors.values()):
             if number in executors:
@@ -251,6 +254,7 @@ class Participation:
             secret=s.secret,
             identity=self.site,
             position=s.replica.position if s.replica is not None else None,
+            subscription=s.number,
         )
         return Post(Address(s.coordinator), answered)
 
@@ -281,15 +285,16 @@ class Participation:
 
     # ---------------------------------------------------------------------------------------------- publications
 
-    def on_publication(self, publication: Publication, link: NodeId) -> list[Effect]:
+    def on_publication(self, publication: Publication, lineage: Sequence[str], link: NodeId) -> list[Effect]:
+        """What came down the tree; `lineage` is its type's, which this site need not know."""
         if isinstance(publication, TxPublished):
             return self._event(publication)
         if isinstance(publication, Published):
-            return self._deliver(publication.event, publication.origin)
+            return self._deliver(publication.event, publication.origin, lineage)
         if isinstance(publication, EventsPublished):
-            return self._deliver_all(publication.event_type, publication.bodies, publication.origin)
+            return self._deliver_all(publication, lineage)
         if isinstance(publication, CensusOpened):
-            return self._census(publication, link)
+            return self._census(publication, lineage, link)
         if isinstance(publication, TxBegan):
             members = publication.members
             return self._each(publication.tx, lambda e: e.on_began(members))
@@ -333,49 +338,40 @@ class Participation:
         _trim(self.latest)
         return False
 
-    def _deliver(self, event: Event, origin: Origin) -> list[Effect]:
+    def _deliver(self, event: Event, origin: Origin, lineage: Sequence[str]) -> list[Effect]:
         if self._is_repeated(origin):
             return []
-        lineage = self._lineage(event.type)
         return [
             Deliver(s.number, event)
             for s in self.subscriptions.values()
             if s.wish.durable is None and s.matches(lineage, event.body)
         ]
 
-    def _deliver_all(self, event_type: str, encoded: Sequence[msgspec.Raw], origin: Origin) -> list[Effect]:
-        if self._is_repeated(origin):
-            return []
-        lineage = self._lineage(event_type)
+    def _deliver_all(self, published: EventsPublished, lineage: Sequence[str]) -> list[Effect]:
         takers = [s for s in self.subscriptions.values() if s.wish.durable is None and s.type_name in lineage]
-        if not takers:
+        if not takers or self._is_repeated(published.origin):
             return []
-        bodies = tuple(body for each in encoded if (body := decode_body(each)) is not None)
+        bodies = tuple(body for each in published.bodies if (body := decode_body(each)) is not None)
         effects: list[Effect] = []
         for s in takers:
             wanted = bodies
             if s.wish.filter != EVERYTHING:
                 wanted = tuple(body for body in bodies if s.wish.filter.matches(body))
             if wanted:
-                effects.append(DeliverAll(s.number, event_type, wanted))
+                effects.append(DeliverAll(s.number, published.event_type, wanted))
         return effects
 
-    def _lineage(self, event_type: str) -> tuple[str, ...]:
-        """The type and its ancestors, by definition or as its publication told."""
-        if event_type in self.types:
-            return self.types.lineage(event_type)
-        return self.lineages.get(event_type, (event_type,))
-
-    def _census(self, census: CensusOpened, link: NodeId) -> list[Effect]:
+    def _census(self, census: CensusOpened, lineage: Sequence[str], link: NodeId) -> list[Effect]:
         if census.tx in self.ended:
             return []  # met again on a slower path
-        lineage = self._lineage(census.spec.event_type)
         asked: list[SubTxExecutor] = []
         effects: list[Effect] = []
         for s in self.subscriptions.values():
             known = s.number in self.executors.get(census.tx, {})
             if known or not s.matches(lineage, census.spec.attributes):
                 continue
+            if s.replica is not None and census.spec.census is not None:
+                s.replica.expect(census.tx)
             if s.replica is not None or (s.wish.durable is not None and s.wish.scope is not Scope.DISTRIBUTED):
                 continue  # it is prepared as a batch, or taken from the log
             if s.wish.scope is Scope.DISTRIBUTED:
@@ -473,6 +469,8 @@ class Participation:
         s = self.subscriptions.get(self.voters.get(prepare.voter, -1))
         if s is None:
             return []  # not said under any name of ours: the coordinator stops waiting for it
+        if prepare.epoch in self.decisions:
+            return []  # late: this attempt has been decided
         if s.replica is not None:
             return s.replica.on_prepare(prepare)
         known = self.newest.get(_key(prepare.voter, prepare.epoch)[:3])
@@ -481,15 +479,16 @@ class Participation:
             if known.memo.epoch.attempt >= prepare.epoch.attempt:
                 return []
             effects += known.superseded()
-            for tx in set(known.memo.transactions) - {m.tx for m in prepare.members}:
-                if tx in known.executors:
+            left = {m.tx for m in prepare.members}
+            for tx in known.memo.transactions:
+                if tx in known.executors and tx not in left:
                     effects += known.executors[tx].finish(False, list)
         memo = Memo(prepare.epoch, prepare.digest, prepare.voter, tuple(m.tx for m in prepare.members))
         executors: dict[TxId, SubTxExecutor] = {}
         for member in prepare.members:
             executor = self.executors.get(member.tx, {}).get(s.number)
-            if executor is None and member.events is not None:
-                executor, begun = self._one_shot(s, prepare.epoch, member.tx, member.events)
+            if (executor is None or executor.undoing) and member.events is not None:
+                executor, begun = self._one_shot(s, prepare.epoch, member.tx, member.events, executor)
                 effects += begun
             if executor is not None:
                 executors[member.tx] = executor
@@ -498,11 +497,13 @@ class Participation:
         return effects + epoch.prepare(prepare.members)
 
     def _one_shot(
-        self, s: Subscription, epoch: EpochId, tx: TxId, events: tuple[Event, ...]
+        self, s: Subscription, epoch: EpochId, tx: TxId, events: tuple[Event, ...], former: SubTxExecutor | None
     ) -> tuple[SubTxExecutor, list[Effect]]:
         spec = TxSpec(epoch.event_type, TxType.DISTRIBUTED, census=None)
         executor = self._executor(s, tx, spec, standing_pseudonym(s.secret, tx), s.voter)
         executor.begin()
+        if former is not None:
+            executor.follow(former)
         effects: list[Effect] = []
         for sequence, event in enumerate(events, start=1):
             effects += executor.on_event(sequence, event)
@@ -538,10 +539,16 @@ class Participation:
         known = self.epochs.get(_key(voter, epoch))
         if known is not None and known.memo.epoch == epoch and known.memo.digest == digest:
             return known.on_decided(committing)
-        s = self.subscriptions.get(self.voters.get(voter, -1))
-        if s is not None and s.replica is not None:
-            return s.replica.learn(epoch, digest, committing)
-        return []
+        replica = self._replica(voter)
+        return replica.learn(epoch, digest, committing) if replica is not None else []
+
+    def _replica(self, voter: str) -> EpochExecutor | None:
+        """Who promised under this name, also one whose subscription has ended."""
+        number = self.voters.get(voter, -1)
+        for s in (self.leaving.get(number), self.subscriptions.get(number)):
+            if s is not None and s.replica is not None and (s.voter == voter or s.replica.promised_as(voter)):
+                return s.replica
+        return None
 
     def on_membership(self, answered: MembershipAnswered) -> list[Effect]:
         return self._each(answered.tx, lambda e: e.on_membership(answered) if e.voter == answered.voter else [])
@@ -556,7 +563,7 @@ class Participation:
         effects: list[Effect] = []
         for epoch in [e for e in self.epochs.values() if e.memo.epoch == knows.epoch]:
             effects += self._learn(epoch.memo.voter, knows.epoch, knows.digest, knows.committing)
-        for s in self.subscriptions.values():
+        for s in [*self.leaving.values(), *self.subscriptions.values()]:
             if s.replica is not None:
                 effects += s.replica.learn(knows.epoch, knows.digest, knows.committing)
         return effects
@@ -589,8 +596,8 @@ class Participation:
                 epoch = self.epochs.get((voter, int(incarnation), int(number), int(attempt)))
                 if epoch is not None:
                     return epoch.on_timer()
-                s = self.subscriptions.get(self.voters.get(voter, -1))
-                return s.replica.on_doubt() if s is not None and s.replica is not None else []
+                replica = self._replica(voter)
+                return replica.on_doubt() if replica is not None else []
         return []
 
     def on_noted(self, noted: FinishNoted) -> list[Effect]:

@@ -48,6 +48,7 @@ class PublisherTx:
         self.outcome: TxOutcome | None = None
         self.waited_s = 0.0
         self.one_shot = False
+        self.unchecked = False  # the application was told that votes are missing, and may not come back
         self.contributed = False  # somebody else's transaction
 
     # ------------------------------------------------------------------------------------------------------ opening
@@ -111,6 +112,9 @@ class PublisherTx:
         return [self._abort_order()]
 
     def on_votes_missing(self, missing: VotesMissing) -> list[Effect]:
+        if self.one_shot:
+            return []  # nobody is going to say whether to wait on: it ends with its votes, or with its time
+        self.unchecked = True
         waiting, self.ending = self.ending, []
         error = UncheckedTransaction(self.tx, missing.missing)
         return [Answer(request, error=error) for request in waiting]
@@ -148,8 +152,8 @@ class PublisherTx:
     # ------------------------------------------------------------------------------------------------------ repeating
 
     def waits(self) -> bool:
-        """Whether somebody at this site waits for an answer from outside."""
-        return bool(self.opening is not None or self.ending or self.publishing)
+        """Whether an answer from outside is still wanted, by somebody at this site or to forget the transaction."""
+        return bool(self.opening is not None or self.ending or self.publishing or self.unchecked)
 
     def repeat(self, elapsed_s: float, give_up_s: float) -> list[Effect]:
         """An answer is overdue: ask again, or, after long, tell the application that we do not know."""
@@ -159,9 +163,14 @@ class PublisherTx:
         to = Address(self.coordinator)
         if self.begin_message is not None and self.state is TxState.CENSUS:
             return [Post(to, self.begin_message)]
-        if not self.ending:
-            return []
-        if self.one_shot:
+        events: list[Effect] = [
+            Post(to, PublishInTx(tx=self.tx, request=request, event=event))
+            for request, event in self.publishing.items()
+        ]
+        return events + (self._repeat_wish(to) if self.ending or self.unchecked else [])
+
+    def _repeat_wish(self, to: Address) -> list[Effect]:
+        if self.one_shot or not self.ending:
             question = AskOutcome(tx=self.tx, tx_type=self.spec.tx_type, event_type=self.spec.event_type)
             return [Post(to, question)]
         if self.wish == "abort":
@@ -183,6 +192,6 @@ class PublisherTx:
 
     def _give_up(self) -> list[Effect]:
         waiting = [*([self.opening] if self.opening is not None else []), *self.ending, *self.publishing]
-        self.opening, self.ending = None, []
+        self.opening, self.ending, self.unchecked = None, [], False
         self.publishing.clear()
         return [Answer(request, error=OutcomeUnknown(self.tx, self.coordinator)) for request in waiting]

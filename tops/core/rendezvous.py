@@ -19,7 +19,7 @@ from tops.core.event_log import EventLog, Feed, Repetition
 from tops.core.local_relay import LocalRelay
 from tops.core.outcomes import Outcomes
 from tops.core.standing import StandingAnswers
-from tops.core.tx_coordinator import TxCoordinator
+from tops.core.tx_coordinator import TxCoordinator, decided_within_s
 from tops.effects import Disseminate, Effect, Note, Persist, Post, SetTimer
 from tops.errors import InvalidEventType, InvalidTransaction, InvariantBroken, TransactionClosed
 from tops.event_types import EventType, EventTypes
@@ -190,7 +190,7 @@ class Rendezvous:
                 family,
                 self.me,
                 self.incarnation,
-                StandingAnswers(self.options.lease_s),
+                StandingAnswers(self.options.lease_s, self.types.lineage),
                 log,
                 self.outcomes,
                 self.predicates,
@@ -282,7 +282,7 @@ class Rendezvous:
             return []
         self.relays[tx] = LocalRelay(tx, spec, initiator, keep_events=spec.event_type in self.logs_of, numbering=None)
         self.publishers[tx] = (NodeId(initiator.handle), incarnation)
-        return [Disseminate(census), SetTimer(("deadline", tx), spec.decide_within_s)]
+        return [Disseminate(census), SetTimer(("deadline", tx), decided_within_s(spec))]
 
     def _commit_local(self, tx: TxId, last_sequence: int | None, publisher: Address) -> list[Effect]:
         relay = self.relays[tx]
@@ -402,7 +402,7 @@ class Rendezvous:
         )
         census = CensusOpened(tx=tx, spec=m.spec, coordinator=self.me, incarnation=self.incarnation, initiator=sender)
         opened = TxOpened(tx=tx, state=TxState.ACTIVE)
-        return [learn, Disseminate(census), SetTimer(("deadline", tx), m.spec.decide_within_s), Post(sender, opened)]
+        return [learn, Disseminate(census), SetTimer(("deadline", tx), decided_within_s(m.spec)), Post(sender, opened)]
 
     def _public_again(self, tx: TxId, request: int, sender: Address) -> list[Effect]:
         learn = Post(sender, TxOpened(tx=tx, state=TxState.CENSUS, request=request))
@@ -413,8 +413,9 @@ class Rendezvous:
         return [learn, *([Post(sender, TxOpened(tx=tx, state=TxState.ACTIVE))] if active else [])]
 
     def _run_one_shot(self, m: RunOneShot, sender: Address, incarnation: int, now: float) -> list[Effect]:
-        if m.tx in self.coordinators or self.outcomes.is_refused(m.tx):
-            return self.outcomes.ask(m.tx, sender, alive=m.tx in self.coordinators)
+        alive = self._alive(m.tx, m.spec.event_type)
+        if alive or self.outcomes.is_refused(m.tx):
+            return self.outcomes.ask(m.tx, sender, alive)
         refusal = self._refusal(m.spec)
         if refusal is not None:
             outcome = TxOutcome(tx=m.tx, outcome=Outcome.ABORTED, reason=refusal)
@@ -462,12 +463,21 @@ class Rendezvous:
         if numbering is None:
             answer = PublishInTxAnswered(tx=m.tx, request=m.request, sequence=None, state=TxState.ABORTED)
             return [Post(sender, answer)]
+        publisher = (NodeId(sender.handle), incarnation)
+        known = numbering.admitted.get((*publisher, m.request))
+        if known is not None:  # asked again: the answer may have been lost
+            return [
+                Post(sender, PublishInTxAnswered(tx=m.tx, request=m.request, sequence=known, state=numbering.state))
+            ]
         try:
-            published = numbering.admit(m.event, (NodeId(sender.handle), incarnation))
+            new = publisher not in numbering.publishing
+            published = numbering.admit(m.event, publisher, m.request)
         except TransactionClosed:
             answer = PublishInTxAnswered(tx=m.tx, request=m.request, sequence=None, state=numbering.state)
             return [Post(sender, answer)]
         answer = PublishInTxAnswered(tx=m.tx, request=m.request, sequence=published.sequence, state=numbering.state)
+        if new and owner is not None and sender != owner.initiator:
+            self.outcomes.askers.setdefault(m.tx, []).append(sender)  # every publisher hears how it ends
         return [*self._event(published), Post(sender, answer)]
 
     def _publisher_done(self, m: PublisherDone, sender: Address, incarnation: int, now: float) -> list[Effect]:
@@ -661,6 +671,9 @@ class Rendezvous:
         if m.tx in self.relays:
             return [_membership(m.tx, m.voter, TxState.ACTIVE, sender)]
         coordinator = self.coordinators.get(m.tx)
+        epochs = self.epochs.get(self.families.get(m.event_type, ""))
+        if coordinator is None and epochs is not None and epochs.holds(m.tx):
+            return []  # a one-shot's end is still to come
         if coordinator is None or coordinator.failed is not None:
             return [_membership(m.tx, m.voter, TxState.ABORTED, sender)]
         if m.voter in coordinator.members:
@@ -677,8 +690,7 @@ class Rendezvous:
 
     def _ended(self, m: AskOutcome | CommitTx | AbortTx, sender: Address) -> list[Effect]:
         """What became of a transaction that is not being coordinated any more, or never was."""
-        epochs = self.epochs.get(self.families.get(m.event_type, ""))
-        alive = m.tx in self.coordinators or m.tx in self.relays or (epochs is not None and epochs.holds(m.tx))
+        alive = self._alive(m.tx, m.event_type)
         remembered = m.tx_type is TxType.DISTRIBUTED or m.event_type in self.logs_of
         if not alive and not remembered and not self.outcomes.is_refused(m.tx):
             reason = "the broker keeps no record of local transactions, and was restarted"
@@ -687,6 +699,11 @@ class Rendezvous:
 
     def _route_asked(self, m: RouteAsked, sender: Address, incarnation: int, now: float) -> list[Effect]:
         return [Post(sender, RouteStands(subscription=m.subscription))]
+
+    def _alive(self, tx: TxId, event_type: str) -> bool:
+        """Whether this coordinator is at it: its census, its events, its votes, or its end."""
+        epochs = self.epochs.get(self.families.get(event_type, ""))
+        return tx in self.coordinators or tx in self.relays or (epochs is not None and epochs.holds(tx))
 
     def _log_wanted(self, m: LogWanted, sender: Address, incarnation: int, now: float) -> list[Effect]:
         wanted = m.definitions[-1]

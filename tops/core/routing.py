@@ -18,7 +18,6 @@ from tops.filters import Filter
 from tops.ids import NodeId
 
 EVERYTHING = Filter.everything()
-LINEAGES_MAX = 100_000
 
 
 @lru_cache(maxsize=4096)
@@ -72,7 +71,6 @@ class RoutingTable:
         self._interest: dict[str, dict[NodeId, dict[Filter, int]]] = {}  # type -> link -> filter -> times asked for
         self._index: dict[str, FilterIndex[NodeId]] = {}
         self._announced: dict[tuple[str, NodeId], frozenset[Filter]] = {}
-        self._lineages: dict[str, tuple[str, ...]] = {}  # of types that nobody here has asked for by name
         self._narrow: dict[str, int] = {}  # type -> how many of its filters ask for anything in particular
 
     def add(self, link: NodeId, definitions: tuple[EventType, ...], interest: Filter) -> None:
@@ -107,30 +105,19 @@ class RoutingTable:
         if interest != EVERYTHING:
             self._narrow[event_type] = self._narrow.get(event_type, 0) + change
 
-    def learn(self, lineage: tuple[str, ...]) -> None:
-        """A publication told which ancestors its type has; a definition that is known counts more."""
-        if lineage and lineage[0] not in self.types and len(self._lineages) < LINEAGES_MAX:
-            self._lineages[lineage[0]] = lineage
-
-    def lineage(self, event_type: str) -> tuple[str, ...]:
-        """The type's own name and its ancestors', as far as they are known here."""
-        if event_type in self.types:
-            return self.types.lineage(event_type)
-        return self._lineages.get(event_type, (event_type,))
-
-    def interested_in_all(self, event_type: str) -> list[NodeId] | None:
+    def interested_in_all(self, lineage: Iterable[str]) -> list[NodeId] | None:
         """The links that want every event of the type; None if some want a part, so that each must be looked at."""
         found: dict[NodeId, None] = {}
-        for name in self.lineage(event_type):
+        for name in lineage:
             if self._narrow.get(name):
                 return None
             found.update((link, None) for link, filters in self._interest.get(name, {}).items() if filters)
         return list(found)
 
-    def interested(self, event_type: str, attributes: Mapping[str, object]) -> list[NodeId]:
+    def interested(self, lineage: Iterable[str], attributes: Mapping[str, object]) -> list[NodeId]:
         """The links behind which somebody wants this, by the type or one of its ancestors."""
         found: dict[NodeId, None] = {}
-        for name in self.lineage(event_type):
+        for name in lineage:
             index = self._index.get(name)
             if index is not None:
                 found.update(dict.fromkeys(index.match(attributes)))

@@ -22,6 +22,7 @@ from tops.errors import (
     LimitExceeded,
     NotAdvertised,
     NotReachable,
+    OutcomeUnknown,
     TopsError,
     TransactionAborted,
     TransactionClosed,
@@ -68,7 +69,7 @@ from tops.messages import (
     TypeAdvertised,
     TypeAnswered,
     VotesMissing,
-    publication_type,
+    type_of,
 )
 from tops.transactions import Access, LocalOutcome, Outcome, TxState, TxType, check_limit
 
@@ -154,9 +155,8 @@ class SiteCore:
         if isinstance(message, Envelope):
             return self._carry_out(self._on_letter(message.body, message.sender))
         if isinstance(message, Dissemination) and self.link is not None:
-            if message.lineage:
-                self.participation.lineages[message.lineage[0]] = message.lineage
-            return self._carry_out(self.participation.on_publication(message.publication, self.link))
+            effects = self.participation.on_publication(message.publication, message.lineage, self.link)
+            return self._carry_out(effects)
         return []
 
     def _on_letter(self, letter: Letter, sender: Address) -> list[Effect]:
@@ -363,6 +363,8 @@ class SiteCore:
         outcome = self.ended.get(tx)
         if outcome is None:
             return UnknownTransaction(tx)
+        if outcome.outcome is Outcome.UNKNOWN:
+            return OutcomeUnknown(tx, "its coordinator")
         if outcome.outcome is Outcome.ABORTED:
             return TransactionAborted(tx, outcome.reason)
         return TransactionClosed(tx, outcome.outcome.value)
@@ -386,9 +388,9 @@ class SiteCore:
         known = self.transactions.get(tx)
         if known is not None:
             return self._request(known.abort(request, reason))
-        if tx in self.ended:
+        if tx in self.ended and self.ended[tx].outcome is not Outcome.UNKNOWN:
             return [Answer(request, self.ended[tx])]
-        return [Answer(request, error=UnknownTransaction(tx))]
+        return [Answer(request, error=self._no_longer_open(tx))]
 
     def ask_outcome(self, request: int, question: AskOutcome) -> list[Effect]:
         """What became of a transaction, also one of an earlier life of this site."""
@@ -403,7 +405,7 @@ class SiteCore:
         known = self.transactions.get(outcome.tx)
         if known is not None:
             effects += known.on_outcome(outcome)
-            if not outcome.locals_wait and outcome.outcome is not Outcome.UNKNOWN:
+            if not outcome.locals_wait:
                 del self.transactions[outcome.tx]
                 self.ended[outcome.tx] = outcome
                 if len(self.ended) > ENDED_MAX:
@@ -469,6 +471,8 @@ class SiteCore:
             effects.append(Disseminate(published))
         for known in list(self.transactions.values()):
             effects += known.repeat(elapsed_s, self.options.give_up_s)
+            if known.state is TxState.CENSUS and not known.waits():
+                del self.transactions[known.tx]  # given up before the application learnt its id
         for question, _ in self.asking.values():
             effects += self._ask(question)
         effects += self._repeat_openings(elapsed_s)
@@ -526,16 +530,16 @@ class SiteCore:
         return Envelope(to=post.to, sender=Address(NodeId(""), handle), incarnation=self.incarnation, body=letter)
 
     def _dissemination(self, publication: Publication) -> Dissemination:
-        event_type = publication_type(publication)
+        event_type = type_of(publication)
         whole = self.types.whole(event_type)
         return Dissemination(
-            lineage=self.types.lineage(event_type) if whole.parent is not None else (),
             rendezvous=self.coordinator_of(event_type),
             upward=True,
             early=not whole.durable,
             sender=Address(NodeId("")),
             incarnation=self.incarnation,
             publication=publication,
+            lineage=self.types.lineage(event_type),
         )
 
 

@@ -5,6 +5,8 @@ coordinator then asks nobody. A subscriber that also tells its position in the l
 while it is *in sync*, and the in-sync set is journaled before the first commit without a former member.
 """
 
+from collections.abc import Callable
+
 import msgspec
 
 from tops.core.census import Member
@@ -20,6 +22,8 @@ class Standing(msgspec.Struct):
     """One standing answer."""
 
     voter: str
+    event_type: str  # itself and its descendants are meant
+    subscription: int
     address: Address
     incarnation: int
     filter: Filter
@@ -37,11 +41,11 @@ class Standing(msgspec.Struct):
 class StandingAnswers:
     """The standing answers of one event type."""
 
-    def __init__(self, lease_s: float) -> None:
-        self.lease_s = lease_s
+    def __init__(self, lease_s: float, lineage: Callable[[str], tuple[str, ...]]) -> None:
+        self.lease_s, self.lineage = lease_s, lineage
         self.answers: dict[str, Standing] = {}
         self._in_sync: frozenset[str] = frozenset()
-        self._voters: dict[tuple[ScopeLimit, TxType], dict[str, Member]] = {}  # while nothing changes
+        self._voters: dict[tuple[str, ScopeLimit, TxType], dict[str, Member]] = {}  # while nothing changes
 
     @property
     def in_sync(self) -> frozenset[str]:
@@ -59,6 +63,8 @@ class StandingAnswers:
         self._voters.clear()
         standing = Standing(
             voter=answered.voter,
+            event_type=answered.event_type,
+            subscription=answered.subscription,
             address=sender,
             incarnation=incarnation,
             filter=answered.filter,
@@ -69,8 +75,9 @@ class StandingAnswers:
             renewed_at=now,
         )
         if known is None and answered.identity is not None:
-            # An agent that came back under a new name replaces its former self.
-            self.answers = {k: s for k, s in self.answers.items() if s.identity != answered.identity}
+            # An agent that came back under a new name replaces its former self; one site may have several.
+            former = (answered.identity, answered.subscription)
+            self.answers = {k: s for k, s in self.answers.items() if (s.identity, s.subscription) != former}
         self.answers[answered.voter] = standing
         return known is None
 
@@ -93,10 +100,11 @@ class StandingAnswers:
         """Those who take part in a distributed transaction with these attributes, and whose votes count.
 
         The pseudonym is left empty: only a published membership list needs it, see `pseudonymous`."""
-        kind = (spec.limit, spec.tx_type)
+        kind = (spec.event_type, spec.limit, spec.tx_type)
         known = self._voters.get(kind)
         if known is None:
-            known = {s.voter: _member(s) for s in self.answers.values() if self.counted(s) and _takes_part(s, spec)}
+            taking = [s for s in self.answers.values() if self.counted(s) and self._takes_part(s, spec)]
+            known = {s.voter: _member(s) for s in taking}
             if all(s.filter == EVERYTHING for s in self.answers.values()):
                 self._voters[kind] = known  # the attributes make no difference
         return known
@@ -106,7 +114,8 @@ class StandingAnswers:
         return {
             s.voter: _member(s)
             for s in self.answers.values()
-            if s.replica and not self.counted(s) and _takes_part(s, spec) and (s.position or 0) >= number - 1 - gap_max
+            if s.replica and not self.counted(s) and (s.position or 0) >= number - 1 - gap_max
+            if self._takes_part(s, spec)
         }
 
     def pseudonymous(self, member: Member, tx: TxId) -> Member:
@@ -120,10 +129,11 @@ class StandingAnswers:
             s.identity for v in voters if (s := self.answers.get(v)) is not None and s.replica and s.identity
         )
 
-
-def _takes_part(standing: Standing, spec: TxSpec) -> bool:
-    granted = granted_scope(standing.scope, spec.limit, spec.tx_type)
-    return granted is Scope.DISTRIBUTED and standing.filter.matches(spec.attributes)
+    def _takes_part(self, standing: Standing, spec: TxSpec) -> bool:
+        if standing.event_type not in self.lineage(spec.event_type):
+            return False
+        granted = granted_scope(standing.scope, spec.limit, spec.tx_type)
+        return granted is Scope.DISTRIBUTED and standing.filter.matches(spec.attributes)
 
 
 def _member(s: Standing) -> Member:

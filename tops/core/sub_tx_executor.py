@@ -82,6 +82,8 @@ class SubTxExecutor:
         self._voting: Voted | None = None  # who waits for the vote
         self._when_ended: list[Callable[[], list[Effect]]] = []
         self.log_number: int | None = None  # where it comes from a log
+        self.undoing = False  # a promise is being taken back by the decision
+        self._successor: SubTxExecutor | None = None  # the same transaction, prepared once more
 
     # ------------------------------------------------------------------------------------------------------ census
 
@@ -193,7 +195,7 @@ class SubTxExecutor:
 
     def prepare(self, memo: Memo, last_sequence: int, voted: Voted) -> list[Effect]:
         """Promise, or say why not; a new attempt of the epoch renews the promise."""
-        if self._failed is not None or self.state not in (SubTxState.ACTIVE, SubTxState.PROMISED):
+        if self._failed is not None or self.undoing or self.state not in (SubTxState.ACTIVE, SubTxState.PROMISED):
             return voted(self._failed or f"{self.tx} is {self.state.value} here")
         self._voting = voted
         if last_sequence != self.last_sequence:
@@ -225,9 +227,10 @@ class SubTxExecutor:
             return done()
         self._when_ended.append(done)
         reason = "the transaction aborted"
-        if self.state is SubTxState.PROMISED:
-            return self._do(lambda: self._finish(committed, reason, self._end))
-        return self.abandon(reason)
+        if self.state is not SubTxState.PROMISED:
+            return self.abandon(reason)
+        self.undoing = not committed
+        return self._do(lambda: self._finish(committed, reason, self._end))
 
     def _finish(self, committed: bool, reason: str, then: Callable[[], list[Effect]]) -> list[Effect]:
         def finished(_: object) -> list[Effect]:
@@ -283,7 +286,15 @@ class SubTxExecutor:
         effects: list[Effect] = [CancelTimer(self._timer), *self._ended(self)]
         for done in self._when_ended:
             effects += done()
+        if self._successor is not None:
+            self._successor._busy = False
+            effects += self._successor._next()
         return effects
+
+    def follow(self, former: "SubTxExecutor") -> None:
+        """Do nothing before `former`, which is being undone, has ended: the application knows both by one id."""
+        self._busy = True
+        former._successor = self
 
     @classmethod
     def recovered(

@@ -32,6 +32,12 @@ from tops.messages import (
 from tops.transactions import LocalOutcome, ScopeLimit, TxState
 
 
+def decided_within_s(spec: TxSpec) -> float:
+    """How long after `begin` a transaction is given up unless it is decided; a deadline can only shorten it."""
+    deadline = deadline_of(spec.constraints)
+    return spec.decide_within_s if deadline is None else min(deadline, spec.decide_within_s)
+
+
 class TxCoordinator:
     """One distributed transaction, from its census to its hand-over to an epoch.
 
@@ -76,9 +82,7 @@ class TxCoordinator:
             tx=self.tx, spec=self.spec, coordinator=me, incarnation=incarnation, initiator=self.initiator
         )
         effects: list[Effect] = [Disseminate(announced)]
-        deadline = deadline_of(self.spec.constraints)
-        limit = self.spec.decide_within_s if deadline is None else min(deadline, self.spec.decide_within_s)
-        effects.append(SetTimer(("deadline", self.tx), limit))
+        effects.append(SetTimer(("deadline", self.tx), decided_within_s(self.spec)))
         if self.census.may_close():
             return effects + self.close_census()
         policy = self.spec.census
@@ -166,7 +170,7 @@ class TxCoordinator:
             spec=self.spec,
             publisher=self.initiator,
             last_sequence=self.last_sequence,
-            events=None,
+            events=tuple(self.events) if self.keep_events else None,  # replicas have no route that events would take
             logged_events=tuple(self.events),
             members=dict(self.members),
         )

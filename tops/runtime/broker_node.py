@@ -22,7 +22,7 @@ from tops.messages import (
     EventsRefused,
     LinkMessage,
     Published,
-    publication_type,
+    type_of,
 )
 from tops.records import EpochCommitted, LogAppended
 from tops.runtime.guard import Guard
@@ -91,7 +91,7 @@ class BrokerNode:
         """There is no room for more durable events: their publisher hears it, and may try again later."""
         if type(message) is not Dissemination or message.rendezvous != self.name:
             return False
-        event_type = publication_type(message.publication)
+        event_type = type_of(message.publication)
         durable = event_type in self.core.rendezvous.logs_of
         if not durable or not isinstance(message.publication, Published | EventsPublished):
             return False

@@ -42,7 +42,7 @@ from tops.messages import (
     SubscriptionChanged,
     TxPublished,
     TypeAdvertised,
-    publication_type,
+    type_of,
 )
 from tops.security import EVERYTHING, Identity, Permissions, Verb
 
@@ -193,7 +193,7 @@ def _subject(message: LinkMessage) -> str:
     """What the refused message was about, in words that the site finds its request by."""
     match message:
         case Dissemination(publication=Published() | EventsPublished() as published):
-            return f"events {publication_type(published)}"
+            return f"events {type_of(published)}"
         case Dissemination(publication=publication):
             return f"tx {getattr(publication, 'tx', '')}"
         case SubscriptionChanged(subscription=number):

@@ -10,12 +10,15 @@ import msgspec
 
 from tops.constraints import constrains_participants, unmet
 from tops.ids import NodeId, TxId
-from tops.messages import EpochId
+from tops.messages import EpochId, LogEntry
 from tops.records import EpochCommitted, LogAppended
-from tops.sim.databases import CallbackDatabase, ReplicaDatabase
+from tops.sim.databases import CallbackDatabase, ReplicaDatabase, chained, marks
 from tops.sim.site_app import SimSubscription
+from tops.sim.workload import DEFINITIONS
 from tops.sim.world import World
-from tops.transactions import LocalOutcome, Scope, TxType
+from tops.transactions import LocalOutcome, Scope, TxState, TxType
+
+ENDS_LOST_MAX = 10  # a crash may take the news of a transaction's end with it
 
 Checker = Callable[[World], list[str]]
 DISTRIBUTED_REASONS = (": 1 participant(s) dropped out", "of at least", "required participants missing")
@@ -112,15 +115,15 @@ def check_complete(world: World) -> list[str]:
     whole: dict[TxId, tuple[str, ...]] = {}
     for tx, sites in [*committed_at(world).items(), *_local_commits(world).items()]:
         known = world.history.transactions.get(tx)
-        for site, marks in sites.items():
-            reference = whole.setdefault(tx, marks)
-            if marks != reference:
-                found.append(f"{tx}: {site} applied {marks}, others {reference}")
-            own = tuple(m for m in marks if known is None or m in known.marks)
+        for site, applied in sites.items():
+            reference = whole.setdefault(tx, applied)
+            if applied != reference:
+                found.append(f"{tx}: {site} applied {applied}, others {reference}")
+            own = tuple(m for m in applied if known is None or m in known.marks)
             if known is not None and own != tuple(known.marks)[: len(own)]:
-                found.append(f"{tx}: {site} applied {marks}, published was {known.marks}")
+                found.append(f"{tx}: {site} applied {applied}, published was {known.marks}")
             if known is not None and known.told == "committed" and len(own) < len(known.marks):
-                found.append(f"{tx}: {site} applied {marks} of {known.marks}")
+                found.append(f"{tx}: {site} applied {applied} of {known.marks}")
     return found
 
 
@@ -206,6 +209,86 @@ def check_replicas_agree(world: World) -> list[str]:
     return found
 
 
+def check_replicas_are_prefixes(world: World) -> list[str]:
+    """What a replica holds at a position is what the log says, no more and no less."""
+    found = []
+    log = _log(world, "set")
+    chain = {0: ""}
+    for number in range(1, max(log, default=0) + 1):
+        digest = chain[number - 1]
+        for logged in log[number].transactions if number in log else ():
+            digest = chained(digest, logged.tx, marks(logged.events))
+        chain[number] = digest
+    for name, s in subscriptions(world):
+        if isinstance(s.database, ReplicaDatabase):
+            wrong = [n for n, digest in s.database.hashes.items() if chain.get(n) != digest]
+            if wrong:
+                found.append(f"{name} is not what the log says from number {wrong[0]} on")
+    return found
+
+
+def check_acknowledged_is_logged(world: World) -> list[str]:
+    """On a durable type, what was told committed stands in the log, and what was told aborted does not."""
+    logged = {t.tx for name in ("set", "log") for entry in _log(world, name).values() for t in entry.transactions}
+    found = []
+    for tx, known in world.history.transactions.items():
+        outcomes = world.history.outcomes.get(tx, set())
+        if known.spec.event_type in ("set", "log"):
+            if "committed" in outcomes and tx not in logged:
+                found.append(f"{tx}: told committed, and it is not in the log")
+            if "aborted" in outcomes and tx in logged:
+                found.append(f"{tx}: told aborted, and it is in the log")
+    return found
+
+
+def check_only_what_was_asked_for(world: World) -> list[str]:
+    """An ordinary event reaches only subscriptions of its type, or an ancestor's, whose filter it matches."""
+    found = []
+    for (site, number), seen in world.history.seen.items():
+        wish = world.sites[site].app.subscriptions[number].wish
+        for tx, mark in seen:
+            event = world.history.events[mark]
+            lineage = [d.name for d in DEFINITIONS[event.type]]
+            if tx is None and (wish.definitions[-1].name not in lineage or not wish.filter.matches(event.body)):
+                found.append(f"{site} saw {mark} of {event.type} under its subscription {number}")
+    return found
+
+
+def check_scopes_were_honoured(world: World) -> list[str]:
+    """Events of a transaction reach only subscriptions of the transaction's type."""
+    found = []
+    for (site, number), seen in world.history.seen.items():
+        wish = world.sites[site].app.subscriptions[number].wish
+        for tx, mark in seen:
+            known = world.history.transactions.get(tx) if tx is not None else None
+            if known is None:
+                continue
+            lineage = [d.name for d in DEFINITIONS[known.spec.event_type]]
+            if wish.definitions[-1].name not in lineage or not wish.filter.matches(known.spec.attributes):
+                found.append(f"{site} saw {mark} of {tx} under its subscription {number}")
+    return found
+
+
+def check_replicas_hold_the_log(world: World) -> list[str]:
+    """A replica holds every transaction that the log has up to its position, with its events, and no other."""
+    found = []
+    logged = {
+        t.tx: (record.entry.number, marks(t.events))
+        for broker in world.brokers.values()
+        for record in broker.disk.records
+        if isinstance(record, LogAppended) and record.event_type == "set"
+        for t in record.entry.transactions
+    }
+    for name, s in subscriptions(world):
+        if isinstance(s.database, ReplicaDatabase):
+            due = {tx: events for tx, (number, events) in logged.items() if number <= s.database.position}
+            for tx in sorted(due.keys() | s.database.applied.keys()):
+                applied, expected = s.database.applied.get(tx), due.get(tx)
+                if applied != expected:
+                    found.append(f"{name} at {s.database.position} holds {applied} of {tx}, the log has {expected}")
+    return found
+
+
 def check_log_delivery(world: World) -> list[str]:
     """What was confirmed is in the log once, and a durable reader takes entries in order, none twice."""
     found = []
@@ -215,10 +298,12 @@ def check_log_delivery(world: World) -> list[str]:
             if isinstance(record, LogAppended) and record.entry.event is not None:
                 logged.setdefault(record.event_type, []).append(record.entry.event.body["mark"])
     for event_type, confirmed in world.history.confirmed.items():
-        marks = logged.get(event_type, [])
+        on_disk = logged.get(event_type, [])
         for number, mark in confirmed:
-            if marks.count(mark) != 1:
-                found.append(f"{mark} was confirmed as {event_type}#{number} and is {marks.count(mark)} times on disk")
+            if on_disk.count(mark) != 1:
+                found.append(
+                    f"{mark} was confirmed as {event_type}#{number} and is {on_disk.count(mark)} times on disk"
+                )
     for name, s in subscriptions(world):
         if isinstance(s.database, CallbackDatabase) and s.database.taken != sorted(set(s.database.taken)):
             found.append(f"{name} took {s.database.taken}")
@@ -237,6 +322,11 @@ SAFETY: tuple[Checker, ...] = (
     check_locals_are_independent,
     check_compensation,
     check_replicas_agree,
+    check_replicas_are_prefixes,
+    check_acknowledged_is_logged,
+    check_only_what_was_asked_for,
+    check_scopes_were_honoured,
+    check_replicas_hold_the_log,
     check_log_delivery,
 )
 
@@ -261,12 +351,17 @@ def check_no_orphans(world: World) -> list[str]:
 def check_all_committed(world: World) -> list[str]:
     """Every member of a decision's committing set has committed."""
     found = []
-    at = committed_at(world)
+    at: dict[TxId, list[str]] = {}
+    for name, s in subscriptions(world):
+        if isinstance(s.database, CallbackDatabase):
+            for tx in s.database.committed:
+                if tx not in s.database.early:
+                    at.setdefault(tx, []).append(f"{name}/{s.number}")
     for tx, taken in decisions(world).items():
         if taken[0].epoch is not None and taken[0].epoch.event_type != "set":
-            count = len(at.get(tx, {}))
-            if count != len(taken[0].committing):
-                found.append(f"{tx}: decided for {len(taken[0].committing)}, committed at {sorted(at.get(tx, {}))}")
+            committed = at.get(tx, [])
+            if len(committed) != len(taken[0].committing):
+                found.append(f"{tx}: decided for {len(taken[0].committing)}, committed at {committed}")
     return found
 
 
@@ -282,11 +377,34 @@ def check_log_reached_everyone(world: World) -> list[str]:
     return found
 
 
+def check_nothing_is_kept_for_ever(world: World) -> list[str]:
+    """Once everything has ended, what was kept about it is gone."""
+    found = []
+    for broker in world.brokers.values():
+        rendezvous = broker.core.rendezvous
+        found += [f"{broker.name} knows the publisher of {tx}" for tx in rendezvous.publishers]
+        found += [f"{broker.name} has somebody waiting for {tx}" for tx in rendezvous.outcomes.askers]
+        for name, epochs in rendezvous.epochs.items():
+            found += [f"{broker.name} has an open question about {name}#{n}" for n in epochs.questions]
+        for site in broker.core.edge.sites.values():
+            if len(site.transactions) > ENDS_LOST_MAX:
+                found.append(f"{broker.name} holds {len(site.transactions)} transactions for {site.name}")
+    for node in world.sites.values():
+        # An application that was told nothing may still come back to a transaction that is active.
+        closed = [t.tx for t in node.core.transactions.values() if t.state is not TxState.ACTIVE]
+        found += [f"{node.name} still publishes {tx}" for tx in closed]
+        for s in node.core.participation.subscriptions.values():
+            if s.replica is not None:
+                found += [f"{node.name} keeps events of {tx}" for tx in s.replica.collected]
+    return found
+
+
 LIVENESS: tuple[Checker, ...] = (
     check_everything_ended,
     check_no_orphans,
     check_all_committed,
     check_log_reached_everyone,
+    check_nothing_is_kept_for_ever,
 )
 
 
@@ -324,6 +442,15 @@ def _identities(world: World, committing: frozenset[str]) -> list[str | None] | 
     if not committing <= owners.keys():
         return None
     return [owners[key] for key in sorted(committing)]
+
+
+def _log(world: World, event_type: str) -> dict[int, LogEntry]:
+    return {
+        record.entry.number: record.entry
+        for broker in world.brokers.values()
+        for record in broker.disk.records
+        if isinstance(record, LogAppended) and record.event_type == event_type
+    }
 
 
 def _log_numbers(world: World, event_type: str) -> set[int]:

@@ -29,6 +29,11 @@ def marks(events: "tuple[Event, ...] | list[Event]") -> tuple[str, ...]:
     return tuple(e.body["mark"] for e in events)
 
 
+def chained(digest: str, tx: TxId, applied: tuple[str, ...]) -> str:
+    """The hash of everything up to and including this transaction."""
+    return hashlib.sha256(f"{digest}{tx}{applied}".encode()).hexdigest()
+
+
 class CallbackDatabase:
     """Behind a participant that works by callbacks; compensatable ones commit when they prepare."""
 
@@ -44,6 +49,7 @@ class CallbackDatabase:
         self.compensated: dict[TxId, tuple[str, ...]] = {}  # marks in the order in which they were undone
         self.finished: dict[EpochId, Memo] = {}  # committed, and the coordinator may still ask
         self.taken: list[int] = []  # log numbers of events that were taken one by one
+        self.offered: set[tuple[int, TxId | None]] = set()  # what a reader gave it since it began to read
 
     def notify(self, tx: TxId, event: Event) -> None:
         self.running.setdefault(tx, []).append(event)
@@ -75,6 +81,7 @@ class CallbackDatabase:
         elif tx not in self.committed:
             if self.local_life.get(tx) == self.life and number is None:
                 raise Broken(f"{tx} is committed twice as a local transaction")
+            self._offer(number, tx)
             # It remembers ids and log numbers, so it sees what a restarted site is given again.
             self.local.setdefault(tx, Done(tx, work))
             self.local_life[tx] = self.life
@@ -89,7 +96,14 @@ class CallbackDatabase:
             self.compensated[tx] = tuple(reversed(work))
             del self.committed[tx]
 
+    def _offer(self, number: int | None, tx: TxId | None) -> None:
+        if number is not None:
+            if (number, tx) in self.offered:
+                raise Broken(f"{tx or 'the event'} at number {number} is read twice")
+            self.offered.add((number, tx))
+
     def take(self, number: int) -> None:
+        self._offer(number, None)
         if not self.taken or number > self.taken[-1]:  # it keeps its position, so a repeated delivery is seen
             self.taken.append(number)
 
@@ -123,6 +137,7 @@ class ReplicaDatabase:
         self.applied: dict[TxId, tuple[str, ...]] = {}
         self.prepared: tuple[Memo, tuple[EpochMember, ...]] | None = None
         self.sick: set[str] = set()  # keys that this replica alone refuses
+        self.odd: set[str] = set()  # keys of which this replica alone counts more rows
 
     def prepare(self, memo: Memo, members: tuple[EpochMember, ...]) -> BatchPrepared:
         if memo.epoch.number != self.position + 1:
@@ -130,8 +145,11 @@ class ReplicaDatabase:
         excluded = {m.tx: why for m in members if (why := self._refusal(m.events or ())) is not None}
         accepted = tuple(m for m in members if m.tx not in excluded)
         self.prepared = (memo, accepted)
-        rows = tuple(() if m.tx in excluded else (1,) * len(m.events or ()) for m in members)
+        rows = tuple(() if m.tx in excluded else tuple(map(self._rows, m.events or ())) for m in members)
         return BatchPrepared(excluded, rows)
+
+    def _rows(self, event: Event) -> int:
+        return 2 if event.body["key"] in self.odd else 1
 
     def _refusal(self, events: tuple[Event, ...]) -> str | None:
         for event in events:
@@ -179,7 +197,7 @@ class ReplicaDatabase:
             self.applied[tx] = marks(events)
             for event in events:
                 self.rows.setdefault(event.body["key"], []).append(event.body["mark"])
-            digest = hashlib.sha256(f"{digest}{tx}{self.applied[tx]}".encode()).hexdigest()
+            digest = chained(digest, tx, self.applied[tx])
         self.position = number
         self.hashes[number] = digest
 

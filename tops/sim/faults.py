@@ -24,6 +24,11 @@ class Faults(msgspec.Struct, frozen=True):
     refuse_prepare: float = 0.05
     slow_call: float = 0.05  # chance that a participant takes long
     sick_replica: float = 0.1  # chance that a run has a replica that refuses what the others accept
+    odd_replica: float = 0.1  # chance that a run has a replica that changes other numbers of rows than the others
+    power_loss: float = 0.02  # everything at once
+    crash_at_effect: float = 0.0003  # chance that a node crashes just before it carries out an effect
+    move: float = 0.1  # a site goes to another broker without being cut off
+    resubscribe: float = 0.1  # a site ends a subscription and asks for it again
 
     @classmethod
     def none(cls) -> "Faults":
@@ -38,6 +43,11 @@ class Faults(msgspec.Struct, frozen=True):
             refuse_prepare=0,
             slow_call=0,
             sick_replica=0,
+            odd_replica=0,
+            power_loss=0,
+            crash_at_effect=0,
+            move=0,
+            resubscribe=0,
         )
 
 
@@ -55,9 +65,14 @@ class Nemesis:
             (faults.cut, self._cut),
             (faults.partition, self._partition),
             (faults.pause, self._pause),
+            (faults.power_loss, self._lose_power),
+            (faults.move, self._move),
+            (faults.resubscribe, self._resubscribe),
         ):
             if rate > 0:
                 self._schedule(rate, strike)
+        if faults.crash_at_effect > 0:
+            self.world.on_effect = self._at_effect
 
     def stop(self) -> None:
         """From here on nothing breaks any more, and what is broken is mended."""
@@ -76,10 +91,33 @@ class Nemesis:
         self.world.clock.after(self.world.rng.expovariate(rate), go)
 
     def _crash(self) -> None:
-        node = self.world.rng.choice(self.world.nodes())
+        self._crash_node(self.world.rng.choice(self.world.nodes()))
+
+    def _crash_node(self, node: "SimNode") -> None:
         node.crash()
         down_s = self.world.rng.choice([0.01, 0.2, 1.0, 3.0])
         self.world.clock.after(down_s, node.start)
+
+    def _lose_power(self) -> None:
+        self.world.trace.add(self.world.clock.now, "nemesis", "POWER LOSS")
+        for node in self.world.nodes():
+            self._crash_node(node)
+
+    def _at_effect(self, node: "SimNode", effect: "Effect") -> None:
+        if self.active and self.world.rng.random() < self.world.faults.crash_at_effect:
+            self._crash_node(node)
+
+    def _move(self) -> None:
+        """A site leaves for another broker, as if the old one had asked it to."""
+        network, rng = self.world.network, self.world.rng
+        site = rng.choice(sorted(self.world.sites))
+        network.cut(site, network.homes[site])
+        network.settle_at(site, rng.choice(self.world.topology.brokers))
+
+    def _resubscribe(self) -> None:
+        app = self.world.rng.choice(self.world.apps())
+        if app.subscriptions and app.site.up:
+            app.resubscribe(self.world.rng.choice(sorted(app.subscriptions)), self.world.rng.uniform(0.01, 1.0))
 
     def _cut(self) -> None:
         pairs = sorted(self.world.network.connections)
@@ -101,5 +139,8 @@ class Nemesis:
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from tops.effects import Effect
+    from tops.sim.nodes import SimNode
 
     Strike = Callable[[], None]

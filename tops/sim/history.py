@@ -3,7 +3,7 @@
 import msgspec
 
 from tops.ids import NodeId, TxId
-from tops.messages import TxSpec
+from tops.messages import Event, TxSpec
 from tops.transactions import Scope
 
 
@@ -30,6 +30,7 @@ class History:
         self.outcomes: dict[TxId, set[str]] = {}  # every outcome that anybody was told
         self.voters: dict[str, NodeId] = {}  # what sites voted under
         self.local_aborts: list[tuple[TxId, NodeId, str]] = []  # what local subscribers were told to undo, and why
+        self.events: dict[str, Event] = {}  # by mark, everything that was ever published
         self.broken: list[str] = []
 
     def tell(self, tx: TxId, outcome: str) -> None:

@@ -86,11 +86,17 @@ class Network:
             if site.up and site.incarnation == site_life and self.homes[site.name] == broker:
                 others = [b for b in world.topology.brokers if b != broker]
                 if _pair(site.name, broker) not in self.connections and others:
-                    self.homes[site.name] = world.rng.choice(others)
-                    self._try_connect(site.name, self.homes[site.name])
+                    self.settle_at(site.name, world.rng.choice(others))
 
         world.clock.after(world.site_grace_s, lost)
         world.clock.after(world.site_grace_s * world.rng.uniform(0.5, 3), fail_over)
+
+    def settle_at(self, site: NodeId, broker: NodeId) -> None:
+        """The site's broker from here on; a site keeps no session with one that it has left."""
+        if self.homes[site] != broker:
+            self.ends.pop((site, self.homes[site]), None)
+        self.homes[site] = broker
+        self._try_connect(site, broker)
 
     def _retry(self, a: NodeId, b: NodeId) -> None:
         self.world.clock.after(self.world.rng.uniform(0.01, 0.3), lambda: self._try_connect(a, b))

@@ -86,10 +86,15 @@ class SimNode:
         """Give the machine an input, now or when the node is no longer paused, and carry out what it wants."""
         if not self.up:
             return
-        if self.paused_until > self.world.clock.now or self._inbox:
+        if self.behind:
             self._inbox.append(step)
             return
         self._act(step)
+
+    @property
+    def behind(self) -> bool:
+        """Whether inputs wait because the node is or was paused."""
+        return self.paused_until > self.world.clock.now or bool(self._inbox)
 
     def pause(self, seconds: float) -> None:
         """Nothing is taken in for a while; it is all taken in, in order, when the node wakes up."""

@@ -51,6 +51,7 @@ class SimSubscription(msgspec.Struct):
     wish: Wish
     database: CallbackDatabase | ReplicaDatabase
     prefers: tuple[Scope, ...] = (Scope.DISTRIBUTED,)
+    busy: int = 0  # calls under way
 
 
 class SiteApp:
@@ -68,13 +69,39 @@ class SiteApp:
     def start(self, site: "SimSite") -> None:
         self.site = site
         for s in self.subscriptions.values():
-            wish, promises, kept = s.wish, s.database.promises(), s.database.kept()
-            if isinstance(s.database, ReplicaDatabase):
-                wish = msgspec.structs.replace(wish, replica=s.database.position)
-            self._ask(None, lambda request, s=s, wish=wish: site.core.subscribe(request, s.number, wish))  # type: ignore[misc]
+            self._subscribe(s)
+            promises, kept = s.database.promises(), s.database.kept()
             site.act(lambda s=s, promises=promises, kept=kept: site.core.recover(s.number, promises, kept))  # type: ignore[misc]
         for definitions in self.advertises:
             self._ask(None, lambda request, d=definitions: site.core.advertise(request, d))  # type: ignore[misc]
+
+    def _subscribe(self, s: SimSubscription) -> None:
+        wish = s.wish
+        if isinstance(s.database, ReplicaDatabase):
+            wish = msgspec.structs.replace(wish, replica=s.database.position)
+        else:
+            s.database.offered.clear()
+        self._ask(None, lambda request: self.site.core.subscribe(request, s.number, wish))
+
+    def resubscribe(self, number: int, after_s: float) -> None:
+        """End a subscription; once what was promised under it has ended, ask for it again."""
+        world, life = self.world, self.site.incarnation
+        s = self.subscriptions[number]
+        world.trace.add(world.clock.now, self.site.name, f"UNSUBSCRIBE {number}")
+        self.site.act(lambda: self.site.core.unsubscribe(number))
+
+        def again() -> None:
+            if not self.site.up or self.site.incarnation != life:
+                return  # it subscribed when it started
+            if self.site.behind or s.busy or s.database.memos():
+                world.clock.after(after_s, again)
+                return
+            if number in self.site.core.participation.subscriptions:
+                return
+            world.trace.add(world.clock.now, self.site.name, f"SUBSCRIBE {number}")
+            self._subscribe(s)
+
+        world.clock.after(after_s, again)
 
     def crash(self) -> None:
         scripts, self._requests = self._requests, {}
@@ -82,6 +109,7 @@ class SiteApp:
             if script is not None:
                 script.close()
         for s in self.subscriptions.values():
+            s.busy = 0
             if isinstance(s.database, CallbackDatabase):
                 s.database.crash()
 
@@ -153,6 +181,9 @@ class SiteApp:
         before = world.rng.uniform(0.0001, 3.0 if slow else 0.002)
         after = world.rng.uniform(0.0001, 0.001)
 
+        subscription = self.subscriptions[call.subscription]
+        subscription.busy += 1
+
         def alive() -> bool:
             return self.site.up and self.site.incarnation == life
 
@@ -160,7 +191,7 @@ class SiteApp:
             if not alive():
                 return
             try:
-                result = self._work(self.subscriptions[call.subscription], call)
+                result = self._work(subscription, call)
             except Broken as broken:
                 world.history.broken.append(f"{self.site.name}: {broken}")
                 world.trace.add(world.clock.now, self.site.name, f"BROKEN {broken}")
@@ -170,6 +201,7 @@ class SiteApp:
 
         def reply(result: object) -> None:
             if alive():
+                subscription.busy -= 1
                 self.site.act(lambda: self.site.core.call_done(call.call, result))
 
         world.clock.after(before, work)

@@ -19,6 +19,7 @@ ATTRIBUTES: dict[str, type] = {"mark": str, "key": str, "bad": bool}
 PLAIN = EventType("plain", ATTRIBUTES, optional=("bad",))
 CHILD = EventType("plain.child", {}, parent="plain")
 OTHER = EventType("other", ATTRIBUTES, optional=("bad",))
+OTHER_CHILD = EventType("other.child", {}, parent="other")
 LOG = EventType("log", ATTRIBUTES, durable=True, optional=("bad",))
 SET = EventType("set", ATTRIBUTES, durable=True, optional=("bad",))
 
@@ -26,6 +27,7 @@ DEFINITIONS: dict[str, Definitions] = {
     "plain": (PLAIN,),
     "plain.child": (PLAIN, CHILD),
     "other": (OTHER,),
+    "other.child": (OTHER, OTHER_CHILD),
     "log": (LOG,),
     "set": (SET,),
 }
@@ -53,8 +55,8 @@ class Workload:
     def _script(self, app: SiteApp) -> Script:
         rng = self.world.rng
         kind = rng.choices(
-            [self.publish, self.interactive, self.one_shot, self.one_shot_on_set, self.curious],
-            [2, 4, 2, 4, 1],
+            [self.publish, self.interactive, self.one_shot, self.one_shot_on_set, self.burst_on_set, self.curious],
+            [2, 4, 2, 3, 0.5, 1],
         )[0]
         return kind(app)
 
@@ -65,14 +67,15 @@ class Workload:
         body: dict[str, Any] = {"mark": f"m{self._marks}", "key": self.world.rng.choice(KEYS)}
         if event_type == "set" and self.world.rng.random() < 0.1:
             body["bad"] = True
-        return Event(event_type, body)
+        event = self.world.history.events[body["mark"]] = Event(event_type, body)
+        return event
 
     def publish(self, app: SiteApp) -> Script:
         """Ordinary events, of durable types too."""
         for _ in range(self.world.rng.randint(1, 3)):
-            event = self.event(self.world.rng.choice(["plain", "plain.child", "other", "log"]))
+            event = self.event(self.world.rng.choice(["plain", "plain.child", "other", "other.child", "log", "set"]))
             number = yield lambda request, event=event: app.site.core.publish(request, event)  # type: ignore[misc]
-            if event.type == "log":
+            if event.type in ("log", "set"):
                 self.world.history.confirmed.setdefault(event.type, []).append((number or 0, event.body["mark"]))
 
     def spec(self, event_type: str, tx_type: TxType, access: Access) -> TxSpec:
@@ -120,7 +123,7 @@ class Workload:
         tx_type = rng.choice([TxType.LOCAL, TxType.DISTRIBUTED, TxType.DISTRIBUTED])
         access = rng.choice([Access.PRIVATE, Access.PRIVATE, Access.PUBLIC])
         event_type = rng.choice(["plain", "plain", "plain.child", "other", "log", "set"])
-        if event_type == "set":
+        if event_type == "set" and rng.random() < 0.8:
             tx_type = TxType.DISTRIBUTED
         spec = self.spec(event_type, tx_type, access)
         try:
@@ -175,9 +178,9 @@ class Workload:
     def one_shot(self, app: SiteApp) -> Script:
         """Everything in one message: asked at a census, or by standing answers."""
         rng = self.world.rng
-        event_type = rng.choice(["plain", "other", "other"])
+        event_type = rng.choice(["plain", "other", "other", "other.child"])
         spec = self.spec(event_type, TxType.DISTRIBUTED, Access.PRIVATE)
-        if event_type == "other":
+        if event_type != "plain":
             spec = _standing_only(spec)
         yield from self._execute(app, spec, [self.event(event_type) for _ in range(rng.randint(1, 3))])
 
@@ -196,6 +199,12 @@ class Workload:
             census=None,
         )
         yield from self._execute(app, spec, [self.event("set") for _ in range(rng.randint(1, 2))])
+
+    def burst_on_set(self, app: SiteApp) -> Script:
+        """Many replicated writes at once: they share epochs."""
+        for _ in range(self.world.rng.randint(3, 10)):
+            app.run(self.one_shot_on_set(app))
+        yield Sleep(0)
 
     def _execute(self, app: SiteApp, spec: TxSpec, events: list[Event]) -> Script:
         site = app.site

@@ -45,14 +45,21 @@ class World:
         self.alarms: list[tuple[str, str, str]] = []
         self.predicates: dict[str, Predicate] = {}
         self.site_grace_s = 0.5
+        choice = self.rng.choice
         self.broker_options = RendezvousOptions(
-            epochs=EpochOptions(members_max=8, sync_window_s=1.0, finish_window_s=1.0, join_gap=4),
+            epochs=EpochOptions(
+                members_max=choice([2, 8]),
+                attempts_max=choice([1, 3]),
+                sync_window_s=1.0,
+                finish_window_s=1.0,
+                join_gap=choice([0, 4]),
+            ),
             lease_s=3.0,
-            keep_outcomes=10_000,
-            log_tail=self.rng.choice([4, 64]),
+            keep_outcomes=choice([20, 10_000]),
+            log_tail=choice([1, 4, 64]),
         )
         self.site_options = SiteOptions(
-            renew_s=1.0, quiet_s=2.0, doubt_s=0.5, retry_s=0.5, give_up_s=20.0, log_credit=8
+            renew_s=1.0, quiet_s=2.0, doubt_s=0.5, retry_s=0.5, give_up_s=20.0, log_credit=choice([2, 8])
         )
         self.network = Network(self)
         self.nemesis = Nemesis(self)
@@ -75,10 +82,13 @@ class World:
             self.add_site(name, NodeId(rng.choice(list(self.brokers))))
         for name in names:
             self._random_subscriptions(self.sites[name].app, name in self.replicas)
-        if rng.random() < self.faults.sick_replica:
-            sick = self.sites[rng.choice(self.replicas)].app.subscriptions[1].database
-            if isinstance(sick, ReplicaDatabase):
-                sick.sick.add(rng.choice(KEYS))
+        for replica in self.replicas:
+            database = self.sites[replica].app.subscriptions[1].database
+            if isinstance(database, ReplicaDatabase):
+                if rng.random() < self.faults.sick_replica / len(self.replicas):
+                    database.sick.add(rng.choice(KEYS))
+                if rng.random() < self.faults.odd_replica / len(self.replicas):
+                    database.odd.add(rng.choice(KEYS))
 
     def build_brokers(self, links: dict[NodeId, list[NodeId]]) -> None:
         self.topology = Topology(links)
@@ -107,6 +117,9 @@ class World:
         if rng.random() < 0.6:
             other = Wish(DEFINITIONS["other"], everything, scope=rng.choice([Scope.DISTRIBUTED, Scope.LOCAL]))
             self._subscribe(app, other, CallbackDatabase(rng.random() < 0.3))
+        if rng.random() < 0.2:
+            child = Wish(DEFINITIONS["other.child"], narrow, scope=rng.choice([Scope.DISTRIBUTED, Scope.LOCAL]))
+            self._subscribe(app, child, CallbackDatabase(rng.random() < 0.3))
         if rng.random() < 0.4:
             log = Wish(DEFINITIONS["log"], everything, durable=f"reader-{rng.random()}", start="oldest")
             self._subscribe(app, log, CallbackDatabase(False), (Scope.LOCAL,))
@@ -153,12 +166,12 @@ class World:
         self.start()
         self.workload.start()
         self.nemesis.start()
-        self._advance(SAFETY_S, steps_max)
+        self.advance(SAFETY_S, steps_max)
         self.workload.active = False
         self.nemesis.stop()
         self._until_quiet(steps_max)
 
-    def _advance(self, until: float, steps_max: int | None = None) -> None:
+    def advance(self, until: float, steps_max: int | None = None) -> None:
         while (steps_max is None or self.clock.steps < steps_max) and self.clock.step(until):
             pass
 
@@ -168,14 +181,14 @@ class World:
         while self.clock.now < end and quiet_for < 4:
             if steps_max is not None and self.clock.steps >= steps_max:
                 return
-            self._advance(self.clock.now + 1.0, steps_max)
+            self.advance(self.clock.now + 1.0, steps_max)
             quiet_for = quiet_for + 1 if not self.open_work() else 0
 
     def settle(self, seconds: float = 30.0) -> None:
         """For scripted scenarios: let the cluster run until nothing is open, or the time is up."""
         end = self.clock.now + seconds
         while self.clock.now < end:
-            self._advance(self.clock.now + 0.5)
+            self.advance(self.clock.now + 0.5)
             if not self.open_work():
                 return
 

@@ -1,0 +1,112 @@
+"""A rendezvous with standing participants, driven letter by letter."""
+
+from typing import TypeVar
+
+from tops.constraints import AnyConstraint
+from tops.core.epochs import EpochOptions
+from tops.core.rendezvous import Rendezvous, RendezvousOptions
+from tops.effects import Effect, Post
+from tops.event_types import EventType
+from tops.filters import Filter
+from tops.ids import NodeId, TxId
+from tops.messages import (
+    Address,
+    EpochVoted,
+    Event,
+    LogWanted,
+    Message,
+    PrepareEpoch,
+    RunOneShot,
+    StandingAnswered,
+    TxSpec,
+    TypeAdvertised,
+)
+from tops.transactions import LocalOutcome, Scope, ScopeLimit, TxType
+
+ME = NodeId("b")
+SET = EventType("set", {"mark": str, "key": str}, durable=True)
+OTHER = EventType("other", {"mark": str, "key": str})
+CHILD = EventType("other.child", {}, parent="other")
+PUBLISHER = Address(ME, "publisher", 1)
+L = TypeVar("L", bound=Message)
+
+
+def posts(effects: list[Effect], kind: type[L]) -> list[L]:
+    return [e.letter for e in effects if isinstance(e, Post) and isinstance(e.letter, kind)]
+
+
+class DrivenRendezvous:
+    """Letters in, effects out; every effect is kept."""
+
+    def __init__(self, options: RendezvousOptions | None = None) -> None:
+        self.core = Rendezvous(ME, 1, {}, options or RendezvousOptions(epochs=EpochOptions()))
+        self.effects: list[Effect] = []
+        self.now = 0.0
+        for definitions in ((SET,), (OTHER,), (OTHER, CHILD)):
+            self.hear(TypeAdvertised(definitions=definitions), PUBLISHER)
+
+    def hear(self, letter: Message, sender: Address) -> list[Effect]:
+        effects = self.core.on_letter(letter, sender, sender.incarnation, self.now)
+        self.effects += effects
+        return effects
+
+    def stand(
+        self,
+        voter: str,
+        event_type: str,
+        site: str,
+        position: int | None = None,
+        subscription: int = 1,
+        wants: Filter | None = None,
+    ) -> list[Effect]:
+        """A standing participant (a replica, if it tells its position) is there."""
+        answered = StandingAnswered(
+            voter=voter,
+            event_type=event_type,
+            filter=wants or Filter.everything(),
+            scope=Scope.DISTRIBUTED,
+            secret=b"secret",
+            identity=site,
+            position=position,
+            subscription=subscription,
+        )
+        return self.hear(answered, Address(ME, voter, 1))
+
+    def feed(self, voter: str, site: str, position: int) -> list[Effect]:
+        """A replica asks for the log."""
+        wanted = LogWanted(
+            name=site,
+            definitions=(SET,),
+            filter=Filter.everything(),
+            position=position,
+            start="now",
+            credit=100,
+            voter=voter,
+        )
+        return self.hear(wanted, Address(ME, site, 1))
+
+    def one_shot(self, tx: str, spec: TxSpec) -> list[Effect]:
+        run = RunOneShot(tx=TxId(tx), spec=spec, events=(Event(spec.event_type, {"mark": tx, "key": "a"}),))
+        return self.hear(run, PUBLISHER)
+
+    def vote(self, prepare: PrepareEpoch, *excluded: TxId, rows: tuple[tuple[int, ...], ...] = ()) -> list[Effect]:
+        vote = EpochVoted(
+            epoch=prepare.epoch,
+            digest=prepare.digest,
+            voter=prepare.voter,
+            excluded=dict.fromkeys(excluded, "refused"),
+            rows=rows,
+        )
+        return self.hear(vote, Address(ME, prepare.voter, 1))
+
+
+def standing_only(event_type: str, *constraints: AnyConstraint) -> TxSpec:
+    """The specification of a one-shot that asks nobody."""
+    return TxSpec(
+        event_type,
+        TxType.DISTRIBUTED,
+        limit=ScopeLimit.LOCAL,
+        constraints=constraints,
+        local_outcome=LocalOutcome.FOLLOWS,
+        census=None,
+    )

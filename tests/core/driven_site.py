@@ -1,0 +1,55 @@
+"""A site's machine with an obedient application: calls are answered at once unless a test wants to."""
+
+from typing import TypeVar
+
+from tops.core.participation import Wish
+from tops.core.site import SiteCore
+from tops.effects import BatchPrepared, Call, Effect, PrepareBatch, Send
+from tops.ids import NodeId
+from tops.messages import Address, Envelope, Letter, LinkMessage, Message, StandingAnswered
+
+BROKER = NodeId("b")
+E = TypeVar("E", bound=Effect)
+L = TypeVar("L", bound=Message)
+
+
+class DrivenSite:
+    """Feeds letters to a site, answers its participants' calls, and keeps every effect."""
+
+    def __init__(self, name: str = "s") -> None:
+        self.core = SiteCore(NodeId(name), 1, [BROKER], lambda size: next(self._entropy).to_bytes(size, "big"))
+        self._entropy = iter(range(1, 1000))
+        self.effects: list[Effect] = []
+        self.answering = True
+        self.take(self.core.link_up(BROKER, 0.0))
+
+    def take(self, effects: list[Effect]) -> None:
+        self.effects += effects
+        for effect in effects:
+            if isinstance(effect, Call) and self.answering:
+                self.answer(effect)
+
+    def answer(self, call: Call) -> None:
+        result = None
+        if isinstance(call, PrepareBatch):
+            result = BatchPrepared({}, tuple((1,) for _ in call.members))
+        self.take(self.core.call_done(call.call, result))
+
+    def subscribe(self, number: int, wish: Wish) -> str:
+        """What the new subscription votes under."""
+        self.take(self.core.subscribe(number, number, wish))
+        return self.posted(StandingAnswered)[-1].voter
+
+    def hear(self, letter: Letter) -> None:
+        to = Address(BROKER, self.core.name)
+        self.receive(Envelope(to=to, sender=Address(BROKER), incarnation=1, body=letter))
+
+    def receive(self, message: LinkMessage) -> None:
+        self.take(self.core.receive(message, 0.0))
+
+    def made(self, kind: type[E]) -> list[E]:
+        return [e for e in self.effects if isinstance(e, kind)]
+
+    def posted(self, kind: type[L]) -> list[L]:
+        sent = [e.message for e in self.made(Send)]
+        return [m.body for m in sent if isinstance(m, Envelope) and isinstance(m.body, kind)]

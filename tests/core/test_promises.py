@@ -1,0 +1,57 @@
+"""A promise ends with its own decision and with nothing else."""
+
+import msgspec
+
+from tests.core.driven_site import BROKER, DrivenSite
+from tops.core.epochs import member_digest
+from tops.core.participation import Wish
+from tops.effects import AbortTxCall, CommitTxCall, NotifyTx
+from tops.event_types import EventType
+from tops.filters import Filter
+from tops.ids import TxId, hashed
+from tops.messages import EpochDecided, EpochId, EpochMember, EpochVoted, Event, PrepareEpoch
+from tops.transactions import Scope
+
+OTHER = EventType("other", {"mark": str})
+WISH = Wish((OTHER,), Filter.everything(), scope=Scope.DISTRIBUTED)
+
+
+def prepare(voter: str, incarnation: int, tx: TxId) -> PrepareEpoch:
+    epoch = EpochId("other", 1, 1, BROKER, incarnation)
+    members = (EpochMember(tx, 1, (Event("other", {"mark": "m"}),)),)
+    return PrepareEpoch(epoch=epoch, digest=member_digest([tx]), voter=voter, members=members)
+
+
+def test_a_new_life_of_the_coordinator_that_counts_from_one_again_does_not_end_a_promise_of_the_old_one() -> None:
+    site = DrivenSite()
+    voter = site.subscribe(1, WISH)
+    first, second = prepare(voter, 1, TxId("p.1.1")), prepare(voter, 2, TxId("p.1.2"))
+
+    site.hear(first)
+    site.hear(second)
+
+    assert [v.epoch for v in site.posted(EpochVoted)] == [first.epoch, second.epoch]
+    assert not site.made(AbortTxCall)
+    committing = frozenset([hashed(voter)])
+    site.hear(EpochDecided(epoch=first.epoch, digest=first.digest, voter=voter, committing=committing))
+    assert [c.tx for c in site.made(CommitTxCall)] == [TxId("p.1.1")]
+
+
+def test_a_transaction_that_is_prepared_again_while_it_is_being_undone_is_voted_on_after_that() -> None:
+    site = DrivenSite()
+    voter = site.subscribe(1, WISH)
+    tx = TxId("p.1.1")
+    first = prepare(voter, 1, tx)
+    site.hear(first)
+    site.answering = False
+    site.hear(EpochDecided(epoch=first.epoch, digest=first.digest, voter=voter, committing=frozenset()))
+    again = msgspec.structs.replace(first, epoch=EpochId("other", 2, 1, BROKER, 1))
+
+    site.hear(again)
+
+    assert [c.tx for c in site.made(AbortTxCall)] == [tx]
+    assert len(site.made(NotifyTx)) == 1
+    site.answering = True
+    site.answer(site.made(AbortTxCall)[0])
+    assert len(site.made(NotifyTx)) == 2
+    assert [(v.epoch, v.excluded) for v in site.posted(EpochVoted)] == [(first.epoch, {}), (again.epoch, {})]

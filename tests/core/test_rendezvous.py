@@ -1,0 +1,118 @@
+"""What a coordinator may say, to whom, and what must be on its disk before."""
+
+import msgspec
+import pytest
+
+from tests.core.driven_rendezvous import ME, DrivenRendezvous, posts, standing_only
+from tops.constraints import AnyConstraint, Deadline, MaxParticipants, MinParticipants, Required
+from tops.effects import Persist, Post
+from tops.filters import Filter
+from tops.ids import TxId
+from tops.messages import Address, AskMembership, LogDelivered, PrepareEpoch, TxOutcome
+from tops.records import LogAppended
+from tops.transactions import Outcome
+
+
+def test_a_void_number_is_on_disk_before_anybody_hears_of_it() -> None:
+    rendezvous = DrivenRendezvous()
+    rendezvous.stand("v", "set", "replica", position=0)
+    rendezvous.feed("v", "replica", 0)
+    (prepare,) = posts(rendezvous.one_shot("p.1.1", standing_only("set")), PrepareEpoch)
+
+    effects = rendezvous.vote(prepare, TxId("p.1.1"))
+
+    on_disk = {
+        e.record.entry.number: i
+        for i, e in enumerate(effects)
+        if isinstance(e, Persist) and isinstance(e.record, LogAppended)
+    }
+    (told,) = [i for i, e in enumerate(effects) if isinstance(e, Post) and isinstance(e.letter, LogDelivered)]
+    assert on_disk[1] < told
+
+
+@pytest.mark.parametrize("event_type", ["set", "other"])
+@pytest.mark.parametrize("constraint", [Deadline(5.0), MaxParticipants(2)])
+def test_a_one_shot_that_nobody_is_there_to_commit_aborts_at_once(event_type: str, constraint: AnyConstraint) -> None:
+    rendezvous = DrivenRendezvous()
+
+    effects = rendezvous.one_shot("p.1.1", standing_only(event_type, constraint))
+
+    (outcome,) = posts(effects, TxOutcome)
+    assert outcome.outcome is Outcome.ABORTED
+
+
+def test_an_epoch_whose_voters_are_all_gone_aborts_whatever_its_constraints_allow() -> None:
+    rendezvous = DrivenRendezvous()
+    rendezvous.stand("v", "set", "replica", position=0)
+    spec = standing_only("set", MinParticipants(0))
+    (prepare,) = posts(rendezvous.one_shot("p.1.1", spec), PrepareEpoch)
+
+    effects = rendezvous.core.on_timer(("epoch", "set", str(prepare.epoch.number)), 5.0)
+
+    (outcome,) = posts(effects, TxOutcome)
+    assert outcome.outcome is Outcome.ABORTED
+
+
+def test_a_standing_answer_for_a_child_type_is_not_asked_about_its_parent() -> None:
+    rendezvous = DrivenRendezvous()
+    rendezvous.stand("parent", "other", "s1")
+    rendezvous.stand("child", "other.child", "s2")
+
+    asked = posts(rendezvous.one_shot("p.1.1", standing_only("other")), PrepareEpoch)
+
+    assert [p.voter for p in asked] == ["parent"]
+
+
+def test_a_standing_answer_for_a_parent_type_is_asked_about_its_children() -> None:
+    rendezvous = DrivenRendezvous()
+    rendezvous.stand("parent", "other", "s1")
+    rendezvous.stand("child", "other.child", "s2")
+
+    asked = posts(rendezvous.one_shot("p.1.1", standing_only("other.child")), PrepareEpoch)
+
+    assert {p.voter for p in asked} == {"parent", "child"}
+
+
+def test_two_standing_subscriptions_of_one_site_are_two_participants() -> None:
+    rendezvous = DrivenRendezvous()
+    rendezvous.stand("one", "other", "s1", subscription=1)
+    rendezvous.stand("two", "other", "s1", subscription=2)
+
+    asked = posts(rendezvous.one_shot("p.1.1", standing_only("other")), PrepareEpoch)
+
+    assert {p.voter for p in asked} == {"one", "two"}
+
+
+def test_a_subscription_that_comes_back_under_a_new_key_replaces_its_former_self() -> None:
+    rendezvous = DrivenRendezvous()
+    rendezvous.stand("old", "other", "s1")
+    rendezvous.stand("new", "other", "s1")
+
+    asked = posts(rendezvous.one_shot("p.1.1", standing_only("other")), PrepareEpoch)
+
+    assert [p.voter for p in asked] == ["new"]
+
+
+def test_a_transaction_is_not_judged_by_the_voters_of_the_one_before_it() -> None:
+    rendezvous = DrivenRendezvous()
+    rendezvous.stand("first", "other", "s0")
+    busy = posts(rendezvous.one_shot("p.1.1", standing_only("other")), PrepareEpoch)
+    rendezvous.stand("one", "other", "s1", wants=Filter.where("key", "in", ["a", "b"]))
+    rendezvous.stand("two", "other", "s2", wants=Filter.where("key", "in", ["b"]))
+    both = standing_only("other", Required(frozenset(["s1", "s2"])))
+    rendezvous.one_shot("p.1.2", msgspec.structs.replace(both, attributes={"key": "a"}))
+    rendezvous.one_shot("p.1.3", msgspec.structs.replace(both, attributes={"key": "b"}))
+
+    effects = rendezvous.vote(busy[0], TxId("p.1.1"))
+
+    assert [m.tx for m in posts(effects, PrepareEpoch)[0].members] == [TxId("p.1.3")]
+    assert TxId("p.1.2") in {o.tx for o in posts(effects, TxOutcome)}
+
+
+def test_nobody_is_told_that_a_one_shot_aborted_while_it_is_being_voted_on() -> None:
+    rendezvous = DrivenRendezvous()
+    rendezvous.stand("v", "other", "s1")
+    rendezvous.one_shot("p.1.1", standing_only("other"))
+    question = AskMembership(tx=TxId("p.1.1"), event_type="other", voter="local")
+
+    assert not rendezvous.hear(question, Address(ME, "local", 1))

@@ -1,0 +1,44 @@
+"""Families of event types in a cluster whose nodes do not all know all members."""
+
+from tests.sim.small_worlds import SmallWorld
+from tops.core.participation import Wish
+from tops.filters import Filter
+from tops.messages import CensusPolicy, Event, TxSpec
+from tops.sim.workload import DEFINITIONS
+from tops.transactions import Scope, TxType
+
+CHILD = DEFINITIONS["plain.child"]
+EVENT = Event("plain.child", {"mark": "m1", "key": "a"})
+
+
+def wish(name: str, scope: Scope | None = None) -> Wish:
+    return Wish(DEFINITIONS[name], Filter.everything(), scope=scope)
+
+
+def test_a_child_s_event_reaches_subscribers_of_the_parent_that_do_not_know_the_child_and_nobody_else() -> None:
+    world = SmallWorld()
+    publisher, subscriber = world.site("p", "b1", (CHILD,)), world.site("s", "b3", ())
+    world.participant(subscriber, wish("plain", Scope.LOCAL))
+    world.participant(subscriber, wish("other", Scope.LOCAL))
+    world.begin()
+
+    world.ask(publisher, lambda request: publisher.site.core.publish(request, EVENT))
+    world.go(2.0)
+
+    assert world.history.seen == {("s", 1): [(None, "m1")]}
+
+
+def test_a_child_s_transaction_asks_subscribers_of_the_parent_that_do_not_know_the_child_and_nobody_else() -> None:
+    world = SmallWorld()
+    publisher, subscriber = world.site("p", "b1", (CHILD,)), world.site("s", "b3", ())
+    database = world.participant(subscriber, wish("plain"))
+    world.participant(subscriber, wish("other"))
+    world.begin()
+    spec = TxSpec("plain.child", TxType.DISTRIBUTED, attributes={"key": "a"}, census=CensusPolicy(0.3))
+
+    answers = world.ask(publisher, lambda request: publisher.site.core.execute(request, spec, (EVENT,)))
+    world.settle()
+
+    assert [a.outcome.value for a in answers] == ["committed"]
+    assert len(database.committed) == 1
+    assert {key[1:] for key in world.history.scopes} == {("s", 1)}
