@@ -211,6 +211,18 @@ class Published(Message, frozen=True):
     origin: Origin
 
 
+class EventsPublished(Message, frozen=True):
+    """Ordinary events of one type, published together; they are what `Published` is for one.
+
+    Bodies stay encoded until somebody has to look into them: most brokers on the way need not. `origin` is the last
+    one's, also where a filter has left some out on the way.
+    """
+
+    event_type: str
+    bodies: tuple[msgspec.Raw, ...]
+    origin: Origin
+
+
 class CensusOpened(Message, frozen=True):
     """A transaction is announced; subscribers answer with a scope."""
 
@@ -258,7 +270,19 @@ class TxAbandoned(Message, frozen=True):
     distributed_only: bool = False
 
 
-Publication = Published | CensusOpened | TxBegan | TxPublished | LocalCommitOrdered | TxAbandoned
+Publication = Published | EventsPublished | CensusOpened | TxBegan | TxPublished | LocalCommitOrdered | TxAbandoned
+
+
+_bodies: msgspec.msgpack.Decoder[dict[str, Any]] = msgspec.msgpack.Decoder(dict[str, Any])
+encode_body = msgspec.msgpack.Encoder().encode
+
+
+def decode_body(encoded: msgspec.Raw) -> dict[str, Any] | None:
+    """The body of an event, or None if the bytes are not one: whoever sent them is ignored, not obeyed."""
+    try:
+        return _bodies.decode(encoded)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def type_of(publication: Publication) -> str:
@@ -277,10 +301,21 @@ def type_of(publication: Publication) -> str:
 
 
 class EventConfirmed(Message, frozen=True):
-    """The publication is on disk; the number is not known any more for one that was repeated."""
+    """The publication is on disk; the number is not known any more for one that was repeated.
+
+    `count`: so are the ones before it, of the same publisher and under the numbers before it.
+    """
 
     origin: Origin
     log_number: int | None = None
+    count: int = 1
+
+
+class EventsRefused(Message, frozen=True):
+    """The rendezvous takes no more events of this durable type for now; nothing of what is not confirmed was kept."""
+
+    event_type: str
+    reason: str
 
 
 class BeginTx(Message, frozen=True):
@@ -537,6 +572,16 @@ class PeerKnows(Message, frozen=True):
     committing: frozenset[str]
 
 
+class RouteAsked(Message, frozen=True):
+    """Sent behind a new subscription, on the same path: when it is answered, events reach the subscriber."""
+
+    subscription: int
+
+
+class RouteStands(Message, frozen=True):
+    subscription: int
+
+
 class LogWanted(Message, frozen=True):
     """A durable subscription asks for what follows `position`; also says that everything up to there is safe."""
 
@@ -571,6 +616,7 @@ class LogRefused(Message, frozen=True):
 
 Letter = (
     EventConfirmed
+    | EventsRefused
     | BeginTx
     | RunOneShot
     | BeginPublic
@@ -600,6 +646,8 @@ Letter = (
     | MembershipAnswered
     | PeersAsked
     | PeerKnows
+    | RouteAsked
+    | RouteStands
     | LogWanted
     | LogDelivered
     | LogRefused

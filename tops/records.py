@@ -57,6 +57,13 @@ class TxRefused(Record, frozen=True):
     tx: TxId
 
 
+class OutcomesForgotten(Record, frozen=True):
+    """Old parts of a log were dropped: of these lives, commits up to that transaction may not be remembered here, and
+    having no record of one no longer means that it aborted."""
+
+    lives: dict[str, int]
+
+
 class SubscriptionKept(Record, frozen=True):
     """How far a durable subscription has safely taken the log; -1 ends it."""
 
@@ -66,5 +73,13 @@ class SubscriptionKept(Record, frozen=True):
 
 
 AnyRecord = (
-    Started | TypeDefined | LogAppended | InSyncChanged | EpochCommitted | FinishesNoted | TxRefused | SubscriptionKept
+    Started
+    | TypeDefined
+    | LogAppended
+    | InSyncChanged
+    | EpochCommitted
+    | FinishesNoted
+    | TxRefused
+    | OutcomesForgotten
+    | SubscriptionKept
 )

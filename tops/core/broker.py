@@ -8,6 +8,8 @@ coordinator's duties for the types that meet here (`Rendezvous`). The broker tur
 from collections import OrderedDict
 from collections.abc import Mapping
 
+import msgspec
+
 from tops.constraints import Predicate
 from tops.core.edge import Edge, SiteLink
 from tops.core.rendezvous import Rendezvous, RendezvousOptions
@@ -23,6 +25,7 @@ from tops.messages import (
     Definitions,
     Dissemination,
     Envelope,
+    EventsPublished,
     Letter,
     LinkMessage,
     LocalCommitOrdered,
@@ -40,6 +43,7 @@ from tops.messages import (
     SubscriptionChanged,
     TxAbandoned,
     TypeAnswered,
+    decode_body,
     type_of,
 )
 from tops.records import AnyRecord
@@ -176,6 +180,10 @@ class BrokerCore:
         effects = self.rendezvous.on_letter(envelope.body, envelope.sender, envelope.incarnation, now)
         return self._carry_out(effects, now)
 
+    def post(self, to: Address, letter: Letter, now: float) -> list[Effect]:
+        """A letter of the broker itself, not of a coordinator."""
+        return self._post(to, letter, now)
+
     def _post(self, to: Address, letter: Letter, now: float) -> list[Effect]:
         envelope = Envelope(to=to, sender=Address(self.name), incarnation=self.incarnation, body=letter)
         return self._route(envelope, now)
@@ -202,18 +210,22 @@ class BrokerCore:
 
     def _ascend(self, dissemination: Dissemination, link: NodeId | None, now: float) -> list[Effect]:
         publication = dissemination.publication
+        # A broker behind the link has passed it to its own subtree; a site gets its own events back from here.
+        passed = link if dissemination.early and link not in self.edge.sites else None
         if dissemination.rendezvous == self.name:
             effects = self.rendezvous.on_publication(publication, dissemination.sender, dissemination.incarnation, now)
-            return self._carry_out(effects, now, publication, link if dissemination.early else None)
+            return self._carry_out(effects, now, publication, passed)
         hop = self.topology.next_hop(self.name, dissemination.rendezvous)
         up: list[Effect] = [] if hop is None else [Send(hop, dissemination)]
         if dissemination.early:
-            return self._descend(publication, dissemination.lineage, dissemination.rendezvous, exclude=link) + up
+            return self._descend(publication, dissemination.lineage, dissemination.rendezvous, exclude=passed) + up
         return up
 
     def _descend(
         self, publication: Publication, lineage: tuple[str, ...], rendezvous: NodeId, exclude: NodeId | None
     ) -> list[Effect]:
+        if isinstance(publication, EventsPublished):
+            return self._descend_events(publication, lineage, rendezvous, exclude)
         parent = self.topology.next_hop(self.name, rendezvous)
         effects: list[Effect] = []
         downward = _downward(publication, lineage, rendezvous, self.name, self.incarnation)
@@ -229,6 +241,32 @@ class BrokerCore:
             self.edge.end(publication.tx)
         return effects
 
+    def _descend_events(
+        self, published: EventsPublished, lineage: tuple[str, ...], rendezvous: NodeId, exclude: NodeId | None
+    ) -> list[Effect]:
+        """Several events at once; they are looked into only where somebody wants a part of them."""
+        skip = (exclude, self.topology.next_hop(self.name, rendezvous))
+        whole = _downward(published, lineage, rendezvous, self.name, self.incarnation)
+        links = self.table.interested_in_all(lineage)
+        if links is not None:
+            return [Send(link, whole) for link in links if link not in skip]
+        wanted: dict[NodeId, list[msgspec.Raw]] = {}
+        for encoded in published.bodies:
+            body = decode_body(encoded)
+            if body is not None:
+                for link in self.table.interested(lineage, body):
+                    wanted.setdefault(link, []).append(encoded)
+        effects: list[Effect] = []
+        for link, bodies in wanted.items():
+            if link in skip:
+                continue
+            message = whole
+            if len(bodies) < len(published.bodies):
+                part = msgspec.structs.replace(published, bodies=tuple(bodies))
+                message = _downward(part, lineage, rendezvous, self.name, self.incarnation)
+            effects.append(Send(link, message))
+        return effects
+
     def _links_for(self, publication: Publication, lineage: tuple[str, ...]) -> list[NodeId]:
         if isinstance(publication, Published):
             return self.table.interested(lineage, publication.event.body)
@@ -238,10 +276,14 @@ class BrokerCore:
             if len(self.tx_routes) > TX_ROUTES_MAX:
                 self.tx_routes.popitem(last=False)
             return links
+        if isinstance(publication, EventsPublished):
+            return []  # each of its events has its own
         return self.tx_routes.get(publication.tx, [])
 
     def _passes(self, site: NodeId, publication: Publication, lineage: tuple[str, ...]) -> bool:
-        return isinstance(publication, Published) or self.edge.pass_on(site, publication.tx, publication, lineage)
+        if isinstance(publication, Published | EventsPublished):
+            return True
+        return self.edge.pass_on(site, publication.tx, publication, lineage)
 
     # ------------------------------------------------------------------------------------------------ subscriptions
 

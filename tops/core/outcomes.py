@@ -34,8 +34,20 @@ class Outcomes:
         self.committed[outcome.tx] = outcome
         if len(self.committed) > self.keep_max:
             old, _ = self.committed.popitem(last=False)
-            life, counter = _split(old)
-            self.forgotten[life] = max(self.forgotten.get(life, 0), counter)
+            self.forget(*_split(old))
+
+    def forget(self, life: str, counter: int) -> None:
+        """Commits of that life up to that transaction may not be remembered any more."""
+        self.forgotten[life] = max(self.forgotten.get(life, 0), counter)
+
+    def logged_lives(self) -> dict[str, int]:
+        """Whose commits are remembered by a log alone: what is forgotten if its entries are dropped."""
+        lives = dict(self.forgotten)
+        for tx, outcome in self.committed.items():
+            if outcome.log_number is not None:
+                life, counter = _split(tx)
+                lives[life] = max(lives.get(life, 0), counter)
+        return lives
 
     def refuse(self, tx: TxId) -> None:
         self.refused[tx] = None

@@ -16,7 +16,7 @@ from tops.core.calls import Calls
 from tops.core.epoch_executor import EpochExecutor
 from tops.core.log_reader import LogReader
 from tops.core.sub_tx_executor import SubTxExecutor
-from tops.effects import Alarm, Answer, Deliver, Effect, Memo, Post, Promise, Send, SetTimer
+from tops.effects import Alarm, Answer, Deliver, DeliverAll, Effect, Memo, Post, Promise, Send, SetTimer
 from tops.errors import InvalidEventType, TopsError
 from tops.event_types import EventTypes
 from tops.filters import Filter
@@ -28,6 +28,7 @@ from tops.messages import (
     EpochDecided,
     EpochId,
     Event,
+    EventsPublished,
     FinishNoted,
     LocalCommitOrdered,
     LogDelivered,
@@ -50,10 +51,12 @@ from tops.messages import (
     TxBegan,
     TxPublished,
     TxSpec,
+    decode_body,
 )
 from tops.transactions import Scope, TxType, granted_scope
 
 REMEMBERED_MAX = 10_000
+EVERYTHING = Filter.everything()
 EpochKey = tuple[str, int, int, int]  # what is voted under; the coordinator's incarnation, the number, the attempt
 
 
@@ -288,6 +291,8 @@ class Participation:
             return self._event(publication)
         if isinstance(publication, Published):
             return self._deliver(publication.event, publication.origin, lineage)
+        if isinstance(publication, EventsPublished):
+            return self._deliver_all(publication, lineage)
         if isinstance(publication, CensusOpened):
             return self._census(publication, lineage, link)
         if isinstance(publication, TxBegan):
@@ -324,18 +329,37 @@ class Participation:
             return do(next(iter(executors.values())))
         return [effect for e in list(executors.values()) for effect in do(e)]
 
-    def _deliver(self, event: Event, origin: Origin, lineage: Sequence[str]) -> list[Effect]:
-        # A site that has moved can meet an event again that travels more slowly on its new path.
+    def _is_repeated(self, origin: Origin) -> bool:
+        """A site that has moved can meet an event again that travels more slowly on its new path."""
         latest = self.latest.get((origin.family, origin.site), (0, 0))
         if (origin.incarnation, origin.number) <= latest:
-            return []
+            return True
         self.latest[origin.family, origin.site] = (origin.incarnation, origin.number)
         _trim(self.latest)
+        return False
+
+    def _deliver(self, event: Event, origin: Origin, lineage: Sequence[str]) -> list[Effect]:
+        if self._is_repeated(origin):
+            return []
         return [
             Deliver(s.number, event)
             for s in self.subscriptions.values()
             if s.wish.durable is None and s.matches(lineage, event.body)
         ]
+
+    def _deliver_all(self, published: EventsPublished, lineage: Sequence[str]) -> list[Effect]:
+        takers = [s for s in self.subscriptions.values() if s.wish.durable is None and s.type_name in lineage]
+        if not takers or self._is_repeated(published.origin):
+            return []
+        bodies = tuple(body for each in published.bodies if (body := decode_body(each)) is not None)
+        effects: list[Effect] = []
+        for s in takers:
+            wanted = bodies
+            if s.wish.filter != EVERYTHING:
+                wanted = tuple(body for body in bodies if s.wish.filter.matches(body))
+            if wanted:
+                effects.append(DeliverAll(s.number, published.event_type, wanted))
+        return effects
 
     def _census(self, census: CensusOpened, lineage: Sequence[str], link: NodeId) -> list[Effect]:
         if census.tx in self.ended:

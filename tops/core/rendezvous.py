@@ -39,7 +39,9 @@ from tops.messages import (
     Definitions,
     EpochFinished,
     EpochVoted,
+    Event,
     EventConfirmed,
+    EventsPublished,
     LocalCommitOrdered,
     LogEntry,
     LogWanted,
@@ -52,6 +54,8 @@ from tops.messages import (
     PublisherLost,
     PublishInTx,
     PublishInTxAnswered,
+    RouteAsked,
+    RouteStands,
     RunOneShot,
     StandingAccepted,
     StandingAnswered,
@@ -63,6 +67,7 @@ from tops.messages import (
     TxSpec,
     TypeAdvertised,
     TypeAnswered,
+    decode_body,
 )
 from tops.records import (
     AnyRecord,
@@ -70,6 +75,7 @@ from tops.records import (
     FinishesNoted,
     InSyncChanged,
     LogAppended,
+    OutcomesForgotten,
     Started,
     SubscriptionKept,
     TxRefused,
@@ -134,6 +140,7 @@ class Rendezvous:
             AskMembership: self._ask_membership,
             AskOutcome: self._ask_outcome,
             LogWanted: self._log_wanted,
+            RouteAsked: self._route_asked,
         }
 
     def on_letter(self, letter: object, sender: Address, incarnation: int, now: float) -> list[Effect]:
@@ -201,6 +208,8 @@ class Rendezvous:
         match publication:
             case Published():
                 return self._published(publication, publisher)
+            case EventsPublished():
+                return self._published_together(publication, publisher)
             case CensusOpened(tx=tx, spec=spec):
                 return self._announced(tx, spec, publisher, incarnation, publication)
             case TxPublished():
@@ -224,6 +233,30 @@ class Rendezvous:
             Disseminate(published),
             *log.pump_all(),
         ]
+
+    def _published_together(self, published: EventsPublished, publisher: Address) -> list[Effect]:
+        """Each event gets its own number and record; all of them are confirmed at once."""
+        log = self.logs_of.get(published.event_type)
+        if log is None:
+            return [Disseminate(published)]
+        last = published.origin
+        bodies = [body for encoded in published.bodies if (body := decode_body(encoded)) is not None]
+        if not bodies or len(bodies) < len(published.bodies) or last.number < len(bodies):
+            return []
+        origins = [msgspec.structs.replace(last, number=last.number - n) for n in range(len(bodies) - 1, -1, -1)]
+        if log.recognise(origins[0]) is not Repetition.NEW:
+            single = [
+                Published(event=Event(published.event_type, body), origin=origin)
+                for body, origin in zip(bodies, origins, strict=True)
+            ]
+            return [effect for each in single for effect in self._published(each, publisher)]
+        effects: list[Effect] = []
+        for body, origin in zip(bodies, origins, strict=True):
+            entry = LogEntry(number=log.reserve(), event=Event(published.event_type, body), origin=origin)
+            log.fill(entry)
+            effects.append(Persist(LogAppended(event_type=log.event_type, entry=entry)))
+        confirmed = EventConfirmed(origin=last, log_number=log.last_number, count=len(bodies))
+        return [*effects, Post(publisher, confirmed), Disseminate(published), *log.pump_all()]
 
     def _event(self, published: TxPublished) -> list[Effect]:
         relay = self.relays.get(published.tx)
@@ -664,6 +697,9 @@ class Rendezvous:
             return [Post(sender, TxOutcome(tx=m.tx, outcome=Outcome.UNKNOWN, reason=reason))]
         return self.outcomes.ask(m.tx, sender, alive)
 
+    def _route_asked(self, m: RouteAsked, sender: Address, incarnation: int, now: float) -> list[Effect]:
+        return [Post(sender, RouteStands(subscription=m.subscription))]
+
     def _alive(self, tx: TxId, event_type: str) -> bool:
         """Whether this coordinator is at it: its census, its events, its votes, or its end."""
         epochs = self.epochs.get(self.families.get(event_type, ""))
@@ -736,6 +772,9 @@ class Rendezvous:
                 self.epochs[name].recover(record)
             case TxRefused(tx=tx):
                 self.outcomes.refuse(tx)
+            case OutcomesForgotten(lives=lives):
+                for life, counter in lives.items():
+                    self.outcomes.forget(life, counter)
             case SubscriptionKept(event_type=name, name=feed, position=position):
                 log = self.logs[name]
                 if position < 0:

@@ -19,6 +19,7 @@ from tops.core.routing import rendezvous_of
 from tops.effects import Answer, Disseminate, Effect, Memo, Post, Promise, Send, SetTimer
 from tops.errors import (
     InvalidEventType,
+    LimitExceeded,
     NotAdvertised,
     NotReachable,
     OutcomeUnknown,
@@ -41,6 +42,8 @@ from tops.messages import (
     EpochDecided,
     Event,
     EventConfirmed,
+    EventsPublished,
+    EventsRefused,
     FinishNoted,
     Letter,
     LinkMessage,
@@ -56,6 +59,8 @@ from tops.messages import (
     Published,
     PublisherDone,
     PublishInTxAnswered,
+    RouteAsked,
+    RouteStands,
     RunOneShot,
     StandingAccepted,
     TxOpened,
@@ -99,6 +104,7 @@ class SiteCore:
         self.transactions: dict[TxId, PublisherTx] = {}
         self.ended: OrderedDict[TxId, TxOutcome] = OrderedDict()  # for those who use a transaction after its end
         self.asking: dict[TxId, tuple[AskOutcome, list[int]]] = {}
+        self.routes_asked: dict[int, int] = {}  # subscription -> the request that waits for its route
         self.counter = 0
         self.publications: dict[str, int] = {}  # per family
         self._retrying = False
@@ -115,10 +121,12 @@ class SiteCore:
             LogRefused: participation.on_log_refused,
             TxOutcome: self._on_outcome,
             EventConfirmed: self._on_confirmed,
+            EventsRefused: self._on_refused,
             TxOpened: self._on_opened,
             PublishInTxAnswered: self._on_tx_letter,
             VotesMissing: self._on_tx_letter,
             TypeAnswered: self._on_type_answered,
+            RouteStands: self._on_route,
         }
 
     def rendezvous(self, family: str) -> NodeId:
@@ -201,6 +209,29 @@ class SiteCore:
             return self._request(effects)
         return self._request([*effects, Answer(request)])
 
+    def publish_confirmed(
+        self, event_type: str, events: Sequence[tuple[int, dict[str, Any], msgspec.Raw]]
+    ) -> list[Effect]:
+        """Events of a durable type, in order, each with its request, its body and that body encoded; each request is
+        answered with the event's number when it is on disk. The caller has checked every body."""
+        family = self.types.family(event_type)
+        number = self.publications.get(family, 0)
+        for request, body, _ in events:
+            number += 1
+            origin = Origin(family, self.name, self.incarnation, number)
+            self.unconfirmed[family, number] = (request, Published(event=Event(event_type, body), origin=origin))
+        self.publications[family] = number
+        bodies = tuple(encoded for _, _, encoded in events)
+        return self._request([Disseminate(EventsPublished(event_type=event_type, bodies=bodies, origin=origin))])
+
+    def publish_all(self, event_type: str, bodies: tuple[msgspec.Raw, ...]) -> list[Effect]:
+        """Ordinary events of an advertised type that is not durable, in order; the caller has checked and encoded
+        each."""
+        family = self.types.family(event_type)
+        number = self.publications[family] = self.publications.get(family, 0) + len(bodies)
+        origin = Origin(family, self.name, self.incarnation, number)
+        return self._carry_out([Disseminate(EventsPublished(event_type=event_type, bodies=bodies, origin=origin))])
+
     def _problem(self, event: Event) -> TopsError | None:
         if event.type not in self.advertised:
             return NotAdvertised(event.type)
@@ -214,8 +245,27 @@ class SiteCore:
         return None
 
     def _on_confirmed(self, confirmed: EventConfirmed) -> list[Effect]:
-        known = self.unconfirmed.pop((confirmed.origin.family, confirmed.origin.number), None)
-        return [] if known is None else [Answer(known[0], confirmed.log_number)]
+        answers: list[Effect] = []
+        origin, log_number = confirmed.origin, confirmed.log_number
+        for before in range(confirmed.count - 1, -1, -1):
+            known = self.unconfirmed.pop((origin.family, origin.number - before), None)
+            if known is not None:
+                answers.append(Answer(known[0], None if log_number is None else log_number - before))
+        return answers
+
+    def _on_refused(self, refused: EventsRefused) -> list[Effect]:
+        return self.refuse_events(refused.event_type, LimitExceeded(refused.reason))
+
+    def refuse_events(self, event_type: str, error: TopsError) -> list[Effect]:
+        """Durable events of this type that wait for a confirmation get none.
+
+        The log expects numbers without gaps, so those at the end are given again."""
+        refused = [(key, request) for key, (request, p) in self.unconfirmed.items() if p.event.type == event_type]
+        for (family, number), _ in reversed(refused):
+            del self.unconfirmed[family, number]
+            if self.publications[family] == number:
+                self.publications[family] -= 1
+        return [Answer(request, error=error) for _, request in refused]
 
     # ------------------------------------------------------------------------------------------- own transactions
 
@@ -371,6 +421,22 @@ class SiteCore:
         """`number` names the subscription in every later call."""
         return self._carry_out(self.participation.subscribe(number, wish, request, self.link))
 
+    def ask_route(self, request: int, number: int) -> list[Effect]:
+        """Answered when events that are published from then on reach the subscription."""
+        self.routes_asked[number] = request
+        return self._request(self._route_question(number))
+
+    def _route_question(self, number: int) -> list[Effect]:
+        known = self.participation.subscriptions.get(number)
+        if known is None:
+            self.routes_asked.pop(number, None)
+            return []
+        return [Post(Address(known.coordinator), RouteAsked(subscription=number))]
+
+    def _on_route(self, stands: RouteStands) -> list[Effect]:
+        request = self.routes_asked.pop(stands.subscription, None)
+        return [] if request is None else [Answer(request, stands.subscription)]
+
     def unsubscribe(self, number: int) -> list[Effect]:
         return self._carry_out(self.participation.unsubscribe(number, self.link))
 
@@ -412,6 +478,8 @@ class SiteCore:
         effects += self._repeat_openings(elapsed_s)
         for name in self.advertising:
             effects += self._advertise_letter(self.advertised[name])
+        for number in list(self.routes_asked):
+            effects += self._route_question(number)
         return effects
 
     def _repeat_openings(self, elapsed_s: float) -> list[Effect]:
@@ -428,7 +496,7 @@ class SiteCore:
         return effects
 
     def _waiting(self) -> bool:
-        if self.unconfirmed or self.opening or self.asking or self.advertising:
+        if self.unconfirmed or self.opening or self.asking or self.advertising or self.routes_asked:
             return True
         return any(t.waits() for t in self.transactions.values())
 

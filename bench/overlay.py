@@ -1,0 +1,306 @@
+"""Publish and deliver through a broker, beside NATS; and what one broker holds: sites, filters, memory.
+
+Both sides of a figure are measured in the same run, alternating: one publisher, three subscribers in processes of
+their own, events of 100 bytes. Ours are on disk when they are confirmed; JetStream's are not.
+"""
+
+import asyncio
+import random
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import uvloop
+
+from bench.harness import say
+from bench.machine import describe_machine, package_versions
+from bench.overlay_site import CLUSTER, ITEM, PAYLOAD
+from bench.peers.nats import (
+    BATCH,
+    PAYLOAD_BYTES,
+    SUBSCRIBERS,
+    Delivery,
+    NatsServer,
+    core_delivery,
+    jetstream_delivery,
+)
+from bench.peers.programs import free_ports
+from bench.results import Result, spread
+from bench.statistics import Better, Figure, percentile
+from bench.systems import BenchmarkFailed, SystemUnavailable
+from tops import EventType, Filter, Site
+from tops.core.filter_index import FilterIndex
+
+RECEIVE_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 30.0
+FILTERS = (100, 300, 1000, 3000, 10_000)
+
+
+class OurBroker:
+    """A broker process with an empty journal in a temporary directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        (port,) = free_ports(1)
+        self.url = f"ws://127.0.0.1:{port}"
+        (directory / "tops.toml").write_text(
+            f'[cluster]\nname = "{CLUSTER}"\n[[broker]]\nname = "b1"\nlisten = "127.0.0.1:{port}"\ndata = "data"\n'
+            "[broker.limits]\nconnections_per_s = 100000\nwaiting_per_address = 10000\nheartbeat_s = 60\n"
+        )
+        self.process: asyncio.subprocess.Process
+
+    async def start(self) -> None:
+        with (self.directory / "broker.log").open("wb") as log:
+            command = ["-m", "tops", "broker", "run", "-c", str(self.directory / "tops.toml"), "--name", "b1"]
+            self.process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=log, stderr=log)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        host, _, port = self.url.removeprefix("ws://").partition(":")
+        while True:
+            try:
+                _, writer = await asyncio.open_connection(host, int(port))
+                writer.close()
+                return
+            except OSError:
+                if time.monotonic() > deadline or self.process.returncode is not None:
+                    raise BenchmarkFailed(f"the broker does not start: see {self.directory}/broker.log") from None
+                await asyncio.sleep(0.05)
+
+    async def stop(self) -> None:
+        if self.process.returncode is None:
+            self.process.terminate()
+            await self.process.wait()
+
+    def resident_bytes(self) -> int:
+        return int(psutil.Process(self.process.pid).memory_info().rss)
+
+
+@asynccontextmanager
+async def our_broker() -> AsyncIterator[OurBroker]:
+    with tempfile.TemporaryDirectory(prefix="tops-bench-") as directory:
+        broker = OurBroker(Path(directory))
+        try:
+            await broker.start()
+            yield broker
+        finally:
+            await broker.stop()
+
+
+class Helpers:
+    """Processes that say `ready`, and later a line more."""
+
+    def __init__(self, processes: list[asyncio.subprocess.Process]) -> None:
+        self.processes = processes
+
+    async def line(self, process: asyncio.subprocess.Process) -> str:
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(RECEIVE_TIMEOUT_S):
+                line = (await process.stdout.readline()).decode().strip()
+        except TimeoutError:
+            raise BenchmarkFailed(f"a site lacks events after {RECEIVE_TIMEOUT_S:.0f} s") from None
+        if not line:
+            raise BenchmarkFailed("a site ended before it had all events")
+        return line
+
+    async def lines(self) -> list[str]:
+        return list(await asyncio.gather(*(self.line(process) for process in self.processes)))
+
+
+@asynccontextmanager
+async def helpers(role: str, url: str, type_name: str, number: int, count: int) -> AsyncIterator[Helpers]:
+    pipe = asyncio.subprocess.PIPE
+    command = [sys.executable, "-m", "bench.overlay_site", role, url, type_name, str(number)]
+    started = Helpers(
+        [
+            await asyncio.create_subprocess_exec(*command, f"{role}{i}-{secrets.token_hex(3)}", stdin=pipe, stdout=pipe)
+            for i in range(count)
+        ]
+    )
+    try:
+        await started.lines()
+        yield started
+    finally:
+        for process in started.processes:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+
+async def our_delivery(broker: OurBroker, events: int) -> Delivery:
+    """Not durable: publish, and wait for the broker after every `BATCH` events."""
+    event_type = EventType(f"bench-{secrets.token_hex(4)}", PAYLOAD)
+    body = {"payload": b"x" * PAYLOAD_BYTES}
+    waits_s: list[float] = []
+    async with Site.connect(broker.url, name="publisher", cluster=CLUSTER) as site:
+        await site.advertise(event_type)
+        async with helpers("subscriber", broker.url, event_type.name, events, SUBSCRIBERS) as subscribers:
+            began = time.monotonic()
+            for first in range(0, events, BATCH):
+                batch_began = time.monotonic()
+                for _ in range(min(BATCH, events - first)):
+                    await site.publish(event_type, body)
+                await site.flush()
+                waits_s.append(time.monotonic() - batch_began)
+            published = time.monotonic()
+            received = max(map(float, await subscribers.lines()))
+    return _delivery(events, began, published, received, waits_s)
+
+
+async def our_durable_delivery(broker: OurBroker, events: int, in_flight: int) -> Delivery:
+    """Durable and confirmed: at most `in_flight` events wait to be on disk at any time."""
+    event_type = EventType(f"bench-{secrets.token_hex(4)}", PAYLOAD, durable=True)
+    waits_s: list[float] = []
+    async with Site.connect(broker.url, name="publisher", cluster=CLUSTER) as site:
+        await site.advertise(event_type)
+        async with helpers("log-subscriber", broker.url, event_type.name, events, SUBSCRIBERS) as subscribers:
+            remaining = iter(range(events))
+            began = time.monotonic()
+            async with asyncio.TaskGroup() as group:
+                for _ in range(in_flight):
+                    group.create_task(_publish_confirmed(site, event_type, remaining, waits_s))
+            published = time.monotonic()
+            received = max(map(float, await subscribers.lines()))
+    return _delivery(events, began, published, received, waits_s)
+
+
+async def _publish_confirmed(site: Site, event_type: EventType, remaining: Iterator[int], waits_s: list[float]) -> None:
+    body = {"payload": b"x" * PAYLOAD_BYTES}
+    for _ in remaining:
+        began = time.monotonic()
+        await site.publish(event_type, body)
+        waits_s.append(time.monotonic() - began)
+
+
+def _delivery(events: int, began: float, published: float, received: float, waits_s: list[float]) -> Delivery:
+    ordered = sorted(waits_s)
+    return Delivery(
+        events=events,
+        published_per_s=events / (published - began),
+        received_per_s=events / (received - began),
+        p50_ms=percentile(ordered, 50) * 1e3,
+        p95_ms=percentile(ordered, 95) * 1e3,
+    )
+
+
+def matching_curve() -> dict[str, dict[str, float]]:
+    """What one event costs to match, in microseconds, against ever more filters on two attributes."""
+    rng = random.Random(7)
+    curve = {}
+    for number in FILTERS:
+        index: FilterIndex[int] = FilterIndex()
+        for i in range(number):
+            low = i * 7 % 100_000
+            where = Filter.where("price", "range", (low, low + 10))
+            index.add(i, where if i % 2 else where.where("kind", "=", f"k{i % 5000}"))
+        bodies = [{"id": i, "price": rng.randrange(100_000), "kind": f"k{rng.randrange(5000)}"} for i in range(2000)]
+        began = time.perf_counter()
+        for body in bodies:
+            index.match(body)
+        curve[f"match_us_with_{number}_filters"] = spread([(time.perf_counter() - began) / len(bodies) * 1e6])
+    return curve
+
+
+async def capacity(sites: int) -> dict[str, dict[str, float]]:
+    """Memory of one broker per idle site with five filtered subscriptions, and whether it still delivers."""
+    async with our_broker() as broker, Site.connect(broker.url, name="publisher", cluster=CLUSTER) as site:
+        item = EventType("items", ITEM)
+        await site.advertise(item)
+        before = broker.resident_bytes()
+        async with helpers("crowd", broker.url, "items", sites // 4, 4):
+            grown = broker.resident_bytes() - before
+            began = time.monotonic()
+            for i in range(1000):
+                await site.publish(item, {"id": i, "price": i * 97 % 100_000, "kind": f"k{i % 50}"})
+            await site.flush()
+            taken_us = (time.monotonic() - began) * 1e3
+        return {
+            "sites": spread([float(sites)]),
+            "subscriptions": spread([float(sites * 5)]),
+            "bytes_per_idle_site": spread([grown / sites]),
+            "us_per_event_with_all_subscriptions": spread([taken_us]),
+        }
+
+
+def _row(system: str, clients: int, deliveries: list[Delivery], received: bool) -> dict[str, Any]:
+    rates = [d.received_per_s if received else d.published_per_s for d in deliveries]
+    measured = spread(rates)
+    return {
+        "system": system,
+        "workload": "publish" if received else "durable",
+        "clients": clients,
+        "tps": round(measured["median"], 1),
+        "tps_low": round(measured["low"], 1),
+        "tps_high": round(measured["high"], 1),
+        "p50_ms": spread([d.p50_ms for d in deliveries])["median"],
+        "p95_ms": spread([d.p95_ms for d in deliveries])["median"],
+        "runs": len(deliveries),
+    }
+
+
+async def measure(quick: bool) -> Result:
+    pairs, events, durable, single = (3, 40_000, 8_000, 300) if quick else (5, 300_000, 60_000, 2000)
+    deliveries: dict[str, list[tuple[Delivery, Delivery]]] = {"publish": [], "f256": [], "f1": []}
+    missing: dict[str, str] = {}
+    versions = package_versions()
+    async with our_broker() as broker:
+        try:
+            async with NatsServer() as server:
+                versions["nats-server"] = await server.version()
+                for number in range(pairs):
+                    say(f"pair {number + 1} of {pairs}")
+                    ours = await our_delivery(broker, events)
+                    deliveries["publish"].append((ours, await core_delivery(server, events)))
+                    ours = await our_durable_delivery(broker, durable, 256)
+                    theirs = await jetstream_delivery(server, durable, in_flight=256)
+                    deliveries["f256"].append((ours, theirs))
+                    ours = await our_durable_delivery(broker, single, 1)
+                    deliveries["f1"].append((ours, await jetstream_delivery(server, single, in_flight=1)))
+        except SystemUnavailable as error:
+            missing["nats"] = str(error)
+    say("sites and filters of one broker")
+    sites = 400 if quick else 2000
+    measures = await capacity(sites)
+    rows = [
+        _row(system, clients, [pair[side] for pair in deliveries[name]], received=name == "publish")
+        for name, clients in (("publish", BATCH), ("f256", 256), ("f1", 1))
+        for side, system in ((0, f"tops_{name}"), (1, f"nats_{name}"))
+        if deliveries[name]
+    ]
+    return {
+        "name": "overlay",
+        "machine": describe_machine(),
+        "versions": versions,
+        "systems": {
+            "tops": {"description": "one broker process, sites over WebSocket", "promise": "confirmed: on disk"},
+            "nats": {"description": "nats-server with nats-py", "promise": "JetStream: acknowledged, not yet on disk"},
+        },
+        "rows": rows,
+        "figures": _figures(deliveries),
+        "measures": {**measures, **matching_curve()},
+        "missing": missing,
+        "left_out": [f"{sites} of 2,000 sites, {pairs} of 5 pairs"] if quick else [],
+    }
+
+
+def _figures(deliveries: dict[str, list[tuple[Delivery, Delivery]]]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    if deliveries["publish"]:
+        rates = [(a.received_per_s, b.received_per_s) for a, b in deliveries["publish"]]
+        found["publish.vs_nats_core"] = {**Figure.of_pairs(rates, Better.HIGHER).record()}
+    if deliveries["f256"]:
+        rates = [(a.published_per_s, b.published_per_s) for a, b in deliveries["f256"]]
+        found["durable.f256.vs_jetstream"] = {**Figure.of_pairs(rates, Better.HIGHER).record()}
+    if deliveries["f1"]:
+        waits = [(a.p50_ms, b.p50_ms) for a, b in deliveries["f1"]]
+        found["durable.f1.latency_vs_jetstream"] = {**Figure.of_pairs(waits, Better.LOWER).record()}
+    return found
+
+
+def run(quick: bool) -> Result:
+    return uvloop.run(measure(quick))

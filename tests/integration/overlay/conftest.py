@@ -1,0 +1,31 @@
+"""Clusters of real broker processes, one per topology and module."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.integration.overlay.cluster import TOPOLOGIES, Cluster
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=list(TOPOLOGIES))
+async def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+    """Every topology in turn."""
+    running = Cluster(tmp_path_factory.mktemp(request.param), TOPOLOGIES[request.param])
+    try:
+        await running.start()
+        yield running
+    finally:
+        await running.stop()
+
+
+@pytest_asyncio.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Cluster]:
+    """One broker process."""
+    running = Cluster(tmp_path, TOPOLOGIES["single"])
+    try:
+        await running.start()
+        yield running
+    finally:
+        await running.stop()

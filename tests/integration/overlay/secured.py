@@ -1,0 +1,63 @@
+"""A broker with keys, in this process, and sites with certificates of every kind."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from tests.integration.overlay.cluster import QUICK, free_ports
+from tops import Broker, Site
+from tops.config import parse_config
+from tops.security import Authority, Identity, Kind, utc_now
+
+CLUSTER = "shop"
+
+
+@dataclass
+class Secured:
+    """The broker, its authority, and how to get in."""
+
+    broker: Broker
+    authority: Authority
+
+    def keys(self, name: str, role: str = "writer", **options: Any) -> Path:
+        return issue(self.authority, name, role, **options)
+
+    @asynccontextmanager
+    async def site(self, name: str, role: str = "writer", keys: Path | None = None) -> AsyncIterator[Site]:
+        folder = keys or self.keys(name, role)
+        async with Site.connect(self.broker.url, name=name, keys=folder, options=QUICK, timeout_s=20) as site:
+            yield site
+
+
+def issue(
+    authority: Authority,
+    name: str,
+    role: str = "writer",
+    *,
+    kind: Kind = Kind.SITE,
+    begins: timedelta = timedelta(minutes=-5),
+    ends: timedelta = timedelta(days=1),
+) -> Path:
+    now = utc_now()
+    identity = Identity(authority.cluster, kind, name, "broker" if kind is Kind.BROKER else role)
+    return authority.issue(identity, ["127.0.0.1"], now + begins, now + ends, now=now)
+
+
+@asynccontextmanager
+async def secured_broker(directory: Path, roles: Sequence[str] = ()) -> AsyncIterator[Secured]:
+    authority = Authority.init(directory / "keys", CLUSTER, utc_now(), 30)
+    keys = issue(authority, "b1", kind=Kind.BROKER)
+    (port,) = free_ports(1)
+    text = "\n".join(
+        [
+            f'[cluster]\nname = "{CLUSTER}"',
+            f'[[broker]]\nname = "b1"\nlisten = "127.0.0.1:{port}"\ndata = "data"\nkeys = "{keys}"',
+            "[broker.limits]\nsite_grace_s = 0.5\nconnections_per_s = 1000",
+            *roles,
+        ]
+    )
+    async with Broker.run(parse_config(text, directory / "tops.toml"), "b1") as broker:
+        yield Secured(broker, authority)

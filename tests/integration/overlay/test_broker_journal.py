@@ -1,0 +1,171 @@
+"""A broker and its disk: what survives, what is dropped, what stops it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.integration.overlay.cluster import QUICK, Cluster, Recorder, event_type, free_ports, until
+from tops import Broker, EventType, Outcome, Participant, Received, Scope, Site
+from tops.config import Config, parse_config
+from tops.errors import JournalFailed, LimitExceeded
+from tops.runtime import retention
+
+
+def config_at(directory: Path, extra: str = "") -> Config:
+    (port,) = free_ports(1)
+    text = f'[cluster]\nname = "test"\n[[broker]]\nname = "b1"\nlisten = "127.0.0.1:{port}"\ndata = "data"\n{extra}'
+    return parse_config(text, directory / "tops.toml")
+
+
+@asynccontextmanager
+async def site_at(broker: Broker, name: str) -> AsyncIterator[Site]:
+    async with Site.connect(broker.url, name=name, cluster="test", options=QUICK) as site:
+        yield site
+
+
+class Busy(Participant):
+    """Takes nothing: its position stays where it is."""
+
+    async def on_notify(self, event: Received) -> None:
+        await asyncio.Event().wait()
+
+
+async def publish_bulk(site: Site, log: EventType, megabytes: int) -> int:
+    """Returns how many were confirmed."""
+    results = await asyncio.gather(
+        *(site.publish(log, {"data": bytes(64 * 1024)}) for _ in range(16 * megabytes)), return_exceptions=True
+    )
+    return sum(isinstance(r, int) for r in results)
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retention looks at every step."""
+    monkeypatch.setattr(retention, "LOOK_EVERY_S", 0.0)
+
+
+@pytest.mark.usefixtures("eager")
+async def test_what_everybody_has_taken_is_dropped_and_the_rest_survives_a_restart(tmp_path: Path) -> None:
+    log = EventType("bulk", {"data": bytes}, durable=True)
+    config = config_at(tmp_path, '[broker.retention]\nsize = "8 MiB"')
+    async with Broker.run(config, "b1") as broker, site_at(broker, "writer") as writer:
+        await writer.advertise(log)
+        reader = Recorder()
+        async with site_at(broker, "reader") as site:
+            await site.subscribe(log, participant=reader, durable="reader")
+            confirmed = 0
+            while broker.retainer.dropped_segments == 0:
+                confirmed += await publish_bulk(writer, log, 4)
+                assert confirmed < 16 * 400
+            await until(lambda: len(reader.ordinary) == confirmed, 60)
+        oldest = broker.node.core.rendezvous.logs["bulk"].oldest
+        assert 1 < oldest <= confirmed
+
+    async with Broker.run(config, "b1") as broker, site_at(broker, "writer") as writer:
+        await writer.advertise(log)
+        assert await writer.publish(log, {"data": b"next"}) == confirmed + 1
+        late = Recorder()
+        async with site_at(broker, "late") as site:
+            await site.subscribe(log, participant=late, durable="late", start="oldest")
+            await until(lambda: bool(late.ordinary) and late.ordinary[-1].number == confirmed + 1, 60)
+        numbers = [e.number for e in late.ordinary]
+        assert numbers == list(range(numbers[0] or 0, confirmed + 2))
+    assert reader.ordinary[-1].number == confirmed
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("when_full", ["refuse", "warn"])
+async def test_what_a_durable_subscriber_needs_is_never_dropped(tmp_path: Path, when_full: str) -> None:
+    log = EventType("bulk", {"data": bytes}, durable=True)
+    config = config_at(tmp_path, f'[broker.retention]\nsize = "4 MiB"\nwhen_full = "{when_full}"')
+    async with Broker.run(config, "b1") as broker, site_at(broker, "writer") as writer:
+        await writer.advertise(log)
+        async with site_at(broker, "reader") as site:
+            await site.subscribe(log, participant=Busy(), durable="reader")
+        await publish_bulk(writer, log, 8)
+        await until(lambda: broker.retainer.room is retention.Room.FULL, 30)
+
+        if when_full == "refuse":
+            with pytest.raises(LimitExceeded, match="full"):
+                await writer.publish(log, {"data": b"more"})
+        else:
+            assert await writer.publish(log, {"data": b"more"})
+        assert any(kind == "journal-full" and "reader" in text for _, kind, text in broker.node.alarms)
+        assert broker.node.core.rendezvous.logs["bulk"].oldest == 1
+
+
+async def test_a_failed_sync_stops_the_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = event_type("log", durable=True)
+    async with Broker.run(config_at(tmp_path), "b1") as broker, site_at(broker, "writer") as writer:
+        await writer.advertise(log)
+        disk = broker.node.store.journal._store._disk
+
+        def fail(*_: object) -> None:
+            raise OSError(5, "the disk is gone")
+
+        monkeypatch.setattr(disk, "datasync", fail)
+        publishing = asyncio.ensure_future(writer.publish(log, {"id": 1}))
+
+        with pytest.raises(JournalFailed):
+            await asyncio.wait_for(broker.wait(), 30)
+        assert not publishing.done()
+        publishing.cancel()
+
+
+async def test_damage_in_the_middle_stops_the_start_with_a_clear_message(broker: Cluster) -> None:
+    log = event_type("log", durable=True)
+    async with broker.site("writer") as writer:
+        await writer.advertise(log)
+        for i in range(200):
+            await writer.publish(log, {"id": i})
+    await broker.kill("b1")
+    (segment,) = (broker.directory / "data" / "b1" / "journal").glob("*.segment")
+    damaged = bytearray(segment.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    segment.write_bytes(damaged)
+
+    with pytest.raises(AssertionError):
+        await broker.start("b1")
+
+    said = (broker.directory / "b1.log").read_text()
+    assert "Nothing was opened or changed" in said
+    assert await broker.processes["b1"].wait() == 2
+
+
+async def test_a_torn_tail_is_cut_off_and_reported(broker: Cluster) -> None:
+    log = event_type("log", durable=True)
+    async with broker.site("writer") as writer:
+        await writer.advertise(log)
+        assert await writer.publish(log, {"id": 1}) == 1
+    await broker.kill("b1")
+    (segment,) = (broker.directory / "data" / "b1" / "journal").glob("*.segment")
+    with segment.open("ab") as file:
+        file.write(b"TOPB half a batch that a crash cut short")
+
+    await broker.start("b1")
+
+    view = await broker.get("b1", "/v1/journal")
+    assert view["torn_bytes"] > 0
+    assert "cut short" in (broker.directory / "b1.log").read_text()
+    async with broker.site("writer") as writer:
+        await writer.advertise(log)
+        assert await writer.publish(log, {"id": 2}) == 2
+
+
+async def test_a_decision_survives_the_broker_and_the_refusal_of_an_unknown_id_too(broker: Cluster) -> None:
+    orders = event_type()
+    async with broker.site("one") as one, broker.site("two") as two:
+        await one.advertise(orders)
+        await two.subscribe(orders, participant=Recorder(), scope=Scope.DISTRIBUTED)
+        committed = await one.execute(orders, events=[{"id": 1}])
+        unknown = f"one.{one.incarnation}.999"
+        assert (await one.ask_outcome(unknown, orders)).outcome is Outcome.ABORTED
+    await broker.kill("b1")
+    await broker.start("b1")
+
+    async with broker.site("three") as three:
+        assert (await three.ask_outcome(committed.tx, orders)).outcome is Outcome.COMMITTED
+        assert (await three.ask_outcome(unknown, orders)).outcome is Outcome.ABORTED

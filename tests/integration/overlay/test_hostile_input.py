@@ -1,0 +1,305 @@
+"""Frames that are too large, cut short, random or almost right; readers that never read."""
+
+import asyncio
+import os
+import random
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import psutil
+import pytest
+import pytest_asyncio
+
+from tests.integration.overlay.cluster import TOPOLOGIES, Cluster, Recorder, event_type, until
+from tops import Broker, EventType, Filter, Scope, Site, TxType
+from tops.config import parse_config
+from tops.core.link_session import Frame
+from tops.errors import ProtocolError
+from tops.ids import NodeId, Pseudonym, TxId
+from tops.messages import (
+    AbortTx,
+    Address,
+    AskOutcome,
+    BeginPublic,
+    BeginTx,
+    CensusOpened,
+    CensusReplied,
+    CommitTx,
+    Dissemination,
+    Envelope,
+    EpochId,
+    EpochVoted,
+    Event,
+    EventsPublished,
+    LinkMessage,
+    LogWanted,
+    Origin,
+    Published,
+    PublishInTx,
+    RunOneShot,
+    ScopeChosen,
+    StandingAnswered,
+    SubscriptionChanged,
+    TxPublished,
+    TxSpec,
+    TypeAdvertised,
+)
+from tops.runtime.connections import open_socket
+from tops.runtime.guard import Guard
+from tops.runtime.identity import Self
+from tops.runtime.link import exchange_meet, receive_bytes
+from tops.runtime.wire import decode, encode_frame, encode_message, encode_word, meeting
+from tops.security import Identity, Kind, Permissions
+
+FUZZ_INPUTS = 100_000
+
+
+@pytest_asyncio.fixture
+async def serving(tmp_path: Path) -> AsyncIterator[Broker]:
+    """A broker in this process, so that what goes wrong inside is seen here."""
+    from tests.integration.overlay.cluster import free_ports
+
+    (port,) = free_ports(1)
+    text = (
+        f'[cluster]\nname = "test"\n[[broker]]\nname = "b1"\nlisten = "127.0.0.1:{port}"\ndata = "data"\n'
+        "[broker.limits]\nconnections_per_s = 10000\nwaiting_per_address = 1000\nsite_grace_s = 0.2\n"
+    )
+    async with Broker.run(parse_config(text, tmp_path / "tops.toml"), "b1") as broker:
+        yield broker
+
+
+async def serves(broker: Broker) -> bool:
+    """A publisher reaches a subscriber through it, and a transaction commits."""
+    orders = event_type("serves")
+    async with (
+        Site.connect(broker.url, name="honest1", cluster="test") as one,
+        Site.connect(broker.url, name="honest2", cluster="test") as two,
+    ):
+        await one.advertise(orders)
+        taken = Recorder()
+        await two.subscribe(orders, participant=taken, scope=Scope.DISTRIBUTED)
+        await one.publish(orders, {"id": 1})
+        await one.execute(orders, events=[{"id": 2}])
+        await until(lambda: taken.ids() == [1] and len(taken.committed) == 1)
+    return True
+
+
+def samples(me: str) -> Iterator[LinkMessage]:
+    """One of each kind that a site sends."""
+    orders = EventType("fuzz", {"id": int})
+    log = EventType("fuzzlog", {"id": int}, durable=True)
+    spec = TxSpec("fuzz", TxType.DISTRIBUTED)
+    tx = TxId(f"{me}.1.1")
+    event = Event("fuzz", {"id": 1})
+    epoch = EpochId("fuzz", 1, 1, NodeId("b1"), 1)
+    for letter in (
+        TypeAdvertised(definitions=(orders,)),
+        TypeAdvertised(definitions=(log,)),
+        BeginTx(tx=tx, spec=spec),
+        BeginPublic(request=1, spec=spec),
+        RunOneShot(tx=TxId(f"{me}.1.2"), spec=spec, events=(event,)),
+        CensusReplied(tx=tx, pseudonym=Pseudonym("p"), identity=None),
+        PublishInTx(tx=tx, request=3, event=event),
+        CommitTx(tx=tx, tx_type=TxType.DISTRIBUTED, event_type="fuzz", last_sequence=1),
+        AbortTx(tx=tx, tx_type=TxType.DISTRIBUTED, event_type="fuzz", reason="no"),
+        AskOutcome(tx=tx, tx_type=TxType.DISTRIBUTED, event_type="fuzz"),
+        EpochVoted(epoch=epoch, digest="d", voter="v", excluded={}),
+        StandingAnswered(
+            voter="v", event_type="fuzz", filter=Filter(), scope=Scope.DISTRIBUTED, secret=b"s", identity=me, position=1
+        ),
+        LogWanted(name="n", definitions=(log,), filter=Filter(), position=None, start="now", credit=10, voter=None),
+    ):
+        yield Envelope(to=Address(NodeId("b1")), sender=Address(NodeId(""), me), incarnation=1, body=letter)
+    for publication in (
+        Published(event=event, origin=Origin("fuzz", NodeId(me), 1, 1)),
+        Published(event=Event("fuzzlog", {"id": 1}), origin=Origin("fuzzlog", NodeId(me), 1, 1)),
+        EventsPublished(
+            event_type="fuzz",
+            bodies=(msgspec.Raw(msgspec.msgpack.encode({"id": 1})),),
+            origin=Origin("fuzz", NodeId(me), 1, 2),
+        ),
+        TxPublished(tx=tx, event_type="fuzz", sequence=1, event=event),
+        CensusOpened(tx=tx, spec=spec, coordinator=NodeId("b1"), incarnation=1, initiator=Address(NodeId("b1"))),
+    ):
+        yield Dissemination(
+            rendezvous=NodeId("b1"),
+            upward=True,
+            early=True,
+            sender=Address(NodeId("")),
+            incarnation=1,
+            publication=publication,
+        )
+    yield SubscriptionChanged(
+        subscription=1,
+        definitions=(orders,),
+        filter=Filter.where("id", ">", 3),
+        scope=None,
+        durable=False,
+    )
+    yield ScopeChosen(tx=tx, scope=Scope.LOCAL, distributed=True)
+
+
+def mutated(rng: random.Random, data: bytes) -> bytes:
+    """Flip, cut, repeat, insert: a few small changes, or one that leaves nothing as it was."""
+    changed = bytearray(data)
+    for _ in range(rng.randint(1, 4)):
+        place = rng.randrange(len(changed)) if changed else 0
+        match rng.randrange(6):
+            case 0 if changed:
+                changed[place] = rng.randrange(256)
+            case 1:
+                del changed[place:]
+            case 2:
+                changed[place:place] = rng.randbytes(rng.randint(1, 8))
+            case 3:
+                changed[place:place] = changed[place : place + 20]
+            case 4 if changed:
+                changed[place] ^= 1 << rng.randrange(8)
+            case 5:
+                changed[place : place + 4] = rng.choice([b"\xdf\xff\xff\xff\xff", b"\xc4\xff", b"\xdd\x7f\xff\xff\xff"])
+    return bytes(changed)
+
+
+@pytest.mark.timeout(280)
+async def test_a_hundred_thousand_hostile_frames_leave_the_broker_serving(serving: Broker) -> None:
+    rng = random.Random(20)
+    node, me = serving.node, "fuzzer"
+    guard = Guard(Identity("test", Kind.SITE, me, "admin"), Permissions(), ["b1"])
+    node.act(node.core.site_up(NodeId(me), 1, 0.0))
+    whole = [b"\0" + msgspec.msgpack.encode((1, 0, [msgspec.Raw(encode_message(m))])) for m in samples(me)]
+    words = [encode_word(meeting("s", 1, "p", ("b1",), ()))]
+    passed = refused = 0
+
+    for number in range(FUZZ_INPUTS):
+        source = rng.choice(whole) if rng.random() < 0.97 else rng.choice(words)
+        data = mutated(rng, source) if rng.random() < 0.98 else rng.randbytes(rng.randint(0, 200))
+        try:
+            item = decode(data)
+            for message in item.messages if isinstance(item, Frame) else ():
+                if guard.refusal(message) is None:
+                    node.act(node.core.receive(NodeId(me), message, float(number)))
+                    passed += 1
+        except ProtocolError:
+            refused += 1
+        if number % 1000 == 0:
+            await asyncio.sleep(0)
+
+    assert passed > FUZZ_INPUTS / 100, "the fuzzer must get past the decoder often enough to matter"
+    assert refused > FUZZ_INPUTS / 10
+    assert await serves(serving)
+
+
+async def open_link(
+    session: aiohttp.ClientSession, broker: Broker, name: str, incarnation: int
+) -> aiohttp.ClientWebSocketResponse:
+    own = Self.without_keys("test", Kind.SITE, name, incarnation, "writer")
+    socket = await open_socket(session, broker.url, own, 30)
+    await own.introduce(socket, "127.0.0.1")
+    await exchange_meet(socket, meeting("", 0, "", (), ()), 10)
+    return socket
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x07whatever",
+        b"\0",
+        b"\0\x93\x01",
+        b"\0" + b"\x93" * 5000,
+        b"\0" + b"\x91" * 100_000,
+        b"\1" + msgspec.msgpack.encode(["Meet", 1, "", 0, ""]),
+        b"\1" + msgspec.msgpack.encode(["Pressed", "b1", 1, 1, True]),
+        encode_frame(Frame(7, 0)),
+        encode_frame(Frame(1, 99)),
+        os.urandom(3000),
+    ],
+    ids=["empty", "kind", "nothing", "cut", "nested", "deep", "twice", "brokers", "gap", "unsent", "random"],
+)
+async def test_a_broken_frame_ends_its_connection_and_no_other(serving: Broker, data: bytes) -> None:
+    async with (
+        aiohttp.ClientSession() as session,
+        Site.connect(serving.url, name="bystander", cluster="test") as bystander,
+    ):
+        socket = await open_link(session, serving, "hostile", 1)
+        await socket.send_bytes(data)
+        with pytest.raises(ProtocolError):
+            while True:
+                await receive_bytes(socket, 10)
+
+        await bystander.advertise(event_type())
+        assert bystander._node.link is not None and bystander._node.link.connected
+
+
+async def test_a_frame_over_the_limit_is_refused_unread(serving: Broker) -> None:
+    async with aiohttp.ClientSession() as session:
+        socket = await open_link(session, serving, "large", 1)
+        with pytest.raises((ProtocolError, ConnectionError)):
+            await socket.send_bytes(b"\0" + bytes(9 * 2**20))
+            while True:
+                await receive_bytes(socket, 10)
+    assert await serves(serving)
+
+
+async def test_text_and_strangers_are_turned_away(serving: Broker) -> None:
+    async with aiohttp.ClientSession() as session:
+        socket = await open_link(session, serving, "texter", 1)
+        await socket.send_str("hello")
+        with pytest.raises(ProtocolError):
+            await receive_bytes(socket, 10)
+        stranger = await session.ws_connect(f"{serving.url}/link")
+        await stranger.send_bytes(b"who are you")
+        with pytest.raises(ProtocolError):
+            await receive_bytes(stranger, 10)
+    assert await serves(serving)
+
+
+async def test_an_event_that_no_frame_could_hold_is_refused_at_its_publisher(serving: Broker) -> None:
+    blob = EventType("blob", {"data": bytes}, durable=True)
+    async with Site.connect(serving.url, name="huge", cluster="test") as site:
+        await site.advertise(blob)
+        with pytest.raises(ProtocolError, match="split it"):
+            await site.publish(blob, {"data": bytes(9 * 2**20)})
+        assert await site.publish(blob, {"data": b"small"}) == 1
+
+
+async def test_a_reader_that_never_reads_is_cut_off_and_costs_no_memory(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, TOPOLOGIES["single"], '[broker.limits]\nqueue_bytes_max = "2 MiB"')
+    payload = EventType("flood", {"data": bytes})
+    try:
+        await cluster.start()
+        process = psutil.Process(cluster.processes["b1"].pid)
+        async with cluster.site("publisher") as publisher, aiohttp.ClientSession() as session:
+            await publisher.advertise(payload)
+            own = Self.without_keys("test", Kind.SITE, "sleeper", 1, "writer")
+            socket = await open_socket(session, cluster.url("b1"), own, 30)
+            await own.introduce(socket, "127.0.0.1")
+            await exchange_meet(socket, meeting("", 0, "", (), ()), 10)
+            wanted = SubscriptionChanged(
+                subscription=1, definitions=(payload,), filter=Filter(), scope=Scope.NON_TRANSACTIONAL, durable=False
+            )
+            await socket.send_bytes(b"\0" + msgspec.msgpack.encode((1, 0, [msgspec.Raw(encode_message(wanted))])))
+            await until(lambda: _subscribed(cluster, "sleeper"))
+            before = process.memory_info().rss
+
+            for _ in range(2000):
+                await publisher.publish(payload, {"data": bytes(32 * 1024)})
+            await publisher.flush()
+
+            await until(lambda: _lost(cluster, "sleeper"))
+            grown = process.memory_info().rss - before
+            assert grown < 40 * 2**20, f"{grown} bytes for a queue of 2 MiB, after 64 MiB of events"
+    finally:
+        await cluster.stop()
+
+
+async def _subscribed(cluster: Cluster, site: str) -> bool:
+    view = await cluster.get("b1", "/v1/subscriptions")
+    return view is not None and site in {s["site"] for s in view["sites"]}
+
+
+async def _lost(cluster: Cluster, site: str) -> bool:
+    view = await cluster.get("b1", "/v1/topology")
+    return view is not None and site not in {link["peer"] for link in view["links"]}
