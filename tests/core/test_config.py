@@ -76,7 +76,7 @@ def test_a_mistake_is_refused_with_file_line_and_key(change: tuple[str, str], li
 
 
 def test_broken_toml_and_missing_files_are_refused_with_the_file() -> None:
-    with pytest.raises(ConfigError, match="tops.toml: .*line 1"):
+    with pytest.raises(ConfigError, match=r"tops\.toml: .*line 1"):
         parse_config("[cluster\n", FILE)
     with pytest.raises(ConfigError, match="No such file"):
         load_config(Path("/nowhere/tops.toml"))
