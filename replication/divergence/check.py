@@ -8,9 +8,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import Enum
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -24,6 +22,7 @@ from replication.divergence.folder import RunFolder, RunState, Unit
 from replication.divergence.history import history_table
 from replication.divergence.merge import merged
 from replication.divergence.model import CheckResult, Limit, LimitKind, ReplicaState
+from replication.divergence.options import CheckOptions, Method
 from replication.divergence.ports import Barrier, Engine, ReplicaEndpoint, SnapshotHandle, TransactionLog
 from replication.divergence.schema import CommonTable, common_table
 from replication.divergence.second_look import Progress, Surroundings
@@ -31,29 +30,6 @@ from replication.divergence.snapshots import SnapshotBarrier
 from replication.divergence.splits import key_ranges
 from replication.divergence.table_check import TableCheck
 from tops.errors import ConfigError, InvariantBroken, NotReachable
-
-
-class Method(Enum):
-    """Where checksums are computed."""
-
-    AUTO = "auto"  # in the databases if they hash alike, else in Spark
-    NATIVE = "native"
-    CANONICAL = "canonical"
-
-
-@dataclass(frozen=True, slots=True)
-class CheckOptions:
-    """What a DBA may choose."""
-
-    tables: tuple[str, ...] = ()  # empty: all that every replica has
-    master: str = "local[*]"
-    method: Method = Method.AUTO
-    primary: str = ""
-    common_columns: bool = False
-    cap: int = 1_000_000  # differing rows per table
-    settle_s: float = 1.0  # wait before the second look, where replicas have no log position
-    looks_max: int = 3
-    shard_rows: int = 25_000_000  # a bigger table with an integer key is checked, and resumed, in parts
 
 
 class Quiet:

@@ -19,10 +19,6 @@ def _joined(parts: Sequence[TableResult]) -> TableResult:
     first = parts[0]
     if len(parts) == 1:
         return first
-    counts: dict[str, Counter[str]] = {}
-    for part in parts:
-        for replica, kinds in part.counts.items():
-            counts.setdefault(replica, Counter()).update(kinds)
     return TableResult(
         table=first.table,
         key=first.key,
@@ -33,7 +29,8 @@ def _joined(parts: Sequence[TableResult]) -> TableResult:
         buckets_differing=[bucket for part in parts for bucket in part.buckets_differing],
         rows_read=sum(part.rows_read for part in parts),
         settled=sum(part.settled for part in parts),
-        counts={replica: dict(kinds) for replica, kinds in counts.items()},
+        counts=_summed_twice([part.counts for part in parts]),
+        pairs=_summed_twice([part.pairs for part in parts]),
         columns_differing=dict(_summed([part.columns_differing for part in parts])),
         causes=dict(_summed([part.causes for part in parts])),
         schema=first.schema,
@@ -47,6 +44,11 @@ def _summed(parts: Sequence[dict[str, int]]) -> Counter[str]:
     for part in parts:
         total.update(part)
     return total
+
+
+def _summed_twice(parts: Sequence[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: dict(_summed([part.get(name, {}) for part in parts])) for name in names}
 
 
 def _examples(parts: Sequence[TableResult]) -> list[Difference]:

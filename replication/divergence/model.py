@@ -118,6 +118,7 @@ class TableResult(msgspec.Struct, kw_only=True):
     rows_read: int  # rows fetched one by one, over all replicas
     settled: int  # rows that differed at first and no longer when looked at again
     counts: dict[str, dict[str, int]]  # replica -> kind -> rows
+    pairs: dict[str, dict[str, int]]  # replica -> other replica -> rows that differ between the two
     columns_differing: dict[str, int]
     causes: dict[str, int]  # summary -> rows
     schema: list[SchemaDifference]

@@ -56,6 +56,7 @@ class RowsRequest:
     buckets: Buckets
     native_buckets: bool  # the server numbers the buckets of a hashed key; otherwise we do, from canonical text
     where: Where = Where()
+    exact: bool = False  # values as they are stored, whole, to be written elsewhere; not canonical
 
     def at(self, where: Where) -> "RowsRequest":
         return replace(self, where=where)
@@ -108,7 +109,7 @@ def _read_postgres(request: RowsRequest) -> Iterator[pa.RecordBatch]:
         for batch in cursor.fetch_record_batch():
             arrays = [array.cast(field.type) for array, field in zip(batch.columns, wanted, strict=True)]
             for index, column in enumerate(request.columns, start=1):
-                if column.kind is ValueKind.JSON:
+                if column.kind is ValueKind.JSON and not request.exact:
                     arrays[index] = pa.array(map(json_text, arrays[index].to_pylist()), pa.string())
             if not _numbered_by_server(request):
                 yield from _with_buckets(request, pa.record_batch(arrays, wanted))
@@ -138,12 +139,19 @@ def postgres_query(request: RowsRequest) -> str:
     bucket = "0::int8"
     if _numbered_by_server(request):
         bucket = bucket_expression(request.buckets, f"({key_expression(table, request.schema)})")
-    texts = (
-        f"{postgres_text(column, digest=column.name not in request.key)} AS {quoted(column.name)}"
-        for column in request.columns
-    )
+    texts = (f"{_text_of(column, request)} AS {quoted(column.name)}" for column in request.columns)
     source, filtered = conditions_of(request)
     return f"SELECT {bucket} AS {BUCKET}, {', '.join(texts)} FROM {source}{filtered}"
+
+
+def _text_of(column: Column, request: RowsRequest) -> str:
+    if request.exact and column.name not in request.key:
+        return (
+            f"encode({quoted(column.name)}, 'hex')"
+            if column.kind is ValueKind.BYTES
+            else f"{quoted(column.name)}::text"
+        )
+    return postgres_text(column, digest=column.name not in request.key)
 
 
 def conditions_of(request: RowsRequest) -> tuple[str, str]:
@@ -216,10 +224,19 @@ def _read_sqlite(request: RowsRequest) -> Iterator[pa.RecordBatch]:
                 bucket = _bucket_of(request.buckets, key)
                 if (wanted_keys and key not in wanted_keys) or (wanted_buckets and bucket not in wanted_buckets):
                     continue
+                if request.exact:
+                    both = enumerate(zip(texts, row, strict=True))
+                    texts = [text if index in key_at else _as_stored(value) for index, (text, value) in both]
                 kept.append((bucket, *(NOT_OF_TYPE + t if isinstance(t, NotOfType) else t for t in texts)))
             if kept:
                 arrays = [pa.array(values, field.type) for values, field in _columns(kept, request)]
                 yield pa.record_batch(arrays, arrow_schema(request.columns))
+
+
+def _as_stored(value: Any) -> str | None:
+    if isinstance(value, bytes):
+        return value.hex()
+    return None if value is None else str(value)
 
 
 def _columns(rows: Sequence[tuple[Any, ...]], request: RowsRequest) -> Iterator[tuple[tuple[Any, ...], pa.Field]]:

@@ -8,6 +8,7 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Protocol
 
@@ -61,11 +62,18 @@ class Findings:
     """What is counted while differences stream by."""
 
     counts: dict[str, Counter[str]] = field(default_factory=dict)
+    pairs: dict[str, Counter[str]] = field(default_factory=dict)
     columns: Counter[str] = field(default_factory=Counter)
     causes: Counter[str] = field(default_factory=Counter)
     buckets: Counter[int] = field(default_factory=Counter)
     examples: dict[tuple[str, str], list[Difference]] = field(default_factory=dict)
     settled: int = 0
+
+    def add_suspect(self, suspect: Suspect) -> None:
+        for (one, version), (other, another) in combinations(suspect.versions.items(), 2):
+            if version != another:
+                self.pairs.setdefault(one, Counter())[other] += 1
+                self.pairs.setdefault(other, Counter())[one] += 1
 
     def add(self, difference: Difference) -> None:
         self.counts.setdefault(difference.replica, Counter())[difference.kind.value] += 1
@@ -172,6 +180,7 @@ class SecondLook:
         )
         found = []
         for suspect, steady in confirmed:
+            self._found.add_suspect(suspect)
             found += explain(self._table.label, suspect, records[suspect.key], known, looks=look, steady=steady)
         for difference in found:
             self._found.add(difference)

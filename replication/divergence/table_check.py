@@ -186,6 +186,7 @@ class TableCheck:
             rows_read=self._rows_read,
             settled=found.settled,
             counts={replica: dict(kinds) for replica, kinds in found.counts.items()},
+            pairs={replica: dict(others) for replica, others in found.pairs.items()},
             columns_differing=dict(found.columns),
             causes=dict(found.causes),
             schema=list(table.differences),

@@ -2,7 +2,10 @@
 
 import typer
 
+from replication.divergence.cli import app as divergence
+
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+app.add_typer(divergence, name="divergence")
 
 
 @app.callback()
