@@ -37,7 +37,7 @@ def bucket_checksums(spark: SparkSession, requests: Sequence[RowsRequest]) -> di
 def suspects(spark: SparkSession, requests: Sequence[RowsRequest], cap: int) -> Iterator[Suspect]:
     """All keys whose rows differ, at most `cap` of them; arrives partition by partition, so memory stays bounded."""
     columns = [column.name for column in requests[0].columns]
-    replicas = sorted({request.handle.replica for request in requests})
+    replicas = list(dict.fromkeys(request.handle.replica for request in requests))
     key = [f.col(_quoted(name)) for name in requests[0].key]
     version = f.struct(f.col(REPLICA), f.col(_HASH), f.array(*(f.col(_quoted(name)) for name in columns)).alias("row"))
     versions = (

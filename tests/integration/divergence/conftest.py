@@ -80,9 +80,7 @@ class Databases:
 
 
 @pytest.fixture
-async def databases(
-    servers: list[EmbeddedPostgres], spark: SparkSession, tmp_path: Path
-) -> AsyncIterator[Databases]:
+async def databases(servers: list[EmbeddedPostgres], spark: SparkSession, tmp_path: Path) -> AsyncIterator[Databases]:
     name = f"test{next(_numbers)}"
 
     async def create(server: EmbeddedPostgres, statement: str) -> None:

@@ -19,7 +19,8 @@ EVERY_TYPE = """
         doubled int GENERATED ALWAYS AS (number * 2) STORED
     );
     INSERT INTO everything (id, small, number, big, exact, single, double, flag, label, short, padded, raw, day, clock,
-        clock_tz, moment, instant, span, ident, doc, docb, feeling, sized, numbers, words, net, ranged, money, bits, path)
+        clock_tz, moment, instant, span, ident, doc, docb, feeling, sized, numbers, words, net, ranged, money,
+        bits, path)
     SELECT i, i % 100, i, i * 10000000000, i * 1.10, i * 0.1, i * 0.01, i % 2 = 0, 'label ' || i, 'short ' || i,
         'pad' || i, decode(md5(i::text), 'hex'), '2024-01-01'::date + i % 1000, '10:00'::time + i * interval '1 second',
         '10:00+02'::timetz, '2024-01-01'::timestamp + i * interval '1 minute',
@@ -95,7 +96,9 @@ async def test_what_is_written_differently_but_means_the_same_is_no_difference(d
         ("r3", "1", "0", '{"a": 1, "b": 2}', '{"a":1,\n"b":2}', "2024-01-01 05:00:00-05"),
     ):
         await databases.on(
-            replica, f"INSERT INTO t VALUES (1, {n}, '{f}', '{j}', '{d}', '{at}', 'x'), (2, NULL, 'NaN', NULL, NULL, NULL, NULL)"
+            replica,
+            f"INSERT INTO t VALUES (1, {n}, '{f}', '{j}', '{d}', '{at}', 'x')",
+            "INSERT INTO t (id, f) VALUES (2, 'NaN')",
         )
 
     result = await databases.compare("t")
@@ -111,7 +114,10 @@ async def test_with_three_versions_of_a_row_and_no_majority_the_reference_is_nam
 
     found = databases.differences(await databases.compare("t"))
 
-    assert [(d.replica, d.basis.value, d.reference) for d in found] == [("r2", "first", ("r1",)), ("r3", "first", ("r1",))]
+    assert [(d.replica, d.basis.value, d.reference) for d in found] == [
+        ("r2", "first", ("r1",)),
+        ("r3", "first", ("r1",)),
+    ]
 
 
 async def test_the_primary_is_right_against_the_majority(databases: Databases) -> None:
