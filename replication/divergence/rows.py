@@ -98,7 +98,7 @@ def session(handle: SnapshotHandle) -> Iterator[Any]:
 def _enter(cursor: Any, handle: SnapshotHandle) -> None:
     try:
         cursor.execute(f"SET TRANSACTION SNAPSHOT {literal(handle.snapshot or '')}")
-    except adbc_driver_manager.ProgrammingError as error:
+    except adbc_driver_manager.Error as error:
         raise SnapshotLost(f"replica {handle.replica}: its snapshot is gone ({error}); resume the check") from error
 
 
