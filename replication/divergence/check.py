@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from replication.divergence import catalog, session
+from replication.divergence import catalog, jvm, session
 from replication.divergence.background import MemoryWatch, in_thread, while_alive
 from replication.divergence.buckets import KeyRange
 from replication.divergence.catalog import LostConnection, Server
@@ -91,7 +91,7 @@ class Check:
 
     async def _go(self, folder: RunFolder, state: RunState) -> CheckResult:
         began = time.monotonic()
-        session.require_java()
+        jvm.require_java()
         servers = await self._servers()
         with folder.locked(), MemoryWatch() as memory:
             spark = asyncio.ensure_future(self._spark())

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from adapters import EmbeddedPostgres
-from replication.divergence import session
+from replication.divergence import jvm
 from replication.divergence.catalog import LostConnection
 from replication.divergence.check import Check
 from replication.divergence.errors import AlreadyRunning, CheckRefused, JavaMissing
@@ -272,14 +272,14 @@ async def test_writes_after_the_barrier_do_not_show(databases: Databases) -> Non
 def test_missing_java_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(JavaMissing, match=r"Java 17 or newer.*install"):
-        session.require_java()
+        jvm.require_java()
 
     old = tmp_path / "bin" / "java"
     old.parent.mkdir()
     old.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
     old.chmod(0o755)
     with pytest.raises(JavaMissing, match=r"11\.0\.2"):
-        session.require_java()
+        jvm.require_java()
 
 
 async def test_without_java_nothing_is_written(
