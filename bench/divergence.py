@@ -5,8 +5,8 @@
 Two PostgreSQL servers hold (bigint key, int, 32-character text, timestamptz) with 100 differences: 30 rows missing, 20
 extra, 50 changed. Contenders alternate on the same two databases in the same run, and each must find all 100 keys.
 "cold" is the command line from its start to its exit, Spark's start counted; "warm" is a check in a session that has
-run one before, as a service or a notebook would. `--quick` runs 5 million rows once and leaves out 20 million, the curve
-over sizes, and the executors.
+run one before, as a service or a notebook would. `--quick` runs 5 million rows once and leaves out 20 million, the
+curve over sizes, and the executors.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -130,9 +131,8 @@ class Bench:
             "all_ours": [round(s, 2) for s in mine],
             "all_theirs": [round(s, 2) for s in others],
         }
-        say(
-            f"{figure}: {ratio:.1f} x ({statistics.median(mine):.1f} s against {statistics.median(others):.1f} s, {table})"
-        )
+        told = self.figures[figure]
+        say(f"{figure}: {ratio:.1f} x ({told['ours']} s against {told['theirs']} s, {table})")
 
     def _remember(self, system: str, table: str, seconds: float, memory_mb: float) -> None:
         rows = int(table.removeprefix("rows"))
@@ -239,10 +239,9 @@ def _five_million(bench: Bench, runs: int) -> None:
     bench.pairs("check5m.vs_data_diff", table, runs, lambda: bench.cold(table), lambda: bench.theirs(table))
     spark = session.start()
     bench.check(spark, table)
-    bench.pairs("check5m_warm.vs_data_diff", table, runs, lambda: bench.warm(spark, table), lambda: bench.theirs(table))
-    bench.pairs(
-        "check5m_warm.vs_plain_read", table, runs, lambda: bench.warm(spark, table), lambda: bench.plain_read(table)
-    )
+    warm = partial(bench.warm, spark, table)
+    bench.pairs("check5m_warm.vs_data_diff", table, runs, warm, lambda: bench.theirs(table))
+    bench.pairs("check5m_warm.vs_plain_read", table, runs, warm, lambda: bench.plain_read(table))
     spark.stop()
     bench.drop(table)
 

@@ -1,4 +1,4 @@
-"""`tops divergence`: check, report, repair, trends. Spark and drivers are imported by the command that needs them."""
+"""`tops divergence`: check, report, repair, trends, watch; Spark and drivers are imported only by what needs them."""
 
 import asyncio
 import functools
@@ -74,7 +74,7 @@ def check(
     primary: Primary = "",
     common_columns: Annotated[bool, typer.Option("--common-columns", help="compare the columns all have")] = False,
     max_differences: Annotated[int, typer.Option(min=1, help="per table; beyond it the run is PARTIAL")] = 1_000_000,
-    settle: Annotated[float, typer.Option(min=0, help="seconds before a suspicious row is looked at again")] = 1.0,
+    settle: Annotated[float, typer.Option(min=0, help="seconds between two looks at a row, at least")] = 1.0,
     shard_rows: Annotated[int, typer.Option(min=1, help="rows per part of a table, done or not")] = 25_000_000,
     log: LogFile = "",
     resume: Annotated[str, typer.Option(help="a run that was stopped")] = "",
@@ -178,6 +178,36 @@ def trends(out: Out = Path("divergence"), master: Master = "local[*]", rows: int
         }
         for title, frame in frames.items():
             _print_rows(title, frame.columns, [tuple(row) for row in frame.limit(rows).collect()])
+
+
+@app.command()
+@refusals
+def watch(
+    log: Annotated[Path, typer.Option(help="the folder to which committed log records are exported as Parquet")],
+    name: Name = "databases",
+    config: Config = "tops.toml",
+    dsn: Dsn = None,
+    out: Out = Path("divergence"),
+    master: Master = "local[*]",
+    patience: Annotated[float, typer.Option(min=0, help="seconds that a replica may differ")] = 60.0,
+    port: Annotated[int, typer.Option(help="where metrics are served, on loopback")] = 9464,
+) -> None:
+    """Compare every row that is written, soon after, until stopped; a replica that stays different raises a metric."""
+    from prometheus_client import start_http_server
+
+    from replication.divergence import session
+    from replication.divergence.continuous import Watch
+
+    described = _describe(name, config, dsn)
+    with _quiet_spark(out / "spark.log") as console:
+        one = Watch(session.start(master), described.endpoints, log, set_name=described.name, patience_s=patience)
+        start_http_server(port, "127.0.0.1", one.metrics.registry)
+        console.print(f"watching {described.name}; metrics at http://127.0.0.1:{port}/metrics; Ctrl-C stops")
+        query = one.start(out / "watch" / described.name)
+        try:
+            query.awaitTermination()
+        except KeyboardInterrupt:
+            query.stop()
 
 
 def _describe(name: str, config: str, dsn: Sequence[str] | None) -> "SetDescription":

@@ -79,6 +79,15 @@ def read(request: RowsRequest) -> Iterator[pa.RecordBatch]:
         yield from _read_postgres(request)
 
 
+def by_key(request: RowsRequest) -> dict[Key, tuple[str | None, ...]]:
+    """The rows in memory, by their key; for a bounded number of keys. The key's columns must come first."""
+    found = {}
+    for batch in read(request):
+        for row in zip(*(column.to_pylist() for column in batch.columns[1:]), strict=True):
+            found[row[: len(request.key)]] = row
+    return found
+
+
 @contextmanager
 def session(handle: SnapshotHandle) -> Iterator[Any]:
     """An ADBC cursor inside a snapshot, with canonical text output."""

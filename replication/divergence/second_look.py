@@ -8,6 +8,8 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Protocol
@@ -94,6 +96,7 @@ class SecondLook:
     ) -> None:
         self._around, self._table, self._request_at = around, table, request_at
         self._found = Findings()
+        self._seen_at = min(handle.taken_at for handle in around.handles.values())
 
     async def confirm(self, spool: Spool, part: Path) -> Findings:
         """Write what is still different to `part`; what differs each time but moves is reported as not steady."""
@@ -107,8 +110,7 @@ class SecondLook:
         return self._found
 
     async def _look(self, pending: Iterable[list[Suspect]], look: int, out: pq.ParquetWriter) -> list[Suspect]:
-        if any(handle.position is None for handle in self._around.handles.values()):
-            await asyncio.sleep(self._around.settle_s)
+        await self._settle()
         barrier = self._around.new_barrier()
         try:
             handles = await barrier.open(self._around.endpoints)
@@ -118,6 +120,13 @@ class SecondLook:
             return await while_alive(barrier, self._compare(pending, handles, look, out))
         finally:
             await barrier.release()
+
+    async def _settle(self) -> None:
+        """Let enough time pass since the last snapshots for a row that was on its way to arrive."""
+        if any(handle.position is None for handle in self._around.handles.values()):
+            passed = (datetime.now(UTC) - self._seen_at).total_seconds()
+            await asyncio.sleep(max(0.0, self._around.settle_s - passed))
+        self._seen_at = datetime.now(UTC)
 
     async def _compare(
         self,
@@ -150,22 +159,9 @@ class SecondLook:
     ) -> dict[str, dict[Key, tuple[str | None, ...]]]:
         where = rows.Where(keys=tuple(keys))
         names = list(handles)
-        found = await asyncio.gather(*(in_thread(self._reader(handles[name], where)) for name in names))
+        requests = [self._request_at(handles[name]).at(where) for name in names]
+        found = await asyncio.gather(*(in_thread(partial(rows.by_key, request)) for request in requests))
         return dict(zip(names, found, strict=True))
-
-    def _reader(self, handle: SnapshotHandle, where: rows.Where) -> Callable[[], dict[Key, tuple[str | None, ...]]]:
-        request = self._request_at(handle).at(where)
-        width = len(self._table.key)
-
-        def read() -> dict[Key, tuple[str | None, ...]]:
-            found = {}
-            for batch in rows.read(request):
-                columns = [column.to_pylist() for column in batch.columns[1:]]
-                for row in zip(*columns, strict=True):
-                    found[row[:width]] = row
-            return found
-
-        return read
 
     def _explained(
         self, confirmed: Sequence[tuple[Suspect, bool]], handles: Mapping[str, SnapshotHandle], look: int

@@ -40,7 +40,8 @@ def start(master: str = "local[*]", settings: dict[str, str] | None = None) -> S
     try:
         spark = builder.getOrCreate()
     except Exception as error:  # Spark's own failures to start share no better class
-        raise NotReachable(f"Spark did not start on {master}: {str(error).splitlines()[0]}") from error
+        reason = str(getattr(error, "java_exception", error)).splitlines()[0]
+        raise NotReachable(f"Spark did not start on {master}: {reason}") from error
     register(spark)
     return spark
 

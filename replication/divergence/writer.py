@@ -77,23 +77,11 @@ class DirectWriter:
                 raise LostConnection(source, ConnectionError("it did not answer"))
             whole = rows.request_for(table, handles[source], HashBuckets(1), native_buckets=False)
             request = whole.at(rows.Where(keys=keys))
-            exact = {_key(row, table): row for row in await in_thread(lambda: _rows(replace(request, exact=True)))}
-            canonical = await in_thread(lambda: _rows(request))
+            exact = await in_thread(lambda: rows.by_key(replace(request, exact=True)))
+            canonical = await in_thread(lambda: rows.by_key(request))
         finally:
             await barrier.release()
-        by_key = ((_key(row, table), row) for row in canonical)
-        return {key: (dict(zip(table.names, row, strict=True)), exact[key]) for key, row in by_key}
-
-
-def _key(row: StoredRow, table: CommonTable) -> Key:
-    return tuple(part or "" for part in row[: len(table.key)])
-
-
-def _rows(request: rows.RowsRequest) -> list[StoredRow]:
-    found: list[StoredRow] = []
-    for batch in rows.read(request):
-        found += zip(*(column.to_pylist() for column in batch.columns[1:]), strict=True)
-    return found
+        return {key: (dict(zip(table.names, row, strict=True)), exact[key]) for key, row in canonical.items()}
 
 
 def _same(row: Values | None, seen: Values | None) -> bool:
