@@ -13,7 +13,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from replication.divergence import catalog, rows
 from replication.divergence.background import in_thread
@@ -50,7 +50,7 @@ class Metrics:
         )
         self.alert = Gauge(
             "tops_divergence_stays",
-            "1 while a replica has differed longer than allowed",
+            "1 while a replica differs longer than allowed",
             labels,
             registry=self.registry,
         )

@@ -23,5 +23,5 @@ class CheckOptions:
     common_columns: bool = False
     cap: int = 1_000_000  # differing rows per table
     settle_s: float = 1.0  # between two looks at a row, at least, where replicas have no log position
-    looks_max: int = 3
+    looks_max: int = 5
     shard_rows: int = 25_000_000  # a bigger table with an integer key is checked, and resumed, in parts

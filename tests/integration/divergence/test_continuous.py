@@ -1,4 +1,4 @@
-"""Continuous mode: rows are compared soon after they are written, and a replica that stays divergent raises a metric."""
+"""Continuous mode: rows are compared soon after they are written; a replica that stays divergent raises a metric."""
 
 import asyncio
 import time

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from io import StringIO
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -27,9 +28,9 @@ ROWS = (
 
 
 def terminal(result: CheckResult) -> str:
-    console = Console(width=200, record=True, quiet=True)
-    console.print(summary(result))
-    return console.export_text()
+    out = StringIO()
+    Console(width=200, file=out).print(summary(result))
+    return out.getvalue()
 
 
 async def test_the_page_shows_rows_columns_and_causes(databases: Databases, tmp_path: Path) -> None:
