@@ -25,6 +25,8 @@ from pyspark.sql.datasource import (
     GreaterThanOrEqual,
     In,
     InputPartition,
+    IsNotNull,
+    IsNull,
     LessThan,
     LessThanOrEqual,
 )
@@ -158,6 +160,10 @@ class TableReader(DataSourceReader):
         match condition:
             case In(attribute=(name,), value=values) if all(isinstance(v, int) for v in values):
                 return f"{quoted(name)} IN ({', '.join(map(str, values))})"
+            case IsNotNull(attribute=(name,)):
+                return f"{quoted(name)} IS NOT NULL"
+            case IsNull(attribute=(name,)):
+                return f"{quoted(name)} IS NULL"
             case EqualTo(attribute=(name,), value=str() as text):
                 return f"{quoted(name)} = {typed_rows.text_constant(self._table.schema.column(name), text)}"
             case EqualTo() | GreaterThan() | GreaterThanOrEqual() | LessThan() | LessThanOrEqual():

@@ -82,7 +82,7 @@ async def test_filters_and_columns_run_in_the_database(databases: Databases) -> 
     assert [row.id for row in found] == [991, 992, 993, 994, 996, 997, 998, 999, 1000]
     assert narrow.where(f.col("name") == "name 3").count() == 1
     plan = narrow.where(f.col("id") > 990)._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
-    assert "Filter" not in plan
+    assert " Filter " not in plan
 
 
 async def test_all_partitions_read_the_snapshot_they_are_given(databases: Databases) -> None:
