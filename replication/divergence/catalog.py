@@ -59,6 +59,8 @@ async def postgres(replica: str, dsn: str) -> AsyncIterator[asyncpg.Connection]:
         asyncpg.InterfaceError,
     ) as error:
         raise LostConnection(replica, error) from error
+    except asyncpg.PostgresError as error:
+        raise CheckRefused(f"replica {replica} refused a statement: {error}") from error
     finally:
         connection.terminate()
 

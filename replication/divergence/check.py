@@ -93,18 +93,19 @@ class Check:
         began = time.monotonic()
         jvm.require_java()
         servers = await self._servers()
-        with folder.locked(), MemoryWatch() as memory:
+        with MemoryWatch() as memory:
             spark = asyncio.ensure_future(self._spark())
             try:
                 tables = await self._tables(servers)
-                folder.save_state(state)
-                handles = await self._compare(folder, state, servers, tables, spark)
-                await spark
+                with folder.locked():
+                    folder.save_state(state)
+                    handles = await self._compare(folder, state, servers, tables, spark)
+                    await spark
+                    self._seconds["total"] = time.monotonic() - began
+                    result = self._result(state, servers, handles, memory.peak_mb)
+                    folder.finish(result, [folder.part(u.name) for u in state.units], history_table(result))
             finally:
                 spark.cancel()
-            self._seconds["total"] = time.monotonic() - began
-            result = self._result(state, servers, handles, memory.peak_mb)
-            folder.finish(result, [folder.part(u.name) for u in state.units], history_table(result))
         return result
 
     async def _spark(self) -> SparkSession:

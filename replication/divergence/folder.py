@@ -202,11 +202,13 @@ class Spool:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.count = 0
+        self.buckets: set[int] = set()
 
     def fill(self, suspects: Iterator[Suspect]) -> None:
         with writer(self._path, _SPOOL) as out:
             for batch in chunks(suspects, 1_000):
                 self.count += len(batch)
+                self.buckets.update(suspect.bucket for suspect in batch)
                 encoded = [msgspec.msgpack.encode(suspect) for suspect in batch]
                 out.write_batch(pa.record_batch([pa.array(encoded, pa.binary())], _SPOOL))
 

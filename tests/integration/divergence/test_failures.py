@@ -86,6 +86,20 @@ async def test_a_table_without_a_key_is_refused(databases: Databases) -> None:
     with pytest.raises(CheckRefused, match=r"no primary key.*r1, r2, r3.*add a key"):
         await databases.compare("t")
 
+    assert not databases.out.exists()
+
+
+async def test_a_role_without_the_right_to_read_is_refused_with_the_servers_words(databases: Databases) -> None:
+    await databases.everywhere(*ROWS)
+    await databases.on("r2", "DROP ROLE IF EXISTS blind", "CREATE ROLE blind LOGIN PASSWORD 'x'")
+    second = databases.endpoints[1]
+    address = second.dsn.partition("@")[2]
+
+    with pytest.raises(CheckRefused, match=r"r2 refused.*permission denied for table t"):
+        await databases.compare(
+            "t", endpoints=[databases.endpoints[0], replace(second, dsn=f"postgresql://blind:x@{address}")]
+        )
+
 
 async def test_different_columns_are_refused_or_compared_as_far_as_shared(databases: Databases) -> None:
     await databases.everywhere(*ROWS)
