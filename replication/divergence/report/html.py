@@ -32,7 +32,7 @@ def render(result: CheckResult, history: pa.Table | None = None) -> str:
         names=names,
         rows_of=_rows_of(result.tables),
         rows_compared=sum(sum(table.rows.values()) for table in result.tables),
-        differing_of=Counter({r: n for t in result.tables for r, n in _by_replica(t).items()}),
+        differing_of={name: sum(_kinds(result.tables, name).values()) for name in names},
         pairs=pairs,
         heat=_heat(pairs),
         colours=charts.COLOURS,
@@ -54,10 +54,6 @@ def _rows_of(tables: Sequence[TableResult]) -> dict[str, int]:
     for table in tables:
         total.update(table.rows)
     return dict(total)
-
-
-def _by_replica(table: TableResult) -> dict[str, int]:
-    return {replica: sum(kinds.values()) for replica, kinds in table.counts.items()}
 
 
 def _kinds(tables: Sequence[TableResult], replica: str) -> dict[str, int]:

@@ -94,6 +94,17 @@ async def test_a_result_is_read_back_as_it_was_written(databases: Databases) -> 
         load_result(databases.out)
 
 
+async def test_the_page_adds_up_a_replicas_rows_over_all_tables(databases: Databases, tmp_path: Path) -> None:
+    await databases.everywhere("CREATE TABLE a (id int PRIMARY KEY)", "CREATE TABLE b (id int PRIMARY KEY)")
+    await databases.on("r2", "INSERT INTO a VALUES (1), (2), (3)", "INSERT INTO b VALUES (1), (2), (3), (4)")
+
+    result = await databases.compare("a", "b")
+    page = write_report(databases.out / result.id, tmp_path / "report")[0].read_text()
+
+    row = page[page.index("<b>r2</b>") :].partition("</tr>")[0]
+    assert row.rstrip().endswith('<td class="num">7</td>')
+
+
 async def test_the_summary_names_rows_and_columns(databases: Databases) -> None:
     await databases.everywhere(*ROWS)
     await databases.on("r3", "UPDATE accounts SET balance = 0, owner = 'x' WHERE id = 9")
