@@ -153,11 +153,15 @@ def repair(
         typer.echo("nothing was written; carry it out with --execute", err=True)
         raise typer.Exit(1 if planner.plan.undecided_rows else 0)
     done = asyncio.run(carry_out(changes, DirectWriter(endpoints)))
-    _print_plan(planner.plan, output)
     typer.echo(f"{done.written:,} row(s) repaired, {done.moved:,} had changed meanwhile and were left alone", err=True)
-    tables = tuple(dict.fromkeys(table.table for table in found.tables))
+    tables = tuple(table.table for table in found.tables)
     again = _checked(described, CheckOptions(tables=tables, master=master), out, "", "")
-    _print(again, Format.TABLE if output is Format.TABLE else output)
+    if output is Format.JSON:
+        verdict = {"verdict": again.verdict.value, "headline": again.headline, "run": again.id}
+        _print_json({"plan": planner.plan, "repaired": done, "check": verdict})
+    else:
+        _print_plan(planner.plan, output)
+        _print(again, output)
     raise typer.Exit(again.exit_code)
 
 
@@ -308,15 +312,19 @@ def _print(result: "CheckResult", output: Format) -> None:
 
 def _print_plan(plan: "Plan", output: Format) -> None:
     if output is Format.JSON:
-        import msgspec
-
-        typer.echo(msgspec.json.encode(plan).decode())
+        _print_json(plan)
         return
     actions = [(replica, action, f"{n:,}") for replica, counts in plan.actions.items() for action, n in counts.items()]
     _print_rows(f"{plan.rows:,} row(s) to write", ("replica", "action", "rows"), actions)
     if plan.undecided_rows:
         left = [(u.table, ", ".join(u.key), u.reason) for u in plan.undecided]
         _print_rows(f"{plan.undecided_rows:,} row(s) undecided", ("table", "key", "why"), left)
+
+
+def _print_json(document: object) -> None:
+    import msgspec
+
+    typer.echo(msgspec.json.encode(document).decode())
 
 
 def _print_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -65,9 +65,10 @@ async def test_check_report_repair_check(databases: Databases, tmp_path: Path) -
     assert "nothing was written" in planned.stderr
     assert (await databases.fetch("r2", "SELECT balance FROM accounts WHERE id = 42"))[0]["balance"] == -42
 
-    executed = tops("repair", "shop", *given, "--execute", cwd=tmp_path)
+    executed = tops("repair", "shop", *given, "--execute", "--format", "json", cwd=tmp_path)
     assert executed.returncode == 0, executed.stderr + executed.stdout
-    assert "EQUAL" in executed.stdout
+    document = json.loads(executed.stdout)
+    assert (document["repaired"]["written"], document["check"]["verdict"]) == (2, "EQUAL")
     assert (await databases.fetch("r2", "SELECT balance FROM accounts WHERE id = 42"))[0]["balance"] == 42
 
     shown = tops("trends", cwd=tmp_path)
