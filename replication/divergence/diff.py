@@ -1,0 +1,75 @@
+"""The Spark jobs of a check: canonical bucket checksums, and the row diff of all replicas at once."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import functions as f
+
+from replication.divergence.checksums import Checksum
+from replication.divergence.model import Suspect
+from replication.divergence.rows import BUCKET, RowsRequest
+from replication.divergence.source import REPLICA, encode_plan
+
+_HASH, _VERSIONS, _KEY = "tops_hash", "tops_versions", "tops_key"
+_LOW_WORD = 0xFFFFFFFF
+
+
+def canonical_rows(spark: SparkSession, requests: Sequence[RowsRequest]) -> DataFrame:
+    return spark.read.format("replica").option("plan", encode_plan(requests)).load()
+
+
+def bucket_checksums(spark: SparkSession, requests: Sequence[RowsRequest]) -> dict[str, dict[int, Checksum]]:
+    """Checksums of all buckets of all replicas, from canonical text: for databases that do not hash alike."""
+    names = [column.name for column in requests[0].columns]
+    hashed = canonical_rows(spark, requests).select(REPLICA, BUCKET, _row_hash(names).alias(_HASH))
+    # Two sums of half words: the exact sum of 64-bit hashes does not fit a long, and a decimal is slow.
+    sums = hashed.groupBy(REPLICA, BUCKET).agg(
+        f.count("*").alias("rows"),
+        f.sum(f.col(_HASH).bitwiseAND(f.lit(_LOW_WORD))).alias("low"),
+        f.sum(f.shiftright(_HASH, 32)).alias("high"),
+    )
+    found: dict[str, dict[int, Checksum]] = {request.handle.replica: {} for request in requests}
+    for row in sums.collect():
+        found[row[REPLICA]][row[BUCKET]] = Checksum(row["rows"], f"{row['low']}/{row['high']}")
+    return found
+
+
+def suspects(spark: SparkSession, requests: Sequence[RowsRequest], cap: int) -> Iterator[Suspect]:
+    """All keys whose rows differ, at most `cap` of them; arrives partition by partition, so memory stays bounded."""
+    columns = [column.name for column in requests[0].columns]
+    replicas = list(dict.fromkeys(request.handle.replica for request in requests))
+    key = [f.col(_quoted(name)) for name in requests[0].key]
+    version = f.struct(f.col(REPLICA), f.col(_HASH), f.array(*(f.col(_quoted(name)) for name in columns)).alias("row"))
+    versions = (
+        canonical_rows(spark, requests)
+        .withColumn(_HASH, _row_hash(columns))
+        .groupBy(f.array(*key).alias(_KEY))
+        .agg(
+            f.min(BUCKET).alias(BUCKET),
+            f.count("*").alias("rows"),
+            f.min(_HASH).alias("lowest"),
+            f.max(_HASH).alias("highest"),
+            f.collect_list(version).alias(_VERSIONS),
+        )
+        .where((f.col("rows") != len(replicas)) | (f.col("lowest") != f.col("highest")))
+        .select(_KEY, BUCKET, _VERSIONS)
+    )
+    # Not Spark's own limit: it would shuffle everything once more, to one place.
+    for row in islice(versions.toLocalIterator(), cap):
+        yield _suspect(row, replicas)
+
+
+def _suspect(row: Row, replicas: Sequence[str]) -> Suspect:
+    seen = {version[REPLICA]: tuple(version["row"]) for version in row[_VERSIONS]}
+    return Suspect(tuple(row[_KEY]), row[BUCKET], {replica: seen.get(replica) for replica in replicas})
+
+
+def _row_hash(names: Sequence[str]) -> Column:
+    """Spark's hash skips NULLs, so which columns are NULL is hashed first."""
+    nulls = f.concat(*(f.when(f.col(_quoted(name)).isNull(), "0").otherwise("1") for name in names))
+    return f.xxhash64(nulls, *(f.col(_quoted(name)) for name in names))
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

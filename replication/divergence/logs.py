@@ -1,0 +1,85 @@
+"""Transaction logs that are not behind a broker: an export of log records as Parquet."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from replication.divergence.ports import Key, LogRecord, Values
+from tops.errors import ConfigError
+
+_VALUES = pa.map_(pa.string(), pa.string())
+SCHEMA = pa.schema(
+    [
+        ("number", pa.int64()),
+        ("tx", pa.string()),
+        ("site", pa.string()),
+        ("committed_at", pa.timestamp("us", "UTC")),
+        ("table", pa.string()),
+        ("key", pa.list_(pa.string())),
+        ("old", _VALUES),
+        ("new", _VALUES),
+        ("statement", pa.string()),
+    ]
+)
+
+
+def write_log(path: Path, records: Sequence[LogRecord]) -> None:
+    """Export records for `ParquetLog`; values are canonical text."""
+    rows = [
+        {
+            "number": r.number,
+            "tx": r.tx,
+            "site": r.site,
+            "committed_at": r.committed_at,
+            "table": r.table,
+            "key": list(r.key),
+            "old": None if r.old is None else list(r.old.items()),
+            "new": None if r.new is None else list(r.new.items()),
+            "statement": r.statement,
+        }
+        for r in records
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), path)
+
+
+class ParquetLog:
+    """Records from a Parquet file or folder; only what is asked for is read into memory."""
+
+    def __init__(self, path: str) -> None:
+        if not Path(path).exists():
+            raise ConfigError(f"{path}: no such file or folder of log records")
+        self._records = ds.dataset(path, schema=SCHEMA, format="parquet")
+
+    def by_key(self, table: str, keys: Iterable[Key]) -> Iterator[LogRecord]:
+        wanted = set(keys)
+        first_part = pc.list_element(pc.field("key"), 0).isin(sorted({key[0] for key in wanted}))
+        found = [r for r in self._read((pc.field("table") == table) & first_part) if r.key in wanted]
+        yield from sorted(found, key=lambda record: record.number)
+
+    def by_number(self, first: int, last: int) -> Iterator[LogRecord]:
+        found = self._read((pc.field("number") >= first) & (pc.field("number") <= last))
+        yield from sorted(found, key=lambda record: record.number)
+
+    def _read(self, condition: Any) -> Iterator[LogRecord]:
+        for batch in self._records.to_batches(filter=condition):
+            for row in batch.to_pylist():
+                yield LogRecord(
+                    row["number"],
+                    row["tx"],
+                    row["site"],
+                    row["committed_at"],
+                    row["table"],
+                    tuple(row["key"]),
+                    _values(row["old"]),
+                    _values(row["new"]),
+                    row["statement"] or "",
+                )
+
+
+def _values(pairs: Sequence[tuple[str, str | None]] | None) -> Values | None:
+    return None if pairs is None else dict(pairs)

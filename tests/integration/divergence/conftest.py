@@ -1,0 +1,101 @@
+"""Three real PostgreSQL servers and one real Spark session for the whole folder; a fresh database per test."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+from pyspark.sql import SparkSession
+
+from adapters import EmbeddedPostgres
+from replication.divergence import session
+from replication.divergence.check import Check
+from replication.divergence.folder import read_differences
+from replication.divergence.model import CheckResult, Difference
+from replication.divergence.options import CheckOptions
+from replication.divergence.ports import ReplicaEndpoint
+
+_numbers = itertools.count(1)
+QUICK = CheckOptions(settle_s=0.0)
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    started = session.start("local[2]")
+    yield started
+    started.stop()
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[list[EmbeddedPostgres]]:
+    started = asyncio.run(EmbeddedPostgres.start_many(3, settings={"fsync": "off", "shared_buffers": "64MB"}))
+    yield started
+    for server in started:
+        server.__exit__(None, None, None)
+
+
+@dataclass
+class Databases:
+    """The same test database on every server."""
+
+    endpoints: list[ReplicaEndpoint]
+    out: Path
+    spark: SparkSession
+
+    async def everywhere(self, *statements: str) -> None:
+        await asyncio.gather(*(self.on(endpoint.name, *statements) for endpoint in self.endpoints))
+
+    async def on(self, replica: str, *statements: str) -> None:
+        connection = await self._connect(replica)
+        try:
+            for statement in statements:
+                await connection.execute(statement)
+        finally:
+            await connection.close()
+
+    async def fetch(self, replica: str, query: str, *args: object) -> list[Any]:
+        connection = await self._connect(replica)
+        try:
+            return await connection.fetch(query, *args)
+        finally:
+            await connection.close()
+
+    async def _connect(self, replica: str) -> asyncpg.Connection:
+        endpoint = next(e for e in self.endpoints if e.name == replica)
+        return await asyncpg.connect(endpoint.dsn)
+
+    def check(self, *tables: str, options: CheckOptions = QUICK, **more: Any) -> Check:
+        endpoints = more.pop("endpoints", self.endpoints)
+        return Check(endpoints, replace(options, tables=tables), self.out, spark=self.spark, **more)
+
+    async def compare(self, *tables: str, options: CheckOptions = QUICK, **more: Any) -> CheckResult:
+        return await self.check(*tables, options=options, **more).run()
+
+    def differences(self, result: CheckResult) -> list[Difference]:
+        return list(read_differences(self.out / result.id))
+
+
+@pytest.fixture
+async def databases(servers: list[EmbeddedPostgres], spark: SparkSession, tmp_path: Path) -> AsyncIterator[Databases]:
+    name = f"test{next(_numbers)}"
+
+    async def create(server: EmbeddedPostgres, statement: str) -> None:
+        connection = await asyncpg.connect(server.dsn)
+        try:
+            await connection.execute(statement)
+        finally:
+            await connection.close()
+
+    await asyncio.gather(*(create(server, f"CREATE DATABASE {name}") for server in servers))
+    endpoints = [ReplicaEndpoint(f"r{i}", server.dsn_for(name)) for i, server in enumerate(servers, start=1)]
+    yield Databases(endpoints, tmp_path / "runs", spark)
+    await asyncio.gather(*(create(s, f"DROP DATABASE {name} WITH (FORCE)") for s in servers if s.running))
+
+
+def kinds(found: list[Difference]) -> set[tuple[tuple[str, ...], str, str, tuple[str, ...]]]:
+    """Differences as (key, replica, kind, columns)."""
+    return {(d.key, d.replica, d.kind.value, d.columns) for d in found}

@@ -1,0 +1,179 @@
+"""What a difference is, and what caused it, from log records that were exported as Parquet."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from replication.divergence.explain import Circumstances, explain
+from replication.divergence.logs import ParquetLog, write_log
+from replication.divergence.model import Basis, Difference, Kind, Suspect
+from replication.divergence.ports import LogRecord, Values
+from tests.integration.divergence.conftest import Databases
+from tops.errors import ConfigError
+
+NOON = datetime(2024, 6, 1, 12, tzinfo=UTC)
+KNOWN = Circumstances(("id", "v"), ("id",))
+
+
+def record(
+    number: int,
+    new: Values | None,
+    *,
+    old: Values | None = None,
+    site: str = "s1",
+    statement: str = "",
+    after_s: float = 60,
+) -> LogRecord:
+    at = NOON + timedelta(seconds=number * after_s)
+    return LogRecord(number, f"tx{number}", site, at, "t", ("1",), old, new, statement)
+
+
+def told(records: list[LogRecord], known: Circumstances = KNOWN, **versions: str | None) -> dict[str, Difference]:
+    """Differences by replica; each version is the value of `v`, or None for no row."""
+    suspect = Suspect(("1",), 0, {r: None if v is None else ("1", v) for r, v in versions.items()})
+    return {d.replica: d for d in explain("t", suspect, records, known, looks=2, steady=True)}
+
+
+def test_a_version_that_the_log_still_has_is_stale() -> None:
+    found = told([record(1, {"v": "a"}), record(2, {"v": "b"}, old={"v": "a"})], r1="b", r2="a", r3="b")
+
+    assert found.keys() == {"r2"}
+    assert found["r2"].kind is Kind.STALE
+    assert found["r2"].basis is Basis.LOG
+    assert found["r2"].cause is not None
+    assert (found["r2"].cause.tx, found["r2"].cause.site, found["r2"].cause.number) == ("tx2", "s1", 2)
+    assert "was not applied here" in found["r2"].cause.summary
+
+
+def test_the_log_is_right_against_the_majority() -> None:
+    found = told([record(1, {"v": "a"}), record(2, {"v": "b"})], r1="a", r2="a", r3="b")
+
+    assert {r: d.kind for r, d in found.items()} == {"r1": Kind.STALE, "r2": Kind.STALE}
+
+
+def test_what_a_replica_has_not_applied_yet_is_in_flight() -> None:
+    known = Circumstances(("id", "v"), ("id",), positions={"r1": 2, "r2": 1})
+
+    found = told([record(1, {"v": "a"}), record(2, {"v": "b"})], known, r1="b", r2="a")
+
+    assert found["r2"].kind is Kind.IN_FLIGHT
+
+
+def test_an_insert_that_is_not_applied_yet_is_in_flight_and_not_missing() -> None:
+    known = Circumstances(("id", "v"), ("id",), positions={"r1": 5, "r2": 4})
+
+    assert told([record(5, {"v": "a"})], known, r1="a", r2=None)["r2"].kind is Kind.IN_FLIGHT
+    assert told([record(4, {"v": "a"})], known, r1="a", r2=None)["r2"].kind is Kind.MISSING
+
+
+def test_records_after_the_barrier_do_not_count() -> None:
+    known = Circumstances(("id", "v"), ("id",), barrier=1)
+
+    found = told([record(1, {"v": "a"}), record(2, {"v": "b"})], known, r1="a", r2="x")
+
+    assert {r: d.kind for r, d in found.items()} == {"r2": Kind.CHANGED}
+
+
+def test_a_row_that_the_log_deleted_is_deleted_elsewhere() -> None:
+    found = told([record(1, {"v": "a"}), record(2, None, old={"v": "a"})], r1=None, r2="a", r3=None)
+
+    assert found["r2"].kind is Kind.DELETED_ELSEWHERE
+    assert found["r2"].cause is not None
+    assert found["r2"].cause.tx == "tx2"
+
+
+def test_a_row_that_the_log_wrote_and_a_replica_lacks_is_missing() -> None:
+    found = told([record(1, {"v": "a"})], r1="a", r2=None)
+
+    assert found["r2"].kind is Kind.MISSING
+    assert found["r2"].cause is not None
+    assert found["r2"].cause.tx == "tx1"
+
+
+def test_peers_that_wrote_the_same_row_without_conflict_resolution_are_named() -> None:
+    records = [record(1, {"v": "a"}, site="berlin", after_s=0.1), record(2, {"v": "b"}, site="paris", after_s=0.1)]
+
+    found = told(records, r1="a", r2="b")
+
+    assert found["r1"].cause is not None
+    assert "conflicting writes" in found["r1"].cause.summary
+    assert "berlin and paris" in found["r1"].cause.summary
+
+
+def test_a_statement_that_is_not_deterministic_is_named() -> None:
+    for statement, named in (("update t set v = now()", "now"), ("insert into t values (1, random())", "random")):
+        found = told([record(1, {"v": "a"}, statement=statement)], r1="a", r2="b")
+
+        assert found["r2"].kind is Kind.CHANGED
+        assert found["r2"].cause is not None
+        assert found["r2"].cause.summary == f"the statement is not deterministic: {named}"
+
+
+def test_a_value_that_no_transaction_wrote_was_changed_outside_replication() -> None:
+    found = told([record(1, {"v": "a"}, statement="update t set v = $1")], r1="a", r2="by hand")
+
+    assert found["r2"].kind is Kind.CHANGED
+    assert found["r2"].columns == ("v",)
+    assert found["r2"].cause is not None
+    assert "changed outside replication" in found["r2"].cause.summary
+
+
+def test_without_records_there_is_no_cause_to_tell() -> None:
+    found = told([], r1="a", r2="b", r3="a")
+
+    assert found["r2"].cause is None
+    assert found["r2"].basis is Basis.MAJORITY
+
+
+def test_partial_updates_are_joined_to_whole_versions() -> None:
+    known = Circumstances(("id", "v", "w"), ("id",))
+    records = [record(1, {"v": "a", "w": "x"}), record(2, {"v": "b"}), record(3, {"w": "y"})]
+    suspect = Suspect(("1",), 0, {"r1": ("1", "b", "y"), "r2": ("1", "b", "x"), "r3": ("1", "a", "y")})
+
+    found = {d.replica: d for d in explain("t", suspect, records, known, looks=2, steady=True)}
+
+    assert {r: d.kind for r, d in found.items()} == {"r2": Kind.STALE, "r3": Kind.CHANGED}
+
+
+def test_an_exported_log_gives_back_what_was_written(tmp_path: Path) -> None:
+    records = [record(2, {"v": None}), record(1, {"v": "a"}, old={"v": "z"}), record(3, None)]
+    other = LogRecord(4, "tx4", "s2", NOON, "u", ("1", "x"), None, {"v": "q"})
+    write_log(tmp_path / "log.parquet", [*records, other])
+    log = ParquetLog(str(tmp_path / "log.parquet"))
+
+    assert list(log.by_key("t", [("1",), ("9",)])) == sorted(records, key=lambda r: r.number)
+    assert list(log.by_key("u", [("1", "x")])) == [other]
+    assert list(log.by_key("u", [("1", "y")])) == []
+    assert [r.number for r in log.by_number(2, 3)] == [2, 3]
+    with pytest.raises(ConfigError, match="no such file"):
+        ParquetLog(str(tmp_path / "none"))
+
+
+async def test_a_check_with_a_log_explains_what_it_finds(databases: Databases, tmp_path: Path) -> None:
+    await databases.everywhere(
+        "CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'b'), (2, 'x'), (3, 'kept'), (5, 'm')"
+    )
+    await databases.on("r1", "UPDATE t SET v = 'a' WHERE id = 1")
+    await databases.on("r2", "UPDATE t SET v = 'by hand' WHERE id = 2")
+    await databases.everywhere("DELETE FROM t WHERE id = 3 AND current_setting('port') <> ''")
+    await databases.on("r3", "INSERT INTO t VALUES (3, 'kept')")
+    write_log(
+        tmp_path / "log.parquet",
+        [
+            LogRecord(1, "tx1", "s1", NOON, "t", ("1",), None, {"id": "1", "v": "a"}),
+            LogRecord(2, "tx2", "s2", NOON + timedelta(minutes=1), "t", ("1",), {"v": "a"}, {"v": "b"}),
+            LogRecord(3, "tx3", "s1", NOON, "t", ("2",), None, {"id": "2", "v": "x"}),
+            LogRecord(4, "tx4", "s1", NOON, "t", ("3",), None, {"id": "3", "v": "kept"}),
+            LogRecord(5, "tx5", "s1", NOON, "t", ("3",), {"id": "3", "v": "kept"}, None),
+        ],
+    )
+
+    result = await databases.compare("t", log=ParquetLog(str(tmp_path / "log.parquet")))
+
+    assert {(d.key[0], d.replica, d.kind, d.cause.tx if d.cause else "") for d in databases.differences(result)} == {
+        ("1", "r1", Kind.STALE, "tx2"),
+        ("2", "r2", Kind.CHANGED, "tx3"),
+        ("3", "r3", Kind.DELETED_ELSEWHERE, "tx5"),
+    }
+    assert sum(result.tables[0].causes.values()) == 3

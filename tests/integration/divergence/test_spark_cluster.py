@@ -1,0 +1,77 @@
+"""The same check on a Spark cluster: a standalone master and two workers from the pyspark wheel."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from tests.integration.divergence.conftest import Databases
+from tests.integration.divergence.test_command_line import addresses, tops
+
+SPARK = Path(pyspark.__file__).parent
+
+
+def daemon(log: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    environment = {
+        **os.environ,
+        "SPARK_HOME": str(SPARK),
+        "SPARK_DAEMON_MEMORY": "256m",
+        "PYSPARK_PYTHON": sys.executable,
+    }
+    with log.open("wb") as out:
+        command = [str(SPARK / "bin" / "spark-class"), *arguments]
+        return subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment, cwd=log.parent)
+
+
+def wait_for(log: Path, pattern: str, times: int = 1) -> str:
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        found = re.findall(pattern, log.read_text(errors="replace"))
+        if len(found) >= times:
+            return str(found[0])
+        time.sleep(0.1)
+    raise AssertionError(f"{pattern} did not appear in:\n{log.read_text(errors='replace')[-3000:]}")
+
+
+@pytest.fixture
+def master(tmp_path: Path) -> Iterator[str]:
+    """The URL of a standalone master that has two workers of one core each."""
+    log = tmp_path / "master.log"
+    where = ["--host", "127.0.0.1", "--webui-port", "0", "--port", "0"]
+    started = [daemon(log, "org.apache.spark.deploy.master.Master", *where)]
+    try:
+        url = wait_for(log, r"Starting Spark master at (spark://[\d.:]+)")
+        for number in (1, 2):
+            work = ["--cores", "1", "--memory", "1g", "--work-dir", str(tmp_path / f"work{number}"), url]
+            name = "org.apache.spark.deploy.worker.Worker"
+            started.append(daemon(tmp_path / f"worker{number}.log", name, *where, *work))
+        wait_for(log, r"Registering worker", 2)
+        yield url
+    finally:
+        for process in reversed(started):
+            process.terminate()
+            process.wait(30)
+
+
+async def test_a_check_on_a_standalone_cluster_finds_the_same(
+    databases: Databases, tmp_path: Path, master: str
+) -> None:
+    await databases.everywhere(
+        "CREATE TABLE t (id bigint PRIMARY KEY, v text)",
+        "INSERT INTO t SELECT i, md5(i::text) FROM generate_series(1, 5000) i",
+    )
+    await databases.on("r3", "UPDATE t SET v = 'x' WHERE id IN (1, 2500, 5000)", "DELETE FROM t WHERE id = 77")
+
+    given = [*addresses(databases), "--master", master, "--method", "canonical", "--format", "json"]
+    answer = tops("check", *given, "--table", "t", cwd=tmp_path)
+
+    assert answer.returncode == 1, answer.stderr
+    assert json.loads(answer.stdout)["tables"][0]["counts"] == {"r3": {"changed": 3, "missing": 1}}
+    assert re.search(r"Launched executor|Launching executor", (tmp_path / "master.log").read_text())
