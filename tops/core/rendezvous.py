@@ -584,7 +584,9 @@ class Rendezvous:
         accepted = StandingAccepted(voter=m.voter, incarnation=self.incarnation, in_sync=standing.counted(answer))
         effects.append(Post(sender, accepted))
         if new:
-            effects += [SetTimer(("lease", family), self.options.lease_s), *epochs.start()]
+            if len(standing.answers) == 1:  # later ones must not put off the look at the earlier ones
+                effects.append(SetTimer(("lease", family), self.options.lease_s))
+            effects += epochs.start()
         return effects
 
     def _judge_position(self, epochs: EpochCoordinator, m: StandingAnswered, new: bool) -> list[Effect]:

@@ -381,7 +381,9 @@ class SiteCore:
     def recover(self, number: int, memos: Sequence[Memo], kept: Sequence[Memo] = ()) -> list[Effect]:
         """What a subscription's participant found again after a crash; call it right after `subscribe`.
 
-        `memos` are promises that are still open, `kept` those that were carried out and not yet forgotten.
+        `memos` are promises that are still open, each with those of its transactions that are still promised: others
+        of its epoch may have been excluded or carried out. `kept` are those that were carried out and not yet
+        forgotten.
         """
         return self._carry_out(self.participation.recover(number, memos, kept))
 
