@@ -76,12 +76,18 @@ class CallbackEpoch:
             return []
         self.stage = EpochStage.FINISHING
         committed = hashed(self.memo.voter) in committing
-        live = {tx: e for tx, e in self.executors.items() if self._votes.get(tx) is None}
+        live = {tx: e for tx, e in self.executors.items() if self._votes.get(tx) is None and self.holds(e)}
         self._unfinished = set(live)
         effects: list[Effect] = [CancelTimer(self.doubt.timer)]
+        if not live:
+            self._end()
         for tx, executor in live.items():
             effects += executor.finish(committed, self._finisher(tx, committed))
         return effects
+
+    def holds(self, executor: SubTxExecutor) -> bool:
+        """Whether the sub-transaction was last prepared here: a later epoch may have prepared it anew, and owns it."""
+        return executor.epoch == self.memo.epoch
 
     def _finisher(self, tx: TxId, committed: bool) -> Callable[[], list[Effect]]:
         def done() -> list[Effect]:

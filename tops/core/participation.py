@@ -436,7 +436,7 @@ class Participation:
             effects += known.superseded()
             left = {m.tx for m in prepare.members}
             for tx in known.memo.transactions:
-                if tx in known.executors and tx not in left:
+                if tx in known.executors and tx not in left and known.holds(known.executors[tx]):
                     effects += known.executors[tx].finish(False, list)
         memo = Memo(prepare.epoch, prepare.digest, prepare.voter, tuple(m.tx for m in prepare.members))
         executors: dict[TxId, SubTxExecutor] = {}
