@@ -183,6 +183,8 @@ class Participation:
         self.leaving = {n: s for n, s in self.leaving.items() if s.replica is not None and s.replica.leave()}
         if subscription.replica is not None and subscription.replica.leave():
             self.leaving[number] = subscription
+        if subscription.reader is not None:
+            subscription.reader.stop()
         effects: list[Effect] = []
         for executors in list(self.executors.values()):
             if number in executors:
