@@ -142,6 +142,14 @@ class Edge:
         if taken is not None:
             taken.pseudonyms.add(pseudonym)
 
+    def dropped_out(self, site: SiteLink, tx: TxId) -> None:
+        """The site's distributed part is over; what it takes in another way goes on."""
+        taken = site.transactions.get(tx)
+        if taken is not None and taken.scope is not None:
+            taken.distributed = False
+            if not taken.takes_any():
+                del site.transactions[tx]
+
     def end(self, tx: TxId) -> None:
         """The last publication of a transaction has passed."""
         for site in self.sites.values():

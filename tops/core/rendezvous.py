@@ -640,6 +640,8 @@ class Rendezvous:
         epochs = self.epochs.get(self.families.get(m.event_type, ""))
         if coordinator is None and epochs is not None and epochs.holds(m.tx):
             return []  # a one-shot's end is still to come
+        if coordinator is not None and coordinator.detached and m.voter not in coordinator.joined:
+            return []  # a local subscriber: it goes by the publisher's word, which is still to come
         if coordinator is None or coordinator.failed is not None:
             return [_membership(m.tx, m.voter, TxState.ABORTED, sender)]
         if m.voter in coordinator.members:

@@ -18,7 +18,7 @@ from tops.sim.workload import DEFINITIONS
 from tops.sim.world import World
 from tops.transactions import Scope, TxState, TxType
 
-ENDS_LOST_MAX = 10  # a crash may take the news of a transaction's end with it
+ENDS_LOST_MAX = 30  # a crash may take the news of a transaction's end with it
 
 Checker = Callable[[World], list[str]]
 
