@@ -5,11 +5,11 @@ import msgspec
 from tests.core.driven_site import BROKER, DrivenSite
 from tops.core.epochs import member_digest
 from tops.core.participation import Wish
-from tops.effects import AbortTxCall, CommitTxCall, NotifyTx
+from tops.effects import AbortTxCall, CommitTxCall, Memo, NotifyTx
 from tops.event_types import EventType
 from tops.filters import Filter
 from tops.ids import TxId, hashed
-from tops.messages import EpochDecided, EpochId, EpochMember, EpochVoted, Event, PrepareEpoch
+from tops.messages import AskEpoch, EpochDecided, EpochFinished, EpochId, EpochMember, EpochVoted, Event, PrepareEpoch
 from tops.transactions import Scope
 
 OTHER = EventType("other", {"mark": str})
@@ -92,3 +92,17 @@ def test_a_later_epoch_that_takes_a_transaction_over_does_not_leave_its_former_c
 
     votes = {v.epoch.number: set(v.excluded) for v in site.posted(EpochVoted)}
     assert votes == {1: {TxId("p.1.1")}, 2: set()}
+
+
+def test_after_a_crash_promises_of_two_attempts_at_a_number_are_both_asked_about() -> None:
+    site = DrivenSite()
+    site.subscribe(1, WISH)
+    epochs = [EpochId("other", 4, attempt, BROKER, 1) for attempt in (1, 2)]
+    memos = [Memo(epoch, "d", "v", (TxId(f"p.1.{i}"),)) for i, epoch in enumerate(epochs)]
+
+    site.take(site.core.recover(1, memos[:1], memos[1:]))
+
+    assert [a.epoch for a in site.posted(AskEpoch)] == epochs[:1]
+    assert [f.epoch for f in site.posted(EpochFinished)] == epochs[1:]
+    site.take(site.core.timer(tuple(map(str, ("doubt", "v", 1, 4, 1))), 1.0))
+    assert [a.epoch for a in site.posted(AskEpoch)] == epochs[:1] * 2

@@ -22,8 +22,9 @@ class Doubt:
         self.asked = 0
 
     @property
-    def timer(self) -> tuple[str, str, int, int]:
-        return ("doubt", self.memo.voter, self.memo.epoch.incarnation, self.memo.epoch.number)
+    def timer(self) -> tuple[str, str, int, int, int]:
+        epoch = self.memo.epoch
+        return ("doubt", self.memo.voter, epoch.incarnation, epoch.number, epoch.attempt)
 
     def wait(self) -> Effect:
         """Give the decision some time to arrive by itself."""

@@ -55,7 +55,7 @@ from tops.transactions import Scope, TxType, granted_scope
 
 REMEMBERED_MAX = 10_000
 
-EpochKey = tuple[str, int, int]  # voter, incarnation of the coordinator, number: a new life counts from 1 again
+EpochKey = tuple[str, int, int, int]  # voter, incarnation of the coordinator (each counts from 1), number, attempt
 
 
 class SiteOptions(msgspec.Struct, frozen=True):
@@ -401,7 +401,7 @@ class Participation:
                 del self.executors[executor.tx]
                 self.ended[executor.tx] = None
                 _trim(self.ended)
-        if executor.voter == executor.pseudonym and not any(v == executor.voter for v, _, _ in self.epochs):
+        if executor.voter == executor.pseudonym and not any(v == executor.voter for v, *_ in self.epochs):
             self.voters.pop(executor.voter, None)
         return []
 
@@ -430,16 +430,13 @@ class Participation:
         if s.replica is not None:
             return s.replica.on_prepare(prepare)
         key = _key(prepare.voter, prepare.epoch)
-        known = self.epochs.get(key)
+        if key in self.epochs:
+            return []
         effects: list[Effect] = []
-        if known is not None:
-            if known.memo.epoch.attempt >= prepare.epoch.attempt:
-                return []
-            effects += known.superseded()
-            left = {m.tx for m in prepare.members}
-            for tx in known.memo.transactions:
-                if tx in known.executors and tx not in left and known.holds(known.executors[tx]):
-                    effects += known.executors[tx].finish(False, list)
+        for attempt in range(1, prepare.epoch.attempt):
+            known = self.epochs.get((*key[:3], attempt))
+            if known is not None:
+                effects += known.superseded({m.tx for m in prepare.members})
         memo = Memo(prepare.epoch, prepare.digest, prepare.voter, tuple(m.tx for m in prepare.members))
         executors: dict[TxId, SubTxExecutor] = {}
         for member in prepare.members:
@@ -505,7 +502,7 @@ class Participation:
 
     def on_peer_knows(self, knows: PeerKnows) -> list[Effect]:
         effects: list[Effect] = []
-        for voter in [v for v, _, number in self.epochs if number == knows.epoch.number]:
+        for voter in [v for v, _, number, _ in self.epochs if number == knows.epoch.number]:
             effects += self._learn(voter, knows.epoch, knows.digest, knows.committing)
         for s in [*self.leaving.values(), *self.subscriptions.values()]:
             if s.replica is not None:
@@ -536,8 +533,8 @@ class Participation:
             case ("quiet", tx, subscription):
                 executor = self.executors.get(TxId(tx), {}).get(int(subscription))
                 return executor.on_quiet() if executor is not None else []
-            case ("doubt", voter, incarnation, number):
-                epoch = self.epochs.get((voter, int(incarnation), int(number)))
+            case ("doubt", voter, incarnation, number, attempt):
+                epoch = self.epochs.get((voter, int(incarnation), int(number), int(attempt)))
                 if epoch is not None:
                     return epoch.on_timer()
                 replica = self._replica(voter)
@@ -572,7 +569,7 @@ class Participation:
 
 
 def _key(voter: str, epoch: EpochId) -> EpochKey:
-    return voter, epoch.incarnation, epoch.number
+    return voter, epoch.incarnation, epoch.number, epoch.attempt
 
 
 def _trim(memory: "OrderedDict[Any, Any]") -> None:

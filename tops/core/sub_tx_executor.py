@@ -198,6 +198,8 @@ class SubTxExecutor:
         """Promise, or say why not; a new attempt of the epoch renews the promise."""
         if self._failed is not None or self.undoing or self.state not in (SubTxState.ACTIVE, SubTxState.PROMISED):
             return voted(self._failed or f"{self.tx} is {self.state.value} here")
+        if self.epoch is not None and not memo.epoch.newer_than(self.epoch):
+            return voted("it is prepared in a later epoch")
         former, self._voting, self.epoch = self._voting, voted, memo.epoch
         overtaken = former("it is prepared in a later epoch") if former is not None else []
         if last_sequence != self.last_sequence:
