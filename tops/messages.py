@@ -95,6 +95,10 @@ class EpochId(Wire, frozen=True):
     def __str__(self) -> str:
         return f"{self.event_type}#{self.number}.{self.attempt}@{self.coordinator}.{self.incarnation}"
 
+    def newer_than(self, other: "EpochId") -> bool:
+        """Whether the coordinator sent this one out after the other."""
+        return (self.incarnation, self.number, self.attempt) > (other.incarnation, other.number, other.attempt)
+
 
 class EpochMember(Wire, frozen=True):
     """One transaction of an epoch. `events` is None where the participants have received them already."""

@@ -5,11 +5,11 @@ import msgspec
 from tests.core.driven_site import BROKER, DrivenSite
 from tops.core.epochs import member_digest
 from tops.core.participation import Wish
-from tops.effects import AbortTxCall, CommitTxCall, NotifyTx
+from tops.effects import AbortTxCall, CommitTxCall, Memo, NotifyTx
 from tops.event_types import EventType
 from tops.filters import Filter
 from tops.ids import TxId, hashed
-from tops.messages import EpochDecided, EpochId, EpochMember, EpochVoted, Event, PrepareEpoch
+from tops.messages import AskEpoch, EpochDecided, EpochFinished, EpochId, EpochMember, EpochVoted, Event, PrepareEpoch
 from tops.transactions import Scope
 
 OTHER = EventType("other", {"mark": str})
@@ -55,3 +55,54 @@ def test_a_transaction_that_is_prepared_again_while_it_is_being_undone_is_voted_
     site.answer(site.made(AbortTxCall)[0])
     assert len(site.made(NotifyTx)) == 2
     assert [(v.epoch, v.excluded) for v in site.posted(EpochVoted)] == [(first.epoch, {}), (again.epoch, {})]
+
+
+def test_the_decision_on_an_earlier_epoch_does_not_end_a_promise_that_a_later_one_renewed() -> None:
+    site = DrivenSite()
+    voter = site.subscribe(1, WISH)
+    tx = TxId("p.1.1")
+    first = prepare(voter, 1, tx)
+    again = msgspec.structs.replace(first, epoch=EpochId("other", 2, 1, BROKER, 1))
+    site.hear(first)
+    site.hear(again)
+
+    site.hear(EpochDecided(epoch=first.epoch, digest=first.digest, voter=voter, committing=frozenset()))
+
+    assert not site.made(AbortTxCall)
+    committing = frozenset([hashed(voter)])
+    site.hear(EpochDecided(epoch=again.epoch, digest=again.digest, voter=voter, committing=committing))
+    assert [c.tx for c in site.made(CommitTxCall)] == [tx]
+
+
+def test_a_later_epoch_that_takes_a_transaction_over_does_not_leave_its_former_companions_without_a_vote() -> None:
+    site = DrivenSite()
+    voter = site.subscribe(1, WISH)
+    event = Event("other", {"mark": "m"})
+    members = tuple(EpochMember(TxId(tx), 1, (event,)) for tx in ("p.1.1", "p.1.2"))
+    digest = member_digest(m.tx for m in members)
+    both = PrepareEpoch(epoch=EpochId("other", 1, 1, BROKER, 1), digest=digest, voter=voter, members=members)
+    site.answering = False
+    site.hear(both)
+    alone = prepare(voter, 1, TxId("p.1.1"))
+
+    site.hear(msgspec.structs.replace(alone, epoch=EpochId("other", 2, 1, BROKER, 1)))
+    site.answering = True
+    for call in site.made(NotifyTx):
+        site.answer(call)
+
+    votes = {v.epoch.number: set(v.excluded) for v in site.posted(EpochVoted)}
+    assert votes == {1: {TxId("p.1.1")}, 2: set()}
+
+
+def test_after_a_crash_promises_of_two_attempts_at_a_number_are_both_asked_about() -> None:
+    site = DrivenSite()
+    site.subscribe(1, WISH)
+    epochs = [EpochId("other", 4, attempt, BROKER, 1) for attempt in (1, 2)]
+    memos = [Memo(epoch, "d", "v", (TxId(f"p.1.{i}"),)) for i, epoch in enumerate(epochs)]
+
+    site.take(site.core.recover(1, memos[:1], memos[1:]))
+
+    assert [a.epoch for a in site.posted(AskEpoch)] == epochs[:1]
+    assert [f.epoch for f in site.posted(EpochFinished)] == epochs[1:]
+    site.take(site.core.timer(tuple(map(str, ("doubt", "v", 1, 4, 1))), 1.0))
+    assert [a.epoch for a in site.posted(AskEpoch)] == epochs[:1] * 2

@@ -5,7 +5,7 @@ import pytest
 
 from tests.core.driven_rendezvous import ME, DrivenRendezvous, posts, standing_only
 from tops.constraints import AnyConstraint, Deadline, MaxParticipants, MinParticipants, Required
-from tops.effects import Persist, Post
+from tops.effects import Alarm, Persist, Post
 from tops.filters import Filter
 from tops.ids import TxId
 from tops.messages import Address, AskMembership, LogDelivered, PrepareEpoch, TxOutcome
@@ -116,3 +116,12 @@ def test_nobody_is_told_that_a_one_shot_aborted_while_it_is_being_voted_on() -> 
     question = AskMembership(tx=TxId("p.1.1"), event_type="other", voter="local")
 
     assert not rendezvous.hear(question, Address(ME, "local", 1))
+
+
+def test_a_replica_that_is_ahead_of_the_log_never_votes_and_raises_an_alarm() -> None:
+    rendezvous = DrivenRendezvous()
+
+    effects = rendezvous.stand("v", "set", "replica", position=3)
+
+    assert [e.kind for e in effects if isinstance(e, Alarm)] == ["ahead-of-log"]
+    assert not posts(rendezvous.one_shot("p.1.1", standing_only("set")), PrepareEpoch)

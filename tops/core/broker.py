@@ -173,7 +173,7 @@ class BrokerCore:
             if owner is None or to.incarnation not in (0, self.edge.sites[owner].incarnation):
                 return []
             if isinstance(envelope.body, MembershipAnswered) and envelope.body.state is TxState.ABORTED:
-                self.edge.end(envelope.body.tx)  # the coordinator's crash was its end
+                self.edge.dropped_out(self.edge.sites[owner], envelope.body.tx)
             return [Send(owner, envelope)]
         if isinstance(envelope.body, PeersAsked):
             return [Send(s, envelope) for s in self.edge.subscribers_of(envelope.body.epoch.event_type)]

@@ -6,7 +6,7 @@ A commit that is carried out is told to the coordinator until it has noted it: i
 long as somebody may ask.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from enum import Enum
 
 from tops.core.doubt import Doubt
@@ -76,12 +76,18 @@ class CallbackEpoch:
             return []
         self.stage = EpochStage.FINISHING
         committed = hashed(self.memo.voter) in committing
-        live = {tx: e for tx, e in self.executors.items() if self._votes.get(tx) is None}
+        live = {tx: e for tx, e in self.executors.items() if self._votes.get(tx) is None and self.holds(e)}
         self._unfinished = set(live)
         effects: list[Effect] = [CancelTimer(self.doubt.timer)]
+        if not live:
+            self._end()
         for tx, executor in live.items():
             effects += executor.finish(committed, self._finisher(tx, committed))
         return effects
+
+    def holds(self, executor: SubTxExecutor) -> bool:
+        """Whether the sub-transaction was last prepared here: a later epoch may have prepared it anew, and owns it."""
+        return executor.epoch == self.memo.epoch
 
     def _finisher(self, tx: TxId, committed: bool) -> Callable[[], list[Effect]]:
         def done() -> list[Effect]:
@@ -111,10 +117,16 @@ class CallbackEpoch:
         self._end()
         return [CancelTimer(self.doubt.timer), ForgetPromise(self.subscription, self.memo)]
 
-    def superseded(self) -> list[Effect]:
-        """A newer attempt takes over; its prepare renews or ends every promise of this one."""
+    def superseded(self, members: Container[TxId]) -> list[Effect]:
+        """A newer attempt takes over: its prepare renews the promises of its members, the others end here."""
+        if self.stage not in (EpochStage.VOTING, EpochStage.PROMISED):
+            return []
         self._end()
-        return [CancelTimer(self.doubt.timer)]
+        effects: list[Effect] = [CancelTimer(self.doubt.timer)]
+        for tx, executor in self.executors.items():
+            if tx not in members and self.holds(executor):
+                effects += executor.finish(False, list)
+        return effects
 
     def _end(self) -> None:
         self.stage = EpochStage.ENDED

@@ -22,6 +22,7 @@ from tops.messages import (
 from tops.transactions import Scope, granted_scope
 
 WITHHELD_MAX = 10_000
+HANDLES_MAX = 10_000  # names that a site takes part under; each interactive transaction brings a new one
 TRANSACTIONS_MAX = 10_000  # a site's open ones; whose end was lost with a broker makes room for newer ones
 
 
@@ -54,7 +55,7 @@ class SiteLink(msgspec.Struct):
     name: NodeId
     incarnation: int
     subscriptions: dict[int, SubscriptionChanged] = {}
-    handles: set[str] = set()
+    handles: OrderedDict[str, None] = msgspec.field(default_factory=OrderedDict)  # the latest used last
     contacts: dict[NodeId, set[str]] = {}  # rendezvous brokers it wrote to, and under which handles
     transactions: OrderedDict[TxId, Taken] = msgspec.field(default_factory=OrderedDict)
 
@@ -71,13 +72,13 @@ class Edge:
         known = self.sites.get(name)
         if known is None or known.incarnation != incarnation:
             self.forget(name)
-            self.sites[name] = SiteLink(name, incarnation, subscriptions={}, handles={name}, contacts={})
+            self.sites[name] = SiteLink(name, incarnation, subscriptions={}, contacts={})
             self.owners[name] = name
 
     def forget(self, name: NodeId) -> SiteLink | None:
         site = self.sites.pop(name, None)
         if site is not None:
-            for handle in site.handles:
+            for handle in (name, *site.handles):
                 self.owners.pop(handle, None)
         return site
 
@@ -86,8 +87,18 @@ class Edge:
         owner = self.owners.setdefault(handle, site.name)
         if owner != site.name:
             return False
-        site.handles.add(handle)
+        if handle != site.name:
+            site.handles[handle] = None
+            site.handles.move_to_end(handle)
+            if len(site.handles) > HANDLES_MAX:
+                self._disown(site, site.handles.popitem(last=False)[0])
         return True
+
+    def _disown(self, site: SiteLink, handle: str) -> None:
+        """A participant's name that was not used for long; whoever still waits under it makes itself heard again."""
+        self.owners.pop(handle, None)
+        for handles in site.contacts.values():
+            handles.discard(handle)
 
     def subscribe(self, site: SiteLink, changed: SubscriptionChanged) -> tuple[str, Filter] | None:
         """Keep or end a subscription; returns the former one's route, which is to be removed."""
@@ -152,6 +163,14 @@ class Edge:
             return []
         taken.pseudonyms.add(pseudonym)
         return taken.choose(Scope.NONE, True) if taken.asked == 1 else []
+
+    def dropped_out(self, site: SiteLink, tx: TxId) -> None:
+        """The site's distributed part is over; what it takes in another way goes on."""
+        taken = site.transactions.get(tx)
+        if taken is not None and taken.scope is not None:
+            taken.distributed = False
+            if not taken.takes_any():
+                del site.transactions[tx]
 
     def end(self, tx: TxId) -> None:
         """The last publication of a transaction has passed."""

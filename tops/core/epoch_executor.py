@@ -92,9 +92,9 @@ class EpochExecutor:
 
     def on_prepare(self, prepare: PrepareEpoch) -> list[Effect]:
         """Take the newest prepare; it waits until everything before its number is applied."""
-        if prepare.epoch.number <= self.position or (self._held and not _newer(prepare.epoch, self._held.epoch)):
+        if prepare.epoch.number <= self.position or (self._held and not prepare.epoch.newer_than(self._held.epoch)):
             return []
-        if self.memo is not None and not _newer(prepare.epoch, self.memo.epoch):
+        if self.memo is not None and not prepare.epoch.newer_than(self.memo.epoch):
             return []
         self._held = prepare
         return self._go_on()
@@ -272,7 +272,3 @@ def _aligned(result: BatchPrepared, memo: Memo, missing: dict[TxId, str]) -> Bat
         tuple(() if tx in missing else next(rows) for tx in memo.transactions) if result.rows else (),
         tuple(b"" if tx in missing else next(results) for tx in memo.transactions) if result.results else (),
     )
-
-
-def _newer(one: EpochId, other: EpochId) -> bool:
-    return (one.incarnation, one.number, one.attempt) > (other.incarnation, other.number, other.attempt)

@@ -42,6 +42,7 @@ class LogReader:
         self._queued_upto: int | None = None
         self._taking: int | None = None  # the number that the application is at
         self._told = position
+        self._stopped = False
 
     def want(self) -> list[Effect]:
         """Ask for what follows; also tells how far everything is safe."""
@@ -63,6 +64,10 @@ class LogReader:
         self._queued_upto = self.position if self._taking is None else self._taking
         return self.want()
 
+    def stop(self) -> None:
+        """The subscription ended: the entry that the application is at is its last."""
+        self._stopped = True
+
     def on_delivered(self, delivered: LogDelivered) -> list[Effect]:
         """Entries in order; a repeated delivery is cut down to what is new, one after a gap is not for us."""
         expected = delivered.acknowledged if self._queued_upto is None else self._queued_upto
@@ -75,6 +80,8 @@ class LogReader:
         return self._go_on()
 
     def _go_on(self) -> list[Effect]:
+        if self._stopped:
+            return []
         effects: list[Effect] = []
         while self._todo and self._taking is None:
             item = self._todo.popleft()

@@ -26,15 +26,20 @@ class Outcomes:
         self.askers: dict[TxId, list[Address]] = {}
 
     def is_refused(self, tx: TxId) -> bool:
-        """Whether a transaction that arrives now comes too late: refused, or ended already."""
-        return tx in self.refused or tx in self.committed or tx in self.aborted
+        """Whether a transaction that arrives now comes too late: refused, ended already, or perhaps so."""
+        if tx in self.refused or tx in self.committed or tx in self.aborted:
+            return True
+        return self._may_be_forgotten(tx)
+
+    def _may_be_forgotten(self, tx: TxId) -> bool:
+        life, counter = _split(tx)
+        return counter <= self.forgotten.get(life, 0)
 
     def remember(self, outcome: TxOutcome) -> None:
         """A commit, also from recovery."""
         self.committed[outcome.tx] = outcome
         if len(self.committed) > self.keep_max:
-            old, _ = self.committed.popitem(last=False)
-            self.forget(*_split(old))
+            self.forget(*_split(self.committed.popitem(last=False)[0]))
 
     def forget(self, life: str, counter: int) -> None:
         """Commits of that life up to that transaction may not be remembered any more."""
@@ -51,7 +56,8 @@ class Outcomes:
 
     def refuse(self, tx: TxId) -> None:
         self.refused[tx] = None
-        _trim(self.refused, self.keep_max)
+        if len(self.refused) > self.keep_max:
+            self.forget(*_split(self.refused.popitem(last=False)[0]))
 
     def settle(self, outcome: TxOutcome, publisher: Address | None) -> list[Effect]:
         """A transaction ended: tell its publisher and whoever asked meanwhile."""
@@ -59,7 +65,8 @@ class Outcomes:
             self.remember(outcome)
         else:
             self.aborted[outcome.tx] = outcome.reason
-            _trim(self.aborted, self.keep_max)
+            if len(self.aborted) > self.keep_max:
+                self.aborted.popitem(last=False)
         askers = self.askers.pop(outcome.tx, None)
         if askers is None:
             return [] if publisher is None else [Post(publisher, outcome)]
@@ -68,16 +75,17 @@ class Outcomes:
 
     def ask(self, tx: TxId, asker: Address, alive: bool) -> list[Effect]:
         """Somebody wants to know. `alive`: the coordinator is still at it, and the answer comes when it ends."""
-        if alive:  # also after a decision: "committed" is said when the committing set has finished, or is named
-            self.askers.setdefault(tx, []).append(asker)
+        if tx in self.aborted:
+            return [Post(asker, TxOutcome(tx=tx, outcome=Outcome.ABORTED, reason=self.aborted[tx]))]
+        if alive:  # also one that is decided, until its committing set has finished
+            askers = self.askers.setdefault(tx, [])
+            if asker not in askers:
+                askers.append(asker)
             return []
         known = self.committed.get(tx)
         if known is not None:
             return [Post(asker, known)]
-        if tx in self.aborted:
-            return [Post(asker, TxOutcome(tx=tx, outcome=Outcome.ABORTED, reason=self.aborted[tx]))]
-        life, counter = _split(tx)
-        if counter <= self.forgotten.get(life, 0):
+        if tx not in self.refused and self._may_be_forgotten(tx):
             reason = "it ended too long ago to be remembered"
             return [Post(asker, TxOutcome(tx=tx, outcome=Outcome.UNKNOWN, reason=reason))]
         answer = Post(asker, TxOutcome(tx=tx, outcome=Outcome.ABORTED, reason="the coordinator has no record of it"))
@@ -90,8 +98,3 @@ class Outcomes:
 def _split(tx: TxId) -> tuple[str, int]:
     life, _, counter = tx.rpartition(".")
     return life, int(counter) if counter.isdigit() else 0
-
-
-def _trim(table: "OrderedDict[TxId, None] | OrderedDict[TxId, str]", keep_max: int) -> None:
-    while len(table) > keep_max:
-        table.popitem(last=False)

@@ -187,6 +187,8 @@ class Participation:
         self.leaving = {n: s for n, s in self.leaving.items() if s.replica is not None and s.replica.leave()}
         if subscription.replica is not None and subscription.replica.leave():
             self.leaving[number] = subscription
+        if subscription.reader is not None:
+            subscription.reader.stop()
         effects: list[Effect] = []
         for executors in list(self.executors.values()):
             if number in executors:
@@ -473,16 +475,15 @@ class Participation:
             return []  # late: this attempt has been decided
         if s.replica is not None:
             return s.replica.on_prepare(prepare)
-        known = self.newest.get(_key(prepare.voter, prepare.epoch)[:3])
+        key = _key(prepare.voter, prepare.epoch)
+        newest = self.newest.get(key[:3])
+        if newest is not None and newest.memo.epoch.attempt >= prepare.epoch.attempt:
+            return []
         effects: list[Effect] = []
-        if known is not None:
-            if known.memo.epoch.attempt >= prepare.epoch.attempt:
-                return []
-            effects += known.superseded()
-            left = {m.tx for m in prepare.members}
-            for tx in known.memo.transactions:
-                if tx in known.executors and tx not in left:
-                    effects += known.executors[tx].finish(False, list)
+        for attempt in range(1, prepare.epoch.attempt):
+            known = self.epochs.get((*key[:3], attempt))
+            if known is not None:
+                effects += known.superseded({m.tx for m in prepare.members})
         memo = Memo(prepare.epoch, prepare.digest, prepare.voter, tuple(m.tx for m in prepare.members))
         executors: dict[TxId, SubTxExecutor] = {}
         for member in prepare.members:

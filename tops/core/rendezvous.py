@@ -20,7 +20,7 @@ from tops.core.local_relay import LocalRelay
 from tops.core.outcomes import Outcomes
 from tops.core.standing import StandingAnswers
 from tops.core.tx_coordinator import TxCoordinator, decided_within_s
-from tops.effects import Disseminate, Effect, Note, Persist, Post, SetTimer
+from tops.effects import Alarm, Disseminate, Effect, Note, Persist, Post, SetTimer
 from tops.errors import InvalidEventType, InvalidTransaction, InvariantBroken, TransactionClosed
 from tops.event_types import EventType, EventTypes
 from tops.filters import Filter
@@ -626,7 +626,9 @@ class Rendezvous:
         accepted = StandingAccepted(voter=m.voter, incarnation=self.incarnation, in_sync=standing.counted(answer))
         effects.append(Post(sender, accepted))
         if new:
-            effects += [SetTimer(("lease", family), self.options.lease_s), *epochs.start()]
+            if len(standing.answers) == 1:  # later ones must not put off the look at the earlier ones
+                effects.append(SetTimer(("lease", family), self.options.lease_s))
+            effects += epochs.start()
         return effects
 
     def _judge_position(self, epochs: EpochCoordinator, m: StandingAnswered, new: bool) -> list[Effect]:
@@ -635,14 +637,20 @@ class Rendezvous:
         if log is None or m.position is None or m.identity is None or m.scope is not Scope.DISTRIBUTED:
             return []
         in_sync = epochs.standing.in_sync
-        if m.identity in in_sync and new and m.position < log.decided_upto:
+        alarms: list[Effect] = []
+        if m.position > log.last_number:
+            # Our journal lost what this replica has: what it holds under the next numbers is not what others will.
+            text = f"{m.identity} has applied {m.position}, and the log of {log.event_type} ends at {log.last_number}"
+            alarms = [Alarm("ahead-of-log", text)] if new else []
+            in_sync = in_sync - {m.identity}
+        elif m.identity in in_sync and new and m.position < log.decided_upto:
             in_sync = in_sync - {m.identity}
         elif m.identity not in in_sync and m.position >= log.decided_upto and not epochs.in_flight:
             in_sync = in_sync | {m.identity}
         if in_sync == epochs.standing.in_sync:
-            return []
+            return alarms
         epochs.standing.in_sync = in_sync
-        return [Persist(InSyncChanged(event_type=log.event_type, in_sync=in_sync))]
+        return [*alarms, Persist(InSyncChanged(event_type=log.event_type, in_sync=in_sync))]
 
     def _standing_withdrawn(self, m: StandingWithdrawn, sender: Address, incarnation: int, now: float) -> list[Effect]:
         return self._lose((m.voter,), "the participant withdrew")
@@ -674,6 +682,8 @@ class Rendezvous:
         epochs = self.epochs.get(self.families.get(m.event_type, ""))
         if coordinator is None and epochs is not None and epochs.holds(m.tx):
             return []  # a one-shot's end is still to come
+        if coordinator is not None and coordinator.detached and m.voter not in coordinator.joined:
+            return []  # a local subscriber: it goes by the publisher's word, which is still to come
         if coordinator is None or coordinator.failed is not None:
             return [_membership(m.tx, m.voter, TxState.ABORTED, sender)]
         if m.voter in coordinator.members:

@@ -114,7 +114,7 @@ class StandingAnswers:
         return {
             s.voter: _member(s)
             for s in self.answers.values()
-            if s.replica and not self.counted(s) and (s.position or 0) >= number - 1 - gap_max
+            if s.replica and not self.counted(s) and number - 1 - gap_max <= (s.position or 0) < number
             if self._takes_part(s, spec)
         }
 

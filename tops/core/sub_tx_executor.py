@@ -31,6 +31,7 @@ from tops.messages import (
     Address,
     AskMembership,
     CensusReplied,
+    EpochId,
     Event,
     MembershipAnswered,
     ParticipantAborted,
@@ -82,6 +83,7 @@ class SubTxExecutor:
         self._voting: Voted | None = None  # who waits for the vote
         self._when_ended: list[Callable[[], list[Effect]]] = []
         self.log_number: int | None = None  # where it comes from a log
+        self.epoch: EpochId | None = None  # the latest one that it was prepared in; only that one's decision counts
         self.undoing = False  # a promise is being taken back by the decision
         self._successor: SubTxExecutor | None = None  # the same transaction, prepared once more
 
@@ -197,9 +199,12 @@ class SubTxExecutor:
         """Promise, or say why not; a new attempt of the epoch renews the promise."""
         if self._failed is not None or self.undoing or self.state not in (SubTxState.ACTIVE, SubTxState.PROMISED):
             return voted(self._failed or f"{self.tx} is {self.state.value} here")
-        self._voting = voted
+        if self.epoch is not None and not memo.epoch.newer_than(self.epoch):
+            return voted("it is prepared in a later epoch")
+        former, self._voting, self.epoch = self._voting, voted, memo.epoch
+        overtaken = former("it is prepared in a later epoch") if former is not None else []
         if last_sequence != self.last_sequence:
-            return self.abandon(f"{self.last_sequence} of {last_sequence} events arrived")
+            return overtaken + self.abandon(f"{self.last_sequence} of {last_sequence} events arrived")
 
         def prepared(reason: str | None) -> list[Effect]:
             if self._voting is not voted:
@@ -210,7 +215,7 @@ class SubTxExecutor:
             self.state, self._voting = SubTxState.PROMISED, None
             return voted(None)
 
-        return [CancelTimer(self._timer), *self._do(lambda: self._prepare(memo, prepared))]
+        return [*overtaken, CancelTimer(self._timer), *self._do(lambda: self._prepare(memo, prepared))]
 
     def _prepare(self, memo: Memo | None, then: Voted) -> list[Effect]:
         def prepared(reason: str | None) -> list[Effect]:
@@ -320,5 +325,5 @@ class SubTxExecutor:
             delivery_attempts=1,
             ended=ended,
         )
-        executor.scope, executor.state = Scope.DISTRIBUTED, SubTxState.PROMISED
+        executor.scope, executor.state, executor.epoch = Scope.DISTRIBUTED, SubTxState.PROMISED, memo.epoch
         return executor

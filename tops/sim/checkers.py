@@ -18,7 +18,7 @@ from tops.sim.workload import DEFINITIONS
 from tops.sim.world import World
 from tops.transactions import LocalOutcome, Scope, TxState, TxType
 
-ENDS_LOST_MAX = 10  # a crash may take the news of a transaction's end with it
+ENDS_LOST_MAX = 30  # a crash may take the news of a transaction's end with it
 
 Checker = Callable[[World], list[str]]
 DISTRIBUTED_REASONS = (": 1 participant(s) dropped out", "of at least", "required participants missing")
@@ -390,8 +390,13 @@ def check_nothing_is_kept_for_ever(world: World) -> list[str]:
             if len(site.transactions) > ENDS_LOST_MAX:
                 found.append(f"{broker.name} holds {len(site.transactions)} transactions for {site.name}")
     for node in world.sites.values():
-        # An application that was told nothing may still come back to a transaction that is active.
-        closed = [t.tx for t in node.core.transactions.values() if t.state is not TxState.ACTIVE]
+        # An application that was not told the outcome may still come back to a transaction that has begun.
+        open_ones = node.core.transactions.values()
+        closed = [
+            t.tx
+            for t in open_ones
+            if t.state is TxState.CENSUS or (t.outcome is not None and not t.outcome.locals_wait)
+        ]
         found += [f"{node.name} still publishes {tx}" for tx in closed]
         for s in node.core.participation.subscriptions.values():
             if s.replica is not None:

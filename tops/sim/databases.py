@@ -57,6 +57,7 @@ class CallbackDatabase:
     def prepare(self, tx: TxId, memo: Memo | None) -> None:
         work = marks(self.running.get(tx, []))
         if memo is None:
+            self.running.setdefault(tx, [])
             return
         if tx in self.prepared or tx in self.early:  # a new attempt renews the promise
             work = (self.prepared.get(tx) or self.early[tx])[1]
@@ -68,6 +69,7 @@ class CallbackDatabase:
             self.prepared[tx] = (memo, work)
 
     def commit(self, tx: TxId, number: int | None) -> None:
+        held = tx in self.running
         work = marks(self.running.pop(tx, []))
         if tx in self.early:
             memo, _ = self.early.pop(tx)
@@ -79,6 +81,8 @@ class CallbackDatabase:
             self.committed[tx] = Done(tx, promised)
             self.finished[memo.epoch] = memo
         elif tx not in self.committed:
+            if not held:
+                raise Broken(f"{tx} is to be committed and was never prepared")
             if self.local_life.get(tx) == self.life and number is None:
                 raise Broken(f"{tx} is committed twice as a local transaction")
             self._offer(number, tx)
@@ -112,9 +116,13 @@ class CallbackDatabase:
         self.life += 1
 
     def memos(self) -> list[Memo]:
-        """Promises that are still open, once each."""
-        found = [memo for memo, _ in [*self.prepared.values(), *self.early.values()]]
-        return sorted(set(found), key=repr)
+        """Promises that are still open, once each, with the transactions that were really promised."""
+        held = {**self.prepared, **self.early}
+        found = {memo.epoch: memo for memo, _ in held.values()}
+        return [
+            msgspec.structs.replace(memo, transactions=tuple(t for t in memo.transactions if t in held))
+            for memo in sorted(found.values(), key=repr)
+        ]
 
     def promises(self) -> list[Promise]:
         held: dict[Memo, list[TxId]] = {}
@@ -124,7 +132,8 @@ class CallbackDatabase:
 
     def kept(self) -> list[Memo]:
         """Promises that were carried out, as far as they are not forgotten."""
-        return [memo for memo in self.finished.values() if memo not in self.memos()]
+        still_open = {memo.epoch for memo in self.memos()}
+        return [memo for memo in self.finished.values() if memo.epoch not in still_open]
 
 
 class ReplicaDatabase:

@@ -10,7 +10,7 @@ import msgspec
 
 from tops.core.link_session import Frame, LinkSession
 from tops.ids import NodeId
-from tops.messages import LinkMessage
+from tops.messages import Envelope, LinkMessage
 from tops.sim.nodes import SimBroker, SimSite
 
 if TYPE_CHECKING:
@@ -160,7 +160,8 @@ class Network:
         end = self.ends.get((owner, peer))
         if end is None:
             return  # the peer is gone: whoever cares asks again
-        self.world.trace.add(self.world.clock.now, owner, f"-> {peer}: ", message)
+        what = message.body if isinstance(message, Envelope) else message
+        self.world.trace.add(self.world.clock.now, owner, f"-> {peer}: {type(what).__name__}", message)
         frame = end.session.pack((message,))
         self._transmit(owner, peer, end, frame)
 

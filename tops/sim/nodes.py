@@ -184,7 +184,7 @@ class SimBroker(SimNode):
     def perform(self, effect: Effect) -> None:
         match effect:
             case Persist(record=record):
-                self.world.trace.add(self.world.clock.now, self.name, f"persist {record}")
+                self.world.trace.add(self.world.clock.now, self.name, f"persist {type(record).__name__}", record)
                 self.disk.append(record)
                 self._blocked = True
                 life = self.incarnation

@@ -87,8 +87,11 @@ class SiteApp:
         """End a subscription; once what was promised under it has ended, ask for it again."""
         world, life = self.world, self.site.incarnation
         s = self.subscriptions[number]
-        world.trace.add(world.clock.now, self.site.name, f"UNSUBSCRIBE {number}")
-        self.site.act(lambda: self.site.core.unsubscribe(number))
+
+        def end() -> list[Effect]:
+            world.trace.add(world.clock.now, self.site.name, f"UNSUBSCRIBE {number}")
+            world.clock.after(after_s, again)
+            return self.site.core.unsubscribe(number)
 
         def again() -> None:
             if not self.site.up or self.site.incarnation != life:
@@ -101,7 +104,7 @@ class SiteApp:
             world.trace.add(world.clock.now, self.site.name, f"SUBSCRIBE {number}")
             self._subscribe(s)
 
-        world.clock.after(after_s, again)
+        self.site.act(end)
 
     def crash(self) -> None:
         scripts, self._requests = self._requests, {}

@@ -11,12 +11,12 @@ class Trace:
         self.lines: list[str] = []
         self._hash = hashlib.sha256()
 
-    def add(self, now: float, node: str, what: str, detail: object = "") -> None:
-        """One thing that happened; `detail` is only written out for a reader."""
+    def add(self, now: float, node: str, what: str, detail: object = None) -> None:
+        """`detail` is for readers only: it costs time to print, and sets inside it have no order of their own."""
         line = f"{now:10.4f}  {node:<10}  {what}"
         self._hash.update(line.encode())
         if self.keep:
-            self.lines.append(f"{line}{detail}")
+            self.lines.append(line if detail is None else f"{line} {detail}")
 
     def digest(self) -> str:
         return self._hash.hexdigest()
