@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.machines import BROKER, member, members, ready
@@ -149,6 +149,7 @@ def ballots(draw: Any) -> tuple[list[ReadyTx], dict[str, EpochVoted], dict[str, 
     return ones, votes, gone, draw(st.booleans())
 
 
+@settings(max_examples=300, deadline=None, derandomize=True)
 @given(ballots())
 def test_whatever_the_votes_those_who_commit_prepared_the_same_and_constraints_hold_among_them(
     ballot: tuple[list[ReadyTx], dict[str, EpochVoted], dict[str, str], bool],

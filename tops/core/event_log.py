@@ -33,6 +33,11 @@ class Feed(msgspec.Struct):
     reading: bool = False
 
 
+def is_start(start: str) -> bool:
+    """Whether a durable subscription can start there: now, at the oldest entry that is kept, or at a number."""
+    return start in ("now", "oldest") or (start.isascii() and start.isdigit() and 0 < len(start) < 20)
+
+
 class Repetition(Enum):
     """What a publication is to a log that may have seen it."""
 

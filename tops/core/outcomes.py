@@ -97,4 +97,5 @@ class Outcomes:
 
 def _split(tx: TxId) -> tuple[str, int]:
     life, _, counter = tx.rpartition(".")
-    return life, int(counter) if counter.isdigit() else 0
+    made_here = counter.isascii() and counter.isdigit() and len(counter) < 20  # other ids may hold anything
+    return life, int(counter) if made_here else 0

@@ -14,6 +14,7 @@ from tops.constraints import needs_identity
 from tops.core.callback_epoch import CallbackEpoch
 from tops.core.calls import Calls
 from tops.core.epoch_executor import EpochExecutor
+from tops.core.event_log import is_start
 from tops.core.log_reader import LogReader
 from tops.core.sub_tx_executor import SubTxExecutor
 from tops.effects import Alarm, Answer, Deliver, DeliverAll, Effect, Memo, Post, Promise, Send, SetTimer
@@ -643,5 +644,9 @@ def _check_wish(wish: Wish, durable_type: bool) -> None:
     name = wish.definitions[-1].name
     if wish.durable is not None and not durable_type:
         raise InvalidEventType(f"a durable subscription needs a durable event type, and {name!r} is not")
+    if not is_start(wish.start):
+        raise InvalidEventType(
+            f"a subscription to {name!r} starts 'now', at the 'oldest' or at a number: {wish.start!r}"
+        )
     if wish.replica is not None and (wish.durable is None or wish.scope is not Scope.DISTRIBUTED):
         raise InvalidEventType("a replica needs a durable name and the standing answer 'distributed'")

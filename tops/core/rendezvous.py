@@ -15,7 +15,7 @@ from tops.core.ballot import ReadyTx
 from tops.core.census import Member
 from tops.core.epochs import QUESTION, EpochCoordinator, EpochOptions
 from tops.core.event_coordinator import EventCoordinator
-from tops.core.event_log import EventLog, Feed, Repetition
+from tops.core.event_log import EventLog, Feed, Repetition, is_start
 from tops.core.local_relay import LocalRelay
 from tops.core.outcomes import Outcomes
 from tops.core.standing import StandingAnswers
@@ -804,9 +804,10 @@ class Rendezvous:
 
 
 def _start(start: str, log: EventLog) -> int:
-    if start == "now":
+    if start == "now" or not is_start(start):
         return log.decided_upto
-    return log.oldest - 1 if start == "oldest" else int(start) - 1
+    oldest = log.oldest - 1
+    return oldest if start == "oldest" else min(max(int(start) - 1, oldest), log.decided_upto)
 
 
 def _confirmed(log: EventLog, entry: LogEntry) -> EventConfirmed:

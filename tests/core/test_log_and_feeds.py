@@ -1,0 +1,132 @@
+"""The log of a durable type: gap-free, served up to the lowest undecided number, each entry once."""
+
+from tests.core.machines import address, event, of, posted
+from tops.core.event_log import EventLog, Feed, Repetition
+from tops.effects import Effect, ReadLog
+from tops.filters import Filter
+from tops.ids import NodeId, TxId
+from tops.messages import LogDelivered, LogEntry, LoggedTx, LogRefused, Origin
+from tops.transactions import ScopeLimit, TxType
+
+
+def log(tail: int = 64) -> EventLog:
+    return EventLog("plain", 1, lambda name: (name,), tail)
+
+
+def feed(position: int = 0, *, credit: int = 100, voter: str | None = None, name: str = "r") -> Feed:
+    return Feed(name, "plain", address(name), Filter.everything(), position, position, credit, voter)
+
+
+def append(kept: EventLog, count: int = 1) -> None:
+    for _ in range(count):
+        number = kept.reserve()
+        kept.fill(LogEntry(number=number, event=event(f"m{number}")))
+
+
+def numbers(effects: list[Effect]) -> list[int]:
+    return [e.number for d in posted(effects, LogDelivered) for e in d.entries]
+
+
+def test_numbers_have_no_gap_and_none_is_given_twice() -> None:
+    kept = log()
+
+    assert [kept.reserve() for _ in range(4)] == [1, 2, 3, 4]
+
+
+def test_nothing_is_served_beyond_the_lowest_undecided_number() -> None:
+    """A reader that had taken 2 before 1 was decided would never see 1."""
+    kept = log()
+    kept.want(feed())
+    first, second = kept.reserve(), kept.reserve()
+
+    kept.fill(LogEntry(number=second, event=event("m2")))
+    assert kept.pump_all() == []
+    assert kept.decided_upto == 0
+    kept.fill(LogEntry(number=first, event=event("m1")))
+
+    assert numbers(kept.pump_all()) == [1, 2]
+
+
+def test_a_void_number_is_passed_over_and_counted() -> None:
+    kept = log()
+    kept.fill(LogEntry(number=kept.reserve()))
+    append(kept)
+
+    delivered = posted(kept.want(feed()), LogDelivered)
+
+    assert (delivered[0].after, delivered[-1].upto) == (0, 2)
+    assert [e.number for d in delivered for e in d.entries] == [2]
+
+
+def test_no_more_than_the_credit_is_on_its_way() -> None:
+    kept = log()
+    append(kept, 10)
+
+    assert numbers(kept.want(feed(credit=3))) == [1, 2, 3]
+    assert kept.pump_all() == []
+    assert numbers(kept.want(feed(2, credit=3))) == [4, 5]
+
+
+def test_a_renewal_sends_nothing_again_unless_nothing_has_arrived_since() -> None:
+    kept = log()
+    append(kept, 3)
+    assert numbers(kept.want(feed())) == [1, 2, 3]
+
+    assert numbers(kept.want(feed(2))) == []
+    assert numbers(kept.want(feed(2))) == [3]
+
+
+def test_older_entries_are_read_from_disk_once_and_then_go_on_from_memory() -> None:
+    kept = log(tail=2)
+    append(kept, 4)
+
+    wanted = kept.want(feed())
+    assert of(wanted, ReadLog) == [ReadLog("plain", "r", 1, 4)]
+    assert kept.pump_all() == []  # it is being read
+    read = tuple(LogEntry(number=n, event=event(f"m{n}")) for n in (1, 2))
+
+    assert numbers(kept.on_read("r", read)) == [1, 2, 3, 4]
+    assert kept.on_read("r", read) == []
+
+
+def test_a_position_that_is_no_longer_kept_is_refused() -> None:
+    kept = log()
+    kept.oldest = 5
+
+    assert posted(kept.want(feed(2)), LogRefused) == [LogRefused(name="r", event_type="plain", oldest=5)]
+    assert posted(kept.want(feed(4)), LogRefused) == []
+
+
+def test_what_a_voter_committed_itself_is_not_sent_to_it() -> None:
+    kept = log()
+    tx = LoggedTx(TxId("t"), "plain", (event(),), {}, ScopeLimit.LOCAL, TxType.DISTRIBUTED)
+    kept.fill(LogEntry(number=kept.reserve(), transactions=(tx,), committing=frozenset({"me"})))
+    kept.fill(LogEntry(number=kept.reserve(), transactions=(tx,), committing=frozenset({"others"})))
+
+    assert numbers(kept.want(feed(voter="me"))) == [2]
+    assert numbers(kept.want(feed(voter="others", name="o"))) == [1]
+
+
+def test_a_publisher_is_recognised_by_its_own_numbers() -> None:
+    kept = log()
+
+    def origin(number: int, life: int = 1) -> Origin:
+        return Origin("plain", NodeId("P"), life, number)
+
+    kept.fill(LogEntry(number=kept.reserve(), event=event(), origin=origin(1)))
+
+    assert kept.recognise(origin(1)) is Repetition.REPEATED
+    assert kept.recognise(origin(2)) is Repetition.NEW
+    assert kept.recognise(origin(3)) is Repetition.OUT_OF_TURN
+    assert kept.recognise(origin(1, life=2)) is Repetition.NEW
+    kept.fill(LogEntry(number=kept.reserve(), event=event(), origin=origin(1, life=2)))
+    assert kept.recognise(origin(2)) is Repetition.OUT_OF_TURN  # an earlier life's
+
+
+def test_recovery_finds_the_numbers_that_were_given_out_and_never_decided() -> None:
+    kept = log()
+    for number in (1, 2, 4):
+        kept.fill(LogEntry(number=number, event=event()))
+
+    assert kept.missing_numbers() == [3]
+    assert kept.reserve() == 5

@@ -1,0 +1,88 @@
+"""What a coordinator remembers, and when it may say that something never happened."""
+
+from tests.core.machines import PUBLISHER, address, persisted, posted
+from tops.core.outcomes import Outcomes
+from tops.effects import Persist, Post
+from tops.ids import TxId
+from tops.messages import TxOutcome
+from tops.records import TxRefused
+from tops.transactions import Outcome
+
+TX = TxId("P.1.1")
+
+
+def committed(tx: str = TX) -> TxOutcome:
+    return TxOutcome(tx=TxId(tx), outcome=Outcome.COMMITTED)
+
+
+def test_the_publisher_and_whoever_asked_are_told_once_each() -> None:
+    outcomes = Outcomes()
+    for asker in ("x", "x", "y"):
+        assert outcomes.ask(TX, address(asker), alive=True) == []
+
+    told = outcomes.settle(committed(), PUBLISHER)
+
+    assert [e.to for e in told if isinstance(e, Post)] == [PUBLISHER, address("x"), address("y")]
+    assert outcomes.askers == {}
+
+
+def test_a_commit_is_told_to_whoever_asks_later_and_an_abort_with_its_reason() -> None:
+    outcomes = Outcomes()
+    outcomes.settle(committed("P.1.1"), PUBLISHER)
+    outcomes.settle(TxOutcome(tx=TxId("P.1.2"), outcome=Outcome.ABORTED, reason="full"), PUBLISHER)
+
+    first = posted(outcomes.ask(TxId("P.1.1"), PUBLISHER, alive=False), TxOutcome)
+    second = posted(outcomes.ask(TxId("P.1.2"), PUBLISHER, alive=False), TxOutcome)
+
+    assert (first[0].outcome, second[0].outcome, second[0].reason) == (Outcome.COMMITTED, Outcome.ABORTED, "full")
+
+
+def test_an_unknown_id_is_refused_on_disk_before_it_is_answered_and_once() -> None:
+    outcomes = Outcomes()
+
+    effects = outcomes.ask(TX, PUBLISHER, alive=False)
+
+    assert isinstance(effects[0], Persist)
+    assert effects[0].record == TxRefused(tx=TX)
+    assert posted(effects, TxOutcome)[0].outcome is Outcome.ABORTED
+    assert outcomes.is_refused(TX)
+    assert persisted(outcomes.ask(TX, PUBLISHER, alive=False), TxRefused) == []
+
+
+def test_one_that_is_alive_is_never_called_aborted() -> None:
+    outcomes = Outcomes()
+
+    assert outcomes.ask(TX, PUBLISHER, alive=True) == []
+    assert not outcomes.is_refused(TX)
+
+
+def test_between_the_decision_and_its_end_the_answer_waits_for_the_end() -> None:
+    outcomes = Outcomes()
+    outcomes.remember(committed())
+
+    assert outcomes.ask(TX, address("x"), alive=True) == []
+    told = posted(outcomes.settle(TxOutcome(tx=TX, outcome=Outcome.COMMITTED, pending=("C",)), PUBLISHER), TxOutcome)
+
+    assert [o.pending for o in told] == [("C",), ("C",)]
+
+
+def test_what_may_have_been_forgotten_is_unknown_and_never_aborted() -> None:
+    """Presuming abort for an id that was committed long ago would be a lie."""
+    outcomes = Outcomes(keep_max=2)
+    for counter in range(1, 5):
+        outcomes.settle(committed(f"P.1.{counter}"), None)
+
+    old = posted(outcomes.ask(TxId("P.1.1"), PUBLISHER, alive=False), TxOutcome)[0]
+    new = posted(outcomes.ask(TxId("P.1.9"), PUBLISHER, alive=False), TxOutcome)[0]
+    other_life = posted(outcomes.ask(TxId("P.2.1"), PUBLISHER, alive=False), TxOutcome)[0]
+
+    assert (old.outcome, new.outcome, other_life.outcome) == (Outcome.UNKNOWN, Outcome.ABORTED, Outcome.ABORTED)
+
+
+def test_whatever_ended_or_was_refused_comes_too_late_to_begin() -> None:
+    outcomes = Outcomes()
+    outcomes.settle(committed("P.1.1"), None)
+    outcomes.settle(TxOutcome(tx=TxId("P.1.2"), outcome=Outcome.ABORTED), None)
+    outcomes.refuse(TxId("P.1.3"))
+
+    assert [outcomes.is_refused(TxId(f"P.1.{n}")) for n in (1, 2, 3, 4)] == [True, True, True, False]

@@ -1,0 +1,358 @@
+"""Routing: one rendezvous per family, trees towards it, merged interests, and early dissemination."""
+
+from collections import Counter
+from random import Random
+
+import pytest
+
+from tests.core.machines import event
+from tests.scenarios.cluster import Cluster, links
+from tops.core.broker import BrokerCore
+from tops.core.routing import RoutingTable, Topology, rendezvous_of
+from tops.effects import Effect, Send
+from tops.errors import ConfigError
+from tops.event_types import EventType
+from tops.filters import Filter
+from tops.ids import NodeId
+from tops.messages import (
+    Address,
+    Dissemination,
+    LinkMessage,
+    Origin,
+    Published,
+    RouteAdded,
+    RouteRemoved,
+    RoutesReset,
+    SubscriptionChanged,
+)
+from tops.sim.world import random_links
+
+BROKERS = [NodeId(f"b{i}") for i in range(1, 9)]
+FAMILIES = [f"type {i}" for i in range(800)]
+PLAIN = (EventType("plain", {"mark": str, "key": str, "size": int}, optional=("key", "size")),)
+
+
+# -------------------------------------------------------------------------------------------------------- rendezvous
+
+
+def test_the_rendezvous_depends_on_names_alone_not_on_their_order() -> None:
+    shuffled = BROKERS.copy()
+    Random(1).shuffle(shuffled)
+
+    assert all(rendezvous_of(BROKERS, f) == rendezvous_of(shuffled, f) for f in FAMILIES)
+
+
+def test_families_are_spread_evenly() -> None:
+    counts = Counter(rendezvous_of(BROKERS, f) for f in FAMILIES)
+
+    assert set(counts) == set(BROKERS)
+    assert max(counts.values()) < 2 * min(counts.values())
+
+
+def test_one_broker_more_or_less_moves_only_its_own_families() -> None:
+    before = {f: rendezvous_of(BROKERS, f) for f in FAMILIES}
+
+    fewer = {f: rendezvous_of(BROKERS[:-1], f) for f in FAMILIES}
+    more = {f: rendezvous_of([*BROKERS, NodeId("b9")], f) for f in FAMILIES}
+
+    assert all(fewer[f] == home for f, home in before.items() if home != BROKERS[-1])
+    assert all(more[f] in (home, "b9") for f, home in before.items())
+
+
+# ---------------------------------------------------------------------------------------------------------- topology
+
+
+def topologies() -> dict[str, Topology]:
+    named = {shape: Topology(links(shape, 7)) for shape in ("chain", "star", "mesh")}
+    return named | {f"random {seed}": Topology(random_links(Random(seed), 9)) for seed in range(6)}
+
+
+@pytest.mark.parametrize("name", topologies())
+def test_next_hops_towards_any_broker_form_a_tree_of_shortest_paths(name: str) -> None:
+    topology = topologies()[name]
+
+    for target in topology.brokers:
+        for broker in topology.brokers:
+            path = [broker]
+            while path[-1] != target:
+                hop = topology.next_hop(path[-1], target)
+                assert hop in topology.neighbours[path[-1]]
+                path.append(hop)
+            assert len(path) == len(set(path)) == _distance(topology, broker, target) + 1
+
+
+def _distance(topology: Topology, start: NodeId, target: NodeId) -> int:
+    reached, steps = {start}, 0
+    while target not in reached:
+        reached |= {n for b in reached for n in topology.neighbours[b]}
+        steps += 1
+    return steps
+
+
+def test_where_there_is_no_way_there_is_no_hop() -> None:
+    split = Topology({NodeId("a"): [], NodeId("b"): []})
+
+    assert split.next_hop(NodeId("a"), NodeId("b")) is None
+    assert split.next_hop(NodeId("a"), NodeId("a")) is None
+
+
+def test_a_link_to_nobody_is_a_configuration_error_that_names_both_ends() -> None:
+    with pytest.raises(ConfigError, match=r"'b1'.*'b7'"):
+        Topology({NodeId("b1"): [NodeId("b7")]})
+
+
+# ---------------------------------------------------------------------------------------------------------- covering
+
+UP, LEFT, RIGHT = NodeId("up"), NodeId("left"), NodeId("right")
+BROAD, NARROW = Filter.where("size", ">", 0), Filter.where("size", ">", 10)
+
+
+def test_a_covered_filter_is_not_announced_and_removing_the_cover_uncovers_it() -> None:
+    table = RoutingTable()
+    table.add(LEFT, PLAIN, BROAD)
+    assert table.changes_for(UP, "plain") == ([BROAD], [])
+
+    table.add(RIGHT, PLAIN, NARROW)
+    assert table.changes_for(UP, "plain") == ([], [])
+    table.remove(LEFT, "plain", BROAD)
+
+    assert table.changes_for(UP, "plain") == ([NARROW], [BROAD])
+
+
+def test_a_broader_filter_replaces_what_it_covers() -> None:
+    table = RoutingTable()
+    table.add(LEFT, PLAIN, NARROW)
+    table.changes_for(UP, "plain")
+
+    table.add(RIGHT, PLAIN, BROAD)
+
+    assert table.changes_for(UP, "plain") == ([BROAD], [NARROW])
+
+
+def test_the_same_filter_asked_for_twice_stays_until_it_is_removed_twice() -> None:
+    table = RoutingTable()
+    table.add(LEFT, PLAIN, NARROW)
+    table.add(LEFT, PLAIN, NARROW)
+    table.changes_for(UP, "plain")
+
+    table.remove(LEFT, "plain", NARROW)
+    assert table.changes_for(UP, "plain") == ([], [])
+    table.remove(LEFT, "plain", NARROW)
+
+    assert table.changes_for(UP, "plain") == ([], [NARROW])
+    assert table.interested("plain", {"size": 11}) == []
+
+
+def test_a_neighbours_own_interest_is_not_sent_back_to_it() -> None:
+    table = RoutingTable()
+    table.add(UP, PLAIN, BROAD)
+    table.add(LEFT, PLAIN, NARROW)
+
+    assert table.changes_for(UP, "plain") == ([NARROW], [])
+
+
+def test_a_link_that_is_gone_takes_its_interest_with_it() -> None:
+    table = RoutingTable()
+    table.add(LEFT, PLAIN, BROAD)
+    table.add(RIGHT, PLAIN, NARROW)
+
+    assert table.forget_link(LEFT) == {"plain"}
+    assert table.interested("plain", {"size": 20}) == [RIGHT]
+    assert table.interested("plain", {"size": 5}) == []
+
+
+def test_interest_in_a_parent_is_interest_in_its_children() -> None:
+    child = (*PLAIN, EventType("plain.child", {}, parent="plain"))
+    table = RoutingTable()
+    table.add(LEFT, PLAIN, BROAD)
+    table.add(RIGHT, child, BROAD)
+
+    assert set(table.interested("plain.child", {"size": 5})) == {LEFT, RIGHT}
+    assert table.interested("plain", {"size": 5}) == [LEFT]
+
+
+# ----------------------------------------------------------------------------------------- one broker, links in and out
+
+
+def broker(name: str = "b2", shape: str = "chain") -> BrokerCore:
+    """The middle one of three brokers in a chain."""
+    core = BrokerCore(NodeId(name), 1, Topology(links(shape, 3)))
+    for neighbour in core.topology.neighbours[core.name]:
+        core.broker_up(neighbour, 1, 0.0)
+    return core
+
+
+def subscribed(core: BrokerCore, site: str, interest: Filter) -> list[Effect]:
+    core.site_up(NodeId(site), 1, 0.0)
+    changed = SubscriptionChanged(subscription=1, definitions=PLAIN, filter=interest, scope=None, durable=False)
+    return core.receive(NodeId(site), changed, 0.0)
+
+
+def sent(effects: list[Effect]) -> list[tuple[str, LinkMessage]]:
+    return [(e.link, e.message) for e in effects if isinstance(e, Send)]
+
+
+def test_a_broker_tells_the_next_hop_only_what_it_does_not_know_yet() -> None:
+    core = broker()
+    up = core.topology.next_hop(core.name, core.topology.rendezvous("plain"))
+    assert up is not None
+
+    first = sent(subscribed(core, "s1", BROAD))
+    second = sent(subscribed(core, "s2", NARROW))
+    lost = sent(core.site_lost(NodeId("s1"), 0.0))
+
+    assert first == [(up, RouteAdded(definitions=PLAIN, filter=BROAD))]
+    assert second == []
+    assert lost == [
+        (up, RouteAdded(definitions=PLAIN, filter=NARROW)),
+        (up, RouteRemoved(event_type="plain", filter=BROAD)),
+    ]
+
+
+def test_a_neighbour_that_comes_back_is_told_the_whole_interest_in_place_of_the_old() -> None:
+    core = broker()
+    up = core.topology.next_hop(core.name, core.topology.rendezvous("plain"))
+    assert up is not None
+    subscribed(core, "s1", NARROW)
+
+    again = sent(core.broker_up(up, 2, 1.0))
+
+    assert again == [(up, RoutesReset(routes=(RouteAdded(definitions=PLAIN, filter=NARROW),)))]
+
+
+def test_a_site_cannot_speak_under_anothers_name() -> None:
+    core = broker()
+    subscribed(core, "s1", BROAD)
+    core.site_up(NodeId("s2"), 1, 0.0)
+
+    assert core.edge.claim(core.edge.sites[NodeId("s2")], "s1") is False
+    assert core.edge.claim(core.edge.sites[NodeId("s2")], "s2") is True
+
+
+def up_going(early: bool, rendezvous: NodeId) -> Dissemination:
+    return Dissemination(
+        rendezvous=rendezvous,
+        upward=True,
+        early=early,
+        sender=Address(NodeId("b9"), "P", 1),
+        incarnation=1,
+        publication=Published(event=event(), origin=Origin("plain", NodeId("P"), 1, 1)),
+    )
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_on_its_way_up_an_early_event_takes_the_side_branches_and_not_the_link_it_came_from(early: bool) -> None:
+    core = BrokerCore(NodeId("b2"), 1, Topology(links("chain", 4)))
+    below, above = NodeId("b3"), NodeId("b1")
+    core.broker_up(below, 1, 0.0)
+    core.receive(below, RouteAdded(definitions=PLAIN, filter=Filter.everything()), 0.0)
+    subscribed(core, "s1", Filter.everything())
+
+    taken = [link for link, _ in sent(core.receive(below, up_going(early, above), 0.0))]
+
+    assert taken == (["s1", above] if early else [above])
+
+
+# ---------------------------------------------------------------------------------- whole overlays, event by event
+
+
+def crossing(cluster: Cluster) -> list[tuple[str, str]]:
+    """The links that publications cross from here on."""
+    found: list[tuple[str, str]] = []
+
+    def look(owner: NodeId, peer: NodeId, message: LinkMessage) -> bool:
+        if isinstance(message, Dissemination):
+            found.append((owner, peer))
+        return False
+
+    cluster.lose(look)
+    return found
+
+
+@pytest.mark.parametrize("shape", ["chain", "star", "mesh"])
+@pytest.mark.parametrize("durable", [False, True])
+def test_every_subscriber_gets_every_event_once_from_wherever_it_is_published(shape: str, durable: bool) -> None:
+    cluster = Cluster(*(f"s{i}" for i in range(1, 7)), brokers=6, shape=shape)
+    cluster.define("news", durable=durable)
+    at = []
+    for name, client in cluster.clients.items():
+        client.advertise("news")
+        at.append((name, client.subscribe("news")))
+    traffic = crossing(cluster)
+
+    for name, client in cluster.clients.items():
+        client.publish("news", f"from {name}")
+    cluster.run(1.0)
+
+    for _, participant in at:
+        assert sorted(participant.seen()) == [f"from s{i}" for i in range(1, 7)]
+    for name in cluster.clients:
+        assert sum(peer == name for _, peer in traffic) == 6
+
+
+def test_an_event_published_below_a_branch_reaches_it_while_the_rendezvous_is_cut_off() -> None:
+    """Without early dissemination it would reach nobody before the rendezvous has seen it."""
+    cluster = Cluster(brokers=4)
+    rendezvous = cluster.rendezvous("plain")
+    order = list(cluster.world.topology.brokers)
+    far = order[-1] if rendezvous != order[-1] else order[0]
+    publisher, neighbour = cluster.join("P", far), cluster.join("N", far)
+    distant = cluster.join("D", rendezvous)
+    publisher.advertise("plain")
+    near, beyond = neighbour.subscribe("plain"), distant.subscribe("plain")
+    cluster.lose(lambda owner, peer, message: peer == rendezvous and isinstance(message, Dissemination))
+
+    publisher.publish("plain", "one")
+    cluster.run(1.0)
+
+    assert near.seen() == ["one"]
+    assert beyond.seen() == []
+
+
+def test_an_event_does_not_enter_branches_where_nobody_wants_it() -> None:
+    cluster = Cluster(brokers=3, shape="star")
+    cluster.define("news")
+    rendezvous = cluster.rendezvous("news")
+    first, second = (b for b in cluster.world.topology.brokers if b != "b1")
+    publisher, reader, other = cluster.join("P", "b1"), cluster.join("R", first), cluster.join("O", second)
+    publisher.advertise("news")
+    reader.subscribe("news", where=Filter.where("key", "=", "a"))
+    other.subscribe("news", where=Filter.where("key", "=", "b"))
+    traffic = crossing(cluster)
+
+    publisher.publish("news", "one", key="a")
+    cluster.run(1.0)
+
+    assert ("b1", first) in traffic or rendezvous == first
+    assert not [peer for _, peer in traffic if peer == "O"]
+    if rendezvous != second:
+        assert not [peer for _, peer in traffic if peer == second]
+
+
+def test_a_removed_subscription_stops_its_events_and_uncovers_narrower_ones() -> None:
+    cluster = Cluster("P", "A", "B", brokers=4)
+    cluster["P"].advertise("plain")
+    broad = cluster["A"].subscribe("plain")
+    narrow = cluster["B"].subscribe("plain", where=Filter.where("key", "=", "b"))
+
+    cluster["P"].publish("plain", "one", key="b")
+    cluster.run(0.5)
+    cluster["A"].unsubscribe(broad)
+    cluster["P"].publish("plain", "two", key="a")
+    cluster["P"].publish("plain", "three", key="b")
+    cluster.run(0.5)
+
+    assert broad.seen() == ["one"]
+    assert narrow.seen() == ["one", "three"]
+
+
+def test_events_of_one_publisher_and_type_arrive_in_order() -> None:
+    cluster = Cluster("P", "A", brokers=5)
+    cluster["P"].advertise("plain")
+    reader = cluster["A"].subscribe("plain")
+
+    pending = [cluster["P"].publish_soon("plain", f"m{i}") for i in range(30)]
+    cluster.run(1.0)
+
+    assert all(p.done for p in pending)
+    assert reader.seen() == [f"m{i}" for i in range(30)]
