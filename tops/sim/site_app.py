@@ -175,6 +175,7 @@ class SiteApp:
         self.world.trace.add(self.world.clock.now, self.site.name, f"told {tx} committed={committed}")
 
     def _saw(self, subscription: int, tx: TxId | None, event: Event) -> None:
+        self.world.history.events.setdefault(event.body["mark"], event)
         self.world.history.seen.setdefault((self.site.name, subscription), []).append((tx, event.body["mark"]))
 
     def on_call(self, call: Call) -> None:
