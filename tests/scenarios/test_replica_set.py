@@ -197,7 +197,7 @@ def test_a_replica_that_changes_other_rows_is_left_out_and_an_alarm_is_raised() 
 
 
 def test_without_comparing_rows_the_divergent_replica_would_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ballot, "_add_differing_rows", lambda members, votes, exclusions: ())
+    monkeypatch.setattr(ballot, "_differing_rows", lambda members, votes: ({}, ()))
     replicas = ReplicaSet()
     with_other_rows(replicas, "C")
 

@@ -277,6 +277,40 @@ BAD: list[tuple[str, checkers.Checker, Plant]] = [
         checkers.check_replicas_hold_the_log,
         lambda run: run.replica("A").applied.update({run.written: ("w2", "w3")}),
     ),
+    (
+        "a local subscriber was undone with the distributed part",
+        checkers.check_locals_are_independent,
+        lambda run: run.world.history.local_aborts.append(
+            (run.free, run.cluster["L"].name, "the participant died: 1 of at least 2 participants")
+        ),
+    ),
+    (
+        "a write was told committed and is not in the log",
+        checkers.check_acknowledged_is_logged,
+        lambda run: run.records("set").clear(),
+    ),
+    (
+        "a write was told aborted and is in the log",
+        checkers.check_acknowledged_is_logged,
+        lambda run: run.world.history.outcomes.update({run.written: {"aborted"}}),
+    ),
+    (
+        "a subscriber saw an event of another type",
+        checkers.check_only_what_was_asked_for,
+        lambda run: run.world.history.seen[run.cluster["T"].name, 1].append((None, "w1")),
+    ),
+    (
+        "a subscriber saw a transaction of another type",
+        checkers.check_scopes_were_honoured,
+        lambda run: run.world.history.seen[run.cluster["T"].name, 1].append((run.written, "w2")),
+    ),
+    (
+        "a question waits for ever",
+        checkers.check_nothing_is_kept_for_ever,
+        lambda run: run.cluster.broker(run.cluster.rendezvous("plain")).core.rendezvous.outcomes.askers.update(
+            {GHOST: []}
+        ),
+    ),
     ("a confirmed event is on no disk", checkers.check_log_delivery, lose_from_log),
     ("a confirmed event is on disk twice", checkers.check_log_delivery, repeat_in_log),
     (

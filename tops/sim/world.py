@@ -45,21 +45,26 @@ class World:
         self.alarms: list[tuple[str, str, str]] = []
         self.predicates: dict[str, Predicate] = {}
         self.site_grace_s = 0.5
-        choice = self.rng.choice
+        # Random clusters have small limits now and then; scripted ones always have roomy ones.
+        limits = Random(seed)
+
+        def limit(*values: int) -> int:
+            return values[-1] if empty else limits.choice(values)
+
         self.broker_options = RendezvousOptions(
             epochs=EpochOptions(
-                members_max=choice([2, 8]),
-                attempts_max=choice([1, 3]),
+                members_max=limit(2, 8),
+                attempts_max=limit(1, 3),
                 sync_window_s=1.0,
                 finish_window_s=1.0,
-                join_gap=choice([0, 4]),
+                join_gap=limit(0, 4),
             ),
             lease_s=3.0,
-            keep_outcomes=choice([20, 10_000]),
-            log_tail=choice([1, 4, 64]),
+            keep_outcomes=limit(20, 10_000),
+            log_tail=limit(1, 4, 64),
         )
         self.site_options = SiteOptions(
-            renew_s=1.0, quiet_s=2.0, doubt_s=0.5, retry_s=0.5, give_up_s=20.0, log_credit=choice([2, 8])
+            renew_s=1.0, quiet_s=2.0, doubt_s=0.5, retry_s=0.5, give_up_s=20.0, log_credit=limit(2, 8)
         )
         self.network = Network(self)
         self.nemesis = Nemesis(self)
