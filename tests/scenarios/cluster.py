@@ -10,7 +10,9 @@ from typing import Any
 
 import msgspec
 
+from tops.core.epochs import EpochOptions
 from tops.core.participation import Wish
+from tops.core.rendezvous import RendezvousOptions
 from tops.effects import Call, Effect, NotifyTx, PrepareTx
 from tops.errors import OutcomeUnknown, TopsError, TransactionAborted
 from tops.event_types import EventType
@@ -343,6 +345,12 @@ class Cluster:
 
     def __init__(self, *sites: str, brokers: int = 3, shape: str = "chain", seed: int = 1) -> None:
         self.world = World(seed, Faults.none(), empty=True)
+        self.world.broker_options = RendezvousOptions(
+            epochs=EpochOptions(members_max=8, sync_window_s=1.0, finish_window_s=1.0, join_gap=4),
+            lease_s=3.0,
+            keep_outcomes=10_000,
+            log_tail=64,
+        )
         self.types: dict[str, Definitions] = dict(DEFINITIONS)
         self.clients: dict[str, Client] = {}
         self._lost: list[Callable[[NodeId, NodeId, LinkMessage], bool]] = []
