@@ -307,7 +307,7 @@ def test_an_aborted_number_is_void_and_not_reused() -> None:
     effects = machine.vote("c", "t1")
 
     assert told(effects) == [("t1", Outcome.ABORTED)]
-    void = [e.record for e in effects if isinstance(e, Note)]
+    void = [e.record for e in effects if isinstance(e, Note | Persist)]
     assert [r.entry.number for r in void if isinstance(r, LogAppended)] == [1]
     machine.core.submit(ready("t2"))
     assert machine.epoch.id.number == 2
