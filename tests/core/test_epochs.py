@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.machines import BROKER, address, of, persisted, posted, ready
+from tests.core.machines import BROKER, PUBLISHER, address, of, persisted, posted, ready
 from tops.constraints import AnyConstraint, AtLeast, MinParticipants
 from tops.core.ballot import ReadyTx
-from tops.core.epochs import Epoch, EpochCoordinator, EpochOptions, Stage
-from tops.core.event_log import EventLog
-from tops.core.outcomes import Outcomes
-from tops.core.standing import StandingAnswers
+from tops.core.epochs import Epoch, EpochOptions, Stage
+from tops.core.rendezvous import Rendezvous, RendezvousOptions
 from tops.effects import Alarm, Effect, Note, Persist, Post, SetTimer
+from tops.event_types import EventType
 from tops.filters import Filter
 from tops.ids import NodeId, TxId, hashed
 from tops.messages import (
@@ -26,6 +25,7 @@ from tops.messages import (
     PrepareEpoch,
     StandingAnswered,
     TxOutcome,
+    TypeAdvertised,
     VotesMissing,
 )
 from tops.records import EpochCommitted, FinishesNoted, InSyncChanged, LogAppended
@@ -36,21 +36,13 @@ class Machine:
     """One coordinator with three standing voters, which are replicas if the type is durable."""
 
     def __init__(self, *, durable: bool = True, voters: str = "abc", **options: Any) -> None:
-        self.outcomes = Outcomes()
-        self.standing = StandingAnswers(lease_s=5.0)
-        self.log = EventLog("plain", 1, lambda name: (name,), 64) if durable else None
+        rendezvous = Rendezvous(BROKER, 1, {}, RendezvousOptions(epochs=EpochOptions(**options), log_tail=64))
+        definition = EventType("plain", {"mark": str, "key": str}, durable=durable)
+        rendezvous.on_letter(TypeAdvertised(definitions=(definition,)), PUBLISHER, 1, 0.0)
+        self.core = rendezvous.epochs["plain"]
+        self.outcomes, self.standing, self.log = self.core.outcomes, self.core.standing, self.core.log
         self.settled: list[tuple[TxId, bool]] = []
-        self.core = EpochCoordinator(
-            "plain",
-            BROKER,
-            1,
-            self.standing,
-            self.log,
-            self.outcomes,
-            {},
-            EpochOptions(**options),
-            self._settled,
-        )
+        self.core.settled = self._settled
         for key in voters:
             answered = StandingAnswered(
                 voter=key,
@@ -315,7 +307,7 @@ def test_an_aborted_number_is_void_and_not_reused() -> None:
     effects = machine.vote("c", "t1")
 
     assert told(effects) == [("t1", Outcome.ABORTED)]
-    void = [e.record for e in effects if isinstance(e, Note)]
+    void = [e.record for e in effects if isinstance(e, Note | Persist)]
     assert [r.entry.number for r in void if isinstance(r, LogAppended)] == [1]
     machine.core.submit(ready("t2"))
     assert machine.epoch.id.number == 2

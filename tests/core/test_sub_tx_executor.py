@@ -250,8 +250,9 @@ def test_a_local_commit_prepares_and_commits_by_itself() -> None:
 
 def test_a_new_attempt_renews_the_promise() -> None:
     machine = Machine().promised()
+    second = Memo(EpochId("plain", 1, 2, BROKER, 1), "digest", ME, (TX,))
 
-    machine.answer(machine.core.prepare(MEMO, 1, machine.voted))
+    machine.answer(machine.core.prepare(second, 1, machine.voted))
 
     assert machine.votes == [None, None]
     assert machine.core.state is SubTxState.PROMISED

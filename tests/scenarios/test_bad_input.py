@@ -147,9 +147,10 @@ def test_an_id_that_nobody_can_have_made_is_never_committed_and_stops_nobody(tx:
 def test_a_question_about_a_type_that_nobody_knows_is_refused() -> None:
     cluster, _ = cluster_of()
 
-    with pytest.raises(TopsError):
+    with pytest.raises(InvalidEventType, match="'unheard of' is not known here"):
         cluster["P"].outcome(TxId("P.1.1"), "unheard of")
-    assert cluster["P"].publish("plain", "one") is None  # the site goes on
+    cluster.run(3.0)
+    assert cluster["P"].node.core.asking == {}  # asked again for ever, it would raise for ever
 
 
 @pytest.mark.parametrize(

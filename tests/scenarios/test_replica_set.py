@@ -8,11 +8,10 @@ import pytest
 
 from tests.scenarios.cluster import Cluster, Participant, Pending, letter_of
 from tops.constraints import AtLeast, MinParticipants
-from tops.core import ballot
 from tops.core.epochs import EpochCoordinator
 from tops.effects import BatchPrepared, Effect, Persist, Send
 from tops.errors import InvalidEventType, TransactionAborted
-from tops.messages import Dissemination, EpochDecided, LogEntry
+from tops.messages import Dissemination, EpochDecided, EpochVoted, LogEntry
 from tops.records import LogAppended
 from tops.sim.databases import CallbackDatabase, ReplicaDatabase
 from tops.transactions import LocalOutcome, Outcome, Scope, ScopeLimit
@@ -197,7 +196,12 @@ def test_a_replica_that_changes_other_rows_is_left_out_and_an_alarm_is_raised() 
 
 
 def test_without_comparing_rows_the_divergent_replica_would_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ballot, "_differing_rows", lambda members, votes: ({}, ()))
+    honest = EpochCoordinator.on_voted
+
+    def blind(self: EpochCoordinator, voted: EpochVoted, incarnation: int) -> list[Effect]:
+        return honest(self, msgspec.structs.replace(voted, rows=()), incarnation)
+
+    monkeypatch.setattr(EpochCoordinator, "on_voted", blind)
     replicas = ReplicaSet()
     with_other_rows(replicas, "C")
 

@@ -395,8 +395,8 @@ class SiteCore:
     def ask_outcome(self, request: int, question: AskOutcome) -> list[Effect]:
         """What became of a transaction, also one of an earlier life of this site."""
         if question.event_type not in self.types:
-            error = InvalidEventType(f"event type {question.event_type!r} is not defined here: define it first")
-            return [Answer(request, error=error)]
+            refusal = InvalidEventType(f"event type {question.event_type!r} is not known here: advertise or subscribe")
+            return [Answer(request, error=refusal)]
         self.asking.setdefault(question.tx, (question, []))[1].append(request)
         return self._request(self._ask(question))
 
