@@ -105,6 +105,8 @@ class BrokerCore:
         site = self.edge.sites.get(link)
         if site is not None:
             return self._from_site(site, message, now)
+        if link not in self.neighbours:
+            return []  # a site that was given up: nothing it says may pass for a broker's
         match message:
             case Envelope():
                 return self._route(message, now)

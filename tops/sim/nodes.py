@@ -87,7 +87,8 @@ class SimNode:
         pause = self.paused_until - self.world.clock.now
         if pause > 0:
             life = self.incarnation
-            self.world.clock.after(pause, lambda: self.act(step) if self.incarnation == life else None)
+            # At that very time, so that inputs keep their order.
+            self.world.clock.at(self.paused_until, lambda: self.act(step) if self.incarnation == life else None)
             return
         self._pipeline.extend(step())
         self.drain()
