@@ -106,3 +106,18 @@ def test_after_a_crash_promises_of_two_attempts_at_a_number_are_both_asked_about
     assert [f.epoch for f in site.posted(EpochFinished)] == epochs[1:]
     site.take(site.core.timer(tuple(map(str, ("doubt", "v", 1, 4, 1))), 1.0))
     assert [a.epoch for a in site.posted(AskEpoch)] == epochs[:1] * 2
+
+
+def test_a_participant_that_lost_the_events_in_a_crash_votes_no_on_the_next_attempt_and_undoes_the_former_one() -> None:
+    site = DrivenSite()
+    site.subscribe(1, WISH)
+    first = prepare("v", 1, TxId("p.1.1"))
+    memo = Memo(first.epoch, first.digest, "v", (TxId("p.1.1"),))
+    site.take(site.core.recover(1, [memo]))
+
+    site.hear(msgspec.structs.replace(first, epoch=EpochId("other", 1, 2, BROKER, 1)))
+
+    (vote,) = site.posted(EpochVoted)
+    assert vote.epoch.attempt == 2
+    assert set(vote.excluded) == {TxId("p.1.1")}
+    assert [c.tx for c in site.made(AbortTxCall)] == [TxId("p.1.1")]
