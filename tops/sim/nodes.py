@@ -44,6 +44,7 @@ class SimNode:
         self.incarnation = 0
         self.paused_until = 0.0
         self._pipeline: deque[Effect] = deque()
+        self._deferred: deque[Callable[[], list[Effect]]] = deque()
         self._blocked = False
         self._draining = False
         self._timers: dict[Hashable, int] = {}
@@ -57,6 +58,7 @@ class SimNode:
         self.world.trace.add(self.world.clock.now, self.name, "CRASH")
         self.up = False
         self._pipeline.clear()
+        self._deferred.clear()
         self._timers.clear()
         self._blocked = False
         self.lose_memory()
@@ -84,14 +86,29 @@ class SimNode:
         """Give the machine an input, now or when the node is no longer paused, and carry out what it wants."""
         if not self.up:
             return
-        pause = self.paused_until - self.world.clock.now
-        if pause > 0:
-            life = self.incarnation
-            # At that very time, so that inputs keep their order.
-            self.world.clock.at(self.paused_until, lambda: self.act(step) if self.incarnation == life else None)
+        if self._deferred or self.paused_until > self.world.clock.now:
+            self._deferred.append(step)
+            if len(self._deferred) == 1:
+                self._wake_later()
             return
         self._pipeline.extend(step())
         self.drain()
+
+    def _wake_later(self) -> None:
+        """Inputs that come while the node is paused wait, in their order."""
+        life = self.incarnation
+
+        def wake() -> None:
+            if not self.up or self.incarnation != life:
+                return
+            if self.paused_until > self.world.clock.now:
+                self._wake_later()
+                return
+            steps, self._deferred = self._deferred, deque()
+            for step in steps:
+                self.act(step)
+
+        self.world.clock.at(max(self.paused_until, self.world.clock.now), wake)
 
     def drain(self) -> None:
         if self._draining:
