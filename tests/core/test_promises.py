@@ -5,7 +5,7 @@ import msgspec
 from tests.core.driven_site import BROKER, DrivenSite
 from tops.core.epochs import member_digest
 from tops.core.participation import Wish
-from tops.effects import AbortTxCall, CommitTxCall, Memo, NotifyTx
+from tops.effects import AbortTxCall, CommitTxCall, Memo, NotifyTx, Promise
 from tops.event_types import EventType
 from tops.filters import Filter
 from tops.ids import TxId, hashed
@@ -100,9 +100,24 @@ def test_after_a_crash_promises_of_two_attempts_at_a_number_are_both_asked_about
     epochs = [EpochId("other", 4, attempt, BROKER, 1) for attempt in (1, 2)]
     memos = [Memo(epoch, "d", "v", (TxId(f"p.1.{i}"),)) for i, epoch in enumerate(epochs)]
 
-    site.take(site.core.recover(1, memos[:1], memos[1:]))
+    site.take(site.core.recover(1, [Promise(memos[0], memos[0].transactions)], memos[1:]))
 
     assert [a.epoch for a in site.posted(AskEpoch)] == epochs[:1]
     assert [f.epoch for f in site.posted(EpochFinished)] == epochs[1:]
     site.take(site.core.timer(tuple(map(str, ("doubt", "v", 1, 4, 1))), 1.0))
     assert [a.epoch for a in site.posted(AskEpoch)] == epochs[:1] * 2
+
+
+def test_a_participant_that_lost_the_events_in_a_crash_votes_no_on_the_next_attempt_and_undoes_the_former_one() -> None:
+    site = DrivenSite()
+    site.subscribe(1, WISH)
+    first = prepare("v", 1, TxId("p.1.1"))
+    memo = Memo(first.epoch, first.digest, "v", (TxId("p.1.1"),))
+    site.take(site.core.recover(1, [Promise(memo, memo.transactions)]))
+
+    site.hear(msgspec.structs.replace(first, epoch=EpochId("other", 1, 2, BROKER, 1)))
+
+    (vote,) = site.posted(EpochVoted)
+    assert vote.epoch.attempt == 2
+    assert set(vote.excluded) == {TxId("p.1.1")}
+    assert [c.tx for c in site.made(AbortTxCall)] == [TxId("p.1.1")]

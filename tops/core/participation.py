@@ -547,10 +547,10 @@ class Participation:
     def _replica(self, voter: str) -> EpochExecutor | None:
         """Who promised under this name, also one whose subscription has ended."""
         number = self.voters.get(voter, -1)
-        for s in (self.leaving.get(number), self.subscriptions.get(number)):
-            if s is not None and s.replica is not None and (s.voter == voter or s.replica.promised_as(voter)):
-                return s.replica
-        return None
+        left, here = self.leaving.get(number), self.subscriptions.get(number)
+        if left is not None and left.replica is not None and left.replica.promised_as(voter):
+            return left.replica
+        return here.replica if here is not None else None
 
     def on_membership(self, answered: MembershipAnswered) -> list[Effect]:
         return self._each(answered.tx, lambda e: e.on_membership(answered) if e.voter == answered.voter else [])

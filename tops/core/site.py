@@ -345,7 +345,7 @@ class SiteCore:
 
     def contribute(self, tx: TxId, spec: TxSpec) -> None:
         """Publish in somebody else's public transaction, whose announcement this site has seen."""
-        if tx not in self.transactions:
+        if tx not in self.transactions and tx not in self.ended:
             own_tx = self.transactions[tx] = PublisherTx(tx, spec, self.coordinator_of(spec.event_type))
             own_tx.state, own_tx.contributed = TxState.ACTIVE, True
 
@@ -374,7 +374,7 @@ class SiteCore:
         known = self.transactions.get(tx)
         if known is None:
             return []
-        if known.contributed:
+        if known.contributed and not known.waits():
             del self.transactions[tx]
         return self._carry_out([Post(Address(known.coordinator), PublisherDone(tx=tx))])
 

@@ -204,6 +204,7 @@ class SubTxExecutor:
         former, self._voting, self.epoch = self._voting, voted, memo.epoch
         overtaken = former("it is prepared in a later epoch") if former is not None else []
         if last_sequence != self.last_sequence:
+            self.state = SubTxState.ACTIVE  # this attempt ends what was promised in one before it
             return overtaken + self.abandon(f"{self.last_sequence} of {last_sequence} events arrived")
 
         def prepared(reason: str | None) -> list[Effect]:
