@@ -1,5 +1,7 @@
-"""Databases as transactional resources, one file per database, behind the same port."""
+"""Databases as transactional resources, one package per database, behind the same port."""
 
 from adapters.embedded_postgres import EmbeddedPostgres
+from adapters.postgres import PostgresAdapter
+from adapters.sqlite import SqliteAdapter
 
-__all__ = ["EmbeddedPostgres"]
+__all__ = ["EmbeddedPostgres", "PostgresAdapter", "SqliteAdapter"]

@@ -203,3 +203,41 @@ class RecordTooLarge(TopsError):
     def __init__(self, size: int, size_max: int) -> None:
         self.size, self.size_max = size, size_max
         super().__init__(f"a record of {size} bytes is over the journal's limit of {size_max}: split it")
+
+
+class ResourceError(TopsError):
+    """A database did not do what was asked of it; `where` names it."""
+
+    def __init__(self, where: str, problem: str) -> None:
+        self.where = where
+        super().__init__(f"{where}: {problem}")
+
+
+class ResourceRefused(ResourceError):
+    """The resource votes NO to the whole of an epoch or batch: locks, time, space; it has undone everything."""
+
+    retry = Retry.SAFE
+
+
+class MemberRefused(ResourceError):
+    """One transaction can't be carried out here; it left nothing behind."""
+
+    def __init__(self, where: str, tx: str, reason: str, sqlstate: str = "") -> None:
+        self.tx, self.reason, self.sqlstate = tx, reason, sqlstate
+        super().__init__(where, f"transaction {tx}: {reason}")
+
+
+class StaleAttempt(ResourceError):
+    """The order is about an attempt that a later one, or its end, has overtaken; nothing was done."""
+
+
+class PromiseLost(ResourceError):
+    """A commit was ordered of something neither prepared nor applied here: the data may be diverging; an alarm."""
+
+
+class CompensationRefused(ResourceError):
+    """Something later is committed, so that the earlier part can't be taken back any more; an alarm."""
+
+
+class AgentReplaced(ResourceError):
+    """Another agent has taken over this database; this one must not touch it again."""

@@ -1,0 +1,150 @@
+"""A PostgreSQL database as a resource: the parts of this package behind the one port."""
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+
+from adapters.postgres.book import Book
+from adapters.postgres.catalog import find_table
+from adapters.postgres.log import Log
+from adapters.postgres.outbox import Outbox
+from adapters.postgres.promises import Promises
+from adapters.postgres.reading import PostgresSnapshot, Readers, snapshot
+from adapters.postgres.session import Connection, Options, Session
+from adapters.postgres.statements import Statements, version_sql
+from tops.changes import Member, Row, Value, decode_member
+from tops.ports import (
+    Applied,
+    Attempt,
+    Entry,
+    Epoch,
+    Health,
+    InDoubt,
+    MemberVote,
+    OutboxEntry,
+    Position,
+    Prepared,
+    ReadResult,
+)
+
+_COMPACT_EVERY = 1_000
+
+
+class PostgresAdapter:
+    """One replica set in one PostgreSQL database; `tops.ports.Resource` says what each method promises."""
+
+    compensatable = False
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        cluster: str,
+        replica_set: str,
+        name: str = "",
+        versioned: Sequence[str] = (),
+        allow_volatile: bool = False,
+        lock_timeout_s: float = 5.0,
+        statement_timeout_s: float = 30.0,
+        connect_timeout_s: float = 10.0,
+        read_connections: int = 8,
+    ) -> None:
+        """`name` is what errors call this database; `versioned` tables keep the number that last changed each row.
+
+        A lock or a statement that takes longer than its time-out makes the whole epoch or batch refused.
+        """
+        where = name or f"the PostgreSQL database of replica set {replica_set!r}"
+        options = Options(
+            lock_timeout_s=lock_timeout_s,
+            statement_timeout_s=statement_timeout_s,
+            connect_timeout_s=connect_timeout_s,
+        )
+        self._session = Session(
+            dsn, where, f"{cluster}\0{replica_set}", options, frozenset(versioned), allow_volatile=allow_volatile
+        )
+        self._book = Book(self._session, cluster, replica_set)
+        self._promises, self._log, self._outbox = Promises(self._book), Log(self._book), Outbox(self._book)
+        self._readers = Readers(dsn, where, options, read_connections)
+        self.cluster, self.replica_set = cluster, replica_set
+
+    async def start(self) -> None:
+        await self._session.take_over()
+        await self.recover()
+
+    async def close(self) -> None:
+        await self._outbox.finish()
+        await self._session.close()
+        self._readers.close()
+
+    async def __aenter__(self) -> "PostgresAdapter":
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def recover(self) -> list[InDoubt]:
+        return await self._promises.recover()
+
+    async def prepare(self, epoch: Epoch) -> Prepared:
+        return await self._promises.prepare(epoch)
+
+    async def commit(self, attempt: Attempt) -> None:
+        await self._promises.commit(attempt)
+        if self._book.progress.prefix - self._book.progress.stored >= _COMPACT_EVERY:
+            await self.compact()
+
+    async def rollback(self, attempt: Attempt) -> None:
+        await self._promises.rollback(attempt)
+
+    async def apply(self, entries: Sequence[Entry], *, durable: bool = True) -> Applied:
+        return await self._log.apply(entries, durable=durable)
+
+    async def applied(self) -> Position:
+        return await self._log.position()
+
+    async def compact(self) -> None:
+        await self._log.compact()
+
+    async def write_local(self, member: Member) -> MemberVote:
+        return await self._outbox.write(member)
+
+    async def unpublished(self, limit: int = 1_000) -> list[OutboxEntry]:
+        found = await self._readers.read(
+            self.replica_set,
+            "select id, member from tops.outbox where replica_set = $1 order by id limit $2",
+            (self.replica_set, limit),
+            with_position=False,
+        )
+        return [OutboxEntry(row["id"], decode_member(row["member"])) for row in found.rows]
+
+    async def mark_published(self, up_to: int) -> None:
+        await self._outbox.mark_published(up_to)
+
+    async def read(self, sql: str, args: Sequence[Value] = (), *, with_position: bool = False) -> ReadResult:
+        return await self._readers.read(self.replica_set, sql, args, with_position=with_position)
+
+    async def version(self, table: str, key: Row) -> int:
+        async with self._readers.connection() as connection:
+            found = await find_table(connection, table)
+            found.check_key(key)
+            sql, args = version_sql(found, key)
+            return int(await connection.fetchval(sql, *args) or 0)
+
+    def snapshot(self) -> AbstractAsyncContextManager[PostgresSnapshot]:
+        return snapshot(self._readers, self.replica_set)
+
+    async def health(self, head: int | None = None) -> Health:
+        async def work(connection: Connection, _: Statements) -> Health:
+            doubts = await self._book.load(connection)
+            position = self._book.progress.position
+            return Health(
+                position=position,
+                prepared=len(doubts),
+                oldest_prepared_s=max((doubt.age_s for doubt in doubts), default=0.0),
+                lag=None if head is None else max(0, head - position.prefix),
+                unpublished=await connection.fetchval(
+                    "select count(*) from tops.outbox where replica_set = $1", self.replica_set
+                ),
+            )
+
+        return await self._book.run(work, "looking after its health")

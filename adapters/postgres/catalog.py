@@ -1,0 +1,192 @@
+"""What the database says about a table, as far as carrying out changes of its rows depends on it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import asyncpg
+
+from adapters.postgres.literals import SqlType, identifier
+from tops.changes import InvalidChange, split_table_name, volatile_part
+
+_INTEGERS = frozenset({"int2", "int4", "int8"})
+
+_FIND_TABLE = """
+select c.oid, n.nspname, c.relname, c.relkind,
+       exists (select from pg_trigger t where t.tgrelid = c.oid and not t.tgisinternal and t.tgenabled <> 'D')
+       or c.relhasrules or c.relrowsecurity as has_side_effects,
+       coalesce((select array_agg(a.attname order by k.place) from pg_index i cross join
+           lateral unnest(i.indkey) with ordinality as k(number, place)
+           join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.number
+         where i.indrelid = c.oid and i.indisprimary), '{}')::text[] as primary_key,
+       coalesce((select array_agg(distinct a.attname) from pg_index i join pg_attribute a on a.attrelid = i.indrelid
+         where i.indrelid = c.oid and (i.indisunique or i.indisexclusion) and not i.indisprimary
+           and (a.attnum = any(i.indkey) or 0 = any(i.indkey) or i.indpred is not null)
+           and a.attnum > 0), '{}')::text[] as unique_columns,
+       coalesce((select array_agg(distinct a.attname) from pg_constraint f
+           join pg_attribute a on a.attrelid = f.conrelid and a.attnum = any(f.conkey)
+         where f.conrelid = c.oid and f.contype = 'f'), '{}')::text[] as referring_columns,
+       coalesce((select array_agg(distinct a.attname) from pg_constraint f
+           join pg_attribute a on a.attrelid = f.confrelid and a.attnum = any(f.confkey)
+         where f.confrelid = c.oid and f.contype = 'f'), '{}')::text[] as referenced_columns,
+       exists (select from pg_constraint f where f.conrelid = c.oid and f.confrelid = c.oid) as refers_to_itself,
+       exists (select from pg_constraint f where f.conrelid = c.oid and f.contype = 'f'
+         and (f.confdeltype in ('c', 'n', 'd') or f.confupdtype in ('c', 'n', 'd'))) as is_cascaded_to
+  from pg_class c join pg_namespace n on n.oid = c.relnamespace
+ where c.oid = to_regclass($1)
+"""
+_COLUMNS = """
+select a.attname, format_type(a.atttypid, -1) as type_name, t.typcategory::text as category, b.typname as base,
+       t.typarray <> 0 as has_array, pg_get_expr(d.adbin, d.adrelid) as default_value,
+       a.attidentity <> '' as is_identity, a.attgenerated <> '' as is_generated, a.attnotnull,
+       e.typname as element_base, format_type(b.typelem, -1) as element_name, e.typcategory::text as element_category
+  from pg_attribute a
+  join pg_type t on t.oid = a.atttypid
+  join pg_type b on b.oid = case when t.typtype = 'd' then t.typbasetype else t.oid end
+  left join pg_type e on e.oid = b.typelem and b.typcategory = 'A'
+  left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
+ where a.attrelid = $1 and a.attnum > 0 and not a.attisdropped
+ order by a.attnum
+"""
+_TYPES = """
+select format_type(t.oid, -1) as type_name, t.typcategory::text as category, b.typname as base,
+       t.typarray <> 0 as has_array,
+       e.typname as element_base, format_type(b.typelem, -1) as element_name, e.typcategory::text as element_category
+  from unnest($1::oid[]) with ordinality as asked(oid, place)
+  join pg_type t on t.oid = asked.oid
+  join pg_type b on b.oid = case when t.typtype = 'd' then t.typbasetype else t.oid end
+  left join pg_type e on e.oid = b.typelem and b.typcategory = 'A'
+ order by asked.place
+"""
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table's columns, its key, and what ties its rows to other rows."""
+
+    oid: int
+    sql_name: str
+    key: tuple[str, ...]
+    columns: dict[str, SqlType]
+    generated: frozenset[str]
+    volatile_defaults: dict[str, str]
+    unique_columns: frozenset[str]  # of unique or exclusion constraints other than the primary key
+    referring_columns: frozenset[str]  # in a foreign key of this table
+    referenced_columns: frozenset[str]  # in a foreign key of another table (or this one)
+    refers_to_itself: bool
+    is_cascaded_to: bool  # rows can change because a row elsewhere does
+    has_side_effects: bool  # triggers, rules or row security: a change may do anything
+
+    @cached_property
+    def stands_alone(self) -> bool:
+        """A change of one row means nothing to any other row."""
+        tied = self.unique_columns or self.referring_columns or self.referenced_columns
+        return not tied and not self.has_side_effects
+
+    def column(self, name: str) -> SqlType:
+        found = self.columns.get(name)
+        if found is None:
+            known = ", ".join(self.columns)
+            raise InvalidChange(f"table {self.sql_name} has no column {name!r}; it has {known}")
+        return found
+
+    def check_key(self, key: Iterable[str]) -> None:
+        if not self.key:
+            raise InvalidChange(f"table {self.sql_name} has no primary key: add one, or write by SQL statement")
+        if set(key) != set(self.key):
+            raise InvalidChange(
+                f"table {self.sql_name} is keyed by ({', '.join(self.key)}), not by ({', '.join(sorted(key))})"
+            )
+
+    def check_values(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.column(name)
+            if name in self.key:
+                raise InvalidChange(f"column {name!r} is part of the key of {self.sql_name}: delete and insert the row")
+
+    def check_assigned_once(self, values: Iterable[str], add: Iterable[str]) -> None:
+        both, neither = set(values) & set(add), not set(values) | set(add)
+        if both or neither:
+            what = f"sets and adds to {', '.join(sorted(both))}" if both else "changes no column"
+            raise InvalidChange(f"the update of {self.sql_name} {what}")
+
+    def check_insert(self, names: Iterable[str], *, allow_volatile: bool) -> None:
+        given = set(names)
+        for name in given:
+            self.column(name)
+        if not self.key:
+            raise InvalidChange(f"table {self.sql_name} has no primary key: add one, or write by SQL statement")
+        if missing := set(self.key) - given - (set(self.volatile_defaults) if allow_volatile else set()):
+            raise InvalidChange(f"the insert into {self.sql_name} lacks its key: {', '.join(sorted(missing))}")
+        for name, default in self.volatile_defaults.items():
+            if name not in given and not allow_volatile:
+                raise InvalidChange(
+                    f"column {name!r} of {self.sql_name} would be filled with {default}, "
+                    f"which differs on every replica: give its value"
+                )
+
+
+async def find_table(connection: asyncpg.Connection, table: str) -> Table:
+    schema, name = split_table_name(table)
+    quoted = identifier(name) if schema is None else f"{identifier(schema)}.{identifier(name)}"
+    found = await connection.fetchrow(_FIND_TABLE, quoted)
+    if found is None:
+        raise InvalidChange(f"there is no table {table!r} in this database")
+    if found["relkind"] not in (b"r", b"p"):
+        raise InvalidChange(f"{table!r} is not a table")
+    columns = await connection.fetch(_COLUMNS, found["oid"])
+    return Table(
+        oid=found["oid"],
+        sql_name=f"{identifier(found['nspname'])}.{identifier(found['relname'])}",
+        key=tuple(found["primary_key"]),
+        columns={column["attname"]: _sql_type(column) for column in columns if not column["is_generated"]},
+        generated=frozenset(column["attname"] for column in columns if column["is_generated"]),
+        volatile_defaults=_volatile_defaults(columns),
+        unique_columns=frozenset(found["unique_columns"]),
+        referring_columns=frozenset(found["referring_columns"]),
+        referenced_columns=frozenset(found["referenced_columns"]),
+        refers_to_itself=found["refers_to_itself"],
+        is_cascaded_to=found["is_cascaded_to"],
+        has_side_effects=found["has_side_effects"] or found["relkind"] == b"p",
+    )
+
+
+async def find_types(connection: asyncpg.Connection, oids: list[int]) -> list[SqlType]:
+    """The types of a statement's parameters, in order."""
+    rows = await connection.fetch(_TYPES, oids)
+    return [_sql_type(row) for row in rows]
+
+
+def _sql_type(row: Any) -> SqlType:
+    element = None
+    if row["element_base"] is not None:
+        element = _simple_type(row["element_name"], row["element_base"], row["element_category"], has_array=True)
+    simple = _simple_type(row["type_name"], row["base"], row["category"], has_array=row["has_array"])
+    return replace(simple, element=element)
+
+
+def _simple_type(name: str, base: str, category: str, *, has_array: bool) -> SqlType:
+    return SqlType(
+        name=name,
+        category=category,
+        has_array=has_array,
+        is_json=base in ("json", "jsonb"),
+        is_float=base in ("float4", "float8"),
+        is_bytes=base == "bytea",
+        is_integer=base in _INTEGERS,
+        is_uuid=base == "uuid",
+    )
+
+
+def _volatile_defaults(columns: Iterable[Any]) -> dict[str, str]:
+    """Columns that fill themselves with something else on every replica: sequences, clocks, random numbers."""
+    found = {}
+    for column in columns:
+        if column["is_identity"]:
+            found[column["attname"]] = "an identity sequence"
+        elif column["default_value"] is not None and not column["is_generated"]:
+            culprit = volatile_part(column["default_value"])
+            if culprit is not None:
+                found[column["attname"]] = culprit
+    return found

@@ -1,0 +1,181 @@
+"""Entries of the log, applied in order and exactly once: the position moves in the transaction of the data."""
+
+import asyncio
+import itertools
+from collections.abc import Iterator, Sequence
+
+from adapters.postgres.book import Book
+from adapters.postgres.literals import quote
+from adapters.postgres.progress import Progress, number_text, prefix_text
+from adapters.postgres.session import Connection
+from adapters.postgres.statements import Statements
+from adapters.postgres.transactions import Job, SlowPath, fast_texts, send_fast
+from tops.errors import InvariantBroken
+from tops.ports import Applied, Entry, EntryFailed, Position, Why
+
+_CHANGES_MAX = 2_000  # per database transaction, entries counted in
+_CHUNKS_PER_TURN = 8
+
+_COMPACT = """
+with moved as (update tops.position set prefix = {prefix} where replica_set = {replica_set} and prefix = {stored}
+               returning 1),
+     forgotten as (delete from tops.idempotency_keys k using tops.position p where k.replica_set = {replica_set}
+               and p.replica_set = k.replica_set and k.expires_ms <= p.at_ms)
+delete from tops.applied where replica_set = {replica_set} and number <= {prefix} and exists (select from moved)
+"""
+
+
+class Log:
+    def __init__(self, book: Book) -> None:
+        self._book = book
+
+    async def apply(self, entries: Sequence[Entry], *, durable: bool) -> Applied:
+        numbers = [entry.number for entry in entries]
+        if any(later <= earlier for earlier, later in itertools.pairwise(numbers)):
+            raise InvariantBroken(f"entries of the log out of order: {numbers}")
+        failed = None
+        for chunks in _turns(entries):
+            failed = await self._apply_some(chunks, durable=durable)
+            if failed is not None:
+                break
+        return Applied(position=self._book.progress.prefix, failed=failed)
+
+    async def _apply_some(self, chunks: Sequence[Sequence[Entry]], *, durable: bool) -> EntryFailed | None:
+        async def work(connection: Connection, statements: Statements) -> EntryFailed | None:
+            return await _Turn(self._book, connection, statements, durable=durable).run(chunks)
+
+        return await self._book.run(work, f"applying numbers {chunks[0][0].number} to {chunks[-1][-1].number}")
+
+    async def position(self) -> Position:
+        async def work(connection: Connection, _: Statements) -> Position:
+            await self._book.load(connection)
+            return self._book.progress.position
+
+        return await self._book.run(work, "asking for the position")
+
+    async def compact(self) -> None:
+        async def work(connection: Connection, _: Statements) -> None:
+            progress = self._book.progress
+            await connection.execute(
+                "begin; set local synchronous_commit = off;"
+                + _COMPACT.format(
+                    prefix=progress.prefix, stored=progress.stored, replica_set=quote(self._book.replica_set)
+                )
+                + "; commit"
+            )
+            progress.stored = progress.prefix
+
+        await self._book.run(work, "compaction")
+
+
+class _Turn:
+    """Some chunks, each one transaction; while the server works at one, the next is written down."""
+
+    def __init__(self, book: Book, connection: Connection, statements: Statements, *, durable: bool) -> None:
+        self._book, self._connection, self._statements = book, connection, statements
+        self._begin = ["BEGIN"] if durable else ["BEGIN", "SET LOCAL synchronous_commit = off"]
+        self._sent: list[Entry] = []  # what the message under way is about
+
+    async def run(self, chunks: Sequence[Sequence[Entry]]) -> EntryFailed | None:
+        try:
+            for chunk in chunks:
+                expected = self._book.progress.after([entry.number for entry in self._sent])
+                todo = [entry for entry in chunk if not expected.holds(entry.number)]
+                message = await self._message(todo, expected) if todo else None
+                failed = await self._landed()
+                if failed is None and message is not None:
+                    await self._send(message, todo)
+                elif failed is None and todo:
+                    failed = await self._slow(todo)
+                if failed is not None:
+                    return failed
+            return await self._landed()
+        finally:
+            if self._statements.under_way is not None:
+                await asyncio.wait([self._statements.under_way])
+                self._statements.under_way = None
+
+    async def _message(self, todo: list[Entry], expected: Progress) -> list[str] | None:
+        jobs = [Job(entry.number, entry.at_ms, member) for entry in todo for member in entry.members]
+        texts = await fast_texts(self._statements, self._book.replica_set, jobs)
+        if texts is None:
+            return None
+        return [*self._begin, *texts, *await self._record(todo, expected), "COMMIT"]
+
+    async def _send(self, message: list[str], todo: list[Entry]) -> None:
+        sending = send_fast(self._book.session, self._connection, self._statements, message)
+        self._statements.under_way = asyncio.ensure_future(sending)
+        self._sent = todo
+        await asyncio.sleep(0)  # it leaves before the next one is begun
+
+    async def _landed(self) -> EntryFailed | None:
+        """Wait for the message under way; if it went wrong, do its entries one by one."""
+        sent, self._sent = self._sent, []
+        if self._statements.under_way is None:
+            return None
+        try:
+            answer = await self._statements.under_way
+        finally:
+            self._statements.under_way = None
+        if answer is None:
+            return await self._slow(sent)
+        self._done(sent)
+        return None
+
+    async def _slow(self, todo: list[Entry]) -> EntryFailed | None:
+        """One by one up to the first that fails; what came before it is committed."""
+        connection = self._connection
+        slow = SlowPath(self._book.session, connection, self._statements, self._book.replica_set)
+        jobs = [[Job(entry.number, entry.at_ms, member) for member in entry.members] for entry in todo]
+        written = [await slow.write_down(of_entry) for of_entry in jobs]
+        await connection.execute(";".join(self._begin))
+        failed, done = None, []
+        for entry, members in zip(todo, written, strict=True):
+            await connection.execute("SAVEPOINT tops_entry")
+            for member in members:
+                vote = await slow.run(member)
+                # The log may hold a transaction twice (a client that repeated itself): the first one counts.
+                if vote.excluded is not None and vote.excluded.why is not Why.DUPLICATE:
+                    failed = EntryFailed(entry.number, vote.tx, vote.excluded)
+                    break
+            if failed is not None:
+                await connection.execute("ROLLBACK TO SAVEPOINT tops_entry")
+                break
+            await connection.execute("RELEASE SAVEPOINT tops_entry")
+            done.append(entry)
+        records = await self._record(done, self._book.progress) if done else []
+        await connection.execute(";".join([*records, "COMMIT"]))
+        self._done(done)
+        return failed
+
+    async def _record(self, entries: Sequence[Entry], progress: Progress) -> list[str]:
+        """The statements that make the numbers known as applied: a longer prefix, and rows for what is beyond it."""
+        numbers = [entry.number for entry in entries]
+        replica_set, later = self._book.replica_set, progress.after(numbers)
+        texts = []
+        if later.prefix > progress.prefix:
+            at_ms = max(entry.at_ms for entry in entries)
+            texts.append(await prefix_text(self._statements, replica_set, progress.stored, later.prefix, at_ms))
+        beyond = [number for number in numbers if number > later.prefix]
+        if beyond:
+            texts.append(await number_text(self._statements, replica_set, beyond))
+        return texts
+
+    def _done(self, entries: Sequence[Entry]) -> None:
+        self._book.progress = self._book.progress.after([entry.number for entry in entries])
+
+
+def _turns(entries: Sequence[Entry]) -> Iterator[list[Sequence[Entry]]]:
+    """Chunks of one transaction each, in groups after which others get a chance to use the connection."""
+    turn: list[Sequence[Entry]] = []
+    start, size = 0, 0
+    for place, entry in enumerate(entries, 1):
+        size += 1 + sum([len(member.changes) for member in entry.members])
+        if size >= _CHANGES_MAX or place == len(entries):
+            turn.append(entries[start:place])
+            start, size = place, 0
+        if len(turn) == _CHUNKS_PER_TURN:
+            yield turn
+            turn = []
+    if turn:
+        yield turn

@@ -1,0 +1,96 @@
+"""Transactions that commit here first and are published afterwards: nothing is lost between the two.
+
+Writers that come together share a database transaction, so that its cost is shared and grows with the load only.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from adapters.postgres.book import Book
+from adapters.postgres.progress import outbox_text
+from adapters.postgres.session import Connection
+from adapters.postgres.statements import Statements
+from adapters.postgres.transactions import Job, SlowPath, fast_texts, fast_votes, send_fast
+from tops.changes import Member
+from tops.errors import MemberRefused
+from tops.ports import MemberVote
+
+_GROUP_MAX = 256
+_NO_NUMBER = 0  # its place in the log is not known yet
+
+
+class Outbox:
+    def __init__(self, book: Book) -> None:
+        self._book = book
+        self._waiting: list[tuple[Member, asyncio.Future[MemberVote]]] = []
+        self._writer: asyncio.Task[None] | None = None
+
+    async def write(self, member: Member) -> MemberVote:
+        answer: asyncio.Future[MemberVote] = asyncio.get_running_loop().create_future()
+        self._waiting.append((member, answer))
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.create_task(self._write_all())
+        vote = await answer
+        if vote.excluded is not None:
+            raise MemberRefused(self._book.where, member.tx, vote.excluded.message, vote.excluded.sqlstate)
+        return vote
+
+    async def finish(self) -> None:
+        if self._writer is not None:
+            await asyncio.gather(self._writer, return_exceptions=True)
+
+    async def mark_published(self, up_to: int) -> None:
+        async def work(connection: Connection, statements: Statements) -> None:
+            # Lost in a crash, an entry is published once more; its transaction id tells.
+            await connection.execute("begin; set local synchronous_commit = off")
+            await connection.execute(
+                "delete from tops.outbox where replica_set = $1 and id <= $2", self._book.replica_set, up_to
+            )
+            await connection.execute("commit")
+
+        await self._book.run(work, "marking entries as published")
+
+    async def _write_all(self) -> None:
+        while self._waiting:
+            group, self._waiting = self._waiting[:_GROUP_MAX], self._waiting[_GROUP_MAX:]
+            try:
+                votes = await self._write_group([member for member, _ in group])
+            except Exception as error:
+                for _, answer in group:
+                    if not answer.done():
+                        answer.set_exception(error)
+                continue
+            for (_, answer), vote in zip(group, votes, strict=True):
+                if not answer.done():
+                    answer.set_result(vote)
+
+    async def _write_group(self, members: Sequence[Member]) -> Sequence[MemberVote]:
+        now_ms = time.time_ns() // 1_000_000
+        jobs = [Job(_NO_NUMBER, now_ms, member) for member in members]
+
+        async def work(connection: Connection, statements: Statements) -> Sequence[MemberVote]:
+            votes = await self._fast(connection, statements, jobs)
+            return votes if votes is not None else await self._slow(connection, statements, jobs)
+
+        return await self._book.run(work, f"writing transaction {members[0].tx} and {len(members) - 1} more")
+
+    async def _fast(
+        self, connection: Connection, statements: Statements, jobs: Sequence[Job]
+    ) -> Sequence[MemberVote] | None:
+        texts = await fast_texts(statements, self._book.replica_set, jobs)
+        if texts is None:
+            return None
+        record = await outbox_text(statements, self._book.replica_set, [job.member for job in jobs])
+        sent = await send_fast(self._book.session, connection, statements, ["BEGIN", *texts, record, "COMMIT"])
+        return fast_votes(jobs, sent[1]) if sent is not None else None
+
+    async def _slow(self, connection: Connection, statements: Statements, jobs: Sequence[Job]) -> Sequence[MemberVote]:
+        slow = SlowPath(self._book.session, connection, statements, self._book.replica_set)
+        written = await slow.write_down(jobs)
+        await connection.execute("BEGIN")
+        votes = [await slow.run(member) for member in written]
+        accepted = [job.member for job, vote in zip(jobs, votes, strict=True) if vote.excluded is None]
+        records = [await outbox_text(statements, self._book.replica_set, accepted)] if accepted else []
+        await connection.execute(";".join([*records, "COMMIT"]))
+        return votes

@@ -1,0 +1,120 @@
+"""How far a replica set has come in this database: the adapter's memory of it, and the statements that record it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import asyncpg
+
+from adapters.postgres.literals import SqlType, array_literal, quote
+from adapters.postgres.statements import Statements
+from tops.changes import Member, content_digest, encode_member
+from tops.ports import Position
+
+TEXT = SqlType("text", "S")
+BYTEA = SqlType("bytea", "U", is_bytes=True)
+BIGINT = SqlType("bigint", "N", is_integer=True)
+
+_NUMBER = """with changed as (
+    insert into tops.applied (replica_set, number) select $1::text, n from unnest($2::bigint[]) as n
+     where not exists (select from tops.position p where p.replica_set = $1 and p.prefix >= n) returning 1)
+  select tops.affected($3::int, count(*)) from changed"""
+_PREFIX = """with changed as (
+    update tops.position set prefix = $3::bigint, at_ms = greatest(at_ms, $4::bigint)
+     where replica_set = $1::text and prefix = $2::bigint returning 1)
+  select tops.affected(1, count(*)) from changed"""
+_KEYS = """with changed as (
+    insert into tops.idempotency_keys as known (replica_set, key, content, tx, number, expires_ms)
+    select $1::text, s.* from unnest($2::text[], $3::text[], $4::text[], $5::bigint[], $6::bigint[])
+        as s(key, content, tx, number, expires_ms)
+    on conflict (replica_set, key) do update set
+        content = excluded.content, tx = excluded.tx, number = excluded.number, expires_ms = excluded.expires_ms
+     where known.expires_ms <= $7::bigint returning 1)
+  select tops.affected($8::int, count(*)) from changed"""
+_OUTBOX = """with changed as (
+    insert into tops.outbox (replica_set, id, tx, member)
+    select $1::text, tops.next_outbox_id($1), s.tx, s.member from unnest($2::text[], $3::bytea[]) as s(tx, member)
+    returning 1)
+  select tops.affected($4::int, count(*)) from changed"""
+
+
+@dataclass(slots=True)
+class Progress:
+    """The applied numbers: a prefix and some above it; `stored` is the prefix that the database has as a row."""
+
+    stored: int
+    prefix: int
+    above: set[int] = field(default_factory=set)
+
+    @classmethod
+    async def load(cls, connection: "asyncpg.Connection[asyncpg.Record]", replica_set: str) -> "Progress":
+        await connection.execute("insert into tops.position values ($1, 0) on conflict do nothing", replica_set)
+        rows = await connection.fetch(
+            "select prefix as number from tops.position where replica_set = $1 union all "
+            "select number from tops.applied where replica_set = $1",
+            replica_set,
+        )
+        stored = rows[0]["number"]
+        progress = cls(stored, stored)
+        progress.add(sorted(row["number"] for row in rows[1:]))
+        return progress
+
+    @property
+    def position(self) -> Position:
+        return Position(self.prefix, frozenset(self.above))
+
+    def holds(self, number: int) -> bool:
+        return number <= self.prefix or number in self.above
+
+    def add(self, numbers: Sequence[int]) -> None:
+        if not self.above and numbers and numbers[0] == self.prefix + 1 and numbers[-1] == self.prefix + len(numbers):
+            self.prefix = numbers[-1]  # the common case: the next ones, in order
+            return
+        self.above.update(number for number in numbers if number > self.prefix)
+        while self.prefix + 1 in self.above:
+            self.prefix += 1
+            self.above.remove(self.prefix)
+
+    def after(self, numbers: Sequence[int]) -> "Progress":
+        """What will be known once the log's next numbers are recorded: a longer prefix is stored as such."""
+        later = Progress(self.stored, self.prefix, set(self.above))
+        later.add(numbers)
+        if later.prefix > self.prefix:
+            later.stored = later.prefix
+        return later
+
+
+async def number_text(statements: Statements, replica_set: str, numbers: Sequence[int]) -> str:
+    """Record numbers as rows of their own; fails if one is applied already."""
+    name = await statements.named(_NUMBER)
+    return f"EXECUTE {name}({quote(replica_set)},{array_literal(list(numbers), BIGINT)},{len(numbers)})"
+
+
+async def prefix_text(statements: Statements, replica_set: str, before: int, after: int, at_ms: int) -> str:
+    """Record a longer prefix; fails if the database has another one than we remember."""
+    name = await statements.named(_PREFIX)
+    return f"EXECUTE {name}({quote(replica_set)},{before},{after},{at_ms})"
+
+
+async def keys_text(statements: Statements, replica_set: str, members: Sequence[tuple[int, int, Member]]) -> str | None:
+    """Record the idempotency keys of (number, time, member); fails if one of them is known and still alive."""
+    keyed = [item for item in members if item[2].idempotency_key]
+    if not keyed:
+        return None
+    name = await statements.named(_KEYS)
+    arrays = [
+        array_literal([member.idempotency_key for _, _, member in keyed], TEXT),
+        array_literal([content_digest(member) for _, _, member in keyed], TEXT),
+        array_literal([member.tx for _, _, member in keyed], TEXT),
+        array_literal([number for number, _, _ in keyed], BIGINT),
+        array_literal([at_ms + member.key_ttl_s * 1000 for _, at_ms, member in keyed], BIGINT),
+    ]
+    earliest = min(at_ms for _, at_ms, _ in keyed)
+    return f"EXECUTE {name}({quote(replica_set)},{','.join(arrays)},{earliest},{len(keyed)})"
+
+
+async def outbox_text(statements: Statements, replica_set: str, members: Sequence[Member]) -> str:
+    """Record members for publication, in commit order."""
+    name = await statements.named(_OUTBOX)
+    txs = array_literal([member.tx for member in members], TEXT)
+    encoded = array_literal([encode_member(member) for member in members], BYTEA)
+    return f"EXECUTE {name}({quote(replica_set)},{txs},{encoded},{len(members)})"

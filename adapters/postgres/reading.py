@@ -1,0 +1,179 @@
+"""Reads: one query, or a whole consistent copy, in one snapshot and together with its position."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from uuid import UUID
+
+import asyncpg
+from asyncpg.pgproto import pgproto
+
+from adapters.postgres.catalog import Table, find_table, find_types
+from adapters.postgres.literals import SqlType, identifier, literal
+from adapters.postgres.session import Connection, Options, connect
+from adapters.postgres.sqlstates import is_connection_loss, is_passing
+from tops.changes import InvalidChange, Row, Value, check_query
+from tops.errors import NotReachable, ResourceError, ResourceRefused
+from tops.ports import Position, ReadResult
+
+_PLAIN = frozenset(
+    {type(None), bool, int, float, str, bytes, Decimal, datetime, date, time, timedelta, UUID, pgproto.UUID}
+)
+_BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_POSITION = """
+select coalesce((select prefix from tops.position where replica_set = $1), 0) as prefix,
+       coalesce((select array_agg(number order by number) from tops.applied where replica_set = $1), '{}') as numbers
+"""
+
+
+class Readers:
+    """A few connections that can't write, and hold nothing of the writing session's locks."""
+
+    def __init__(self, dsn: str, where: str, options: Options, count: int) -> None:
+        self._dsn, self._where, self._options = dsn, where, options
+        self._turn = asyncio.Semaphore(count)
+        self._idle: list[Connection] = []
+
+    async def read(self, replica_set: str, sql: str, args: Sequence[Value], *, with_position: bool) -> ReadResult:
+        check_query(sql)
+        for last_try in (False, True):
+            try:
+                async with self.connection() as connection:
+                    if not with_position:  # one statement is one snapshot
+                        return ReadResult(await _fetch(connection, sql, args))
+                    return await _read_with_position(connection, replica_set, sql, args)
+            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+                # An idle connection may be of a server that has restarted since; a read can be tried again.
+                if is_connection_loss(error):
+                    if last_try:
+                        raise NotReachable(f"{self._where}: the connection broke during a read") from error
+                    self.close()
+                elif is_passing(error):
+                    raise ResourceRefused(self._where, f"the read was cut short: {error}") from error
+                else:
+                    raise ResourceError(self._where, f"the query fails: {error}") from error
+        raise AssertionError("the second try returns or raises")
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        async with self._turn:
+            connection = self._idle.pop() if self._idle else await self._connect()
+            clean = False
+            try:
+                yield connection
+                clean = not connection.is_in_transaction()
+            except asyncpg.PostgresError as error:
+                clean = not is_connection_loss(error) and not connection.is_in_transaction()
+                raise
+            finally:
+                if clean and not connection.is_closed():
+                    self._idle.append(connection)
+                else:
+                    connection.terminate()
+
+    async def _connect(self) -> Connection:
+        connection = await connect(self._dsn, self._where, "tops-reader", self._options)
+        await connection.execute("set default_transaction_read_only = on")
+        return connection
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().terminate()
+
+
+async def position_in(connection: Connection, replica_set: str) -> Position:
+    """The position of the snapshot that the connection's transaction sees."""
+    row = await connection.fetchrow(_POSITION, replica_set)
+    assert row is not None
+    prefix, above = row["prefix"], {number for number in row["numbers"] if number > row["prefix"]}
+    while prefix + 1 in above:
+        prefix += 1
+        above.remove(prefix)
+    return Position(prefix, frozenset(above))
+
+
+async def _read_with_position(connection: Connection, replica_set: str, sql: str, args: Sequence[Value]) -> ReadResult:
+    await connection.execute(_BEGIN)
+    try:
+        rows = await _fetch(connection, sql, args)
+        return ReadResult(rows, await position_in(connection, replica_set))
+    finally:
+        if not connection.is_closed():
+            await connection.execute("ROLLBACK")
+
+
+async def _fetch(connection: Connection, sql: str, args: Sequence[Value]) -> list[Row]:
+    try:
+        return _rows(await connection.fetch(sql, *args))
+    except (asyncpg.DataError, asyncpg.InterfaceError) as error:
+        # The server's complaints have a class of their own below DataError; these are the driver's about arguments.
+        if type(error) not in (asyncpg.DataError, asyncpg.InterfaceError) or connection.is_closed():
+            raise
+    # The driver wants other Python types; values that came over the wire may be the text of theirs.
+    statement = await connection.prepare(sql)
+    types = await find_types(connection, [parameter.oid for parameter in statement.get_parameters()])
+    if len(types) != len(args):
+        raise InvalidChange(f"the query takes {len(types)} parameter(s), not {len(args)}")
+    literals = ",".join(literal(value, sql_type) for value, sql_type in zip(args, types, strict=True))
+    return _rows(await connection.fetch(f"EXECUTE {statement.get_name()}({literals})"))
+
+
+def _rows(records: list[asyncpg.Record]) -> list[Row]:
+    return [
+        dict(record)
+        if _PLAIN.issuperset(map(type, record))
+        else {name: _plain(value) for name, value in record.items()}
+        for record in records
+    ]
+
+
+def _plain(value: Value) -> Value:
+    """Types of the driver's own (ranges, addresses, rows) as text; they could not travel."""
+    if isinstance(value, list):
+        return [_plain(element) for element in value]
+    return value if type(value) in _PLAIN else str(value)
+
+
+class PostgresSnapshot:
+    """One state of the database, held open by a read-only transaction."""
+
+    def __init__(self, connection: Connection, position: Position) -> None:
+        self._connection, self._position = connection, position
+
+    @property
+    def position(self) -> Position:
+        return self._position
+
+    async def rows(self, table: str, *, chunk: int = 10_000) -> AsyncIterator[list[Row]]:
+        """All rows in key order, by a cursor; values as integers, booleans, bytes, or the text of their type."""
+        found = await find_table(self._connection, table)
+        statement = await self._connection.prepare(_all_rows(found))
+        cursor = await statement.cursor()
+        while records := await cursor.fetch(chunk):
+            yield _rows(records)
+
+
+@asynccontextmanager
+async def snapshot(readers: Readers, replica_set: str) -> AsyncIterator[PostgresSnapshot]:
+    # A block of asyncpg's own making, since its cursors ask for one; nothing is ever prepared in it.
+    async with (
+        readers.connection() as connection,
+        connection.transaction(isolation="repeatable_read", readonly=True),
+    ):
+        await connection.execute("set local statement_timeout = 0")
+        yield PostgresSnapshot(connection, await position_in(connection, replica_set))
+
+
+def _all_rows(table: Table) -> str:
+    columns = ", ".join(
+        f"{_readable(name, sql_type)} as {identifier(name)}" for name, sql_type in table.columns.items()
+    )
+    order = ", ".join(map(identifier, table.key)) or "ctid"
+    return f"select {columns} from {table.sql_name} order by {order}"
+
+
+def _readable(name: str, sql_type: SqlType) -> str:
+    plain = sql_type.is_integer or sql_type.is_bytes or sql_type.category == "B"
+    return identifier(name) if plain else f"{identifier(name)}::text"

@@ -1,0 +1,97 @@
+"""The schema `tops`: what an adapter remembers inside the database that it serves, in the transactions of the data."""
+
+import asyncpg
+
+from adapters.postgres.sqlstates import ROWS_NOTICE, WRONG_COUNT, WRONG_VERSION
+from tops.errors import ConfigError
+
+VERSION = 1
+
+_DDL = f"""
+create schema if not exists tops;
+create table if not exists tops.schema_version (version int primary key);
+
+-- Numbers of the log that are applied beyond the prefix. A row per number, so that a prepared epoch locks only its own.
+create table if not exists tops.applied (
+    replica_set text not null, number bigint not null, primary key (replica_set, number));
+create table if not exists tops.position (
+    replica_set text primary key, prefix bigint not null, at_ms bigint not null default 0) with (fillfactor = 50);
+
+create table if not exists tops.row_versions (
+    table_name text not null, key text not null, version bigint not null,
+    primary key (table_name, key)) with (fillfactor = 80);
+
+create table if not exists tops.idempotency_keys (
+    replica_set text not null, key text not null, content text not null, tx text not null, number bigint not null,
+    expires_ms bigint not null, primary key (replica_set, key));
+
+create sequence if not exists tops.outbox_ids;
+-- Ids must grow in commit order: whoever draws one holds the lock until it has committed.
+create or replace function tops.next_outbox_id(of_set text) returns bigint language plpgsql as $$
+begin
+    perform pg_advisory_xact_lock(hashtext('tops.outbox'), hashtext(of_set));
+    return nextval('tops.outbox_ids');
+end $$;
+create table if not exists tops.outbox (
+    replica_set text not null, id bigint not null, tx text not null, member bytea not null,
+    primary key (replica_set, id));
+
+-- A negative expectation asks for the number to be told instead of checked.
+create or replace function tops.affected(expected int, actual bigint) returns void language plpgsql as $$
+begin
+    if expected < 0 then
+        raise notice '%', actual using errcode = '{ROWS_NOTICE}';
+    elsif actual <> expected then
+        raise exception '% rows affected, not %', actual, expected using errcode = '{WRONG_COUNT}';
+    end if;
+end $$;
+create or replace function tops.expect_version(of_table text, of_key text, expected bigint)
+returns void language plpgsql as $$
+declare found bigint;
+begin
+    select version into found from tops.row_versions where table_name = of_table and key = of_key;
+    if coalesce(found, 0) <> expected then
+        raise exception 'row % of % has version %, not %', of_key, of_table, coalesce(found, 0), expected
+            using errcode = '{WRONG_VERSION}';
+    end if;
+end $$;
+insert into tops.schema_version values ({VERSION}) on conflict do nothing;
+"""
+
+
+async def ensure(connection: asyncpg.Connection, where: str) -> None:
+    """Make the schema, or refuse the database with what is missing and how to get it; nothing stays half made."""
+    slots = int(await connection.fetchval("show max_prepared_transactions"))
+    if slots == 0:
+        raise ConfigError(
+            f"{where}: max_prepared_transactions is 0, so nothing can be prepared: "
+            f"set it to 16 or more in postgresql.conf and restart the server"
+        )
+    if await connection.fetchval("select pg_is_in_recovery()"):
+        raise ConfigError(f"{where}: the server is a standby and takes no writes: give the address of its primary")
+    if await _known_version(connection, where) == VERSION:
+        return
+    try:
+        # One simple query is one transaction.
+        await connection.execute(f"select pg_advisory_xact_lock(hashtext('tops.schema'));{_DDL}")
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise ConfigError(
+            f"{where}: no right to make the schema tops ({error.message}): "
+            f"grant create on the database to this role, or let an owner run this once"
+        ) from error
+
+
+async def _known_version(connection: asyncpg.Connection, where: str) -> int:
+    if await connection.fetchval("select to_regclass('tops.schema_version')") is None:
+        return 0
+    try:
+        version = int(await connection.fetchval("select max(version) from tops.schema_version") or 0)
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise ConfigError(
+            f"{where}: no right to use the schema tops ({error.message}): grant usage on it and all on its tables"
+        ) from error
+    if version > VERSION:
+        raise ConfigError(
+            f"{where}: the schema tops is of version {version}, newer than this program knows ({VERSION})"
+        )
+    return version

@@ -1,0 +1,218 @@
+"""The one connection through which a replica set's data is written.
+
+It holds the set's advisory lock for as long as it lives, so that what is left of an agent that was replaced can't
+write: the lock and the right to write end together. Work is done in order, one piece at a time, and goes on when the
+caller is cancelled: the server would not stop half-way either, and nobody would know what it did.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import asyncpg
+
+from adapters.postgres import schema
+from adapters.postgres.sqlstates import ROWS_NOTICE, is_connection_loss
+from adapters.postgres.statements import Statements
+from tops.errors import AgentReplaced, ConfigError, NotReachable, OutcomeUnknown, ResourceError
+
+T = TypeVar("T")
+Connection = asyncpg.Connection  # of plain records
+
+# The text of a value, read or written, must mean the same in every session of every replica.
+_SETTINGS = {
+    "timezone": "UTC",
+    "datestyle": "ISO, YMD",
+    "intervalstyle": "postgres",
+    "bytea_output": "hex",
+    "extra_float_digits": "1",
+    "standard_conforming_strings": "on",
+    "client_min_messages": "notice",
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
+    "idle_in_transaction_session_timeout": "0",
+    "jit": "off",
+}
+_LOCK_PATIENCE_S = 10.0
+_REPLAN_AFTER_S = 5.0
+
+
+class Options:
+    """How a session behaves towards its server."""
+
+    def __init__(self, *, lock_timeout_s: float, statement_timeout_s: float, connect_timeout_s: float) -> None:
+        self.lock_timeout_s, self.statement_timeout_s = lock_timeout_s, statement_timeout_s
+        self.connect_timeout_s = connect_timeout_s
+
+    @property
+    def command_timeout_s(self) -> float:
+        """When the server should have given up by itself and has not, it is taken for dead."""
+        return self.statement_timeout_s + 5.0
+
+
+async def connect(dsn: str, where: str, application: str, options: Options) -> Connection:
+    """A connection whose settings we know; what keeps us out is said in our words."""
+    settings = {
+        **_SETTINGS,
+        "application_name": application,
+        "lock_timeout": f"{options.lock_timeout_s * 1000:.0f}",
+        "statement_timeout": f"{options.statement_timeout_s * 1000:.0f}",
+    }
+    try:
+        return await asyncpg.connect(
+            dsn,
+            timeout=options.connect_timeout_s,
+            command_timeout=options.command_timeout_s,
+            server_settings=settings,
+        )
+    except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
+        raise ConfigError(f"{where}: {error.message}") from error
+    except asyncpg.PostgresError as error:
+        raise NotReachable(f"{where}: the server turns us away: {error.message}") from error
+    except (OSError, TimeoutError, asyncpg.InterfaceError) as error:
+        raise NotReachable(f"{where}: no connection: {error or type(error).__name__}") from error
+
+
+class Session:
+    """The writing connection of one agent, made again when it breaks and nobody has taken over."""
+
+    def __init__(
+        self, dsn: str, where: str, owner: str, options: Options, versioned: frozenset[str], *, allow_volatile: bool
+    ) -> None:
+        self.where = where
+        self._dsn, self._options = dsn, options
+        self._versioned, self._allow_volatile = versioned, allow_volatile
+        digest = hashlib.sha256(owner.encode()).digest()
+        self._application = f"tops-agent {digest.hex()[:24]}"
+        self._lock_key = int.from_bytes(digest[:8], "big", signed=True)
+        self._turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._connection: Connection | None = None
+        self._statements: Statements | None = None
+        self._backend: tuple[int, Any] | None = None  # our last connection's, in case the server still has it
+        self._replaced = False
+        self._rows: list[int] = []
+        self._planned_at = 0.0
+
+    async def run(self, work: Callable[[Connection, Statements], Coroutine[Any, Any, T]], what: str) -> T:
+        """Do a piece of work when its turn comes; `what` names it if the connection breaks in the middle."""
+        task = asyncio.ensure_future(self._run(work, what))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def _run(self, work: Callable[[Connection, Statements], Awaitable[T]], what: str) -> T:
+        async with self._turn:
+            connection, statements = await self._connected()
+            try:
+                return await work(connection, statements)
+            except BaseException as error:
+                if not is_connection_loss(error):
+                    if not connection.is_closed() and connection.is_in_transaction():
+                        await self._undo(connection)
+                    raise
+                self.drop()
+                raise OutcomeUnknown(what, self.where) from error
+
+    async def take_over(self) -> None:
+        """Connect for the first time: end what is left of an earlier agent, and only then look around."""
+        async with self._turn:
+            self._replaced = False
+            await self._connected(take_over=True)
+
+    async def close(self) -> None:
+        if self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._connection is not None:
+            with suppress(Exception):
+                await self._connection.close(timeout=2)
+            self.drop()
+
+    def drop(self) -> None:
+        if self._connection is not None:
+            self._connection.terminate()
+        self._connection = self._statements = None
+
+    async def send(self, connection: Connection, parts: list[str]) -> tuple[str, list[int]]:
+        """Several statements in one message; the last one's tag, and the row counts told on the way."""
+        self._rows = []
+        now = asyncio.get_running_loop().time()
+        if now - self._planned_at > _REPLAN_AFTER_S:
+            # A plan made while a table was small would read all of it for ever after.
+            parts = ["DISCARD PLANS", *parts]
+            self._planned_at = now
+        tag = await connection.execute(";".join(parts))
+        return tag, self._rows
+
+    def _note(self, _: Any, message: Any) -> None:
+        if message.sqlstate == ROWS_NOTICE:
+            self._rows.append(int(message.message))
+
+    async def _undo(self, connection: Connection) -> None:
+        try:
+            await connection.execute("ROLLBACK")
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+            self.drop()
+
+    async def _connected(self, *, take_over: bool = False) -> tuple[Connection, Statements]:
+        if self._replaced:
+            raise AgentReplaced(self.where, "another agent has taken over this replica; stop this one")
+        if self._connection is not None and self._statements is not None and not self._connection.is_closed():
+            return self._connection, self._statements
+        connection = await connect(self._dsn, self.where, self._application, self._options)
+        try:
+            await self._lock(connection, take_over=take_over)
+            await schema.ensure(connection, self.where)
+            self._backend = await _backend(connection)
+        except BaseException as error:
+            connection.terminate()
+            if is_connection_loss(error):
+                raise NotReachable(f"{self.where}: the connection broke while it was being set up: {error}") from error
+            if isinstance(error, asyncpg.PostgresError):
+                raise ResourceError(self.where, f"the session can't be set up: {error}") from error
+            raise
+        connection.add_log_listener(self._note)
+        self._connection = connection
+        self._statements = Statements(connection, self._versioned, allow_volatile=self._allow_volatile)
+        return self._connection, self._statements
+
+    async def _lock(self, connection: Connection, *, take_over: bool) -> None:
+        if take_over:
+            with suppress(asyncpg.InsufficientPrivilegeError):  # another role's agent: wait for it, then give up
+                await connection.execute(
+                    "select pg_terminate_backend(pid) from pg_stat_activity where application_name = $1 "
+                    "and datname = current_database() and pid <> pg_backend_pid()",
+                    self._application,
+                )
+        elif self._backend is not None:
+            # Our own former connection may still hold the lock when only the line to it broke.
+            await connection.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity where pid = $1 and backend_start = $2",
+                *self._backend,
+            )
+        deadline = asyncio.get_running_loop().time() + _LOCK_PATIENCE_S
+        while not await connection.fetchval("select pg_try_advisory_lock($1)", self._lock_key):
+            if not take_over and await self._is_held_by_another_agent(connection):
+                self._replaced = True
+                raise AgentReplaced(self.where, "another agent has taken over this replica; stop this one")
+            if asyncio.get_running_loop().time() > deadline:
+                raise ResourceError(self.where, "another agent holds this replica and does not let go")
+            await asyncio.sleep(0.02)
+
+    async def _is_held_by_another_agent(self, connection: Connection) -> bool:
+        former = self._backend[0] if self._backend is not None else 0
+        holders = await connection.fetch(
+            "select pid from pg_locks where locktype = 'advisory' and granted and objsubid = 1 "
+            "and (classid::bigint << 32 | objid::bigint) = $1 "
+            "and database = (select oid from pg_database where datname = current_database())",
+            self._lock_key,
+        )
+        return any(holder["pid"] != former for holder in holders)
+
+
+async def _backend(connection: Connection) -> tuple[int, Any]:
+    row = await connection.fetchrow("select pid, backend_start from pg_stat_activity where pid = pg_backend_pid()")
+    assert row is not None
+    return row["pid"], row["backend_start"]

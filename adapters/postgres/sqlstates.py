@@ -1,0 +1,66 @@
+"""What PostgreSQL's error codes mean for a transaction; no other module reads them."""
+
+import asyncio
+
+import asyncpg
+
+from tops.changes import InvalidChange
+from tops.ports import Exclusion, Why
+
+WRONG_COUNT = "TP001"  # raised by tops.affected: the fast path's expectation did not hold
+WRONG_VERSION = "TP002"  # raised by tops.expect_version
+ROWS_NOTICE = "TP000"  # sent by tops.affected: how many rows a change affected
+
+UNKNOWN_ID = "42704"
+BUSY_ID = "55000"
+NOT_PREPARABLE = "0A000"
+
+_CONSTRAINTS = {
+    "23502": "not-null",
+    "23503": "foreign-key",
+    "23505": "unique",
+    "23514": "check",
+    "23P01": "exclusion",
+    "23001": "restrict",
+}
+# Locks, time, space, shutdowns: they say something about this moment, not about a member.
+_PASSING_CLASSES = frozenset({"40", "53", "57", "58", "XX"})
+_PASSING = frozenset({"25006", "55006", "55P03"})  # read-only for now, in use, locked
+
+
+def sqlstate(error: BaseException) -> str:
+    return getattr(error, "sqlstate", None) or ""
+
+
+def is_connection_loss(error: BaseException) -> bool:
+    """The session is gone, and with it the answer."""
+    if isinstance(error, asyncpg.PostgresError):
+        code = sqlstate(error)
+        return code.startswith("08") or code in ("57P01", "57P02", "57P03", "57P05")
+    if isinstance(error, ValueError):  # asyncpg's complaint about an argument, made before anything was sent
+        return False
+    return isinstance(error, OSError | asyncio.TimeoutError | asyncpg.InterfaceError | asyncpg.InternalClientError)
+
+
+def is_passing(error: BaseException) -> bool:
+    """Not the fault of any member: the whole epoch is refused and may be tried again."""
+    return sqlstate(error)[:2] in _PASSING_CLASSES or sqlstate(error) in _PASSING
+
+
+def is_schema_change(error: BaseException) -> bool:
+    """Possibly our memory of the catalogue is old."""
+    return sqlstate(error)[:2] in ("42", "0A") or sqlstate(error) == "26000"
+
+
+def exclusion(error: asyncpg.PostgresError | InvalidChange) -> Exclusion:
+    """Why a member is left out, in words that are the same on every replica, whatever its language setting."""
+    if isinstance(error, InvalidChange):
+        return Exclusion(why=Why.INVALID, sqlstate="", message=str(error))
+    code = sqlstate(error)
+    kind = _CONSTRAINTS.get(code)
+    if kind is not None:
+        table = getattr(error, "table_name", None) or "?"
+        name = getattr(error, "constraint_name", None) or getattr(error, "column_name", None) or "?"
+        return Exclusion(why=Why.CONSTRAINT, sqlstate=code, message=f"{kind} constraint {name} of table {table}")
+    why = Why.VERSION if code == WRONG_VERSION else Why.ERROR
+    return Exclusion(why=why, sqlstate=code, message=str(getattr(error, "message", None) or error))

@@ -1,0 +1,325 @@
+"""Statements that the server knows by name: prepared once per connection, then called with literals.
+
+A message such as `BEGIN; EXECUTE …; EXECUTE …; PREPARE TRANSACTION …` carries a whole epoch in one round trip, with
+plans that are kept. Each call reports or checks how many rows it affected through `tops.affected`.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import asyncpg
+from asyncpg.prepared_stmt import PreparedStatement
+
+from adapters.postgres.catalog import Table, find_table, find_types
+from adapters.postgres.literals import SqlType, array_literal, identifier, literal, quote, text_form
+from adapters.postgres.sqlstates import exclusion
+from adapters.postgres.steps import Shape, Step, Traits, check, traits_of
+from tops.changes import (
+    Change,
+    Delete,
+    Insert,
+    InvalidChange,
+    Row,
+    RowChange,
+    Statement,
+    Update,
+    Upsert,
+    Value,
+    check_statement,
+)
+from tops.ports import Exclusion
+
+_KEPT_MAX = 500
+TELL = -1  # as the expected number of rows: tell it
+
+
+Source = Literal["values", "key", "add", "expected version", "number"]
+
+
+class Part(NamedTuple):
+    """One array of a call: where in a change its values are found, and their type."""
+
+    source: Source
+    column: str
+    sql_type: SqlType
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A prepared statement over arrays of rows: its name, and what of a step's changes fills which array."""
+
+    name: str
+    parts: tuple[Part, ...]
+
+    def text(self, step: Step, expected: int) -> str:
+        arrays = [array_literal(_column(step, part), part.sql_type) for part in self.parts]
+        return f"EXECUTE {self.name}({','.join(arrays)},{expected})"
+
+
+def _column(step: Step, part: "Part") -> list[Value]:
+    match part.source:
+        case "values":
+            return [change.values[part.column] for change in step.changes]  # type: ignore[union-attr]
+        case "key":
+            return [change.key[part.column] for change in step.changes]  # type: ignore[union-attr]
+        case "add":
+            return [change.add[part.column] for change in step.changes]  # type: ignore[union-attr]
+        case "expected version":
+            return [change.expect_version for change in step.changes]  # type: ignore[union-attr]
+        case "number":
+            return step.numbers
+
+
+@dataclass(frozen=True, slots=True)
+class UserCall:
+    """A user's statement; `counted`: wrapped so that it reports its rows; else it must be run by itself."""
+
+    name: str
+    types: tuple[SqlType, ...]
+    counted: bool
+    statement: "PreparedStatement[asyncpg.Record]"
+
+    def text(self, args: Sequence[Value]) -> str:
+        if len(args) != len(self.types):
+            raise InvalidChange(f"the statement takes {len(self.types)} parameter(s), not {len(args)}")
+        literals = [literal(value, sql_type) for value, sql_type in zip(args, self.types, strict=True)]
+        return f"EXECUTE {self.name}({','.join(literals)})" if literals else f"EXECUTE {self.name}"
+
+
+class Statements:
+    """The statements of one connection, and what is known of its tables."""
+
+    def __init__(
+        self, connection: "asyncpg.Connection[asyncpg.Record]", versioned: frozenset[str], *, allow_volatile: bool
+    ) -> None:
+        self._connection = connection
+        self._versioned, self._allow_volatile = versioned, allow_volatile
+        self.tables: dict[str, Table] = {}
+        self.known: dict[Shape, Traits] = {}
+        self.under_way: asyncio.Future[Any] | None = None  # a message whose answer somebody else waits for
+        self._own: dict[str, str] = {}
+        self._own_kept: list[PreparedStatement[asyncpg.Record]] = []
+        self._calls: dict[Shape, tuple[Call, ...]] = {}
+        self._user_calls: dict[str, UserCall | Exclusion] = {}
+        self._names = 0
+        self._kept: list[PreparedStatement[asyncpg.Record]] = []  # asyncpg drops a statement that nobody refers to
+
+    def trim(self) -> None:
+        """Let go of the server's memory of old statements; only before a message is composed, which names them."""
+        if len(self._kept) > _KEPT_MAX:
+            self.forget()
+            self._kept.clear()
+
+    def forget(self) -> None:
+        """The schema may have changed."""
+        self.tables.clear()
+        self.known.clear()
+        self._calls.clear()
+        self._user_calls.clear()
+
+    def _forget_table(self, name: str) -> None:
+        for shape in [shape for shape, traits in self.known.items() if traits.table is not None and shape[1] == name]:
+            del self.known[shape]
+            self._calls.pop(shape, None)
+
+    async def traits(self, change: Change, shape: Shape) -> Traits:
+        """What the plan must know of the change; InvalidChange if it can't ever be carried out."""
+        await self._line_free()
+        if isinstance(change, Statement):
+            self._user_calls[change.sql] = await self._prepare_user_statement(change.sql)
+            found = traits_of(change, shape, None)
+        else:
+            table = self.tables.get(change.table)
+            try:
+                if table is None:
+                    raise InvalidChange("not looked up yet")
+                check(change, table, allow_volatile=self._allow_volatile)
+            except InvalidChange:
+                # Unknown, or known from before a column came.
+                self._forget_table(change.table)
+                table = self.tables[change.table] = await find_table(self._connection, change.table)
+                check(change, table, allow_volatile=self._allow_volatile)
+            found = traits_of(change, shape, table)
+        self.known[shape] = found
+        return found
+
+    def user_call(self, change: Statement) -> UserCall | Exclusion:
+        return self._user_calls[change.sql]
+
+    async def named(self, sql: str) -> str:
+        """The name of one of our own statements."""
+        name = self._own.get(sql)
+        if name is None:
+            await self._line_free()
+            self._names += 1
+            name = f"tops_{self._names}"
+            self._own_kept.append(await self._connection.prepare(sql, name=name))
+            self._own[sql] = name
+        return name
+
+    async def _line_free(self) -> None:
+        """While a message is under way, the connection takes no other."""
+        if self.under_way is not None:
+            await asyncio.wait([self.under_way])
+
+    async def calls_for(self, step: Step) -> tuple[Call, ...]:
+        """The statements of one step: versions to check, the change itself, versions to write."""
+        shape = step.traits.shape
+        calls = self._calls.get(shape)
+        if calls is None:
+            calls = self._calls[shape] = await self._prepare_step(step.changes[0], step.traits.table)
+        return calls
+
+    async def _prepare_step(self, example: Change, table: Table | None) -> tuple[Call, ...]:
+        assert table is not None
+        assert not isinstance(example, Statement)
+        await self._line_free()
+        calls = [await self._prepare(*row_change_sql(example, table))]
+        versioned = example.table in self._versioned
+        if getattr(example, "expect_version", None) is not None:
+            if not versioned:
+                raise InvalidChange(f"table {example.table!r} does not track row versions: name it as versioned")
+            calls.insert(0, await self._prepare(*_check_versions_sql(example, table)))
+        if versioned:
+            calls.append(await self._prepare(*_write_versions_sql(example, table)))
+        return tuple(calls)
+
+    async def _prepare(self, sql: str, parts: tuple[Part, ...]) -> Call:
+        name = await self._keep(sql)
+        return Call(name, parts)
+
+    async def _keep(self, sql: str) -> str:
+        self._names += 1
+        name = f"tops_{self._names}"
+        self._kept.append(await self._connection.prepare(sql, name=name))
+        return name
+
+    async def _prepare_user_statement(self, sql: str) -> UserCall | Exclusion:
+        """A statement that can't be prepared is refused for good, for every member that brings it."""
+        check_statement(sql, allow_volatile=self._allow_volatile)
+        try:
+            return await self._user_call(sql, counted=True)
+        except asyncpg.PostgresError:
+            # Not every statement can be a part of another one; those run by themselves.
+            try:
+                return await self._user_call(sql, counted=False)
+            except asyncpg.PostgresError as error:
+                return exclusion(error)
+
+    async def _user_call(self, sql: str, *, counted: bool) -> UserCall:
+        if counted:
+            bare = sql.rstrip().rstrip(";")
+            sql = f"with changed as (\n{bare}\nreturning 1) select tops.affected({TELL}, count(*)) from changed"
+        name = await self._keep(sql)
+        statement = self._kept[-1]
+        types = await find_types(self._connection, [parameter.oid for parameter in statement.get_parameters()])
+        return UserCall(name, tuple(types), counted, statement)
+
+
+Sql = tuple[str, tuple[Part, ...]]
+
+
+class _Arrays:
+    """Numbers the parameters of a statement over arrays and names the columns that they become."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+
+    def take(self, source: Source, column: str, sql_type: SqlType) -> str:
+        self.parts.append(Part(source, column, sql_type))
+        return f"s.c{len(self.parts)}{sql_type.cast}"
+
+    @property
+    def source(self) -> str:
+        arrays = ", ".join(f"${place}::{part.sql_type.carrier}" for place, part in enumerate(self.parts, 1))
+        names = ", ".join(f"c{place}" for place in range(1, len(self.parts) + 1))
+        return f"unnest({arrays}) as s({names})"
+
+    def counted(self, change: str) -> Sql:
+        check = f"tops.affected(${len(self.parts) + 1}::int, count(*))"
+        return f"with changed as ({change} returning 1) select {check} from changed", tuple(self.parts)
+
+    def told(self, select: str) -> Sql:
+        """For statements that raise by themselves; the last parameter has to be used."""
+        return f"{select} where ${len(self.parts) + 1}::int is not null", tuple(self.parts)
+
+
+def row_change_sql(change: RowChange, table: Table) -> Sql:
+    arrays = _Arrays()
+    match change:
+        case Insert(_, values):
+            return arrays.counted(_insert(arrays, table, [("values", name) for name in values]))
+        case Upsert(_, key, values):
+            columns: list[tuple[Source, str]] = [
+                *(("key", name) for name in key),
+                *(("values", name) for name in values),
+            ]
+            insert = _insert(arrays, table, columns)
+            target = ", ".join(map(identifier, table.key))
+            settings = ", ".join(f"{identifier(name)} = excluded.{identifier(name)}" for name in values or table.key)
+            return arrays.counted(f"{insert} on conflict ({target}) do update set {settings}")
+        case Delete():
+            where = _where(arrays, table)
+            return arrays.counted(f"delete from {table.sql_name} as t using {arrays.source} where {where}")
+        case Update(_, _, values, add):
+            where = _where(arrays, table)
+            assigned = [f"{identifier(name)} = {arrays.take('values', name, table.column(name))}" for name in values]
+            assigned += [
+                f"{identifier(name)} = t.{identifier(name)} + {arrays.take('add', name, table.column(name))}"
+                for name in add
+            ]
+            return arrays.counted(
+                f"update {table.sql_name} as t set {', '.join(assigned)} from {arrays.source} where {where}"
+            )
+
+
+def _insert(arrays: _Arrays, table: Table, columns: list[tuple[Source, str]]) -> str:
+    names = ", ".join(identifier(name) for _, name in columns)
+    taken = ", ".join(arrays.take(attribute, name, table.column(name)) for attribute, name in columns)
+    # A replicated row brings its identity along, also where the column would rather make its own.
+    return f"insert into {table.sql_name} ({names}) overriding system value select {taken} from {arrays.source}"
+
+
+def _where(arrays: _Arrays, table: Table) -> str:
+    return " and ".join(f"t.{identifier(name)} = {arrays.take('key', name, table.column(name))}" for name in table.key)
+
+
+def _version_key(arrays: _Arrays, change: RowChange, table: Table) -> str:
+    source: Source = "values" if isinstance(change, Insert) else "key"
+    return f"jsonb_build_array({', '.join(arrays.take(source, name, table.column(name)) for name in table.key)})::text"
+
+
+_BIGINT = SqlType("bigint", "N", is_integer=True)
+
+
+def _check_versions_sql(change: RowChange, table: Table) -> Sql:
+    arrays = _Arrays()
+    key = _version_key(arrays, change, table)
+    expected = arrays.take("expected version", "", _BIGINT)
+    return arrays.told(f"select tops.expect_version({quote(table.sql_name)}, {key}, {expected}) from {arrays.source}")
+
+
+def _write_versions_sql(change: RowChange, table: Table) -> Sql:
+    arrays = _Arrays()
+    key = _version_key(arrays, change, table)
+    name = quote(table.sql_name)
+    if isinstance(change, Delete):
+        delete = f"delete from tops.row_versions v using {arrays.source} where v.table_name = {name} and v.key = {key}"
+        return f"{delete} and ${len(arrays.parts) + 1}::int is not null", tuple(arrays.parts)
+    number = arrays.take("number", "", _BIGINT)
+    insert = f"insert into tops.row_versions as v select {name}, {key}, {number} from {arrays.source}"
+    where = f"where ${len(arrays.parts) + 1}::int is not null"
+    return f"{insert} {where} on conflict (table_name, key) do update set version = excluded.version", tuple(
+        arrays.parts
+    )
+
+
+def version_sql(table: Table, key: Row) -> tuple[str, list[str]]:
+    """A query for the version of one row, and its parameters as text."""
+    taken = ", ".join(f"${place}::text::{table.columns[name].name}" for place, name in enumerate(table.key, 1))
+    where = f"table_name = {quote(table.sql_name)} and key = jsonb_build_array({taken})::text"
+    return f"select version from tops.row_versions where {where}", [
+        text_form(key[name], table.columns[name]) or "" for name in table.key
+    ]

@@ -1,0 +1,214 @@
+"""Carrying out members inside one database transaction: all in one message, or one by one under savepoints.
+
+The fast path knows what must happen (every row change hits one row) and the server checks it; when anything fails,
+the slow path finds out which members are to blame and what the others really did.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import NamedTuple
+
+import asyncpg
+
+from adapters.postgres.progress import keys_text
+from adapters.postgres.session import Connection, Session
+from adapters.postgres.sqlstates import exclusion, is_connection_loss, is_passing, is_schema_change
+from adapters.postgres.statements import TELL, Statements
+from adapters.postgres.steps import Step, have_one_shape, one_step, plan, shape_of
+from tops.changes import InvalidChange, Member, Row, Statement, content_digest
+from tops.ports import Exclusion, MemberVote, Why
+
+_DEFERRED = """
+select string_agg(format('%I.%I', n.nspname, c.conname), ', ')
+  from pg_constraint c join pg_namespace n on n.oid = c.connamespace where c.condeferrable and c.condeferred
+"""
+_KNOWN_KEY = """
+select content, tx, number from tops.idempotency_keys where replica_set = $1 and key = $2 and expires_ms > $3
+"""
+
+
+class Job(NamedTuple):
+    """A member with the number and time of the log under which it runs."""
+
+    number: int
+    at_ms: int
+    member: Member
+
+
+async def fast_texts(statements: Statements, replica_set: str, jobs: Sequence[Job]) -> list[str] | None:
+    """The members' work as few statements; None if one of them has to run by itself or can't run at all."""
+    texts: list[str] = []
+    statements.trim()
+    try:
+        keys = await keys_text(statements, replica_set, jobs)
+        if keys is not None:
+            texts.append(keys)
+        for step in await _steps(statements, jobs):
+            first = step.changes[0]
+            if not isinstance(first, Statement):
+                texts += [call.text(step, len(step.changes)) for call in await statements.calls_for(step)]
+                continue
+            user_call = statements.user_call(first)
+            if isinstance(user_call, Exclusion) or not user_call.counted:
+                return None
+            texts.append(user_call.text(first.args))
+    except (InvalidChange, asyncpg.PostgresError) as error:
+        if is_connection_loss(error):
+            raise
+        return None
+    return texts
+
+
+async def _steps(statements: Statements, jobs: Sequence[Job]) -> list[Step]:
+    changes = [change for job in jobs for change in job.member.changes]
+    numbers = [job.number for job in jobs for _ in job.member.changes]
+    if not changes:
+        return []
+    if have_one_shape(changes):
+        shape = shape_of(changes[0])
+        common = statements.known.get(shape) or await statements.traits(changes[0], shape)
+        step = one_step(numbers, common, changes)
+        return [step] if step is not None else plan(zip(numbers, repeat(common), changes))
+    shapes = list(map(shape_of, changes))
+    for unknown in set(shapes) - statements.known.keys():
+        await statements.traits(changes[shapes.index(unknown)], unknown)
+    return plan(zip(numbers, [statements.known[shape] for shape in shapes], changes, strict=True))
+
+
+async def send_fast(
+    session: Session, connection: Connection, statements: Statements, message: list[str]
+) -> tuple[str, list[int]] | None:
+    """Send a transaction as one message: its last tag and the rows it told; None if it was undone and its members
+    must be looked at one by one. What is nobody's fault is raised."""
+    try:
+        return await session.send(connection, message)
+    except asyncpg.PostgresError as error:
+        if is_connection_loss(error) or is_passing(error):
+            raise
+        if connection.is_in_transaction():
+            await connection.execute("ROLLBACK")
+        if is_schema_change(error):
+            statements.forget()
+        return None
+
+
+def fast_votes(jobs: Sequence[Job], told: list[int]) -> tuple[MemberVote, ...]:
+    """What each member did, after a fast path that went through: one row per row change, what was told for SQL."""
+    if not told:
+        return tuple([MemberVote(job.member.tx, (1,) * len(job.member.changes)) for job in jobs])
+    rest = iter(told)
+    return tuple(
+        MemberVote(
+            tx=job.member.tx,
+            rows=tuple(next(rest) if isinstance(change, Statement) else 1 for change in job.member.changes),
+        )
+        for job in jobs
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A member's work as text: per change some statements to send with others, or one that must run by itself."""
+
+    job: Job
+    keys: str | None
+    texts: list[list[str] | str]
+
+
+class SlowPath:
+    """Members one by one inside one transaction; each leaves all of its work or none.
+
+    `write_down` comes before the transaction begins, since a statement that can't even be prepared would end it.
+    """
+
+    def __init__(self, session: Session, connection: Connection, statements: Statements, replica_set: str) -> None:
+        self._session, self._connection, self._statements = session, connection, statements
+        self._replica_set = replica_set
+        self._deferred_again: list[str] = []
+
+    async def write_down(self, jobs: Sequence[Job]) -> list[Written | MemberVote]:
+        names = await self._connection.fetchval(_DEFERRED)
+        self._deferred_again = [f"SET CONSTRAINTS {names} DEFERRED"] if names else []
+        return [await self._written(job) for job in jobs]
+
+    async def run(self, written: Written | MemberVote) -> MemberVote:
+        if isinstance(written, MemberVote):
+            return written
+        tx = written.job.member.tx
+        known = await self._known_key(written.job)
+        if known is not None:
+            return MemberVote(tx=tx, excluded=known)
+        try:
+            return await self._carry_out(written)
+        except asyncpg.PostgresError as error:
+            if is_connection_loss(error) or is_passing(error):
+                raise
+            await self._connection.execute("ROLLBACK TO SAVEPOINT tops_member; RELEASE SAVEPOINT tops_member")
+            return MemberVote(tx=tx, excluded=exclusion(error))
+
+    async def _written(self, job: Job) -> Written | MemberVote:
+        texts: list[list[str] | str] = []
+        try:
+            keys = await keys_text(self._statements, self._replica_set, [job])
+            for change in job.member.changes:
+                shape = shape_of(change)
+                traits = self._statements.known.get(shape) or await self._statements.traits(change, shape)
+                if isinstance(change, Statement):
+                    call = self._statements.user_call(change)
+                    if isinstance(call, Exclusion):
+                        return MemberVote(tx=job.member.tx, excluded=call)
+                    texts.append([call.text(change.args)] if call.counted else call.text(change.args))
+                else:
+                    (step,) = plan([(job.number, traits, change)])
+                    texts.append([call.text(step, TELL) for call in await self._statements.calls_for(step)])
+        except (InvalidChange, asyncpg.PostgresError) as error:
+            if is_connection_loss(error) or is_passing(error):
+                raise
+            return MemberVote(tx=job.member.tx, excluded=exclusion(error))
+        return Written(job, keys, texts)
+
+    async def _known_key(self, job: Job) -> Exclusion | None:
+        key = job.member.idempotency_key
+        if not key:
+            return None
+        known = await self._connection.fetchrow(_KNOWN_KEY, self._replica_set, key, job.at_ms)
+        if known is None:
+            return None
+        same = known["content"] == content_digest(job.member)
+        says = "committed already" if same else "in use with other content"
+        return Exclusion(
+            why=Why.DUPLICATE if same else Why.KEY_REUSED,
+            sqlstate="",
+            message=f"idempotency key {key!r} is {says} by transaction {known['tx']}",
+            first_tx=known["tx"],
+            first_number=known["number"],
+        )
+
+    async def _carry_out(self, written: Written) -> MemberVote:
+        rows: list[int] = []
+        returned: list[tuple[Row, ...]] = []
+        pending = ["SAVEPOINT tops_member", *([written.keys] if written.keys else [])]
+        for texts in written.texts:
+            if isinstance(texts, list):
+                pending += texts
+                returned.append(())
+                continue
+            if pending:
+                rows += (await self._session.send(self._connection, pending))[1]
+                pending = []
+            statement = await self._connection.prepare(texts)
+            records = await statement.fetch()
+            rows.append(_count(statement.get_statusmsg() or ""))
+            returned.append(tuple(dict(record) for record in records))
+        # Deferred constraints speak up here, where the member is known, and wait again for the next one.
+        pending += ["SET CONSTRAINTS ALL IMMEDIATE", *self._deferred_again, "RELEASE SAVEPOINT tops_member"]
+        rows += (await self._session.send(self._connection, pending))[1]
+        tx = written.job.member.tx
+        return MemberVote(tx=tx, rows=tuple(rows), returned=tuple(returned) if any(returned) else ())
+
+
+def _count(tag: str) -> int:
+    """The number at the end of a command tag such as `UPDATE 3`."""
+    last = tag.rsplit(" ", 1)[-1]
+    return int(last) if last.isdigit() else 0

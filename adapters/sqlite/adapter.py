@@ -1,0 +1,478 @@
+"""A SQLite file as a compensatable resource.
+
+SQLite has no two-phase commit, so `prepare` commits at once, with the way back written down in the same transaction;
+`commit` throws the way back away, `rollback` walks it, exactly once. In between the work is visible: that is what
+compensatable means. Everything an agent must remember is in tables `tops_…` of the same file.
+"""
+
+import asyncio
+import secrets
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from adapters.sqlite.undo import UndoLog, quoted
+from adapters.sqlite.work import Work, arguments_of, is_passing
+from tops.changes import InvalidChange, Member, Row, Value, check_query, decode_member, encode_member, split_table_name
+from tops.errors import (
+    AgentReplaced,
+    CompensationRefused,
+    ConfigError,
+    InvariantBroken,
+    MemberRefused,
+    PromiseLost,
+    ResourceError,
+    ResourceRefused,
+    StaleAttempt,
+)
+from tops.ids import NodeId
+from tops.ports import (
+    Applied,
+    Attempt,
+    Entry,
+    EntryFailed,
+    Epoch,
+    Exclusion,
+    Health,
+    InDoubt,
+    MemberVote,
+    OutboxEntry,
+    Position,
+    Prepared,
+    ReadResult,
+    Why,
+)
+
+T = TypeVar("T")
+
+_SCHEMA = """
+create table if not exists tops_agent (replica_set text primary key, token text not null);
+create table if not exists tops_applied (replica_set text, number integer, primary key (replica_set, number));
+create table if not exists tops_position (
+    replica_set text primary key, prefix integer not null, at_ms integer not null);
+create table if not exists tops_row_versions (
+    table_name text, key text, version integer not null, primary key (table_name, key));
+create table if not exists tops_idempotency_keys (
+    replica_set text, key text, content text not null, tx text not null, number integer not null,
+    expires_ms integer not null, primary key (replica_set, key));
+create table if not exists tops_outbox (
+    id integer primary key autoincrement, replica_set text not null, member blob not null);
+create table if not exists tops_participation (
+    replica_set text primary key, number integer not null, incarnation integer not null, attempt integer not null,
+    coordinator text not null, prepared_at real not null, local_writes integer not null);
+create table if not exists tops_undo (
+    id integer primary key autoincrement, replica_set text not null, number integer not null, sql text not null);
+"""
+_BUSY_TIMEOUT_S = 5.0
+_USER_TRIGGERS = "select tbl_name from main.sqlite_master where type = 'trigger'"
+
+
+class SqliteAdapter:
+    """One replica set in one SQLite file; `tops.ports.Resource` says what each method promises."""
+
+    compensatable = True
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        cluster: str,
+        replica_set: str,
+        name: str = "",
+        versioned: Sequence[str] = (),
+        allow_volatile: bool = False,
+    ) -> None:
+        """`path` may be a file name or `sqlite:///…`; several sets in one file share nothing but the file."""
+        self.path = Path(str(path).removeprefix("sqlite:///")) if str(path).startswith("sqlite:") else Path(path)
+        self.cluster, self.replica_set = cluster, replica_set
+        self.where = name or f"the SQLite database {self.path.name} of replica set {replica_set!r}"
+        self._versioned, self._allow_volatile = frozenset(versioned), allow_volatile
+        self._token = secrets.token_hex(16)
+        # One thread, so that calls are carried out in order and go on when their caller is cancelled.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tops-sqlite")
+        self._open: sqlite3.Connection | None = None
+        self._answers: dict[Attempt, Prepared] = {}
+
+    async def start(self) -> None:
+        await self._in_thread(self._start)
+
+    async def close(self) -> None:
+        if self._open is not None:
+            await self._in_thread(self._open.close)
+            self._open = None
+        self._thread.shutdown()
+
+    async def __aenter__(self) -> "SqliteAdapter":
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def recover(self) -> list[InDoubt]:
+        def work() -> list[InDoubt]:
+            with self._transaction():
+                found = self._participation()
+            return [] if found is None else [InDoubt(found[0], max(0.0, time.time() - found[1]))]
+
+        return await self._in_thread(work)
+
+    async def prepare(self, epoch: Epoch) -> Prepared:
+        return await self._in_thread(lambda: self._prepare(epoch))
+
+    async def commit(self, attempt: Attempt) -> None:
+        await self._in_thread(lambda: self._commit(attempt))
+
+    async def rollback(self, attempt: Attempt) -> None:
+        def work() -> None:
+            with self._transaction():
+                self._compensate(attempt)
+
+        await self._in_thread(work)
+
+    async def apply(self, entries: Sequence[Entry], *, durable: bool = True) -> Applied:
+        numbers = [entry.number for entry in entries]
+        if sorted(set(numbers)) != numbers:
+            raise InvariantBroken(f"entries of the log out of order: {numbers}")
+        return await self._in_thread(lambda: self._apply(entries, durable=durable))
+
+    async def applied(self) -> Position:
+        def work() -> Position:
+            with self._transaction():
+                return _position(self._connection, self.replica_set)
+
+        return await self._in_thread(work)
+
+    async def compact(self) -> None:
+        def work() -> None:
+            with self._transaction():
+                position = _position(self._connection, self.replica_set)
+                self._connection.execute(
+                    "update tops_position set prefix = ? where replica_set = ?", (position.prefix, self.replica_set)
+                )
+                self._connection.execute(
+                    "delete from tops_applied where replica_set = ? and number <= ?",
+                    (self.replica_set, position.prefix),
+                )
+                self._connection.execute(
+                    "delete from tops_idempotency_keys where replica_set = ?1 and expires_ms <= "
+                    "(select at_ms from tops_position where replica_set = ?1)",
+                    (self.replica_set,),
+                )
+
+        await self._in_thread(work)
+
+    async def write_local(self, member: Member) -> MemberVote:
+        def work() -> MemberVote:
+            with self._transaction():
+                vote = self._work.run(0, time.time_ns() // 1_000_000, member)
+                if vote.excluded is None:
+                    self._connection.execute(
+                        "insert into tops_outbox (replica_set, member) values (?, ?)",
+                        (self.replica_set, encode_member(member)),
+                    )
+            return vote
+
+        vote = await self._in_thread(work)
+        if vote.excluded is not None:
+            raise MemberRefused(self.where, member.tx, vote.excluded.message, vote.excluded.sqlstate)
+        return vote
+
+    async def unpublished(self, limit: int = 1_000) -> list[OutboxEntry]:
+        def work() -> list[OutboxEntry]:
+            rows = self._connection.execute(
+                "select id, member from tops_outbox where replica_set = ? order by id limit ?",
+                (self.replica_set, limit),
+            )
+            return [OutboxEntry(number, decode_member(member)) for number, member in rows]
+
+        return await self._in_thread(work)
+
+    async def mark_published(self, up_to: int) -> None:
+        def work() -> None:
+            with self._transaction():
+                self._connection.execute(
+                    "delete from tops_outbox where replica_set = ? and id <= ?", (self.replica_set, up_to)
+                )
+
+        await self._in_thread(work)
+
+    async def read(self, sql: str, args: Sequence[Value] = (), *, with_position: bool = False) -> ReadResult:
+        check_query(sql)
+
+        def work() -> ReadResult:
+            with self._reader() as reader:
+                try:
+                    cursor = reader.execute(sql, arguments_of(args))
+                except sqlite3.Error as error:
+                    raise ResourceError(self.where, f"the query fails: {error}") from error
+                rows = _dicts(cursor)
+                return ReadResult(rows, _position(reader, self.replica_set) if with_position else None)
+
+        return await asyncio.to_thread(work)
+
+    async def version(self, table: str, key: Row) -> int:
+        def work() -> int:
+            self._work.refresh()
+            return self._work.version(self._work.table(table), key)
+
+        return await self._in_thread(work)
+
+    @asynccontextmanager
+    async def snapshot(self) -> AsyncIterator["SqliteSnapshot"]:
+        with self._reader() as reader:
+            yield SqliteSnapshot(reader, _position(reader, self.replica_set))
+
+    async def health(self, head: int | None = None) -> Health:
+        doubts, position = await self.recover(), await self.applied()
+        waiting = await self.read("select count(*) as n from tops_outbox where replica_set = $1", (self.replica_set,))
+        return Health(
+            position=position,
+            prepared=len(doubts),
+            oldest_prepared_s=max((doubt.age_s for doubt in doubts), default=0.0),
+            lag=None if head is None else max(0, head - position.prefix),
+            unpublished=waiting.rows[0]["n"],
+        )
+
+    # -- in the writing thread
+
+    @property
+    def _connection(self) -> sqlite3.Connection:
+        if self._open is None:
+            raise ResourceError(self.where, "not started: call start() first")
+        return self._open
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        future = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        try:
+            return await asyncio.shield(future)
+        except sqlite3.Error as error:
+            if is_passing(error):
+                raise ResourceRefused(self.where, str(error)) from error
+            raise ResourceError(self.where, str(error)) from error
+
+    def _start(self) -> None:
+        try:
+            connection = sqlite3.connect(
+                self.path, isolation_level=None, check_same_thread=False, timeout=_BUSY_TIMEOUT_S
+            )
+            connection.execute("pragma journal_mode = wal")
+            connection.execute("pragma synchronous = full")
+            connection.execute("pragma foreign_keys = on")
+            connection.execute("pragma recursive_triggers = on")
+            connection.executescript(f"begin immediate; {_SCHEMA} commit")
+        except sqlite3.Error as error:
+            raise ConfigError(f"{self.where}: {self.path} can't be used: {error}") from error
+        self._open = connection
+        self._undo = UndoLog(connection)
+        self._work = Work(connection, self.replica_set, self._versioned, allow_volatile=self._allow_volatile)
+        connection.execute("begin immediate")
+        # From here on an earlier agent's transactions find another token than theirs, and end.
+        connection.execute("insert or replace into tops_agent values (?, ?)", (self.replica_set, self._token))
+        connection.execute("insert or ignore into tops_position values (?, 0, 0)", (self.replica_set,))
+        connection.execute("commit")
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        connection = self._connection
+        connection.execute("begin immediate")
+        try:
+            owner = connection.execute(
+                "select token from tops_agent where replica_set = ?", (self.replica_set,)
+            ).fetchone()
+            if owner is None or owner[0] != self._token:
+                raise AgentReplaced(self.where, "another agent has taken over this replica; stop this one")
+            self._work.refresh()
+            yield
+            connection.execute("commit")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("rollback")
+            raise
+
+    @contextmanager
+    def _reader(self) -> Iterator[sqlite3.Connection]:
+        reader = sqlite3.connect(
+            f"file:{self.path.absolute()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
+        )
+        try:
+            reader.execute("begin")
+            yield reader
+        finally:
+            reader.close()
+
+    def _participation(self) -> tuple[Attempt, float] | None:
+        row = self._connection.execute(
+            "select number, incarnation, attempt, coordinator, prepared_at from tops_participation "
+            "where replica_set = ?",
+            (self.replica_set,),
+        ).fetchone()
+        return None if row is None else (Attempt(row[0], row[1], row[2], NodeId(row[3])), row[4])
+
+    def _later_commits(self, number: int) -> bool:
+        """Whether anything was committed through us after the promise of that number."""
+        position = _position(self._connection, self.replica_set)
+        before = self._connection.execute(
+            "select local_writes from tops_participation where replica_set = ?", (self.replica_set,)
+        ).fetchone()[0]
+        return position.prefix > number or any(later > number for later in position.above) or self._writes() != before
+
+    def _writes(self) -> int:
+        row = self._connection.execute("select seq from sqlite_sequence where name = 'tops_outbox'").fetchone()
+        return row[0] if row else 0
+
+    def _prepare(self, epoch: Epoch) -> Prepared:
+        asked = epoch.attempt
+        self._undo.refresh()
+        try:
+            with self._transaction():
+                answer = self._settle_earlier_attempts(epoch)
+                if answer is not None:
+                    return answer
+                tied = {row[0] for row in self._connection.execute(_USER_TRIGGERS)}
+                self._undo.capture(self.replica_set, asked.number)
+                votes = tuple(self._vote(epoch, member, tied) for member in epoch.members)
+                self._undo.stop()
+                self._connection.execute(
+                    "insert into tops_participation values (?, ?, ?, ?, ?, ?, ?)",
+                    (self.replica_set, *_fields(asked), time.time(), self._writes()),
+                )
+        finally:
+            self._undo.stop()
+        self._answers = {asked: Prepared(attempt=asked, digest=epoch.digest, votes=votes)}
+        return self._answers[asked]
+
+    def _vote(self, epoch: Epoch, member: Member, tied: set[str]) -> MemberVote:
+        """Triggers of the user's would run again on the way back, on top of what is taken back."""
+        touched = {getattr(change, "table", None) for change in member.changes}
+        if tied and (None in touched or any(split_table_name(str(table))[1] in tied for table in touched)):
+            problem = f"tables with triggers can't be compensated: {', '.join(sorted(tied))}"
+            return MemberVote(tx=member.tx, excluded=Exclusion(why=Why.INVALID, sqlstate="", message=problem))
+        return self._work.run(epoch.attempt.number, epoch.at_ms, member)
+
+    def _settle_earlier_attempts(self, epoch: Epoch) -> Prepared | None:
+        asked = epoch.attempt
+        if _position(self._connection, self.replica_set).holds(asked.number):
+            raise StaleAttempt(self.where, f"{asked}: the number is applied already")
+        found = self._participation()
+        if found is None:
+            return None
+        known = found[0]
+        if known == asked:
+            answer = self._answers.get(asked)
+            if answer is None or answer.digest != epoch.digest:
+                raise StaleAttempt(self.where, f"{asked} is prepared already; ask its coordinator to decide")
+            return answer
+        if known.number != asked.number:
+            # A later epoch on top could not be taken back without this one.
+            raise ResourceRefused(self.where, f"{asked} has to wait until {known} is decided")
+        if known.coordinator == asked.coordinator and known > asked:
+            raise StaleAttempt(self.where, f"{asked} comes too late: {known} is prepared")
+        self._compensate(known)
+        return None
+
+    def _compensate(self, attempt: Attempt) -> None:
+        found = self._participation()
+        if found is None or found[0] != attempt:
+            return  # never promised, or taken back already
+        if self._later_commits(attempt.number) or not self._undo.take_back(self.replica_set, attempt.number):
+            raise CompensationRefused(self.where, f"{attempt} can't be taken back: something later is committed")
+        self._connection.execute("delete from tops_participation where replica_set = ?", (self.replica_set,))
+
+    def _commit(self, attempt: Attempt) -> None:
+        with self._transaction():
+            found = self._participation()
+            if found is None or found[0] != attempt:
+                if not _position(self._connection, self.replica_set).holds(attempt.number):
+                    raise PromiseLost(self.where, f"{attempt} is to commit, but is neither prepared nor applied")
+                return
+            self._undo.forget(self.replica_set, attempt.number)
+            self._connection.execute("delete from tops_participation where replica_set = ?", (self.replica_set,))
+            self._connection.execute("insert into tops_applied values (?, ?)", (self.replica_set, attempt.number))
+
+    def _apply(self, entries: Sequence[Entry], *, durable: bool) -> Applied:
+        failed = None
+        self._connection.execute(f"pragma synchronous = {'full' if durable else 'normal'}")
+        try:
+            with self._transaction():
+                found = self._participation()
+                if found is not None and any(entry.number >= found[0].number for entry in entries):
+                    raise ResourceRefused(self.where, f"{found[0]} has to be decided before later entries are applied")
+                known = _position(self._connection, self.replica_set)
+                for entry in entries:
+                    if known.holds(entry.number):
+                        continue
+                    failed = self._apply_entry(entry)
+                    if failed is not None:
+                        break
+                position = _position(self._connection, self.replica_set)
+        finally:
+            self._connection.execute("pragma synchronous = full")
+        return Applied(position=position.prefix, failed=failed)
+
+    def _apply_entry(self, entry: Entry) -> EntryFailed | None:
+        self._connection.execute("savepoint tops_entry")
+        for member in entry.members:
+            vote = self._work.run(entry.number, entry.at_ms, member)
+            # The log may hold a transaction twice (a client that repeated itself): the first one counts.
+            if vote.excluded is not None and vote.excluded.why is not Why.DUPLICATE:
+                self._connection.execute("rollback to tops_entry")
+                self._connection.execute("release tops_entry")
+                return EntryFailed(entry.number, vote.tx, vote.excluded)
+        self._connection.execute("insert into tops_applied values (?, ?)", (self.replica_set, entry.number))
+        self._connection.execute(
+            "update tops_position set at_ms = max(at_ms, ?) where replica_set = ?", (entry.at_ms, self.replica_set)
+        )
+        self._connection.execute("release tops_entry")
+        return None
+
+
+def _fields(attempt: Attempt) -> tuple[int, int, int, str]:
+    return attempt.number, attempt.incarnation, attempt.attempt, attempt.coordinator
+
+
+class SqliteSnapshot:
+    """One state of the file, held by a read transaction."""
+
+    def __init__(self, reader: sqlite3.Connection, position: Position) -> None:
+        self._reader, self._position = reader, position
+
+    @property
+    def position(self) -> Position:
+        return self._position
+
+    async def rows(self, table: str, *, chunk: int = 10_000) -> AsyncIterator[list[Row]]:
+        name = split_table_name(table)[1]
+        columns = self._reader.execute("select name, pk, hidden from pragma_table_xinfo(?)", (name,)).fetchall()
+        if not columns:
+            raise InvalidChange(f"there is no table {table!r} in this database")
+        listed = ", ".join(quoted(column) for column, _, hidden in columns if hidden == 0)
+        key = ", ".join(quoted(column) for column, pk, _ in sorted(columns, key=lambda row: row[1]) if pk) or "rowid"
+        cursor = self._reader.execute(f"select {listed} from main.{quoted(name)} order by {key}")
+        while rows := await asyncio.to_thread(cursor.fetchmany, chunk):
+            names = [column[0] for column in cursor.description]
+            yield [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def _dicts(cursor: sqlite3.Cursor) -> list[Row]:
+    names = [column[0] for column in cursor.description or ()]
+    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+
+def _position(connection: sqlite3.Connection, replica_set: str) -> Position:
+    row = connection.execute("select prefix from tops_position where replica_set = ?", (replica_set,)).fetchone()
+    prefix = row[0] if row else 0
+    numbers = connection.execute(
+        "select number from tops_applied where replica_set = ? and number > ? order by number", (replica_set, prefix)
+    ).fetchall()
+    above = []
+    for (number,) in numbers:
+        if number == prefix + 1:
+            prefix = number
+        else:
+            above.append(number)
+    return Position(prefix, frozenset(above))

@@ -1,0 +1,290 @@
+"""Members carried out on a SQLite connection, one by one, each under a savepoint."""
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from uuid import UUID
+
+from adapters.sqlite.undo import quoted
+from tops.changes import (
+    Change,
+    Delete,
+    Insert,
+    InvalidChange,
+    Member,
+    Row,
+    RowChange,
+    Statement,
+    Update,
+    Upsert,
+    Value,
+    check_statement,
+    content_digest,
+    split_table_name,
+    volatile_part,
+)
+from tops.ports import Exclusion, MemberVote, Why
+
+_SQLSTATES = {
+    "SQLITE_CONSTRAINT_NOTNULL": "23502",
+    "SQLITE_CONSTRAINT_FOREIGNKEY": "23503",
+    "SQLITE_CONSTRAINT_UNIQUE": "23505",
+    "SQLITE_CONSTRAINT_PRIMARYKEY": "23505",
+    "SQLITE_CONSTRAINT_ROWID": "23505",
+    "SQLITE_CONSTRAINT_CHECK": "23514",
+}
+_PASSING = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_NOMEM", "SQLITE_READONLY")
+
+
+def is_passing(error: sqlite3.Error) -> bool:
+    """Locks and space: not the fault of any member."""
+    return getattr(error, "sqlite_errorname", "").startswith(_PASSING)
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    name: str
+    key: tuple[str, ...]
+    columns: dict[str, str]
+    volatile_defaults: dict[str, str]
+    deferred_references: bool
+
+
+class WrongVersion(Exception):
+    """The row is not the one that the writer had seen."""
+
+
+class Work:
+    """Runs members inside the connection's open transaction; knows the tables as of the current schema."""
+
+    def __init__(
+        self, connection: sqlite3.Connection, replica_set: str, versioned: frozenset[str], *, allow_volatile: bool
+    ) -> None:
+        self._connection, self._replica_set = connection, replica_set
+        self._versioned, self._allow_volatile = versioned, allow_volatile
+        self._tables: dict[str, _Table] = {}
+        self._schema_version = -1
+        self._deferred: list[str] = []
+
+    def refresh(self) -> None:
+        version = self._connection.execute("pragma main.schema_version").fetchone()[0]
+        if version != self._schema_version:
+            self._tables.clear()
+            self._schema_version = version
+            rows = self._connection.execute("select name, sql from main.sqlite_master where type = 'table'").fetchall()
+            self._deferred = [name for name, sql in rows if "deferred" in (sql or "").lower()]
+
+    def run(self, number: int, at_ms: int, member: Member) -> MemberVote:
+        excluded = self._known_key(at_ms, member)
+        if excluded is not None:
+            return MemberVote(tx=member.tx, excluded=excluded)
+        self._connection.execute("savepoint tops_member")
+        try:
+            self._write_key(number, at_ms, member)
+            done = [self._carry_out(number, change) for change in member.changes]
+            self._check_deferred()
+        except (InvalidChange, WrongVersion, sqlite3.Error, OverflowError) as error:
+            if isinstance(error, sqlite3.Error) and is_passing(error):
+                raise
+            self._connection.execute("rollback to tops_member")
+            self._connection.execute("release tops_member")
+            return MemberVote(tx=member.tx, excluded=_exclusion(error))
+        self._connection.execute("release tops_member")
+        returned = tuple(rows for _, rows in done)
+        return MemberVote(
+            tx=member.tx, rows=tuple(count for count, _ in done), returned=returned if any(returned) else ()
+        )
+
+    def table(self, name: str) -> _Table:
+        if name not in self._tables:
+            self._tables[name] = self._find(name)
+        return self._tables[name]
+
+    def _find(self, table: str) -> _Table:
+        schema, name = split_table_name(table)
+        if schema not in (None, "main", "public"):
+            raise InvalidChange(f"there is no schema {schema!r} in a SQLite database")
+        columns = self._connection.execute("select * from pragma_table_xinfo(?)", (name,)).fetchall()
+        if not columns:
+            raise InvalidChange(f"there is no table {table!r} in this database")
+        volatile = {
+            row[1]: culprit for row in columns if row[4] is not None and (culprit := volatile_part(row[4])) is not None
+        }
+        key = tuple(row[1] for row in sorted(columns, key=lambda row: row[5]) if row[5])
+        kinds = {row[1]: row[2].upper() for row in columns if row[6] == 0}
+        return _Table(name, key, kinds, volatile, name in self._deferred)
+
+    def _carry_out(self, number: int, change: Change) -> tuple[int, tuple[Row, ...]]:
+        if isinstance(change, Statement):
+            return self._statement(change)
+        table = self.table(change.table)
+        _check(change, table, allow_volatile=self._allow_volatile)
+        expected = getattr(change, "expect_version", None)
+        if expected is not None:
+            self._check_version(change, table, expected)
+        sql, values = _sql(change, table)
+        count = self._connection.execute(sql, [_plain(value) for value in values]).rowcount
+        if change.table in self._versioned:
+            self._write_version(number, change, table)
+        return count, ()
+
+    def _statement(self, change: Statement) -> tuple[int, tuple[Row, ...]]:
+        check_statement(change.sql, allow_volatile=self._allow_volatile)
+        cursor = self._connection.execute(change.sql, arguments_of(change.args))
+        if cursor.description is None:
+            return max(0, cursor.rowcount), ()
+        names = [column[0] for column in cursor.description]
+        rows = tuple(dict(zip(names, row, strict=True)) for row in cursor.fetchall())
+        return len(rows), rows
+
+    def _check_deferred(self) -> None:
+        """SQLite tells of deferred references at the end of the transaction only, when no member is known any more."""
+        for table in self._deferred:
+            for name, row_id, parent, _ in self._connection.execute(f"pragma foreign_key_check({quoted(table)})"):
+                error = sqlite3.IntegrityError(f"row {row_id} of {name} refers to no row of {parent}")
+                error.sqlite_errorname = "SQLITE_CONSTRAINT_FOREIGNKEY"
+                raise error
+
+    def _known_key(self, at_ms: int, member: Member) -> Exclusion | None:
+        if not member.idempotency_key:
+            return None
+        known = self._connection.execute(
+            "select content, tx, number from tops_idempotency_keys "
+            "where replica_set = ? and key = ? and expires_ms > ?",
+            (self._replica_set, member.idempotency_key, at_ms),
+        ).fetchone()
+        if known is None:
+            return None
+        same = known[0] == content_digest(member)
+        says = "committed already" if same else "in use with other content"
+        return Exclusion(
+            why=Why.DUPLICATE if same else Why.KEY_REUSED,
+            sqlstate="",
+            message=f"idempotency key {member.idempotency_key!r} is {says} by transaction {known[1]}",
+            first_tx=known[1],
+            first_number=known[2],
+        )
+
+    def _write_key(self, number: int, at_ms: int, member: Member) -> None:
+        if member.idempotency_key:
+            expires = at_ms + member.key_ttl_s * 1000
+            row = (self._replica_set, member.idempotency_key, content_digest(member), member.tx, number, expires)
+            self._connection.execute("insert or replace into tops_idempotency_keys values (?, ?, ?, ?, ?, ?)", row)
+
+    def version(self, table: _Table, row: Row) -> int:
+        found = self._connection.execute(
+            "select version from tops_row_versions where table_name = ? and key = ?",
+            (table.name, _key_text(table, row)),
+        ).fetchone()
+        return found[0] if found else 0
+
+    def _check_version(self, change: RowChange, table: _Table, expected: int) -> None:
+        if change.table not in self._versioned:
+            raise InvalidChange(f"table {change.table!r} does not track row versions: name it as versioned")
+        row = change.values if isinstance(change, Insert) else change.key
+        found = self.version(table, row)
+        if found != expected:
+            raise WrongVersion(f"row {_key_text(table, row)} of {table.name} has version {found}, not {expected}")
+
+    def _write_version(self, number: int, change: RowChange, table: _Table) -> None:
+        row = change.values if isinstance(change, Insert) else change.key
+        key = (table.name, _key_text(table, row))
+        if isinstance(change, Delete):
+            self._connection.execute("delete from tops_row_versions where table_name = ? and key = ?", key)
+        else:
+            self._connection.execute("insert or replace into tops_row_versions values (?, ?, ?)", (*key, number))
+
+
+def _exclusion(error: Exception) -> Exclusion:
+    if isinstance(error, InvalidChange):
+        return Exclusion(why=Why.INVALID, sqlstate="", message=str(error))
+    if isinstance(error, WrongVersion):
+        return Exclusion(why=Why.VERSION, sqlstate="TP002", message=str(error))
+    code = _SQLSTATES.get(getattr(error, "sqlite_errorname", ""), "")
+    return Exclusion(why=Why.CONSTRAINT if code else Why.ERROR, sqlstate=code, message=str(error))
+
+
+def _key_text(table: _Table, row: Row) -> str:
+    return json.dumps([_plain(row[name]) for name in table.key])
+
+
+def _check(change: RowChange, table: _Table, *, allow_volatile: bool) -> None:
+    if not table.key:
+        raise InvalidChange(f"table {table.name!r} has no primary key: add one, or write by SQL statement")
+    given = change.values if isinstance(change, Insert) else {**change.key, **getattr(change, "values", {})}
+    for name in (*given, *getattr(change, "add", {})):
+        if name not in table.columns:
+            raise InvalidChange(f"table {table.name!r} has no column {name!r}; it has {', '.join(table.columns)}")
+    if not isinstance(change, Insert) and set(change.key) != set(table.key):
+        raise InvalidChange(f"table {table.name!r} is keyed by ({', '.join(table.key)})")
+    match change:
+        case Insert() | Upsert():
+            if missing := set(table.key) - set(given):
+                raise InvalidChange(f"the insert into {table.name!r} lacks its key: {', '.join(sorted(missing))}")
+            for name, default in table.volatile_defaults.items():
+                if name not in given and not allow_volatile:
+                    raise InvalidChange(f"column {name!r} of {table.name!r} would be filled with {default}: give it")
+        case Update(_, _, values, add):
+            if set(values) & set(add) or not (values or add):
+                raise InvalidChange(f"the update of {table.name!r} must set or add to each column once")
+    if not isinstance(change, Insert) and (
+        tied := set(table.key) & {*getattr(change, "values", {}), *getattr(change, "add", {})}
+    ):
+        raise InvalidChange(
+            f"{', '.join(sorted(tied))} is part of the key of {table.name!r}: delete and insert the row"
+        )
+
+
+def _sql(change: RowChange, table: _Table) -> tuple[str, list[Value]]:
+    name = f"main.{quoted(table.name)}"
+    match change:
+        case Insert(_, values):
+            return _insert(name, values)
+        case Upsert(_, key, values):
+            sql, arguments = _insert(name, {**key, **values})
+            target = ", ".join(map(quoted, table.key))
+            assigned = ", ".join(f"{quoted(column)} = excluded.{quoted(column)}" for column in values or table.key)
+            return f"{sql} on conflict ({target}) do update set {assigned}", arguments
+        case Delete(_, key):
+            return f"delete from {name} where {_where(key)}", list(key.values())
+        case Update(_, key, values, add):
+            assigned = ", ".join(
+                [f"{quoted(column)} = ?" for column in values]
+                + [f"{quoted(column)} = {quoted(column)} + ?" for column in add]
+            )
+            arguments = [*values.values(), *add.values(), *key.values()]
+            return f"update {name} set {assigned} where {_where(key)}", arguments
+
+
+def _insert(name: str, values: Row) -> tuple[str, list[Value]]:
+    columns, places = ", ".join(map(quoted, values)), ", ".join("?" * len(values))
+    return f"insert into {name} ({columns}) values ({places})", list(values.values())
+
+
+def _where(key: Row) -> str:
+    return " and ".join(f"{quoted(column)} = ?" for column in key)
+
+
+def _plain(value: Value) -> Value:
+    """SQLite knows numbers, text and bytes; other values are kept as their text."""
+    match value:
+        case None | int() | float() | str() | bytes():
+            return value
+        case Decimal() | UUID():
+            return str(value)
+        case datetime() | date() | time():
+            return value.isoformat()
+        case timedelta():
+            return value.total_seconds()
+        case list() | tuple() | dict():
+            return json.dumps(value, default=str)
+        case _:
+            raise InvalidChange(f"a {type(value).__name__} can't be stored in SQLite")
+
+
+def arguments_of(args: Sequence[Value]) -> dict[str, Value]:
+    """Positional parameters $1, $2, … as SQLite's named ones."""
+    return {str(place): _plain(value) for place, value in enumerate(args, 1)}

@@ -1,0 +1,112 @@
+"""What the suite needs of a database, so that a new adapter is a small class here and one parameter."""
+
+import sqlite3
+from pathlib import Path
+from typing import Any, Protocol
+
+import asyncpg
+
+from adapters import EmbeddedPostgres, PostgresAdapter, SqliteAdapter
+from tops.changes import Change, Member, members_digest
+from tops.ids import NodeId, TxId
+from tops.ports import Attempt, Entry, Epoch, Resource
+
+TABLES = """
+create table acct (id int primary key, bal bigint not null check (bal >= 0), email text unique, note text);
+create table transfer (id int primary key, acct int not null references acct (id), amount int);
+create table pair (id int primary key, partner int references pair (id) deferrable initially deferred);
+create table "We""ird ta.ble" ("Id" int, "na me" text, "va'lue" text, primary key ("Id", "na me"));
+create table nokey (a int);
+insert into acct (id, bal, email) values (1, 100, 'one'), (2, 100, 'two'), (3, 100, 'three');
+"""
+
+
+class Database(Protocol):
+    """One fresh database with the suite's tables; `open` makes an adapter for it, `sql` goes round the adapter."""
+
+    def open(self, replica_set: str = "shop", **options: Any) -> Resource: ...
+
+    async def sql(self, text: str) -> list[tuple[Any, ...]]: ...
+
+    async def drop(self) -> None: ...
+
+
+class PostgresDatabase:
+    def __init__(self, server: EmbeddedPostgres, name: str) -> None:
+        self._server, self._name = server, name
+
+    @classmethod
+    async def create(cls, server: EmbeddedPostgres, name: str) -> "PostgresDatabase":
+        connection = await asyncpg.connect(server.dsn)
+        await connection.execute(f"create database {name}")
+        await connection.close()
+        database = cls(server, name)
+        await database.sql(TABLES)
+        return database
+
+    @property
+    def dsn(self) -> str:
+        return self._server.dsn_for(self._name)
+
+    def open(self, replica_set: str = "shop", **options: Any) -> PostgresAdapter:
+        return PostgresAdapter(self.dsn, cluster="test", replica_set=replica_set, **options)
+
+    async def sql(self, text: str) -> list[tuple[Any, ...]]:
+        connection = await asyncpg.connect(self.dsn)
+        try:
+            if text.lstrip().lower().startswith("select"):
+                return [tuple(row) for row in await connection.fetch(text)]
+            await connection.execute(text)
+            return []
+        finally:
+            await connection.close()
+
+    async def drop(self) -> None:
+        for (gid,) in await self.sql("select gid from pg_prepared_xacts where database = current_database()"):
+            await self.sql(f"rollback prepared '{gid}'")
+        connection = await asyncpg.connect(self._server.dsn)
+        await connection.execute(f"drop database {self._name} with (force)")
+        await connection.close()
+
+
+class SqliteDatabase:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @classmethod
+    async def create(cls, path: Path) -> "SqliteDatabase":
+        database = cls(path)
+        await database.sql(TABLES)
+        return database
+
+    def open(self, replica_set: str = "shop", **options: Any) -> SqliteAdapter:
+        return SqliteAdapter(self._path, cluster="test", replica_set=replica_set, **options)
+
+    async def sql(self, text: str) -> list[tuple[Any, ...]]:
+        connection = sqlite3.connect(self._path, timeout=30)
+        try:
+            if text.lstrip().lower().startswith("select"):
+                return connection.execute(text).fetchall()
+            connection.executescript(text)
+            return []
+        finally:
+            connection.close()
+
+    async def drop(self) -> None:
+        return
+
+
+def member(tx: str, *changes: Change, key: str = "", ttl_s: int = 86_400) -> Member:
+    return Member(tx=TxId(tx), changes=changes, idempotency_key=key, key_ttl_s=ttl_s)
+
+
+def attempt(number: int, attempt: int = 0, incarnation: int = 1, coordinator: str = "b1") -> Attempt:
+    return Attempt(number=number, incarnation=incarnation, attempt=attempt, coordinator=NodeId(coordinator))
+
+
+def epoch(number: int, *members: Member, of: Attempt | None = None, at_ms: int = 1_000_000) -> Epoch:
+    return Epoch(attempt=of or attempt(number), members=members, digest=members_digest(members), at_ms=at_ms)
+
+
+def entry(number: int, *members: Member, at_ms: int = 1_000_000) -> Entry:
+    return Entry(number=number, members=members, at_ms=at_ms)

@@ -1,0 +1,365 @@
+"""Every adapter: the log is applied in order and exactly once, local writes wait to be published, reads are whole."""
+
+import asyncio
+
+import pytest
+
+from tests.contract.harness import Database, attempt, entry, epoch, member
+from tops.changes import Delete, Insert, InvalidChange, Statement, Update, Upsert
+from tops.errors import AgentReplaced, InvariantBroken, MemberRefused, ResourceError, TopsError
+from tops.ports import Position, Resource, Why
+
+
+def balance(row: int, add: int) -> Update:
+    return Update("acct", {"id": row}, add={"bal": add})
+
+
+async def test_entries_are_applied_once_however_often_they_come(resource: Resource, database: Database) -> None:
+    entries = [entry(n, member(f"t{n}", balance(1, n))) for n in range(1, 6)]
+
+    await resource.apply(entries[:3])
+    await resource.apply(entries)
+    result = await resource.apply(entries[1:4])
+
+    assert (result.position, result.failed) == (5, None)
+    assert await database.sql("select bal from acct where id = 1") == [(115,)]
+
+
+async def test_a_void_number_moves_the_position(resource: Resource) -> None:
+    result = await resource.apply([entry(1, member("t1", balance(1, 1))), entry(2), entry(3)])
+
+    assert result.position == 3
+    assert await resource.applied() == Position(3)
+
+
+async def test_a_gap_keeps_the_prefix_short_until_it_is_filled(resource: Resource) -> None:
+    await resource.apply([entry(1), entry(3), entry(4)])
+    assert await resource.applied() == Position(1, frozenset({3, 4}))
+
+    await resource.apply([entry(2)])
+    assert await resource.applied() == Position(4)
+
+
+async def test_an_epoch_beyond_the_prefix_joins_it_when_the_log_has_caught_up(
+    resource: Resource, database: Database
+) -> None:
+    await resource.prepare(epoch(3, member("t3", balance(1, 1))))
+    await resource.commit(attempt(3))
+    assert await resource.applied() == Position(0, frozenset({3}))
+
+    await resource.apply([entry(n, member(f"t{n}", balance(2, 1))) for n in (1, 2)])
+
+    assert await resource.applied() == Position(3)
+    assert await database.sql("select bal from acct order by id") == [(101,), (102,), (100,)]
+
+
+async def test_entries_out_of_order_are_a_bug(resource: Resource) -> None:
+    with pytest.raises(InvariantBroken):
+        await resource.apply([entry(2), entry(1)])
+
+
+async def test_a_failing_entry_is_named_and_everything_before_it_is_kept(
+    resource: Resource, database: Database
+) -> None:
+    result = await resource.apply(
+        [
+            entry(1, member("t1", balance(1, 1))),
+            entry(2, member("t2", balance(1, 1)), member("t3", balance(1, 1), balance(2, -1000))),
+            entry(3, member("t4", balance(1, 1))),
+        ]
+    )
+
+    assert result.position == 1
+    assert result.failed is not None
+    assert (result.failed.number, result.failed.tx, result.failed.reason.why) == (2, "t3", Why.CONSTRAINT)
+    assert await database.sql("select bal from acct order by id") == [(101,), (100,), (100,)]
+
+
+async def test_after_a_failed_entry_was_made_void_the_rest_follows(resource: Resource) -> None:
+    entries = [entry(1, member("t1", balance(2, -1000))), entry(2, member("t2", balance(2, 1)))]
+    assert (await resource.apply(entries)).failed is not None
+
+    result = await resource.apply([entry(1), entries[1]])
+
+    assert (result.position, result.failed) == (2, None)
+
+
+async def test_many_entries_of_every_kind_end_like_one_by_one(resource: Resource, database: Database) -> None:
+    entries = []
+    for number in range(1, 401, 4):
+        row = 100 + number
+        entries += [
+            entry(number, member(f"a{number}", Insert("acct", {"id": row, "bal": number}))),
+            entry(
+                number + 1,
+                member(f"b{number}", balance(row, 1), Insert("transfer", {"id": row, "acct": row, "amount": 1})),
+            ),
+            entry(number + 2, member(f"c{number}", Upsert("acct", {"id": row}, {"bal": 7, "note": "n"}))),
+            entry(number + 3, member(f"d{number}", Delete("transfer", {"id": row}), balance(row, 1))),
+        ]
+
+    result = await resource.apply(entries, durable=False)
+
+    assert (result.position, result.failed) == (400, None)
+    assert await database.sql("select count(*), sum(bal) from acct where id > 100") == [(100, 800)]
+    assert await database.sql("select count(*) from transfer") == [(0,)]
+
+
+async def test_the_position_survives_the_agent_and_compaction(resource: Resource, database: Database) -> None:
+    await resource.apply([entry(n, member(f"t{n}", balance(1, 1))) for n in range(1, 11)])
+    await resource.prepare(epoch(11, member("t11", balance(1, 1))))
+    await resource.commit(attempt(11))
+    await resource.compact()
+    await resource.close()
+
+    successor = database.open()
+    await successor.start()
+
+    assert await successor.applied() == Position(11)
+    await successor.apply([entry(11, member("t11", balance(1, 1)))])
+    assert await database.sql("select bal from acct where id = 1") == [(111,)]
+    await successor.close()
+
+
+async def test_compaction_keeps_what_is_beyond_a_gap(resource: Resource) -> None:
+    await resource.apply([entry(1), entry(2), entry(5)])
+
+    await resource.compact()
+    await resource.compact()
+
+    assert await resource.applied() == Position(2, frozenset({5}))
+
+
+# -- versions and idempotency keys
+
+
+async def test_the_version_of_a_row_is_the_number_that_last_changed_it(database: Database) -> None:
+    resource = database.open(versioned=["acct"])
+    await resource.start()
+    await resource.apply([entry(4, member("t1", balance(1, 1))), entry(5, member("t2", balance(1, 1), balance(2, 1)))])
+
+    assert [await resource.version("acct", {"id": row}) for row in (1, 2, 3)] == [5, 5, 0]
+    await resource.close()
+
+
+async def test_a_writer_that_saw_an_older_row_is_excluded(database: Database) -> None:
+    resource = database.open(versioned=["acct"])
+    await resource.start()
+    await resource.apply([entry(1, member("t1", balance(1, 1)))])
+
+    def seen(version: int) -> Update:
+        return Update("acct", {"id": 1}, add={"bal": 10}, expect_version=version)
+
+    answer = await resource.prepare(
+        epoch(2, member("t2", seen(0)), member("t3", seen(1)), member("t4", seen(1)), member("t5", seen(2)))
+    )
+    await resource.commit(answer.attempt)
+
+    assert [vote.excluded.why if vote.excluded else None for vote in answer.votes] == [
+        Why.VERSION,
+        None,
+        Why.VERSION,
+        None,
+    ]
+    assert await database.sql("select bal from acct where id = 1") == [(121,)]
+    await resource.close()
+
+
+async def test_a_rolled_back_epoch_leaves_versions_and_keys_as_they_were(database: Database) -> None:
+    resource = database.open(versioned=["acct"])
+    await resource.start()
+    await resource.apply([entry(1, member("t1", balance(1, 1)))])
+
+    await resource.prepare(epoch(2, member("t2", balance(1, 1), key="k")))
+    await resource.rollback(attempt(2))
+    answer = await resource.prepare(
+        epoch(3, member("t3", Update("acct", {"id": 1}, add={"bal": 1}, expect_version=1), key="k"))
+    )
+
+    assert answer.votes[0].excluded is None
+    await resource.rollback(attempt(3))
+    await resource.close()
+
+
+async def test_the_same_key_again_gets_the_first_outcome(resource: Resource, database: Database) -> None:
+    await resource.apply([entry(1, member("t1", balance(1, 1), key="k"))])
+
+    answer = await resource.prepare(epoch(2, member("t2", balance(1, 1), key="k"), member("t3", balance(2, 1))))
+    await resource.commit(answer.attempt)
+
+    duplicate = answer.votes[0].excluded
+    assert duplicate is not None
+    assert (duplicate.why, duplicate.first_tx, duplicate.first_number) == (Why.DUPLICATE, "t1", 1)
+    assert answer.votes[1].excluded is None
+    assert await database.sql("select bal from acct order by id") == [(101,), (101,), (100,)]
+
+
+async def test_the_same_key_with_other_content_is_refused(resource: Resource) -> None:
+    await resource.apply([entry(1, member("t1", balance(1, 1), key="k"))])
+
+    answer = await resource.prepare(epoch(2, member("t2", balance(1, 2), key="k")))
+
+    assert answer.votes[0].excluded is not None
+    assert answer.votes[0].excluded.why is Why.KEY_REUSED
+
+
+async def test_the_same_key_twice_in_one_epoch_counts_once(resource: Resource, database: Database) -> None:
+    answer = await resource.prepare(
+        epoch(1, member("t1", balance(1, 1), key="k"), member("t2", balance(1, 1), key="k"))
+    )
+    await resource.commit(answer.attempt)
+
+    assert [vote.excluded is None for vote in answer.votes] == [True, False]
+    assert await database.sql("select bal from acct where id = 1") == [(101,)]
+
+
+async def test_a_key_lives_as_long_as_the_logs_own_clock_says(resource: Resource) -> None:
+    await resource.apply([entry(1, member("t1", balance(1, 1), key="k", ttl_s=60), at_ms=1_000_000)])
+
+    alive = await resource.prepare(epoch(2, member("t2", balance(1, 1), key="k"), at_ms=1_059_999))
+    await resource.rollback(attempt(2))
+    over = await resource.prepare(epoch(2, member("t2", balance(1, 2), key="k"), of=attempt(2, 1), at_ms=1_060_000))
+
+    assert alive.votes[0].excluded is not None
+    assert over.votes[0].excluded is None
+
+
+async def test_a_repeated_transaction_in_the_log_is_applied_once(resource: Resource, database: Database) -> None:
+    result = await resource.apply(
+        [entry(1, member("t1", balance(1, 1), key="k")), entry(2, member("t2", balance(1, 1), key="k"))]
+    )
+
+    assert (result.position, result.failed) == (2, None)
+    assert await database.sql("select bal from acct where id = 1") == [(101,)]
+
+
+# -- local writes
+
+
+async def test_a_local_write_and_its_record_are_one(resource: Resource, database: Database) -> None:
+    written = member("t1", balance(1, 1), Statement("update acct set note = $1 where id = $2", ("x", 2)))
+
+    vote = await resource.write_local(written)
+    (record,) = await resource.unpublished()
+
+    assert vote.rows == (1, 1)
+    assert record.member == written
+    assert await database.sql("select bal from acct where id = 1") == [(101,)]
+
+
+async def test_a_refused_local_write_leaves_neither_data_nor_record(resource: Resource, database: Database) -> None:
+    with pytest.raises(MemberRefused, match="t1") as refused:
+        await resource.write_local(member("t1", balance(1, 1), balance(2, -1000)))
+
+    assert refused.value.sqlstate == "23514"
+    assert await resource.unpublished() == []
+    assert await database.sql("select bal from acct where id = 1") == [(100,)]
+
+
+async def test_concurrent_local_writes_all_count_and_failing_ones_fail_alone(
+    resource: Resource, database: Database
+) -> None:
+    members = [member(f"t{n}", balance(1, 1) if n % 10 else balance(2, -1000)) for n in range(200)]
+
+    results = await asyncio.gather(*(resource.write_local(one) for one in members), return_exceptions=True)
+
+    refused = [result for result in results if isinstance(result, MemberRefused)]
+    assert len(refused) == 20
+    assert await database.sql("select bal from acct order by id") == [(280,), (100,), (100,)]
+    assert len(await resource.unpublished()) == 180
+
+
+async def test_records_come_in_order_until_they_are_marked(resource: Resource) -> None:
+    for n in range(5):
+        await resource.write_local(member(f"t{n}", balance(1, 1)))
+    first = await resource.unpublished(limit=3)
+
+    await resource.mark_published(first[-1].id)
+    rest = await resource.unpublished()
+
+    assert [record.member.tx for record in first + rest] == ["t0", "t1", "t2", "t3", "t4"]
+    assert (await resource.health()).unpublished == 2
+
+
+# -- reads
+
+
+async def test_a_read_returns_rows_with_the_position_of_its_snapshot(resource: Resource) -> None:
+    await resource.apply([entry(1, member("t1", balance(1, 5)))])
+
+    result = await resource.read("select id, bal from acct where id = $1", (1,), with_position=True)
+
+    assert result.rows == [{"id": 1, "bal": 105}]
+    assert result.position == Position(1)
+
+
+@pytest.mark.parametrize("sql", ["update acct set bal = 0", "delete from acct", "commit", ""])
+async def test_a_read_cannot_write(resource: Resource, database: Database, sql: str) -> None:
+    with pytest.raises(InvalidChange):
+        await resource.read(sql)
+
+    assert await database.sql("select sum(bal) from acct") == [(300,)]
+
+
+async def test_a_wrong_query_is_told_and_the_next_one_works(resource: Resource) -> None:
+    with pytest.raises(ResourceError, match="nosuch"):
+        await resource.read("select nosuch from acct")
+
+    assert (await resource.read("select count(*) as n from acct")).rows == [{"n": 3}]
+
+
+async def test_a_snapshot_stays_as_it_was_while_the_log_goes_on(resource: Resource) -> None:
+    await resource.apply([entry(1, member("t1", balance(1, 5)))])
+
+    async with resource.snapshot() as snapshot:
+        await resource.apply([entry(2, member("t2", balance(1, 5), Insert("acct", {"id": 9, "bal": 9})))])
+        chunks = [chunk async for chunk in snapshot.rows("acct", chunk=2)]
+
+    assert snapshot.position == Position(1)
+    assert [len(chunk) for chunk in chunks] == [2, 1]
+    assert [row["bal"] for chunk in chunks for row in chunk] == [105, 100, 100]
+
+
+async def test_a_snapshot_goes_into_another_set_as_it_came_out(resource: Resource, database: Database) -> None:
+    await database.sql("create table copy (id int primary key, bal bigint not null, email text, note text)")
+
+    async with resource.snapshot() as snapshot:
+        rows = [row async for chunk in snapshot.rows("acct") for row in chunk]
+    await resource.apply([entry(n, member(f"t{n}", Insert("copy", row))) for n, row in enumerate(rows, 1)])
+
+    assert await database.sql("select * from copy order by id") == await database.sql("select * from acct order by id")
+
+
+# -- agents
+
+
+async def test_a_new_agent_takes_over_and_the_old_one_can_do_nothing_any_more(
+    resource: Resource, database: Database
+) -> None:
+    await resource.prepare(epoch(1, member("t1", balance(1, 1))))
+
+    successor = database.open()
+    await successor.start()
+    with pytest.raises(TopsError):
+        await resource.commit(attempt(1))
+    with pytest.raises(AgentReplaced):
+        await resource.apply([entry(2, member("t2", balance(1, 1)))])
+
+    assert [doubt.attempt for doubt in await successor.recover()] == [attempt(1)]
+    await successor.rollback(attempt(1))
+    assert await database.sql("select bal from acct where id = 1") == [(100,)]
+    await successor.close()
+
+
+async def test_a_cancelled_caller_does_not_stop_the_work(resource: Resource, database: Database) -> None:
+    await resource.prepare(epoch(1, member("t1", balance(1, 1))))
+
+    commit = asyncio.create_task(resource.commit(attempt(1)))
+    await asyncio.sleep(0)
+    commit.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await commit
+
+    await resource.commit(attempt(1))
+    assert await resource.applied() == Position(1)
+    assert await database.sql("select bal from acct where id = 1") == [(101,)]

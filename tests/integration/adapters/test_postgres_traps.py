@@ -1,0 +1,444 @@
+"""What PostgreSQL and its driver do that a two-phase commit must not fall for; each on a real server."""
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from adapters import EmbeddedPostgres, PostgresAdapter
+from adapters.postgres.promises import Promises
+from tests.contract.harness import PostgresDatabase, attempt, entry, epoch, member
+from tops.changes import Insert, Statement, Update, encode_member
+from tops.errors import (
+    AgentReplaced,
+    ConfigError,
+    NotReachable,
+    OutcomeUnknown,
+    PermissionDenied,
+    ResourceRefused,
+    TopsError,
+)
+from tops.ports import Position, Why
+
+
+def balance(row: int, add: int) -> Update:
+    return Update("acct", {"id": row}, add={"bal": add})
+
+
+async def connect(database: PostgresDatabase) -> asyncpg.Connection:
+    return await asyncpg.connect(database.dsn)
+
+
+async def test_a_prepare_in_a_failed_transaction_is_not_taken_for_a_promise(
+    database: PostgresDatabase, adapter: PostgresAdapter
+) -> None:
+    connection = await connect(database)
+    await connection.execute("BEGIN")
+    with pytest.raises(asyncpg.DivisionByZeroError):
+        await connection.execute("select 1/0")
+    tag = await connection.execute("PREPARE TRANSACTION 'nothing'")  # no error: that is the trap
+    await connection.close()
+
+    with pytest.raises(ResourceRefused, match="ROLLBACK"):
+        Promises(adapter._book)._check_tag(tag, attempt(1))
+    assert await database.sql("select gid from pg_prepared_xacts where gid = 'nothing'") == []
+
+
+def test_no_transaction_block_of_the_driver_is_used_where_something_is_prepared() -> None:
+    folder = Path(__file__).parents[3] / "adapters" / "postgres"
+    users = [path.name for path in folder.glob("*.py") if ".transaction(" in path.read_text()]
+
+    assert users == ["reading.py"]
+
+
+@pytest.mark.parametrize("loops", range(8))
+async def test_a_commit_cancelled_at_any_step_happens_once_and_is_known_afterwards(
+    database: PostgresDatabase, adapter: PostgresAdapter, loops: int
+) -> None:
+    await adapter.prepare(epoch(1, member("t1", balance(1, 1))))
+
+    task = asyncio.create_task(adapter.commit(attempt(1)))
+    for _ in range(loops):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await adapter.commit(attempt(1))
+
+    assert await database.sql("select bal from acct where id = 1") == [(101,)]
+    assert await adapter.applied() == Position(1)
+
+
+@pytest.mark.parametrize("loops", range(8))
+async def test_a_prepare_cancelled_at_any_step_can_be_found_and_dropped(
+    database: PostgresDatabase, adapter: PostgresAdapter, loops: int
+) -> None:
+    task = asyncio.create_task(adapter.prepare(epoch(1, member("t1", balance(1, 1)))))
+    for _ in range(loops):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+    for doubt in await adapter.recover():
+        await adapter.rollback(doubt.attempt)
+
+    assert await adapter.recover() == []
+    assert await database.sql("select bal from acct where id = 1") == [(100,)]
+
+
+async def test_a_commit_whose_wait_the_server_cancels_is_carried_through(
+    shared_server: EmbeddedPostgres, database: PostgresDatabase
+) -> None:
+    """With a synchronous standby that never answers, COMMIT PREPARED waits; cancelled, it is done all the same."""
+    async with database.open(statement_timeout_s=1.0) as adapter:
+        await adapter.prepare(epoch(1, member("t1", balance(1, 1))))
+        try:
+            await database.sql("alter system set synchronous_standby_names = 'nobody'")
+            await database.sql("select pg_reload_conf()")
+            task = asyncio.create_task(adapter.commit(attempt(1)))
+            watcher = await connect(database)
+            while not await watcher.fetchval("select count(*) from pg_stat_activity where wait_event = 'SyncRep'"):
+                assert not task.done()
+                await asyncio.sleep(0.01)
+            await watcher.fetch("select pg_cancel_backend(pid) from pg_stat_activity where wait_event = 'SyncRep'")
+            await watcher.close()
+            await task
+        finally:
+            await database.sql("alter system reset synchronous_standby_names")
+            await database.sql("select pg_reload_conf()")
+
+        assert await adapter.applied() == Position(1)
+
+
+async def test_a_recovered_promise_does_not_fail_serializable_readers() -> None:
+    async with EmbeddedPostgres() as server:
+        database = await PostgresDatabase.create(server, "recovered")
+        async with database.open() as adapter:
+            await adapter.prepare(epoch(1, member("t1", balance(1, 1))))
+            await server.crash()
+            await server.start()
+
+            reader = await connect(database)
+            for _ in range(5):
+                async with reader.transaction(isolation="serializable"):
+                    assert await reader.fetchval("select bal from acct where id = 1") == 100
+            await reader.close()
+            await adapter.commit(attempt(1))
+            assert await database.sql("select bal from acct where id = 1") == [(101,)]
+
+
+async def test_a_server_without_slots_for_promises_is_refused_at_the_start() -> None:
+    async with EmbeddedPostgres(settings={"max_prepared_transactions": 0}) as server:
+        with pytest.raises(ConfigError, match="max_prepared_transactions is 0"):
+            await PostgresAdapter(server.dsn, cluster="c", replica_set="s").start()
+
+        connection = await asyncpg.connect(server.dsn)
+        assert await connection.fetchval("select to_regnamespace('tops')") is None
+        await connection.close()
+
+
+async def test_exhausted_slots_are_a_no_that_leaves_nothing_behind(
+    database: PostgresDatabase, adapter: PostgresAdapter
+) -> None:
+    blocker = await connect(database)
+    gids = [f"blocker-{n}" for n in range(20)]
+    for gid in gids:
+        await blocker.execute(f"BEGIN; select txid_current(); PREPARE TRANSACTION '{gid}'")
+
+    with pytest.raises(ResourceRefused, match="maximum number of prepared transactions") as refused:
+        await adapter.prepare(epoch(1, member("t1", balance(1, 1))))
+    assert refused.value.retry.value == "safe"
+    for gid in gids:
+        await blocker.execute(f"ROLLBACK PREPARED '{gid}'")
+    await blocker.close()
+
+    await adapter.prepare(epoch(1, member("t1", balance(1, 1))))
+    await adapter.commit(attempt(1))
+    assert await database.sql("select bal from acct where id = 1") == [(101,)]
+
+
+async def test_promises_of_other_roles_and_databases_are_neither_listed_nor_touched(
+    shared_server: EmbeddedPostgres, database: PostgresDatabase, adapter: PostgresAdapter
+) -> None:
+    await database.sql("create role other_role login password 'secret'")
+    await database.sql(
+        "grant all on schema public to other_role; grant all on all tables in schema public to other_role"
+    )
+    await database.sql("grant usage on schema tops to other_role; grant all on all tables in schema tops to other_role")
+    await adapter.prepare(epoch(1, member("t1", balance(1, 1))))
+    await adapter.close()
+    dsn = shared_server.dsn_for(database._name, user="other_role", password="secret")
+
+    async with PostgresAdapter(dsn, cluster="test", replica_set="shop") as other:
+        assert await other.recover() == []
+        with pytest.raises(PermissionDenied, match="role"):
+            await other.commit(attempt(1))
+    neighbour = await PostgresDatabase.create(shared_server, f"{database._name}_b")
+    async with neighbour.open() as elsewhere:
+        assert await elsewhere.recover() == []
+        with pytest.raises(PermissionDenied, match="database"):
+            await elsewhere.rollback(attempt(1))
+    await neighbour.drop()
+
+    async with database.open() as again:
+        assert [doubt.attempt for doubt in await again.recover()] == [attempt(1)]
+        await again.rollback(attempt(1))
+    await database.sql("drop owned by other_role; drop role other_role")
+
+
+NOT_PREPARABLE = {
+    "notify": Statement("select pg_notify($1, $2)", ("channel", "text")),
+    "trigger": Insert("loud", {"id": 1}),
+}
+
+
+@pytest.mark.parametrize("name", NOT_PREPARABLE)
+async def test_the_member_that_cannot_be_prepared_is_found_and_the_others_commit(
+    database: PostgresDatabase, adapter: PostgresAdapter, name: str
+) -> None:
+    await database.sql(
+        "create table loud (id int primary key);"
+        "create function shout() returns trigger language plpgsql as $$ begin notify loud; return new; end $$;"
+        "create trigger shout after insert on loud for each row execute function shout()"
+    )
+    members = [member(f"t{n}", balance(1 + n % 3, 1)) for n in range(9)]
+    members[4] = member("t4", balance(1, 1), NOT_PREPARABLE[name])
+
+    answer = await adapter.prepare(epoch(1, *members))
+    await adapter.commit(attempt(1))
+
+    assert [vote.tx for vote in answer.votes if vote.excluded is not None] == ["t4"]
+    assert await database.sql("select sum(bal) from acct") == [(308,)]
+
+
+async def test_two_members_that_cannot_be_prepared_are_both_found(
+    database: PostgresDatabase, adapter: PostgresAdapter
+) -> None:
+    notify = Statement("select pg_notify($1, $2)", ("channel", "text"))
+    members = [member(f"t{n}", *([notify] if n in (0, 5) else [balance(1, 1)])) for n in range(7)]
+
+    answer = await adapter.prepare(epoch(1, *members))
+
+    assert [vote.tx for vote in answer.votes if vote.excluded is not None] == ["t0", "t5"]
+
+
+async def test_a_lock_held_too_long_becomes_a_no_and_leaves_nothing(
+    database: PostgresDatabase, adapter: PostgresAdapter
+) -> None:
+    holder = await connect(database)
+    await holder.execute("BEGIN; update acct set bal = 0 where id = 1")
+
+    with pytest.raises(ResourceRefused, match="lock timeout"):
+        await adapter.prepare(epoch(1, member("t1", balance(2, 1), balance(1, 1))))
+    await holder.execute("ROLLBACK")
+    await holder.close()
+
+    assert await adapter.recover() == []
+    assert await adapter.applied() == Position(0)
+    await adapter.prepare(epoch(1, member("t1", balance(2, 1), balance(1, 1))))
+
+
+async def test_a_statement_that_takes_too_long_becomes_a_no(database: PostgresDatabase) -> None:
+    async with database.open(statement_timeout_s=0.2) as adapter:
+        with pytest.raises(ResourceRefused, match="statement timeout"):
+            await adapter.prepare(epoch(1, member("t1", Statement("select pg_sleep($1)", (30,)))))
+
+        assert await adapter.recover() == []
+
+
+async def test_writers_in_opposite_order_on_two_servers_end_within_the_time_out(
+    database: PostgresDatabase, shared_server: EmbeddedPostgres
+) -> None:
+    """A deadlock that no server can see: each adapter holds what the other one wants."""
+    other = await PostgresDatabase.create(shared_server, f"{database._name}_c")
+    async with (
+        database.open("a", lock_timeout_s=0.3) as a1,
+        database.open("b", lock_timeout_s=0.3) as b1,
+        other.open("a", lock_timeout_s=0.3) as a2,
+        other.open("b", lock_timeout_s=0.3) as b2,
+    ):
+        work = member("t1", balance(1, 1))
+        await a1.prepare(epoch(1, work))
+        await b2.prepare(epoch(1, work))
+
+        results = await asyncio.gather(b1.prepare(epoch(1, work)), a2.prepare(epoch(1, work)), return_exceptions=True)
+
+        assert all(isinstance(result, ResourceRefused) for result in results)
+        await a1.rollback(attempt(1))
+        await b2.rollback(attempt(1))
+    await other.drop()
+
+
+async def test_a_record_for_publication_never_appears_behind_one_already_seen(
+    database: PostgresDatabase, adapter: PostgresAdapter
+) -> None:
+    """A sequence alone would let a later id commit first; a reader would pass the earlier one by."""
+    slow = await connect(database)
+    await slow.execute("BEGIN")
+    first = await slow.fetchval("select tops.next_outbox_id('shop')")
+    async with database.open("shop", lock_timeout_s=30.0) as patient:
+        later = asyncio.create_task(patient.write_local(member("later", balance(1, 1))))
+        watcher = await connect(database)
+        while not await watcher.fetchval("select count(*) from pg_locks where locktype = 'advisory' and not granted"):
+            assert not later.done()
+            await asyncio.sleep(0.01)
+        assert await patient.unpublished() == []
+
+        await slow.execute(
+            "insert into tops.outbox values ('shop', $1, 'first', $2)", first, encode_member(member("first"))
+        )
+        await slow.execute("COMMIT")
+        await later
+
+        assert [record.member.tx for record in await patient.unpublished()] == ["first", "later"]
+    await watcher.close()
+    await slow.close()
+
+
+async def test_a_frozen_server_is_given_up_within_the_deadline(database: PostgresDatabase) -> None:
+    async with database.open(statement_timeout_s=0.2) as adapter:
+        await adapter.prepare(epoch(1, member("t1", balance(1, 1))))
+        watcher = await connect(database)
+        pid = await watcher.fetchval(
+            "select pid from pg_locks where locktype = 'advisory' and granted and database = "
+            "(select oid from pg_database where datname = current_database())"
+        )
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(OutcomeUnknown):
+                await asyncio.wait_for(adapter.commit(attempt(1)), timeout=30)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+        await adapter.commit(attempt(1))  # over a new connection; the old one is ended first
+        assert await watcher.fetchval("select bal from acct where id = 1") == 101
+        await watcher.close()
+
+
+async def test_an_agent_that_was_replaced_does_not_come_back_by_reconnecting(
+    database: PostgresDatabase, adapter: PostgresAdapter
+) -> None:
+    async with database.open() as successor:
+        for _ in range(2):
+            with pytest.raises(TopsError):
+                await adapter.apply([entry(1, member("t1", balance(1, 1)))])
+        with pytest.raises(AgentReplaced):
+            await adapter.applied()
+
+        await successor.apply([entry(1, member("t1", balance(1, 1)))])
+    assert await database.sql("select bal from acct where id = 1") == [(101,)]
+    await adapter.start()
+
+
+async def test_a_broken_line_heals_and_nothing_is_done_twice(
+    database: PostgresDatabase, adapter: PostgresAdapter
+) -> None:
+    await adapter.apply([entry(1, member("t1", balance(1, 1)))])
+    await database.sql("select pg_terminate_backend(pid) from pg_stat_activity where application_name like 'tops-%'")
+
+    with suppress(OutcomeUnknown):  # unless the driver has seen the line break before we wrote
+        await adapter.apply([entry(2, member("t2", balance(1, 1)))])
+    await adapter.apply([entry(1, member("t1", balance(1, 1))), entry(2, member("t2", balance(1, 1)))])
+
+    assert await database.sql("select bal from acct where id = 1") == [(102,)]
+    assert (await adapter.read("select 1 as one")).rows == [{"one": 1}]
+
+
+async def test_nobody_at_the_address_is_said_so() -> None:
+    with pytest.raises(NotReachable, match="no connection"):
+        await PostgresAdapter("postgresql://postgres@127.0.0.1:1/x", cluster="c", replica_set="s").start()
+
+
+async def test_a_wrong_password_or_database_is_an_error_of_the_configuration(shared_server: EmbeddedPostgres) -> None:
+    for dsn in (shared_server.dsn_for("postgres", password="wrong"), shared_server.dsn_for("nosuch")):
+        with pytest.raises(ConfigError):
+            await PostgresAdapter(dsn, cluster="c", replica_set="s").start()
+
+
+async def test_a_standby_is_refused(shared_server: EmbeddedPostgres) -> None:
+    async with EmbeddedPostgres(standby_of=shared_server) as standby:
+        with pytest.raises(ConfigError, match="standby"):
+            await PostgresAdapter(standby.dsn, cluster="c", replica_set="s").start()
+
+
+async def test_a_role_without_rights_is_told_what_it_lacks(
+    shared_server: EmbeddedPostgres, database: PostgresDatabase
+) -> None:
+    await database.sql("create role poor login password 'secret'")
+    dsn = shared_server.dsn_for(database._name, user="poor", password="secret")
+
+    with pytest.raises(ConfigError, match="no right to make the schema tops"):
+        await PostgresAdapter(dsn, cluster="c", replica_set="s").start()
+    assert await database.sql("select to_regnamespace('tops')") == [(None,)]
+
+    await database.sql(f"grant create on database {database._name} to poor")
+    async with PostgresAdapter(dsn, cluster="c", replica_set="s") as adapter:
+        answer = await adapter.prepare(epoch(1, member("t1", balance(1, 1))))
+        assert answer.votes[0].excluded is not None
+        assert answer.votes[0].excluded.sqlstate == "42501"
+        await adapter.rollback(attempt(1))
+    await database.sql("drop owned by poor cascade; drop role poor")
+
+
+async def test_names_too_long_for_a_global_id_are_refused_before_anything_is_done(database: PostgresDatabase) -> None:
+    async with database.open(replica_set="x" * 150) as adapter:
+        with pytest.raises(ConfigError, match="too long"):
+            await adapter.prepare(epoch(1, member("t1", balance(1, 1)), of=attempt(1, coordinator="y" * 60)))
+
+        assert await adapter.recover() == []
+
+
+async def test_a_table_with_columns_that_the_writer_does_not_know(
+    database: PostgresDatabase, adapter: PostgresAdapter
+) -> None:
+    await adapter.apply([entry(1, member("t1", Insert("transfer", {"id": 1, "acct": 1, "amount": 1})))])
+    await database.sql("alter table transfer add column extra text")
+    harmless = await adapter.apply([entry(2, member("t2", Insert("transfer", {"id": 2, "acct": 1, "amount": 1})))])
+    await database.sql(
+        "alter table transfer add column needed int not null default 0; alter table transfer alter needed drop default"
+    )
+    failing = await adapter.apply([entry(3, member("t3", Insert("transfer", {"id": 3, "acct": 1, "amount": 1})))])
+    known = await adapter.apply(
+        [entry(3, member("t3", Insert("transfer", {"id": 3, "acct": 1, "amount": 1, "needed": 5})))]
+    )
+
+    assert harmless.failed is None
+    assert failing.failed is not None
+    assert (failing.failed.reason.sqlstate, "needed" in failing.failed.reason.message) == ("23502", True)
+    assert known.failed is None
+
+
+async def test_a_column_that_was_dropped_under_a_running_adapter_is_missed_by_name(
+    database: PostgresDatabase, adapter: PostgresAdapter
+) -> None:
+    change = Update("acct", {"id": 1}, {"note": "x"})
+    await adapter.apply([entry(1, member("t1", change))])
+    await database.sql("alter table acct drop column note")
+
+    result = await adapter.apply([entry(2, member("t2", change))])
+
+    assert result.failed is not None
+    assert (result.failed.reason.why, "note" in result.failed.reason.message) == (Why.INVALID, True)
+
+
+@pytest.mark.parametrize(
+    "columns", ["id serial primary key, v int", "id int primary key, at timestamptz default now(), v int"]
+)
+async def test_a_column_that_fills_itself_differently_everywhere_must_be_given(
+    database: PostgresDatabase, adapter: PostgresAdapter, columns: str
+) -> None:
+    await database.sql(f"create table own ({columns})")
+    partial = Insert("own", {"v": 1} if "serial" in columns else {"id": 1, "v": 1})
+
+    answer = await adapter.prepare(epoch(1, member("t1", partial)))
+
+    assert answer.votes[0].excluded is not None
+    assert answer.votes[0].excluded.why is Why.INVALID
+    await adapter.rollback(attempt(1))
+    async with database.open(allow_volatile=True) as permissive:
+        answer = await permissive.prepare(epoch(1, member("t1", partial)))
+        assert answer.votes[0].excluded is None
+        await permissive.rollback(attempt(1))

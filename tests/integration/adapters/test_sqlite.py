@@ -1,0 +1,231 @@
+"""SQLite as a compensatable resource: committed early, taken back exactly, once, or not at all."""
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from adapters import SqliteAdapter
+from tests.contract.harness import SqliteDatabase, attempt, entry, epoch, member
+from tops.changes import Change, Delete, Insert, Statement, Update, Upsert
+from tops.errors import CompensationRefused, ConfigError, ResourceRefused
+from tops.ports import Position, Why
+
+TABLES = """
+create table plain (id integer primary key, v, w text);
+create table keyed (k text primary key, v) without rowid;
+create table rowids (v, w);
+create table parent (id integer primary key, name text unique);
+create table kid (id integer primary key, parent integer references parent (id) on delete cascade, v real);
+create table computed (id integer primary key, a integer, double_a integer generated always as (a * 2) stored);
+insert into plain values (1, 1.5, 'one'), (2, x'00ff', null), (3, 9007199254740993, 'it''s');
+insert into keyed values ('a', 1), ('b', null);
+insert into rowids values (1, 'x'), (2, 'y');
+insert into parent values (1, 'p1'), (2, 'p2');
+insert into kid values (1, 1, 0.1), (2, 1, 1e300), (3, 2, null);
+insert into computed (id, a) values (1, 1);
+"""
+
+
+@pytest.fixture
+async def path(tmp_path: Path) -> Path:
+    database = SqliteDatabase(tmp_path / "test.db")
+    await database.sql(TABLES)
+    return tmp_path / "test.db"
+
+
+def dump(path: Path) -> list[str]:
+    connection = sqlite3.connect(path)
+    lines = [line for line in connection.iterdump() if "tops_" not in line and "sqlite_sequence" not in line]
+    connection.close()
+    return lines
+
+
+def open_adapter(path: Path) -> SqliteAdapter:
+    return SqliteAdapter(path, cluster="test", replica_set="shop")
+
+
+CHANGES: dict[str, Change] = {
+    "update": Update("plain", {"id": 1}, {"v": "text now"}),
+    "update of a blob": Update("plain", {"id": 2}, {"v": 7}),
+    "insert": Insert("plain", {"id": 9, "v": b"\x00"}),
+    "delete": Delete("plain", {"id": 3}),
+    "upsert of an old row": Upsert("keyed", {"k": "a"}, {"v": 5}),
+    "upsert of a new row": Upsert("keyed", {"k": "z"}, {"v": 5}),
+    "delete without rowid": Delete("keyed", {"k": "b"}),
+    "cascade": Delete("parent", {"id": 1}),
+    "cascade by replace": Statement("with x as (select 1) insert or replace into parent values (1, 'p2')"),
+    "change of the key by statement": Statement("update plain set id = id + 100"),
+    "all rows of a table without key": Statement("delete from rowids"),
+    "computed column": Update("computed", {"id": 1}, add={"a": 4}),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+async def test_compensation_restores_every_byte(path: Path, name: str) -> None:
+    before = dump(path)
+    async with open_adapter(path) as adapter:
+        answer = await adapter.prepare(epoch(1, member("t1", CHANGES[name], Insert("plain", {"id": 50}))))
+        assert answer.votes[0].excluded is None
+        assert dump(path) != before  # early: everybody sees it
+
+        await adapter.rollback(attempt(1))
+        await adapter.rollback(attempt(1))
+
+    assert dump(path) == before
+
+
+@pytest.mark.parametrize("seed", range(15))
+async def test_compensation_of_random_epochs_restores_every_byte(path: Path, seed: int) -> None:
+    dice = random.Random(seed)
+    async with open_adapter(path) as adapter:
+        for number in range(1, 6):
+            before = dump(path)
+            members = []
+            for n in range(dice.randint(1, 12)):
+                changes = dice.choices(list(CHANGES.values()), k=dice.randint(1, 3))
+                if dice.random() < 0.3:
+                    changes.append(Insert("plain", {"id": dice.randint(1, 5)}))
+                members.append(member(f"t{n}", *changes))
+            await adapter.prepare(epoch(number, *members))
+            if dice.random() < 0.7:
+                await adapter.rollback(attempt(number))
+                assert dump(path) == before, f"seed {seed}, epoch {number}"
+                await adapter.apply([entry(number)])
+            else:
+                await adapter.commit(attempt(number))
+
+
+async def test_rows_changed_by_somebody_else_are_not_overwritten(path: Path) -> None:
+    async with open_adapter(path) as adapter:
+        await adapter.prepare(
+            epoch(1, member("t1", Update("plain", {"id": 1}, {"w": "ours"}), Delete("plain", {"id": 2})))
+        )
+        await SqliteDatabase(path).sql("update plain set v = 'theirs' where id = 1")
+        before = dump(path)
+
+        with pytest.raises(CompensationRefused):
+            await adapter.rollback(attempt(1))
+
+        assert dump(path) == before
+        assert [doubt.attempt for doubt in await adapter.recover()] == [attempt(1)]
+
+
+async def test_nothing_is_taken_back_once_something_later_is_committed(path: Path) -> None:
+    async with open_adapter(path) as adapter:
+        await adapter.prepare(epoch(1, member("t1", Update("plain", {"id": 1}, {"w": "ours"}))))
+        await adapter.write_local(member("t2", Update("plain", {"id": 2}, {"w": "later"})))
+
+        with pytest.raises(CompensationRefused, match="later"):
+            await adapter.rollback(attempt(1))
+        await adapter.commit(attempt(1))
+
+        assert await adapter.applied() == Position(1)
+
+
+async def test_the_log_waits_while_an_epoch_is_undecided(path: Path) -> None:
+    async with open_adapter(path) as adapter:
+        await adapter.prepare(epoch(1, member("t1", Update("plain", {"id": 1}, {"w": "ours"}))))
+
+        with pytest.raises(ResourceRefused, match="decided"):
+            await adapter.apply([entry(2, member("t2", Update("plain", {"id": 1}, {"w": "x"})))])
+        with pytest.raises(ResourceRefused, match="decided"):
+            await adapter.prepare(epoch(2, member("t2", Update("plain", {"id": 1}, {"w": "x"}))))
+
+        await adapter.rollback(attempt(1))
+        assert (await adapter.apply([entry(1), entry(2)])).position == 2
+
+
+async def test_tables_with_triggers_are_refused_since_the_way_back_would_fire_them(path: Path) -> None:
+    await SqliteDatabase(path).sql("create trigger t after update on plain begin update keyed set v = 1; end")
+    async with open_adapter(path) as adapter:
+        answer = await adapter.prepare(
+            epoch(
+                1,
+                member("t1", Update("plain", {"id": 1}, {"w": "x"})),
+                member("t2", Update("keyed", {"k": "a"}, {"v": 2})),
+            )
+        )
+
+        assert answer.votes[0].excluded is not None
+        assert (answer.votes[0].excluded.why, answer.votes[1].excluded) == (Why.INVALID, None)
+
+
+async def test_a_table_made_later_is_compensated_too(path: Path) -> None:
+    async with open_adapter(path) as adapter:
+        await SqliteDatabase(path).sql("create table fresh (id integer primary key, v)")
+        before = dump(path)
+
+        await adapter.prepare(epoch(1, member("t1", Insert("fresh", {"id": 1, "v": 2}))))
+        await adapter.rollback(attempt(1))
+
+        assert dump(path) == before
+
+
+OWNER = """
+import asyncio, os, sys
+from tests.integration.adapters.test_sqlite import CHANGES, open_adapter, epoch, member, attempt
+async def main():
+    async with open_adapter(sys.argv[1]) as adapter:
+        await adapter.prepare(epoch(1, *(member(f"t{n}", change) for n, change in enumerate(CHANGES.values()))))
+        print("prepared", flush=True)
+        work = asyncio.create_task(getattr(adapter, sys.argv[2])(attempt(1)))
+        await asyncio.sleep(float(sys.argv[3]))
+        os.kill(os.getpid(), 9)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("verb", ["commit", "rollback"])
+@pytest.mark.parametrize("delay_s", [0.0, 0.002])
+async def test_a_killed_agent_leaves_the_epoch_whole_and_its_successor_ends_it_once(
+    path: Path, verb: str, delay_s: float
+) -> None:
+    before = dump(path)
+    owner = subprocess.run(
+        [sys.executable, "-c", OWNER, str(path), verb, str(delay_s)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": "."},
+    )
+    assert owner.returncode == -signal.SIGKILL, owner.stderr
+
+    async with SqliteAdapter(path, cluster="test", replica_set="shop") as successor:
+        doubts = await successor.recover()
+        await (successor.commit(attempt(1)) if verb == "commit" else successor.rollback(attempt(1)))
+        if verb == "rollback":
+            assert dump(path) == before
+            assert await successor.applied() == Position(0)
+        else:
+            assert dump(path) != before
+            assert await successor.applied() == Position(1)
+        assert len(doubts) <= 1
+        assert await successor.recover() == []
+
+
+async def test_a_file_that_is_no_database_is_refused_untouched(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("dear reader, this is not a database at all" * 100)
+
+    with pytest.raises(ConfigError, match="is not a database"):
+        await SqliteAdapter(tmp_path / "letter.txt", cluster="c", replica_set="s").start()
+
+    assert (tmp_path / "letter.txt").read_text().startswith("dear reader")
+
+
+async def test_a_locked_file_is_a_no_that_may_be_tried_again(path: Path) -> None:
+    async with open_adapter(path) as adapter:
+        adapter._connection.execute("pragma busy_timeout = 50")
+        holder = sqlite3.connect(path, isolation_level=None)
+        holder.execute("begin immediate")
+        with pytest.raises(ResourceRefused, match="locked"):
+            await adapter.prepare(epoch(1, member("t1", Update("plain", {"id": 1}, {"w": "x"}))))
+        holder.execute("rollback")
+        holder.close()
+
+        answer = await adapter.prepare(epoch(1, member("t1", Update("plain", {"id": 1}, {"w": "x"}))))
+        assert answer.votes[0].rows == (1,)

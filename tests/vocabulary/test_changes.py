@@ -1,0 +1,152 @@
+"""Writes as data: what is refused before it reaches a database, and what survives the wire."""
+
+from decimal import Decimal
+
+import pytest
+
+from tops.changes import (
+    Delete,
+    Insert,
+    InvalidChange,
+    Member,
+    NotDeterministic,
+    Statement,
+    Update,
+    Upsert,
+    check_query,
+    check_statement,
+    content_digest,
+    decode_member,
+    encode_member,
+    members_digest,
+    split_table_name,
+)
+from tops.ids import TxId
+
+VOLATILE = [
+    "update t set a = now()",
+    "update t set a = NOW ( )",
+    "insert into t values (random())",
+    "insert into t values (nextval('s'))",
+    "insert into t values (gen_random_uuid())",
+    "update t set a = current_timestamp",
+    "update t set a = pg_catalog.clock_timestamp()",
+    'update t set a = "now"()',
+    "update t set a = 'now'::timestamptz",
+    "update t set a = timestamp 'today'",
+    "update t set a = cast('tomorrow' as date)",
+    "update t set a = /* now() is fine here */ random()",
+    "update t set a = 'it''s' || random()",
+    "delete from t where id in (select id from t limit 1)",
+    "update t set a = 1 where ctid = '(0,1)'",
+    "update t set who = current_user",
+    "insert into t select * from u tablesample system (10)",
+]
+DETERMINISTIC = [
+    "update t set a = $1 where id = $2",
+    "update t set a = 'now()'",
+    "update t set a = 'random()' -- random()",
+    "update t set a = $$now()$$",
+    "update t set a = $tag$ now() $$ random() $tag$",
+    "update t set a = E'\\'now()'",
+    'update t set "now" = 1',
+    "update t set now = 1",
+    "delete from t where id in (select id from t order by id limit 1)",
+    "/* a /* nested random() */ comment */ update t set a = 1",
+    "with moved as (delete from t returning *) insert into u select * from moved",
+    "update t set a = 'today'",
+]
+
+
+@pytest.mark.parametrize("sql", VOLATILE)
+def test_a_statement_that_differs_on_every_replica_is_refused_unless_allowed(sql: str) -> None:
+    with pytest.raises(NotDeterministic):
+        check_statement(sql)
+
+    check_statement(sql, allow_volatile=True)
+
+
+@pytest.mark.parametrize("sql", DETERMINISTIC)
+def test_a_statement_that_does_the_same_everywhere_is_let_through(sql: str) -> None:
+    check_statement(sql)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "",
+        "  -- nothing",
+        "commit",
+        "BEGIN",
+        "rollback to x",
+        "prepare transaction 'x'",
+        "listen x",
+        "notify x",
+        "set a = 1",
+        "create temp table x (a int)",
+        "update t set a = 1; commit",
+        "/**/commit",
+        "copy t from stdin",
+        "do $$ $$",
+        "call p()",
+    ],
+)
+def test_what_could_end_the_transaction_or_leave_its_session_changed_is_refused(sql: str) -> None:
+    with pytest.raises(InvalidChange):
+        check_statement(sql, allow_volatile=True)
+
+
+def test_a_semicolon_at_the_end_or_in_a_string_is_harmless() -> None:
+    check_statement("update t set a = ';' where b = 1;")
+
+
+@pytest.mark.parametrize("sql", ["update t set a = 1", "", "commit", "call p()"])
+def test_what_is_no_query_is_refused_as_a_read(sql: str) -> None:
+    with pytest.raises(InvalidChange):
+        check_query(sql)
+
+
+def test_a_member_survives_the_wire_with_every_kind_of_change() -> None:
+    member = Member(
+        tx=TxId("b1.1.7"),
+        changes=(
+            Insert("t", {"id": 1, "b": b"\x00", "n": None}),
+            Update("t", {"id": 1}, {"x": [1, 2]}, {"y": 2}, 5),
+            Upsert("t", {"id": 1}, {"x": {"a": 1}}),
+            Delete("t", {"id": 1}, 7),
+            Statement("update t set a = $1", ("x",)),
+        ),
+        idempotency_key="k",
+    )
+
+    assert decode_member(encode_member(member)) == member
+
+
+def test_digests_tell_contents_apart_and_ignore_the_order_of_names() -> None:
+    one = Member(TxId("a"), (Update("t", {"id": 1}, {"x": 1, "y": Decimal("1.0")}),))
+    same = Member(TxId("b"), (Update("t", {"id": 1}, {"y": Decimal("1.0"), "x": 1}),))
+    other = Member(TxId("a"), (Update("t", {"id": 1}, {"x": 2, "y": Decimal("1.0")}),))
+
+    assert content_digest(one) == content_digest(same) != content_digest(other)
+    assert members_digest([one, other]) != members_digest([other, one])
+
+
+@pytest.mark.parametrize(
+    ("written", "parts"),
+    [
+        ("acct", (None, "acct")),
+        ("audit.acct", ("audit", "acct")),
+        ('"a.b"', (None, "a.b")),
+        ('"a.b"."c""d"', ("a.b", 'c"d')),
+        ("my table", (None, "my table")),
+        ("it's", (None, "it's")),
+    ],
+)
+def test_table_names_are_taken_apart_at_dots_outside_quotes(written: str, parts: tuple[str | None, str]) -> None:
+    assert split_table_name(written) == parts
+
+
+@pytest.mark.parametrize("written", ["", ".", "a.", "a.b.c", 'a"b', '"a', '""'])
+def test_broken_table_names_are_refused(written: str) -> None:
+    with pytest.raises(InvalidChange):
+        split_table_name(written)

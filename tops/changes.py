@@ -1,0 +1,234 @@
+"""What a write is, as data: row changes by primary key, and parameterised SQL.
+
+They travel in events and end in a resource, which carries them out in its own way. Values are what a database column
+holds: None, bool, int, float, str, bytes, Decimal, UUID, date and time types, lists and dicts; after a journey over
+the wire some of these arrive as their text (a Decimal as "12.50"), which means the same to every resource.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from tops.errors import TopsError
+from tops.ids import TxId
+
+Value = Any
+Row = dict[str, Value]
+
+
+class Insert(msgspec.Struct, frozen=True, array_like=True, tag="insert"):
+    """A new row; refused if its key exists."""
+
+    table: str
+    values: Row
+
+
+class Update(msgspec.Struct, frozen=True, array_like=True, tag="update"):
+    """New values for, or amounts added to, columns of the row with that primary key; no such row: 0 rows, no error."""
+
+    table: str
+    key: Row
+    values: Row = {}
+    add: Row = {}
+    expect_version: int | None = None
+
+
+class Upsert(msgspec.Struct, frozen=True, array_like=True, tag="upsert"):
+    """The row has these values afterwards, whether it existed or not."""
+
+    table: str
+    key: Row
+    values: Row = {}
+    expect_version: int | None = None
+
+
+class Delete(msgspec.Struct, frozen=True, array_like=True, tag="delete"):
+    """The row is gone afterwards; no such row: 0 rows, no error."""
+
+    table: str
+    key: Row
+    expect_version: int | None = None
+
+
+class Statement(msgspec.Struct, frozen=True, array_like=True, tag="statement"):
+    """One parameterised SQL statement ($1, $2, …) that does the same on every replica."""
+
+    sql: str
+    args: tuple[Value, ...] = ()
+
+
+RowChange = Insert | Update | Upsert | Delete
+Change = RowChange | Statement
+
+
+class Member(msgspec.Struct, frozen=True, array_like=True):
+    """One transaction of an epoch or of the log: its changes, in order."""
+
+    tx: TxId
+    changes: tuple[Change, ...]
+    idempotency_key: str = ""
+    key_ttl_s: int = 86_400  # how long the key is remembered
+
+
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
+_decoder = msgspec.msgpack.Decoder(Member)
+
+
+def encode_member(member: Member) -> bytes:
+    return _encoder.encode(member)
+
+
+def decode_member(data: bytes) -> Member:
+    return _decoder.decode(data)
+
+
+def content_digest(member: Member) -> str:
+    """The same for the same changes, whatever transaction carries them: what an idempotency key is tied to."""
+    return hashlib.sha256(_encoder.encode(member.changes)).hexdigest()[:32]
+
+
+def members_digest(members: Sequence[Member]) -> str:
+    """Names the exact list of members that a vote or a decision is about."""
+    return hashlib.sha256(_encoder.encode(members)).hexdigest()[:32]
+
+
+class InvalidChange(TopsError):
+    """The change can't be carried out anywhere: it names what does not exist, or lacks what is needed."""
+
+
+class NotDeterministic(InvalidChange):
+    """Replicas running this statement would end with different rows."""
+
+    def __init__(self, culprit: str, sql: str) -> None:
+        self.culprit = culprit
+        super().__init__(
+            f"{culprit} gives another result on every replica; compute the value first and pass it as a parameter, "
+            f"or allow non-deterministic statements for this replica set: {sql[:200]}"
+        )
+
+
+_ALLOWED = frozenset({"insert", "update", "delete", "merge", "with", "select", "truncate"})
+_READS = frozenset({"select", "with", "values", "table", "explain", "show"})
+_CLOCK_WORDS = frozenset(
+    {"current_timestamp", "current_date", "current_time", "localtime", "localtimestamp", "tablesample", "ctid"}
+    | {"current_user", "session_user", "current_role", "current_catalog", "current_schema"}
+)
+_VOLATILE_FUNCTIONS = frozenset(
+    {"now", "clock_timestamp", "statement_timestamp", "transaction_timestamp", "timeofday", "age", "random"}
+    | {"random_normal", "setseed", "gen_random_uuid", "gen_random_bytes", "uuid_generate_v1", "uuid_generate_v1mc"}
+    | {"uuid_generate_v4", "uuidv4", "uuidv7", "nextval", "currval", "lastval", "setval", "txid_current"}
+    | {"txid_current_if_assigned", "txid_current_snapshot", "pg_current_xact_id", "pg_current_xact_id_if_assigned"}
+    | {"pg_current_snapshot", "pg_backend_pid", "pg_current_wal_lsn", "inet_client_addr", "inet_client_port"}
+    | {"inet_server_addr", "inet_server_port", "version", "pg_postmaster_start_time", "pg_conf_load_time"}
+    | {"randomblob", "last_insert_rowid", "changes", "total_changes", "julianday", "unixepoch", "sqlite_version"}
+)
+CLOCK_STRINGS = frozenset({"now", "today", "tomorrow", "yesterday"})
+_TOKEN = re.compile(
+    r"""
+      (?P<space>\s+ | --[^\n]* )
+    | (?P<comment>/\*)
+    | (?P<dollar>\$(?:[A-Za-z_][A-Za-z_0-9]*)?\$)
+    | (?P<parameter>\$\d+)
+    | (?P<escaped>[eE]'(?:[^'\\]|''|\\.)*')
+    | (?P<string>(?:[uU]&|[bBxXnN])?'(?:[^']|'')*')
+    | (?P<quoted>"(?:[^"]|"")*")
+    | (?P<word>[^\W\d]\w*)
+    | (?P<other>::|.)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def check_statement(sql: str, *, allow_volatile: bool = False) -> None:
+    """Refuse what could end the transaction around it or, unless allowed, what differs from replica to replica."""
+    tokens = list(_tokens(sql))
+    if not tokens:
+        raise InvalidChange("the statement is empty")
+    verb = tokens[0][1]
+    if verb not in _ALLOWED:
+        raise InvalidChange(
+            f"a replicated statement starts with one of {', '.join(sorted(_ALLOWED))}, not with {verb!r}: {sql[:200]}"
+        )
+    if ("other", ";") in tokens[:-1]:
+        raise InvalidChange(f"one statement at a time, please: {sql[:200]}")
+    culprit = None if allow_volatile else volatile_part(sql)
+    if culprit is not None:
+        raise NotDeterministic(culprit, sql)
+
+
+def check_query(sql: str) -> None:
+    """Refuse what is not a query: a read must not write."""
+    verb = next((token for _, token in _tokens(sql)), "")
+    if verb not in _READS:
+        raise InvalidChange(f"a read starts with one of {', '.join(sorted(_READS))}, not with {verb!r}: {sql[:200]}")
+
+
+def volatile_part(sql: str) -> str | None:
+    """The first part of a statement or expression whose value is not the same everywhere; None if none is known."""
+    tokens = list(_tokens(sql))
+    words = {token for kind, token in tokens if kind == "word"}
+    padded = [("start", ""), ("start", ""), *tokens, ("end", "")]
+    for place, (kind, token) in enumerate(tokens):
+        before, following = [text for _, text in padded[place : place + 2]], padded[place + 3][1]
+        if kind == "word" and token in _CLOCK_WORDS:
+            return token
+        if kind in ("word", "quoted") and token in _VOLATILE_FUNCTIONS and following == "(":
+            return f"{token}()"
+        if kind == "string" and token in CLOCK_STRINGS:
+            is_cast = following == "::" or before == ["cast", "("]
+            if is_cast or before[1] in ("date", "time", "timestamp", "timestamptz", "timetz"):
+                return f"'{token}'"
+    if words & {"limit", "fetch"} and not {"order", "by"} <= words:
+        return "LIMIT without ORDER BY"
+    return None
+
+
+def _tokens(sql: str) -> Iterator[tuple[str, str]]:
+    """Words in lower case, strings and quoted names without their quotes; comments and white space left out."""
+    position = 0
+    while position < len(sql):
+        match = _TOKEN.match(sql, position)
+        assert match is not None, "the last alternative matches any character"
+        kind, token = str(match.lastgroup), match.group()
+        position = match.end()
+        if kind == "comment":
+            position = _end_of_comment(sql, position)
+        elif kind == "dollar":
+            end = sql.find(token, position)
+            position = len(sql) if end < 0 else end + len(token)
+            yield "string", ""
+        elif kind in ("string", "escaped"):
+            yield "string", token[token.index("'") + 1 : -1].strip().lower()
+        elif kind == "quoted":
+            yield kind, token[1:-1].replace('""', '"')
+        elif kind != "space":
+            yield kind, token.lower()
+
+
+def _end_of_comment(sql: str, position: int) -> int:
+    depth = 1  # SQL's comments nest
+    while depth and position < len(sql):
+        if sql.startswith("/*", position):
+            depth, position = depth + 1, position + 2
+        elif sql.startswith("*/", position):
+            depth, position = depth - 1, position + 2
+        else:
+            position += 1
+    return position
+
+
+def split_table_name(table: str) -> tuple[str | None, str]:
+    """Schema (None: the database's default) and name of `name`, `schema.name`, or with dots inside: `"a.b"."c"`."""
+    parts = re.findall(r'"((?:[^"]|"")+)"|([^."]+)', table)
+    names = [quoted.replace('""', '"') or plain for quoted, plain in parts]
+    rebuilt = ".".join(f'"{quoted}"' if quoted else plain for quoted, plain in parts)
+    if rebuilt != table or not 1 <= len(names) <= 2:
+        raise InvalidChange(f"table name {table!r}: write name or schema.name, in double quotes if it holds a dot")
+    return (None, names[0]) if len(names) == 1 else (names[0], names[1])
+
+
+def tables_of(changes: Iterable[Change]) -> set[str]:
+    return {change.table for change in changes if not isinstance(change, Statement)}

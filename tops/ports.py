@@ -1,0 +1,197 @@
+"""What the runtime needs from outside: a database as a transactional resource.
+
+A resource carries out what it is told and remembers, in the same database transaction as the data, how far it has
+come. It decides nothing: whether an epoch commits is the coordinator's word, in which order is the log's.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from enum import Enum
+from typing import Protocol
+
+import msgspec
+
+from tops.changes import Member, Row, Value
+from tops.ids import NodeId, TxId
+
+
+class Attempt(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """Which try, of which coordinator's life, at which number of the log."""
+
+    number: int
+    incarnation: int
+    attempt: int
+    coordinator: NodeId
+
+    def __str__(self) -> str:
+        return f"number {self.number}, attempt {self.attempt} of {self.coordinator}.{self.incarnation}"
+
+
+class Epoch(msgspec.Struct, frozen=True, array_like=True):
+    """Transactions that are prepared together, in serial order."""
+
+    attempt: Attempt
+    members: tuple[Member, ...]
+    digest: str
+    at_ms: int  # the coordinator's clock: what all replicas measure the life of idempotency keys by
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """One number of the log with what was committed under it; no members: a void number."""
+
+    number: int
+    members: tuple[Member, ...]
+    at_ms: int = 0
+
+
+class Why(Enum):
+    """Why a member can't be part of the epoch; the same on every replica in the same state."""
+
+    INVALID = "invalid"  # unknown table or column, no primary key, not deterministic
+    CONSTRAINT = "constraint"  # check, unique, foreign key, not null, exclusion
+    VERSION = "version"  # the row is not the one that the writer had seen
+    DUPLICATE = "duplicate"  # its idempotency key has been committed with the same content
+    KEY_REUSED = "key-reused"  # its idempotency key has been committed with other content
+    ERROR = "error"  # anything else that the database objects to
+
+
+class Exclusion(msgspec.Struct, frozen=True, array_like=True):
+    why: Why
+    sqlstate: str
+    message: str
+    first_tx: TxId | None = None  # for a duplicate: the transaction that was committed with the key, and its number
+    first_number: int | None = None
+
+
+class MemberVote(msgspec.Struct, frozen=True, array_like=True):
+    """What became of one member here: the rows that each of its changes affected, or why it is left out."""
+
+    tx: TxId
+    rows: tuple[int, ...] = ()
+    excluded: Exclusion | None = None
+    returned: tuple[tuple[Row, ...], ...] = ()  # per change, for statements that return rows; empty if none does
+
+
+class Prepared(msgspec.Struct, frozen=True, array_like=True):
+    """A promise that survives crashes: all members but the excluded ones commit when told to."""
+
+    attempt: Attempt
+    digest: str
+    votes: tuple[MemberVote, ...]
+
+
+class EntryFailed(msgspec.Struct, frozen=True, array_like=True):
+    number: int
+    tx: TxId
+    reason: Exclusion
+
+
+class Applied(msgspec.Struct, frozen=True, array_like=True):
+    """How an `apply` went: everything before `failed` is committed, it and everything after it is not."""
+
+    position: int
+    failed: EntryFailed | None = None
+
+
+class Position(msgspec.Struct, frozen=True, array_like=True):
+    """The longest applied-or-void prefix of the log, and what is applied beyond it."""
+
+    prefix: int
+    above: frozenset[int] = frozenset()
+
+    def holds(self, number: int) -> bool:
+        return number <= self.prefix or number in self.above
+
+
+class InDoubt(msgspec.Struct, frozen=True, array_like=True):
+    """A promise found in the database that waits for the coordinator's word."""
+
+    attempt: Attempt
+    age_s: float
+
+
+class ReadResult(msgspec.Struct, frozen=True, array_like=True):
+    rows: list[Row]
+    position: Position | None = None  # of the very snapshot that was read, if asked for
+
+
+class OutboxEntry(msgspec.Struct, frozen=True, array_like=True):
+    """A transaction committed here that is still to be published; ids grow in commit order."""
+
+    id: int
+    member: Member
+
+
+class Health(msgspec.Struct, frozen=True, array_like=True):
+    position: Position
+    prepared: int
+    oldest_prepared_s: float
+    lag: int | None = None  # numbers behind the head, if the head was given
+    unpublished: int = 0
+
+
+class Snapshot(Protocol):
+    """One consistent state of the whole database, with its position, for as long as it is open."""
+
+    @property
+    def position(self) -> Position: ...
+
+    def rows(self, table: str, *, chunk: int = 10_000) -> AsyncIterator[list[Row]]:
+        """All rows in key order; values in a form that an `Insert` takes back exactly."""
+        ...
+
+
+class Resource(Protocol):
+    """One replica set's part of one database.
+
+    All calls are safe to repeat. A call that is cancelled or cut off raises `OutcomeUnknown` or `CancelledError`, and
+    what it began may still happen: ask `applied()` and `recover()`.
+    """
+
+    compensatable: bool  # True: `prepare` commits early, and `rollback` takes back
+
+    async def start(self) -> None:
+        """Connect, take over from any earlier agent, make the bookkeeping tables; refuse a database that can't do."""
+
+    async def close(self) -> None: ...
+
+    async def recover(self) -> list[InDoubt]:
+        """The promises found in the database, oldest number first; they stay until commit or rollback."""
+
+    async def prepare(self, epoch: Epoch) -> Prepared:
+        """Promise an epoch; other attempts of its number are rolled back first. Raises ResourceRefused for a NO."""
+
+    async def commit(self, attempt: Attempt) -> None:
+        """Keep the promise. Raises PromiseLost when there is none and the number is not applied either."""
+
+    async def rollback(self, attempt: Attempt) -> None:
+        """Drop the promise; an unknown one is dropped already."""
+
+    async def apply(self, entries: Sequence[Entry], *, durable: bool = True) -> Applied:
+        """Commit entries of the log in order, exactly once; known numbers are skipped.
+
+        Not durable: a crash of the database may take back the newest ones together with their position.
+        """
+
+    async def applied(self) -> Position: ...
+
+    async def compact(self) -> None:
+        """Keep the applied prefix as one row, and forget idempotency keys whose time is over."""
+
+    async def write_local(self, member: Member) -> MemberVote:
+        """Commit a transaction here and, with it, the record that it is to be published. Raises MemberRefused."""
+
+    async def unpublished(self, limit: int = 1_000) -> list[OutboxEntry]:
+        """The oldest entries in commit order; none appears later with a smaller id than one seen."""
+
+    async def mark_published(self, up_to: int) -> None: ...
+
+    async def read(self, sql: str, args: Sequence[Value] = (), *, with_position: bool = False) -> ReadResult:
+        """One query in one read-only snapshot."""
+
+    async def version(self, table: str, key: Row) -> int:
+        """The number that last changed the row, for tables that track versions; 0 if none is known."""
+
+    def snapshot(self) -> AbstractAsyncContextManager[Snapshot]: ...
+
+    async def health(self, head: int | None = None) -> Health: ...
