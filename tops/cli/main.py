@@ -4,10 +4,11 @@ import sys
 
 import typer
 
-from tops.cli import bench, keys, sim
+from tops.cli import bench, broker, keys, sim
 from tops.errors import NotReachable, TopsError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+app.add_typer(broker.app, name="broker")
 app.add_typer(keys.app, name="keys")
 app.add_typer(bench.app, name="bench")
 app.add_typer(sim.app, name="sim")

@@ -188,25 +188,26 @@ class BrokerCore:
 
     def _ascend(self, dissemination: Dissemination, link: NodeId, now: float) -> list[Effect]:
         publication = dissemination.publication
+        # A broker behind the link has passed it to its own subtree; a site gets its own events back from here.
+        passed = link if dissemination.early and link not in self.edge.sites else None
         if dissemination.rendezvous == self.name:
             effects = self.rendezvous.on_publication(publication, dissemination.sender, dissemination.incarnation, now)
-            return self._carry_out(effects, now, publication, link if dissemination.early else None)
+            return self._carry_out(effects, now, publication, passed)
         hop = self.topology.next_hop(self.name, dissemination.rendezvous)
         up: list[Effect] = [] if hop is None else [Send(hop, dissemination)]
         if dissemination.early:
-            return self._descend(publication, dissemination.rendezvous, exclude=link) + up
+            return self._descend(publication, dissemination.rendezvous, exclude=passed) + up
         return up
 
     def _descend(self, publication: Publication, rendezvous: NodeId, exclude: NodeId | None) -> list[Effect]:
         parent = self.topology.next_hop(self.name, rendezvous)
-        effects: list[Effect] = []
-        for link in self._links_for(publication):
-            if link in (exclude, parent):
-                continue
-            if link not in self.edge.sites:
-                effects.append(Send(link, _downward(publication, rendezvous, self.name, self.incarnation)))
-            elif self._passes(link, publication):
-                effects.append(self._to_site(link, publication, rendezvous))
+        # One message for all links: whoever carries out the effects encodes it once.
+        downward = _downward(publication, rendezvous, self.name, self.incarnation)
+        effects: list[Effect] = [
+            Send(link, downward)
+            for link in self._links_for(publication)
+            if link != exclude and link != parent and (link not in self.edge.sites or self._passes(link, publication))
+        ]
         if isinstance(publication, LocalCommitOrdered) or (
             isinstance(publication, TxAbandoned) and not publication.distributed_only
         ):

@@ -1,0 +1,55 @@
+"""`tops broker`: one broker of a cluster, in the foreground."""
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+
+from tops.config import load_config
+from tops.errors import JournalFailed, TopsError
+from tops.runtime.broker import Broker
+from tops.runtime.logs import configure_logging
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+
+
+@app.callback()
+def broker() -> None:
+    """One broker of a cluster."""
+
+
+@app.command()
+def run(
+    name: Annotated[str, typer.Option("--name", help="Which [[broker]] of the file.")],
+    config: Annotated[Path, typer.Option("-c", "--config", help="The cluster's file.")] = Path("tops.toml"),
+    log_level: Annotated[str, typer.Option("--log-level")] = "info",
+) -> None:
+    """Run until SIGINT or SIGTERM; exit 2 when refused, 1 when the journal failed."""
+    configure_logging(log_level)
+    try:
+        uvloop.run(_serve(config, name))
+    except JournalFailed as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
+    except TopsError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+
+
+async def _serve(path: Path, name: str) -> None:
+    config = load_config(path)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with Broker.run(config, name) as serving:
+        failed = asyncio.ensure_future(serving.wait())
+        stopped = asyncio.ensure_future(stop.wait())
+        await asyncio.wait({failed, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if failed.done():
+            failed.result()
+        failed.cancel()

@@ -1,0 +1,206 @@
+"""The broker process: opens the journal, brings the machine back to where it was, listens, dials, and stops in order.
+
+Nothing is said to anybody before the new incarnation is on disk. When the journal fails, or holds something that was
+not written, the broker stops and says so: `wait` raises.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from time import time
+
+from aiohttp import web
+
+from tops.config import BrokerTable, Config
+from tops.constraints import Predicate
+from tops.core.broker import BrokerCore
+from tops.core.rendezvous import RendezvousOptions
+from tops.errors import ConfigError, JournalClosed, TopsError
+from tops.http.app import http_app
+from tops.ids import NodeId
+from tops.records import Started
+from tops.runtime.broker_node import BrokerNode
+from tops.runtime.connections import Connections
+from tops.runtime.identity import Self
+from tops.runtime.journal import JournalOptions
+from tops.runtime.record_store import RecordStore
+from tops.runtime.retention import Retainer
+from tops.security import AuditLog, Kind
+
+WATCH_S = 0.05
+REVOCATIONS_S = 5.0
+SEGMENTS_KEPT = 16  # the journal's size is cut in this many parts, which are dropped one by one
+
+log = logging.getLogger("tops.broker")
+
+
+class Broker:
+    """One broker of a cluster: `async with Broker.run(config, "b1") as broker: await broker.wait()`."""
+
+    def __init__(
+        self,
+        config: Config,
+        name: str,
+        *,
+        predicates: Mapping[str, Predicate] | None = None,
+        options: RendezvousOptions | None = None,
+    ) -> None:
+        self.config, self.table = config, config.broker_named(name)
+        self._predicates, self._options = predicates, options
+        self._tasks: list[asyncio.Task[None]] = []
+        self._runner: web.AppRunner | None = None
+        self._audit: AuditLog | None = None
+        self._failed: asyncio.Future[None] | None = None
+        self.ready = False
+        self.node: BrokerNode
+        self.connections: Connections
+        self.retainer: Retainer
+
+    @classmethod
+    @asynccontextmanager
+    async def run(
+        cls,
+        config: Config,
+        name: str,
+        *,
+        predicates: Mapping[str, Predicate] | None = None,
+        options: RendezvousOptions | None = None,
+    ) -> AsyncIterator["Broker"]:
+        """A started broker, stopped on leaving."""
+        broker = cls(config, name, predicates=predicates, options=options)
+        await broker.start()
+        try:
+            yield broker
+        finally:
+            await broker.stop()
+
+    @property
+    def name(self) -> str:
+        return self.table.name
+
+    @property
+    def url(self) -> str:
+        return self.table.url
+
+    async def start(self) -> None:
+        """Recover and begin to serve; raises TopsError, with nothing left open, when it can't."""
+        self._failed = asyncio.get_running_loop().create_future()
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
+        table, config = self.table, self.config
+        store = RecordStore.open(table.data / "journal", _journal_options(table))
+        self._report_recovery(store)
+        types = store.scan()
+        incarnation = store.incarnation + 1
+        topology = config.topology()
+        core = BrokerCore(NodeId(table.name), incarnation, topology, self._predicates, self._options)
+        self._audit = AuditLog(table.data / "audit.log", time())
+        addresses = {NodeId(b.name): b.url for b in config.broker}
+        self.node = BrokerNode(core, store, table.limits, self._audit, config.cluster.name, addresses)
+        store.append(Started(incarnation=incarnation))
+        await store.journal.sync()
+        for record in (*types, *store.replay()):
+            core.recover(record)
+        self.retainer = Retainer(self.node, table.retention)
+        self.retainer.recovered()
+        self.node.act(core.recovered(asyncio.get_running_loop().time()))
+        own = self._identity(incarnation)
+        self.connections = Connections(self.node, own, config.permissions())
+        await self._listen(own)
+        self.connections.dial(addresses)
+        self._tasks = [asyncio.ensure_future(step) for step in (self._watch(), self._trust(), self._journal())]
+        self.ready = True
+        log.info("serving", extra={"node": table.name, "listen": table.listen, "incarnation": incarnation})
+
+    def _identity(self, incarnation: int) -> Self:
+        table, cluster = self.table, self.config.cluster
+        if table.keys is None:
+            return Self.without_keys(
+                cluster.name, Kind.BROKER, table.name, incarnation, cluster.site_role, cluster.insecure
+            )
+        own = Self.with_keys(table.keys, incarnation, cluster.insecure)
+        if own.party.identity.name != table.name or own.party.identity.cluster != cluster.name:
+            raise ConfigError(f"{table.keys}: these are the keys of {own.party.identity}, not of broker {table.name!r}")
+        return own
+
+    async def _listen(self, own: Self) -> None:
+        app = http_app(self.node, self.connections, self.retainer, lambda: self.ready)
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+        await self._runner.setup()
+        try:
+            await web.TCPSite(
+                self._runner, self.table.host, self.table.port, ssl_context=own.server_tls(), backlog=1024
+            ).start()
+        except OSError as error:
+            raise ConfigError(f"broker {self.table.name!r} can't listen on {self.table.listen}: {error}") from None
+
+    def _report_recovery(self, store: RecordStore) -> None:
+        found = store.journal.recovery
+        fields = {"node": self.table.name, "records": found.records, "bytes": found.bytes}
+        if found.torn_bytes:
+            log.warning(
+                "the journal ended in a write that a crash cut short; it was never acknowledged and is cut off",
+                extra={**fields, "torn_bytes": found.torn_bytes, "file": found.torn_file, "at": found.torn_offset},
+            )
+        else:
+            log.info("journal opened", extra=fields)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_S)
+            self.node.watch()
+            await self.retainer.step()
+
+    async def _trust(self) -> None:
+        while True:
+            await asyncio.sleep(REVOCATIONS_S)
+            try:
+                self.connections.revoke()
+            except TopsError as error:
+                self.node.alarm("revocations", str(error))
+
+    async def _journal(self) -> None:
+        try:
+            failure = await self.node.store.journal.failed()
+        except JournalClosed:
+            return
+        log.critical(str(failure), extra={"node": self.table.name})
+        if self._failed is not None and not self._failed.done():
+            self._failed.set_exception(failure)
+
+    async def wait(self) -> None:
+        """Serve until the broker can't go on; raises what stopped it."""
+        assert self._failed is not None, "the broker was not started"
+        await self._failed
+
+    async def stop(self) -> None:
+        """Close connections, then the journal: what was acknowledged is on disk already."""
+        self.ready = False
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if hasattr(self, "connections"):
+            await self.connections.close(f"broker {self.table.name} stops")
+        if self._runner is not None:
+            await self._runner.cleanup()
+        if hasattr(self, "node"):
+            self.node.stop()
+            try:
+                await self.node.store.close()
+            except TopsError as error:
+                log.error("the journal's end", extra={"node": self.table.name, "reason": str(error)})
+        if self._audit is not None:
+            self._audit.close()
+            self._audit = None
+        if self._failed is not None and self._failed.done() and not self._failed.cancelled():
+            self._failed.exception()  # seen
+
+
+def _journal_options(table: BrokerTable) -> JournalOptions:
+    return JournalOptions(segment_bytes=max(2**20, min(64 * 2**20, table.retention.size // SEGMENTS_KEPT)))

@@ -1,0 +1,289 @@
+"""A broker's machine with its disk, its links and the clock: carries out effects, and decides nothing of the protocol.
+
+What it does decide is about resources: which messages of a site pass, which reader is too slow to be kept, and when
+publishers must wait because this broker has more queued than it likes.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from tops.config import Limits
+from tops.core.broker import BrokerCore
+from tops.effects import Alarm, CancelTimer, Effect, ReadLog, Send, SetTimer
+from tops.errors import ProtocolError
+from tops.ids import NodeId
+from tops.messages import LinkMessage
+from tops.records import EpochCommitted, LogAppended
+from tops.runtime.guard import Guard
+from tops.runtime.link import Link
+from tops.runtime.outbox import Outbox
+from tops.runtime.record_store import RecordStore
+from tops.runtime.timers import Timers
+from tops.runtime.wire import AnyWord, Meet, Pressed, Refused, encode_message, meeting
+from tops.security import AuditLog, KeyedBuckets, Kind, Peer
+
+JOURNAL_QUEUE_MAX = 50_000
+OUTBOX_MAX = 200_000
+ALARMS_KEPT = 100
+
+log = logging.getLogger("tops.broker")
+
+
+class BrokerNode:
+    """One life of one broker."""
+
+    def __init__(
+        self,
+        core: BrokerCore,
+        store: RecordStore,
+        limits: Limits,
+        audit: AuditLog | None,
+        cluster: str,
+        addresses: Mapping[NodeId, str],
+    ) -> None:
+        self.core, self.store, self.limits, self.audit = core, store, limits, audit
+        self.cluster, self.addresses = cluster, addresses
+        self.name = core.name
+        self.refusing = False  # no room is left for more durable events
+        self.links: dict[NodeId, Link] = {}
+        self.guards: dict[NodeId, Guard] = {}  # of the links that are sites'
+        self.alarms: list[tuple[float, str, str]] = []
+        self.counters = {"refused": 0, "dropped": 0, "slow_readers": 0, "alarms": 0, "decisions": 0, "resets": 0}
+        self.timers = Timers(lambda key: self.act(core.timer(key, _now())))
+        self.outbox = Outbox(self._perform, _Recording(store, self._recorded))
+        self._encoded: tuple[LinkMessage | None, bytes] = (None, b"")
+        self._rates = KeyedBuckets(limits.messages_per_s, max(limits.messages_per_s, 1024))
+        self._reads: set[asyncio.Task[None]] = set()
+        self._pressed = False
+        self._pressed_changes = 0
+        self._pressed_elsewhere: dict[str, Pressed] = {}
+
+    def act(self, effects: list[Effect]) -> None:
+        self.outbox.put(effects)
+
+    # -------------------------------------------------------------------------------------------------- what arrives
+
+    def take(self, link: Link, messages: tuple[LinkMessage, ...]) -> float:
+        """Messages of one frame, from a neighbour."""
+        core, now, name = self.core, _now(), link.name
+        guard = self.guards.get(name)
+        if guard is None:
+            for message in messages:
+                self.outbox.put(core.receive(name, message, now))
+            return 0.0
+        for message in messages:
+            refusal = guard.refusal(message)
+            if refusal is None:
+                self.outbox.put(core.receive(name, message, now))
+            else:
+                self._refuse(link, refusal.subject, refusal.error.verb, refusal.error.event_type, str(refusal.error))
+        return self._pause(name, len(messages), now)
+
+    def _pause(self, site: NodeId, amount: int, now: float) -> float:
+        """A site over its rate is read more slowly; nothing of it is dropped."""
+        bucket = self._rates
+        taken = min(amount, bucket.burst)
+        if bucket.take(site, taken, now):
+            return 0.0
+        return min(taken / bucket.rate, self.limits.heartbeat_s / 4)
+
+    def _refuse(self, link: Link, subject: str, verb: str, event_type: str, text: str) -> None:
+        self.counters["refused"] += 1
+        link.say(Refused(subject, verb, event_type, text))
+        if self.audit is not None:
+            self.audit.denied(time.time(), who=link.name, act=f"{verb} {event_type}", detail=subject)
+
+    def hear(self, link: Link, word: AnyWord) -> None:
+        if isinstance(word, Pressed) and link.name not in self.guards:
+            self._neighbour_pressed(link, word)
+            return
+        raise ProtocolError(f"{link.name} said {type(word).__name__}, which is not for it to say")
+
+    # ------------------------------------------------------------------------------------------------ what is wanted
+
+    def _perform(self, effect: Effect) -> None:
+        kind = type(effect)
+        if kind is Send:
+            self._send(effect.link, effect.message)  # type: ignore[attr-defined]
+            return
+        match effect:
+            case SetTimer(key=key, after_s=after_s):
+                self.timers.set(key, after_s)
+            case CancelTimer(key=key):
+                self.timers.cancel(key)
+            case ReadLog():
+                task = asyncio.ensure_future(self._read_log(effect))
+                self._reads.add(task)
+                task.add_done_callback(self._reads.discard)
+            case Alarm(kind=what, text=text):
+                self.alarm(what, text)
+
+    def _send(self, name: NodeId, message: LinkMessage) -> None:
+        link = self.links.get(name)
+        if link is None:
+            self.counters["dropped"] += 1  # the neighbour is gone: whoever cares asks again
+            return
+        guard = self.guards.get(name)
+        if guard is not None:
+            passed = guard.deliverable(message)
+            if passed is None:
+                return
+            message = passed
+        known, encoded = self._encoded
+        if known is not message:
+            try:
+                encoded = encode_message(message)
+            except ProtocolError as error:
+                self.alarm("too-large", str(error))
+                return
+            self._encoded = (message, encoded)
+        link.post(encoded)
+        if guard is not None and link.pending_bytes > self.limits.queue_bytes_max:
+            self._too_slow(link)
+
+    async def _read_log(self, wanted: ReadLog) -> None:
+        entries = await self.store.entries(wanted.event_type, wanted.first, wanted.last)
+        self.act(self.core.log_read(wanted.event_type, wanted.feed, entries, _now()))
+
+    def _recorded(self, record: object) -> None:
+        match record:
+            case EpochCommitted(epoch=epoch, transactions=transactions):
+                self.counters["decisions"] += 1
+                log.info("committed", extra={"node": self.name, "epoch": str(epoch), "tx": transactions})
+            case LogAppended(entry=entry) if entry.transactions:
+                self.counters["decisions"] += 1
+                ids = [t.tx for t in entry.transactions]
+                log.info("committed", extra={"node": self.name, "number": entry.number, "tx": ids})
+
+    def alarm(self, kind: str, text: str) -> None:
+        """Something an operator must see."""
+        self.counters["alarms"] += 1
+        self.alarms = [*self.alarms[1 - ALARMS_KEPT :], (time.time(), kind, text)]
+        log.warning(text, extra={"node": self.name, "alarm": kind})
+
+    # ---------------------------------------------------------------------------------------------- links come and go
+
+    def our_meet(self, peer: Peer) -> Meet:
+        """What we say first on a connection with this peer."""
+        known = self.links.get(NodeId(peer.identity.name))
+        brokers, urls = tuple(self.addresses), tuple(self.addresses.values())
+        proposal = secrets.token_hex(8)
+        if known is not None and known.incarnation == peer.incarnation:
+            return meeting(known.session_name, known.session.received, proposal, brokers, urls)
+        return meeting("", 0, proposal, brokers, urls)
+
+    def link_for(self, peer: Peer, guard: Guard | None, ours: Meet, theirs: Meet, proposal: str) -> Link:
+        """The link that this connection carries: the one that both ends remember, or a new one."""
+        name = NodeId(peer.identity.name)
+        known = self.links.get(name)
+        if guard is not None:
+            self.guards[name] = guard
+        if known is not None and ours.session and ours.session == theirs.session:
+            return known
+        link = self.links[name] = Link(name, peer.incarnation, proposal)
+        if peer.identity.kind is Kind.SITE:
+            link.hold(self.pressed)
+            self.act(self.core.site_up(name, peer.incarnation, _now()))
+        else:
+            self.act(self.core.broker_up(name, peer.incarnation, _now()))
+        log.info("linked", extra={"node": self.name, "peer": str(peer.identity), "incarnation": peer.incarnation})
+        return link
+
+    def disconnected(self, link: Link) -> None:
+        """The connection of a link broke; a site is given some time to come back, unless it took its leave."""
+        if link.name not in self.guards or self.links.get(link.name) is not link:
+            return
+        if link.parted is not None:
+            self._lose(link)
+        else:
+            asyncio.get_running_loop().call_later(self.limits.site_grace_s, self._give_up_on, link)
+
+    def _give_up_on(self, link: Link) -> None:
+        if self.links.get(link.name) is link and not link.connected:
+            self._lose(link)
+
+    def _too_slow(self, link: Link) -> None:
+        self.counters["slow_readers"] += 1
+        waiting = link.pending_bytes
+        log.warning("slow reader cut off", extra={"node": self.name, "site": link.name, "bytes": waiting})
+        link.close(f"you read too slowly: {waiting} bytes wait for you; connect again, or subscribe durably")
+        self._lose(link)
+
+    def _lose(self, link: Link) -> None:
+        del self.links[link.name]
+        del self.guards[link.name]
+        log.info("site lost", extra={"node": self.name, "site": link.name})
+        self.act(self.core.site_lost(link.name, _now()))
+
+    # ----------------------------------------------------------------------------------------------------- pressure
+
+    @property
+    def pressed(self) -> bool:
+        """Whether publishers anywhere in the cluster must wait."""
+        return self._pressed or any(p.pressed for p in self._pressed_elsewhere.values())
+
+    def broker_links(self) -> Iterator[Link]:
+        return (link for name, link in self.links.items() if name not in self.guards)
+
+    def watch(self) -> None:
+        """Look at the queues; to be called several times a second."""
+        limit = self.limits.link_bytes_max // (2 if self._pressed else 1)
+        for link in list(self.broker_links()):
+            if not link.connected and link.pending_bytes > self.limits.link_bytes_max:
+                # Nobody knows when it comes back: it begins anew then, and everyone else goes on meanwhile.
+                self.counters["resets"] += 1
+                self.alarm("link-reset", f"{link.name} is away and {link.pending_bytes} bytes for it were dropped")
+                del self.links[link.name]
+        pressed = (
+            any(link.connected and link.queued_bytes > limit for link in self.broker_links())
+            or self.store.journal.queued > JOURNAL_QUEUE_MAX
+            or len(self.outbox) > OUTBOX_MAX
+        )
+        if pressed != self._pressed:
+            self._pressed = pressed
+            self._pressed_changes += 1
+            self._spread(Pressed(self.name, self.core.incarnation, self._pressed_changes, pressed), None)
+            self._hold_sites()
+
+    def _neighbour_pressed(self, link: Link, word: Pressed) -> None:
+        known = self._pressed_elsewhere.get(word.broker)
+        newer = known is None or (known.incarnation, known.change) < (word.incarnation, word.change)
+        if word.broker == self.name or word.broker not in self.core.topology.brokers or not newer:
+            return
+        self._pressed_elsewhere[word.broker] = word
+        self._spread(word, link)
+        self._hold_sites()
+
+    def _spread(self, word: Pressed, source: Link | None) -> None:
+        for link in self.broker_links():
+            if link is not source:
+                link.say(word)
+
+    def _hold_sites(self) -> None:
+        pressed = self.pressed
+        for name in self.guards:
+            self.links[name].hold(pressed)
+
+    def stop(self) -> None:
+        self.timers.clear()
+        for task in self._reads:
+            task.cancel()
+
+
+class _Recording:
+    """The record store, with a look at what is recorded for logs and counters."""
+
+    def __init__(self, store: RecordStore, recorded: Callable[[object], None]) -> None:
+        self._store, self._recorded = store, recorded
+        self.is_durable, self.when_durable = store.is_durable, store.when_durable
+
+    def append(self, record: object) -> int:
+        self._recorded(record)
+        return self._store.append(record)  # type: ignore[arg-type]
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

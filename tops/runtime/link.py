@@ -1,0 +1,319 @@
+"""One neighbour: a session that outlives connections, and the two loops that serve a connection while there is one.
+
+What is posted is queued as bytes. The writer puts all that is queued into one frame, so frames grow with the load and
+nothing waits when there is none. At most `WINDOW_BYTES` are on their way unacknowledged; what is beyond stays in the
+queue, whose size its owner watches. An owner under pressure holds acknowledgements back, which stops the other end
+without ever stopping to read: answers to heartbeats, votes and decisions still come in.
+"""
+
+import asyncio
+from collections import deque
+
+from contextlib import suppress
+from typing import Any, Final, Protocol, cast
+
+import aiohttp
+import msgspec
+
+from tops.core.link_session import Frame, LinkSession
+from tops.errors import ProtocolError, TopsError
+from tops.ids import NodeId
+from tops.messages import LinkMessage
+from tops.runtime.wire import (
+    BATCH_BYTES,
+    AcknowledgementWanted,
+    AnyWord,
+    Meet,
+    Parting,
+    decode,
+    encode_frame,
+    encode_word,
+)
+
+WINDOW_BYTES: Final = 4 * 2**20
+ROOM_BYTES: Final = 2**20  # publishers wait while more than this is queued
+ACKNOWLEDGE_FRAMES: Final = 16
+ACKNOWLEDGE_BYTES: Final = 2**20
+ACKNOWLEDGE_AFTER_S: Final = 0.2
+
+Socket = aiohttp.web.WebSocketResponse | aiohttp.ClientWebSocketResponse
+
+
+class LinkOwner(Protocol):
+    """Who hears what arrives."""
+
+    def take(self, link: "Link", messages: tuple[LinkMessage, ...]) -> float:
+        """Messages in order; returns for how many seconds nothing more should be read from this link."""
+
+    def hear(self, link: "Link", word: AnyWord) -> None: ...
+
+
+class Link:
+    """One end of a link to a neighbour."""
+
+    def __init__(self, name: NodeId, incarnation: int, session_name: str) -> None:
+        self.name, self.incarnation, self.session_name = name, incarnation, session_name
+        self.session = LinkSession()
+        self.queued_bytes = 0
+        self.received_messages = self.sent_messages = self.received_bytes = self.sent_bytes = 0
+        self.parted: str | None = None  # why the other end closed, if it said so
+        self._queue: deque[bytes] = deque()
+        self._words: deque[AnyWord] = deque()
+        self._on_the_way: deque[tuple[int, int]] = deque()  # number and size of frames not acknowledged yet
+        self._on_the_way_bytes = 0
+        self._told = 0  # the last acknowledgement that the other end got
+        self._untold_bytes = 0
+        self._acknowledge = self._holding = False
+        self._acknowledge_later: asyncio.TimerHandle | None = None
+        self._wake = asyncio.Event()
+        self._room: list[asyncio.Future[None]] = []
+        self._flushes: list[asyncio.Future[None]] = []
+        self._flush_asked = 0  # up to which frame an acknowledgement was asked for
+        self._socket: Socket | None = None
+        self._closing: asyncio.Task[Any] | None = None
+        self._released = asyncio.Event()
+        self._released.set()
+
+    @property
+    def connected(self) -> bool:
+        return self._socket is not None
+
+    @property
+    def pending_bytes(self) -> int:
+        """All that this end holds for the other: queued, and sent but not acknowledged."""
+        return self.queued_bytes + self._on_the_way_bytes
+
+    # ------------------------------------------------------------------------------------------------------- sending
+
+    def post(self, encoded: bytes) -> None:
+        """Queue one message, as `encode_message` gave it."""
+        self._queue.append(encoded)
+        self.queued_bytes += len(encoded)
+        self._wake.set()
+
+    def say(self, word: AnyWord) -> None:
+        """A word about the link; lost if there is no connection."""
+        if self._socket is not None:
+            self._words.append(word)
+            self._wake.set()
+
+    def hold(self, holding: bool) -> None:
+        """Stop or go on telling the other end what was received, so that it stops or goes on sending."""
+        if self._holding and not holding:
+            self._acknowledge = True
+            self._wake.set()
+        self._holding = holding
+
+    async def room(self) -> None:
+        """Returns when there is room for more; whoever may be slowed down waits here."""
+        while self.queued_bytes > ROOM_BYTES:
+            waiting = asyncio.get_running_loop().create_future()
+            self._room.append(waiting)
+            await waiting
+
+    async def flushed(self) -> None:
+        """Returns when everything posted so far has arrived at the other end."""
+        target = self.session.sent + (1 if self._queue else 0)
+        while self._queue or (self._on_the_way and self._on_the_way[0][0] <= target):
+            arrived = asyncio.get_running_loop().create_future()
+            self._flushes.append(arrived)
+            self._wake.set()
+            await arrived
+
+    def close(self, reason: str) -> None:
+        """Say why, and close the connection; the session stays."""
+        socket = self._socket
+        if socket is not None and self._closing is None:
+            self._closing = asyncio.ensure_future(_part(socket, reason))
+
+    def abandon(self) -> None:
+        """Another link takes over: whoever waits for room looks for it there."""
+        self._queue.clear()
+        self._on_the_way.clear()
+        self.queued_bytes = self._on_the_way_bytes = 0
+        _release(self._room)
+        _release(self._flushes)
+
+    def end(self, error: TopsError) -> None:
+        """There is not going to be another connection: whoever waits for room hears why."""
+        for waiting in (*self._room, *self._flushes):
+            if not waiting.done():
+                waiting.set_exception(error)
+        self._room.clear()
+        self._flushes.clear()
+
+    # ---------------------------------------------------------------------------------------------------- connections
+
+    async def serve(self, socket: Socket, received_by_peer: int, owner: LinkOwner) -> None:
+        """Carry the session over this connection until it breaks; raises ProtocolError for what is not ours."""
+        self._socket, self._closing, self.parted = socket, None, None
+        self._released.clear()
+        self._words.clear()
+        self._acknowledge = False
+        self._flush_asked = 0
+        self._confirm(received_by_peer)
+        writer = asyncio.ensure_future(self._write(socket, self.session.resume(received_by_peer)))
+        try:
+            await self._read(socket, owner)
+        finally:
+            self._socket = None
+            writer.cancel()
+            with suppress(asyncio.CancelledError, ConnectionError, RuntimeError):
+                await writer
+            if self._acknowledge_later is not None:
+                self._acknowledge_later.cancel()
+                self._acknowledge_later = None
+            if self._closing is not None:
+                with suppress(asyncio.CancelledError):
+                    await self._closing
+            self._released.set()
+
+    async def released(self) -> None:
+        """Returns when no connection is being served."""
+        await self._released.wait()
+
+    async def _write(self, socket: Socket, repeated: list[Frame]) -> None:
+        for frame in repeated:
+            await socket.send_bytes(encode_frame(frame))
+        while True:
+            while self._words:
+                await socket.send_bytes(encode_word(self._words.popleft()))
+            if self._queue and self._on_the_way_bytes < WINDOW_BYTES:
+                await socket.send_bytes(self._next_frame())
+            elif self._flushes and self._flush_asked < self.session.sent:
+                self._flush_asked = self.session.sent
+                await socket.send_bytes(encode_word(AcknowledgementWanted()))
+            elif self._acknowledge:
+                self._tell()
+                await socket.send_bytes(encode_frame(Frame(0, self._told)))
+            else:
+                self._wake.clear()
+                await self._wake.wait()
+
+    def _next_frame(self) -> bytes:
+        queue, messages, size = self._queue, [], 0
+        while queue and size < BATCH_BYTES:
+            encoded = queue.popleft()
+            size += len(encoded)
+            messages.append(msgspec.Raw(encoded))
+        self.queued_bytes -= size
+        if not self._holding:
+            self._tell()
+        frame = self.session.pack(cast(tuple[LinkMessage, ...], tuple(messages)))
+        if self._holding:
+            frame = msgspec.structs.replace(frame, received=self._told)
+        data = encode_frame(frame)
+        self._on_the_way.append((frame.number, size))
+        self._on_the_way_bytes += size
+        self.sent_messages += len(messages)
+        self.sent_bytes += len(data)
+        if self._room and self.queued_bytes <= ROOM_BYTES:
+            _release(self._room)
+        return data
+
+    def _tell(self) -> None:
+        self._told = self.session.received
+        self._untold_bytes = 0
+        self._acknowledge = False
+
+    async def _read(self, socket: Socket, owner: LinkOwner) -> None:
+        while True:
+            arrived = await socket.receive()
+            if arrived.type is not aiohttp.WSMsgType.BINARY:
+                if arrived.type is aiohttp.WSMsgType.TEXT:
+                    raise ProtocolError("the other end sent text where only binary messages are spoken")
+                if arrived.type is aiohttp.WSMsgType.ERROR and isinstance(arrived.data, aiohttp.WebSocketError):
+                    raise ProtocolError(f"the other end broke the WebSocket protocol: {arrived.data}")
+                return
+            data = cast(bytes, arrived.data)
+            self.received_bytes += len(data)
+            item = decode(data)
+            if isinstance(item, Frame):
+                pause_s = self._take(item, len(data), owner)
+                if pause_s > 0:
+                    await asyncio.sleep(pause_s)
+            elif isinstance(item, Parting):
+                self.parted = item.reason
+            elif isinstance(item, AcknowledgementWanted):
+                self._acknowledge_now()
+            elif isinstance(item, Meet):
+                raise ProtocolError("the other end introduced its session twice")
+            else:
+                owner.hear(self, item)
+
+    def _take(self, frame: Frame, size: int, owner: LinkOwner) -> float:
+        self._confirm(frame.received)
+        messages = self.session.unpack(frame)
+        if not frame.number:
+            return 0.0
+        self.received_messages += len(messages)
+        pause_s = owner.take(self, messages)
+        self._untold_bytes += size
+        if self.session.received - self._told >= ACKNOWLEDGE_FRAMES or self._untold_bytes >= ACKNOWLEDGE_BYTES:
+            self._acknowledge_now()
+        elif self._acknowledge_later is None:
+            self._acknowledge_later = asyncio.get_running_loop().call_later(ACKNOWLEDGE_AFTER_S, self._later)
+        return pause_s
+
+    def _later(self) -> None:
+        self._acknowledge_later = None
+        if self.session.received > self._told:
+            self._acknowledge_now()
+
+    def _acknowledge_now(self) -> None:
+        if not self._holding:
+            self._acknowledge = True
+            self._wake.set()
+
+    def _confirm(self, received: int) -> None:
+        """The other end has everything up to this frame."""
+        if received > self.session.sent:
+            raise ProtocolError("the other end acknowledges what was never sent")
+        frames = self._on_the_way
+        if not frames or frames[0][0] > received:
+            return
+        while frames and frames[0][0] <= received:
+            self._on_the_way_bytes -= frames.popleft()[1]
+        self._wake.set()
+        _release(self._flushes)
+
+
+def _release(waiting: list[asyncio.Future[None]]) -> None:
+    for future in waiting:
+        if not future.done():
+            future.set_result(None)
+    waiting.clear()
+
+
+async def _part(socket: Socket, reason: str) -> None:
+    with suppress(ConnectionError, RuntimeError, asyncio.TimeoutError):
+        async with asyncio.timeout(1):
+            await socket.send_bytes(encode_word(Parting(reason)))
+    with suppress(ConnectionError, RuntimeError):
+        await socket.close(message=reason.encode()[:100])
+
+
+async def exchange_meet(socket: Socket, own: Meet, timeout_s: float) -> Meet:
+    """Send our first word and wait for the other end's."""
+    await socket.send_bytes(encode_word(own))
+    data = await receive_bytes(socket, timeout_s)
+    met = decode(data)
+    if isinstance(met, Parting):
+        raise ProtocolError(met.reason)
+    if not isinstance(met, Meet):
+        raise ProtocolError("the other end did not say which session it has")
+    if met.protocol != own.protocol:
+        raise ProtocolError(f"the other end speaks version {met.protocol} of the messages, this one {own.protocol}")
+    return met
+
+
+async def receive_bytes(socket: Socket, timeout_s: float) -> bytes:
+    """One binary message, or ProtocolError."""
+    try:
+        arrived = await socket.receive(timeout=timeout_s)
+    except TimeoutError:
+        raise ProtocolError(f"the other end said nothing for {timeout_s:g} s") from None
+    if arrived.type is not aiohttp.WSMsgType.BINARY:
+        reason = arrived.extra if isinstance(arrived.extra, str) and arrived.extra else "without a reason"
+        raise ProtocolError(f"the connection was closed: {reason}")
+    return cast(bytes, arrived.data)

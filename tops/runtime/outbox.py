@@ -1,0 +1,84 @@
+"""One node's effects, carried out in order; what is behind a record waits until the record is on disk.
+
+A record goes to the journal as soon as its machine asks for it, so that all records of a busy moment share one sync.
+Effects that were asked for before a record may then be carried out after it is written: a crash in between loses a
+message that a crash could lose anyway, and nothing else.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from tops.effects import Effect, Note, Persist
+from tops.records import AnyRecord
+
+
+class RecordKeeper(Protocol):
+    """What the outbox needs of a journal."""
+
+    def append(self, record: AnyRecord) -> int:
+        """Queue a record; returns its number in the journal."""
+
+    def is_durable(self, sequence: int) -> bool: ...
+
+    def when_durable(self, sequence: int, callback: Callable[[], object]) -> None: ...
+
+
+class Outbox:
+    """The queue of effects of one node."""
+
+    def __init__(self, perform: Callable[[Effect], None], keeper: RecordKeeper | None = None) -> None:
+        self._perform, self._keeper = perform, keeper
+        self._queue: deque[Effect | int] = deque()  # effects, and numbers of records that what follows waits for
+        self._waiting = False
+        self._draining = False
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def put(self, effects: Sequence[Effect]) -> None:
+        """Take what a machine wants done; whatever may happen now has happened when this returns."""
+        queue = self._queue
+        for effect in effects:
+            kind = type(effect)
+            if kind is Persist:
+                queue.append(self._record(effect.record))  # type: ignore[attr-defined]
+            elif kind is Note:
+                self._record(effect.record)  # type: ignore[attr-defined]
+            else:
+                queue.append(effect)
+        if not self._waiting and not self._draining:
+            self._drain()
+
+    def _record(self, record: AnyRecord) -> int:
+        assert self._keeper is not None, "a node without a journal was asked to keep a record"
+        return self._keeper.append(record)
+
+    def _drain(self) -> None:
+        queue, perform = self._queue, self._perform
+        self._draining = True
+        try:
+            while queue:
+                item = queue[0]
+                if type(item) is int:
+                    if not self._reached(item):
+                        return
+                    queue.popleft()
+                else:
+                    queue.popleft()
+                    perform(item)  # type: ignore[arg-type]
+        finally:
+            self._draining = False
+
+    def _reached(self, sequence: int) -> bool:
+        keeper = self._keeper
+        assert keeper is not None
+        if keeper.is_durable(sequence):
+            return True
+        self._waiting = True
+        keeper.when_durable(sequence, self._go_on)
+        return False
+
+    def _go_on(self) -> None:
+        self._waiting = False
+        self._drain()

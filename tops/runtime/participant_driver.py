@@ -1,0 +1,271 @@
+"""Turns a machine's calls into a participant's callbacks, and what they return or raise into answers.
+
+Callbacks of one transaction never overlap, and ordinary events of one subscription come one after the other. Decided
+outcomes are carried out again and again until the participant has managed to.
+"""
+
+import asyncio
+import inspect
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from tops.effects import (
+    AbortTxCall,
+    ApplyEntries,
+    AskJoin,
+    BatchPrepared,
+    Call,
+    CommitTxCall,
+    FinishBatch,
+    Memo,
+    NotifyTx,
+    PrepareBatch,
+    PrepareTx,
+    TakeEvent,
+)
+from tops.errors import InvariantBroken
+from tops.ids import TxId
+from tops.messages import Event
+from tops.participants import BatchParticipant, Participant, Received
+from tops.runtime.site_journal import Promised, SiteJournal
+from tops.transactions import Scope
+
+AGAIN_FIRST_S, AGAIN_MAX_S = 0.05, 5.0
+
+log = logging.getLogger("tops.site")
+
+Done = Callable[[int, Any], None]
+
+
+class ParticipantDriver:
+    """Drives the participant of one subscription."""
+
+    def __init__(self, participant: Participant, done: Done, key: str, journal: SiteJournal | None) -> None:
+        self.participant, self._done, self.key, self._journal = participant, done, key, journal
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._events: dict[TxId, list[Received]] = {}  # of transactions under way
+        self._early: set[TxId] = set()  # committed at prepare
+        self._ordinary: deque[Received] = deque()
+        self._notifying = False
+        self._plain_notify = not inspect.iscoroutinefunction(participant.on_notify)
+
+    @property
+    def backlog(self) -> int:
+        """Ordinary events that the participant has not got to yet."""
+        return len(self._ordinary) + int(getattr(self.participant, "backlog", 0))
+
+    def memos(self) -> tuple[list[Memo], list[Memo]]:
+        """Promises of an earlier life, from the site's journal: those still open, and those kept but not noted."""
+        if self._journal is None:
+            return [], []
+        return self._journal.open_memos(self.key), self._journal.kept_memos(self.key)
+
+    def forget(self, memo: Memo) -> None:
+        """The coordinator has noted that the promise is kept."""
+        if self._journal is not None:
+            self._journal.forget(self.key, memo)
+
+    def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+
+    # -------------------------------------------------------------------------------------------------- ordinary events
+
+    def deliver(self, event: Event, tx: TxId | None) -> None:
+        received = Received(event.type, event.body, tx)
+        if self._plain_notify and not self._ordinary and not self._notifying:
+            try:
+                answer = self.participant.on_notify(received)
+            except Exception:
+                log.exception("on_notify raised", extra={"event_type": event.type, "subscription": self.key})
+                return
+            if answer is not None:
+                self._notifying = True
+                self._start(self._notify_all(answer))
+            return
+        self._ordinary.append(received)
+        if not self._notifying:
+            self._notifying = True
+            self._start(self._notify_all(None))
+
+    async def _notify_all(self, first: Awaitable[None] | None) -> None:
+        try:
+            if first is not None:
+                await self._notify(lambda: first)
+            while self._ordinary:
+                received = self._ordinary.popleft()
+                await self._notify(lambda received=received: self.participant.on_notify(received))  # type: ignore[misc]
+        finally:
+            self._notifying = False
+
+    async def _notify(self, call: Callable[[], Awaitable[None] | None]) -> None:
+        try:
+            await _awaited(call())
+        except Exception:
+            log.exception("on_notify raised", extra={"subscription": self.key})
+
+    # -------------------------------------------------------------------------------------------------------- calls
+
+    def call(self, call: Call) -> None:
+        self._start(self._answer(call))
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, call: Call) -> None:
+        result = await self._result(call)
+        self._done(call.call, result)
+
+    async def _result(self, call: Call) -> Any:
+        match call:
+            case AskJoin(tx=tx, spec=spec):
+                return await self._scope(lambda: self.participant.on_join(tx, spec))
+            case TakeEvent(number=number, event=event):
+                received = Received(event.type, event.body, None, None, number)
+                return await self._insist(lambda: self.participant.on_notify(received), "on_notify")
+            case NotifyTx(tx=tx, sequence=sequence, event=event):
+                received = Received(event.type, event.body, tx, sequence)
+                return await self._vote(lambda: self._notify_tx(tx, received))
+            case PrepareTx(tx=tx, memo=memo, events=events):
+                return await self._vote(lambda: self._prepare(tx, memo, events))
+            case CommitTxCall(tx=tx):
+                return await self._insist(lambda: self._commit(tx), "on_commit")
+            case AbortTxCall(tx=tx, reason=reason):
+                return await self._insist(lambda: self._abort(tx, reason), "on_abort")
+        return await self._batch(call)
+
+    async def _batch(self, call: Call) -> Any:
+        participant = self.participant
+        if not isinstance(participant, BatchParticipant):
+            raise InvariantBroken(f"{type(call).__name__} for a participant that takes no batches")
+        match call:
+            case PrepareBatch(memo=memo, members=members):
+                try:
+                    return await participant.prepare_batch(memo, members)
+                except Exception as error:
+                    log.exception("prepare_batch raised", extra={"epoch": str(memo.epoch)})
+                    return BatchPrepared({m.tx: _reason(error) for m in members})
+            case FinishBatch(memo=memo, committed=committed):
+                return await self._insist(lambda: participant.finish_batch(memo, committed), "finish_batch")
+            case ApplyEntries(entries=entries, upto=upto):
+                return await self._insist(lambda: participant.apply_entries(entries, upto), "apply_entries")
+        raise InvariantBroken(f"nobody answers a {type(call).__name__}")
+
+    async def _scope(self, call: Callable[[], Awaitable[Scope] | Scope]) -> Scope:
+        try:
+            return Scope(await _awaited(call()))
+        except Exception:
+            log.exception("on_join raised", extra={"subscription": self.key})
+            return Scope.NONE
+
+    async def _vote(self, call: Callable[[], Awaitable[None]]) -> str | None:
+        try:
+            await call()
+        except Exception as error:
+            log.info("vote to abort", extra={"subscription": self.key, "reason": _reason(error)})
+            return _reason(error)
+        return None
+
+    async def _insist(self, call: Callable[[], Awaitable[Any] | None], what: str) -> Any:
+        """What is decided, or must not be lost, is tried until it succeeds."""
+        pause_s = AGAIN_FIRST_S
+        while True:
+            try:
+                return await _awaited(call())
+            except Exception:
+                log.exception(f"{what} raised and is tried again", extra={"subscription": self.key})
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, AGAIN_MAX_S)
+
+    # ------------------------------------------------------------------------------------------- one transaction
+
+    async def _notify_tx(self, tx: TxId, received: Received) -> None:
+        await _awaited(self.participant.on_notify_tx(received))
+        self._events.setdefault(tx, []).append(received)
+
+    async def _prepare(self, tx: TxId, memo: Memo | None, events: Sequence[Event]) -> None:
+        received = self._events.get(tx) or [Received(e.type, e.body, tx, i) for i, e in enumerate(events, start=1)]
+        self._events[tx] = received
+        participant = self.participant
+        await _awaited(participant.on_prepare(tx))
+        for resource in participant.resources:
+            await _awaited(resource.prepare(tx, received))
+        early = participant.compensatable and memo is not None
+        if self._journal is not None and memo is not None:
+            await self._journal.promise(Promised(self.key, tx, memo, tuple(received), early))
+        if early:
+            await self._insist(lambda: self._commit_early(tx), "on_commit")
+
+    async def _commit_early(self, tx: TxId) -> None:
+        await self._carry_out(tx)
+        self._early.add(tx)
+        if self._journal is not None:
+            await self._journal.compensate(self.key, tx, len(self._events[tx]))
+
+    async def _carry_out(self, tx: TxId) -> None:
+        await _awaited(self.participant.on_commit(tx))
+        for resource in self.participant.resources:
+            await _awaited(resource.commit(tx))
+
+    async def _commit(self, tx: TxId) -> None:
+        await self._recovered(tx)
+        kept = self._journal is not None and (self.key, tx) in self._journal.kept
+        if tx not in self._early and not kept:
+            await self._carry_out(tx)
+        await self._end(tx, committed=True)
+
+    async def _abort(self, tx: TxId, reason: str) -> None:
+        await self._recovered(tx)
+        if tx in self._early:
+            await self._compensate(tx)
+        else:
+            await _awaited(self.participant.on_abort(tx, reason))
+            for resource in self.participant.resources:
+                await _awaited(resource.abort(tx))
+        await self._end(tx, committed=False)
+
+    async def _recovered(self, tx: TxId) -> None:
+        """Bring back what an earlier life promised."""
+        promised = self._journal.promises.get((self.key, tx)) if self._journal is not None else None
+        if promised is None or tx in self._events:
+            return
+        carried_out = self._journal is not None and (self.key, tx) in self._journal.compensated
+        if not carried_out:
+            await _awaited(self.participant.on_recover(tx, promised.events))
+        self._events[tx] = list(promised.events)
+        if promised.early and carried_out:
+            self._early.add(tx)
+        elif promised.early:
+            # It may have been carried out just before the crash: it is, now.
+            await self._commit_early(tx)
+
+    async def _compensate(self, tx: TxId) -> None:
+        """Newest first; with a journal each step is remembered, so that none is repeated after a crash."""
+        events = self._events.get(tx, [])
+        left = len(events)
+        if self._journal is not None:
+            left = self._journal.compensated.get((self.key, tx), left)
+        for place in range(left - 1, -1, -1):
+            await _awaited(self.participant.on_compensate(events[place]))
+            if self._journal is not None:
+                await self._journal.compensate(self.key, tx, place)
+            del events[place:]
+        await _awaited(self.participant.on_abort(tx, "compensated"))
+
+    async def _end(self, tx: TxId, *, committed: bool) -> None:
+        self._events.pop(tx, None)
+        self._early.discard(tx)
+        if self._journal is not None:
+            await self._journal.end(self.key, tx, committed)
+
+
+async def _awaited(answer: Any) -> Any:
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,169 @@
+"""A broker's records in its journal: appended, replayed at the start, and found again by their number in a log.
+
+Which of them are still needed is the business of `retention`.
+"""
+
+import asyncio
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from tops.errors import JournalCorrupt, NotInJournal
+from tops.messages import LogEntry
+from tops.records import AnyRecord, LogAppended, Started, TypeDefined
+from tops.runtime.journal import Journal, JournalOptions
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)
+
+
+class LogIndex:
+    """Where in the journal the entries of one log are. Numbers may be filled out of order, and again."""
+
+    def __init__(self) -> None:
+        self.first = 0  # the lowest number kept
+        self._sequences = array("Q")  # by number, from `first`; 0: not there
+
+    def put(self, number: int, sequence: int) -> None:
+        if not self._sequences:
+            self.first = number
+        if number < self.first:
+            missing = self.first - number
+            self._sequences = array("Q", bytes(8 * missing)) + self._sequences
+            self.first = number
+        beyond = number - self.first - len(self._sequences) + 1
+        if beyond > 0:
+            self._sequences.frombytes(bytes(8 * beyond))
+        self._sequences[number - self.first] = sequence
+
+    def between(self, first: int, last: int) -> list[int]:
+        """The journal's sequence numbers of these entries, in the order of the journal."""
+        low = max(first - self.first, 0)
+        found = self._sequences[low : max(last - self.first + 1, low)]
+        return sorted(sequence for sequence in found if sequence)
+
+    def first_from(self, sequence: int) -> int:
+        """The lowest number whose entry, and every later one's, lies at or behind this place in the journal."""
+        for offset in range(len(self._sequences) - 1, -1, -1):
+            if self._sequences[offset] < sequence:
+                return self.first + offset + 1
+        return self.first
+
+    def place(self, number: int) -> int | None:
+        """Where the first entry from `number` on begins in the journal, or None if there is none."""
+        found = [s for s in self._sequences[max(number - self.first, 0) :] if s]
+        return min(found, default=None)
+
+    def forget_before(self, number: int) -> None:
+        dropped = min(max(number - self.first, 0), len(self._sequences))
+        del self._sequences[:dropped]
+        self.first += dropped
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+
+class RecordStore:
+    """The journal of one broker, in terms of records."""
+
+    def __init__(self, journal: Journal, directory: Path) -> None:
+        self.journal, self.directory = journal, directory
+        self.indexes: dict[str, LogIndex] = {}
+        self.incarnation = 0  # of the last life that the journal knows of
+
+    @classmethod
+    def open(cls, directory: Path, options: JournalOptions | None = None) -> "RecordStore":
+        """Open or create; raises JournalCorrupt or JournalLocked, and has changed nothing then."""
+        return cls(Journal.open(directory, options), directory)
+
+    def scan(self) -> list[TypeDefined]:
+        """The first look: event types, the last incarnation, and where the entries are.
+
+        Types come first in every replay: a checkpoint may repeat one behind the entries that need it."""
+        types: list[TypeDefined] = []
+        for sequence, record in self._records():
+            if isinstance(record, TypeDefined):
+                types.append(record)
+            elif isinstance(record, Started):
+                self.incarnation = max(self.incarnation, record.incarnation)
+            elif isinstance(record, LogAppended):
+                self._index(record, sequence)
+        return types
+
+    def replay(self) -> Iterator[AnyRecord]:
+        """Every record but the event types, in order."""
+        for _, record in self._records():
+            if not isinstance(record, TypeDefined):
+                yield record
+
+    def _records(self) -> Iterator[tuple[int, AnyRecord]]:
+        for sequence, payload in self.journal.read(self.journal.first_sequence):
+            yield sequence, self._decoded(payload, sequence)
+
+    def _decoded(self, payload: bytes, sequence: int) -> AnyRecord:
+        try:
+            return _decoder.decode(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+            raise JournalCorrupt(
+                str(self.directory), 0, f"record {sequence} is whole and yet none of this version's: {error}"
+            ) from None
+
+    def append(self, record: AnyRecord) -> int:
+        sequence = self.journal.append(_encoder.encode(record))
+        if isinstance(record, LogAppended):
+            self._index(record, sequence)
+        return sequence
+
+    def _index(self, record: LogAppended, sequence: int) -> None:
+        index = self.indexes.get(record.event_type)
+        if index is None:
+            index = self.indexes[record.event_type] = LogIndex()
+        index.put(record.entry.number, sequence)
+
+    def is_durable(self, sequence: int) -> bool:
+        return sequence < self.journal.durable_sequence
+
+    def when_durable(self, sequence: int, callback: Callable[[], object]) -> None:
+        self.journal.when_durable(sequence, callback)
+
+    async def entries(self, event_type: str, first: int, last: int) -> tuple[LogEntry, ...]:
+        """Entries of a log from the disk, by ascending number; those that are not kept any more are left out."""
+        index = self.indexes.get(event_type)
+        sequences = index.between(first, last) if index is not None else []
+        if not sequences:
+            return ()
+        try:
+            payloads = await asyncio.to_thread(self._payloads, sequences)
+        except NotInJournal:  # a drop was faster
+            return ()
+        found: dict[int, LogEntry] = {}
+        for sequence, payload in payloads:
+            record = self._decoded(payload, sequence)
+            if isinstance(record, LogAppended):
+                found[record.entry.number] = record.entry
+        return tuple(found[number] for number in sorted(found))
+
+    def _payloads(self, sequences: list[int]) -> list[tuple[int, bytes]]:
+        wanted, found = set(sequences), []
+        for sequence, payload in self.journal.read(sequences[0]):
+            if sequence in wanted:
+                found.append((sequence, payload))
+                if len(found) == len(wanted):
+                    break
+        return found
+
+    async def checkpoint(self, records: Iterable[AnyRecord], keep_from: int) -> int:
+        """Append `records` (what must outlive the drop), make them durable, then drop whole segments before
+        `keep_from`; returns how many went."""
+        for record in records:
+            self.append(record)
+        await self.journal.sync()
+        dropped = await self.journal.drop_before(keep_from)
+        for index in self.indexes.values():
+            index.forget_before(index.first_from(self.journal.first_sequence))
+        return dropped
+
+    async def close(self) -> None:
+        await self.journal.close()

@@ -1,0 +1,146 @@
+"""How much of the logs a broker keeps: what every durable subscriber has taken may go, by age or for want of room.
+
+What a subscriber has not taken is never dropped; when that fills the journal, the broker warns or refuses new durable
+events, as configured. Before old segments go, everything else that the broker must not forget is written again.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from enum import Enum
+
+from tops.config import Retention
+from tops.core.event_log import EventLog
+from tops.records import (
+    AnyRecord,
+    EpochCommitted,
+    InSyncChanged,
+    LogAppended,
+    Started,
+    SubscriptionKept,
+    TxRefused,
+    TypeDefined,
+)
+from tops.runtime.broker_node import BrokerNode
+
+LOOK_EVERY_S = 2.0
+
+
+class Room(Enum):
+    ENOUGH = "enough"
+    FULL = "full"  # over the size, and durable subscribers still need what is there
+
+
+class Retainer:
+    """Drops what nobody needs any more, a few times a minute."""
+
+    def __init__(self, node: BrokerNode, retention: Retention) -> None:
+        self.node, self.retention = node, retention
+        self.room = Room.ENOUGH
+        self.dropped_segments = 0
+        self._marks: deque[tuple[float, int]] = deque()  # what the journal's end was at what time
+        self._looked_at = 0.0
+
+    def recovered(self) -> None:
+        """Tell the logs from where on they are kept."""
+        for name, log in self.node.core.rendezvous.logs.items():
+            index = self.node.store.indexes.get(name)
+            if index is not None and len(index):
+                log.oldest = max(log.oldest, index.first)
+
+    async def step(self) -> None:
+        now = time.time()
+        if now - self._looked_at < LOOK_EVERY_S:
+            return
+        self._looked_at = now
+        journal = self.node.store.journal
+        self._marks.append((now, journal.next_sequence))
+        keep_from = self._needed_from()
+        over = journal.size_bytes > self.retention.size
+        if not over:
+            keep_from = min(keep_from, self._younger_from(now))
+        dropped = await self._drop(keep_from) if keep_from > journal.first_sequence else 0
+        self._judge(over and not dropped and journal.size_bytes > self.retention.size)
+
+    def _judge(self, full: bool) -> None:
+        if full and self.room is Room.ENOUGH:
+            behind = ", ".join(sorted(self._behind())) or "nobody in particular"
+            self.node.alarm(
+                "journal-full",
+                f"the journal is over {self.retention.size} bytes and durable subscribers still need it: {behind}",
+            )
+        self.room = Room.FULL if full else Room.ENOUGH
+        self.node.refusing = full and self.retention.when_full == "refuse"
+
+    def _behind(self) -> Iterator[str]:
+        for log in self.node.core.rendezvous.logs.values():
+            for feed in log.feeds.values():
+                if feed.position < log.last_number:
+                    yield f"{feed.name} at {feed.position} of {log.last_number} in {log.event_type}"
+
+    def _needed_from(self) -> int:
+        """The first record of the journal that some durable subscriber has not taken."""
+        store = self.node.store
+        needed = store.journal.durable_sequence
+        for name, log in self.node.core.rendezvous.logs.items():
+            index = store.indexes.get(name)
+            place = index.place(min(log.retain_from(), log.decided_upto + 1)) if index is not None else None
+            if place is not None:
+                needed = min(needed, place)
+        return needed
+
+    def _younger_from(self, now: float) -> int:
+        """The first record that is younger than the age; 0, everything is kept, when no age is set."""
+        if self.retention.age is None:
+            return 0
+        young = 0
+        while self._marks and self._marks[0][0] < now - self.retention.age:
+            young = self._marks.popleft()[1]
+        if young:
+            self._marks.appendleft((now - self.retention.age, young))
+        return young
+
+    async def _drop(self, keep_from: int) -> int:
+        store = self.node.store
+        if not _holds_a_whole_segment(store.journal.size_bytes, keep_from - store.journal.first_sequence):
+            return 0
+        dropped = await store.checkpoint(self._state(), keep_from)
+        self.dropped_segments += dropped
+        if dropped:
+            self.recovered()
+        return dropped
+
+    def _state(self) -> Iterator[AnyRecord]:
+        """Everything but the logs' entries, and each log's last one: numbers must never be given twice."""
+        core = self.node.core
+        rendezvous = core.rendezvous
+        yield Started(incarnation=core.incarnation)
+        for name in rendezvous.families:
+            yield TypeDefined(event_type=rendezvous.types.definitions(name)[-1])
+        for log in rendezvous.logs.values():
+            yield from _last_entry(log)
+            for feed in log.feeds.values():
+                yield SubscriptionKept(event_type=log.event_type, name=feed.name, position=feed.position)
+        for family, epochs in rendezvous.epochs.items():
+            if family in rendezvous.logs:
+                yield InSyncChanged(event_type=family, in_sync=epochs.standing.in_sync)
+            for epoch, decided in epochs.decided.items():
+                yield EpochCommitted(
+                    epoch=epoch,
+                    digest=decided.digest,
+                    transactions=decided.transactions,
+                    committing=decided.committing,
+                )
+        for tx in rendezvous.outcomes.refused:
+            yield TxRefused(tx=tx)
+
+
+def _last_entry(log: EventLog) -> Iterator[LogAppended]:
+    number = log.decided_upto
+    if number in log.tail:
+        yield LogAppended(event_type=log.event_type, entry=log.tail[number])
+
+
+def _holds_a_whole_segment(size_bytes: int, records: int) -> bool:
+    """Worth a checkpoint: a journal of some size, of which something can go."""
+    return records > 0 and size_bytes > 2**20

@@ -1,0 +1,169 @@
+"""What a site without a database must not forget: the promises of its participants, with their events.
+
+A promise is on disk before the vote leaves, and its end before the outcome is confirmed. The journal also carries the
+site's incarnation, so that a site with a data directory never lives the same life twice, whatever its clock says.
+"""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from tops.effects import Memo
+from tops.errors import JournalCorrupt
+from tops.ids import TxId
+from tops.participants import Received
+from tops.runtime.journal import Journal, JournalOptions
+
+REWRITE_AFTER = 10_000  # ended promises
+
+
+class Lived(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    incarnation: int
+
+
+class Promised(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """`early`: a compensatable participant has committed already."""
+
+    participant: str
+    tx: TxId
+    memo: Memo
+    events: tuple[Received, ...]
+    early: bool
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The outcome is carried out. A kept promise is remembered until its coordinator has noted that it is kept."""
+
+    participant: str
+    tx: TxId
+    committed: bool
+
+
+class Forgotten(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The coordinator has noted that these promises are kept."""
+
+    participant: str
+    memo: Memo
+
+
+class Compensated(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A participant that commits early has done so, and the events from this place on are undone again."""
+
+    participant: str
+    tx: TxId
+    left: int
+
+
+AnySiteRecord = Lived | Promised | Ended | Forgotten | Compensated
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[AnySiteRecord] = msgspec.msgpack.Decoder(AnySiteRecord)
+
+
+class SiteJournal:
+    """The journal of one site."""
+
+    def __init__(self, journal: Journal, directory: Path) -> None:
+        self._journal, self._directory = journal, directory
+        self.incarnation = 0
+        self.promises: dict[tuple[str, TxId], Promised] = {}
+        self.kept: dict[tuple[str, TxId], Promised] = {}
+        self.compensated: dict[tuple[str, TxId], int] = {}
+        self._ended = 0
+        for sequence, payload in journal.read(journal.first_sequence):
+            self._replay(sequence, payload)
+
+    @classmethod
+    def open(cls, directory: Path) -> "SiteJournal":
+        return cls(Journal.open(directory, JournalOptions(segment_bytes=2**20)), directory)
+
+    def _replay(self, sequence: int, payload: bytes) -> None:
+        try:
+            record = _decoder.decode(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise JournalCorrupt(str(self._directory), 0, f"record {sequence} is none of a site's: {error}") from None
+        match record:
+            case Lived(incarnation=incarnation):
+                self.incarnation = max(self.incarnation, incarnation)
+            case Promised(participant=participant, tx=tx):
+                self.promises[participant, tx] = record
+            case Ended(participant=participant, tx=tx, committed=committed):
+                self._take_end(participant, tx, committed)
+            case Forgotten(participant=participant, memo=memo):
+                self._take_forgotten(participant, memo)
+            case Compensated(participant=participant, tx=tx, left=left):
+                self.compensated[participant, tx] = left
+
+    async def live(self) -> int:
+        """Begin a new life; its incarnation is on disk when this returns."""
+        self.incarnation = max(self.incarnation + 1, new_incarnation())
+        await self._write(Lived(self.incarnation))
+        return self.incarnation
+
+    async def promise(self, promised: Promised) -> None:
+        self.promises[promised.participant, promised.tx] = promised
+        await self._write(promised)
+
+    async def compensate(self, participant: str, tx: TxId, left: int) -> None:
+        self.compensated[participant, tx] = left
+        await self._write(Compensated(participant, tx, left))
+
+    async def end(self, participant: str, tx: TxId, committed: bool) -> None:
+        if not self._take_end(participant, tx, committed):
+            return
+        await self._write(Ended(participant, tx, committed))
+        self._ended += 1
+        if self._ended >= REWRITE_AFTER:
+            self._ended = 0
+            await self._journal.rewrite([_encoder.encode(record) for record in self._state()])
+
+    def forget(self, participant: str, memo: Memo) -> None:
+        """Nobody waits for this to be on disk: losing it costs one more question to the coordinator."""
+        self._take_forgotten(participant, memo)
+        self._journal.append(_encoder.encode(Forgotten(participant, memo)))
+
+    def _take_end(self, participant: str, tx: TxId, committed: bool) -> bool:
+        promised = self.promises.pop((participant, tx), None)
+        self.compensated.pop((participant, tx), None)
+        if promised is None:
+            return False
+        if committed:
+            self.kept[participant, tx] = msgspec.structs.replace(promised, events=())
+        return True
+
+    def _take_forgotten(self, participant: str, memo: Memo) -> None:
+        for tx in memo.transactions:
+            self.kept.pop((participant, tx), None)
+
+    def open_memos(self, participant: str) -> list[Memo]:
+        """Promises whose outcome is not known here yet."""
+        return list({p.memo: None for (key, _), p in self.promises.items() if key == participant})
+
+    def kept_memos(self, participant: str) -> list[Memo]:
+        """Promises that are kept and that the coordinator may not have noted yet."""
+        still_open = self.open_memos(participant)
+        kept = {p.memo: None for (key, _), p in self.kept.items() if key == participant}
+        return [memo for memo in kept if memo not in still_open]
+
+    def _state(self) -> Iterator[AnySiteRecord]:
+        yield Lived(self.incarnation)
+        yield from self.promises.values()
+        for promised in self.kept.values():
+            yield promised
+            yield Ended(promised.participant, promised.tx, True)
+        for (participant, tx), left in self.compensated.items():
+            yield Compensated(participant, tx, left)
+
+    async def _write(self, record: AnySiteRecord) -> None:
+        self._journal.append(_encoder.encode(record))
+        await self._journal.sync()
+
+    async def close(self) -> None:
+        await self._journal.close()
+
+
+def new_incarnation() -> int:
+    """Microseconds since 1970: grows from life to life while the clock does, and fits into 53 bits until 2255."""
+    return time.time_ns() // 1000

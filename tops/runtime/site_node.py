@@ -1,0 +1,285 @@
+"""A site's machine with its link, its timers and its participants; finds a broker, and another when that one is gone."""
+
+import asyncio
+import logging
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from tops.core.participation import SiteOptions
+from tops.core.site import SiteCore
+from tops.effects import Alarm, Answer, Call, CancelTimer, Deliver, Effect, ForgetPromise, Send, SetTimer, TxEnded
+from tops.errors import ConfigError, NotAuthenticated, NotReachable, PermissionDenied, ProtocolError, TopsError
+from tops.ids import NodeId, TxId
+from tops.messages import LinkMessage
+from tops.runtime.connections import open_socket
+from tops.runtime.identity import HANDSHAKE_TIMEOUT_S, Self
+from tops.runtime.link import Link, Socket, exchange_meet
+from tops.runtime.outbox import Outbox
+from tops.runtime.participant_driver import ParticipantDriver
+from tops.runtime.timers import Timers
+from tops.runtime.wire import AnyWord, Meet, Refused, encode_message, meeting
+from tops.security import Peer
+
+REDIAL_FIRST_S, REDIAL_MAX_S = 0.05, 1.0
+BACKLOG_MAX = 100_000  # ordinary events that participants have not got to; beyond it nothing more is read
+BACKLOG_PAUSE_S = 0.01
+
+log = logging.getLogger("tops.site")
+
+Ended = Callable[[TxId, bool, str], None]
+
+
+class SiteNode:
+    """One life of one site."""
+
+    def __init__(self, name: str, own: Self, urls: Sequence[str], options: SiteOptions, heartbeat_s: float) -> None:
+        self.name, self.own, self.options, self.heartbeat_s = NodeId(name), own, options, heartbeat_s
+        self.urls = list(urls)
+        self.core: SiteCore
+        self.link: Link | None = None
+        self.broker = ""
+        self.drivers: dict[int, ParticipantDriver] = {}
+        self.refused: dict[tuple[str, str], str] = {}  # verb and type -> why
+        self.on_ended: Ended | None = None
+        self.timers = Timers(lambda key: self.act(self.core.timer(key, _now())))
+        self.outbox = Outbox(self._perform)
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._subjects: dict[str, int] = {}  # what a request is about -> the request, for refusals
+        self._requests = 0
+        self._connecting: asyncio.Task[None] | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._first: asyncio.Future[None] | None = None
+        self._closing = False
+
+    # ------------------------------------------------------------------------------------------------------ requests
+
+    def act(self, effects: list[Effect]) -> None:
+        self.outbox.put(effects)
+
+    def next_request(self) -> int:
+        self._requests += 1
+        return self._requests
+
+    async def request(self, ask: Callable[[int], list[Effect]], subject: str = "") -> Any:
+        """Ask the machine something and wait for its answer. `subject` names it for refusals by the broker."""
+        number = self.next_request()
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        try:
+            self.act(ask(number))
+            if subject and not answer.done():
+                self._subjects[subject] = number
+            return await answer
+        finally:
+            self._answers.pop(number, None)
+            self._subjects.pop(subject, None)
+
+    async def room(self) -> None:
+        """Wait while more is queued for the broker than is sensible; the application is slowed down here."""
+        if self.link is not None:
+            await self.link.room()
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Send(link=name, message=message):
+                if self.link is not None and self.link.name == name:
+                    self.link.post(encode_message(message))
+            case Deliver(subscription=subscription, event=event, tx=tx):
+                driver = self.drivers.get(subscription)
+                if driver is not None:
+                    driver.deliver(event, tx)
+            case Answer(request=request, value=value, error=error):
+                answer = self._answers.get(request)
+                if answer is not None and not answer.done():
+                    if error is not None:
+                        answer.set_exception(error)
+                    else:
+                        answer.set_result(value)
+            case Call(subscription=subscription):
+                driver = self.drivers.get(subscription)
+                if driver is not None:
+                    driver.call(effect)
+            case SetTimer(key=key, after_s=after_s):
+                self.timers.set(key, after_s)
+            case CancelTimer(key=key):
+                self.timers.cancel(key)
+            case ForgetPromise(subscription=subscription, memo=memo):
+                driver = self.drivers.get(subscription)
+                if driver is not None:
+                    driver.forget(memo)
+            case TxEnded(tx=tx, committed=committed, reason=reason):
+                if self.on_ended is not None:
+                    self.on_ended(tx, committed, reason)
+            case Alarm(kind=kind, text=text):
+                log.warning(text, extra={"node": self.name, "alarm": kind})
+
+    def call_done(self, call: int, result: Any) -> None:
+        self.act(self.core.call_done(call, result))
+
+    # ------------------------------------------------------------------------------------------------- what arrives
+
+    def take(self, link: Link, messages: tuple[LinkMessage, ...]) -> float:
+        core, now, put = self.core, _now(), self.outbox.put
+        for message in messages:
+            put(core.receive(message, now))
+        if any(driver.backlog > BACKLOG_MAX for driver in self.drivers.values()):
+            return BACKLOG_PAUSE_S
+        return 0.0
+
+    def hear(self, link: Link, word: AnyWord) -> None:
+        if not isinstance(word, Refused):
+            raise ProtocolError(f"{link.name} said {type(word).__name__}, which brokers say to each other")
+        error = PermissionDenied(word.text, who=self.name, verb=word.verb, event_type=word.event_type)
+        log.warning(word.text, extra={"node": self.name, "subject": word.subject})
+        self.refused[word.verb, word.event_type] = word.text
+        request = self._forget(word.subject)
+        answer = self._answers.get(request) if request is not None else None
+        if answer is not None and not answer.done():
+            answer.set_exception(error)
+
+    def _forget(self, subject: str) -> int | None:
+        """A broker did not act on a message of ours: the machine must not go on repeating it."""
+        kind, _, name = subject.partition(" ")
+        core, request = self.core, self._subjects.get(subject)
+        if kind == "event":
+            unconfirmed = core.unconfirmed.pop(int(name), None)
+            return unconfirmed[0] if unconfirmed is not None else request
+        if kind == "type":
+            core.advertised.pop(name, None)
+            waiting = core.advertising.pop(name, [])
+            return waiting[0] if waiting else request
+        if kind == "tx":
+            known = core.transactions.pop(TxId(name), None)
+            waiting = [*known.ending, *([known.opening] if known.opening is not None else [])] if known else []
+            return waiting[0] if waiting else request
+        if kind == "begin":
+            core.opening.pop(int(name), None)
+            return int(name)
+        return request
+
+    def check_refused(self, verb: str, event_type: str) -> None:
+        """A broker refused this before: raise at once instead of sending it again."""
+        if self.refused and (text := self.refused.get((verb, event_type))) is not None:
+            raise PermissionDenied(text, who=self.name, verb=verb, event_type=event_type)
+
+    # ---------------------------------------------------------------------------------------------------- connection
+
+    async def connect(self, timeout_s: float) -> None:
+        """Returns when the first broker has taken us in; NotReachable if none does in time."""
+        self._session = aiohttp.ClientSession()
+        self._first = asyncio.get_running_loop().create_future()
+        self._connecting = asyncio.ensure_future(self._keep_connected())
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._first
+        except TimeoutError:
+            await self.close()
+            raise NotReachable(f"no broker answers at {', '.join(self.urls)}") from None
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _keep_connected(self) -> None:
+        """One connection at a time. The broker we know is tried first; then whoever is there."""
+        pause_s, turn = REDIAL_FIRST_S, 0
+        while not self._closing:
+            url = self.urls[turn % len(self.urls)]
+            began = time.monotonic()
+            try:
+                await self._connect_once(url)
+            except (NotAuthenticated, ConfigError) as error:
+                self._report(url, error)
+            except (TopsError, aiohttp.ClientError, ConnectionError, OSError, RuntimeError, TimeoutError) as error:
+                log.info("no link", extra={"node": self.name, "url": url, "reason": str(error)})
+            if time.monotonic() - began > REDIAL_MAX_S:
+                pause_s = REDIAL_FIRST_S  # it was up: the same broker first
+            else:
+                turn += 1
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
+            pause_s = min(pause_s * 2, REDIAL_MAX_S)
+
+    def _report(self, url: str, error: TopsError) -> None:
+        log.warning("refused by a broker", extra={"node": self.name, "url": url, "reason": str(error)})
+        if self._first is not None and not self._first.done():
+            self._first.set_exception(error)
+
+    async def _connect_once(self, url: str) -> None:
+        assert self._session is not None
+        async with open_socket(self._session, url, self.own, self.heartbeat_s) as socket:
+            peer = await self.own.introduce(socket, urlsplit(url).hostname or "")
+            await self._serve(socket, peer)
+
+    async def _serve(self, socket: Socket, peer: Peer) -> None:
+        link = self.link
+        same_life = link is not None and link.name == peer.identity.name and link.incarnation == peer.incarnation
+        ours = meeting("", 0, "", (), ())
+        if link is not None and same_life:
+            ours = meeting(link.session_name, link.session.received, "", (), ())
+        theirs = await exchange_meet(socket, ours, HANDSHAKE_TIMEOUT_S)
+        self._learn(theirs)
+        received = theirs.received
+        if link is None or not ours.session or ours.session != theirs.session:
+            link, received = self._new_link(peer, theirs), 0
+        self.broker = link.name
+        if self._first is not None and not self._first.done():
+            self._first.set_result(None)
+        await link.serve(socket, received, self)
+        if link.parted:
+            log.warning("the broker closed the link", extra={"node": self.name, "reason": link.parted})
+
+    def _learn(self, met: Meet) -> None:
+        if not met.brokers:
+            raise ProtocolError("the broker did not say who the brokers of the cluster are")
+        if not hasattr(self, "core"):
+            brokers = [NodeId(b) for b in met.brokers]
+            self.core = SiteCore(self.name, self.own.party.incarnation, brokers, os.urandom, self.options)
+        elif tuple(sorted(met.brokers)) != self.core.brokers:
+            raise ProtocolError("the broker names other members of the cluster than before: start this site again")
+        self.urls += [url for url in met.urls if url not in self.urls]
+
+    def _new_link(self, peer: Peer, met: Meet) -> Link:
+        old = self.link
+        link = self.link = Link(NodeId(peer.identity.name), peer.incarnation, met.proposal)
+        if old is not None:
+            # What the old link held is said again where it matters; nobody must wait for room in it any more.
+            old.abandon()
+        self.act(self.core.link_up(link.name, _now()))
+        return link
+
+    async def close(self) -> None:
+        """Take leave of the broker, so that nobody waits for this site, and end every request that is open."""
+        self._closing = True
+        if self.link is not None and self.link.connected:
+            self.link.close("the site is done")
+            await self.link.released()
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.gather(self._connecting, return_exceptions=True)
+        self.timers.clear()
+        for driver in self.drivers.values():
+            driver.close()
+        error = NotReachable("the site was closed")
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(error)
+        if self.link is not None:
+            self.link.end(error)
+        if self._session is not None:
+            await self._session.close()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Give what is queued a chance to arrive before the connection is closed."""
+        if self.link is not None and self.link.connected:
+            with suppress(TimeoutError, NotReachable):
+                async with asyncio.timeout(timeout_s):
+                    await self.link.flushed()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,500 @@
+"""The client library: a site publishes, subscribes and takes part in transactions through a broker.
+
+    async with Site.connect("ws://127.0.0.1:7420", name="billing") as site:
+        await site.advertise(orders)
+        await site.publish(orders, {"id": 7, "total": 12})
+
+The protocol is `tops.core.site`; the connection, its failover and the calls to participants are `tops.runtime`.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from tops.constraints import AnyConstraint
+from tops.core.participation import SiteOptions, Wish
+from tops.core.site import default_local_outcome
+from tops.effects import Effect, Memo
+from tops.errors import ConfigError, InvalidEventType, NotReachable
+from tops.event_types import EventType
+from tops.filters import Filter
+from tops.ids import NodeId, TxId
+from tops.messages import AskOutcome, CensusPolicy, Definitions, Event, TxOutcome, TxSpec
+from tops.participants import BatchParticipant, Participant, Received
+from tops.runtime.identity import Self as Identity
+from tops.runtime.participant_driver import ParticipantDriver
+from tops.runtime.site_journal import SiteJournal, new_incarnation
+from tops.runtime.site_node import Ended, SiteNode
+from tops.security import Kind, check_connect
+from tops.transactions import Access, LocalOutcome, Outcome, Scope, ScopeLimit, TxType
+
+Body = Mapping[str, Any]
+TypeOrName = EventType | str
+DRAIN_S = 2.0
+SITE_ROLE = "writer"  # without keys it is the broker that gives the role; this one is only said
+
+
+class Site:
+    """One connected site; `Site.connect` makes it."""
+
+    def __init__(self, node: SiteNode, journal: SiteJournal | None) -> None:
+        self._node, self._journal = node, journal
+        self._types: dict[str, EventType] = {}
+        self._subscriptions = 0
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(
+        cls,
+        url: str | Sequence[str],
+        *,
+        name: str,
+        keys: Path | None = None,
+        cluster: str | None = None,
+        data: Path | None = None,
+        insecure: str | None = None,
+        timeout_s: float = 10.0,
+        heartbeat_s: float = 5.0,
+        options: SiteOptions | None = None,
+        on_ended: Ended | None = None,
+    ) -> AsyncIterator["Site"]:
+        """Connect to one of the brokers at `url`; if its connection breaks it is made again, there or at another.
+
+        `keys` is the folder that `tops keys issue` wrote. `data` is a directory for promises that must survive a
+        crash of this process. Raises NotReachable, NotAuthenticated or ConfigError; nothing is left open then.
+        """
+        urls = [url] if isinstance(url, str) else list(url)
+        if not urls:
+            raise ConfigError("no broker's address was given")
+        for each in urls:
+            check_connect(urlsplit(each).hostname or "", tls=each.startswith("wss:"), plain_words=insecure)
+        journal = SiteJournal.open(data) if data is not None else None
+        node: SiteNode | None = None
+        try:
+            incarnation = await journal.live() if journal is not None else new_incarnation()
+            if keys is not None:
+                own = Identity.with_keys(keys, incarnation, insecure)
+            else:
+                cluster = cluster or await _cluster_at(urls, timeout_s)
+                own = Identity.without_keys(cluster, Kind.SITE, name, incarnation, SITE_ROLE, insecure)
+            if own.party.identity.name != name:
+                raise ConfigError(f"{keys}: these are the keys of {own.party.identity}, not of site {name!r}")
+            node = SiteNode(name, own, urls, options or SiteOptions(), heartbeat_s)
+            node.on_ended = on_ended
+            await node.connect(timeout_s)
+            yield cls(node, journal)
+            await node.drain(DRAIN_S)
+        finally:
+            if node is not None:
+                await node.close()
+            if journal is not None:
+                await journal.close()
+
+    @property
+    def name(self) -> str:
+        return self._node.name
+
+    @property
+    def broker(self) -> str:
+        """The broker that this site is, or was last, connected to."""
+        return self._node.broker
+
+    @property
+    def incarnation(self) -> int:
+        return self._node.core.incarnation
+
+    # --------------------------------------------------------------------------------------------- types and events
+
+    def define(self, *event_types: EventType) -> None:
+        """Make types known here, so that their children can be advertised or subscribed to."""
+        for event_type in event_types:
+            self._types[event_type.name] = event_type
+
+    async def advertise(self, event_type: EventType) -> None:
+        """Say that this site is going to publish the type; returns when its rendezvous has taken it."""
+        definitions = self._definitions(event_type)
+        self._node.check_refused("advertise", event_type.name)
+        await self._node.request(
+            lambda request: self._node.core.advertise(request, definitions), f"type {event_type.name}"
+        )
+
+    async def publish(self, event_type: TypeOrName, body: Body) -> int | None:
+        """Publish an ordinary event. For a durable type it is on disk when this returns, under the number returned."""
+        node = self._node
+        await node.room()
+        event = Event(_name(event_type), dict(body))
+        if node.refused:
+            node.check_refused("publish", event.type)
+        core = node.core
+        known = core.types.whole(event.type) if event.type in core.types else None
+        if known is None or known.durable:
+            number: int | None = await node.request(
+                lambda request: core.publish(request, event), f"event {core.publications + 1}"
+            )
+            return number
+        effects = core.publish(0, event)
+        node.act(effects)
+        _raise_refusal(effects)
+        return None
+
+    async def flush(self) -> None:
+        """Returns when everything published so far has arrived at the broker."""
+        if self._node.link is not None:
+            await self._node.link.flushed()
+
+    def _definitions(self, event_type: EventType) -> Definitions:
+        self._types[event_type.name] = event_type
+        chain = [event_type]
+        while (parent := chain[0].parent) is not None:
+            if parent not in self._types:
+                raise InvalidEventType(f"event type {chain[0].name!r}: call define() with its parent {parent!r} first")
+            if any(known.name == parent for known in chain):
+                raise InvalidEventType(f"event type {parent!r} is its own ancestor")
+            chain.insert(0, self._types[parent])
+        return tuple(chain)
+
+    # ------------------------------------------------------------------------------------------------ subscriptions
+
+    async def subscribe(
+        self,
+        event_type: EventType,
+        where: Filter | None = None,
+        *,
+        participant: Participant | None = None,
+        durable: str | None = None,
+        scope: Scope | None = None,
+        start: str = "now",
+        position: int | None = None,
+    ) -> "Subscription":
+        """Receive events of the type, and of its children, that match.
+
+        Without a participant, iterate over the subscription. `durable` names a subscription that survives
+        disconnects and restarts, on a durable type; a new one starts `"now"`, at the `"oldest"` entry kept, or at a
+        number. `scope` is a standing answer to every census; without it the participant's `on_join` is asked, where
+        it has one of its own. If the site has a data directory, the participant's promises survive a crash.
+        """
+        node = self._node
+        node.check_refused("subscribe", event_type.name)
+        self._subscriptions += 1
+        number = self._subscriptions
+        taker = participant or _Collector()
+        key = durable or event_type.name
+        journal = None if isinstance(taker, BatchParticipant) else self._journal
+        driver = ParticipantDriver(taker, node.call_done, key, journal)
+        replica, memos, kept = await _remembered(taker, driver)
+        wish = Wish(
+            definitions=self._definitions(event_type),
+            filter=where if where is not None else Filter(),
+            scope=_standing_scope(taker, scope, replica),
+            durable=durable,
+            start=start,
+            replica=replica,
+            position=position,
+            compensatable=taker.compensatable,
+        )
+        node.drivers[number] = driver
+
+        def ask(request: int) -> list[Effect]:
+            effects = node.core.subscribe(request, number, wish)
+            if (memos or kept) and number in node.core.participation.subscriptions:
+                effects += node.core.recover(number, memos, kept)
+            return effects
+
+        try:
+            await node.request(ask, f"subscription {number}")
+        except BaseException:
+            driver.close()
+            node.drivers.pop(number, None)
+            node.act(node.core.unsubscribe(number))
+            raise
+        return Subscription(node, number, taker)
+
+    # ------------------------------------------------------------------------------------------------ transactions
+
+    @asynccontextmanager
+    async def transaction(
+        self,
+        event_type: TypeOrName,
+        tx_type: TxType,
+        *,
+        access: Access = Access.PRIVATE,
+        limit: ScopeLimit = ScopeLimit.NONE,
+        constraints: Sequence[AnyConstraint] = (),
+        attributes: Body | None = None,
+        local_outcome: LocalOutcome | None = None,
+        census: CensusPolicy | None = CensusPolicy(),  # noqa: B008 - immutable
+        vote_timeout_s: float = 5.0,
+        decide_within_s: float = 60.0,
+    ) -> AsyncIterator["Transaction"]:
+        """A transaction that commits on leaving and aborts on an exception; `TransactionAborted` if it can't commit."""
+        spec = self._spec(
+            event_type,
+            tx_type,
+            access,
+            limit,
+            constraints,
+            attributes,
+            local_outcome,
+            census,
+            vote_timeout_s,
+            decide_within_s,
+        )
+        tx = await self.begin(spec)
+        try:
+            yield tx
+        except BaseException as error:
+            if tx.outcome is None:
+                await tx.abort(f"{type(error).__name__}: {error}")
+            raise
+        if tx.outcome is None:
+            await tx.commit()
+
+    async def begin(self, spec: TxSpec) -> "Transaction":
+        """Open a transaction; returns when events may be published in it. The caller commits or aborts."""
+        self._node.check_refused("begin", spec.event_type)
+        tx: TxId = await self._node.request(lambda request: self._node.core.begin(request, spec))
+        return Transaction(self._node, tx, spec)
+
+    async def execute(
+        self,
+        event_type: TypeOrName,
+        tx_type: TxType = TxType.DISTRIBUTED,
+        *,
+        events: Sequence[Body | tuple[TypeOrName, Body]],
+        limit: ScopeLimit = ScopeLimit.NONE,
+        constraints: Sequence[AnyConstraint] = (),
+        attributes: Body | None = None,
+        local_outcome: LocalOutcome | None = None,
+        census: CensusPolicy | None = None,
+        vote_timeout_s: float = 5.0,
+        decide_within_s: float = 60.0,
+    ) -> TxOutcome:
+        """Begin, all events and commit in one message. Raises TransactionAborted, or OutcomeUnknown after long.
+
+        With `census` None only standing answers count, and transactions that are ready together are prepared together.
+        """
+        spec = self._spec(
+            event_type,
+            tx_type,
+            Access.PRIVATE,
+            limit,
+            constraints,
+            attributes,
+            local_outcome,
+            census,
+            vote_timeout_s,
+            decide_within_s,
+        )
+        self._node.check_refused("begin", spec.event_type)
+        await self._node.room()
+        if tx_type is TxType.LOCAL:
+            tx = await self.begin(spec)
+            for event in _events(spec.event_type, events):
+                await tx.publish(event.type, event.body)
+            return await tx.commit()
+        outcome: TxOutcome = await self._node.request(
+            lambda request: self._node.core.execute(request, spec, _events(spec.event_type, events))
+        )
+        return outcome
+
+    async def ask_outcome(self, tx: str, event_type: TypeOrName, tx_type: TxType = TxType.DISTRIBUTED) -> TxOutcome:
+        """What became of a transaction, also one of an earlier life of this site.
+
+        One that its coordinator has never heard of is refused for good, and aborted therefore.
+        """
+        if isinstance(event_type, EventType) and event_type.name not in self._node.core.types:
+            self._node.core.types.define_all(self._definitions(event_type))
+        question = AskOutcome(tx=TxId(tx), tx_type=tx_type, event_type=_name(event_type))
+        outcome: TxOutcome = await self._node.request(
+            lambda request: self._node.core.ask_outcome(request, question), f"tx {tx}"
+        )
+        return outcome
+
+    def contribute(self, tx: str, spec: TxSpec) -> "Transaction":
+        """Publish in somebody else's public transaction; `done()` says that this site has said all it wants."""
+        self._node.core.contribute(TxId(tx), spec)
+        return Transaction(self._node, TxId(tx), spec)
+
+    def _spec(
+        self,
+        event_type: TypeOrName,
+        tx_type: TxType,
+        access: Access,
+        limit: ScopeLimit,
+        constraints: Sequence[AnyConstraint],
+        attributes: Body | None,
+        local_outcome: LocalOutcome | None,
+        census: CensusPolicy | None,
+        vote_timeout_s: float,
+        decide_within_s: float,
+    ) -> TxSpec:
+        name, types = _name(event_type), self._node.core.types
+        if local_outcome is None:
+            local_outcome = default_local_outcome(name in types and types.whole(name).durable, tx_type)
+        return TxSpec(
+            event_type=name,
+            tx_type=tx_type,
+            access=access,
+            limit=limit,
+            constraints=tuple(constraints),
+            attributes=dict(attributes or {}),
+            local_outcome=local_outcome,
+            census=census,
+            vote_timeout_s=vote_timeout_s,
+            decide_within_s=decide_within_s,
+        )
+
+
+class Transaction:
+    """One transaction, seen from a site that publishes in it."""
+
+    def __init__(self, node: SiteNode, tx: TxId, spec: TxSpec) -> None:
+        self._node, self.id, self.spec = node, tx, spec
+        self.outcome: TxOutcome | None = None
+
+    async def publish(self, event_type: TypeOrName, body: Body) -> int:
+        """An event of the transaction; returns its place in it. TransactionClosed once it is committing or over."""
+        await self._node.room()
+        event = Event(_name(event_type), dict(body))
+        sequence: int = await self._node.request(
+            lambda request: self._node.core.tx_publish(request, self.id, event), f"tx {self.id}"
+        )
+        return sequence
+
+    async def commit(self) -> TxOutcome:
+        """Ask for commitment and wait for the end.
+
+        Raises TransactionAborted, OutcomeUnknown, or UncheckedTransaction: then `wait` again, or `abort`.
+        """
+        self.outcome = await self._node.request(
+            lambda request: self._node.core.commit(request, self.id), f"tx {self.id}"
+        )
+        return self.outcome
+
+    async def wait(self) -> TxOutcome:
+        """Wait once more after UncheckedTransaction."""
+        return await self.commit()
+
+    async def abort(self, reason: str = "aborted by its publisher") -> TxOutcome:
+        """Give it up; returns the outcome, which is a commit if that was decided before."""
+        self.outcome = await self._node.request(
+            lambda request: self._node.core.abort(request, self.id, reason), f"tx {self.id}"
+        )
+        return self.outcome
+
+    def done(self) -> None:
+        """A contributor to a public transaction has said all it wants: its death no longer matters."""
+        self._node.act(self._node.core.done(self.id))
+
+    @property
+    def committed(self) -> bool:
+        return self.outcome is not None and self.outcome.outcome is Outcome.COMMITTED
+
+
+class Subscription:
+    """One subscription; without a participant of its own, iterate over it."""
+
+    def __init__(self, node: SiteNode, number: int, participant: Participant) -> None:
+        self._node, self.number, self.participant = node, number, participant
+
+    def __aiter__(self) -> AsyncIterator[Received]:
+        if not isinstance(self.participant, _Collector):
+            raise TypeError("this subscription has a participant, which receives its events")
+        return self.participant
+
+    async def unsubscribe(self) -> None:
+        """End it; whoever takes part in a transaction through it gives up. A durable name is kept by its broker."""
+        self._node.act(self._node.core.unsubscribe(self.number))
+        driver = self._node.drivers.pop(self.number, None)
+        if driver is not None:
+            driver.close()
+
+    def abort(self, tx: str, reason: str) -> None:
+        """Give up a transaction by itself, at any moment before the promise."""
+        self._node.act(self._node.core.participant_abort(self.number, TxId(tx), reason))
+
+
+class _Collector(Participant):
+    """Keeps events for whoever iterates. A durable one counts as taken when the next one is asked for."""
+
+    scope = Scope.NON_TRANSACTIONAL
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._events: deque[tuple[Received, asyncio.Future[None] | None]] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._taken: asyncio.Future[None] | None = None
+
+    @property
+    def backlog(self) -> int:
+        return len(self._events)
+
+    def on_notify(self, event: Received) -> Awaitable[None] | None:
+        taken = None if event.number is None else asyncio.get_running_loop().create_future()
+        self._events.append((event, taken))
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+        return taken
+
+    def __aiter__(self) -> "_Collector":
+        return self
+
+    async def __anext__(self) -> Received:
+        if self._taken is not None and not self._taken.done():
+            self._taken.set_result(None)
+        while not self._events:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        event, self._taken = self._events.popleft()
+        return event
+
+
+def _name(event_type: TypeOrName) -> str:
+    return event_type if isinstance(event_type, str) else event_type.name
+
+
+def _events(tx_type: str, events: Sequence[Body | tuple[TypeOrName, Body]]) -> tuple[Event, ...]:
+    return tuple(Event(_name(e[0]), dict(e[1])) if isinstance(e, tuple) else Event(tx_type, dict(e)) for e in events)
+
+
+def _raise_refusal(effects: Sequence[Effect]) -> None:
+    error = getattr(effects[-1], "error", None) if effects else None
+    if error is not None:
+        raise error
+
+
+def _standing_scope(taker: Participant, scope: Scope | None, replica: int | None) -> Scope | None:
+    if replica is not None:
+        return Scope.DISTRIBUTED
+    if scope is not None or isinstance(taker, _Collector):
+        return taker.scope if scope is None else scope
+    return None
+
+
+async def _remembered(
+    taker: Participant, driver: ParticipantDriver
+) -> tuple[int | None, Sequence[Memo], Sequence[Memo]]:
+    """A replica's position; open promises; promises that are kept and perhaps not noted."""
+    if isinstance(taker, BatchParticipant):
+        return await taker.position(), await taker.promises(), ()
+    memos, kept = driver.memos()
+    return None, memos, kept
+
+
+async def _cluster_at(urls: Sequence[str], timeout_s: float) -> str:
+    """The name of the cluster behind these addresses; asked only where there are no keys that would tell."""
+    problem = ""
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as session:
+        for url in urls:
+            try:
+                async with session.get(f"{url.rstrip('/').replace('ws', 'http', 1)}/v1/topology") as answer:
+                    return NodeId((await answer.json())["cluster"])
+            except (aiohttp.ClientError, TimeoutError, OSError, KeyError, ValueError) as error:
+                problem = str(error)
+    raise NotReachable(f"no broker answers at {', '.join(urls)}: {problem}")
