@@ -106,6 +106,14 @@ class Deliver(Effect, frozen=True):
     tx: TxId | None = None
 
 
+class DeliverAll(Effect, frozen=True):
+    """Ordinary events of one type, in order, for a subscription's application."""
+
+    subscription: int
+    event_type: str
+    bodies: tuple[dict[str, Any], ...]
+
+
 class TxEnded(Effect, frozen=True):
     """Publishers hear how their transaction ended, too."""
 

@@ -209,6 +209,18 @@ class Published(Message, frozen=True):
     origin: Origin
 
 
+class EventsPublished(Message, frozen=True):
+    """Ordinary events of one type that is not durable, published together; they are what `Published` is for one.
+
+    Bodies stay encoded until somebody has to look into them: most brokers on the way need not. `origin` is the last
+    one's, also where a filter has left some out on the way.
+    """
+
+    event_type: str
+    bodies: tuple[msgspec.Raw, ...]
+    origin: Origin
+
+
 class CensusOpened(Message, frozen=True):
     """A transaction is announced; subscribers answer with a scope."""
 
@@ -256,7 +268,19 @@ class TxAbandoned(Message, frozen=True):
     distributed_only: bool = False
 
 
-Publication = Published | CensusOpened | TxBegan | TxPublished | LocalCommitOrdered | TxAbandoned
+Publication = Published | EventsPublished | CensusOpened | TxBegan | TxPublished | LocalCommitOrdered | TxAbandoned
+
+_bodies: msgspec.msgpack.Decoder[dict[str, Any]] = msgspec.msgpack.Decoder(dict[str, Any])
+encode_body = msgspec.msgpack.Encoder().encode
+
+
+def decode_body(encoded: msgspec.Raw) -> dict[str, Any] | None:
+    """The body of an event, or None if the bytes are not one: whoever sent them is ignored, not obeyed."""
+    try:
+        return _bodies.decode(encoded)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
 
 # ---------------------------------------------------------------------------------------------- letters, point to point
 
@@ -520,6 +544,16 @@ class PeerKnows(Message, frozen=True):
     committing: frozenset[str]
 
 
+class RouteAsked(Message, frozen=True):
+    """Sent behind a new subscription, on the same path: when it is answered, events reach the subscriber."""
+
+    subscription: int
+
+
+class RouteStands(Message, frozen=True):
+    subscription: int
+
+
 class LogWanted(Message, frozen=True):
     """A durable subscription asks for what follows `position`; also says that everything up to there is safe."""
 
@@ -583,6 +617,8 @@ Letter = (
     | MembershipAnswered
     | PeersAsked
     | PeerKnows
+    | RouteAsked
+    | RouteStands
     | LogWanted
     | LogDelivered
     | LogRefused

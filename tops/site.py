@@ -8,6 +8,7 @@ The protocol is `tops.core.site`; the connection, its failover and the calls to 
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -28,6 +29,7 @@ from tops.ids import NodeId, TxId
 from tops.messages import AskOutcome, CensusPolicy, Definitions, Event, TxOutcome, TxSpec
 from tops.participants import BatchParticipant, Participant, Received
 from tops.runtime.identity import Self as Identity
+from tops.runtime.link import ROOM_BYTES
 from tops.runtime.participant_driver import ParticipantDriver
 from tops.runtime.site_journal import SiteJournal, new_incarnation
 from tops.runtime.site_node import Ended, SiteNode
@@ -36,7 +38,9 @@ from tops.transactions import Access, LocalOutcome, Outcome, Scope, ScopeLimit, 
 
 Body = Mapping[str, Any]
 TypeOrName = EventType | str
+log = logging.getLogger("tops.site")
 DRAIN_S = 2.0
+ROUTE_S = 5.0
 SITE_ROLE = "writer"  # without keys it is the broker that gives the role; this one is only said
 
 
@@ -124,29 +128,33 @@ class Site:
             lambda request: self._node.core.advertise(request, definitions), f"type {event_type.name}"
         )
 
-    async def publish(self, event_type: TypeOrName, body: Body) -> int | None:
+    async def publish(self, event_type: TypeOrName, body: dict[str, Any]) -> int | None:
         """Publish an ordinary event. For a durable type it is on disk when this returns, under the number returned."""
-        node = self._node
-        await node.room()
-        event = Event(_name(event_type), dict(body))
+        node, name = self._node, _name(event_type)
+        link = node.link
+        if link is not None and link.queued_bytes > ROOM_BYTES:
+            await link.room()
         if node.refused:
-            node.check_refused("publish", event.type)
+            node.check_refused("publish", name)
         core = node.core
-        known = core.types.whole(event.type) if event.type in core.types else None
-        if known is None or known.durable:
-            number: int | None = await node.request(
-                lambda request: core.publish(request, event), f"event {core.publications + 1}"
-            )
-            return number
-        effects = core.publish(0, event)
-        node.act(effects)
-        _raise_refusal(effects)
-        return None
+        if core.publishes_together(name):
+            core.types.whole(name).check(body)
+            node.publish_soon(name, body)
+            return None
+        event = Event(name, dict(body))
+        number: int | None = await node.request(lambda request: core.publish(request, event))
+        return number
 
     async def flush(self) -> None:
         """Returns when everything published so far has arrived at the broker."""
+        self._node.act([])
         if self._node.link is not None:
             await self._node.link.flushed()
+
+    def know_type(self, family: str) -> None:
+        """Make the name of a type without a parent known, to ask about its transactions without its definition."""
+        if family not in self._node.core.types:
+            self._node.core.types.define(EventType(family))
 
     def _definitions(self, event_type: EventType) -> Definitions:
         self._types[event_type.name] = event_type
@@ -208,12 +216,23 @@ class Site:
 
         try:
             await node.request(ask, f"subscription {number}")
+            await self._routed(number)
         except BaseException:
             driver.close()
             node.drivers.pop(number, None)
             node.act(node.core.unsubscribe(number))
             raise
         return Subscription(node, number, taker)
+
+    async def _routed(self, number: int) -> None:
+        """Wait until events reach the subscription, but not for a rendezvous that is down: they will, once it is up."""
+        try:
+            async with asyncio.timeout(ROUTE_S):
+                await self._node.request(
+                    lambda request: self._node.core.ask_route(request, number), f"subscription {number}"
+                )
+        except TimeoutError:
+            log.warning("the rendezvous does not answer; the subscription waits for it", extra={"node": self.name})
 
     # ------------------------------------------------------------------------------------------------ transactions
 
@@ -461,12 +480,6 @@ def _name(event_type: TypeOrName) -> str:
 
 def _events(tx_type: str, events: Sequence[Body | tuple[TypeOrName, Body]]) -> tuple[Event, ...]:
     return tuple(Event(_name(e[0]), dict(e[1])) if isinstance(e, tuple) else Event(tx_type, dict(e)) for e in events)
-
-
-def _raise_refusal(effects: Sequence[Effect]) -> None:
-    error = getattr(effects[-1], "error", None) if effects else None
-    if error is not None:
-        raise error
 
 
 def _standing_scope(taker: Participant, scope: Scope | None, replica: int | None) -> Scope | None:

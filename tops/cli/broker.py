@@ -9,7 +9,7 @@ import typer
 import uvloop
 
 from tops.config import load_config
-from tops.errors import JournalFailed, TopsError
+from tops.errors import JournalFailed
 from tops.runtime.broker import Broker
 from tops.runtime.logs import configure_logging
 
@@ -32,11 +32,8 @@ def run(
     try:
         uvloop.run(_serve(config, name))
     except JournalFailed as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"tops: {error}", err=True)
         raise typer.Exit(1) from None
-    except TopsError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
 
 
 async def _serve(path: Path, name: str) -> None:

@@ -4,14 +4,15 @@ import sys
 
 import typer
 
-from tops.cli import bench, broker, keys, sim
+from tops.cli import bench, broker, keys, sim, tx
 from tops.errors import NotReachable, TopsError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+app.add_typer(bench.app, name="bench")
 app.add_typer(broker.app, name="broker")
 app.add_typer(keys.app, name="keys")
-app.add_typer(bench.app, name="bench")
 app.add_typer(sim.app, name="sim")
+app.add_typer(tx.app, name="tx")
 
 
 @app.callback()
@@ -20,7 +21,7 @@ def tops() -> None:
 
 
 def main() -> None:
-    """Run the command line; refusals of the `TopsError` family become one line and exit code 2, or 3 if nobody answers."""
+    """Run the command line; a refusal of the `TopsError` family is one line and exit code 2, 3 if nobody answers."""
     try:
         app()
     except TopsError as error:

@@ -8,6 +8,8 @@ coordinator's duties for the types that meet here (`Rendezvous`). The broker tur
 from collections import OrderedDict
 from collections.abc import Mapping
 
+import msgspec
+
 from tops.constraints import Predicate
 from tops.core.edge import Edge, SiteLink
 from tops.core.rendezvous import Rendezvous, RendezvousOptions
@@ -23,6 +25,7 @@ from tops.messages import (
     Definitions,
     Dissemination,
     Envelope,
+    EventsPublished,
     Letter,
     LinkMessage,
     LocalCommitOrdered,
@@ -39,6 +42,7 @@ from tops.messages import (
     SubscriptionChanged,
     TxAbandoned,
     TypeAnswered,
+    decode_body,
 )
 from tops.records import AnyRecord
 
@@ -200,6 +204,8 @@ class BrokerCore:
         return up
 
     def _descend(self, publication: Publication, rendezvous: NodeId, exclude: NodeId | None) -> list[Effect]:
+        if isinstance(publication, EventsPublished):
+            return self._descend_events(publication, rendezvous, exclude)
         parent = self.topology.next_hop(self.name, rendezvous)
         # One message for all links: whoever carries out the effects encodes it once.
         downward = _downward(publication, rendezvous, self.name, self.incarnation)
@@ -215,6 +221,30 @@ class BrokerCore:
             self.edge.end(publication.tx)
         return effects
 
+    def _descend_events(self, published: EventsPublished, rendezvous: NodeId, exclude: NodeId | None) -> list[Effect]:
+        """Several events at once; they are looked into only where somebody wants a part of them."""
+        skip = (exclude, self.topology.next_hop(self.name, rendezvous))
+        whole = _downward(published, rendezvous, self.name, self.incarnation)
+        links = self.table.interested_in_all(published.event_type)
+        if links is not None:
+            return [Send(link, whole) for link in links if link not in skip]
+        wanted: dict[NodeId, list[msgspec.Raw]] = {}
+        for encoded in published.bodies:
+            body = decode_body(encoded)
+            if body is not None:
+                for link in self.table.interested(published.event_type, body):
+                    wanted.setdefault(link, []).append(encoded)
+        effects: list[Effect] = []
+        for link, bodies in wanted.items():
+            if link in skip:
+                continue
+            message = whole
+            if len(bodies) < len(published.bodies):
+                part = msgspec.structs.replace(published, bodies=tuple(bodies))
+                message = _downward(part, rendezvous, self.name, self.incarnation)
+            effects.append(Send(link, message))
+        return effects
+
     def _links_for(self, publication: Publication) -> list[NodeId]:
         match publication:
             case Published(event=event):
@@ -225,10 +255,12 @@ class BrokerCore:
                 if len(self.tx_routes) > TX_ROUTES_MAX:
                     self.tx_routes.popitem(last=False)
                 return links
+            case EventsPublished():
+                return []  # each of its events has its own
         return self.tx_routes.get(publication.tx, [])
 
     def _passes(self, site: NodeId, publication: Publication) -> bool:
-        if isinstance(publication, Published):
+        if isinstance(publication, Published | EventsPublished):
             return True
         types: frozenset[str] = frozenset()
         if isinstance(publication, CensusOpened):

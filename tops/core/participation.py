@@ -16,7 +16,7 @@ from tops.core.calls import Calls
 from tops.core.epoch_executor import EpochExecutor
 from tops.core.log_reader import LogReader
 from tops.core.sub_tx_executor import SubTxExecutor
-from tops.effects import Alarm, Answer, Deliver, Effect, Memo, Post, Send, SetTimer
+from tops.effects import Alarm, Answer, Deliver, DeliverAll, Effect, Memo, Post, Send, SetTimer
 from tops.errors import InvalidEventType, TopsError
 from tops.event_types import EventTypes
 from tops.filters import Filter
@@ -28,6 +28,7 @@ from tops.messages import (
     EpochDecided,
     EpochId,
     Event,
+    EventsPublished,
     FinishNoted,
     LocalCommitOrdered,
     LogDelivered,
@@ -50,10 +51,12 @@ from tops.messages import (
     TxBegan,
     TxPublished,
     TxSpec,
+    decode_body,
 )
 from tops.transactions import Scope, TxType, granted_scope
 
 REMEMBERED_MAX = 10_000
+EVERYTHING = Filter.everything()
 
 
 class SiteOptions(msgspec.Struct, frozen=True):
@@ -278,6 +281,8 @@ class Participation:
         match publication:
             case Published(event=event, origin=origin):
                 return self._deliver(event, origin)
+            case EventsPublished(event_type=event_type, bodies=encoded, origin=origin):
+                return self._deliver_all(event_type, encoded, origin)
             case CensusOpened():
                 return self._census(publication, link)
             case TxBegan(tx=tx, members=members):
@@ -295,19 +300,41 @@ class Participation:
     def _each(self, tx: TxId, do: Callable[[SubTxExecutor], list[Effect]]) -> list[Effect]:
         return [effect for e in list(self.executors.get(tx, {}).values()) for effect in do(e)]
 
-    def _deliver(self, event: Event, origin: Origin) -> list[Effect]:
-        # A site that has moved can meet an event again that travels more slowly on its new path.
+    def _is_repeated(self, origin: Origin) -> bool:
+        """A site that has moved can meet an event again that travels more slowly on its new path."""
         latest = self.latest.get((origin.family, origin.site), (0, 0))
         if (origin.incarnation, origin.number) <= latest:
-            return []
+            return True
         self.latest[origin.family, origin.site] = (origin.incarnation, origin.number)
         _trim(self.latest)
+        return False
+
+    def _deliver(self, event: Event, origin: Origin) -> list[Effect]:
+        if self._is_repeated(origin):
+            return []
         lineage = self._lineage(event.type)
         return [
             Deliver(s.number, event)
             for s in self.subscriptions.values()
             if s.wish.durable is None and s.matches(lineage, event.body)
         ]
+
+    def _deliver_all(self, event_type: str, encoded: Sequence[msgspec.Raw], origin: Origin) -> list[Effect]:
+        if self._is_repeated(origin):
+            return []
+        lineage = self._lineage(event_type)
+        takers = [s for s in self.subscriptions.values() if s.wish.durable is None and s.type_name in lineage]
+        if not takers:
+            return []
+        bodies = tuple(body for each in encoded if (body := decode_body(each)) is not None)
+        effects: list[Effect] = []
+        for s in takers:
+            wanted = bodies
+            if s.wish.filter != EVERYTHING:
+                wanted = tuple(body for body in bodies if s.wish.filter.matches(body))
+            if wanted:
+                effects.append(DeliverAll(s.number, event_type, wanted))
+        return effects
 
     def _lineage(self, event_type: str) -> tuple[str, ...]:
         """The ancestors that this site knows of; a child's unknown name still reaches the parent's subscribers."""

@@ -40,6 +40,7 @@ from tops.messages import (
     EpochFinished,
     EpochVoted,
     EventConfirmed,
+    EventsPublished,
     LocalCommitOrdered,
     LogEntry,
     LogWanted,
@@ -52,6 +53,8 @@ from tops.messages import (
     PublisherLost,
     PublishInTx,
     PublishInTxAnswered,
+    RouteAsked,
+    RouteStands,
     RunOneShot,
     StandingAccepted,
     StandingAnswered,
@@ -134,6 +137,7 @@ class Rendezvous:
             AskMembership: self._ask_membership,
             AskOutcome: self._ask_outcome,
             LogWanted: self._log_wanted,
+            RouteAsked: self._route_asked,
         }
 
     def on_letter(self, letter: object, sender: Address, incarnation: int, now: float) -> list[Effect]:
@@ -201,6 +205,9 @@ class Rendezvous:
         match publication:
             case Published():
                 return self._published(publication, publisher)
+            case EventsPublished(event_type=event_type):
+                # Whoever publishes on a durable type wants a number for each: this form is not for it.
+                return [] if event_type in self.logs_of else [Disseminate(publication)]
             case CensusOpened(tx=tx, spec=spec):
                 return self._announced(tx, spec, publisher, incarnation, publication)
             case TxPublished():
@@ -649,6 +656,9 @@ class Rendezvous:
             reason = "the broker keeps no record of local transactions, and was restarted"
             return [Post(sender, TxOutcome(tx=m.tx, outcome=Outcome.UNKNOWN, reason=reason))]
         return self.outcomes.ask(m.tx, sender, alive)
+
+    def _route_asked(self, m: RouteAsked, sender: Address, incarnation: int, now: float) -> list[Effect]:
+        return [Post(sender, RouteStands(subscription=m.subscription))]
 
     def _log_wanted(self, m: LogWanted, sender: Address, incarnation: int, now: float) -> list[Effect]:
         wanted = m.definitions[-1]

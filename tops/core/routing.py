@@ -16,6 +16,8 @@ from tops.event_types import EventType, EventTypes
 from tops.filters import Filter
 from tops.ids import NodeId
 
+EVERYTHING = Filter.everything()
+
 
 def rendezvous_of(brokers: Iterable[NodeId], family: str) -> NodeId:
     """The broker where a family of event types meets: highest hash wins, so that one broker more or less moves only
@@ -67,6 +69,7 @@ class RoutingTable:
         self._interest: dict[str, dict[NodeId, dict[Filter, int]]] = {}  # type -> link -> filter -> times asked for
         self._index: dict[str, FilterIndex[NodeId]] = {}
         self._announced: dict[tuple[str, NodeId], frozenset[Filter]] = {}
+        self._narrow: dict[str, int] = {}  # type -> how many of its filters ask for anything in particular
 
     def add(self, link: NodeId, definitions: tuple[EventType, ...], interest: Filter) -> None:
         name = self.types.define_all(definitions).name
@@ -74,6 +77,7 @@ class RoutingTable:
         filters[interest] = filters.get(interest, 0) + 1
         if filters[interest] == 1:
             self._index.setdefault(name, FilterIndex()).add(link, interest)
+            self._count(name, interest, 1)
 
     def remove(self, link: NodeId, event_type: str, interest: Filter) -> None:
         filters = self._interest.get(event_type, {}).get(link, {})
@@ -83,6 +87,7 @@ class RoutingTable:
         if not filters[interest]:
             del filters[interest]
             self._index[event_type].remove(link, interest)
+            self._count(event_type, interest, -1)
 
     def forget_link(self, link: NodeId) -> set[str]:
         """The link's interest is gone; returns the event types that were touched."""
@@ -90,8 +95,22 @@ class RoutingTable:
         for event_type, links in self._interest.items():
             for interest in links.pop(link, {}):
                 self._index[event_type].remove(link, interest)
+                self._count(event_type, interest, -1)
                 touched.add(event_type)
         return touched
+
+    def _count(self, event_type: str, interest: Filter, change: int) -> None:
+        if interest != EVERYTHING:
+            self._narrow[event_type] = self._narrow.get(event_type, 0) + change
+
+    def interested_in_all(self, event_type: str) -> list[NodeId] | None:
+        """The links that want every event of the type; None if some want a part, so that each must be looked at."""
+        found: dict[NodeId, None] = {}
+        for name in self.types.lineage(event_type) if event_type in self.types else (event_type,):
+            if self._narrow.get(name):
+                return None
+            found.update((link, None) for link, filters in self._interest.get(name, {}).items() if filters)
+        return list(found)
 
     def interested(self, event_type: str, attributes: Mapping[str, object]) -> list[NodeId]:
         """The links behind which somebody wants this, by the type or one of its ancestors."""

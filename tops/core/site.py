@@ -40,6 +40,7 @@ from tops.messages import (
     EpochDecided,
     Event,
     EventConfirmed,
+    EventsPublished,
     FinishNoted,
     Letter,
     LinkMessage,
@@ -55,6 +56,8 @@ from tops.messages import (
     Published,
     PublisherDone,
     PublishInTxAnswered,
+    RouteAsked,
+    RouteStands,
     RunOneShot,
     StandingAccepted,
     TxOpened,
@@ -98,6 +101,7 @@ class SiteCore:
         self.transactions: dict[TxId, PublisherTx] = {}
         self.ended: OrderedDict[TxId, TxOutcome] = OrderedDict()  # for those who use a transaction after its end
         self.asking: dict[TxId, tuple[AskOutcome, list[int]]] = {}
+        self.routes_asked: dict[int, int] = {}  # subscription -> the request that waits for its route
         self.counter = 0
         self.publications: dict[str, int] = {}  # per family
         self._retrying = False
@@ -164,6 +168,8 @@ class SiteCore:
                 return known.on_votes_missing(letter) if known is not None else []
             case TypeAnswered():
                 return self._on_type_answered(letter)
+            case RouteStands():
+                return self._on_route(letter)
         return []
 
     # --------------------------------------------------------------------------------------------- types and events
@@ -203,6 +209,17 @@ class SiteCore:
             self.unconfirmed[family, number] = (request, published)
             return self._carry_out(effects)
         return self._carry_out([*effects, Answer(request)])
+
+    def publishes_together(self, event_type: str) -> bool:
+        """Whether `publish_all` takes events of this type: it is advertised, and nobody waits for a confirmation."""
+        return event_type in self.advertised and not self.types.whole(event_type).durable
+
+    def publish_all(self, event_type: str, bodies: tuple[msgspec.Raw, ...]) -> list[Effect]:
+        """Ordinary events of a type that `publishes_together`, in order; the caller has checked and encoded each."""
+        family = self.types.family(event_type)
+        number = self.publications[family] = self.publications.get(family, 0) + len(bodies)
+        origin = Origin(family, self.name, self.incarnation, number)
+        return self._carry_out([Disseminate(EventsPublished(event_type=event_type, bodies=bodies, origin=origin))])
 
     def _problem(self, event: Event) -> TopsError | None:
         if event.type not in self.advertised:
@@ -372,6 +389,22 @@ class SiteCore:
         """`number` names the subscription in every later call."""
         return self._carry_out(self.participation.subscribe(number, wish, request, self.link))
 
+    def ask_route(self, request: int, number: int) -> list[Effect]:
+        """Answered when events that are published from then on reach the subscription."""
+        self.routes_asked[number] = request
+        return self._carry_out(self._route_question(number))
+
+    def _route_question(self, number: int) -> list[Effect]:
+        known = self.participation.subscriptions.get(number)
+        if known is None:
+            self.routes_asked.pop(number, None)
+            return []
+        return [Post(Address(known.coordinator), RouteAsked(subscription=number))]
+
+    def _on_route(self, stands: RouteStands) -> list[Effect]:
+        request = self.routes_asked.pop(stands.subscription, None)
+        return [] if request is None else [Answer(request, stands.subscription)]
+
     def unsubscribe(self, number: int) -> list[Effect]:
         return self._carry_out(self.participation.unsubscribe(number, self.link))
 
@@ -411,6 +444,8 @@ class SiteCore:
         effects += self._repeat_openings(elapsed_s)
         for name in self.advertising:
             effects += self._advertise_letter(self.advertised[name])
+        for number in list(self.routes_asked):
+            effects += self._route_question(number)
         return effects
 
     def _repeat_openings(self, elapsed_s: float) -> list[Effect]:
@@ -427,7 +462,7 @@ class SiteCore:
         return effects
 
     def _waiting(self) -> bool:
-        if self.unconfirmed or self.opening or self.asking or self.advertising:
+        if self.unconfirmed or self.opening or self.asking or self.advertising or self.routes_asked:
             return True
         return any(t.waits() for t in self.transactions.values())
 
@@ -479,6 +514,8 @@ def _type_of(publication: Publication) -> str:
             return event.type
         case CensusOpened(spec=spec):
             return spec.event_type
+        case EventsPublished(event_type=event_type):
+            return event_type
         case TxPublished(event_type=event_type):
             return event_type
     return publication.event_type

@@ -24,6 +24,7 @@ from tops.messages import (
     Envelope,
     EpochFinished,
     EpochVoted,
+    EventsPublished,
     LinkMessage,
     LogDelivered,
     LogWanted,
@@ -33,6 +34,7 @@ from tops.messages import (
     Published,
     PublisherDone,
     PublishInTx,
+    RouteAsked,
     RunOneShot,
     ScopeChosen,
     StandingAnswered,
@@ -74,6 +76,7 @@ _RIGHTS: dict[type, Callable[[Any], Iterable[Right]]] = {
     PublisherDone: lambda m: (),
     CensusReplied: lambda m: (),
     ParticipantAborted: lambda m: (),
+    RouteAsked: lambda m: (),
 }
 
 
@@ -115,6 +118,8 @@ class Guard:
     def _check_publication(self, message: Dissemination) -> None:
         publication = message.publication
         match publication:
+            case EventsPublished(event_type=event_type):
+                self._permissions.check(self.identity, Verb.PUBLISH, event_type)
             case CensusOpened(spec=spec):
                 self._permissions.check(self.identity, Verb.BEGIN, spec.event_type)
             case TxPublished(event=event, tx=tx):
@@ -154,6 +159,8 @@ class Guard:
             publication = message.publication
             if type(publication) is Published or type(publication) is TxPublished:
                 return message if self.may_read(publication.event.type) else None
+            if type(publication) is EventsPublished:
+                return message if self.may_read(publication.event_type) else None
             if type(publication) is CensusOpened:
                 return message if self.may_read(publication.spec.event_type) else None
         elif type(message) is Envelope and type(message.body) is LogDelivered:
@@ -185,7 +192,9 @@ def _subject(message: LinkMessage) -> str:
     """What the refused message was about, in words that the site finds its request by."""
     match message:
         case Dissemination(publication=Published(origin=origin)):
-            return f"event {origin.number}"
+            return f"event {origin.number} {origin.family}"
+        case Dissemination(publication=EventsPublished(event_type=event_type)):
+            return f"events {event_type}"
         case Dissemination(publication=publication):
             return f"tx {getattr(publication, 'tx', '')}"
         case SubscriptionChanged(subscription=number):

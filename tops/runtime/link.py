@@ -8,7 +8,6 @@ without ever stopping to read: answers to heartbeats, votes and decisions still 
 
 import asyncio
 from collections import deque
-
 from contextlib import suppress
 from typing import Any, Final, Protocol, cast
 

@@ -90,6 +90,25 @@ class ParticipantDriver:
             self._notifying = True
             self._start(self._notify_all(None))
 
+    def deliver_all(self, event_type: str, bodies: Sequence[dict[str, Any]]) -> None:
+        """Several ordinary events; a participant that is a plain function takes them without a queue between."""
+        if not self._plain_notify or self._ordinary or self._notifying:
+            for body in bodies:
+                self.deliver(Event(event_type, body), None)
+            return
+        notify = self.participant.on_notify
+        for place, body in enumerate(bodies):
+            try:
+                answer = notify(Received(event_type, body))
+            except Exception:
+                log.exception("on_notify raised", extra={"event_type": event_type, "subscription": self.key})
+                continue
+            if answer is not None:
+                self._notifying = True
+                self._ordinary.extend(Received(event_type, later) for later in bodies[place + 1 :])
+                self._start(self._notify_all(answer))
+                return
+
     async def _notify_all(self, first: Awaitable[None] | None) -> None:
         try:
             if first is not None:

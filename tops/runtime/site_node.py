@@ -1,4 +1,4 @@
-"""A site's machine with its link, its timers and its participants; finds a broker, and another when that one is gone."""
+"""A site's machine with its link, timers and participants; finds a broker, and another when that one is gone."""
 
 import asyncio
 import logging
@@ -11,13 +11,26 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
+import msgspec
 
 from tops.core.participation import SiteOptions
 from tops.core.site import SiteCore
-from tops.effects import Alarm, Answer, Call, CancelTimer, Deliver, Effect, ForgetPromise, Send, SetTimer, TxEnded
+from tops.effects import (
+    Alarm,
+    Answer,
+    Call,
+    CancelTimer,
+    Deliver,
+    DeliverAll,
+    Effect,
+    ForgetPromise,
+    Send,
+    SetTimer,
+    TxEnded,
+)
 from tops.errors import ConfigError, NotAuthenticated, NotReachable, PermissionDenied, ProtocolError, TopsError
 from tops.ids import NodeId, TxId
-from tops.messages import LinkMessage
+from tops.messages import LinkMessage, encode_body
 from tops.runtime.connections import open_socket
 from tops.runtime.identity import HANDSHAKE_TIMEOUT_S, Self
 from tops.runtime.link import Link, Socket, exchange_meet
@@ -30,6 +43,7 @@ from tops.security import Peer
 REDIAL_FIRST_S, REDIAL_MAX_S = 0.05, 1.0
 BACKLOG_MAX = 100_000  # ordinary events that participants have not got to; beyond it nothing more is read
 BACKLOG_PAUSE_S = 0.01
+TOGETHER_MAX = 1024  # events in one message
 
 log = logging.getLogger("tops.site")
 
@@ -57,11 +71,32 @@ class SiteNode:
         self._session: aiohttp.ClientSession | None = None
         self._first: asyncio.Future[None] | None = None
         self._closing = False
+        self._together: list[msgspec.Raw] = []  # bodies of events that were published in this turn of the loop
+        self._together_type = ""
 
     # ------------------------------------------------------------------------------------------------------ requests
 
     def act(self, effects: list[Effect]) -> None:
+        """Carry out what the machine wants, behind the events that were published before."""
+        if self._together:
+            self._publish_together()
         self.outbox.put(effects)
+
+    def publish_soon(self, event_type: str, body: dict[str, Any]) -> None:
+        """An ordinary event of a type that is not durable; those of one turn of the loop travel together."""
+        together = self._together
+        if not together:
+            self._together_type = event_type
+            asyncio.get_running_loop().call_soon(self._publish_together)
+        elif event_type != self._together_type or len(together) >= TOGETHER_MAX:
+            self._publish_together()
+            self._together_type = event_type
+        self._together.append(msgspec.Raw(encode_body(body)))
+
+    def _publish_together(self) -> None:
+        if self._together:
+            bodies, self._together = tuple(self._together), []
+            self.outbox.put(self.core.publish_all(self._together_type, bodies))
 
     def next_request(self) -> int:
         self._requests += 1
@@ -90,6 +125,10 @@ class SiteNode:
             case Send(link=name, message=message):
                 if self.link is not None and self.link.name == name:
                     self.link.post(encode_message(message))
+            case DeliverAll(subscription=subscription, event_type=event_type, bodies=bodies):
+                driver = self.drivers.get(subscription)
+                if driver is not None:
+                    driver.deliver_all(event_type, bodies)
             case Deliver(subscription=subscription, event=event, tx=tx):
                 driver = self.drivers.get(subscription)
                 if driver is not None:
@@ -148,7 +187,10 @@ class SiteNode:
         kind, _, name = subject.partition(" ")
         core, request = self.core, self._subjects.get(subject)
         if kind == "event":
-            unconfirmed = core.unconfirmed.pop(int(name), None)
+            number, _, family = name.partition(" ")
+            unconfirmed = core.unconfirmed.pop((family, int(number)), None)
+            if core.publications.get(family) == int(number):
+                core.publications[family] -= 1  # the log expects numbers without gaps
             return unconfirmed[0] if unconfirmed is not None else request
         if kind == "type":
             core.advertised.pop(name, None)

@@ -1,0 +1,5 @@
+"""`python -m tops` is the `tops` command."""
+
+from tops.cli.main import main
+
+main()

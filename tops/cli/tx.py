@@ -1,0 +1,180 @@
+"""`tops tx`: transactions that a cluster's brokers coordinate, those in doubt first, and how to end one by hand."""
+
+import asyncio
+import json
+import ssl
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import aiohttp
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tops.errors import NotReachable, UnknownTransaction
+from tops.ids import TxId
+from tops.messages import TxOutcome, TxSpec
+from tops.runtime.identity import Self
+from tops.runtime.site_journal import new_incarnation
+from tops.site import Site
+from tops.transactions import Access, Outcome, TxType
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+
+TIMEOUT_S = 10.0
+
+
+class Format(Enum):
+    TABLE = "table"
+    JSON = "json"
+
+
+Url = Annotated[list[str], typer.Option("--url", help="A broker's ws:// or wss:// address; repeatable.")]
+Keys = Annotated[Path | None, typer.Option("--keys", help="The folder of this operator's keys.")]
+Operator = Annotated[str, typer.Option("--as", help="The site name to act under.")]
+OutputFormat = Annotated[Format, typer.Option("--format", help="How to print.")]
+Id = Annotated[str, typer.Argument(metavar="ID")]
+LOCAL = ["ws://127.0.0.1:7420"]
+
+
+@app.command("list")
+def list_(
+    url: Url = LOCAL,
+    keys: Keys = None,
+    in_doubt: Annotated[bool, typer.Option("--in-doubt", help="Only those that somebody has promised.")] = False,
+    output: OutputFormat = Format.TABLE,
+) -> None:
+    """Transactions under way."""
+    found = [t for t in asyncio.run(_listed(url, keys)) if t["in_doubt"] or not in_doubt]
+    if output is Format.JSON:
+        typer.echo(json.dumps(found))
+        return
+    table = Table("id", "event type", "type", "state", "in doubt", "coordinator", title="transactions under way")
+    for t in found:
+        doubt = "yes" if t["in_doubt"] else ""
+        table.add_row(t["tx"], t["event_type"], t["type"], t["state"], doubt, t["coordinator"])
+    Console().print(table)
+
+
+@app.command()
+def show(tx: Id, url: Url = LOCAL, keys: Keys = None, output: OutputFormat = Format.TABLE) -> None:
+    """One transaction, also one that has ended; exit 1 if it was aborted."""
+    found = asyncio.run(_shown(url, keys, tx))
+    if output is Format.JSON:
+        typer.echo(json.dumps(found))
+    else:
+        table = Table("what", "value", title=tx)
+        for what, value in found.items():
+            table.add_row(what, str(value))
+        Console().print(table)
+    if found["state"] == "aborted":
+        raise typer.Exit(1)
+
+
+@app.command()
+def abort(
+    tx: Id,
+    event_type: Annotated[str | None, typer.Option("--event-type", help="If no broker knows it any more.")] = None,
+    reason: Annotated[str, typer.Option("--reason")] = "aborted by an operator",
+    url: Url = LOCAL,
+    keys: Keys = None,
+    operator: Operator = "tops-operator",
+) -> None:
+    """Ask the coordinator to abort; exit 1 if that came too late, because it had committed."""
+    outcome = asyncio.run(_aborted(url, keys, operator, tx, event_type, reason))
+    typer.echo(f"{tx}: {outcome.outcome.value}" + (f" ({outcome.reason})" if outcome.reason else ""))
+    if outcome.outcome is not Outcome.ABORTED:
+        raise typer.Exit(1)
+
+
+@app.command()
+def resolve(
+    tx: Id,
+    event_type: Annotated[str, typer.Option("--event-type", help="What the transaction travelled under.")],
+    url: Url = LOCAL,
+    keys: Keys = None,
+    operator: Operator = "tops-operator",
+) -> None:
+    """Settle what became of a transaction; exit 1 if the answer is "aborted".
+
+    One that its coordinator has never heard of is refused for good: whatever of it arrives later has no effect.
+    """
+    typer.echo("warning: an id that the coordinator does not know is refused for good", err=True)
+    outcome = asyncio.run(_resolved(url, keys, operator, tx, event_type))
+    typer.echo(f"{tx}: {outcome.outcome.value}" + (f" ({outcome.reason})" if outcome.reason else ""))
+    if outcome.outcome is not Outcome.COMMITTED:
+        raise typer.Exit(1)
+
+
+async def _listed(urls: list[str], keys: Path | None) -> list[dict[str, Any]]:
+    """Of all brokers that answer; the first of `urls` that does names the others."""
+    found: list[dict[str, Any]] = []
+    async with _session() as session:
+        topology = await _first(session, urls, keys)
+        for broker in topology["brokers"]:
+            try:
+                listed = await _get(session, broker["url"], "/v1/transactions", keys)
+            except NotReachable as error:
+                typer.echo(f"warning: {error}", err=True)
+                continue
+            found += [{**t, "coordinator": broker["name"]} for t in listed]
+    return sorted(found, key=lambda t: (not t["in_doubt"], t["tx"]))
+
+
+async def _shown(urls: list[str], keys: Path | None, tx: str) -> dict[str, Any]:
+    async with _session() as session:
+        topology = await _first(session, urls, keys)
+        for broker in topology["brokers"]:
+            try:
+                found = await _get(session, broker["url"], f"/v1/transactions/{tx}", keys)
+            except (NotReachable, UnknownTransaction):
+                continue
+            return {**found, "coordinator": broker["name"]}
+    raise UnknownTransaction(tx)
+
+
+async def _aborted(
+    urls: list[str], keys: Path | None, operator: str, tx: str, event_type: str | None, reason: str
+) -> TxOutcome:
+    if event_type is None:
+        event_type = str((await _shown(urls, keys, tx)).get("event_type", ""))
+    async with Site.connect(urls, name=operator, keys=keys, timeout_s=TIMEOUT_S) as site:
+        site.know_type(event_type)
+        spec = TxSpec(event_type, TxType.DISTRIBUTED, access=Access.PUBLIC)
+        return await site.contribute(TxId(tx), spec).abort(reason)
+
+
+async def _resolved(urls: list[str], keys: Path | None, operator: str, tx: str, event_type: str) -> TxOutcome:
+    async with Site.connect(urls, name=operator, keys=keys, timeout_s=TIMEOUT_S) as site:
+        site.know_type(event_type)
+        return await site.ask_outcome(tx, event_type)
+
+
+def _session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S))
+
+
+async def _first(session: aiohttp.ClientSession, urls: list[str], keys: Path | None) -> dict[str, Any]:
+    for url in urls:
+        try:
+            topology: dict[str, Any] = await _get(session, url, "/v1/topology", keys)
+        except NotReachable:
+            continue
+        return topology
+    raise NotReachable(f"no broker answers at {', '.join(urls)}")
+
+
+async def _get(session: aiohttp.ClientSession, url: str, path: str, keys: Path | None) -> Any:
+    tls: ssl.SSLContext | bool = True
+    if url.startswith("wss:") and keys is not None:
+        tls = Self.with_keys(keys, new_incarnation()).client_tls() or True
+    address = url.replace("ws", "http", 1).rstrip("/") + path
+    try:
+        async with session.get(address, ssl=tls) as answer:
+            found = await answer.json()
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        raise NotReachable(f"{url} does not answer: {error}") from None
+    if answer.status == 404:
+        raise UnknownTransaction(path.rpartition("/")[2])
+    return found
