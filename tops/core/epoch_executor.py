@@ -71,6 +71,11 @@ class EpochExecutor:
         self._decision: frozenset[str] | None = None
         self._log: dict[tuple[int, int], LogDelivered] = {}
 
+    @property
+    def received(self) -> int:
+        """What of the log has arrived here, applied or not."""
+        return max([self.position, *(delivered.upto for delivered in self._log.values())])
+
     # -------------------------------------------------------------------------------------------------- preparing
 
     def collect(self, tx: TxId, sequence: int, event: Event) -> None:

@@ -30,6 +30,7 @@ from tops.event_types import EventTypes
 from tops.ids import NodeId, Pseudonym, TxId, tx_id
 from tops.messages import (
     Address,
+    AskLog,
     AskOutcome,
     BeginPublic,
     BeginTx,
@@ -46,6 +47,7 @@ from tops.messages import (
     LinkMessage,
     LogDelivered,
     LogRefused,
+    LogTold,
     LogWanted,
     MembershipAnswered,
     Origin,
@@ -101,6 +103,7 @@ class SiteCore:
         self.transactions: dict[TxId, PublisherTx] = {}
         self.ended: OrderedDict[TxId, TxOutcome] = OrderedDict()  # for those who use a transaction after its end
         self.asking: dict[TxId, tuple[AskOutcome, list[int]]] = {}
+        self.asking_logs: dict[int, AskLog] = {}
         self.routes_asked: dict[int, int] = {}  # subscription -> the request that waits for its route
         self.counter = 0
         self.publications: dict[str, int] = {}  # per family
@@ -168,6 +171,8 @@ class SiteCore:
                 return known.on_votes_missing(letter) if known is not None else []
             case TypeAnswered():
                 return self._on_type_answered(letter)
+            case LogTold(request=request):
+                return [] if self.asking_logs.pop(request, None) is None else [Answer(request, letter)]
             case RouteStands():
                 return self._on_route(letter)
         return []
@@ -368,6 +373,15 @@ class SiteCore:
     def _ask(self, question: AskOutcome) -> list[Effect]:
         return [Post(Address(self.coordinator_of(question.event_type)), question)]
 
+    def ask_log(self, request: int, event_type: str) -> list[Effect]:
+        """How far a durable type's log is decided; repeated until it is answered or `forget_log` ends it."""
+        question = self.asking_logs[request] = AskLog(request=request, event_type=event_type)
+        return self._carry_out([Post(Address(self.coordinator_of(event_type)), question)])
+
+    def forget_log(self, request: int) -> None:
+        """Nobody waits for that answer any more."""
+        self.asking_logs.pop(request, None)
+
     def _on_outcome(self, outcome: TxOutcome) -> list[Effect]:
         effects: list[Effect] = []
         known = self.transactions.get(outcome.tx)
@@ -441,6 +455,8 @@ class SiteCore:
             effects += known.repeat(elapsed_s, self.options.give_up_s)
         for question, _ in self.asking.values():
             effects += self._ask(question)
+        for asked in self.asking_logs.values():
+            effects.append(Post(Address(self.coordinator_of(asked.event_type)), asked))
         effects += self._repeat_openings(elapsed_s)
         for name in self.advertising:
             effects += self._advertise_letter(self.advertised[name])
@@ -462,7 +478,7 @@ class SiteCore:
         return effects
 
     def _waiting(self) -> bool:
-        if self.unconfirmed or self.opening or self.asking or self.advertising or self.routes_asked:
+        if self.unconfirmed or self.opening or self.asking or self.asking_logs or self.advertising or self.routes_asked:
             return True
         return any(t.waits() for t in self.transactions.values())
 
