@@ -110,6 +110,11 @@ class Site:
         return self._node.broker
 
     @property
+    def brokers(self) -> tuple[str, ...]:
+        """The names of the cluster's brokers."""
+        return self._node.core.brokers
+
+    @property
     def incarnation(self) -> int:
         return self._node.core.incarnation
 
