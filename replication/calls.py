@@ -115,6 +115,7 @@ class WriteDone(Answered, frozen=True):
     returned: bytes = b""
     position: int | None = None
     duplicate: bool = False
+    refused: str = ""  # why it is nowhere, as `refusals.describe` says it
 
 
 class StatusTold(Answered, frozen=True):

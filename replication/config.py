@@ -41,11 +41,13 @@ class ReplicaSetConfig(Table):
     replica: list[ReplicaConfig] = Field(min_length=1)
     tables: list[str] | Literal["*"] = "*"
     schema_file: Path | None = Field(default=None, alias="schema")  # SQL for databases that lack the tables
-    versioned: list[str] = []  # tables that keep the number that last changed each row, for `expect_version`
+    versioned: list[str] = Field(
+        default_factory=list
+    )  # tables that keep the number that last changed each row, for `expect_version`
 
     write_quorum: int | None = Field(default=None, ge=1)
     read_quorum: int | None = Field(default=None, ge=1)
-    sync: list[Name] = []  # combined: the replicas that commit together
+    sync: list[Name] = Field(default_factory=list)  # combined: the replicas that commit together
     primary: Name | None = None
     ack: Literal["local", "logged"] = "logged"
     order: Literal["local-first", "ordered"] = "local-first"
@@ -55,7 +57,7 @@ class ReplicaSetConfig(Table):
     min_in_sync: int | None = Field(default=None, ge=1)
 
     resolver: ResolverName | str = "last-writer"  # or "module:function"
-    site_priority: list[Name] = []  # the first one wins
+    site_priority: list[Name] = Field(default_factory=list)  # the first one wins
     clock_skew_max_s: Seconds = 1.0
     on_apply_error: Literal["stop", "skip", "set-aside"] = "stop"
 

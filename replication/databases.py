@@ -40,8 +40,8 @@ class ReplicaDatabase:
         while True:
             try:
                 await self._server.start()
-            except ConfigError:
-                if asyncio.get_running_loop().time() > deadline:
+            except ConfigError as error:
+                if "is in use" not in str(error) or asyncio.get_running_loop().time() > deadline:
                     raise
                 await asyncio.sleep(WATCH_S / 2)
             else:

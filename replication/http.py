@@ -74,7 +74,7 @@ async def serve_agent(agent: Agent) -> AsyncIterator[None]:
 def _agent_app(agent: Agent) -> web.Application:
     collector = AgentCollector(agent)
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(collector)  # type: ignore[arg-type]
+    registry.register(collector)
 
     async def healthz(_: web.Request) -> web.Response:
         status = await agent.status()

@@ -20,12 +20,12 @@ from replication.conflicts.tables import CLOCKS, Shapes
 from replication.conflicts.versions import Ranking
 from replication.participant import ReplicaParticipant
 from replication.publisher import OutboxPublisher
-from replication.refusals import WriteRefused
+from replication.refusals import describe
 from replication.values import pack_rows
 from tops.changes import Member, check_statement, decode_member
 from tops.errors import MemberRefused, OutcomeUnknown
 from tops.ids import TxId
-from tops.ports import Entry, MemberVote, Resource
+from tops.ports import Entry, Exclusion, MemberVote, Resource, Why
 from tops.site import Site
 
 _ALREADY = re.compile(r"committed already by transaction (\S+)")
@@ -89,7 +89,7 @@ class LocalWrites:
         except MemberRefused as refused:
             already = _ALREADY.search(refused.reason)
             if already is None:
-                raise WriteRefused(tx, "refused", refused.reason, refused.sqlstate) from refused
+                return WriteDone(replica=self._replica, tx=tx, rows=(), refused=_described(refused))
             return WriteDone(replica=self._replica, tx=already[1], rows=(), duplicate=True)
         if vote.returned:
             returned = msgspec.msgpack.encode([pack_rows(rows) for rows in vote.returned])
@@ -113,3 +113,10 @@ class LocalWrites:
         except TimeoutError:
             # It is committed at the primary and will be logged; whether the primary survives until then is open.
             raise OutcomeUnknown(tx, "the set's log") from None
+
+
+def _described(refused: MemberRefused) -> str:
+    why = Why.CONSTRAINT if refused.sqlstate.startswith("23") else Why.ERROR
+    if "in use with other content" in refused.reason:
+        why = Why.KEY_REUSED
+    return describe(Exclusion(why, refused.sqlstate, refused.reason))

@@ -55,5 +55,5 @@ def steps_between(wanted: ReplicaSetConfig, running: dict[str, ReplicaSetConfig]
 
 def _differences(wanted: ReplicaSetConfig, running: ReplicaSetConfig) -> set[str]:
     hidden = {"replica": {"__all__": {"dsn", "keys"}}}
-    one, other = wanted.model_dump(exclude=hidden), running.model_dump(exclude=hidden)  # type: ignore[arg-type]
+    one, other = wanted.model_dump(exclude=hidden), running.model_dump(exclude=hidden)
     return {key for key in one if one[key] != other[key]}

@@ -5,12 +5,12 @@ import secrets
 
 import msgspec
 
-from replication.calls import Caller, ReplicaFailed, Write, WriteDone
+from replication.calls import Caller, Read, ReadDone, ReplicaFailed, Write, WriteDone
 from replication.config import ReplicaSetConfig
 from replication.events import log_type, write_body
 from replication.policies import Policy, Route
 from replication.refusals import Duplicate, TooFewReplicas, WriteRefused, understand
-from replication.values import unpack_rows
+from replication.values import pack_values, unpack_rows
 from tops.changes import Change, Member, Row, Statement, check_statement, encode_member
 from tops.errors import NotReachable, OutcomeUnknown, Retry, TopsError, TransactionAborted
 from tops.ids import TxId
@@ -21,6 +21,7 @@ from tops.transactions import Outcome, TxType
 RETRY_FIRST_S = 0.02
 TRANSIENT_TRIES = 6
 FORWARD_S = 10.0
+_REFUSED_SQL = "select discarded from tops.conflicts where tx = $1 and kind = 'apply_error'"
 _returned = msgspec.msgpack.Decoder(list[bytes])
 
 
@@ -110,7 +111,22 @@ class Writer:
             if isinstance(error, Duplicate):
                 return WriteResult(error.tx, str(error.number), position=error.number, duplicate=True)
             raise error from None
-        return self._result(outcome)
+        result = self._result(outcome)
+        return result if plan.tx_type is TxType.DISTRIBUTED else await self._applied(member.tx, result)
+
+    async def _applied(self, tx: str, result: WriteResult) -> WriteResult:
+        """What is logged first and applied then may be refused then, by all replicas alike: ask the nearest one."""
+        number = result.position or 0
+        question = Read(sql=_REFUSED_SQL, args=pack_values([tx]), at_least=number, wait_s=self._config.wait_s)
+        try:
+            done = await self._caller.ask(self._config.site_of(self._nearest()), question, FORWARD_S)
+        except (NotReachable, ReplicaFailed):
+            raise OutcomeUnknown(tx, f"replica {self._nearest()}") from None
+        assert isinstance(done, ReadDone)
+        for row in unpack_rows(done.rows):
+            (reason,) = msgspec.json.decode(row["discarded"])
+            raise understand(tx, reason)
+        return msgspec.structs.replace(result, tx=tx)
 
     def _named(self, error: TopsError) -> TopsError:
         """Replicas by the names that the DBA gave them."""
@@ -143,6 +159,8 @@ class Writer:
                 raise OutcomeUnknown(tx, f"replica {replica}") from failed
             raise WriteRefused(tx, failed.kind, str(failed), retry=failed.retry) from failed
         assert isinstance(done, WriteDone)
+        if done.refused:
+            raise understand(tx, done.refused)
         self._replica = replica
         returned = tuple(tuple(unpack_rows(rows)) for rows in _returned.decode(done.returned)) if done.returned else ()
         token = f"{replica}@{done.position or 0}"
@@ -164,13 +182,32 @@ class Writer:
         if self._policy.route is Route.COORDINATOR and self._policy.plan().tx_type is TxType.DISTRIBUTED:
             outcome = await self._site.ask_outcome(tx, self._log_type)
             return "committed" if outcome.outcome is Outcome.COMMITTED else "aborted"
+        if self._policy.route is Route.COORDINATOR:
+            return await self._ordered_outcome(tx, key)
         # An empty transaction under the same key: either the first one is there, or it can't come any more.
         probe = Member(TxId(tx), (), key or f"tx:{tx}", int(self._config.key_ttl_s))
         replica = self._config.primary if self._policy.route is Route.PRIMARY else self._nearest()
         try:
             await self._forwarded(replica or "", probe, tx)
         except WriteRefused as refused:
-            if "in use with other content" in str(refused):
+            if refused.why == "key-reused":
                 return "committed"
             raise
         return "aborted"
+
+    async def _ordered_outcome(self, tx: str, key: str) -> str:
+        """Log an empty transaction under the same key: behind it, either the first one is there or it never will be."""
+        probe = Member(TxId(f"{tx}?"), (), key or f"tx:{tx}", int(self._config.key_ttl_s))
+        plan = self._policy.plan()
+        outcome = await self._site.execute(
+            self._log_type, plan.tx_type, events=[write_body(probe)], limit=plan.limit, local_outcome=plan.local_outcome
+        )
+        question = Read(
+            sql="select tx from tops.idempotency_keys where replica_set = $1 and key = $2",
+            args=pack_values([self._config.name, probe.idempotency_key]),
+            at_least=outcome.log_number or 0,
+            wait_s=self._config.wait_s,
+        )
+        done = await self._caller.ask(self._config.site_of(self._nearest()), question, FORWARD_S)
+        assert isinstance(done, ReadDone)
+        return "committed" if any(row["tx"] == tx for row in unpack_rows(done.rows)) else "aborted"

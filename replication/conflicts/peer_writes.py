@@ -48,7 +48,7 @@ class PeerWrites:
         if place not in known:
             found = (await read_versions(self._resource, [place])).get(place, Version())
             known[place] = (found, await read_row(self._resource, shape, key))
-        version, image = known[place]
+        _, image = known[place]
         match change:
             case Insert(values=values):
                 given = {name: value for name, value in values.items() if name not in shape.key}

@@ -12,7 +12,8 @@ from replication.config import Cluster
 from replication.processes import Processes, wait_ready
 
 SCHEMA = """
-create table accounts (id int primary key, owner text not null default '', balance bigint not null check (balance >= 0));
+create table accounts (
+    id int primary key, owner text not null default '', balance bigint not null check (balance >= 0));
 create table transfers (id text primary key, source int not null, target int not null, amount bigint not null);
 create table lists (key int primary key, items text not null default '');
 """
