@@ -2,7 +2,7 @@
 
 import typer
 
-from replication.cli import data, replica, rs, up
+from replication.cli import data, demo, doctor, replica, rs, up
 
 
 def register(app: typer.Typer) -> None:
@@ -12,3 +12,5 @@ def register(app: typer.Typer) -> None:
     app.command("up")(up.up)
     app.command("write")(data.write)
     app.command("read")(data.read)
+    app.command("doctor")(doctor.doctor)
+    app.command("demo")(demo.demo)
