@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sys
 from pathlib import Path
 
 from adapters import EmbeddedPostgres, PostgresAdapter, SqliteAdapter
@@ -11,6 +12,8 @@ from tops.errors import ConfigError, NotReachable
 from tops.ports import Resource
 
 START_PATIENCE_S = 60.0
+# After a crash a server syncs its data before it serves: one call for the whole file system, where that exists.
+QUICK_RECOVERY = {"recovery_init_sync_method": "syncfs"} if sys.platform == "linux" else {}
 WATCH_S = 0.5
 
 log = logging.getLogger("tops.replication")
@@ -21,7 +24,7 @@ class ReplicaDatabase:
 
     def __init__(self, cluster: str, config: ReplicaSetConfig, replica: ReplicaConfig, data: Path) -> None:
         self._cluster, self._config, self._replica = cluster, config, replica
-        self._server = EmbeddedPostgres(data / "postgres") if replica.dsn is None else None
+        self._server = EmbeddedPostgres(data / "postgres", settings=QUICK_RECOVERY) if replica.dsn is None else None
         self.restarts = 0
 
     @property

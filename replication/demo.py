@@ -18,6 +18,7 @@ import msgspec
 from adapters import EmbeddedPostgres
 from replication.agent import Agent
 from replication.config import Cluster
+from replication.databases import QUICK_RECOVERY
 from replication.refusals import WriteRefused
 from replication.replica_set import ReplicaSet, connect
 from tops.errors import NotReachable, OutcomeUnknown
@@ -52,7 +53,7 @@ class Report(msgspec.Struct, frozen=True):
 async def run_demo(folder: Path, policies: tuple[str, ...], replicas: int, say: Say) -> list[Report]:
     """Run the policies one after the other; raises TopsError if a part can't start."""
     began = time.monotonic()
-    servers = await EmbeddedPostgres.start_many(replicas)
+    servers = await EmbeddedPostgres.start_many(replicas, settings=QUICK_RECOVERY)
     try:
         say(f"{replicas} PostgreSQL servers run ({time.monotonic() - began:.1f} s)")
         for server in servers:
@@ -67,7 +68,13 @@ async def run_demo(folder: Path, policies: tuple[str, ...], replicas: int, say: 
                 reports.append(await _run_policy(cluster, policy, servers, say))
         return reports
     finally:
-        await asyncio.gather(*(server.stop() for server in servers))
+        await asyncio.gather(*(_end(server) for server in servers))
+
+
+async def _end(server: EmbeddedPostgres) -> None:
+    if server.running:
+        await server.crash("kill")  # its data is thrown away: nothing is worth an orderly end
+    await server.stop()
 
 
 async def _databases(server: EmbeddedPostgres, policies: tuple[str, ...]) -> None:

@@ -22,7 +22,7 @@ from replication.participant import ReplicaParticipant
 from replication.publisher import OutboxPublisher
 from replication.refusals import describe
 from replication.values import pack_rows
-from tops.changes import Member, check_statement, decode_member
+from tops.changes import Member, Row, check_statement, decode_member
 from tops.errors import MemberRefused, OutcomeUnknown
 from tops.ids import TxId
 from tops.ports import Entry, Exclusion, MemberVote, Resource, Why
@@ -30,6 +30,8 @@ from tops.site import Site
 
 _ALREADY = re.compile(r"committed already by transaction (\S+)")
 LOGGED_WITHIN_S = 10.0
+GROUP_MAX = 128
+Waiting = tuple[Member, dict[tuple[str, str], Row], asyncio.Future[MemberVote]]
 
 
 class LocalWrites:
@@ -48,6 +50,8 @@ class LocalWrites:
         self._config, self._replica, self._resource, self._errors = config, replica, resource, errors
         self.publisher, self.clock = publisher, clock or HybridClock(wall_ms)
         self._turn = asyncio.Lock()
+        self._waiting: list[Waiting] = []
+        self._worker: asyncio.Task[None] | None = None
         self._peer: PeerWrites | None = None
         self._apply: PeerApply | None = None
         if config.policy == "peer-to-peer":
@@ -104,8 +108,48 @@ class LocalWrites:
                 if sql := getattr(change, "sql", None):
                     check_statement(sql, allow_volatile=self._config.allow_volatile)
             return await self._resource.write_local(member)
-        async with self._turn:
-            return await self._resource.write_local(await self._peer.versioned(member))
+        answer: asyncio.Future[MemberVote] = asyncio.get_running_loop().create_future()
+        self._waiting.append((member, await self._peer.places(member), answer))
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.ensure_future(self._write_all(self._peer))
+        return await answer
+
+    async def _write_all(self, peer: PeerWrites) -> None:
+        while self._waiting:
+            group = self._disjoint()
+            async with self._turn:
+                try:
+                    await self._write_group(peer, group)
+                except Exception as error:
+                    for _, _, answer in group:
+                        if not answer.done():
+                            answer.set_exception(error)
+
+    def _disjoint(self) -> list[Waiting]:
+        """Writers that come together and touch different rows share a turn: none builds on what another may fail at."""
+        group: list[Waiting] = []
+        taken: set[tuple[str, str]] = set()
+        left: list[Waiting] = []
+        for waiting in self._waiting:
+            if taken.isdisjoint(waiting[1]) and len(group) < GROUP_MAX:
+                group.append(waiting)
+            else:
+                left.append(waiting)
+            taken.update(waiting[1])
+        self._waiting = left
+        return group
+
+    async def _write_group(self, peer: PeerWrites, group: list[Waiting]) -> None:
+        known = await peer.known({place: key for _, places, _ in group for place, key in places.items()})
+        members = [await peer.versioned(member, known) for member, _, _ in group]
+        votes = await asyncio.gather(*(self._resource.write_local(m) for m in members), return_exceptions=True)
+        for (_, _, answer), vote in zip(group, votes, strict=True):
+            if answer.done():
+                continue
+            if isinstance(vote, BaseException):
+                answer.set_exception(vote)
+            else:
+                answer.set_result(vote)
 
     async def _logged(self, tx: str) -> int:
         try:

@@ -17,7 +17,7 @@ from replication.refusals import describe
 from replication.values import pack_rows
 from tops.changes import Member
 from tops.effects import BatchPrepared, Memo
-from tops.errors import NotReachable, ResourceRefused, StaleAttempt
+from tops.errors import NotReachable, OutcomeUnknown, ResourceRefused, StaleAttempt
 from tops.ids import TxId
 from tops.messages import EpochId, EpochMember, LogEntry
 from tops.participants import BatchParticipant
@@ -94,7 +94,7 @@ class ReplicaParticipant(BatchParticipant):
         self.prepared.add(memo.epoch.number)
         try:
             prepared = await self.resource.prepare(Epoch(_attempt(memo), batch, memo.digest, at_ms(events)))
-        except (ResourceRefused, NotReachable, StaleAttempt) as error:
+        except (ResourceRefused, NotReachable, OutcomeUnknown, StaleAttempt) as error:
             return BatchPrepared({m.tx: f"unavailable: {error}" for m in members})
         excluded = {vote.tx: describe(vote.excluded) for vote in prepared.votes if vote.excluded is not None}
         results = tuple(
@@ -126,8 +126,8 @@ class ReplicaParticipant(BatchParticipant):
             await self.resumed.wait()
             try:
                 done = await self._apply(work)
-            except (ResourceRefused, NotReachable) as error:
-                # Passing trouble: locks, time, a server that restarts. Bounded back-off, and said in the log.
+            except (ResourceRefused, NotReachable, OutcomeUnknown) as error:
+                # Passing trouble: locks, time, a server that restarts. What was done nevertheless is skipped then.
                 log.warning("apply is tried again", extra={"replica": self.site, "reason": str(error)})
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, RETRY_MAX_S)

@@ -26,7 +26,7 @@ def demo(
     """Bank transfers under every policy on real PostgreSQL servers, one of which is killed; exit 1 if data is wrong."""
     if policy is not None and policy not in POLICIES:
         raise ConfigError(f"{policy!r} is no policy: {', '.join(POLICIES)}")
-    console, began = Console(), time.monotonic()
+    console, began = Console(soft_wrap=True), time.monotonic()
     quiet()
     folder = keep if keep is not None else Path(tempfile.mkdtemp(prefix="tops-demo-"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -43,8 +43,7 @@ def demo(
 
 def _table(reports: list[Report]) -> Table:
     table = Table(
-        "policy", "acknowledged", "while one was down", "refused", "per second", "caught up after", "lost",
-        "balance kept", "replicas equal",
+        "policy", "writes", "of them\nwith r down", "refused", "per s", "catch-up", "lost", "balance", "replicas",
     )  # fmt: skip
     for r in reports:
         table.add_row(
@@ -55,7 +54,7 @@ def _table(reports: list[Report]) -> Table:
             f"{r.per_second:.0f}",
             f"{r.caught_up_s:.1f} s",
             str(r.lost),
-            "yes" if r.balance_kept else "NO",
-            "yes" if r.equal else "NO",
+            "kept" if r.balance_kept else "WRONG",
+            "equal" if r.equal else "DIFFER",
         )
     return table

@@ -15,7 +15,7 @@ from replication.conflicts.tables import (
     TableShape,
     clock_change,
     conflict_row,
-    read_row,
+    read_rows,
     read_versions,
     rows_of,
     version_in,
@@ -52,9 +52,13 @@ class PeerApply:
             return entry
         known = await self._known_keys([m.idempotency_key for m in entry.members])
         fresh = [m for m in entry.members if m.idempotency_key not in known]
-        places = [(c.key["table_name"], c.key["key"]) for member in fresh for _, c in rows_of(member.changes)]
-        versions = await read_versions(self._resource, places) if places else {}
-        step = _Step(self, entry.number, versions)
+        keys = {
+            (clock.key["table_name"], clock.key["key"]): _key(change)
+            for member in fresh
+            for change, clock in rows_of(member.changes)
+        }
+        step = _Step(self, entry.number, await read_versions(self._resource, keys))
+        await step.read_images(keys)
         members = [await step.member(member) for member in fresh]
         return Entry(entry.number, tuple(members), entry.at_ms)
 
@@ -73,6 +77,13 @@ class _Step:
         self._images: dict[Place, Row | None] = {}
         self._lines = 0
 
+    async def read_images(self, keys: dict[Place, Row]) -> None:
+        for table in sorted({table for table, _ in keys}):
+            mine = [place for place in keys if place[0] == table]
+            shape = await self._outer._shapes.of(table)
+            found = await read_rows(self._outer._resource, shape, [shape.key_of(keys[place]) for place in mine])
+            self._images.update(zip(mine, found, strict=True))
+
     async def member(self, member: Member) -> Member:
         changes: list[Change] = []
         for change, clock in rows_of(member.changes):
@@ -89,22 +100,20 @@ class _Step:
         place: Place = (table, clock.key["key"])
         current = self._versions.get(place, Version())
         if told["kind"] == "add":
-            return await self._add(tx, shape, key, place, current, told["add"])
-        return await self._set(tx, shape, key, place, current, incoming, change, clock, told["kind"])
+            return self._add(tx, shape, key, place, current, told["add"])
+        return self._set(tx, shape, key, place, current, incoming, change, clock, told["kind"])
 
-    async def _add(
-        self, tx: str, shape: TableShape, key: Row, place: Place, current: Version, add: Row
-    ) -> list[Change]:
+    def _add(self, tx: str, shape: TableShape, key: Row, place: Place, current: Version, add: Row) -> list[Change]:
         after = self._versions[place] = current.added(add)
         record = clock_change(*place, after, current, {"kind": "add", "key": key, "add": add})
-        image = await self._image(shape, key, place)
+        image = self._images[place]
         if image is None:
             kind = "update_deleted" if current.deleted else "update_missing"
             return [record, self._line(tx, kind, place, current.site, None, {"add": add})]
         self._images[place] = {**image, **on_top({c: image[c] for c in add}, Version().added(add).adds)}
         return [Update(shape.name, key, add=add), record]
 
-    async def _set(
+    def _set(
         self, tx: str, shape: TableShape, key: Row, place: Place, current: Version, incoming: Version, change: Change,
         clock: Upsert, kind: str,
     ) -> list[Change]:  # fmt: skip
@@ -112,7 +121,7 @@ class _Step:
         follows = list(current.identity) == from_json(clock.values["previous"])
         values = _values(change, shape)
         new = on_top(base_of(values, incoming.adds), current.adds)
-        image = await self._image(shape, key, place)
+        image = self._images[place]
         merged = msgspec.structs.replace(incoming, adds=current.adds)
         if outer._ranking.per_column:
             return self._columns(tx, shape, key, place, current, merged, new, kind, follows, image)
@@ -178,11 +187,6 @@ class _Step:
         newest = max(current, incoming, key=self._outer._ranking.rank)
         self._versions[place] = msgspec.structs.replace(newest, adds=current.adds, columns=columns)
         return self._write(shape, key, place, {**image, **taken}, current, kind) + lines
-
-    async def _image(self, shape: TableShape, key: Row, place: Place) -> Row | None:
-        if place not in self._images:
-            self._images[place] = await read_row(self._outer._resource, shape, key)
-        return self._images[place]
 
     def _line(self, tx: str, kind: str, place: Place, winner: str, kept: object, discarded: object) -> Change:
         self._lines += 1

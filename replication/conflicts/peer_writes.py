@@ -11,7 +11,7 @@ from replication.conflicts.tables import (
     TableShape,
     clock_change,
     key_text,
-    read_row,
+    read_rows,
     read_versions,
 )
 from replication.conflicts.versions import Ranking, Version, on_top
@@ -28,26 +28,43 @@ class PeerWrites:
         self._site, self._resource, self._clock = site, resource, clock
         self._ranking, self._shapes = ranking, shapes
 
-    async def versioned(self, member: Member) -> Member:
-        """The same transaction, row by row, each followed by its version. To be called with the replica's turn."""
-        known: Known = {}
-        changes: list[Change] = []
+    async def places(self, member: Member) -> dict[tuple[str, str], Row]:
+        """The rows that a transaction touches, with their keys; InvalidChange if it can't be told."""
+        found = {}
         for change in member.changes:
             if isinstance(change, Statement):
                 raise InvalidChange(
                     "a peer-to-peer set replicates rows: use insert, update, upsert or delete by primary key, "
                     f"not a statement: {change.sql[:200]}"
                 )
-            changes += await self._row(change, known)
+            shape = await self._shapes.of(change.table)
+            key = shape.key_of(change.values if isinstance(change, Insert) else change.key)
+            found[shape.name, key_text(key)] = key
+        return found
+
+    async def known(self, places: dict[tuple[str, str], Row]) -> Known:
+        """What is in the database about these rows. To be called with the replica's turn."""
+        versions = await read_versions(self._resource, places)
+        known: Known = {}
+        for table in sorted({table for table, _ in places}):
+            mine = [place for place in places if place[0] == table]
+            images = await read_rows(self._resource, await self._shapes.of(table), [places[place] for place in mine])
+            for place, image in zip(mine, images, strict=True):
+                known[place] = (versions.get(place, Version()), image)
+        return known
+
+    async def versioned(self, member: Member, known: Known) -> Member:
+        """The same transaction, row by row, each followed by its version."""
+        changes: list[Change] = []
+        for change in member.changes:
+            if not isinstance(change, Statement):
+                changes += await self._row(change, known)
         return msgspec.structs.replace(member, changes=tuple(changes))
 
     async def _row(self, change: Insert | Update | Upsert | Delete, known: Known) -> list[Change]:
         shape = await self._shapes.of(change.table)
         key = shape.key_of(change.values if isinstance(change, Insert) else change.key)
         place = (shape.name, key_text(key))
-        if place not in known:
-            found = (await read_versions(self._resource, [place])).get(place, Version())
-            known[place] = (found, await read_row(self._resource, shape, key))
         _, image = known[place]
         match change:
             case Insert(values=values):

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from replication.conflicts.versions import Version, from_json, to_json
-from tops.changes import Change, Insert, InvalidChange, Row, Upsert
+from tops.changes import Change, Insert, InvalidChange, Row, Upsert, split_table_name
 from tops.ports import Resource
 
 CLOCKS, CONFLICTS, SET_ASIDE = "tops.row_clocks", "tops.conflicts", "tops.set_aside"
@@ -41,7 +41,16 @@ class TableShape(msgspec.Struct, frozen=True):
     key: tuple[str, ...]
     others: tuple[str, ...]
     standards: dict[str, str | None]  # the default's expression
-    floats: frozenset[str]
+    types: dict[str, str]
+
+    @property
+    def sql_name(self) -> str:
+        schema, name = split_table_name(self.name)
+        return _quoted(name) if schema is None else f"{_quoted(schema)}.{_quoted(name)}"
+
+    @property
+    def floats(self) -> frozenset[str]:
+        return frozenset(name for name, sql_type in self.types.items() if sql_type in _FLOATS)
 
     def key_of(self, change: Row) -> Row:
         missing = [name for name in self.key if name not in change]
@@ -75,7 +84,7 @@ class Shapes:
             key,
             tuple(row["name"] for row in rows if not row["in_key"]),
             {row["name"]: row["standard"] for row in rows},
-            frozenset(row["name"] for row in rows if row["type"] in _FLOATS),
+            {row["name"]: row["type"] for row in rows},
         )
 
     async def standard(self, shape: TableShape, column: str) -> Any:
@@ -170,13 +179,27 @@ def aside_row(tx: str, at: str, number: int, member: bytes, reason: str) -> Chan
     return Insert(SET_ASIDE, {"tx": tx, "at": at, "number": number, "member": member, "reason": reason})
 
 
-async def read_row(resource: Resource, shape: TableShape, key: Row) -> Row | None:
-    """The present image of a row, without its key."""
-    where = " and ".join(f'"{name}"::text = ${place}' for place, name in enumerate(shape.key, 1))
-    columns = ", ".join(f'"{name}"::text as "{name}"' for name in shape.others) or "1 as one"
-    table = shape.name if shape.name.startswith('"') or "." in shape.name else f'"{shape.name}"'
-    found = await resource.read(f"select {columns} from {table} where {where}", [str(key[name]) for name in shape.key])
-    return found.rows[0] if found.rows else None
+async def read_rows(resource: Resource, shape: TableShape, keys: Sequence[Row]) -> list[Row | None]:
+    """The present images of rows, without their keys, in the order of `keys`; None where there is no row."""
+    names = [f"k{place}" for place in range(len(shape.key))]
+    arrays = ", ".join(f"${place}::text[]" for place in range(1, len(names) + 1))
+    on = " and ".join(
+        f"t.{_quoted(column)} = k.{name}::{shape.types[column]}" for column, name in zip(shape.key, names, strict=True)
+    )
+    columns = "".join(f", t.{_quoted(name)}::text as {_quoted(name)}" for name in shape.others)
+    found = await resource.read(
+        f"select k.n::int as tops_n{columns} from unnest({arrays}) with ordinality as k({', '.join(names)}, n) "
+        f"join {shape.sql_name} t on {on}",
+        [[str(key[column]) for key in keys] for column in shape.key],
+    )
+    images: list[Row | None] = [None] * len(keys)
+    for row in found.rows:
+        images[row.pop("tops_n") - 1] = row
+    return images
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 def rows_of(changes: Sequence[Change]) -> list[tuple[Change, Upsert]]:
