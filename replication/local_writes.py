@@ -109,7 +109,8 @@ class LocalWrites:
                     check_statement(sql, allow_volatile=self._config.allow_volatile)
             return await self._resource.write_local(member)
         answer: asyncio.Future[MemberVote] = asyncio.get_running_loop().create_future()
-        self._waiting.append((member, await self._peer.places(member), answer))
+        places = await self._peer.places(member)
+        self._waiting.append((member, places, answer))
         if self._worker is None or self._worker.done():
             self._worker = asyncio.ensure_future(self._write_all(self._peer))
         return await answer
