@@ -10,9 +10,11 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+from adapters.postgres.scripts import user_tables
 from replication import bootstrap, calls
 from replication.apply_errors import ApplyErrors
 from replication.calls import Answerer, AnyAnswer, AnyQuestion
+from replication.certification import Certifier
 from replication.config import Cluster, ReplicaSetConfig
 from replication.databases import ReplicaDatabase, started
 from replication.events import log_type
@@ -49,6 +51,7 @@ class Agent:
         self.lag: LagTracker
         self.errors: ApplyErrors
         self.writes: LocalWrites | None = None
+        self.certifier: Certifier | None = None
         self.copies = bootstrap.Copies()
         self._tasks: list[asyncio.Task[Any]] = []
 
@@ -105,6 +108,10 @@ class Agent:
             self.writes = LocalWrites(config, self.replica.name, self.site, self.resource, publisher, self.errors)
             await self.writes.start(self.participant)
             self._spawn(publisher.run())
+        if config.policy == "serializable":
+            tables = await user_tables(self.database.dsn) if config.tables == "*" else config.tables
+            self.certifier = Certifier(self.resource, tables)
+            self.participant.translate = self.certifier.certified
         await self.site.subscribe(self.log_type, participant=self.participant, durable=self.name)
         self.lag = LagTracker(self.site, self.log_type, self.participant)
         answerer = Answerer(self.site, config.name, self.site.brokers, self._answer)
@@ -136,6 +143,10 @@ class Agent:
                 )
             case calls.Read():
                 return await self._read(question)
+            case calls.LockedRead(sql=sql, args=args):
+                if self.certifier is None:
+                    raise ConfigError(f"replica set {self.config.name!r} is not serializable")
+                return await self.certifier.read(self.replica.name, sql, unpack_values(args))
             case calls.Write(tx=tx, member=member):
                 if self.writes is None:
                     raise ConfigError(f"replica set {self.config.name!r} takes writes at its coordinator")

@@ -44,7 +44,13 @@ class Read(Question, frozen=True):
     at_least: int = 0
     wait_s: float = 5.0
     max_lag_s: float | None = None
-    versions: tuple[tuple[str, bytes], ...] = ()  # table and key whose version is wanted, too
+
+
+class LockedRead(Question, frozen=True):
+    """A query inside a serializable transaction. Answer: `LockedReadDone`, with what of the data it depends on."""
+
+    sql: str
+    args: bytes
 
 
 class Write(Question, frozen=True):
@@ -105,7 +111,15 @@ class ReadDone(Answered, frozen=True):
     replica: str
     rows: bytes
     position: int
-    versions: tuple[int, ...] = ()
+
+
+class LockedReadDone(Answered, frozen=True):
+    """`locks`: table and key (empty: the whole table)."""
+
+    replica: str
+    rows: bytes
+    position: int
+    locks: tuple[tuple[str, str], ...]
 
 
 class WriteDone(Answered, frozen=True):
@@ -140,8 +154,10 @@ class CopyChunk(Answered, frozen=True):
     position: int = 0
 
 
-AnyQuestion = Describe | Where | Read | Write | Status | Order | Conflicts | CopyWanted
-AnyAnswer = Failed | Described | Located | ReadDone | WriteDone | StatusTold | Told | RowsTold | CopyChunk
+AnyQuestion = Describe | Where | Read | LockedRead | Write | Status | Order | Conflicts | CopyWanted
+AnyAnswer = (
+    Failed | Described | Located | ReadDone | LockedReadDone | WriteDone | StatusTold | Told | RowsTold | CopyChunk
+)
 _encoder = msgspec.msgpack.Encoder()
 _questions: msgspec.msgpack.Decoder[AnyQuestion] = msgspec.msgpack.Decoder(AnyQuestion)
 _answers: msgspec.msgpack.Decoder[AnyAnswer] = msgspec.msgpack.Decoder(AnyAnswer)

@@ -27,7 +27,7 @@ from tops.runtime.broker import Broker
 ACCOUNTS, BALANCE = 20, 1_000
 WRITERS = 6
 HEALTHY_S, DOWN_S, AFTER_S = 0.8, 1.0, 0.6
-POLICIES = ("write-all", "quorum", "combined", "primary-site", "peer-to-peer")
+POLICIES = ("write-all", "quorum", "combined", "primary-site", "peer-to-peer", "serializable")
 SCHEMA = """
 create table accounts (id int primary key, balance bigint not null);
 create table transfers (id text primary key, source int not null, target int not null, amount bigint not null);

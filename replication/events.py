@@ -19,7 +19,7 @@ from tops.messages import Event
 
 
 def log_type(replica_set: str) -> EventType:
-    return EventType(f"rs.{replica_set}", {"at": int, "write": bytes}, durable=True)
+    return EventType(f"rs.{replica_set}", {"at": int, "write": bytes, "reads": bytes}, durable=True)
 
 
 @lru_cache(maxsize=256)
@@ -43,10 +43,10 @@ def answer_type(replica_set: str, brokers: Sequence[str]) -> EventType:
     return EventType(name, {"to": str, "number": int, "body": bytes})
 
 
-def write_body(member: Member) -> dict[str, object]:
+def write_body(member: Member, reads: bytes = b"") -> dict[str, object]:
     """One transaction's changes as the body of an event, stamped with the writer's clock: what all replicas measure
-    the life of an idempotency key by."""
-    return {"at": now_ms(), "write": encode_member(member)}
+    the life of an idempotency key by. `reads`: what a serializable transaction has read."""
+    return {"at": now_ms(), "write": encode_member(member), "reads": reads}
 
 
 def member_of(tx: TxId, events: Sequence[Event]) -> Member:

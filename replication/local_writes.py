@@ -25,6 +25,7 @@ from replication.values import pack_rows
 from tops.changes import Member, Row, check_statement, decode_member
 from tops.errors import MemberRefused, OutcomeUnknown
 from tops.ids import TxId
+from tops.messages import LogEntry
 from tops.ports import Entry, Exclusion, MemberVote, Resource, Why
 from tops.site import Site
 
@@ -76,7 +77,7 @@ class LocalWrites:
         participant.translate = self._resolved
         participant.turn = self._turn
 
-    async def _resolved(self, entry: Entry) -> Entry:
+    async def _resolved(self, entry: Entry, _: LogEntry | None) -> Entry:
         assert self._apply is not None
         before = self._apply.conflicts
         resolved = await self._apply.resolved(entry)

@@ -26,7 +26,7 @@ from tops.transactions import Scope, TxType
 
 RETRY_FIRST_S, RETRY_MAX_S = 0.05, 2.0
 FailedEntry = Callable[[Entry, EntryFailed], Awaitable[Entry | None]]
-Translate = Callable[[Entry], Awaitable[Entry]]
+Translate = Callable[[Entry, LogEntry | None], Awaitable[Entry]]
 
 log = logging.getLogger("tops.replication")
 
@@ -46,7 +46,7 @@ class ReplicaParticipant(BatchParticipant):
         self.resumed = asyncio.Event()
         self.resumed.set()
         self.on_failed_entry: FailedEntry | None = None
-        self.translate: Translate | None = None  # peer-to-peer: what becomes of an entry here
+        self.translate: Translate | None = None  # what becomes of an entry here, if not what it says
         self.turn = asyncio.Lock()  # whoever looks at a row and then changes it
         self._moved = asyncio.Condition()
 
@@ -125,7 +125,7 @@ class ReplicaParticipant(BatchParticipant):
         while work:
             await self.resumed.wait()
             try:
-                done = await self._apply(work)
+                done = await self._apply(work, known)
             except (ResourceRefused, NotReachable, OutcomeUnknown) as error:
                 # Passing trouble: locks, time, a server that restarts. What was done nevertheless is skipped then.
                 log.warning("apply is tried again", extra={"replica": self.site, "reason": str(error)})
@@ -140,14 +140,14 @@ class ReplicaParticipant(BatchParticipant):
                     work[0] = replaced
         return self.reached
 
-    async def _apply(self, work: Sequence[Entry]) -> Applied:
+    async def _apply(self, work: Sequence[Entry], logged: dict[int, LogEntry]) -> Applied:
         if self.translate is None:
             return await self.resource.apply(work)
         position = self.reached
         for entry in work:
             # One by one: whether a change still counts depends on what the one before it left.
             async with self.turn:
-                done = await self.resource.apply([await self.translate(entry)])
+                done = await self.resource.apply([await self.translate(entry, logged.get(entry.number))])
             if done.failed is not None:
                 return Applied(position, done.failed)
             position = entry.number

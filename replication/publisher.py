@@ -40,6 +40,7 @@ class OutboxPublisher:
 
     def wake(self) -> None:
         """Something was committed."""
+        self.unpublished += 1
         self._work.set()
 
     async def logged(self, tx: str, timeout_s: float) -> int:

@@ -14,7 +14,18 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from replication.calls import Caller, Failed, Located, Read, ReadDone, ReplicaFailed, Where
+from replication.calls import (
+    Caller,
+    Failed,
+    Located,
+    LockedRead,
+    LockedReadDone,
+    Read,
+    ReadDone,
+    ReplicaFailed,
+    Where,
+)
+from replication.certification import Lock
 from replication.config import ReplicaSetConfig
 from replication.events import log_type
 from replication.policies import Policy
@@ -79,6 +90,21 @@ class Reader:
                 return await self._first(chosen or order, read)
             case "quorum":
                 return await self._quorum(read, floor, chosen)
+
+    async def locked(self, sql: str, args: Sequence[Any]) -> tuple[list[Row], list[Lock]]:
+        """A read inside a serializable transaction, and what it depends on."""
+        check_query(sql)
+        problems = []
+        for name in self._by_nearness():
+            try:
+                question = LockedRead(sql=sql, args=pack_values(args))
+                done = await self._caller.ask(self._config.site_of(name), question, ASK_S + MARGIN_S)
+            except NotReachable as error:
+                problems.append(str(error))
+                continue
+            assert isinstance(done, LockedReadDone)
+            return unpack_rows(done.rows), [Lock(table, key, done.position) for table, key in done.locks]
+        raise NotReachable(f"no replica of {self._config.name!r} could answer: {'; '.join(problems)}")
 
     def _check(self, consistency: str) -> None:
         if consistency not in get_args(Consistency):

@@ -22,6 +22,10 @@ class VersionConflict(WriteRefused):
     """A row is not the one that the writer had seen: read it again, then decide."""
 
 
+class SerializationFailure(WriteRefused):
+    """Something that the transaction had read was changed before it committed: run it again from its first read."""
+
+
 class TooFewReplicas(WriteRefused):
     """Not enough replicas are in sync to keep the policy's promise; the text names who is missing."""
 
@@ -50,6 +54,8 @@ def understand(tx: str, reason: str) -> TopsError:
     why, text, sqlstate = said["why"], said["text"], said["sqlstate"] or ""
     if why == Why.DUPLICATE.value and said["tx"]:
         return Duplicate(said["tx"], int(said["number"]))
+    if why == "serialization":
+        return SerializationFailure(tx, why, text, retry=Retry.SAFE)
     if why == Why.VERSION.value:
         return VersionConflict(tx, why, text, sqlstate, retry=Retry.SAFE)
     retry = Retry.SAFE if why in ("unavailable", "conflict") else Retry.NEVER

@@ -6,11 +6,12 @@ async with connect("ws://127.0.0.1:7420", "shop") as shop:
 """
 
 import asyncio
+import random
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from replication.calls import Caller, Describe, Described, Order, RowsTold, Status, StatusTold, Told
 from replication.calls import Conflicts as ConflictsWanted
@@ -18,6 +19,7 @@ from replication.config import ReplicaSetConfig
 from replication.events import log_type
 from replication.policies import policy_of
 from replication.reads import Consistency, Reader
+from replication.refusals import SerializationFailure, VersionConflict
 from replication.transaction import Transaction
 from replication.values import unpack_rows
 from replication.writes import Writer, WriteResult
@@ -26,6 +28,7 @@ from tops.core.participation import SiteOptions
 from tops.errors import NotReachable
 from tops.site import Site
 
+T = TypeVar("T")
 DESCRIBE_S = 2.0
 STATUS_S = 2.0
 
@@ -64,9 +67,26 @@ class ReplicaSet:
     @asynccontextmanager
     async def transaction(self, *, idempotency_key: str = "") -> AsyncIterator[Transaction]:
         """Collects changes and commits them on leaving; an exception drops them."""
-        tx = Transaction(self._writer, self._reader, idempotency_key)
+        tx = Transaction(self._writer, self._reader, idempotency_key, serializable=self.config.policy == "serializable")
         yield tx
-        await tx.commit()
+        if tx.result is None:
+            await tx.commit()
+
+    async def run(self, work: Callable[[Transaction], Awaitable[T]], *, tries: int = 10) -> T:
+        """Run a transaction, again from its beginning if it lost against another one; the last error after `tries`."""
+        pause_s = 0.01
+        for left in range(tries - 1, -1, -1):
+            try:
+                async with self.transaction() as tx:
+                    result = await work(tx)
+            except (SerializationFailure, VersionConflict):
+                if left == 0:
+                    raise
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
+                pause_s = min(pause_s * 2, 1.0)
+            else:
+                return result
+        raise AssertionError("the last try returns or raises")
 
     async def outcome(self, tx: str, *, idempotency_key: str = "") -> str:
         """What became of a write whose answer was lost: `committed` or `aborted`; never a guess.
@@ -140,12 +160,18 @@ class ReplicaSet:
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
             status = await self.status()
-            late = [r["replica"] for r in status["replicas"] if not r["in_sync"] or r.get("lag_transactions")]
-            if not late:
+            head = status["coordinator"].get("head")
+            late = [r["replica"] for r in status["replicas"] if _late(r, head)]
+            if head is not None and not late:
                 return
             if asyncio.get_running_loop().time() > deadline:
                 raise NotReachable(f"not in sync after {timeout_s:g} s: {', '.join(late)}")
             await asyncio.sleep(0.2)
+
+
+def _late(replica: dict[str, Any], head: int | None) -> bool:
+    """Whether a replica has not reached the end of the log, or keeps something that is not in the log yet."""
+    return not replica["in_sync"] or replica["position"] < (head or 0) or replica["unpublished"] > 0
 
 
 @asynccontextmanager

@@ -21,7 +21,7 @@ from tops.transactions import Outcome, TxType
 RETRY_FIRST_S = 0.02
 TRANSIENT_TRIES = 6
 FORWARD_S = 10.0
-_REFUSED_SQL = "select discarded from tops.conflicts where tx = $1 and kind = 'apply_error'"
+_REFUSED_SQL = "select discarded from tops.conflicts where tx = $1 and kind in ('apply_error', 'serialization')"
 _returned = msgspec.msgpack.Decoder(list[bytes])
 
 
@@ -52,38 +52,44 @@ class Writer:
     def token(self) -> str:
         return f"{self._replica}@{self._position}" if self._replica else str(self._position)
 
-    async def write(self, changes: tuple[Change, ...], key: str) -> WriteResult:
+    async def write(self, changes: tuple[Change, ...], key: str, reads: bytes = b"") -> WriteResult:
+        """Commit; `reads` is what a serializable transaction depends on, and makes it a transaction even if it only
+        reads."""
         for change in changes:
             if isinstance(change, Statement):
                 check_statement(change.sql, allow_volatile=self._config.allow_volatile)
-        if not changes:
+        if not changes and not reads:
             return WriteResult("", self.token)
         member = Member(TxId(""), changes, key, int(self._config.key_ttl_s))
-        result = await self._insist(member)
+        result = await self._insist(member, reads)
         self._position = max(self._position, result.position or 0)
         return result
 
-    async def _insist(self, member: Member) -> WriteResult:
+    async def _insist(self, member: Member, reads: bytes) -> WriteResult:
         """Passing conflicts are tried again with back-off; too few replicas for as long as the set says."""
         deadline = asyncio.get_running_loop().time() + self._config.block_s
         pause_s, tries = RETRY_FIRST_S, 0
         while True:
             try:
-                return await self._once(member)
+                return await self._once(member, reads)
             except TooFewReplicas:
                 if self._config.on_failure != "block" or asyncio.get_running_loop().time() > deadline:
                     raise
             except WriteRefused as refused:
                 tries += 1
-                if refused.retry is not Retry.SAFE or refused.why == "version" or tries >= TRANSIENT_TRIES:
+                if (
+                    refused.retry is not Retry.SAFE
+                    or refused.why in ("version", "serialization")
+                    or tries >= TRANSIENT_TRIES
+                ):
                     raise
             await asyncio.sleep(pause_s * (0.5 + secrets.randbelow(1000) / 1000))
             pause_s = min(pause_s * 2, 1.0)
 
-    async def _once(self, member: Member) -> WriteResult:
+    async def _once(self, member: Member, reads: bytes) -> WriteResult:
         match self._policy.route:
             case Route.COORDINATOR:
-                return await self._coordinated(member)
+                return await self._coordinated(member, reads)
             case Route.PRIMARY:
                 return await self._forwarded(self._config.primary or "", member)
             case Route.REPLICA:
@@ -91,7 +97,7 @@ class Writer:
 
     # ------------------------------------------------------------------------------------------- at the coordinator
 
-    async def _coordinated(self, member: Member) -> WriteResult:
+    async def _coordinated(self, member: Member, reads: bytes) -> WriteResult:
         plan = self._policy.plan()
         if plan.tx_type is TxType.LOCAL:
             tx = TxId(f"{self._site.name}.{secrets.token_hex(8)}")
@@ -101,7 +107,7 @@ class Writer:
             outcome = await self._site.execute(
                 self._log_type,
                 plan.tx_type,
-                events=[write_body(member)],
+                events=[write_body(member, reads)],
                 limit=plan.limit,
                 constraints=plan.constraints,
                 local_outcome=plan.local_outcome,

@@ -21,6 +21,9 @@ create table if not exists {CONFLICTS} (
 create index if not exists conflicts_at on {CONFLICTS} (at);
 create table if not exists {SET_ASIDE} (
     tx text primary key, at timestamptz not null, number bigint not null, member bytea not null, reason text not null);
+create table if not exists tops.last_writes (
+    table_name text not null, key text not null, number bigint not null, primary key (table_name, key))
+    with (fillfactor = 70);
 """
 
 _COLUMNS = """

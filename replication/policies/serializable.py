@@ -1,4 +1,4 @@
-"""Serializable without two-phase commit: write sets in one total order, read locks at the writer's replica."""
+"""Serializable without two-phase commit: write sets in one total order, each with what its writer has read."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,13 @@ from tops.transactions import Access, Scope, ScopeLimit, TxType
 
 @dataclass(frozen=True, slots=True)
 class Serializable:
-    """One-copy serializable: reads lock at one replica, write sets are committed in log order at all of them.
+    """One-copy serializable: reads are local, write sets are committed in log order at every replica.
 
-    A transaction that has read what an earlier write set changes is aborted with an error that is safe to retry."""
+    A transaction whose reads an earlier write set has changed is aborted with an error that is safe to retry; every
+    replica comes to that verdict by itself, since the entry tells what was read."""
 
     config: ReplicaSetConfig
-    route = Route.REPLICA
+    route = Route.COORDINATOR
     local_first = False
 
     def plan(self) -> TxPlan:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from adapters import EmbeddedPostgres
+
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
@@ -14,3 +16,11 @@ def folder() -> Iterator[Path]:
     path.chmod(0o755)
     yield path
     shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[EmbeddedPostgres]:
+    """One real server for all small clusters of a session; each has databases of its own."""
+    settings = {"max_connections": "400", "max_prepared_transactions": "100"}
+    with EmbeddedPostgres(settings=settings) as running:
+        yield running

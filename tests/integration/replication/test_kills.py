@@ -15,6 +15,7 @@ POLICIES = {
     "combined": 'policy = "combined"\nsync = ["r1", "r3"]',
     "primary-site": 'policy = "primary-site"\nprimary = "r1"',
     "peer-to-peer": 'policy = "peer-to-peer"',
+    "serializable": 'policy = "serializable"',
     "ordered": 'policy = "peer-to-peer"\norder = "ordered"',
 }
 
