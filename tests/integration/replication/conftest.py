@@ -1,5 +1,6 @@
 """Folders that the unprivileged user of an embedded server may enter."""
 
+import asyncio
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -24,3 +25,4 @@ def server() -> Iterator[EmbeddedPostgres]:
     settings = {"max_connections": "400", "max_prepared_transactions": "100"}
     with EmbeddedPostgres(settings=settings) as running:
         yield running
+        asyncio.run(running.crash("kill"))  # its data is thrown away: nothing is worth an orderly end

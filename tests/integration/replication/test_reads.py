@@ -16,6 +16,7 @@ from tests.integration.replication.workloads import ACCOUNTS, START, fill, trans
 from tops.changes import Insert, Update, Upsert
 from tops.errors import InvalidTransaction, NotReachable
 
+BALANCE = "select balance from accounts where id = 1"
 PROMISES = {
     'policy = "write-all"': ("any", "current", "quorum"),
     'policy = "quorum"': ("current", "quorum"),
@@ -37,7 +38,7 @@ async def test_an_acknowledged_write_is_read_at_once_where_the_consistency_promi
         for number in range(1, 8):
             done = await writer.write([Upsert("accounts", {"id": 1}, {"balance": number})])
             for consistency in PROMISES[keys]:
-                found = await reader.fetchval("select balance from accounts where id = 1", consistency=consistency)  # type: ignore[arg-type]
+                found = await reader.fetchval(BALANCE, consistency=consistency)  # type: ignore[arg-type]
                 assert found == number, f"{consistency} read {found} after {number} was acknowledged"
             for replica in cluster.databases:
                 after = await reader.fetchval(
