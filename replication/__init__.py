@@ -1,1 +1,6 @@
-"""Replica sets on top of TOPS: who takes part inside a transaction, and who follows after."""
+"""Replication on top of transactional publish/subscribe: replica sets, their policies, reads and the agents."""
+
+from replication.config import ReplicaSetConfig
+from replication.replica_set import ReplicaSet, connect
+
+__all__ = ["ReplicaSet", "ReplicaSetConfig", "connect"]

@@ -586,6 +586,33 @@ class RouteStands(Message, frozen=True):
     subscription: int
 
 
+class AskLog(Message, frozen=True):
+    """How far is the log of a durable type decided, and who follows it? For reads that must be current."""
+
+    request: int
+    event_type: str
+
+
+class Follower(Wire, frozen=True):
+    """A durable subscription, as the log sees it; `in_sync` only says something about replicas that vote."""
+
+    name: str
+    position: int
+    present: bool
+    in_sync: bool
+
+
+class LogTold(Message, frozen=True):
+    """Everything up to `decided` is committed or void, and nothing that was acknowledged lies beyond it."""
+
+    request: int
+    event_type: str
+    decided: int
+    oldest: int
+    in_sync: tuple[str, ...]
+    followers: tuple[Follower, ...]
+
+
 class LogWanted(Message, frozen=True):
     """A durable subscription asks for what follows `position`; also says that everything up to there is safe."""
 
@@ -647,6 +674,8 @@ Letter = (
     | FinishNoted
     | AskEpoch
     | AskMembership
+    | AskLog
+    | LogTold
     | MembershipAnswered
     | PeersAsked
     | PeerKnows

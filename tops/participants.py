@@ -120,7 +120,8 @@ async def _notify_all(participant: Participant, events: Sequence[Received]) -> N
 class BatchParticipant(Participant):
     """A replica: takes whole epochs as one unit of work and keeps its own position in the log.
 
-    It is the memory of its promises, too: `promises` are found again after a crash.
+    It is the memory of its promises, too: `promises` are found again after a crash. With the scope `LOCAL` it does not
+    vote and takes everything from the log.
     """
 
     scope = Scope.DISTRIBUTED

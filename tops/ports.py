@@ -22,6 +22,7 @@ class Attempt(msgspec.Struct, frozen=True, array_like=True, order=True):
     incarnation: int
     attempt: int
     coordinator: NodeId
+    note: str = ""  # kept with the promise for whoever made it: letters, digits, dots and dashes
 
     def __str__(self) -> str:
         return f"number {self.number}, attempt {self.attempt} of {self.coordinator}.{self.incarnation}"

@@ -26,7 +26,7 @@ from tops.errors import ConfigError, InvalidEventType, NotAdvertised, NotReachab
 from tops.event_types import EventType
 from tops.filters import Filter
 from tops.ids import NodeId, TxId
-from tops.messages import AskOutcome, CensusPolicy, Definitions, Event, TxOutcome, TxSpec, encode_body
+from tops.messages import AskOutcome, CensusPolicy, Definitions, Event, LogTold, TxOutcome, TxSpec, encode_body
 from tops.participants import BatchParticipant, Participant, Received
 from tops.runtime.identity import Self as Identity
 from tops.runtime.link import ROOM_BYTES
@@ -110,6 +110,11 @@ class Site:
     def broker(self) -> str:
         """The broker that this site is, or was last, connected to."""
         return self._node.broker
+
+    @property
+    def brokers(self) -> tuple[str, ...]:
+        """The names of the cluster's brokers."""
+        return self._node.core.brokers
 
     @property
     def incarnation(self) -> int:
@@ -337,6 +342,31 @@ class Site:
         )
         return outcome
 
+    async def ask_log(self, event_type: EventType, *, timeout_s: float = 5.0) -> LogTold:
+        """How far the log of a durable type is decided, and who follows it, as its coordinator knows at this moment.
+
+        Raises NotReachable when the coordinator does not answer in time.
+        """
+        node, core = self._node, self._node.core
+        if event_type.name not in core.types:
+            core.types.define_all(self._definitions(event_type))
+        request = 0
+
+        def ask(number: int) -> list[Effect]:
+            nonlocal request
+            request = number
+            return core.ask_log(number, event_type.name)
+
+        try:
+            async with asyncio.timeout(timeout_s):
+                told: LogTold = await node.request(ask)
+                return told
+        except TimeoutError:
+            coordinator = core.coordinator_of(event_type.name)
+            raise NotReachable(f"broker {coordinator}, which keeps the log of {event_type.name!r}, is silent") from None
+        finally:
+            core.forget_log(request)
+
     def contribute(self, tx: str, spec: TxSpec) -> "Transaction":
         """Publish in somebody else's public transaction; `done()` says that this site has said all it wants."""
         self._node.core.contribute(TxId(tx), spec)
@@ -500,7 +530,7 @@ def _events(tx_type: str, events: Sequence[Body | tuple[TypeOrName, Body]]) -> t
 
 def _standing_scope(taker: Participant, scope: Scope | None, replica: int | None) -> Scope | None:
     if replica is not None:
-        return Scope.DISTRIBUTED
+        return taker.scope
     if scope is not None or isinstance(taker, _Collector):
         return taker.scope if scope is None else scope
     return None

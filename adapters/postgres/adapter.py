@@ -66,6 +66,11 @@ class PostgresAdapter:
         self._readers = Readers(dsn, where, options, read_connections)
         self.cluster, self.replica_set = cluster, replica_set
 
+    @property
+    def book(self) -> Book:
+        """For the other parts of this package."""
+        return self._book
+
     async def start(self) -> None:
         await self._session.take_over()
         await self.recover()

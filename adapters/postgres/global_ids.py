@@ -1,4 +1,4 @@
-"""Global ids of prepared transactions: they name cluster, replica set, coordinator, its life, number and attempt."""
+"""Global ids of prepared transactions: cluster, replica set, coordinator, its life, number, attempt and note."""
 
 import functools
 from urllib.parse import quote, unquote
@@ -15,7 +15,8 @@ _LIMIT = 199  # PostgreSQL's, in bytes
 def global_id(cluster: str, replica_set: str, attempt: Attempt) -> str:
     """Free of quotes by construction: PREPARE TRANSACTION takes a literal only."""
     names = [quote(name, safe="") for name in (cluster, replica_set, attempt.coordinator)]
-    gid = ":".join([_PREFIX, *names, str(attempt.incarnation), str(attempt.number), str(attempt.attempt)])
+    numbers = [str(attempt.incarnation), str(attempt.number), str(attempt.attempt)]
+    gid = ":".join([_PREFIX, *names, *numbers, quote(attempt.note, safe="")])
     if len(gid) > _LIMIT:
         raise ConfigError(
             f"the names of cluster {cluster!r}, replica set {replica_set!r} and broker {attempt.coordinator!r} "
@@ -27,9 +28,10 @@ def global_id(cluster: str, replica_set: str, attempt: Attempt) -> str:
 def parse(gid: str, cluster: str, replica_set: str) -> Attempt | None:
     """The attempt behind an id; None if it is not ours, or of another cluster or replica set."""
     parts = gid.split(":")
-    if len(parts) != 7 or parts[0] != _PREFIX or [unquote(part) for part in parts[1:3]] != [cluster, replica_set]:
+    if len(parts) != 8 or parts[0] != _PREFIX or [unquote(part) for part in parts[1:3]] != [cluster, replica_set]:
         return None
-    if not all(part.isdigit() for part in parts[4:]):
+    if not all(part.isdigit() for part in parts[4:7]):
         return None
-    incarnation, number, attempt = map(int, parts[4:])
-    return Attempt(number=number, incarnation=incarnation, attempt=attempt, coordinator=NodeId(unquote(parts[3])))
+    incarnation, number, attempt = map(int, parts[4:7])
+    coordinator, note = NodeId(unquote(parts[3])), unquote(parts[7])
+    return Attempt(number=number, incarnation=incarnation, attempt=attempt, coordinator=coordinator, note=note)

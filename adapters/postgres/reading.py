@@ -146,6 +146,11 @@ class PostgresSnapshot:
     def position(self) -> Position:
         return self._position
 
+    @property
+    def connection(self) -> Connection:
+        """For what else is to be read in this snapshot."""
+        return self._connection
+
     async def rows(self, table: str, *, chunk: int = 10_000) -> AsyncIterator[list[Row]]:
         """All rows in key order, by a cursor; values as integers, booleans, bytes, or the text of their type."""
         found = await find_table(self._connection, table)

@@ -63,7 +63,7 @@ create table if not exists tops_outbox (
     id integer primary key autoincrement, replica_set text not null, member blob not null);
 create table if not exists tops_participation (
     replica_set text primary key, number integer not null, incarnation integer not null, attempt integer not null,
-    coordinator text not null, prepared_at real not null, local_writes integer not null,
+    coordinator text not null, note text not null, prepared_at real not null, local_writes integer not null,
     at_ms integer not null);
 create table if not exists tops_undo (
     id integer primary key autoincrement, replica_set text not null, number integer not null, sql text not null);
@@ -308,11 +308,11 @@ class SqliteAdapter:
 
     def _participation(self) -> tuple[Attempt, float] | None:
         row = self._connection.execute(
-            "select number, incarnation, attempt, coordinator, prepared_at from tops_participation "
+            "select number, incarnation, attempt, coordinator, note, prepared_at from tops_participation "
             "where replica_set = ?",
             (self.replica_set,),
         ).fetchone()
-        return None if row is None else (Attempt(row[0], row[1], row[2], NodeId(row[3])), row[4])
+        return None if row is None else (Attempt(row[0], row[1], row[2], NodeId(row[3]), row[4]), row[5])
 
     def _later_commits(self, number: int) -> bool:
         """Whether anything was committed through us after the promise of that number."""
@@ -339,7 +339,7 @@ class SqliteAdapter:
                 votes = tuple(self._vote(epoch, member, tied) for member in epoch.members)
                 self._undo.stop()
                 self._connection.execute(
-                    "insert into tops_participation values (?, ?, ?, ?, ?, ?, ?, ?)",
+                    "insert into tops_participation values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (self.replica_set, *_fields(asked), time.time(), self._writes(), epoch.at_ms),
                 )
         finally:
@@ -437,8 +437,8 @@ class SqliteAdapter:
         return None
 
 
-def _fields(attempt: Attempt) -> tuple[int, int, int, str]:
-    return attempt.number, attempt.incarnation, attempt.attempt, attempt.coordinator
+def _fields(attempt: Attempt) -> tuple[int, int, int, str, str]:
+    return attempt.number, attempt.incarnation, attempt.attempt, attempt.coordinator, attempt.note
 
 
 class SqliteSnapshot:

@@ -1,5 +1,6 @@
 """The entry of the `tops` command: thin, one module per group of subcommands."""
 
+import importlib
 import sys
 
 import typer
@@ -24,6 +25,8 @@ def tops() -> None:
 
 def main() -> None:
     """Run the command line; a refusal of the `TopsError` family is one line and exit code 2, 3 if nobody answers."""
+    # By name: nothing else in this package knows of replication.
+    importlib.import_module("replication.cli").register(app)
     try:
         app()
     except TopsError as error:

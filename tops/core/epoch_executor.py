@@ -72,6 +72,11 @@ class EpochExecutor:
         self._log: dict[tuple[int, int], LogDelivered] = {}
         self._leaving = False
 
+    @property
+    def received(self) -> int:
+        """What of the log has arrived here, applied or not."""
+        return max([self.position, *(delivered.upto for delivered in self._log.values())])
+
     # -------------------------------------------------------------------------------------------------- preparing
 
     def expect(self, tx: TxId) -> None:

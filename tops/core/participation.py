@@ -77,7 +77,8 @@ class Wish(msgspec.Struct, frozen=True):
     """What an application subscribes to.
 
     `scope` None: the participant is asked at every census; else it is a standing answer. `replica` is the position of
-    a batch participant, which needs a durable type, a name and the standing answer `DISTRIBUTED`.
+    a batch participant, which needs a durable type, a name and the standing answer `DISTRIBUTED`, or `LOCAL` if it
+    only follows the log.
     """
 
     definitions: Definitions
@@ -269,7 +270,7 @@ class Participation:
             position=replica.position,
             start=s.wish.start,
             credit=self.options.log_credit,
-            voter=s.voter,
+            voter=s.voter or None,
         )
         return Post(Address(s.coordinator), wanted)
 
@@ -277,7 +278,8 @@ class Participation:
         if s.replica is None:
             return []
         wanted = self._log_wanted(s, s.replica)
-        return [wanted, self._standing(s)] if caught_up else [wanted]
+        votes = s.wish.scope is Scope.DISTRIBUTED
+        return [wanted, self._standing(s)] if caught_up and votes else [wanted]
 
     def on_accepted(self, accepted: StandingAccepted) -> list[Effect]:
         s = self.subscriptions.get(self.voters.get(accepted.voter, -1))
@@ -648,5 +650,5 @@ def _check_wish(wish: Wish, durable_type: bool) -> None:
         raise InvalidEventType(
             f"a subscription to {name!r} starts 'now', at the 'oldest' or at a number: {wish.start!r}"
         )
-    if wish.replica is not None and (wish.durable is None or wish.scope is not Scope.DISTRIBUTED):
-        raise InvalidEventType("a replica needs a durable name and the standing answer 'distributed'")
+    if wish.replica is not None and (wish.durable is None or wish.scope not in (Scope.DISTRIBUTED, Scope.LOCAL)):
+        raise InvalidEventType("a replica needs a durable name and the standing answer 'distributed' or 'local'")

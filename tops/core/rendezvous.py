@@ -29,6 +29,7 @@ from tops.messages import (
     AbortTx,
     Address,
     AskEpoch,
+    AskLog,
     AskMembership,
     AskOutcome,
     BeginPublic,
@@ -42,8 +43,10 @@ from tops.messages import (
     Event,
     EventConfirmed,
     EventsPublished,
+    Follower,
     LocalCommitOrdered,
     LogEntry,
+    LogTold,
     LogWanted,
     MembershipAnswered,
     ParticipantAborted,
@@ -140,6 +143,7 @@ class Rendezvous:
             AskMembership: self._ask_membership,
             AskOutcome: self._ask_outcome,
             LogWanted: self._log_wanted,
+            AskLog: self._ask_log,
             RouteAsked: self._route_asked,
         }
 
@@ -732,6 +736,26 @@ class Rendezvous:
             effects.append(Note(SubscriptionKept(event_type=log.event_type, name=m.name, position=position)))
         feed = Feed(m.name, wanted.name, sender, m.filter, position, position, m.credit, m.voter)
         return effects + log.want(feed)
+
+    def _ask_log(self, m: AskLog, sender: Address, incarnation: int, now: float) -> list[Effect]:
+        log = self.logs_of.get(m.event_type)
+        if log is None:
+            return []  # the asker repeats itself: the type may be on its way
+        standing = self.epochs[self.families[m.event_type]].standing
+        present = {s.identity for s in standing.answers.values()}
+        followers = tuple(
+            Follower(f.name, f.position, f.name in present, f.name in standing.in_sync)
+            for f in sorted(log.feeds.values(), key=lambda f: f.name)
+        )
+        told = LogTold(
+            request=m.request,
+            event_type=m.event_type,
+            decided=log.decided_upto,
+            oldest=log.oldest,
+            in_sync=tuple(sorted(standing.in_sync)),
+            followers=followers,
+        )
+        return [Post(sender, told)]
 
     def log_read(self, event_type: str, feed: str, entries: tuple[LogEntry, ...]) -> list[Effect]:
         """What a `ReadLog` brought."""

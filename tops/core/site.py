@@ -32,6 +32,7 @@ from tops.event_types import EventTypes
 from tops.ids import NodeId, Pseudonym, TxId, tx_id
 from tops.messages import (
     Address,
+    AskLog,
     AskOutcome,
     BeginPublic,
     BeginTx,
@@ -49,6 +50,7 @@ from tops.messages import (
     LinkMessage,
     LogDelivered,
     LogRefused,
+    LogTold,
     LogWanted,
     MembershipAnswered,
     Origin,
@@ -104,6 +106,7 @@ class SiteCore:
         self.transactions: dict[TxId, PublisherTx] = {}
         self.ended: OrderedDict[TxId, TxOutcome] = OrderedDict()  # for those who use a transaction after its end
         self.asking: dict[TxId, tuple[AskOutcome, list[int]]] = {}
+        self.asking_logs: dict[int, AskLog] = {}
         self.routes_asked: dict[int, int] = {}  # subscription -> the request that waits for its route
         self.counter = 0
         self.publications: dict[str, int] = {}  # per family
@@ -127,6 +130,7 @@ class SiteCore:
             VotesMissing: self._on_tx_letter,
             TypeAnswered: self._on_type_answered,
             RouteStands: self._on_route,
+            LogTold: self._on_log_told,
         }
 
     def rendezvous(self, family: str) -> NodeId:
@@ -403,6 +407,15 @@ class SiteCore:
     def _ask(self, question: AskOutcome) -> list[Effect]:
         return [Post(Address(self.coordinator_of(question.event_type)), question)]
 
+    def ask_log(self, request: int, event_type: str) -> list[Effect]:
+        """How far a durable type's log is decided; repeated until it is answered or `forget_log` ends it."""
+        question = self.asking_logs[request] = AskLog(request=request, event_type=event_type)
+        return self._request([Post(Address(self.coordinator_of(event_type)), question)])
+
+    def forget_log(self, request: int) -> None:
+        """Nobody waits for that answer any more."""
+        self.asking_logs.pop(request, None)
+
     def _on_outcome(self, outcome: TxOutcome) -> list[Effect]:
         effects: list[Effect] = []
         known = self.transactions.get(outcome.tx)
@@ -422,7 +435,7 @@ class SiteCore:
 
     def subscribe(self, request: int, number: int, wish: Wish) -> list[Effect]:
         """`number` names the subscription in every later call."""
-        return self._carry_out(self.participation.subscribe(number, wish, request, self.link))
+        return self._request(self.participation.subscribe(number, wish, request, self.link))
 
     def ask_route(self, request: int, number: int) -> list[Effect]:
         """Answered when events that are published from then on reach the subscription."""
@@ -435,6 +448,9 @@ class SiteCore:
             self.routes_asked.pop(number, None)
             return []
         return [Post(Address(known.coordinator), RouteAsked(subscription=number))]
+
+    def _on_log_told(self, told: LogTold) -> list[Effect]:
+        return [] if self.asking_logs.pop(told.request, None) is None else [Answer(told.request, told)]
 
     def _on_route(self, stands: RouteStands) -> list[Effect]:
         request = self.routes_asked.pop(stands.subscription, None)
@@ -478,6 +494,8 @@ class SiteCore:
                 del self.transactions[known.tx]  # given up before the application learnt its id
         for question, _ in self.asking.values():
             effects += self._ask(question)
+        for asked in self.asking_logs.values():
+            effects.append(Post(Address(self.coordinator_of(asked.event_type)), asked))
         effects += self._repeat_openings(elapsed_s)
         for name in self.advertising:
             effects += self._advertise_letter(self.advertised[name])
@@ -499,7 +517,7 @@ class SiteCore:
         return effects
 
     def _waiting(self) -> bool:
-        if self.unconfirmed or self.opening or self.asking or self.advertising or self.routes_asked:
+        if self.unconfirmed or self.opening or self.asking or self.asking_logs or self.advertising or self.routes_asked:
             return True
         return any(t.waits() for t in self.transactions.values())
 

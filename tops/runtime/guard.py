@@ -13,6 +13,7 @@ from tops.errors import PermissionDenied, ProtocolError
 from tops.messages import (
     AbortTx,
     AskEpoch,
+    AskLog,
     AskMembership,
     AskOutcome,
     BeginPublic,
@@ -70,6 +71,7 @@ _RIGHTS: dict[type, Callable[[Any], Iterable[Right]]] = {
     PeersAsked: lambda m: [(Verb.SUBSCRIBE, m.epoch.event_type)],
     PeerKnows: lambda m: [(Verb.SUBSCRIBE, m.epoch.event_type)],
     AskMembership: lambda m: [(Verb.SUBSCRIBE, m.event_type)],
+    AskLog: lambda m: [(Verb.SUBSCRIBE, m.event_type)],
     LogWanted: lambda m: [(Verb.SUBSCRIBE, m.definitions[-1].name)],
     # These name a transaction only; that its events may be published or received was checked before.
     CommitTx: lambda m: (),

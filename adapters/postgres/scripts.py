@@ -1,0 +1,58 @@
+"""What is done to a database before a replica set lives in it: is a table there, run the set's schema file."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import asyncpg
+
+from adapters.postgres.session import Connection, Options, connect
+from tops.changes import split_table_name
+from tops.errors import ConfigError
+
+_OPTIONS = Options(lock_timeout_s=30.0, statement_timeout_s=600.0, connect_timeout_s=10.0)
+_TABLES = """
+select format('%I.%I', n.nspname, c.relname) as name, n.nspname = any (current_schemas(false)) as visible,
+       c.relname as short
+  from pg_class c join pg_namespace n on n.oid = c.relnamespace
+ where c.relkind in ('r', 'p') and not c.relispartition
+   and n.nspname not in ('tops', 'information_schema') and n.nspname not like 'pg\\_%' order by 1
+"""
+
+
+@asynccontextmanager
+async def _connection(dsn: str) -> AsyncIterator[Connection]:
+    connection = await connect(dsn, "the database", "tops-setup", _OPTIONS)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def user_tables(dsn: str) -> list[str]:
+    """The tables that are not ours or the server's, as they are named in changes."""
+    async with _connection(dsn) as connection:
+        return [row["short"] if row["visible"] else row["name"] for row in await connection.fetch(_TABLES)]
+
+
+async def missing_tables(dsn: str, tables: Sequence[str]) -> list[str]:
+    """Those of the named tables that do not exist."""
+    missing = []
+    async with _connection(dsn) as connection:
+        for table in tables:
+            schema, name = split_table_name(table)
+            quoted = ".".join('"' + part.replace('"', '""') + '"' for part in (schema, name) if part is not None)
+            if await connection.fetchval("select to_regclass($1)", quoted) is None:
+                missing.append(table)
+    return missing
+
+
+async def run_script(dsn: str, script: str, *, only_if_empty: bool = False) -> None:
+    """Run a script as one transaction; with `only_if_empty` not on a database that has tables already."""
+    async with _connection(dsn) as connection:
+        if only_if_empty and await connection.fetch(_TABLES):
+            return
+        try:
+            async with connection.transaction():
+                await connection.execute(script)
+        except asyncpg.PostgresError as error:
+            raise ConfigError(f"the schema file fails, and left nothing behind: {error}") from error

@@ -1,0 +1,222 @@
+"""A replica's agent: one process, or one part of `tops up`, in front of one database.
+
+It joins the set's log, answers questions (reads, positions, status), commits local-first writes where the policy asks
+for it, and says why when it can't go on.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from adapters.postgres.scripts import user_tables
+from replication import bootstrap, calls
+from replication.apply_errors import ApplyErrors
+from replication.calls import Answerer, AnyAnswer, AnyQuestion
+from replication.certification import Certifier
+from replication.config import Cluster, ReplicaSetConfig
+from replication.databases import ReplicaDatabase, started
+from replication.events import log_type
+from replication.lag import LagTracker
+from replication.local_writes import LocalWrites
+from replication.participant import ReplicaParticipant
+from replication.policies import policy_of
+from replication.publisher import OutboxPublisher
+from replication.values import pack_rows, unpack_values
+from tops.core.participation import SiteOptions
+from tops.errors import ConfigError, NotReachable
+from tops.ports import Resource
+from tops.site import Site
+from tops.transactions import Scope
+
+SITE_OPTIONS = SiteOptions(renew_s=0.5, retry_s=0.5, give_up_s=10.0)
+
+log = logging.getLogger("tops.replication")
+
+
+class Agent:
+    """One replica at work; `Agent.run` makes it."""
+
+    def __init__(self, cluster: Cluster, config: ReplicaSetConfig, replica: str) -> None:
+        self.cluster, self.config, self.replica = cluster, config, config.replica_named(replica)
+        self.name = config.site_of(replica)
+        self.policy = policy_of(config)
+        self.log_type = log_type(config.name)
+        data = cluster.data_of(config, self.replica)
+        self.database = ReplicaDatabase(cluster.config.cluster.name, config, self.replica, data)
+        self.site: Site
+        self.resource: Resource
+        self.participant: ReplicaParticipant
+        self.lag: LagTracker
+        self.errors: ApplyErrors
+        self.writes: LocalWrites | None = None
+        self.certifier: Certifier | None = None
+        self.copies = bootstrap.Copies()
+        self._tasks: list[asyncio.Task[Any]] = []
+
+    @classmethod
+    @asynccontextmanager
+    async def run(cls, cluster: Cluster, set_name: str, replica: str) -> AsyncIterator["Agent"]:
+        """A started agent, stopped on leaving. Raises TopsError, with nothing left open, when it can't start."""
+        agent = cls(cluster, cluster.replica_set(set_name), replica)
+        async with AsyncExitStack() as stack:
+            await agent._start(stack)
+            yield agent
+
+    async def wait(self) -> None:
+        """Serve until something that can't be mended here ends it; raises what that was."""
+        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+    async def _start(self, stack: AsyncExitStack) -> None:
+        stack.push_async_callback(self.database.stop)
+        await self.database.start()
+        await self.database.ensure_schema(self.cluster.schema_of(self.config))
+        self.resource = self.database.resource()
+        if self.resource.compensatable and self.policy.scope_of(self.replica.name) is Scope.DISTRIBUTED:
+            raise ConfigError(
+                f"replica {self.replica.name!r}: this database commits early and can't vote; let it follow"
+            )
+        await started(self.resource)
+        stack.push_async_callback(self.resource.close)
+        brokers = self.cluster.config
+        self.site = await stack.enter_async_context(
+            Site.connect(
+                self.cluster.urls(self.replica.broker),
+                name=self.name,
+                cluster=brokers.cluster.name,
+                keys=self.replica.keys,
+                insecure=brokers.cluster.insecure,
+                options=SITE_OPTIONS,
+                timeout_s=60.0,
+            )
+        )
+        await self._join(stack)
+
+    async def _join(self, stack: AsyncExitStack) -> None:
+        config, scope = self.config, self.policy.scope_of(self.replica.name)
+        self.participant = ReplicaParticipant(self.resource, self.log_type.name, self.name, scope)
+        self.errors = ApplyErrors(config, self.replica.name, self.database.dsn, self.participant)
+        await self.errors.start()
+        stack.callback(self._cancel)
+        await self.site.advertise(self.log_type)
+        await bootstrap.copy_if_new(self)
+        if self.policy.local_first:
+            publisher = OutboxPublisher(self.site, self.log_type, self.resource, self.policy.plan())
+            self.writes = LocalWrites(config, self.replica.name, self.site, self.resource, publisher, self.errors)
+            await self.writes.start(self.participant)
+            self._spawn(publisher.run())
+        if config.policy == "serializable":
+            tables = await user_tables(self.database.dsn) if config.tables == "*" else config.tables
+            self.certifier = Certifier(self.resource, tables)
+            self.participant.translate = self.certifier.certified
+        await self.site.subscribe(self.log_type, participant=self.participant, durable=self.name)
+        self.lag = LagTracker(self.site, self.log_type, self.participant)
+        answerer = Answerer(self.site, config.name, self.site.brokers, self._answer)
+        stack.push_async_callback(answerer.close)
+        await answerer.start()
+        self._spawn(self.lag.run())
+        self._spawn(self.database.watch() if self.replica.dsn is None else asyncio.Event().wait())
+        log.info("replica serves", extra={"replica": self.name, "position": self.participant.reached})
+
+    def _spawn(self, work: Any) -> None:
+        self._tasks.append(asyncio.ensure_future(work))
+
+    def _cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    # --------------------------------------------------------------------------------------------------- questions
+
+    async def _answer(self, question: AnyQuestion) -> AnyAnswer:
+        match question:
+            case calls.Describe():
+                public = self.config.model_dump_json(by_alias=True, exclude={"replica": {"__all__": {"dsn", "keys"}}})
+                return calls.Described(replica=self.replica.name, config=public.encode())
+            case calls.Where():
+                return calls.Located(
+                    replica=self.replica.name,
+                    position=self.participant.reached,
+                    prepared=tuple(sorted(self.participant.prepared)),
+                )
+            case calls.Read():
+                return await self._read(question)
+            case calls.LockedRead(sql=sql, args=args):
+                if self.certifier is None:
+                    raise ConfigError(f"replica set {self.config.name!r} is not serializable")
+                return await self.certifier.read(self.replica.name, sql, unpack_values(args))
+            case calls.Write(tx=tx, member=member):
+                if self.writes is None:
+                    raise ConfigError(f"replica set {self.config.name!r} takes writes at its coordinator")
+                return await self.writes.write(tx, member)
+            case calls.Status():
+                return calls.StatusTold(replica=self.replica.name, fields=await self.status())
+            case calls.Conflicts(limit=limit):
+                return calls.RowsTold(replica=self.replica.name, rows=pack_rows(await self.errors.conflicts(limit)))
+            case calls.Order(what=what, argument=argument):
+                return calls.Told(text=await self._order(what, argument))
+            case calls.CopyWanted(copy=copy, number=number):
+                return await self.copies.chunk(self, copy, number)
+
+    async def _read(self, read: calls.Read) -> calls.ReadDone:
+        if read.max_lag_s is not None and (lag := self.lag.lag()).seconds > read.max_lag_s:
+            raise NotReachable(
+                f"replica {self.replica.name} is {lag.seconds:.1f} s behind, more than {read.max_lag_s:g}"
+            )
+        await self.participant.wait_for(read.at_least, read.wait_s)
+        done = await self.resource.read(read.sql, unpack_values(read.args), with_position=True)
+        position = done.position.prefix if done.position is not None else 0
+        return calls.ReadDone(replica=self.replica.name, rows=pack_rows(done.rows), position=position)
+
+    async def _order(self, what: str, argument: str) -> str:
+        match what:
+            case "pause":
+                self.participant.stop(argument or "paused by an operator")
+                return f"{self.replica.name} is paused at position {self.participant.reached}"
+            case "resume":
+                self.participant.resume()
+                return f"{self.replica.name} goes on from position {self.participant.reached}"
+            case "retry":
+                return await self.errors.retry(self.resource)
+            case "reload":
+                self.config = Cluster.load(self.cluster.path).replica_set(self.config.name)
+                return f"{self.replica.name} has read {self.cluster.path.name} again"
+        raise ConfigError(f"an agent does not know the order {what!r}")
+
+    async def status(self) -> dict[str, Any]:
+        """What an operator must know about this replica."""
+        lag, participant = self.lag.lag(), self.participant
+        told = self.lag.told
+        in_sync = told is not None and (
+            self.name in told.in_sync
+            if participant.scope is Scope.DISTRIBUTED
+            else lag.linked and lag.transactions == 0
+        )
+        return {
+            "replica": self.replica.name,
+            "site": self.name,
+            "broker": self.site.broker,
+            "votes": participant.scope is Scope.DISTRIBUTED,
+            "position": participant.reached,
+            "head": lag.head,
+            "in_sync": bool(in_sync) and not participant.stopped,
+            "lag_s": round(lag.seconds, 3),
+            "lag_transactions": lag.transactions,
+            "lag_network": lag.network,
+            "lag_apply": lag.apply,
+            "linked": lag.linked,
+            "stopped": participant.stopped,
+            "prepared": len(participant.prepared),
+            "conflicts": self.errors.conflict_count,
+            "set_aside": self.errors.set_aside_count,
+            "divergent": self.errors.divergent,
+            "unpublished": self.writes.publisher.unpublished if self.writes is not None else 0,
+            "warning": self.writes.warning if self.writes is not None else "",
+        }
+
+    async def healthy(self) -> bool:
+        """Replication goes on: not stopped, and the coordinator answers."""
+        status = await self.status()
+        return not status["stopped"] and status["linked"]

@@ -1,0 +1,99 @@
+"""A change of the log that a replica can't apply does what the set says, and is never tried in a silent loop.
+
+`stop`: nothing more is applied until somebody resumes, and the reason is shown. `skip`: the transaction is left out
+and recorded. `set-aside`: it is kept for `tops rs retry`. Under policies where every replica refuses the same, the
+transaction is skipped; a peer-to-peer set sets it aside and is marked divergent.
+"""
+
+import logging
+from datetime import UTC, datetime
+
+from adapters import PostgresAdapter
+from adapters.postgres.aside import apply_aside
+from adapters.postgres.scripts import run_script
+from replication.config import ReplicaSetConfig
+from replication.conflicts.tables import CONFLICTS, DDL, SET_ASIDE, aside_row, conflict_row
+from replication.participant import ReplicaParticipant
+from replication.refusals import describe
+from tops.changes import Member, Row, decode_member, encode_member
+from tops.ids import TxId
+from tops.ports import Entry, EntryFailed, Resource
+
+_FORGET = f"delete from {SET_ASIDE} where tx = $1"
+
+log = logging.getLogger("tops.replication")
+
+
+class ApplyErrors:
+    """What one replica does about changes that it can't apply, and what it remembers of them."""
+
+    def __init__(self, config: ReplicaSetConfig, replica: str, dsn: str, participant: ReplicaParticipant) -> None:
+        self._config, self._replica, self._dsn, self._participant = config, replica, dsn, participant
+        self.conflict_count = 0
+        self.set_aside_count = 0
+        participant.on_failed_entry = self._on_failed
+
+    @property
+    def divergent(self) -> bool:
+        return self.set_aside_count > 0 and self._config.policy == "peer-to-peer"
+
+    async def start(self) -> None:
+        """Make the tables, and remember what is in them."""
+        if self._dsn.startswith("sqlite:"):
+            return
+        await run_script(self._dsn, f"create schema if not exists tops; {DDL}")
+        await self.count()
+
+    async def count(self) -> None:
+        read = self._participant.resource.read
+        counts = (await read(f"select (select count(*) from {CONFLICTS}) c, (select count(*) from {SET_ASIDE}) a")).rows
+        self.conflict_count, self.set_aside_count = counts[0]["c"], counts[0]["a"]
+
+    def _reaction(self) -> str:
+        if self._config.policy == "serializable" or self._config.order == "ordered":
+            return "skip"
+        if self._config.policy == "peer-to-peer":
+            return "set-aside"
+        return self._config.on_apply_error
+
+    async def _on_failed(self, entry: Entry, failed: EntryFailed) -> Entry | None:
+        reason = f"number {entry.number}, transaction {failed.tx}: {describe(failed.reason)}"
+        reaction = self._reaction()
+        if reaction == "stop":
+            self._participant.stop(f"{reason}; mend it and `tops rs resume`, or let the set skip or set aside")
+            await self._participant.resumed.wait()
+            return None
+        log.error(f"a transaction was not applied ({reaction})", extra={"replica": self._replica, "reason": reason})
+        left = tuple(member for member in entry.members if member.tx != failed.tx)
+        culprit = next(member for member in entry.members if member.tx == failed.tx)
+        at = datetime.now(UTC).isoformat()
+        if reaction == "skip":
+            self.conflict_count += 1
+            line = conflict_row(
+                f"{entry.number}:{failed.tx}", at, "apply_error", "", "", "", None,
+                [describe(failed.reason)], "skip", entry.number, failed.tx,
+            )  # fmt: skip
+        else:
+            self.set_aside_count += 1
+            line = aside_row(failed.tx, at, entry.number, encode_member(culprit), describe(failed.reason))
+        record = Member(TxId(f"{failed.tx}!"), (line,))
+        return Entry(entry.number, (*left, record), entry.at_ms)
+
+    async def conflicts(self, limit: int) -> list[Row]:
+        """The newest conflicts and apply errors, with both versions."""
+        sql = f"select * from {CONFLICTS} order by at desc, id desc limit $1"
+        aside = f"select tx, at, number, reason from {SET_ASIDE} order by at desc limit $1"
+        found = (await self._participant.resource.read(sql, (limit,))).rows
+        waiting = (await self._participant.resource.read(aside, (limit,))).rows
+        return [*found, *({**row, "kind": "set_aside", "table_name": "", "key": ""} for row in waiting)]
+
+    async def retry(self, resource: Resource) -> str:
+        """Try what was set aside once more, as writes of this replica that only it carries out."""
+        rows = (await resource.read(f"select tx, number, member from {SET_ASIDE} order by number, tx")).rows
+        done = 0
+        for row in rows:
+            if isinstance(resource, PostgresAdapter):
+                vote = await apply_aside(resource, decode_member(row["member"]), _FORGET)
+                done += vote.excluded is None
+        await self.count()
+        return f"{done} of {len(rows)} transactions were applied; {self.set_aside_count} are still set aside"

@@ -1,0 +1,94 @@
+"""`tops write` and `tops read`: one write, one read, from the command line."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from replication.config import Cluster
+from replication.reads import Consistency
+from replication.refusals import WriteRefused
+from replication.replica_set import connect
+
+ConfigOption = Annotated[Path, typer.Option("-c", "--config", help="The cluster's file.")]
+UrlOption = Annotated[str | None, typer.Option("--url", help="A broker's address, instead of the file.")]
+FormatOption = Annotated[str, typer.Option("--format", help="table or json.")]
+
+
+def addresses(config: Path, url: str | None) -> list[str]:
+    return [url] if url is not None else Cluster.load(config).urls()
+
+
+def argument(text: str) -> Any:
+    """A number, true, false or null as JSON has them; anything else is text."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return text if isinstance(value, dict | list) else value
+
+
+def write(
+    name: Annotated[str, typer.Argument(help="The replica set.")],
+    sql: Annotated[str, typer.Option("--sql", help="One statement, with $1, $2, … for the arguments.")],
+    arg: Annotated[list[str] | None, typer.Option("--arg", help="An argument; as many as the statement has.")] = None,
+    key: Annotated[str, typer.Option("--key", help="An idempotency key: writing twice does it once.")] = "",
+    config: ConfigOption = Path("tops.toml"),
+    url: UrlOption = None,
+    format: FormatOption = "table",
+) -> None:
+    """Write one statement as one transaction; exit 1 if it was refused."""
+
+    async def run() -> dict[str, Any]:
+        async with connect(addresses(config, url), name) as replica_set:
+            done = await replica_set.execute(sql, *map(argument, arg or []), idempotency_key=key)
+            return {"tx": done.tx, "token": done.token, "rows": sum(done.rows), "duplicate": done.duplicate}
+
+    try:
+        result = uvloop.run(run())
+    except WriteRefused as refused:
+        typer.echo(f"refused: {refused}", err=True)
+        raise typer.Exit(1) from None
+    show([result], format)
+
+
+def read(
+    name: Annotated[str, typer.Argument(help="The replica set.")],
+    sql: Annotated[str, typer.Option("--sql", help="One query, with $1, $2, … for the arguments.")],
+    arg: Annotated[list[str] | None, typer.Option("--arg", help="An argument; as many as the query has.")] = None,
+    consistency: Annotated[str, typer.Option("--consistency", help="any, primary, quorum or current.")] = "any",
+    after: Annotated[str, typer.Option("--after", help="A write's token that the read must see.")] = "",
+    max_lag: Annotated[float | None, typer.Option("--max-lag", help="How old the data may be, in seconds.")] = None,
+    replica: Annotated[str | None, typer.Option("--replica", help="Read at this replica.")] = None,
+    config: ConfigOption = Path("tops.toml"),
+    url: UrlOption = None,
+    format: FormatOption = "table",
+) -> None:
+    """Read one query from a replica that has come far enough."""
+
+    async def run() -> list[dict[str, Any]]:
+        async with connect(addresses(config, url), name) as replica_set:
+            chosen: Consistency = consistency  # type: ignore[assignment]
+            return await replica_set.fetch(
+                sql, *map(argument, arg or []), consistency=chosen, after=after, max_lag=max_lag, replica=replica
+            )
+
+    show(uvloop.run(run()), format)
+
+
+def show(rows: list[dict[str, Any]], format: str) -> None:
+    """Rows as a table for people, or as JSON for programs."""
+    if format == "json":
+        typer.echo(json.dumps(rows, default=str))
+        return
+    if not rows:
+        typer.echo("no rows")
+        return
+    table = Table(*[str(name) for name in rows[0]])
+    for row in rows:
+        table.add_row(*["" if value is None else str(value) for value in row.values()])
+    Console().print(table)

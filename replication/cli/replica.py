@@ -1,0 +1,68 @@
+"""`tops replica`: one replica's agent, in the foreground."""
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+
+from replication.agent import Agent
+from replication.config import Cluster
+from replication.http import serve_agent
+from tops.errors import ConfigError
+from tops.runtime.logs import configure_logging
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+
+ConfigOption = Annotated[Path, typer.Option("-c", "--config", help="The cluster's file.")]
+
+
+@app.callback()
+def replica() -> None:
+    """One replica of a replica set."""
+
+
+@app.command()
+def run(
+    name: Annotated[str, typer.Option("--name", help="Which replica: NAME, or SET/NAME if several sets have one.")],
+    config: ConfigOption = Path("tops.toml"),
+    log_level: Annotated[str, typer.Option("--log-level")] = "info",
+) -> None:
+    """Run one replica's agent until SIGINT or SIGTERM."""
+    configure_logging(log_level)
+    cluster = Cluster.load(config)
+    set_name, replica_name = find_replica(cluster, name)
+    uvloop.run(serve(cluster, set_name, replica_name))
+
+
+def find_replica(cluster: Cluster, name: str) -> tuple[str, str]:
+    """The set and the replica that a name on the command line means."""
+    wanted_set, _, wanted = name.rpartition("/")
+    found = [
+        (s.name, r.name)
+        for s in cluster.replica_sets
+        for r in s.replica
+        if r.name == wanted and wanted_set in ("", s.name)
+    ]
+    if len(found) != 1:
+        known = ", ".join(f"{s.name}/{r.name}" for s in cluster.replica_sets for r in s.replica) or "none"
+        problem = "names several replicas" if found else "names no replica"
+        raise ConfigError(f"{cluster.path}: {name!r} {problem}; the file has {known}")
+    return found[0]
+
+
+async def serve(cluster: Cluster, set_name: str, replica_name: str) -> None:
+    """Run an agent until a signal ends it; raises what it can't go on with."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with Agent.run(cluster, set_name, replica_name) as agent, serve_agent(agent):
+        failed, stopped = asyncio.ensure_future(agent.wait()), asyncio.ensure_future(stop.wait())
+        await asyncio.wait({failed, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if failed.done():
+            failed.result()
+        failed.cancel()

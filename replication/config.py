@@ -1,0 +1,251 @@
+"""Replica sets as the DBA writes them in `tops.toml`, and the checks that need no running part.
+
+[[replica_set]]
+name = "shop"
+policy = "quorum"
+write_quorum = 2
+tables = ["accounts", "transfers"]
+[[replica_set.replica]]
+name = "r1"
+broker = "b1"
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, TypeAdapter, ValidationInfo, field_validator, model_validator
+
+from tops.config import Config, Name, Seconds, Table, load_config
+from tops.errors import ConfigError
+
+PolicyName = Literal["peer-to-peer", "primary-site", "write-all", "quorum", "combined", "serializable"]
+ResolverName = Literal["last-writer", "first-writer", "site-priority", "per-column"]
+SITE_NAME_MAX = 63
+
+
+class ReplicaConfig(Table):
+    """One replica: a database, the agent in front of it, and the broker that the agent prefers."""
+
+    name: Name
+    broker: Name
+    dsn: str | None = None  # None: embedded PostgreSQL under its broker's data
+    listen: str | None = None  # host:port of the agent's own health, readiness and metrics
+    keys: Path | None = None  # the folder that `tops keys issue` wrote for this agent
+
+
+class ReplicaSetConfig(Table):
+    """One replica set; a key that it does not know is an error."""
+
+    name: Name
+    policy: PolicyName
+    replica: list[ReplicaConfig] = Field(min_length=1)
+    tables: list[str] | Literal["*"] = "*"
+    schema_file: Path | None = Field(default=None, alias="schema")  # SQL for databases that lack the tables
+    versioned: list[str] = Field(
+        default_factory=list
+    )  # tables that keep the number that last changed each row, for `expect_version`
+
+    write_quorum: int | None = Field(default=None, ge=1)
+    read_quorum: int | None = Field(default=None, ge=1)
+    sync: list[Name] = Field(default_factory=list)  # combined: the replicas that commit together
+    primary: Name | None = None
+    ack: Literal["local", "logged"] = "logged"
+    order: Literal["local-first", "ordered"] = "local-first"
+
+    on_failure: Literal["reject", "block", "degrade"] = "reject"
+    block_s: Seconds = 10.0
+    min_in_sync: int | None = Field(default=None, ge=1)
+
+    resolver: ResolverName | str = "last-writer"  # or "module:function"
+    site_priority: list[Name] = Field(default_factory=list)  # the first one wins
+    clock_skew_max_s: Seconds = 1.0
+    on_apply_error: Literal["stop", "skip", "set-aside"] = "stop"
+
+    allow_volatile: bool = False
+    wait_s: Seconds = 5.0  # how long a read waits for its position unless it says otherwise
+    key_ttl_s: Seconds = 86_400.0
+
+    @property
+    def names(self) -> list[str]:
+        return [r.name for r in self.replica]
+
+    def replica_named(self, name: str) -> ReplicaConfig:
+        for replica in self.replica:
+            if replica.name == name:
+                return replica
+        raise ConfigError(f"replica set {self.name!r} has no replica {name!r}; it has {', '.join(self.names)}")
+
+    def site_of(self, replica: str) -> str:
+        """The name under which a replica's agent is known in the overlay."""
+        return f"{self.name}-{replica}"
+
+    def sites(self, replicas: list[str] | None = None) -> frozenset[str]:
+        return frozenset(self.site_of(name) for name in (self.names if replicas is None else replicas))
+
+    def replica_of(self, site: str) -> str:
+        return site.removeprefix(f"{self.name}-")
+
+    @property
+    def writes_needed(self) -> int:
+        """How many replicas a committed write is at."""
+        match self.policy:
+            case "write-all":
+                return len(self.replica) if self.on_failure != "degrade" else self.least_in_sync
+            case "quorum":
+                return self.write_quorum or len(self.replica) // 2 + 1
+            case "combined":
+                return len(self.sync) if self.on_failure != "degrade" else min(self.least_in_sync, len(self.sync))
+        return 1
+
+    @property
+    def reads_needed(self) -> int:
+        """How many replicas a quorum read asks: enough to meet every write."""
+        voters = len(self.sync) if self.policy == "combined" else len(self.replica)
+        return self.read_quorum or voters - self.writes_needed + 1
+
+    @property
+    def least_in_sync(self) -> int:
+        return self.min_in_sync or len(self.replica) // 2 + 1
+
+    @field_validator("tables", mode="before")
+    @classmethod
+    def _tables(cls, value: Any) -> Any:
+        if isinstance(value, list) and not value:
+            raise ValueError('is empty: name the tables, or write "*"')
+        return value
+
+    @field_validator("resolver")
+    @classmethod
+    def _resolver(cls, value: str, _: ValidationInfo) -> str:
+        if value not in ("last-writer", "first-writer", "site-priority", "per-column") and ":" not in value:
+            raise ValueError(
+                f'{value!r} is no resolver: last-writer, first-writer, site-priority, per-column or "module:function"'
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _check(self) -> "ReplicaSetConfig":
+        for index, name in enumerate(self.names):
+            if name in self.names[:index]:
+                raise ValueError(f"replica {name!r} is there twice")
+            if len(self.site_of(name)) > SITE_NAME_MAX:
+                raise ValueError(f"{self.site_of(name)!r} is longer than {SITE_NAME_MAX} characters")
+        self._check_quorums()
+        self._check_members()
+        return self
+
+    def _check_quorums(self) -> None:
+        n = len(self.replica)
+        if self.write_quorum is not None and self.policy != "quorum":
+            raise ValueError(f"write_quorum belongs to the policy quorum, not to {self.policy}")
+        if self.write_quorum is not None and self.write_quorum > n:
+            raise ValueError(f"write_quorum is {self.write_quorum}, but there are {n} replicas")
+        if self.policy != "quorum":
+            return
+        if self.read_quorum is not None and self.read_quorum > n:
+            raise ValueError(f"read_quorum is {self.read_quorum}, but there are {n} replicas")
+        if self.reads_needed + self.writes_needed <= n:
+            raise ValueError(
+                f"a read of {self.reads_needed} and a write of {self.writes_needed} of {n} replicas need not meet: "
+                f"make read_quorum at least {n - self.writes_needed + 1}"
+            )
+
+    def _check_members(self) -> None:
+        known = set(self.names)
+        if self.policy == "combined" and not self.sync:
+            raise ValueError("the policy combined needs `sync`: the replicas that commit together")
+        if self.policy == "primary-site" and self.primary is None:
+            raise ValueError("the policy primary-site needs `primary`")
+        if self.resolver == "site-priority" and set(self.site_priority) != known:
+            raise ValueError("the resolver site-priority needs `site_priority` to name every replica once")
+        for key, names in (("sync", self.sync), ("site_priority", self.site_priority)):
+            unknown = [name for name in names if name not in known]
+            if unknown:
+                raise ValueError(f"{key} names {unknown[0]!r}, which is no replica of the set")
+        if self.primary is not None and self.primary not in known:
+            raise ValueError(f"primary is {self.primary!r}, which is no replica of the set")
+        if self.min_in_sync is not None and self.min_in_sync > len(self.replica):
+            raise ValueError(f"min_in_sync is {self.min_in_sync}, but there are {len(self.replica)} replicas")
+        if any((r.dsn or "").startswith("sqlite:") for r in self.replica) and self.policy in ("quorum", "write-all"):
+            raise ValueError(
+                "SQLite commits early and takes it back, so it can't vote; it may follow in a combined set"
+            )
+
+
+_SECTION: TypeAdapter[list[ReplicaSetConfig]] = TypeAdapter(list[ReplicaSetConfig])
+
+
+class Cluster:
+    """A whole `tops.toml`: brokers and replica sets."""
+
+    def __init__(self, path: Path, config: Config) -> None:
+        self.path, self.config = path, config
+        self.replica_sets: list[ReplicaSetConfig] = config.others.get("replica_set", [])
+
+    @classmethod
+    def load(cls, path: Path) -> "Cluster":
+        """Read and check the file; every problem is a ConfigError with file, line and key."""
+        cluster = cls(path, load_config(path, {"replica_set": _SECTION}))
+        cluster._check(path)
+        return cluster
+
+    def _check(self, path: Path) -> None:
+        brokers = {b.name for b in self.config.broker}
+        seen_sets: set[str] = set()
+        seen_sites: set[str] = set()
+        tables: dict[tuple[str, str], str] = {}
+        for replica_set in self.replica_sets:
+            where = f"{path}: replica set {replica_set.name!r}"
+            if replica_set.name in seen_sets:
+                raise ConfigError(f"{where}: is there twice")
+            seen_sets.add(replica_set.name)
+            for replica in replica_set.replica:
+                if replica.broker not in brokers:
+                    raise ConfigError(f"{where}, replica {replica.name!r}: no [[broker]] is named {replica.broker!r}")
+                site = replica_set.site_of(replica.name)
+                if site in seen_sites:
+                    raise ConfigError(f"{where}, replica {replica.name!r}: the name {site!r} is taken by another one")
+                seen_sites.add(site)
+                self._check_shared(where, replica_set, replica, tables)
+
+    def _check_shared(
+        self, where: str, replica_set: ReplicaSetConfig, replica: ReplicaConfig, tables: dict[tuple[str, str], str]
+    ) -> None:
+        """Two sets never share a table in one database: each has a log of its own."""
+        if replica.dsn is None:
+            return
+        for table in ["*"] if replica_set.tables == "*" else replica_set.tables:
+            for other, name in tables.items():
+                if (
+                    other[0] == replica.dsn
+                    and name != replica_set.name
+                    and (table in ("*", other[1]) or other[1] == "*")
+                ):
+                    raise ConfigError(f"{where}, replica {replica.name!r}: table {table} is also in set {name!r}")
+            tables[replica.dsn, table] = replica_set.name
+
+    def replica_set(self, name: str) -> ReplicaSetConfig:
+        for found in self.replica_sets:
+            if found.name == name:
+                return found
+        known = ", ".join(s.name for s in self.replica_sets) or "none"
+        raise ConfigError(f"{self.path}: no [[replica_set]] is named {name!r}; the file has {known}")
+
+    def urls(self, first: str | None = None) -> list[str]:
+        """The brokers' addresses, the preferred one first."""
+        return [b.url for b in sorted(self.config.broker, key=lambda b: b.name != first)]
+
+    def data_of(self, replica_set: ReplicaSetConfig, replica: ReplicaConfig) -> Path:
+        """Where an agent keeps what is not in its database; an embedded server's data lies there too."""
+        return self.config.broker_named(replica.broker).data / "replicas" / replica_set.site_of(replica.name)
+
+    def schema_of(self, replica_set: ReplicaSetConfig) -> str | None:
+        if replica_set.schema_file is None:
+            return None
+        file = self.path.parent / replica_set.schema_file
+        try:
+            return file.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"{self.path}: replica set {replica_set.name!r}: schema: {file}: {error.strerror}"
+            ) from None

@@ -1,0 +1,221 @@
+"""The receiver's half of peer-to-peer: what becomes, at this replica, of a transaction that another site committed.
+
+Each change is compared with the row's present version. If that is the one its writer had seen, it simply follows; if
+not, the two met, the higher version wins, and the conflict log shows what was kept and what was discarded.
+"""
+
+from datetime import UTC, datetime
+
+import msgspec
+
+from replication.conflicts.clock import HybridClock
+from replication.conflicts.resolvers import OwnFunction
+from replication.conflicts.tables import (
+    Shapes,
+    TableShape,
+    clock_change,
+    conflict_row,
+    read_rows,
+    read_versions,
+    rows_of,
+    version_in,
+)
+from replication.conflicts.versions import Ranking, Version, base_of, from_json, on_top
+from tops.changes import Change, Delete, Insert, Member, Row, Update, Upsert
+from tops.ports import Entry, Resource
+
+Place = tuple[str, str]
+
+
+class PeerApply:
+    """Resolves entries of the log against this replica's rows."""
+
+    def __init__(
+        self,
+        replica_set: str,
+        resource: Resource,
+        clock: HybridClock,
+        ranking: Ranking,
+        shapes: Shapes,
+        own_function: OwnFunction | None,
+    ) -> None:
+        self._set, self._resource, self._clock = replica_set, resource, clock
+        self._ranking, self._shapes, self._own_function = ranking, shapes, own_function
+        self.conflicts = 0
+
+    async def resolved(self, entry: Entry) -> Entry:
+        """The entry as it is to be applied here: without what is known already, with every row decided.
+
+        To be called, and its result applied, with the replica's turn: nothing may change in between.
+        """
+        if not entry.members:
+            return entry
+        known = await self._known_keys([m.idempotency_key for m in entry.members])
+        fresh = [m for m in entry.members if m.idempotency_key not in known]
+        keys = {
+            (clock.key["table_name"], clock.key["key"]): _key(change)
+            for member in fresh
+            for change, clock in rows_of(member.changes)
+        }
+        step = _Step(self, entry.number, await read_versions(self._resource, keys))
+        await step.read_images(keys)
+        members = [await step.member(member) for member in fresh]
+        return Entry(entry.number, tuple(members), entry.at_ms)
+
+    async def _known_keys(self, keys: list[str]) -> set[str]:
+        found = await self._resource.read(
+            "select key from tops.idempotency_keys where replica_set = $1 and key = any($2::text[])", (self._set, keys)
+        )
+        return {row["key"] for row in found.rows}
+
+
+class _Step:
+    """One entry under way: versions and images as its earlier members left them."""
+
+    def __init__(self, outer: PeerApply, number: int, versions: dict[Place, Version]) -> None:
+        self._outer, self._number, self._versions = outer, number, versions
+        self._images: dict[Place, Row | None] = {}
+        self._lines = 0
+
+    async def read_images(self, keys: dict[Place, Row]) -> None:
+        for table in sorted({table for table, _ in keys}):
+            mine = [place for place in keys if place[0] == table]
+            shape = await self._outer._shapes.of(table)
+            found = await read_rows(self._outer._resource, shape, [shape.key_of(keys[place]) for place in mine])
+            self._images.update(zip(mine, found, strict=True))
+
+    async def member(self, member: Member) -> Member:
+        changes: list[Change] = []
+        for change, clock in rows_of(member.changes):
+            changes += await self._row(member.tx, change, clock)
+        return msgspec.structs.replace(member, changes=tuple(changes))
+
+    async def _row(self, tx: str, change: Change, clock: Upsert) -> list[Change]:
+        table = clock.key["table_name"]
+        shape = await self._outer._shapes.of(table)
+        told = from_json(clock.values["change"])
+        incoming = version_in(clock)
+        self._outer._clock.see(incoming.clock)
+        key = shape.key_of(_key(change))
+        place: Place = (table, clock.key["key"])
+        current = self._versions.get(place, Version())
+        if told["kind"] == "add":
+            return self._add(tx, shape, key, place, current, told["add"])
+        return self._set(tx, shape, key, place, current, incoming, change, clock, told["kind"])
+
+    def _add(self, tx: str, shape: TableShape, key: Row, place: Place, current: Version, add: Row) -> list[Change]:
+        after = self._versions[place] = current.added(add)
+        record = clock_change(*place, after, current, {"kind": "add", "key": key, "add": add})
+        image = self._images[place]
+        if image is None:
+            kind = "update_deleted" if current.deleted else "update_missing"
+            return [record, self._line(tx, kind, place, current.site, None, {"add": add})]
+        self._images[place] = {**image, **on_top({c: image[c] for c in add}, Version().added(add).adds)}
+        return [Update(shape.name, key, add=add), record]
+
+    def _set(
+        self, tx: str, shape: TableShape, key: Row, place: Place, current: Version, incoming: Version, change: Change,
+        clock: Upsert, kind: str,
+    ) -> list[Change]:  # fmt: skip
+        outer = self._outer
+        follows = list(current.identity) == from_json(clock.values["previous"])
+        values = _values(change, shape)
+        new = on_top(base_of(values, incoming.adds), current.adds)
+        image = self._images[place]
+        merged = msgspec.structs.replace(incoming, adds=current.adds)
+        if outer._ranking.per_column:
+            return self._columns(tx, shape, key, place, current, merged, new, kind, follows, image)
+        wins = outer._ranking.rank(incoming) > outer._ranking.rank(current)
+        lines: list[Change] = []
+        if not follows:
+            own = outer._own_function
+            if own is not None and image is not None and not incoming.deleted and current.live:
+                chosen = own(shape.name, key, {**image}, {**new}, current.site, incoming.site)
+                winner = incoming if wins else current
+                self._versions[place] = msgspec.structs.replace(winner, adds=current.adds)
+                lines.append(
+                    self._line(tx, _kind(kind, current, image), place, "resolver", chosen, {"kept": image, "came": new})
+                )
+                return self._write(shape, key, place, chosen, current, kind) + lines
+            name = _kind(kind, current, image)
+            kept, lost = (new, image) if wins else (image, new)
+            lines.append(self._line(tx, name, place, (incoming if wins else current).site, kept, lost))
+        if not wins:
+            return lines
+        self._versions[place] = merged
+        return self._write(shape, key, place, None if incoming.deleted else new, current, kind) + lines
+
+    def _write(
+        self, shape: TableShape, key: Row, place: Place, image: Row | None, before: Version, kind: str
+    ) -> list[Change]:
+        record = clock_change(*place, self._versions[place], before, {"kind": kind, "key": key})
+        existed = self._images.get(place) is not None
+        self._images[place] = image
+        if image is None:
+            return [Delete(shape.name, key), record] if existed else [record]
+        return [Upsert(shape.name, key, image), record]
+
+    def _columns(
+        self, tx: str, shape: TableShape, key: Row, place: Place, current: Version, incoming: Version, new: Row,
+        kind: str, follows: bool, image: Row | None,
+    ) -> list[Change]:  # fmt: skip
+        """Every column by itself; a delete is about the row, and ends its generation."""
+        lines: list[Change] = []
+        row_wins = (incoming.generation, incoming.deleted) > (current.generation, current.deleted)
+        if incoming.deleted or row_wins or image is None:
+            wins = self._outer._ranking.rank(incoming) > self._outer._ranking.rank(current)
+            if not follows:
+                kept, lost = (None if incoming.deleted else new, image) if wins else (image, new)
+                winner = (incoming if wins else current).site
+                lines.append(self._line(tx, _kind(kind, current, image), place, winner, kept, lost))
+            if not wins or (image is None and kind == "update"):
+                return lines
+            self._versions[place] = incoming
+            return self._write(shape, key, place, None if incoming.deleted else new, current, kind) + lines
+        if current.deleted or incoming.generation < current.generation:
+            return [self._line(tx, _kind(kind, current, image), place, current.site, image, new)]
+        taken, lost = {}, {}
+        columns = dict(current.columns)
+        for name, value in new.items():
+            rank = incoming.columns.get(name, (incoming.generation, incoming.clock, incoming.site))
+            if rank > columns.get(name, (0, 0, "")):
+                columns[name], taken[name] = rank, value
+            else:
+                lost[name] = value
+        if lost:
+            lines.append(self._line(tx, _kind(kind, current, image), place, current.site, image, lost))
+        newest = max(current, incoming, key=self._outer._ranking.rank)
+        self._versions[place] = msgspec.structs.replace(newest, adds=current.adds, columns=columns)
+        return self._write(shape, key, place, {**image, **taken}, current, kind) + lines
+
+    def _line(self, tx: str, kind: str, place: Place, winner: str, kept: object, discarded: object) -> Change:
+        self._lines += 1
+        self._outer.conflicts += 1
+        at = datetime.now(UTC).isoformat()
+        ident = f"{self._number}:{tx}:{self._lines}"
+        resolver = self._outer._ranking.resolver
+        return conflict_row(ident, at, kind, *place, winner, kept, discarded, resolver, self._number, tx)
+
+
+def _key(change: Change) -> Row:
+    if isinstance(change, Insert):
+        return change.values
+    return change.key if isinstance(change, Update | Upsert | Delete) else {}
+
+
+def _values(change: Change, shape: TableShape) -> Row:
+    match change:
+        case Insert(values=values) | Update(values=values) | Upsert(values=values):
+            return {name: value for name, value in values.items() if name not in shape.key}
+    return {}
+
+
+def _kind(kind: str, current: Version, image: Row | None) -> str:
+    """PostgreSQL's names of the kinds of conflict."""
+    if kind == "insert":
+        return "insert_exists" if image is not None else "insert_deleted"
+    if kind == "delete":
+        return "delete_origin_differs" if image is not None else "delete_missing"
+    if image is None:
+        return "update_deleted" if current.deleted else "update_missing"
+    return "update_origin_differs"

@@ -1,0 +1,132 @@
+"""The writer's half of peer-to-peer: a change as it is committed here first, with the row's new version beside it.
+
+The version is recorded in the same database transaction as the change, and both are what is published.
+"""
+
+import msgspec
+
+from replication.conflicts.clock import HybridClock
+from replication.conflicts.tables import (
+    Shapes,
+    TableShape,
+    clock_change,
+    key_text,
+    read_rows,
+    read_versions,
+)
+from replication.conflicts.versions import Ranking, Version, on_top
+from tops.changes import Change, Delete, Insert, InvalidChange, Member, Row, Statement, Update, Upsert
+from tops.ports import Resource
+
+Known = dict[tuple[str, str], tuple[Version, Row | None]]  # a row's version and image, as this member leaves them
+
+
+class PeerWrites:
+    """Turns an application's changes into changes with versions."""
+
+    def __init__(self, site: str, resource: Resource, clock: HybridClock, ranking: Ranking, shapes: Shapes) -> None:
+        self._site, self._resource, self._clock = site, resource, clock
+        self._ranking, self._shapes = ranking, shapes
+
+    async def places(self, member: Member) -> dict[tuple[str, str], Row]:
+        """The rows that a transaction touches, with their keys; InvalidChange if it can't be told."""
+        found = {}
+        for change in member.changes:
+            if isinstance(change, Statement):
+                raise InvalidChange(
+                    "a peer-to-peer set replicates rows: use insert, update, upsert or delete by primary key, "
+                    f"not a statement: {change.sql[:200]}"
+                )
+            shape = await self._shapes.of(change.table)
+            key = shape.key_of(change.values if isinstance(change, Insert) else change.key)
+            found[shape.name, key_text(key)] = key
+        return found
+
+    async def known(self, places: dict[tuple[str, str], Row]) -> Known:
+        """What is in the database about these rows. To be called with the replica's turn."""
+        versions = await read_versions(self._resource, places)
+        known: Known = {}
+        for table in sorted({table for table, _ in places}):
+            mine = [place for place in places if place[0] == table]
+            images = await read_rows(self._resource, await self._shapes.of(table), [places[place] for place in mine])
+            for place, image in zip(mine, images, strict=True):
+                known[place] = (versions.get(place, Version()), image)
+        return known
+
+    async def versioned(self, member: Member, known: Known) -> Member:
+        """The same transaction, row by row, each followed by its version."""
+        changes: list[Change] = []
+        for change in member.changes:
+            if not isinstance(change, Statement):
+                changes += await self._row(change, known)
+        return msgspec.structs.replace(member, changes=tuple(changes))
+
+    async def _row(self, change: Insert | Update | Upsert | Delete, known: Known) -> list[Change]:
+        shape = await self._shapes.of(change.table)
+        key = shape.key_of(change.values if isinstance(change, Insert) else change.key)
+        place = (shape.name, key_text(key))
+        _, image = known[place]
+        match change:
+            case Insert(values=values):
+                given = {name: value for name, value in values.items() if name not in shape.key}
+                return await self._set(shape, key, place, given, "insert", known)
+            case Upsert(values=values):
+                return await self._set(shape, key, place, values, "insert" if image is None else "update", known)
+            case Delete():
+                return self._delete(shape, key, place, known) if image is not None else []
+            case Update(values=values, add=add):
+                if image is None:
+                    return []  # no such row: nothing to do, and nothing to tell
+                steps = await self._set(shape, key, place, values, "update", known) if values else []
+                return steps + (self._add(shape, key, place, add, known) if add else [])
+
+    async def _set(
+        self, shape: TableShape, key: Row, place: tuple[str, str], values: Row, kind: str, known: Known
+    ) -> list[Change]:
+        before, image = known[place]
+        whole = {**(image or {}), **values}
+        if kind == "insert":
+            for column in shape.others:
+                if column not in whole:
+                    whole[column] = await self._shapes.standard(shape, column)
+        told = dict(values) if self._ranking.per_column and kind == "update" else whole
+        generation = before.generation + (1 if before.deleted or before.generation == 0 else 0)
+        clock = self._clock.tick()
+        columns = before.columns
+        if self._ranking.per_column:
+            columns = {**columns, **dict.fromkeys(told, (generation, clock, self._site))}
+        after = Version(generation, False, before.edits + 1, clock, self._site, before.adds, columns)
+        known[place] = (after, whole)
+        row: Change = Insert(shape.name, {**key, **whole}) if kind == "insert" else Update(shape.name, key, told)
+        return [row, clock_change(*place, after, before, {"kind": kind, "key": key})]
+
+    def _delete(self, shape: TableShape, key: Row, place: tuple[str, str], known: Known) -> list[Change]:
+        before, _ = known[place]
+        after = msgspec.structs.replace(
+            before,
+            generation=max(before.generation, 1),
+            deleted=True,
+            edits=before.edits + 1,
+            clock=self._clock.tick(),
+            site=self._site,
+        )
+        known[place] = (after, None)
+        return [Delete(shape.name, key), clock_change(*place, after, before, {"kind": "delete", "key": key})]
+
+    def _add(self, shape: TableShape, key: Row, place: tuple[str, str], add: Row, known: Known) -> list[Change]:
+        for column in add:
+            if column in shape.floats:
+                raise InvalidChange(
+                    f"column {column!r} of {shape.name!r}: sums of floats depend on their order; use numeric"
+                )
+        before, image = known[place]
+        after = before.added(add)
+        if image is not None:
+            one = Version().added(add).adds
+            image = {**image, **on_top({c: image[c] for c in add}, one)}
+        known[place] = (after, image)
+        amounts = {name: str(value) for name, value in add.items()}
+        return [
+            Update(shape.name, key, add=add),
+            clock_change(*place, after, before, {"kind": "add", "key": key, "add": amounts}),
+        ]

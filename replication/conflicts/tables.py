@@ -1,0 +1,216 @@
+"""The tables that a replica keeps beside its data: row clocks, the conflict log, and transactions set aside."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from replication.conflicts.versions import Version, from_json, to_json
+from tops.changes import Change, Insert, InvalidChange, Row, Upsert, split_table_name
+from tops.ports import Resource
+
+CLOCKS, CONFLICTS, SET_ASIDE = "tops.row_clocks", "tops.conflicts", "tops.set_aside"
+DDL = f"""
+create table if not exists {CLOCKS} (
+    table_name text not null, key text not null, generation bigint not null, deleted boolean not null,
+    edits bigint not null, clock bigint not null, site text not null, adds text not null, columns text not null,
+    previous text not null, change text not null, primary key (table_name, key)) with (fillfactor = 70);
+create table if not exists {CONFLICTS} (
+    id text primary key, at timestamptz not null, kind text not null, table_name text not null, key text not null,
+    winner text not null, kept text, discarded text, resolver text not null, number bigint not null, tx text not null);
+create index if not exists conflicts_at on {CONFLICTS} (at);
+create table if not exists {SET_ASIDE} (
+    tx text primary key, at timestamptz not null, number bigint not null, member bytea not null, reason text not null);
+create table if not exists tops.last_writes (
+    table_name text not null, key text not null, number bigint not null, primary key (table_name, key))
+    with (fillfactor = 70);
+"""
+
+_COLUMNS = """
+select a.attname as name, a.attgenerated <> '' as generated, pg_get_expr(d.adbin, d.adrelid) as standard,
+       coalesce(a.attnum = any (i.indkey), false) as in_key, format_type(a.atttypid, a.atttypmod) as type
+  from pg_attribute a
+  left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
+  left join pg_index i on i.indrelid = a.attrelid and i.indisprimary
+ where a.attrelid = to_regclass($1) and a.attnum > 0 and not a.attisdropped order by a.attnum
+"""
+_FLOATS = frozenset({"real", "double precision"})
+
+
+class TableShape(msgspec.Struct, frozen=True):
+    """The columns of a user's table, as far as conflicts need them."""
+
+    name: str
+    key: tuple[str, ...]
+    others: tuple[str, ...]
+    standards: dict[str, str | None]  # the default's expression
+    types: dict[str, str]
+
+    @property
+    def sql_name(self) -> str:
+        schema, name = split_table_name(self.name)
+        return _quoted(name) if schema is None else f"{_quoted(schema)}.{_quoted(name)}"
+
+    @property
+    def floats(self) -> frozenset[str]:
+        return frozenset(name for name, sql_type in self.types.items() if sql_type in _FLOATS)
+
+    def key_of(self, change: Row) -> Row:
+        missing = [name for name in self.key if name not in change]
+        if missing:
+            raise InvalidChange(f"table {self.name!r}: the change lacks the key column {missing[0]!r}")
+        return {name: change[name] for name in self.key}
+
+
+class Shapes:
+    """The shapes of tables, read once each."""
+
+    def __init__(self, resource: Resource) -> None:
+        self._resource = resource
+        self._known: dict[str, TableShape] = {}
+
+    async def of(self, table: str) -> TableShape:
+        shape = self._known.get(table)
+        if shape is None:
+            shape = self._known[table] = await self._read(table)
+        return shape
+
+    async def _read(self, table: str) -> TableShape:
+        rows = [row for row in (await self._resource.read(_COLUMNS, (table,))).rows if not row["generated"]]
+        key = tuple(row["name"] for row in rows if row["in_key"])
+        if not rows:
+            raise InvalidChange(f"no table {table!r} is known here")
+        if not key:
+            raise InvalidChange(f"table {table!r} has no primary key: rows could not be told apart")
+        return TableShape(
+            table,
+            key,
+            tuple(row["name"] for row in rows if not row["in_key"]),
+            {row["name"]: row["standard"] for row in rows},
+            {row["name"]: row["type"] for row in rows},
+        )
+
+    async def standard(self, shape: TableShape, column: str) -> Any:
+        """The value that a column gets when nobody gives it one: it must travel with the row."""
+        expression = shape.standards[column]
+        if expression is None:
+            return None
+        return (await self._resource.read(f"select {expression} as value")).rows[0]["value"]
+
+
+def key_text(key: Row) -> str:
+    return to_json({name: str(value) for name, value in key.items()})
+
+
+async def read_versions(resource: Resource, keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Version]:
+    """What is known of these rows; rows without a record are of generation 0."""
+    wanted = sorted(set(keys))
+    if not wanted:
+        return {}
+    found = await resource.read(
+        f"select table_name, key, generation, deleted, edits, clock, site, adds, columns from {CLOCKS} "
+        "where (table_name, key) in (select * from unnest($1::text[], $2::text[]))",
+        ([table for table, _ in wanted], [key for _, key in wanted]),
+    )
+    return {
+        (row["table_name"], row["key"]): Version(
+            row["generation"],
+            row["deleted"],
+            row["edits"],
+            row["clock"],
+            row["site"],
+            from_json(row["adds"]),
+            {name: tuple(rank) for name, rank in from_json(row["columns"]).items()},
+        )
+        for row in found.rows
+    }
+
+
+def clock_change(table: str, key: str, version: Version, previous: Version, change: dict[str, Any]) -> Upsert:
+    """Records a row's new version; `change` and `previous` are what another replica must know of this step."""
+    values = {
+        "generation": version.generation,
+        "deleted": version.deleted,
+        "edits": version.edits,
+        "clock": version.clock,
+        "site": version.site,
+        "adds": to_json(version.adds),
+        "columns": to_json(version.columns),
+        "previous": to_json(previous.identity),
+        "change": to_json(change),
+    }
+    return Upsert(CLOCKS, {"table_name": table, "key": key}, values)
+
+
+def version_in(change: Upsert) -> Version:
+    values = change.values
+    return Version(
+        values["generation"],
+        values["deleted"],
+        values["edits"],
+        values["clock"],
+        values["site"],
+        from_json(values["adds"]),
+        {name: tuple(rank) for name, rank in from_json(values["columns"]).items()},
+    )
+
+
+def conflict_row(
+    ident: str, at: str, kind: str, table: str, key: str, winner: str, kept: Any, discarded: Any, resolver: str,
+    number: int, tx: str,
+) -> Change:  # fmt: skip
+    """One line of the conflict log."""
+    return Upsert(
+        CONFLICTS,
+        {"id": ident},
+        {
+            "at": at,
+            "kind": kind,
+            "table_name": table,
+            "key": key,
+            "winner": winner,
+            "kept": None if kept is None else to_json(kept),
+            "discarded": None if discarded is None else to_json(discarded),
+            "resolver": resolver,
+            "number": number,
+            "tx": tx,
+        },
+    )
+
+
+def aside_row(tx: str, at: str, number: int, member: bytes, reason: str) -> Change:
+    return Insert(SET_ASIDE, {"tx": tx, "at": at, "number": number, "member": member, "reason": reason})
+
+
+async def read_rows(resource: Resource, shape: TableShape, keys: Sequence[Row]) -> list[Row | None]:
+    """The present images of rows, without their keys, in the order of `keys`; None where there is no row."""
+    names = [f"k{place}" for place in range(len(shape.key))]
+    arrays = ", ".join(f"${place}::text[]" for place in range(1, len(names) + 1))
+    on = " and ".join(
+        f"t.{_quoted(column)} = k.{name}::{shape.types[column]}" for column, name in zip(shape.key, names, strict=True)
+    )
+    columns = "".join(f", t.{_quoted(name)}::text as {_quoted(name)}" for name in shape.others)
+    found = await resource.read(
+        f"select k.n::int as tops_n{columns} from unnest({arrays}) with ordinality as k({', '.join(names)}, n) "
+        f"join {shape.sql_name} t on {on}",
+        [[str(key[column]) for key in keys] for column in shape.key],
+    )
+    images: list[Row | None] = [None] * len(keys)
+    for row in found.rows:
+        images[row.pop("tops_n") - 1] = row
+    return images
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def rows_of(changes: Sequence[Change]) -> list[tuple[Change, Upsert]]:
+    """A published member's changes in pairs: what was done to a row, and the row's version afterwards."""
+    pairs = []
+    for index in range(0, len(changes), 2):
+        change, clock = changes[index], changes[index + 1]
+        if not isinstance(clock, Upsert) or clock.table != CLOCKS:
+            raise InvalidChange("a published change of a peer-to-peer set lacks its version")
+        pairs.append((change, clock))
+    return pairs

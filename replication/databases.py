@@ -1,0 +1,107 @@
+"""A replica's database: the server if it is ours to run, and the resource in front of it."""
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+
+from adapters import EmbeddedPostgres, PostgresAdapter, SqliteAdapter
+from adapters.postgres.scripts import missing_tables, run_script
+from replication.config import ReplicaConfig, ReplicaSetConfig
+from tops.errors import ConfigError, NotReachable
+from tops.ports import Resource
+
+START_PATIENCE_S = 60.0
+# After a crash a server syncs its data before it serves: one call for the whole file system, where that exists.
+QUICK_RECOVERY = {"recovery_init_sync_method": "syncfs"} if sys.platform == "linux" else {}
+WATCH_S = 0.5
+
+log = logging.getLogger("tops.replication")
+
+
+class ReplicaDatabase:
+    """Brings a replica's database up and keeps it up for as long as the agent lives."""
+
+    def __init__(self, cluster: str, config: ReplicaSetConfig, replica: ReplicaConfig, data: Path) -> None:
+        self._cluster, self._config, self._replica = cluster, config, replica
+        self._server = EmbeddedPostgres(data / "postgres", settings=QUICK_RECOVERY) if replica.dsn is None else None
+        self.restarts = 0
+
+    @property
+    def dsn(self) -> str:
+        return self._server.dsn if self._server is not None else self._replica.dsn or ""
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.dsn.startswith("sqlite:")
+
+    async def start(self) -> None:
+        """Returns when the server takes connections; an earlier life's server is given time to end."""
+        if self._server is None:
+            return
+        deadline = asyncio.get_running_loop().time() + START_PATIENCE_S
+        while True:
+            try:
+                await self._server.start()
+            except ConfigError as error:
+                if "is in use" not in str(error) or asyncio.get_running_loop().time() > deadline:
+                    raise
+                await asyncio.sleep(WATCH_S / 2)
+            else:
+                return
+
+    async def watch(self) -> None:
+        """A server of ours that died is started again."""
+        while self._server is not None:
+            await asyncio.sleep(WATCH_S)
+            if not self._server.running:
+                self.restarts += 1
+                log.warning("the embedded server died and is started again", extra={"replica": self._replica.name})
+                await self.start()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop()
+
+    async def ensure_schema(self, script: str | None) -> None:
+        """Run the set's schema file on a database that lacks its tables; a table still missing is an error."""
+        if self.is_sqlite:
+            return
+        wanted = [] if self._config.tables == "*" else self._config.tables
+        missing = await missing_tables(self.dsn, wanted)
+        if script is not None and (missing or not wanted):
+            await run_script(self.dsn, script, only_if_empty=not wanted)
+            missing = await missing_tables(self.dsn, wanted)
+        if missing:
+            raise ConfigError(
+                f"replica {self._replica.name!r}: table {missing[0]} does not exist: create it, or name a `schema` file"
+            )
+
+    def resource(self) -> Resource:
+        name = f"replica {self._config.name}/{self._replica.name}"
+        if self.is_sqlite:
+            path = self.dsn.removeprefix("sqlite://")
+            return SqliteAdapter(path, cluster=self._cluster, replica_set=self._config.name, name=name)
+        return PostgresAdapter(
+            self.dsn,
+            cluster=self._cluster,
+            replica_set=self._config.name,
+            name=name,
+            versioned=self._config.versioned,
+            allow_volatile=self._config.allow_volatile,
+        )
+
+
+async def started(resource: Resource, patience_s: float = START_PATIENCE_S) -> None:
+    """Start a resource whose server may still be coming up."""
+    deadline = asyncio.get_running_loop().time() + patience_s
+    while True:
+        try:
+            await resource.start()
+        except NotReachable as error:
+            if asyncio.get_running_loop().time() > deadline:
+                raise
+            log.info("the database is not there yet", extra={"reason": str(error)})
+            await asyncio.sleep(WATCH_S)
+        else:
+            return

@@ -1,0 +1,179 @@
+"""What would go wrong with a replica set, found before it does: databases, tables, clocks, rights."""
+
+import asyncio
+import time
+
+import asyncpg
+import msgspec
+
+from adapters.postgres.scripts import user_tables
+from replication.config import Cluster, ReplicaConfig, ReplicaSetConfig
+from replication.replica_set import connect
+from tops.changes import volatile_part
+from tops.errors import TopsError
+
+CONNECT_S = 5.0
+MULTI_WRITER = frozenset({"peer-to-peer"})
+
+
+class Finding(msgspec.Struct, frozen=True, order=True):
+    """`level` is error (it will not work), warning (it may surprise) or ok."""
+
+    level: str
+    replica: str
+    text: str
+    remedy: str = ""
+
+
+_COLUMNS = """
+select c.relname as table_name, a.attname as name, format_type(a.atttypid, a.atttypmod) as type, a.attnotnull as needed,
+       a.attidentity <> '' or coalesce(pg_get_expr(d.adbin, d.adrelid), '') like 'nextval(%' as sequence,
+       pg_get_expr(d.adbin, d.adrelid) as standard
+  from pg_attribute a join pg_class c on c.oid = a.attrelid
+  left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
+ where a.attrelid = to_regclass($1) and a.attnum > 0 and not a.attisdropped order by a.attnum
+"""
+_CONSTRAINTS = """
+select contype::text as kind, conname as name, pg_get_constraintdef(oid) as definition
+  from pg_constraint where conrelid = to_regclass($1) order by conname
+"""
+_TRIGGERS = "select tgname from pg_trigger where tgrelid = to_regclass($1) and not tgisinternal"
+
+
+class Seen(msgspec.Struct):
+    """What one database looks like."""
+
+    version: str = ""
+    clock_ahead_s: float = 0.0
+    tables: dict[str, list[tuple[str, str, bool]]] = {}
+
+
+async def examine(cluster: Cluster, config: ReplicaSetConfig) -> list[Finding]:
+    """All findings, the worst first; a set without any has one that says so."""
+    findings: list[Finding] = []
+    seen: dict[str, Seen] = {}
+    embedded = [r.name for r in config.replica if r.dsn is None]
+    for replica in config.replica:
+        if replica.dsn is not None and not replica.dsn.startswith("sqlite:"):
+            found, looks = await _database(config, replica, replica.dsn)
+            findings += found
+            if looks is not None:
+                seen[replica.name] = looks
+    findings += _differences(seen)
+    findings += await _running(cluster, config)
+    if embedded:
+        findings.append(Finding("ok", ", ".join(embedded), "embedded PostgreSQL: its settings are ours"))
+    rank = {"error": 0, "warning": 1, "ok": 2}
+    findings.sort(key=lambda f: (rank[f.level], f.replica, f.text))
+    return findings or [Finding("ok", "", "nothing was found that would go wrong")]
+
+
+async def _database(config: ReplicaSetConfig, replica: ReplicaConfig, dsn: str) -> tuple[list[Finding], Seen | None]:
+    try:
+        connection = await asyncpg.connect(dsn, timeout=CONNECT_S)
+    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        problem = Finding(
+            "error", replica.name, f"the database can't be reached: {error}", "check the dsn and the server"
+        )
+        return [problem], None
+    try:
+        return await _look(config, replica, dsn, connection)
+    finally:
+        await connection.close()
+
+
+async def _look(
+    config: ReplicaSetConfig, replica: ReplicaConfig, dsn: str, connection: "asyncpg.Connection[asyncpg.Record]"
+) -> tuple[list[Finding], Seen]:
+    name, findings, seen = replica.name, [], Seen(tables={})
+    seen.version = str(await connection.fetchval("show server_version"))
+    before = time.time()
+    there = float(await connection.fetchval("select extract(epoch from clock_timestamp())"))
+    seen.clock_ahead_s = there - (before + time.time()) / 2
+    if abs(seen.clock_ahead_s) > config.clock_skew_max_s:
+        findings.append(
+            Finding("warning", name, f"its clock is {seen.clock_ahead_s:+.1f} s off ours", "keep time with NTP")
+        )
+    if int(await connection.fetchval("show max_prepared_transactions")) == 0:
+        findings.append(
+            Finding(
+                "error", name, "max_prepared_transactions is 0: nothing can be prepared", "set it to 16 and restart"
+            )
+        )
+    if not await connection.fetchval("select has_database_privilege(current_database(), 'create')"):
+        findings.append(Finding("error", name, "no right to create the schema tops", "grant create on database … to …"))
+    for table in await user_tables(dsn) if config.tables == "*" else config.tables:
+        findings += await _table(config, name, connection, table, seen)
+    return findings, seen
+
+
+async def _table(
+    config: ReplicaSetConfig, replica: str, connection: "asyncpg.Connection[asyncpg.Record]", table: str, seen: Seen
+) -> list[Finding]:
+    columns = await connection.fetch(_COLUMNS, table)
+    if not columns:
+        return [Finding("error", replica, f"table {table} does not exist", "create it, or give the set a schema file")]
+    seen.tables[table] = [(c["name"], c["type"], c["needed"]) for c in columns]
+    constraints = await connection.fetch(_CONSTRAINTS, table)
+    findings = []
+    if not any(c["kind"] == "p" for c in constraints):
+        findings.append(
+            Finding("error", replica, f"table {table} has no primary key", f"alter table {table} add primary key")
+        )
+    if not await connection.fetchval("select has_table_privilege($1, 'select, insert, update, delete')", table):
+        findings.append(Finding("error", replica, f"no right to write table {table}", f"grant all on {table} to …"))
+    for column in columns:
+        if column["sequence"]:
+            level = "error" if config.policy in MULTI_WRITER else "warning"
+            text = f"column {table}.{column['name']} draws from a sequence, which every replica has for itself"
+            findings.append(Finding(level, replica, text, "let the application give the value, for example a UUID"))
+        elif column["standard"] and volatile_part(column["standard"]):
+            text = f"column {table}.{column['name']} has a default that differs from replica to replica"
+            findings.append(Finding("warning", replica, text, "give the value with the write"))
+    if config.policy in MULTI_WRITER:
+        for c in constraints:
+            if c["kind"] in ("u", "f", "x", "c"):
+                text = f"{table}: {c['definition']} can be violated by changes that meet"
+                findings.append(
+                    Finding("warning", replica, text, "such a transaction is set aside and the set is divergent")
+                )
+    for trigger in await connection.fetch(_TRIGGERS, table):
+        text = f"{table} has the trigger {trigger['tgname']}, which runs at every replica"
+        findings.append(Finding("warning", replica, text, "make sure that it does the same everywhere"))
+    return findings
+
+
+def _differences(seen: dict[str, Seen]) -> list[Finding]:
+    findings: list[Finding] = []
+    names = sorted(seen)
+    for name in names[1:]:
+        first = seen[names[0]]
+        if seen[name].version.split(".")[0] != first.version.split(".")[0]:
+            text = f"PostgreSQL {seen[name].version} here, {first.version} at {names[0]}"
+            findings.append(Finding("warning", name, text, "upgrade one of them"))
+        for table in sorted(first.tables.keys() & seen[name].tables.keys()):
+            if first.tables[table] != seen[name].tables[table]:
+                text = f"table {table} differs from that of {names[0]}"
+                findings.append(Finding("error", name, text, "make the columns and types the same"))
+    return findings
+
+
+async def _running(cluster: Cluster, config: ReplicaSetConfig) -> list[Finding]:
+    try:
+        async with asyncio.timeout(10.0), connect(cluster.urls(), config.name, timeout_s=3.0) as replica_set:
+            status = await replica_set.status()
+    except (TopsError, TimeoutError) as error:
+        return [Finding("warning", "", f"the set does not run: {error}", "tops up, or tops replica run")]
+    findings = []
+    for replica in status["replicas"]:
+        if replica.get("unreachable"):
+            findings.append(Finding("warning", replica["replica"], "its agent does not answer", "tops replica run"))
+        elif replica["stopped"]:
+            findings.append(Finding("error", replica["replica"], f"stopped: {replica['stopped']}", "tops rs resume"))
+        if replica.get("warning"):
+            findings.append(Finding("warning", replica["replica"], replica["warning"], "keep time with NTP"))
+        if replica.get("divergent"):
+            findings.append(
+                Finding("error", replica["replica"], "may differ from the others", "tops rs conflicts, retry")
+            )
+    return findings

@@ -1,0 +1,72 @@
+"""The event types of one replica set, and a write as an event.
+
+`rs.NAME` is the set's log: durable, one entry per epoch or published batch. Questions to replicas and their answers
+travel as ordinary events of two more types, whose names are chosen so that the same broker is the rendezvous of all
+three: a set depends on one broker and not on three.
+"""
+
+import time
+from collections.abc import Sequence
+from functools import lru_cache
+
+import msgspec
+
+from tops.changes import Change, Member, decode_member, encode_member
+from tops.core.routing import rendezvous_of
+from tops.event_types import EventType
+from tops.ids import NodeId, TxId
+from tops.messages import Event
+
+
+def log_type(replica_set: str) -> EventType:
+    return EventType(f"rs.{replica_set}", {"at": int, "write": bytes, "reads": bytes}, durable=True)
+
+
+@lru_cache(maxsize=256)
+def _beside(name: str, suffix: str, brokers: tuple[str, ...]) -> str:
+    members = tuple(NodeId(broker) for broker in brokers)
+    home, number = rendezvous_of(members, name), 0
+    while rendezvous_of(members, f"{name}.{suffix}{number}") != home:
+        number += 1
+    return f"{name}.{suffix}{number}"
+
+
+def question_type(replica_set: str, brokers: Sequence[str]) -> EventType:
+    """For the replica named in `to`."""
+    name = _beside(f"rs.{replica_set}", "ask", tuple(brokers))
+    return EventType(name, {"to": str, "reply_to": str, "number": int, "body": bytes})
+
+
+def answer_type(replica_set: str, brokers: Sequence[str]) -> EventType:
+    """For the client named in `to`."""
+    name = _beside(f"rs.{replica_set}", "answer", tuple(brokers))
+    return EventType(name, {"to": str, "number": int, "body": bytes})
+
+
+def write_body(member: Member, reads: bytes = b"") -> dict[str, object]:
+    """One transaction's changes as the body of an event, stamped with the writer's clock: what all replicas measure
+    the life of an idempotency key by. `reads`: what a serializable transaction has read."""
+    return {"at": now_ms(), "write": encode_member(member), "reads": reads}
+
+
+def member_of(tx: TxId, events: Sequence[Event]) -> Member:
+    """The transaction that these events carry; several events of one transaction are its changes in order."""
+    if len(events) == 1:
+        return msgspec.structs.replace(decode_member(events[0].body["write"]), tx=tx)
+    parts = [decode_member(event.body["write"]) for event in events]
+    changes: tuple[Change, ...] = tuple(change for part in parts for change in part.changes)
+    first = parts[0] if parts else Member(tx, ())
+    return Member(tx, changes, first.idempotency_key, first.key_ttl_s)
+
+
+def published_members(events: Sequence[Event]) -> list[Member]:
+    """The transactions of a published batch: one per event, each with the id it was committed under at its site."""
+    return [decode_member(event.body["write"]) for event in events]
+
+
+def at_ms(events: Sequence[Event]) -> int:
+    return max((int(event.body["at"]) for event in events), default=0)
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,102 @@
+"""HTTP around replica sets: an agent's own health, readiness and metrics, and the sets' views at a broker."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from replication.agent import Agent
+from tops.errors import ConfigError
+
+_GAUGES = {
+    "position": "The last number of the log that is applied.",
+    "lag_s": "Seconds since the replica was last caught up; 0 while it is.",
+    "lag_transactions": "Numbers of the log that are not applied.",
+    "lag_network": "Numbers of the log that have not arrived.",
+    "lag_apply": "Numbers of the log that have arrived and are not applied.",
+    "in_sync": "Whether the replica is in sync (1) or not (0).",
+    "linked": "Whether the set's coordinator answers (1) or not (0).",
+    "prepared": "Epochs that are prepared and not decided.",
+    "unpublished": "Transactions committed here that are not in the log yet.",
+    "set_aside": "Transactions that could not be applied and are set aside.",
+    "divergent": "Whether this replica may differ from the others (1) or not (0).",
+}
+
+
+class AgentCollector:
+    """An agent's figures, read when they are asked for."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self.status: dict[str, Any] = {}
+
+    def collect(self) -> list[Metric]:
+        labels = {"replica_set": self._agent.config.name, "replica": self._agent.replica.name}
+        families: list[Metric] = []
+        for field, text in _GAUGES.items():
+            gauge = GaugeMetricFamily(f"tops_replica_{field}", text, labels=list(labels))
+            gauge.add_metric(list(labels.values()), float(self.status.get(field) or 0))
+            families.append(gauge)
+        stopped = GaugeMetricFamily(
+            "tops_replica_stopped", "Whether apply is stopped (1) or not (0).", labels=list(labels)
+        )
+        stopped.add_metric(list(labels.values()), float(bool(self.status.get("stopped"))))
+        conflicts = CounterMetricFamily("tops_replica_conflicts", "Conflicts recorded.", labels=list(labels))
+        conflicts.add_metric(list(labels.values()), float(self.status.get("conflicts", 0)))
+        return [*families, stopped, conflicts]
+
+
+@asynccontextmanager
+async def serve_agent(agent: Agent) -> AsyncIterator[None]:
+    """Serve the agent's own address, if it has one."""
+    if agent.replica.listen is None:
+        yield
+        return
+    host, _, port = agent.replica.listen.rpartition(":")
+    runner = web.AppRunner(_agent_app(agent), access_log=None, handle_signals=False)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, host, int(port)).start()
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"replica {agent.replica.name!r} can't listen on {agent.replica.listen}: {error}"
+            ) from None
+        yield
+    finally:
+        await runner.cleanup()
+
+
+def _agent_app(agent: Agent) -> web.Application:
+    collector = AgentCollector(agent)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+
+    async def healthz(_: web.Request) -> web.Response:
+        status = await agent.status()
+        well = not status["stopped"] and status["linked"]
+        reason = status["stopped"] or ("" if status["linked"] else "the set's coordinator does not answer")
+        return web.json_response({"healthy": well, "reason": reason}, status=200 if well else 503)
+
+    async def readyz(request: web.Request) -> web.Response:
+        status = await agent.status()
+        try:
+            bound = float(request.query.get("max_lag", "inf"))
+        except ValueError:
+            return web.json_response({"error": "max_lag is a number of seconds"}, status=400)
+        ready = not status["stopped"] and status["linked"] and status["lag_s"] <= bound
+        return web.json_response({"ready": ready, **status}, status=200 if ready else 503)
+
+    async def metrics(_: web.Request) -> web.Response:
+        collector.status = await agent.status()
+        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    app = web.Application()
+    app.router.add_get("/healthz", healthz)
+    app.router.add_get("/readyz", readyz)
+    app.router.add_get("/metrics", metrics)
+    return app

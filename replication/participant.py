@@ -1,0 +1,193 @@
+"""A replica's part in the set's transactions: epochs to its database, the log for what it missed.
+
+The database is the memory. What the machine says is carried out through the `Resource`; how far that got is told to
+whoever waits for a position. A change that can't be applied does what the set says: stop with a stated reason, skip
+the transaction, or set it aside.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+
+from replication.events import at_ms, member_of, published_members
+from replication.refusals import describe
+from replication.values import pack_rows
+from tops.changes import Member
+from tops.effects import BatchPrepared, Memo
+from tops.errors import NotReachable, OutcomeUnknown, ResourceRefused, StaleAttempt
+from tops.ids import TxId
+from tops.messages import EpochId, EpochMember, LogEntry
+from tops.participants import BatchParticipant
+from tops.ports import Applied, Attempt, Entry, EntryFailed, Epoch, Resource
+from tops.transactions import Scope, TxType
+
+RETRY_FIRST_S, RETRY_MAX_S = 0.05, 2.0
+FailedEntry = Callable[[Entry, EntryFailed], Awaitable[Entry | None]]
+Translate = Callable[[Entry, LogEntry | None], Awaitable[Entry]]
+
+log = logging.getLogger("tops.replication")
+
+
+class ReplicaParticipant(BatchParticipant):
+    """Drives one resource. `scope` tells whether the replica votes or only follows."""
+
+    def __init__(self, resource: Resource, event_type: str, site: str, scope: Scope) -> None:
+        super().__init__()
+        self.scope = scope
+        self.resource, self.event_type, self.site = resource, event_type, site
+        self.reached = 0  # the position in the database
+        self.received = 0  # what of the log was handed to us
+        self.applied_at = time.monotonic()
+        self.prepared: set[int] = set()
+        self.stopped = ""  # why nothing is applied any more
+        self.resumed = asyncio.Event()
+        self.resumed.set()
+        self.on_failed_entry: FailedEntry | None = None
+        self.translate: Translate | None = None  # what becomes of an entry here, if not what it says
+        self.turn = asyncio.Lock()  # whoever looks at a row and then changes it
+        self._moved = asyncio.Condition()
+
+    # ------------------------------------------------------------------------------------------------- positions
+
+    async def position(self) -> int:
+        self.reached = self.received = (await self.resource.applied()).prefix
+        return self.reached
+
+    async def promises(self) -> Sequence[Memo]:
+        memos = []
+        for doubt in await self.resource.recover():
+            voter, _, digest = doubt.attempt.note.partition(".")
+            attempt = doubt.attempt
+            epoch = EpochId(self.event_type, attempt.number, attempt.attempt, attempt.coordinator, attempt.incarnation)
+            memos.append(Memo(epoch, digest, voter, ()))
+            self.prepared.add(attempt.number)
+        return memos
+
+    async def wait_for(self, position: int, timeout_s: float) -> None:
+        """Return when everything up to `position` is applied here; NotReachable after the bound."""
+        try:
+            async with asyncio.timeout(timeout_s), self._moved:
+                await self._moved.wait_for(lambda: self.reached >= position)
+        except TimeoutError:
+            raise NotReachable(
+                f"replica {self.site} is at position {self.reached} and did not reach {position} "
+                f"within {timeout_s:g} s{f': {self.stopped}' if self.stopped else ''}"
+            ) from None
+
+    async def _reach(self, position: int) -> None:
+        async with self._moved:
+            self.reached = max(self.reached, position)
+            self.received = max(self.received, position)
+            self.applied_at = time.monotonic()
+            self._moved.notify_all()
+
+    # ----------------------------------------------------------------------------------------------------- epochs
+
+    async def prepare_batch(self, memo: Memo, members: tuple[EpochMember, ...]) -> BatchPrepared:
+        events = [event for member in members for event in member.events or ()]
+        batch = tuple(member_of(m.tx, m.events or ()) for m in members)
+        if not self.resumed.is_set():
+            return BatchPrepared({m.tx: f"replica {self.site} is paused: {self.stopped}" for m in members})
+        self.prepared.add(memo.epoch.number)
+        try:
+            prepared = await self.resource.prepare(Epoch(_attempt(memo), batch, memo.digest, at_ms(events)))
+        except (ResourceRefused, NotReachable, OutcomeUnknown, StaleAttempt) as error:
+            return BatchPrepared({m.tx: f"unavailable: {error}" for m in members})
+        excluded = {vote.tx: describe(vote.excluded) for vote in prepared.votes if vote.excluded is not None}
+        results = tuple(
+            msgspec.msgpack.encode([pack_rows(rows) for rows in vote.returned]) if vote.returned else b""
+            for vote in prepared.votes
+        )
+        rows = tuple(vote.rows for vote in prepared.votes)
+        return BatchPrepared(excluded, rows, results if any(results) else ())
+
+    async def finish_batch(self, memo: Memo, committed: bool) -> None:
+        attempt = _attempt(memo)
+        if committed:
+            await self.resource.commit(attempt)
+        else:
+            await self.resource.rollback(attempt)
+        self.prepared.discard(attempt.number)
+        if committed:
+            await self._reach(attempt.number)
+
+    # -------------------------------------------------------------------------------------------------------- the log
+
+    async def apply_entries(self, entries: tuple[LogEntry, ...], upto: int) -> int:
+        """Each entry once and in order; numbers that hold nothing for us only move the position."""
+        self.received = max(self.received, upto)
+        known = {entry.number: entry for entry in entries}
+        work = [_entry(number, known.get(number)) for number in range(self.reached + 1, upto + 1)]
+        pause_s = RETRY_FIRST_S
+        while work:
+            await self.resumed.wait()
+            try:
+                done = await self._apply(work, known)
+            except (ResourceRefused, NotReachable, OutcomeUnknown) as error:
+                # Passing trouble: locks, time, a server that restarts. What was done nevertheless is skipped then.
+                log.warning("apply is tried again", extra={"replica": self.site, "reason": str(error)})
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, RETRY_MAX_S)
+                continue
+            await self._reach(done.position)
+            work = [entry for entry in work if entry.number > done.position]
+            if done.failed is not None and work:
+                replaced = await self._failed(work[0], done.failed)
+                if replaced is not None:
+                    work[0] = replaced
+        return self.reached
+
+    async def _apply(self, work: Sequence[Entry], logged: dict[int, LogEntry]) -> Applied:
+        if self.translate is None:
+            return await self.resource.apply(work)
+        position = self.reached
+        for entry in work:
+            # One by one: whether a change still counts depends on what the one before it left.
+            async with self.turn:
+                done = await self.resource.apply([await self.translate(entry, logged.get(entry.number))])
+            if done.failed is not None:
+                return Applied(position, done.failed)
+            position = entry.number
+        return Applied(position)
+
+    async def _failed(self, entry: Entry, failed: EntryFailed) -> Entry | None:
+        if self.on_failed_entry is None:
+            return None
+        return await self.on_failed_entry(entry, failed)
+
+    def stop(self, reason: str) -> None:
+        """Apply nothing more until `resume`."""
+        self.stopped = reason
+        self.resumed.clear()
+        log.error("replication stopped", extra={"replica": self.site, "reason": reason})
+
+    def resume(self) -> None:
+        self.stopped = ""
+        self.resumed.set()
+
+
+def _attempt(memo: Memo) -> Attempt:
+    epoch = memo.epoch
+    return Attempt(
+        number=epoch.number,
+        incarnation=epoch.incarnation,
+        attempt=epoch.attempt,
+        coordinator=epoch.coordinator,
+        note=f"{memo.voter}.{memo.digest}",
+    )
+
+
+def _entry(number: int, entry: LogEntry | None) -> Entry:
+    if entry is None:
+        return Entry(number, ())
+    members: list[Member] = []
+    for logged in entry.transactions:
+        if logged.tx_type is TxType.LOCAL:
+            members += published_members(logged.events)
+        else:
+            members.append(member_of(TxId(logged.tx), logged.events))
+    events = [event for logged in entry.transactions for event in logged.events]
+    return Entry(number, tuple(members), at_ms(events))

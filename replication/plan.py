@@ -1,0 +1,59 @@
+"""What has to be done so that what runs is what the file says."""
+
+import msgspec
+
+from replication.calls import Caller, Describe, Described
+from replication.config import Cluster, ReplicaSetConfig
+from tops.site import Site
+
+ASK_S = 3.0
+LIVE = frozenset({"on_failure", "block_s", "wait_s"})  # what agents take from the file when they are told to
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One step of a plan; `automatic` steps are orders to a replica's agent."""
+
+    text: str
+    how: str
+    automatic: bool = False
+    replica: str = ""
+    order: str = ""
+
+
+async def plan_for(cluster: Cluster, wanted: ReplicaSetConfig) -> list[Step]:
+    """Compare the file with what the set's agents say they run."""
+    brokers = cluster.config
+    async with Site.connect(
+        cluster.urls(), name=f"plan-{wanted.name}", cluster=brokers.cluster.name, insecure=brokers.cluster.insecure
+    ) as site:
+        caller = Caller(site, wanted.name, site.brokers)
+        await caller.start()
+        answers = await caller.ask_all(Describe(), ASK_S, len(wanted.replica))
+    running = {a.replica: ReplicaSetConfig.model_validate_json(a.config) for a in answers if isinstance(a, Described)}
+    return steps_between(wanted, running)
+
+
+def steps_between(wanted: ReplicaSetConfig, running: dict[str, ReplicaSetConfig]) -> list[Step]:
+    """The steps from what runs to what is wanted, in order."""
+    steps = []
+    for name in wanted.names:
+        if name not in running:
+            steps.append(Step(f"start replica {name}", f"tops replica run --name {wanted.name}/{name}"))
+            continue
+        changed = _differences(wanted, running[name])
+        if changed and changed <= LIVE:
+            steps.append(
+                Step(f"{name}: take over {', '.join(sorted(changed))}", "told to the agent", True, name, "reload")
+            )
+        elif changed:
+            text = f"{name}: {', '.join(sorted(changed))} changed"
+            steps.append(Step(text, "stop all agents of the set, then start them with this file"))
+    for name in sorted(set(running) - set(wanted.names)):
+        steps.append(Step(f"stop replica {name}", "end its agent; the file no longer names it"))
+    return steps
+
+
+def _differences(wanted: ReplicaSetConfig, running: ReplicaSetConfig) -> set[str]:
+    hidden = {"replica": {"__all__": {"dsn", "keys"}}}
+    one, other = wanted.model_dump(exclude=hidden), running.model_dump(exclude=hidden)
+    return {key for key in one if one[key] != other[key]}

@@ -1,0 +1,122 @@
+"""The processes of a cluster, each with its own life: brokers and replica agents, started, killed, waited for.
+
+`tops up` and the demo use it, and so do tests that need real processes to kill.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from replication.config import Cluster
+from tops.errors import NotReachable
+
+STOP_PATIENCE_S = 20.0
+
+
+class Processes:
+    """Starts `tops` processes for the parts that a file names; their output goes to files, or to ours."""
+
+    def __init__(self, cluster: Cluster, logs: Path | None = None, log_level: str = "info") -> None:
+        self.cluster, self._logs, self._log_level = cluster, logs, log_level
+        self._running: dict[str, asyncio.subprocess.Process] = {}
+
+    @property
+    def parts(self) -> list[str]:
+        """Every part of the file: `broker/NAME` and `SET/NAME`."""
+        brokers = [f"broker/{b.name}" for b in self.cluster.config.broker]
+        return brokers + [f"{s.name}/{r.name}" for s in self.cluster.replica_sets for r in s.replica]
+
+    async def start_all(self) -> None:
+        await asyncio.gather(*(self.start(part) for part in self.parts))
+
+    async def start(self, part: str) -> None:
+        kind, _, name = part.partition("/")
+        command = ["broker", "run", "--name", name] if kind == "broker" else ["replica", "run", "--name", part]
+        path = str(self.cluster.path.absolute())
+        arguments = [*command, "-c", path, "--log-level", self._log_level]
+        output = None
+        if self._logs is not None:
+            self._logs.mkdir(parents=True, exist_ok=True)
+            output = (self._logs / f"{part.replace('/', '-')}.log").open("ab")
+        self._running[part] = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "tops",
+            *arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+            start_new_session=True,  # Ctrl-C is for us; we end the others in our own order
+        )
+        if output is not None:
+            output.close()
+
+    def pid(self, part: str) -> int:
+        return self._running[part].pid
+
+    async def kill(self, part: str) -> None:
+        """`kill -9`, as a fault would."""
+        process = self._running.pop(part)
+        process.kill()
+        await process.wait()
+
+    async def stop(self, part: str) -> None:
+        process = self._running.pop(part, None)
+        if process is None or process.returncode is not None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(STOP_PATIENCE_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+    async def stop_all(self) -> None:
+        """Agents first, so that they can take leave; then the brokers."""
+        replicas = [part for part in self._running if not part.startswith("broker/")]
+        await asyncio.gather(*(self.stop(part) for part in replicas))
+        await asyncio.gather(*(self.stop(part) for part in list(self._running)))
+
+    async def first_end(self) -> tuple[str, int]:
+        """Wait until one of the processes ends by itself; which one, and with which code."""
+        waits = {asyncio.ensure_future(process.wait()): part for part, process in self._running.items()}
+        done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        task = next(iter(done))
+        return waits[task], task.result()
+
+    def check(self) -> None:
+        """Raise if a process that should run has ended."""
+        for part, process in self._running.items():
+            if process.returncode is not None:
+                raise NotReachable(f"{part} ended with code {process.returncode}{self._tail(part)}")
+
+    def _tail(self, part: str) -> str:
+        if self._logs is None:
+            return ""
+        text = (self._logs / f"{part.replace('/', '-')}.log").read_text(errors="replace")
+        return f"; its log ends:\n{text[-2000:]}"
+
+
+async def wait_ready(cluster: Cluster, names: Sequence[str], processes: Processes, timeout_s: float = 60.0) -> None:
+    """Returns when all replicas of these sets are in sync."""
+    from replication.replica_set import connect
+
+    for name in names:
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while True:
+            processes.check()
+            try:
+                async with connect(cluster.urls(), name, timeout_s=2.0) as replica_set:
+                    await replica_set.wait_in_sync(max(1.0, deadline - asyncio.get_running_loop().time()))
+                    break
+            except NotReachable:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise
+                await asyncio.sleep(0.1)

@@ -1,0 +1,106 @@
+"""Publishes what a replica has committed by itself: in commit order, in batches, until the log has it.
+
+One batch at a time, as one local transaction with an event per committed transaction. After a crash or an unknown
+outcome a batch is published again; its transactions are recognised everywhere by their idempotency keys.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+
+from replication.events import write_body
+from replication.policies import TxPlan
+from tops.changes import encode_member
+from tops.errors import TopsError
+from tops.event_types import EventType
+from tops.ports import OutboxEntry, Resource
+from tops.site import Site
+
+BATCH_MAX = 256
+BATCH_BYTES_MAX = 2 * 2**20
+POLL_S = 1.0
+AGAIN_S = 0.2
+REMEMBERED_MAX = 10_000
+
+log = logging.getLogger("tops.replication")
+
+
+class OutboxPublisher:
+    """The publishing half of a local-first replica."""
+
+    def __init__(self, site: Site, event_type: EventType, resource: Resource, plan: TxPlan) -> None:
+        self._site, self._event_type, self._resource, self._plan = site, event_type, resource, plan
+        self._work = asyncio.Event()
+        self._waiting: dict[str, list[asyncio.Future[int]]] = {}
+        self._published: OrderedDict[str, int] = OrderedDict()
+        self.unpublished = 0
+        self.problem = ""
+        self.resumed = asyncio.Event()
+        self.resumed.set()
+
+    def wake(self) -> None:
+        """Something was committed."""
+        self.unpublished += 1
+        self._work.set()
+
+    async def logged(self, tx: str, timeout_s: float) -> int:
+        """The number under which a committed transaction was logged; TimeoutError if it takes longer."""
+        known = self._published.get(tx)
+        if known is not None:
+            return known
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tx, []).append(future)
+        async with asyncio.timeout(timeout_s):
+            return await future
+
+    async def run(self) -> None:
+        while True:
+            self._work.clear()
+            try:
+                await self._publish_all()
+                self.problem = ""
+            except TopsError as error:
+                self.problem = str(error)
+                log.warning("publishing is tried again", extra={"reason": self.problem})
+                await asyncio.sleep(AGAIN_S)
+                continue
+            try:
+                async with asyncio.timeout(POLL_S):
+                    await self._work.wait()
+            except TimeoutError:
+                continue
+
+    async def _publish_all(self) -> None:
+        while True:
+            await self.resumed.wait()
+            entries = _cut(await self._resource.unpublished(BATCH_MAX))
+            self.unpublished = len(entries)
+            if not entries:
+                return
+            outcome = await self._site.execute(
+                self._event_type,
+                self._plan.tx_type,
+                events=[write_body(entry.member) for entry in entries],
+                limit=self._plan.limit,
+            )
+            await self._resource.mark_published(entries[-1].id)
+            for entry in entries:
+                self._tell(entry.member.tx, outcome.log_number or 0)
+
+    def _tell(self, tx: str, number: int) -> None:
+        self._published[tx] = number
+        if len(self._published) > REMEMBERED_MAX:
+            self._published.popitem(last=False)
+        for future in self._waiting.pop(tx, ()):
+            if not future.done():
+                future.set_result(number)
+
+
+def _cut(entries: list[OutboxEntry]) -> list[OutboxEntry]:
+    """As many as fit into one message, one at least."""
+    size = 0
+    for place, entry in enumerate(entries):
+        size += len(encode_member(entry.member))
+        if size > BATCH_BYTES_MAX and place:
+            return entries[:place]
+    return entries

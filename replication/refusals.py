@@ -1,0 +1,62 @@
+"""Why a replica refuses a member, as a sentence that travels through the protocol and is understood again."""
+
+import re
+
+from tops.errors import Retry, TopsError
+from tops.ports import Exclusion, Why
+
+_SAID = re.compile(
+    r"(?P<why>[a-z-]+)(?: \[(?P<sqlstate>\w{5})\])?(?: of (?P<tx>\S+) at (?P<number>\d+))?: (?P<text>.*)", re.DOTALL
+)
+
+
+class WriteRefused(TopsError):
+    """The transaction is nowhere; `why` is the kind of refusal, `sqlstate` the database's code if it was its."""
+
+    def __init__(self, tx: str, why: str, text: str, sqlstate: str = "", *, retry: Retry = Retry.NEVER) -> None:
+        self.tx, self.why, self.text, self.sqlstate, self.retry = tx, why, text, sqlstate, retry
+        super().__init__(f"transaction {tx} was refused ({why}): {text}")
+
+
+class VersionConflict(WriteRefused):
+    """A row is not the one that the writer had seen: read it again, then decide."""
+
+
+class SerializationFailure(WriteRefused):
+    """Something that the transaction had read was changed before it committed: run it again from its first read."""
+
+
+class TooFewReplicas(WriteRefused):
+    """Not enough replicas are in sync to keep the policy's promise; the text names who is missing."""
+
+
+class Duplicate(TopsError):
+    """The idempotency key was committed before, with the same content, by `tx` under `number`."""
+
+    def __init__(self, tx: str, number: int) -> None:
+        self.tx, self.number = tx, number
+        super().__init__(f"committed already by transaction {tx}")
+
+
+def describe(exclusion: Exclusion) -> str:
+    code = f" [{exclusion.sqlstate}]" if exclusion.sqlstate else ""
+    first = f" of {exclusion.first_tx} at {exclusion.first_number}" if exclusion.first_tx is not None else ""
+    return f"{exclusion.why.value}{code}{first}: {exclusion.message}"
+
+
+def understand(tx: str, reason: str) -> TopsError:
+    """The error that a transaction's abort with that reason means."""
+    if "of the listed participants" in reason or "participant" in reason:
+        return TooFewReplicas(tx, "too-few-replicas", reason, retry=Retry.SAFE)
+    said = _SAID.fullmatch(reason)
+    if said is None:
+        return WriteRefused(tx, "aborted", reason, retry=Retry.SAFE)
+    why, text, sqlstate = said["why"], said["text"], said["sqlstate"] or ""
+    if why == Why.DUPLICATE.value and said["tx"]:
+        return Duplicate(said["tx"], int(said["number"]))
+    if why == "serialization":
+        return SerializationFailure(tx, why, text, retry=Retry.SAFE)
+    if why == Why.VERSION.value:
+        return VersionConflict(tx, why, text, sqlstate, retry=Retry.SAFE)
+    retry = Retry.SAFE if why in ("unavailable", "conflict") else Retry.NEVER
+    return WriteRefused(tx, why, text, sqlstate, retry=retry)

@@ -1,0 +1,218 @@
+"""What an application holds: one replica set, to write to and to read from.
+
+async with connect("ws://127.0.0.1:7420", "shop") as shop:
+    await shop.execute("update accounts set balance = balance - $1 where id = $2", 10, 1)
+    row = await shop.fetchrow("select balance from accounts where id = $1", 1, consistency="current")
+"""
+
+import asyncio
+import random
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from replication.calls import Caller, Describe, Described, Order, RowsTold, Status, StatusTold, Told
+from replication.calls import Conflicts as ConflictsWanted
+from replication.config import ReplicaSetConfig
+from replication.events import log_type
+from replication.policies import policy_of
+from replication.reads import Consistency, Reader
+from replication.refusals import SerializationFailure, VersionConflict
+from replication.transaction import Transaction
+from replication.values import unpack_rows
+from replication.writes import Writer, WriteResult
+from tops.changes import Change, Row, Statement
+from tops.core.participation import SiteOptions
+from tops.errors import NotReachable
+from tops.site import Site
+
+T = TypeVar("T")
+DESCRIBE_S = 2.0
+STATUS_S = 2.0
+
+
+class ReplicaSet:
+    """One replica set, connected; `connect` makes it. Safe to use from many tasks at once."""
+
+    def __init__(self, site: Site, config: ReplicaSetConfig, caller: Caller, prefer: str | None) -> None:
+        self.config, self.policy, self._site, self._caller = config, policy_of(config), site, caller
+        self._writer = Writer(site, config, self.policy, caller, prefer)
+        self._reader = Reader(site, config, self.policy, caller, prefer)
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def token(self) -> str:
+        """What a later read must be given to see everything written through this object so far."""
+        return self._writer.token
+
+    # ------------------------------------------------------------------------------------------------------- writes
+
+    async def execute(self, sql: str, *args: Any, idempotency_key: str = "") -> WriteResult:
+        """One parameterised statement as one transaction."""
+        return await self.write([Statement(sql, args)], idempotency_key=idempotency_key)
+
+    async def write(self, changes: Sequence[Change], *, idempotency_key: str = "") -> WriteResult:
+        """Some changes as one transaction.
+
+        Raises WriteRefused (nothing happened), or OutcomeUnknown with an id to ask `outcome` about. With an
+        idempotency key, writing the same again is safe: it is done once.
+        """
+        return await self._writer.write(tuple(changes), idempotency_key)
+
+    @asynccontextmanager
+    async def transaction(self, *, idempotency_key: str = "") -> AsyncIterator[Transaction]:
+        """Collects changes and commits them on leaving; an exception drops them."""
+        tx = Transaction(self._writer, self._reader, idempotency_key, serializable=self.config.policy == "serializable")
+        yield tx
+        if tx.result is None:
+            await tx.commit()
+
+    async def run(self, work: Callable[[Transaction], Awaitable[T]], *, tries: int = 10) -> T:
+        """Run a transaction, again from its beginning if it lost against another one; the last error after `tries`."""
+        pause_s = 0.01
+        for left in range(tries - 1, -1, -1):
+            try:
+                async with self.transaction() as tx:
+                    result = await work(tx)
+            except (SerializationFailure, VersionConflict):
+                if left == 0:
+                    raise
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
+                pause_s = min(pause_s * 2, 1.0)
+            else:
+                return result
+        raise AssertionError("the last try returns or raises")
+
+    async def outcome(self, tx: str, *, idempotency_key: str = "") -> str:
+        """What became of a write whose answer was lost: `committed` or `aborted`; never a guess.
+
+        One that is not known is refused for good before this says `aborted`."""
+        return await self._writer.outcome(tx, idempotency_key)
+
+    # -------------------------------------------------------------------------------------------------------- reads
+
+    async def fetch(
+        self,
+        sql: str,
+        *args: Any,
+        consistency: Consistency = "any",
+        after: str = "",
+        wait_s: float | None = None,
+        max_lag: float | None = None,
+        replica: str | None = None,
+    ) -> list[Row]:
+        """Rows of one query, in one snapshot of one replica.
+
+        `any` promises nothing by itself; `after` is a write's token that the read must see, `max_lag` bounds in
+        seconds how old the data may be. `primary`, `current` and `quorum` see everything that was acknowledged.
+        """
+        done = await self._reader.read(sql, args, consistency, after, wait_s, max_lag, replica)
+        return done.rows
+
+    async def fetchrow(self, sql: str, *args: Any, **options: Any) -> Row | None:
+        """The first row, or None."""
+        rows = await self.fetch(sql, *args, **options)
+        return rows[0] if rows else None
+
+    async def fetchval(self, sql: str, *args: Any, **options: Any) -> Any:
+        """The first column of the first row, or None."""
+        row = await self.fetchrow(sql, *args, **options)
+        return next(iter(row.values())) if row else None
+
+    # ----------------------------------------------------------------------------------------------------- operation
+
+    async def status(self, timeout_s: float = STATUS_S) -> dict[str, Any]:
+        """The set as its replicas and its coordinator see it; who does not answer is `unreachable`."""
+        answers = await self._caller.ask_all(Status(), timeout_s, len(self.config.replica))
+        told = {a.replica: a.fields for a in answers if isinstance(a, StatusTold)}
+        coordinator: dict[str, Any] = {"reachable": False}
+        try:
+            log = await self._site.ask_log(log_type(self.name), timeout_s=timeout_s)
+            coordinator = {"reachable": True, "head": log.decided, "oldest": log.oldest}
+            behind = {f.name: log.decided - f.position for f in log.followers}
+        except NotReachable as error:
+            coordinator["problem"], behind = str(error), {}
+        replicas = []
+        for name in self.config.names:
+            lost = {"replica": name, "in_sync": False, "unreachable": True}
+            lost["lag_transactions"] = behind.get(self.config.site_of(name))
+            replicas.append(told.get(name, lost))
+        return {"name": self.name, "policy": self.config.policy, "coordinator": coordinator, "replicas": replicas}
+
+    async def conflicts(self, limit: int = 100) -> dict[str, list[Row]]:
+        """The conflict log of every replica that answers, newest first."""
+        answers = await self._caller.ask_all(ConflictsWanted(limit=limit), STATUS_S, len(self.config.replica))
+        return {a.replica: unpack_rows(a.rows) for a in answers if isinstance(a, RowsTold)}
+
+    async def order(self, replica: str, what: str, argument: str = "") -> str:
+        """An operator's order to one replica: `pause`, `resume`, `retry`."""
+        answer = await self._caller.ask(self.config.site_of(replica), Order(what=what, argument=argument), 30.0)
+        assert isinstance(answer, Told)
+        return answer.text
+
+    async def wait_in_sync(self, timeout_s: float = 30.0) -> None:
+        """Returns when every replica answers and is in sync; NotReachable, naming the others, after the bound."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while True:
+            status = await self.status()
+            head = status["coordinator"].get("head")
+            late = [r["replica"] for r in status["replicas"] if _late(r, head)]
+            if head is not None and not late:
+                return
+            if asyncio.get_running_loop().time() > deadline:
+                raise NotReachable(f"not in sync after {timeout_s:g} s: {', '.join(late)}")
+            await asyncio.sleep(0.2)
+
+
+def _late(replica: dict[str, Any], head: int | None) -> bool:
+    """Whether a replica has not reached the end of the log, or keeps something that is not in the log yet."""
+    return not replica["in_sync"] or replica["position"] < (head or 0) or replica["unpublished"] > 0
+
+
+@asynccontextmanager
+async def connect(
+    url: str | Sequence[str],
+    replica_set: str,
+    *,
+    name: str | None = None,
+    keys: Path | None = None,
+    insecure: str | None = None,
+    prefer: str | None = None,
+    timeout_s: float = 10.0,
+) -> AsyncIterator[ReplicaSet]:
+    """Connect to a replica set through one of the cluster's brokers.
+
+    `prefer` names the replica that local-first writes and reads of `any` go to; without it, one at the broker that
+    this client is connected to. `timeout_s` bounds connecting, and then every write: after it the outcome is unknown.
+    Raises NotReachable if no broker, or no replica of the set, answers.
+    """
+    options = SiteOptions(retry_s=0.5, give_up_s=timeout_s)
+    client = name or f"client-{secrets.token_hex(6)}"
+    async with Site.connect(
+        url, name=client, keys=keys, insecure=insecure, timeout_s=timeout_s, options=options
+    ) as site:
+        caller = Caller(site, replica_set, site.brokers)
+        await caller.start()
+        config = await _described(caller, replica_set, timeout_s)
+        await site.advertise(log_type(replica_set))
+        yield ReplicaSet(site, config, caller, prefer)
+
+
+async def _described(caller: Caller, replica_set: str, timeout_s: float) -> ReplicaSetConfig:
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while True:
+        try:
+            answer = await caller.ask("*", Describe(), min(DESCRIBE_S, timeout_s))
+        except NotReachable:
+            if asyncio.get_running_loop().time() > deadline:
+                raise NotReachable(
+                    f"no replica of set {replica_set!r} answers: is the name right, and does an agent run?"
+                ) from None
+            continue
+        assert isinstance(answer, Described)
+        return ReplicaSetConfig.model_validate_json(answer.config)

@@ -1,0 +1,76 @@
+"""A transaction on a replica set: its changes are collected and carried out together when it is committed.
+
+Nothing is locked in a database while it is open. What guards a row that was read is its expected version or, in a
+serializable set, the record of what was read: the transaction commits only if that is still so.
+"""
+
+from typing import Any
+
+from replication.certification import Lock, encode_locks
+from replication.reads import Consistency, Reader
+from replication.writes import Writer, WriteResult
+from tops.changes import Change, Delete, Insert, Row, Statement, Update, Upsert
+from tops.errors import TransactionClosed
+
+
+class Transaction:
+    """Changes that are committed together or not at all."""
+
+    def __init__(self, writer: Writer, reader: Reader, idempotency_key: str, *, serializable: bool = False) -> None:
+        self._writer, self._reader, self._key = writer, reader, idempotency_key
+        self._serializable = serializable
+        self._changes: list[Change] = []
+        self._locks: list[Lock] = []
+        self.result: WriteResult | None = None
+
+    async def insert(self, table: str, values: Row) -> None:
+        self._add(Insert(table, values))
+
+    async def update(
+        self,
+        table: str,
+        key: Row,
+        values: Row | None = None,
+        *,
+        add: Row | None = None,
+        expect_version: int | None = None,
+    ) -> None:
+        """New values for, or amounts added to, the row with that primary key."""
+        self._add(Update(table, key, values or {}, add or {}, expect_version))
+
+    async def upsert(
+        self, table: str, key: Row, values: Row | None = None, *, expect_version: int | None = None
+    ) -> None:
+        self._add(Upsert(table, key, values or {}, expect_version))
+
+    async def delete(self, table: str, key: Row, *, expect_version: int | None = None) -> None:
+        self._add(Delete(table, key, expect_version))
+
+    async def execute(self, sql: str, *args: Any) -> None:
+        self._add(Statement(sql, args))
+
+    async def fetch(self, sql: str, *args: Any, consistency: Consistency = "any") -> list[Row]:
+        """Read; the transaction's own changes are not visible before it commits. In a serializable set it commits only
+        if what was read is unchanged."""
+        if self._serializable:
+            rows, locks = await self._reader.locked(sql, args)
+            self._locks += locks
+            return rows
+        return (await self._reader.read(sql, args, consistency, "", None, None, None)).rows
+
+    async def commit(self) -> WriteResult:
+        if self.result is not None:
+            raise TransactionClosed(self.result.tx, "committed")
+        self.result = await self._writer.write(tuple(self._changes), self._key, self._reads())
+        return self.result
+
+    def _reads(self) -> bytes:
+        one_snapshot = len({lock.position for lock in self._locks}) <= 1
+        if not self._locks or (one_snapshot and not self._changes):
+            return b""  # a reader of one snapshot is serial where that snapshot is
+        return encode_locks(self._locks)
+
+    def _add(self, change: Change) -> None:
+        if self.result is not None:
+            raise TransactionClosed(self.result.tx, "committed")
+        self._changes.append(change)

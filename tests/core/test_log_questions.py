@@ -1,0 +1,96 @@
+"""Asking a durable type's coordinator how far its log is decided, and following a log without a vote."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tops.core.participation import SiteOptions, Wish
+from tops.core.rendezvous import Rendezvous, RendezvousOptions
+from tops.core.site import SiteCore
+from tops.effects import Answer, Effect, Post, Send, SetTimer
+from tops.errors import InvalidEventType
+from tops.event_types import EventType
+from tops.filters import Filter
+from tops.ids import NodeId
+from tops.messages import (
+    Address,
+    AskLog,
+    Envelope,
+    Event,
+    LogTold,
+    LogWanted,
+    Origin,
+    Published,
+    StandingAnswered,
+    TypeAdvertised,
+)
+from tops.transactions import Scope
+
+STOCK = EventType("stock", {"item": str}, durable=True)
+B1 = NodeId("b1")
+SITE = Address(B1, "site", 1)
+
+
+def rendezvous_with_stock() -> Rendezvous:
+    rendezvous = Rendezvous(B1, 1, {}, RendezvousOptions())
+    rendezvous.on_letter(TypeAdvertised(definitions=(STOCK,)), SITE, 1, 0.0)
+    return rendezvous
+
+
+def site() -> SiteCore:
+    core = SiteCore(NodeId("site"), 1, [B1], lambda size: bytes(size), SiteOptions())
+    core.link_up(B1, 0.0)
+    return core
+
+
+def letters(effects: list[Effect], kind: Callable[..., object]) -> list[object]:
+    sent = [e.message.body for e in effects if isinstance(e, Send) and isinstance(e.message, Envelope)]
+    return [body for body in sent if isinstance(body, kind)]  # type: ignore[arg-type]
+
+
+def test_the_coordinator_tells_how_far_the_log_is_decided() -> None:
+    rendezvous = rendezvous_with_stock()
+    published = Published(event=Event("stock", {"item": "a"}), origin=Origin("stock", NodeId("site"), 1, 1))
+    rendezvous.on_publication(published, SITE, 1, 0.0)
+    rendezvous.logs["stock"].reserve()
+
+    effects = rendezvous.on_letter(AskLog(request=7, event_type="stock"), SITE, 1, 0.0)
+
+    assert [e.letter.decided for e in effects if isinstance(e, Post) and isinstance(e.letter, LogTold)] == [1]
+
+
+def test_a_question_about_a_log_is_repeated_until_it_is_answered() -> None:
+    core = site()
+    core.types.define_all((STOCK,))
+    core.ask_log(3, "stock")
+
+    again = core.timer(("retry",), 1.0)
+    told = LogTold(request=3, event_type="stock", decided=9, oldest=1, in_sync=(), followers=())
+    answered = core.receive(Envelope(to=Address(B1), sender=Address(B1), incarnation=1, body=told), 1.0)
+    silent = core.timer(("retry",), 2.0)
+
+    assert letters(again, AskLog)
+    assert Answer(3, told) in answered
+    assert not letters(silent, AskLog)
+
+
+def test_a_replica_with_local_scope_asks_for_the_log_and_leaves_no_standing_answer() -> None:
+    core = site()
+    wish = Wish((STOCK,), Filter.everything(), scope=Scope.LOCAL, durable="r1", replica=4)
+
+    effects = core.subscribe(1, 1, wish)
+
+    assert Answer(1, 1) in effects
+    assert [w.position for w in letters(effects, LogWanted)] == [4]  # type: ignore[attr-defined]
+    assert letters(effects, StandingAnswered) == []
+    assert any(isinstance(e, SetTimer) for e in effects)
+
+
+def test_a_replica_can_not_be_without_any_scope() -> None:
+    core = site()
+    wish = Wish((STOCK,), Filter.everything(), scope=Scope.NONE, durable="r1", replica=4)
+
+    effects = core.subscribe(1, 1, wish)
+
+    with pytest.raises(InvalidEventType, match="standing answer"):
+        raise next(e.error for e in effects if isinstance(e, Answer) and e.error is not None)

@@ -1,0 +1,89 @@
+"""Whole clusters of real processes for tests: brokers, agents and embedded PostgreSQL servers under one folder."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from replication import ReplicaSet, connect
+from replication.config import Cluster
+from replication.processes import Processes, wait_ready
+
+SCHEMA = """
+create table accounts (
+    id int primary key, owner text not null default '', balance bigint not null check (balance >= 0));
+create table transfers (id text primary key, source int not null, target int not null, amount bigint not null);
+create table lists (key int primary key, items text not null default '');
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def toml(folder: Path, sets: Mapping[str, str], brokers: int, replicas: int, schema: str = SCHEMA) -> Path:
+    """A file with these sets (name -> their own keys); replica i is at broker i, round and round."""
+    (folder / "schema.sql").write_text(schema)
+    lines = ['[cluster]\nname = "test"']
+    for number in range(1, brokers + 1):
+        lines.append(f'[[broker]]\nname = "b{number}"\nlisten = "127.0.0.1:{free_port()}"\ndata = "./data/b{number}"')
+        lines.append("[broker.limits]\nheartbeat_s = 1\nsite_grace_s = 1")
+    for name, keys in sets.items():
+        lines.append(f'[[replica_set]]\nname = "{name}"\nschema = "schema.sql"\n{keys}')
+        for number in range(1, replicas + 1):
+            lines.append(f'[[replica_set.replica]]\nname = "r{number}"\nbroker = "b{(number - 1) % brokers + 1}"')
+    path = folder / "tops.toml"
+    path.write_text("\n".join(lines))
+    return path
+
+
+class RunningCluster:
+    def __init__(self, cluster: Cluster, processes: Processes) -> None:
+        self.cluster, self.processes = cluster, processes
+
+    @asynccontextmanager
+    async def connect(
+        self, name: str = "shop", prefer: str | None = None, **options: float
+    ) -> AsyncIterator[ReplicaSet]:
+        broker = self.cluster.replica_set(name).replica_named(prefer).broker if prefer else None
+        async with connect(self.cluster.urls(broker), name, prefer=prefer, **options) as replica_set:  # type: ignore[arg-type]
+            yield replica_set
+
+
+@asynccontextmanager
+async def running(
+    folder: Path, sets: Mapping[str, str], *, brokers: int = 2, replicas: int = 3, schema: str = SCHEMA
+) -> AsyncIterator[RunningCluster]:
+    """A cluster whose replicas are all in sync; everything ends with the block."""
+    cluster = Cluster.load(toml(folder, sets, brokers, replicas, schema))
+    processes = Processes(cluster, folder / "logs")
+    try:
+        await processes.start_all()
+        await wait_ready(cluster, list(sets), processes, timeout_s=120.0)
+        yield RunningCluster(cluster, processes)
+    finally:
+        await processes.stop_all()
+
+
+async def eventually(condition, timeout_s: float = 30.0, what: str = "it") -> None:  # type: ignore[no-untyped-def]
+    """Wait for a condition, asked again and again."""
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while True:
+        with contextlib.suppress(Exception):
+            if await condition():
+                return
+        assert asyncio.get_running_loop().time() < deadline, f"{what} did not happen within {timeout_s} s"
+        await asyncio.sleep(0.1)
+
+
+async def rows_everywhere(shop: ReplicaSet, sql: str) -> dict[str, list[tuple[object, ...]]]:
+    """The same query at every replica."""
+    found = {}
+    for name in shop.config.names:
+        rows = await shop.fetch(sql, replica=name, after=shop.token if "@" not in shop.token else "")
+        found[name] = [tuple(row.values()) for row in rows]
+    return found

@@ -1,0 +1,28 @@
+"""Folders that the unprivileged user of an embedded server may enter."""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from adapters import EmbeddedPostgres
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="tops-replication-"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[EmbeddedPostgres]:
+    """One real server for all small clusters of a session; each has databases of its own."""
+    settings = {"max_connections": "400", "max_prepared_transactions": "100"}
+    with EmbeddedPostgres(settings=settings) as running:
+        yield running
+        asyncio.run(running.crash("kill"))  # its data is thrown away: nothing is worth an orderly end

@@ -1,0 +1,104 @@
+"""Small clusters in the test's own process: one real server with a database per replica; quick to start and to stop."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import asyncpg
+
+from adapters import EmbeddedPostgres
+from replication import ReplicaSet, connect
+from replication.agent import Agent
+from replication.config import Cluster
+from tests.integration.replication.clusters import SCHEMA, free_port
+from tops.runtime.broker import Broker
+
+
+class SmallCluster:
+    """Brokers and agents as tasks; an agent is stopped and started by name."""
+
+    def __init__(self, cluster: Cluster, server: EmbeddedPostgres, databases: dict[str, str]) -> None:
+        self.cluster, self.server, self.databases = cluster, server, databases
+        self.agents: dict[str, Agent] = {}
+        self._stacks: dict[str, AsyncExitStack] = {}
+        self._brokers: dict[str, AsyncExitStack] = {}
+
+    async def start_broker(self, name: str) -> None:
+        stack = AsyncExitStack()
+        await stack.enter_async_context(Broker.run(self.cluster.config, name))
+        self._brokers[name] = stack
+
+    async def stop_broker(self, name: str) -> None:
+        await self._brokers.pop(name).aclose()
+
+    async def start(self, *replicas: str) -> None:
+        async def one(replica: str) -> None:
+            stack = AsyncExitStack()
+            self.agents[replica] = await stack.enter_async_context(Agent.run(self.cluster, "shop", replica))
+            self._stacks[replica] = stack
+
+        await asyncio.gather(*map(one, replicas))
+
+    async def stop(self, *replicas: str) -> None:
+        for replica in replicas:
+            self.agents.pop(replica, None)
+        await asyncio.gather(*(self._stacks.pop(replica).aclose() for replica in replicas if replica in self._stacks))
+
+    async def close(self) -> None:
+        await self.stop(*list(self._stacks))
+        for name in list(self._brokers):
+            await self.stop_broker(name)
+
+    async def sql(self, replica: str, sql: str) -> list[asyncpg.Record]:
+        """Straight to a replica's database, past everything."""
+        connection = await asyncpg.connect(self.server.dsn_for(self.databases[replica]))
+        try:
+            return await connection.fetch(sql)
+        finally:
+            await connection.close()
+
+    @asynccontextmanager
+    async def connect(self, prefer: str | None = None, timeout_s: float = 5.0) -> AsyncIterator[ReplicaSet]:
+        async with connect(self.cluster.urls(), "shop", prefer=prefer, timeout_s=timeout_s) as shop:
+            yield shop
+
+
+_made = 0
+
+
+@asynccontextmanager
+async def small_cluster(
+    server: EmbeddedPostgres, folder: Path, keys: str, *, replicas: int = 3, brokers: int = 1, schema: str = SCHEMA
+) -> AsyncIterator[SmallCluster]:
+    """A set named `shop` whose replicas are in sync; its databases are new."""
+    global _made
+    _made += 1
+    names = [f"r{number}" for number in range(1, replicas + 1)]
+    databases = {name: f"db{_made}_{name}" for name in names}
+    connection = await asyncpg.connect(server.dsn)
+    for database in databases.values():
+        await connection.execute(f'create database "{database}"')
+    await connection.close()
+    (folder / "schema.sql").write_text(schema)
+    lines = ['[cluster]\nname = "test"']
+    for number in range(1, brokers + 1):
+        data = folder / f"{_made}-b{number}"
+        lines.append(f'[[broker]]\nname = "b{number}"\nlisten = "127.0.0.1:{free_port()}"\ndata = "{data}"')
+        lines.append("[broker.limits]\nheartbeat_s = 1\nsite_grace_s = 0.5")
+    lines.append(f'[[replica_set]]\nname = "shop"\nschema = "schema.sql"\n{keys}')
+    for place, name in enumerate(names):
+        dsn = server.dsn_for(databases[name])
+        lines.append(f'[[replica_set.replica]]\nname = "{name}"\nbroker = "b{place % brokers + 1}"\ndsn = "{dsn}"')
+    path = folder / f"{_made}.toml"
+    path.write_text("\n".join(lines))
+    small = SmallCluster(Cluster.load(path), server, databases)
+    try:
+        for broker in small.cluster.config.broker:
+            await small.start_broker(broker.name)
+        await small.start(*names)
+        async with small.connect() as shop:
+            await shop.wait_in_sync()
+        yield small
+    finally:
+        await small.close()

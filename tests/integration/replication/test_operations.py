@@ -1,0 +1,160 @@
+"""What an operator meets: new replicas, too few replicas, changes that can't be applied, status, pause."""
+
+import asyncio
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from adapters import EmbeddedPostgres
+from replication.refusals import TooFewReplicas
+from tests.integration.replication.clusters import eventually, rows_everywhere
+from tests.integration.replication.inprocess import small_cluster
+from tests.integration.replication.workloads import fill, transfer
+from tops.changes import Insert, Update, Upsert
+
+
+@pytest.mark.parametrize(
+    "keys",
+    ['policy = "quorum"\nwrite_quorum = 2', 'policy = "peer-to-peer"', 'policy = "primary-site"\nprimary = "r1"'],
+)
+async def test_a_new_replica_gets_a_copy_and_catches_up_while_writes_go_on(
+    server: EmbeddedPostgres, folder: Path, keys: str
+) -> None:
+    async with small_cluster(server, folder, keys) as cluster, cluster.connect(prefer="r1") as shop:
+        await fill(shop)
+        for step in range(20):
+            await transfer(shop, f"before-{step}", step)
+        await cluster.stop("r3")
+        connection = await asyncpg.connect(server.dsn)
+        await connection.execute(f'drop database "{cluster.databases["r3"]}" with (force)')
+        await connection.execute(f'create database "{cluster.databases["r3"]}"')
+        await connection.close()
+        stop = asyncio.Event()
+
+        async def write() -> int:
+            step = 0
+            while not stop.is_set():
+                step += 1
+                await transfer(shop, f"during-{step}", step)
+            return step
+
+        writing = asyncio.ensure_future(write())
+        await cluster.start("r3")
+        await asyncio.sleep(0.5)
+        stop.set()
+        written = await writing
+        await shop.wait_in_sync()
+
+        transfers = await rows_everywhere(shop, "select id from transfers order by id")
+        accounts = await rows_everywhere(shop, "select id, balance from accounts order by id")
+        assert len(transfers["r3"]) == 20 + written
+        assert transfers["r1"] == transfers["r3"]
+        assert accounts["r1"] == accounts["r3"]
+
+
+async def test_too_few_replicas_are_named_at_once_or_waited_for_or_done_without(
+    server: EmbeddedPostgres, folder: Path
+) -> None:
+    change = [Upsert("accounts", {"id": 1}, {"balance": 1})]
+    async with small_cluster(server, folder, 'policy = "write-all"') as cluster, cluster.connect() as shop:
+        await cluster.stop("r2")
+        with pytest.raises(TooFewReplicas, match="missing: r2"):
+            await shop.write(change)
+
+    keys = 'policy = "write-all"\non_failure = "block"\nblock_s = 30'
+    async with small_cluster(server, folder, keys) as cluster, cluster.connect() as shop:
+        await cluster.stop("r2")
+        waiting = asyncio.ensure_future(shop.write(change))
+        await cluster.start("r2")
+        await waiting
+        assert await shop.fetchval("select balance from accounts where id = 1", replica="r2", after=shop.token) == 1
+
+    keys = 'policy = "write-all"\non_failure = "degrade"'
+    async with small_cluster(server, folder, keys) as cluster, cluster.connect() as shop:
+        await cluster.stop("r2")
+        await shop.write(change)
+        await cluster.start("r2")
+        await shop.wait_in_sync()
+        assert await shop.fetchval("select balance from accounts where id = 1", replica="r2") == 1
+
+
+@pytest.mark.parametrize("reaction", ["stop", "skip", "set-aside"])
+async def test_a_change_that_can_not_be_applied_does_what_the_set_says(
+    server: EmbeddedPostgres, folder: Path, reaction: str
+) -> None:
+    keys = f'policy = "primary-site"\nprimary = "r1"\non_apply_error = "{reaction}"'
+    async with small_cluster(server, folder, keys) as cluster, cluster.connect() as shop:
+        await cluster.sql("r3", "insert into accounts values (1, 'in the way', 5)")
+        await shop.write([Insert("accounts", {"id": 1, "balance": 1})])
+        await shop.write([Insert("accounts", {"id": 2, "balance": 2})])
+
+        async def reacted() -> bool:
+            r3 = next(r for r in (await shop.status())["replicas"] if r["replica"] == "r3")
+            if reaction == "stop":
+                return "insert" in r3["stopped"] or "duplicate" in r3["stopped"] or "23505" in r3["stopped"]
+            return (
+                r3["set_aside"] == (reaction == "set-aside")
+                and r3["conflicts"] == (reaction == "skip")
+                and r3["in_sync"]
+            )
+
+        await eventually(reacted, what=reaction)
+        if reaction == "stop":
+            assert not await cluster.agents["r3"].healthy()
+        else:
+            assert await shop.fetchval("select balance from accounts where id = 2", replica="r3") == 2
+        await cluster.sql("r3", "delete from accounts where id = 1")
+        if reaction == "stop":
+            await shop.order("r3", "resume")
+            await shop.wait_in_sync()
+            assert await shop.fetchval("select balance from accounts where id = 1", replica="r3") == 1
+        if reaction == "set-aside":
+            assert "1 of 1" in await shop.order("r3", "retry")
+            assert await shop.fetchval("select balance from accounts where id = 1", replica="r3") == 1
+
+
+async def test_lag_is_zero_when_idle_and_rises_when_apply_or_the_link_stands_still(
+    server: EmbeddedPostgres, folder: Path
+) -> None:
+    async with small_cluster(server, folder, 'policy = "quorum"') as cluster, cluster.connect() as shop:
+        await shop.write([Insert("accounts", {"id": 1, "balance": 0})])
+        await shop.wait_in_sync()
+        assert all(r["lag_s"] == 0 and r["lag_transactions"] == 0 for r in (await shop.status())["replicas"])
+
+        await shop.order("r3", "pause")
+        for _ in range(5):
+            await shop.write([Update("accounts", {"id": 1}, add={"balance": 1})])
+
+        async def behind() -> bool:
+            r3 = next(r for r in (await shop.status())["replicas"] if r["replica"] == "r3")
+            return bool(r3["lag_s"] > 1.0 and r3["lag_transactions"] >= 5 and not r3["in_sync"] and r3["stopped"])
+
+        await eventually(behind, what="r3 saying that it is behind, and why")
+        await shop.order("r3", "resume")
+        await shop.wait_in_sync()
+
+        agent = cluster.agents["r1"]
+        await cluster.stop_broker("b1")
+
+        async def unlinked() -> bool:
+            status = await agent.status()
+            return bool(status["lag_s"] > 3.0 and not status["linked"] and not await agent.healthy())
+
+        await eventually(unlinked, what="the lag rising while the coordinator is away")
+
+
+async def test_replicas_and_brokers_restarted_in_every_order_end_in_sync(
+    server: EmbeddedPostgres, folder: Path
+) -> None:
+    async with small_cluster(server, folder, 'policy = "quorum"', brokers=2) as cluster:
+        for turn, order in enumerate([("b1", "r1", "r2"), ("r2", "b2", "r3"), ("r3", "r1", "b1"), ("b2", "b1", "r2")]):
+            for part in order:
+                await (cluster.stop_broker(part) if part.startswith("b") else cluster.stop(part))
+            for part in reversed(order):
+                await (cluster.start_broker(part) if part.startswith("b") else cluster.start(part))
+            async with cluster.connect() as shop:
+                await shop.wait_in_sync()
+                await shop.write([Upsert("accounts", {"id": 1}, {"balance": turn})])
+                newest = await shop.fetchval("select balance from accounts where id = 1", consistency="quorum")
+                assert newest == turn

@@ -1,0 +1,167 @@
+"""What a read promises, and what a client can rely on after a write."""
+
+import asyncio
+import contextlib
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from adapters import EmbeddedPostgres
+from replication.refusals import VersionConflict, WriteRefused
+from tests.integration.replication.inprocess import small_cluster
+from tests.integration.replication.workloads import ACCOUNTS, START, fill, transfer
+from tops.changes import Insert, Update, Upsert
+from tops.errors import InvalidTransaction, NotReachable
+
+BALANCE = "select balance from accounts where id = 1"
+PROMISES = {
+    'policy = "write-all"': ("any", "current", "quorum"),
+    'policy = "quorum"': ("current", "quorum"),
+    'policy = "combined"\nsync = ["r1", "r2"]': ("current", "quorum"),
+    'policy = "primary-site"\nprimary = "r1"': ("primary",),
+    'policy = "serializable"': ("current",),
+}
+
+
+@pytest.mark.parametrize("keys", PROMISES)
+async def test_an_acknowledged_write_is_read_at_once_where_the_consistency_promises_it(
+    server: EmbeddedPostgres, folder: Path, keys: str
+) -> None:
+    async with (
+        small_cluster(server, folder, keys) as cluster,
+        cluster.connect(prefer="r3") as reader,
+        cluster.connect(prefer="r1") as writer,
+    ):
+        for number in range(1, 8):
+            done = await writer.write([Upsert("accounts", {"id": 1}, {"balance": number})])
+            for consistency in PROMISES[keys]:
+                found = await reader.fetchval(BALANCE, consistency=consistency)  # type: ignore[arg-type]
+                assert found == number, f"{consistency} read {found} after {number} was acknowledged"
+            for replica in cluster.databases:
+                after = await reader.fetchval(
+                    "select balance from accounts where id = 1", replica=replica, after=done.token
+                )
+                assert after == number, f"{replica} did not wait for the token"
+
+
+async def test_no_reader_sees_a_transfer_half_done(server: EmbeddedPostgres, folder: Path) -> None:
+    keys = 'policy = "quorum"\nwrite_quorum = 2'
+    async with small_cluster(server, folder, keys, brokers=2) as cluster, cluster.connect() as shop:
+        await fill(shop)
+        stop, totals = asyncio.Event(), set()
+
+        async def write(site: str) -> None:
+            async with cluster.connect(prefer=site) as writer:
+                step = 0
+                while not stop.is_set():
+                    step += 1
+                    with contextlib.suppress(WriteRefused):
+                        await transfer(writer, f"{site}-{step}", step)
+
+        async def read(consistency: str) -> None:
+            seen = 0
+            async with cluster.connect() as reader:
+                while not stop.is_set():
+                    with contextlib.suppress(NotReachable):
+                        row = await reader.fetchrow(
+                            "select sum(balance) as total, (select count(*) from transfers) as n from accounts",
+                            consistency=consistency,
+                        )
+                        assert row is not None
+                        totals.add(row["total"])
+                        assert row["n"] >= seen, "a committed write disappeared"
+                        seen = row["n"]
+
+        work = [asyncio.ensure_future(w) for w in (write("r1"), write("r2"), read("current"), read("quorum"))]
+        await asyncio.sleep(2.0)
+        await cluster.stop("r3")
+        await asyncio.sleep(1.0)
+        await cluster.start("r3")
+        await asyncio.sleep(1.0)
+        stop.set()
+        await asyncio.gather(*work)
+
+        assert totals == {Decimal(ACCOUNTS * START)}
+
+
+async def test_a_replica_that_was_cut_off_never_serves_a_stale_current_read(
+    server: EmbeddedPostgres, folder: Path
+) -> None:
+    async with (
+        small_cluster(server, folder, 'policy = "quorum"\nwrite_quorum = 2') as cluster,
+        cluster.connect(prefer="r3") as shop,
+    ):
+        await shop.write([Insert("accounts", {"id": 1, "balance": 1})])
+        await shop.order("r3", "pause")
+        await shop.write([Upsert("accounts", {"id": 1}, {"balance": 2})])
+
+        assert await shop.fetchval("select balance from accounts where id = 1", replica="r3") == 1
+        for consistency in ("current", "quorum"):
+            found = await shop.fetchval(
+                "select balance from accounts where id = 1", consistency=consistency, wait_s=1.0
+            )
+            assert found == 2
+        with pytest.raises(NotReachable, match="did not reach"):
+            await shop.fetch("select 1", consistency="current", replica="r3", wait_s=0.5)
+
+
+async def test_the_same_idempotency_key_writes_once_and_refuses_other_content(
+    server: EmbeddedPostgres, folder: Path
+) -> None:
+    async with small_cluster(server, folder, 'policy = "write-all"') as cluster, cluster.connect() as shop:
+        await shop.write([Insert("accounts", {"id": 1, "balance": 0})])
+        change = [Update("accounts", {"id": 1}, add={"balance": 5})]
+
+        first, *others = await asyncio.gather(*(shop.write(change, idempotency_key="k1") for _ in range(5)))
+
+        assert await shop.fetchval("select balance from accounts where id = 1", consistency="current") == 5
+        assert {r.tx for r in (first, *others)} == {first.tx if not first.duplicate else others[0].tx}
+        with pytest.raises(WriteRefused, match="other content"):
+            await shop.write([Update("accounts", {"id": 1}, add={"balance": 6})], idempotency_key="k1")
+
+
+async def test_an_expected_version_guards_a_row(server: EmbeddedPostgres, folder: Path) -> None:
+    keys = 'policy = "quorum"\nversioned = ["accounts"]'
+    async with small_cluster(server, folder, keys) as cluster, cluster.connect() as shop:
+        created = await shop.write([Insert("accounts", {"id": 1, "balance": 1})])
+        version = created.position
+        await shop.write([Update("accounts", {"id": 1}, {"balance": 2}, expect_version=version)])
+
+        with pytest.raises(VersionConflict):
+            await shop.write([Update("accounts", {"id": 1}, {"balance": 3}, expect_version=version)])
+
+        assert await shop.fetchval("select balance from accounts where id = 1", consistency="current") == 2
+
+
+async def test_values_arrive_as_the_types_that_the_database_has(server: EmbeddedPostgres, folder: Path) -> None:
+    async with small_cluster(server, folder, 'policy = "write-all"') as cluster, cluster.connect() as shop:
+        row = await shop.fetchrow(
+            "select 1.50::numeric a, '2024-02-29'::date b, timestamptz '2024-01-01 00:00:00+00' c, "
+            "interval '90 minutes' d, 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'::uuid e, array[1,2] f, null g"
+        )
+
+        assert row is not None
+        assert row["a"] == Decimal("1.50")
+        assert row["b"] == date(2024, 2, 29)
+        assert row["c"] == datetime.fromisoformat("2024-01-01T00:00:00+00:00")
+        assert row["d"] == timedelta(minutes=90)
+        assert row["e"] == UUID("a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11")
+        assert row["f"] == [1, 2]
+        assert row["g"] is None
+
+
+async def test_a_read_that_the_policy_can_not_promise_is_refused(server: EmbeddedPostgres, folder: Path) -> None:
+    async with small_cluster(server, folder, 'policy = "peer-to-peer"') as cluster, cluster.connect() as shop:
+        with pytest.raises(InvalidTransaction, match="can't promise 'current'"):
+            await shop.fetch("select 1", consistency="current")
+
+
+async def test_a_lost_answer_is_unknown_and_can_be_asked_about(server: EmbeddedPostgres, folder: Path) -> None:
+    async with small_cluster(server, folder, 'policy = "write-all"') as cluster, cluster.connect() as shop:
+        done = await shop.write([Insert("accounts", {"id": 1, "balance": 1})])
+
+        assert await shop.outcome(done.tx) == "committed"
+        assert await shop.outcome("client-nobody.1.1") == "aborted"
