@@ -9,8 +9,7 @@ The protocol is `tops.core.site`; the connection, its failover and the calls to 
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from tops.filters import Filter
 from tops.ids import NodeId, TxId
 from tops.messages import AskOutcome, CensusPolicy, Definitions, Event, LogTold, TxOutcome, TxSpec, encode_body
 from tops.participants import BatchParticipant, Participant, Received
+from tops.runtime.collector import Collector
 from tops.runtime.identity import Self as Identity
 from tops.runtime.link import ROOM_BYTES
 from tops.runtime.participant_driver import ParticipantDriver
@@ -199,7 +199,7 @@ class Site:
         node.check_refused("subscribe", event_type.name)
         self._subscriptions += 1
         number = self._subscriptions
-        taker = participant or _Collector()
+        taker = participant or Collector()
         key = durable or event_type.name
         journal = None if isinstance(taker, BatchParticipant) else self._journal
         driver = ParticipantDriver(taker, node.call_done, key, journal)
@@ -455,7 +455,7 @@ class Subscription:
         self._node, self.number, self.participant = node, number, participant
 
     def __aiter__(self) -> AsyncIterator[Received]:
-        if not isinstance(self.participant, _Collector):
+        if not isinstance(self.participant, Collector):
             raise TypeError("this subscription has a participant, which receives its events")
         return self.participant
 
@@ -469,41 +469,6 @@ class Subscription:
     def abort(self, tx: str, reason: str) -> None:
         """Give up a transaction by itself, at any moment before the promise."""
         self._node.act(self._node.core.participant_abort(self.number, TxId(tx), reason))
-
-
-class _Collector(Participant):
-    """Keeps events for whoever iterates. A durable one counts as taken when the next one is asked for."""
-
-    scope = Scope.NON_TRANSACTIONAL
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._events: deque[tuple[Received, asyncio.Future[None] | None]] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-        self._taken: asyncio.Future[None] | None = None
-
-    @property
-    def backlog(self) -> int:
-        return len(self._events)
-
-    def on_notify(self, event: Received) -> Awaitable[None] | None:
-        taken = None if event.number is None else asyncio.get_running_loop().create_future()
-        self._events.append((event, taken))
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-        return taken
-
-    def __aiter__(self) -> "_Collector":
-        return self
-
-    async def __anext__(self) -> Received:
-        if self._taken is not None and not self._taken.done():
-            self._taken.set_result(None)
-        while not self._events:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        event, self._taken = self._events.popleft()
-        return event
 
 
 def _name(event_type: TypeOrName) -> str:
@@ -531,7 +496,7 @@ def _events(tx_type: str, events: Sequence[Body | tuple[TypeOrName, Body]]) -> t
 def _standing_scope(taker: Participant, scope: Scope | None, replica: int | None) -> Scope | None:
     if replica is not None:
         return taker.scope
-    if scope is not None or isinstance(taker, _Collector):
+    if scope is not None or isinstance(taker, Collector):
         return taker.scope if scope is None else scope
     return None
 
