@@ -14,7 +14,7 @@ from tops.core.epochs import Epoch, EpochCoordinator, EpochOptions, Stage
 from tops.core.event_log import EventLog
 from tops.core.outcomes import Outcomes
 from tops.core.standing import StandingAnswers
-from tops.effects import Alarm, Effect, Note, Persist, Post, SetTimer
+from tops.effects import Alarm, Effect, Persist, Post, SetTimer
 from tops.filters import Filter
 from tops.ids import NodeId, TxId, hashed
 from tops.messages import (
@@ -37,7 +37,7 @@ class Machine:
 
     def __init__(self, *, durable: bool = True, voters: str = "abc", **options: Any) -> None:
         self.outcomes = Outcomes()
-        self.standing = StandingAnswers(lease_s=5.0)
+        self.standing = StandingAnswers(lease_s=5.0, lineage=lambda name: (name,))
         self.log = EventLog("plain", 1, lambda name: (name,), 64) if durable else None
         self.settled: list[tuple[TxId, bool]] = []
         self.core = EpochCoordinator(
@@ -315,10 +315,13 @@ def test_an_aborted_number_is_void_and_not_reused() -> None:
     effects = machine.vote("c", "t1")
 
     assert told(effects) == [("t1", Outcome.ABORTED)]
-    void = [e.record for e in effects if isinstance(e, Note)]
-    assert [r.entry.number for r in void if isinstance(r, LogAppended)] == [1]
-    machine.core.submit(ready("t2"))
-    assert machine.epoch.id.number == 2
+    (void,) = persisted(effects, LogAppended)
+    assert (void.entry.number, void.entry.transactions) == (1, ())
+    second = Machine()
+    second.core.recover(void)
+    for life in (machine, second):
+        life.core.submit(ready("t2"))
+        assert life.epoch.id.number == 2
 
 
 def test_differing_rows_raise_an_alarm() -> None:

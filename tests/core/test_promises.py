@@ -5,7 +5,7 @@ import msgspec
 from tests.core.driven_site import BROKER, DrivenSite
 from tops.core.epochs import member_digest
 from tops.core.participation import Wish
-from tops.effects import AbortTxCall, CommitTxCall, Memo, NotifyTx
+from tops.effects import AbortTxCall, CommitTxCall, Memo, NotifyTx, Promise
 from tops.event_types import EventType
 from tops.filters import Filter
 from tops.ids import TxId, hashed
@@ -100,7 +100,7 @@ def test_after_a_crash_promises_of_two_attempts_at_a_number_are_both_asked_about
     epochs = [EpochId("other", 4, attempt, BROKER, 1) for attempt in (1, 2)]
     memos = [Memo(epoch, "d", "v", (TxId(f"p.1.{i}"),)) for i, epoch in enumerate(epochs)]
 
-    site.take(site.core.recover(1, memos[:1], memos[1:]))
+    site.take(site.core.recover(1, [Promise(memos[0], memos[0].transactions)], memos[1:]))
 
     assert [a.epoch for a in site.posted(AskEpoch)] == epochs[:1]
     assert [f.epoch for f in site.posted(EpochFinished)] == epochs[1:]

@@ -35,6 +35,7 @@ from tops.transactions import Scope, ScopeLimit, TxState, TxType
 TX = TxId("P.1.1")
 ME = Pseudonym("me")
 MEMO = Memo(EpochId("plain", 1, 1, BROKER, 1), "digest", ME, (TX,))
+NEXT_ATTEMPT = Memo(EpochId("plain", 1, 2, BROKER, 1), "digest", ME, (TX,))
 
 
 class Machine:
@@ -251,10 +252,23 @@ def test_a_local_commit_prepares_and_commits_by_itself() -> None:
 def test_a_new_attempt_renews_the_promise() -> None:
     machine = Machine().promised()
 
-    machine.answer(machine.core.prepare(MEMO, 1, machine.voted))
+    machine.answer(machine.core.prepare(NEXT_ATTEMPT, 1, machine.voted))
 
     assert machine.votes == [None, None]
     assert machine.core.state is SubTxState.PROMISED
+    assert machine.core.epoch == NEXT_ATTEMPT.epoch
+
+
+def test_an_attempt_that_is_not_newer_is_refused_and_the_promise_stands() -> None:
+    machine = Machine().promised()
+    machine.answer(machine.core.prepare(NEXT_ATTEMPT, 1, machine.voted))
+
+    effects = machine.core.prepare(MEMO, 1, machine.voted)
+
+    assert of(effects, Call) == []
+    assert machine.votes == [None, None, "it is prepared in a later epoch"]
+    assert machine.core.state is SubTxState.PROMISED
+    assert machine.core.epoch == NEXT_ATTEMPT.epoch
 
 
 # ------------------------------------------------------------------------------------------------------------- doubt
