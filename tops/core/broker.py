@@ -210,8 +210,8 @@ class BrokerCore:
 
     def _ascend(self, dissemination: Dissemination, link: NodeId | None, now: float) -> list[Effect]:
         publication = dissemination.publication
-        # A broker behind the link has passed it to its own subtree; a site gets its own events back from here.
-        passed = link if dissemination.early and link not in self.edge.sites else None
+        # A broker behind the link has passed it to its own subtree.
+        passed = link if dissemination.early else None
         if dissemination.rendezvous == self.name:
             effects = self.rendezvous.on_publication(publication, dissemination.sender, dissemination.incarnation, now)
             return self._carry_out(effects, now, publication, passed)

@@ -229,8 +229,6 @@ class EpochCoordinator:
             return []
         if voted.voter in epoch.votes or voted.voter in epoch.gone or not _fits(voted, epoch.members):
             return []
-        if any(told and len(told) != len(epoch.members) for told in (voted.rows, voted.results)):
-            return []  # no vote on these members
         epoch.votes[voted.voter] = voted
         return self._resolve(epoch) if self._complete(epoch) else []
 
