@@ -93,20 +93,20 @@ class Machines:
         while todo:
             node, effects = todo.popleft()
             for effect in effects:
-                if isinstance(effect, Send):
+                if type(effect) is Send:
                     if node is BROKER:
                         todo.append((effect.link, self.sites[effect.link].receive(effect.message, 0.0)))
                     else:
                         todo.append((BROKER, self.broker.receive(node, effect.message, 0.0)))
+                elif type(effect) is Answer:
+                    if effect.error is not None:
+                        raise effect.error
+                    self.answers[effect.request] = effect.value
                 elif isinstance(effect, Call):
                     answer = AGREES.get(type(effect))
                     result = answer(effect) if answer is not None else None
                     todo.append((node, self.sites[node].call_done(effect.call, result)))
-                elif isinstance(effect, Answer):
-                    if effect.error is not None:
-                        raise effect.error
-                    self.answers[effect.request] = effect.value
-                elif isinstance(effect, SetTimer) and effect.key == NOTES:
+                elif type(effect) is SetTimer and effect.key == NOTES:
                     todo.append((node, self.broker.timer(NOTES, 0.0)))
 
 

@@ -6,6 +6,7 @@ nowhere else.
 
 import hashlib
 import hmac
+from functools import lru_cache
 from typing import NewType
 
 NodeId = NewType("NodeId", str)  # the configured name of a broker or a site
@@ -23,6 +24,7 @@ def standing_pseudonym(secret: bytes, tx: TxId) -> Pseudonym:
     return Pseudonym(hmac.digest(secret, tx.encode(), "sha256")[:16].hex())
 
 
+@lru_cache(maxsize=8192)
 def hashed(pseudonym: str) -> str:
     """One way: a published membership list shows a member its own entry and tells others nothing."""
     return hashlib.sha256(pseudonym.encode()).hexdigest()[:32]

@@ -195,9 +195,9 @@ class BrokerCore:
         types = self.rendezvous.types
         carried: list[Effect] = []
         for effect in effects:
-            if isinstance(effect, Post):
+            if type(effect) is Post:
                 carried += self._post(effect.to, effect.letter, now)
-            elif isinstance(effect, Disseminate):
+            elif type(effect) is Disseminate:
                 skip = exclude if effect.publication is done else None
                 name = type_of(effect.publication)
                 lineage = types.lineage(name) if name in types else (name,)

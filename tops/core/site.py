@@ -527,10 +527,10 @@ class SiteCore:
         """Turn letters and publications into messages on the link; without one they are said again later."""
         carried: list[Effect] = []
         for effect in effects:
-            if isinstance(effect, Post):
+            if type(effect) is Post:
                 if self.link is not None:
                     carried.append(Send(self.link, self._envelope(effect)))
-            elif isinstance(effect, Disseminate):
+            elif type(effect) is Disseminate:
                 if self.link is not None:
                     carried.append(Send(self.link, self._dissemination(effect.publication)))
             else:
