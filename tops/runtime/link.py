@@ -65,7 +65,6 @@ class Link:
         self._acknowledge = self._holding = False
         self._acknowledge_later: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
-        self._idle = False  # the writer waits for something to do
         self._room: list[asyncio.Future[None]] = []
         self._flushes: list[asyncio.Future[None]] = []
         self._flush_asked = 0  # up to which frame an acknowledgement was asked for
@@ -89,23 +88,7 @@ class Link:
         """Queue one message, as `encode_message` gave it."""
         self._queue.append(encoded)
         self.queued_bytes += len(encoded)
-        if self._idle and self._on_the_way_bytes < WINDOW_BYTES and self._socket is not None:
-            self._send_at_once(self._socket)
-        else:
-            self._wake.set()
-
-    def _send_at_once(self, socket: Socket) -> None:
-        """The writer has nothing to do: the first message of this turn of the loop does not wait for it to wake up.
-
-        What is posted later in the turn is left to the writer, which puts it into one frame."""
-        self._idle = False
         self._wake.set()
-        sending = socket.send_bytes(self._next_frame())
-        # The frame is written before the first wait, which would only be for the transport's buffer: the window bounds
-        # that as well. A connection that is closing keeps the frame for the next one, as it would behind the writer.
-        with suppress(StopIteration, ConnectionError, RuntimeError):
-            sending.send(None)
-        sending.close()
 
     def say(self, word: AnyWord) -> None:
         """A word about the link; lost if there is no connection."""
@@ -172,7 +155,7 @@ class Link:
         try:
             await self._read(socket, owner)
         finally:
-            self._socket, self._idle = None, False
+            self._socket = None
             writer.cancel()
             with suppress(asyncio.CancelledError, ConnectionError, RuntimeError):
                 await writer
@@ -203,10 +186,8 @@ class Link:
                 self._tell()
                 await socket.send_bytes(encode_frame(Frame(0, self._told)))
             else:
-                self._idle = True
                 self._wake.clear()
                 await self._wake.wait()
-                self._idle = False
 
     def _next_frame(self) -> bytes:
         queue, messages, size = self._queue, [], 0

@@ -102,8 +102,6 @@ class SiteNode:
         self._together_type = event_type
         self._together.append((request, body, msgspec.Raw(encoded)))
         self._together_bytes += len(encoded)
-        if request and not self.core.unconfirmed:
-            self._publish_together()  # nothing is under way that more events could wait for together
 
     def _publish_together(self) -> None:
         if not self._together:
