@@ -15,7 +15,7 @@ from replication import bootstrap, calls
 from replication.apply_errors import ApplyErrors
 from replication.calls import Answerer, AnyAnswer, AnyQuestion
 from replication.certification import Certifier
-from replication.config import Cluster, ReplicaSetConfig
+from replication.config import HIDDEN, Cluster, ReplicaSetConfig
 from replication.databases import ReplicaDatabase, started
 from replication.events import log_type
 from replication.lag import LagTracker
@@ -133,7 +133,7 @@ class Agent:
     async def _answer(self, question: AnyQuestion) -> AnyAnswer:
         match question:
             case calls.Describe():
-                public = self.config.model_dump_json(by_alias=True, exclude={"replica": {"__all__": {"dsn", "keys"}}})
+                public = self.config.model_dump_json(by_alias=True, exclude=HIDDEN)
                 return calls.Described(replica=self.replica.name, config=public.encode())
             case calls.Where():
                 return calls.Located(

@@ -12,11 +12,10 @@ from adapters import PostgresAdapter
 from adapters.postgres.aside import apply_aside
 from adapters.postgres.scripts import run_script
 from replication.config import ReplicaSetConfig
-from replication.conflicts.tables import CONFLICTS, DDL, SET_ASIDE, aside_row, conflict_row
+from replication.conflicts.tables import CONFLICTS, DDL, SET_ASIDE, aside_row, conflict_row, record_of
 from replication.participant import ReplicaParticipant
 from replication.refusals import describe
-from tops.changes import Member, Row, decode_member, encode_member
-from tops.ids import TxId
+from tops.changes import Row, decode_member, encode_member
 from tops.ports import Entry, EntryFailed, Resource
 
 _FORGET = f"delete from {SET_ASIDE} where tx = $1"
@@ -76,8 +75,7 @@ class ApplyErrors:
         else:
             self.set_aside_count += 1
             line = aside_row(failed.tx, at, entry.number, encode_member(culprit), describe(failed.reason))
-        record = Member(TxId(f"{failed.tx}!"), (line,))
-        return Entry(entry.number, (*left, record), entry.at_ms)
+        return Entry(entry.number, (*left, record_of(failed.tx, line)), entry.at_ms)
 
     async def conflicts(self, limit: int) -> list[Row]:
         """The newest conflicts and apply errors, with both versions."""

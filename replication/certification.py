@@ -14,10 +14,9 @@ from typing import Any
 import msgspec
 
 from replication.calls import LockedReadDone
-from replication.conflicts.tables import Shapes, TableShape, conflict_row, key_text
+from replication.conflicts.tables import Shapes, TableShape, conflict_row, key_text, record_of
 from replication.values import pack_rows
 from tops.changes import Change, Insert, Member, Row, Statement, Upsert
-from tops.ids import TxId
 from tops.messages import LogEntry
 from tops.ports import Entry, Resource
 
@@ -170,4 +169,4 @@ def _refused(number: int, tx: str, reason: str) -> Member:
     line = conflict_row(
         f"{number}:{tx}", at, "serialization", "", "", "", None, [reason], "serializable", number, tx
     )  # fmt: skip
-    return Member(TxId(f"{tx}!"), (line,))
+    return record_of(tx, line)

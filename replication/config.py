@@ -21,6 +21,7 @@ from tops.errors import ConfigError
 PolicyName = Literal["peer-to-peer", "primary-site", "write-all", "quorum", "combined", "serializable"]
 ResolverName = Literal["last-writer", "first-writer", "site-priority", "per-column"]
 SITE_NAME_MAX = 63
+HIDDEN: Any = {"replica": {"__all__": {"dsn", "keys"}}, "write_token": True, "http_keys": True}  # not for everyone
 
 
 class ReplicaConfig(Table):
@@ -60,6 +61,9 @@ class ReplicaSetConfig(Table):
     site_priority: list[Name] = Field(default_factory=list)  # the first one wins
     clock_skew_max_s: Seconds = 1.0
     on_apply_error: Literal["stop", "skip", "set-aside"] = "stop"
+
+    write_token: str | None = None  # the bearer token for writes over HTTP; none: no writes over HTTP
+    http_keys: Path | None = None  # the keys under which a broker's HTTP side writes, where there are keys
 
     allow_volatile: bool = False
     wait_s: Seconds = 5.0  # how long a read waits for its position unless it says otherwise

@@ -3,7 +3,7 @@
 import msgspec
 
 from replication.calls import Caller, Describe, Described
-from replication.config import Cluster, ReplicaSetConfig
+from replication.config import HIDDEN, Cluster, ReplicaSetConfig
 from tops.site import Site
 
 ASK_S = 3.0
@@ -54,6 +54,5 @@ def steps_between(wanted: ReplicaSetConfig, running: dict[str, ReplicaSetConfig]
 
 
 def _differences(wanted: ReplicaSetConfig, running: ReplicaSetConfig) -> set[str]:
-    hidden = {"replica": {"__all__": {"dsn", "keys"}}}
-    one, other = wanted.model_dump(exclude=hidden), running.model_dump(exclude=hidden)
+    one, other = wanted.model_dump(exclude=HIDDEN), running.model_dump(exclude=HIDDEN)
     return {key for key in one if one[key] != other[key]}

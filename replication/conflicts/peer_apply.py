@@ -15,6 +15,7 @@ from replication.conflicts.tables import (
     TableShape,
     clock_change,
     conflict_row,
+    is_record,
     read_rows,
     read_versions,
     rows_of,
@@ -51,7 +52,8 @@ class PeerApply:
         if not entry.members:
             return entry
         known = await self._known_keys([m.idempotency_key for m in entry.members])
-        fresh = [m for m in entry.members if m.idempotency_key not in known]
+        records = [m for m in entry.members if is_record(m)]
+        fresh = [m for m in entry.members if m.idempotency_key not in known and not is_record(m)]
         keys = {
             (clock.key["table_name"], clock.key["key"]): _key(change)
             for member in fresh
@@ -59,7 +61,7 @@ class PeerApply:
         }
         step = _Step(self, entry.number, await read_versions(self._resource, keys))
         await step.read_images(keys)
-        members = [await step.member(member) for member in fresh]
+        members = [await step.member(member) for member in fresh] + records
         return Entry(entry.number, tuple(members), entry.at_ms)
 
     async def _known_keys(self, keys: list[str]) -> set[str]:

@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 
 from replication.conflicts.versions import Version, from_json, to_json
-from tops.changes import Change, Insert, InvalidChange, Row, Upsert, split_table_name
+from tops.changes import Change, Insert, InvalidChange, Member, Row, Upsert, split_table_name
+from tops.ids import TxId
 from tops.ports import Resource
 
 CLOCKS, CONFLICTS, SET_ASIDE = "tops.row_clocks", "tops.conflicts", "tops.set_aside"
@@ -176,6 +177,15 @@ def conflict_row(
             "tx": tx,
         },
     )
+
+
+def record_of(tx: str, line: Change) -> Member:
+    """A note about a transaction as a member of its own, to be committed in its place."""
+    return Member(TxId(f"{tx}!"), (line,))
+
+
+def is_record(member: Member) -> bool:
+    return member.tx.endswith("!")
 
 
 def aside_row(tx: str, at: str, number: int, member: bytes, reason: str) -> Change:

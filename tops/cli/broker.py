@@ -1,6 +1,7 @@
 """`tops broker`: one broker of a cluster, in the foreground."""
 
 import asyncio
+import importlib
 import signal
 from pathlib import Path
 from typing import Annotated
@@ -42,7 +43,9 @@ async def _serve(path: Path, name: str) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    async with Broker.run(config, name) as serving:
+    # By name, as in the entry of the command line: replica sets have views at every broker.
+    routes = importlib.import_module("replication.http_sets").SetRoutes(path, name)
+    async with Broker.run(config, name, extend=routes.add_to) as serving:
         failed = asyncio.ensure_future(serving.wait())
         stopped = asyncio.ensure_future(stop.wait())
         await asyncio.wait({failed, stopped}, return_when=asyncio.FIRST_COMPLETED)

@@ -6,7 +6,7 @@ not written, the broker stops and says so: `wait` raises.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from time import time
 
@@ -34,6 +34,8 @@ SEGMENTS_KEPT = 16  # the journal's size is cut in this many parts, which are dr
 
 log = logging.getLogger("tops.broker")
 
+Extend = Callable[[web.Application], None]
+
 
 class Broker:
     """One broker of a cluster: `async with Broker.run(config, "b1") as broker: await broker.wait()`."""
@@ -45,9 +47,11 @@ class Broker:
         *,
         predicates: Mapping[str, Predicate] | None = None,
         options: RendezvousOptions | None = None,
+        extend: Extend | None = None,
     ) -> None:
+        """`extend` adds routes of other layers to the broker's HTTP side."""
         self.config, self.table = config, config.broker_named(name)
-        self._predicates, self._options = predicates, options
+        self._predicates, self._options, self._extend = predicates, options, extend
         self._tasks: list[asyncio.Task[None]] = []
         self._runner: web.AppRunner | None = None
         self._audit: AuditLog | None = None
@@ -66,9 +70,10 @@ class Broker:
         *,
         predicates: Mapping[str, Predicate] | None = None,
         options: RendezvousOptions | None = None,
+        extend: Extend | None = None,
     ) -> AsyncIterator["Broker"]:
         """A started broker, stopped on leaving."""
-        broker = cls(config, name, predicates=predicates, options=options)
+        broker = cls(config, name, predicates=predicates, options=options, extend=extend)
         await broker.start()
         try:
             yield broker
@@ -131,6 +136,8 @@ class Broker:
 
     async def _listen(self, own: Self) -> None:
         app = http_app(self.node, self.connections, self.retainer, lambda: self.ready)
+        if self._extend is not None:
+            self._extend(app)
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
         await self._runner.setup()
         try:

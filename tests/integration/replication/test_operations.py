@@ -151,8 +151,9 @@ async def test_replicas_and_brokers_restarted_in_every_order_end_in_sync(
         for turn, order in enumerate([("b1", "r1", "r2"), ("r2", "b2", "r3"), ("r3", "r1", "b1"), ("b2", "b1", "r2")]):
             for part in order:
                 await (cluster.stop_broker(part) if part.startswith("b") else cluster.stop(part))
-            for part in reversed(order):
-                await (cluster.start_broker(part) if part.startswith("b") else cluster.start(part))
+            # In the opposite order, and none waits for the next: an agent waits for its brokers by itself.
+            starts = [cluster.start_broker(p) if p.startswith("b") else cluster.start(p) for p in reversed(order)]
+            await asyncio.gather(*starts)
             async with cluster.connect() as shop:
                 await shop.wait_in_sync()
                 await shop.write([Upsert("accounts", {"id": 1}, {"balance": turn})])

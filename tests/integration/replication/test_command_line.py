@@ -1,0 +1,99 @@
+"""The commands and the HTTP side of a running cluster, from outside."""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from replication.config import Cluster
+from tests.integration.replication.clusters import RunningCluster, running
+
+
+async def tops(cluster: Cluster, *arguments: str) -> tuple[int, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tops",
+        *arguments,
+        "-c",
+        str(cluster.path),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+    )
+    out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_the_command_line_and_http_work_on_a_running_set(folder: Path) -> None:
+    keys = 'policy = "quorum"\nwrite_quorum = 2\nwrite_token = "secret-token"'
+    async with running(folder, {"shop": keys}, brokers=1) as cluster:
+        await write_read_status(cluster)
+        await http(cluster)
+        await pause_and_resume(cluster)
+
+
+async def write_read_status(cluster: RunningCluster) -> None:
+    code, out, err = await tops(
+        cluster.cluster, "write", "shop", "--sql", "insert into accounts values ($1, $2, $3)",
+        "--arg", "1", "--arg", "anna", "--arg", "100", "--format", "json",
+    )  # fmt: skip
+    assert code == 0, err
+    token = json.loads(out)[0]["token"]
+    code, out, err = await tops(
+        cluster.cluster, "read", "shop", "--sql", "select owner from accounts where id = $1", "--arg", "1",
+        "--consistency", "quorum", "--after", token, "--format", "json",
+    )  # fmt: skip
+    assert (code, json.loads(out)) == (0, [{"owner": "anna"}]), err
+    code, out, err = await tops(cluster.cluster, "write", "shop", "--sql", "update accounts set balance = -1")
+    assert code == 1
+    assert "constraint" in err
+    code, out, err = await tops(cluster.cluster, "write", "shop", "--sql", "update accounts set owner = now()")
+    assert code == 2
+    assert "now()" in err
+    code, out, err = await tops(cluster.cluster, "rs", "status", "shop", "--format", "json")
+    assert code == 0, err
+    assert all(replica["in_sync"] for replica in json.loads(out)[0]["replicas"])
+    code, out, err = await tops(cluster.cluster, "rs", "apply", "shop", "--dry-run", "--format", "json")
+    assert (code, json.loads(out)[0]["step"]) == (0, "nothing to do"), err
+    code, out, err = await tops(cluster.cluster, "doctor", "shop", "--format", "json")
+    assert code == 0, out + err
+
+
+async def http(cluster: RunningCluster) -> None:
+    base = cluster.cluster.urls()[0].replace("ws", "http", 1) + "/v1/replica-sets/shop"
+    body: dict[str, Any] = {"sql": "update accounts set balance = balance + $1 where id = 1", "args": [5]}
+    headers = {"Authorization": "Bearer secret-token", "Idempotency-Key": "once"}
+    async with aiohttp.ClientSession() as session:
+        async with session.post(f"{base}/write", json=body) as refused:
+            assert refused.status == 403
+        for _ in range(2):
+            async with session.post(f"{base}/write", json=body, headers=headers) as done:
+                assert done.status == 200, await done.text()
+                written = await done.json()
+        assert written["duplicate"]
+        async with session.post(f"{base}/write", json={"sequel": "x"}, headers=headers) as wrong:
+            assert wrong.status == 400
+            assert "sequel" in (await wrong.json())["error"]
+        async with session.get(base) as shown:
+            assert (await shown.json())["policy"] == "quorum"
+    async with cluster.connect() as shop:
+        assert await shop.fetchval("select balance from accounts where id = 1", consistency="current") == 105
+
+
+async def pause_and_resume(cluster: RunningCluster) -> None:
+    code, out, _ = await tops(cluster.cluster, "rs", "pause", "shop", "--replica", "r3")
+    assert (code, "paused" in out) == (0, True)
+    async with cluster.connect() as shop:
+        await shop.execute("update accounts set balance = balance + 1 where id = 1")
+    code, out, _ = await tops(cluster.cluster, "rs", "status", "shop")
+    assert code == 1
+    code, out, _ = await tops(cluster.cluster, "rs", "resume", "shop", "--replica", "r3")
+    assert code == 0
+    async with cluster.connect() as shop:
+        await shop.wait_in_sync()

@@ -1,0 +1,98 @@
+"""A wrong file is refused with file, line and key; nothing has been started then."""
+
+from pathlib import Path
+
+import pytest
+
+from replication.config import Cluster
+from replication.plan import steps_between
+from replication.policies import policy_of
+from tops.constraints import AtLeast
+from tops.errors import ConfigError
+from tops.transactions import Scope, TxType
+
+HEAD = '[cluster]\nname = "c"\n[[broker]]\nname = "b1"\nlisten = "127.0.0.1:7420"\ndata = "./b1"\n'
+
+
+def load(tmp_path: Path, keys: str, replicas: int = 3) -> Cluster:
+    lines = [HEAD, f'[[replica_set]]\nname = "shop"\n{keys}']
+    lines += [f'[[replica_set.replica]]\nname = "r{n}"\nbroker = "b1"' for n in range(1, replicas + 1)]
+    path = tmp_path / "tops.toml"
+    path.write_text("\n".join(lines))
+    return Cluster.load(path)
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ('policy = "quorom"', "policy"),
+        ('policy = "quorum"\nwrite_quorum = 4', "4, but there are 3"),
+        ('policy = "quorum"\nwrite_quorum = 2\nread_quorum = 1', "need not meet"),
+        ('policy = "quorum"\nwrite_qorum = 2', "write_qorum: is not a key"),
+        ('policy = "write-all"\nwrite_quorum = 2', "belongs to the policy quorum"),
+        ('policy = "combined"', "needs `sync`"),
+        ('policy = "combined"\nsync = ["r9"]', "'r9'"),
+        ('policy = "primary-site"', "needs `primary`"),
+        ('policy = "primary-site"\nprimary = "r7"', "'r7'"),
+        ('policy = "peer-to-peer"\nresolver = "coin"', "no resolver"),
+        ('policy = "peer-to-peer"\nresolver = "site-priority"', "site_priority"),
+        ('policy = "quorum"\ntables = []', "is empty"),
+    ],
+)
+def test_a_wrong_set_is_refused_with_its_line(tmp_path: Path, keys: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match="line") as refused:
+        load(tmp_path, keys)
+
+    assert problem in str(refused.value)
+    assert "tops.toml" in str(refused.value)
+
+
+def test_a_replica_at_no_broker_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tops.toml"
+    path.write_text(
+        HEAD + '[[replica_set]]\nname = "s"\npolicy = "quorum"\n[[replica_set.replica]]\nname = "r"\nbroker = "b9"'
+    )
+
+    with pytest.raises(ConfigError, match="b9"):
+        Cluster.load(path)
+
+
+def test_two_sets_never_share_a_table_of_one_database(tmp_path: Path) -> None:
+    path = tmp_path / "tops.toml"
+    one = '[[replica_set]]\nname = "{}"\npolicy = "quorum"\ntables = ["t"]\n[[replica_set.replica]]\nname = "r"\n'
+    one += 'broker = "b1"\ndsn = "postgresql://h/d"\n'
+    path.write_text(HEAD + one.format("a") + one.format("b"))
+
+    with pytest.raises(ConfigError, match="also in set"):
+        Cluster.load(path)
+
+
+@pytest.mark.parametrize("n", range(1, 6))
+def test_read_and_write_quorums_always_meet(tmp_path: Path, n: int) -> None:
+    for m in range(1, n + 1):
+        config = load(tmp_path, f'policy = "quorum"\nwrite_quorum = {m}', n).replica_set("shop")
+
+        assert config.writes_needed == m
+        assert config.reads_needed == n - m + 1
+
+
+def test_a_policy_maps_to_transaction_properties(tmp_path: Path) -> None:
+    quorum = policy_of(load(tmp_path, 'policy = "quorum"\nwrite_quorum = 2').replica_set("shop")).plan()
+    combined = policy_of(load(tmp_path, 'policy = "combined"\nsync = ["r1"]').replica_set("shop"))
+    peers = policy_of(load(tmp_path, 'policy = "peer-to-peer"').replica_set("shop")).plan()
+
+    assert quorum.tx_type is TxType.DISTRIBUTED
+    assert AtLeast(2, frozenset({"shop-r1", "shop-r2", "shop-r3"})) in quorum.constraints
+    assert (combined.scope_of("r1"), combined.scope_of("r2")) == (Scope.DISTRIBUTED, Scope.LOCAL)
+    assert (peers.tx_type, peers.constraints) == (TxType.LOCAL, ())
+
+
+def test_a_plan_names_what_has_to_be_started_changed_and_stopped(tmp_path: Path) -> None:
+    wanted = load(tmp_path, 'policy = "quorum"\nwrite_quorum = 2').replica_set("shop")
+    running = load(tmp_path, 'policy = "quorum"\nwrite_quorum = 3', 4).replica_set("shop")
+    waits = load(tmp_path, 'policy = "quorum"\nwrite_quorum = 2\nwait_s = 9').replica_set("shop")
+
+    steps = steps_between(wanted, {"r1": running, "r2": waits, "r4": running})
+
+    assert [step.text.split(":")[0] for step in steps] == ["r1", "r2", "start replica r3", "stop replica r4"]
+    assert [step.automatic for step in steps] == [False, True, False, False]
