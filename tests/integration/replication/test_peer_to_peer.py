@@ -170,12 +170,7 @@ async def test_a_row_deleted_at_one_site_and_updated_at_another_stays_deleted(
 async def test_a_violated_constraint_sets_the_transaction_aside_and_marks_the_set_divergent(
     server: EmbeddedPostgres, folder: Path
 ) -> None:
-<<<<<<< HEAD
-    columns = "id int primary key, owner text not null default '', balance bigint not null default 0"
-    schema = f"create table accounts ({columns}, unique (owner))"
-=======
     schema = "create table accounts (id int primary key, owner text not null default '', unique (owner))"
->>>>>>> replication
     async with (
         small_cluster(server, folder, keys_for("last-writer"), schema=schema) as cluster,
         cluster.connect(prefer="r1") as shop,
