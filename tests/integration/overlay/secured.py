@@ -26,9 +26,11 @@ class Secured:
         return issue(self.authority, name, role, **options)
 
     @asynccontextmanager
-    async def site(self, name: str, role: str = "writer", keys: Path | None = None) -> AsyncIterator[Site]:
+    async def site(
+        self, name: str, role: str = "writer", keys: Path | None = None, timeout_s: float = 20.0
+    ) -> AsyncIterator[Site]:
         folder = keys or self.keys(name, role)
-        async with Site.connect(self.broker.url, name=name, keys=folder, options=QUICK, timeout_s=20) as site:
+        async with Site.connect(self.broker.url, name=name, keys=folder, options=QUICK, timeout_s=timeout_s) as site:
             yield site
 
 

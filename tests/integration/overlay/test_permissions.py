@@ -178,7 +178,7 @@ async def test_a_certificate_of_another_authority_does_not_get_in(secured: Secur
     foreign = Authority.init(tmp_path / "foreign", CLUSTER, utc_now(), 30)
 
     with pytest.raises((NotReachable, NotAuthenticated)):
-        async with secured.site("stranger", keys=issue(foreign, "stranger")):
+        async with secured.site("stranger", keys=issue(foreign, "stranger"), timeout_s=3):
             pytest.fail("it must not get in")
 
 
