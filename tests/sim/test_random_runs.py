@@ -19,6 +19,7 @@ def _run(seed: int) -> Result:
     return run_seed(seed)[0]
 
 
+@pytest.mark.timeout(1200)
 def test_seeds_that_once_failed_and_two_thousand_others_keep_every_promise() -> None:
     with multiprocessing.Pool(os.cpu_count()) as pool:
         results = pool.map(_run, [*REGRESSIONS, *FRESH], chunksize=8)
