@@ -114,6 +114,7 @@ class Agent:
             self.participant.translate = self.certifier.certified
         await self.site.subscribe(self.log_type, participant=self.participant, durable=self.name)
         self.lag = LagTracker(self.site, self.log_type, self.participant)
+        stack.push_async_callback(self.copies.close)
         answerer = Answerer(self.site, config.name, self.site.brokers, self._answer)
         stack.push_async_callback(answerer.close)
         await answerer.start()

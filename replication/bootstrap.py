@@ -7,7 +7,8 @@ or not at all. Chunks travel as answers to questions, at the target's pace, whil
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
 from adapters import PostgresAdapter
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 ASK_S = 2.0
 CHUNK_S = 60.0
+IDLE_MAX_S = 120.0
 OWN_TABLES = ("tops.row_clocks", "tops.last_writes", "tops.idempotency_keys", "tops.row_versions")
 
 log = logging.getLogger("tops.replication")
@@ -30,12 +32,15 @@ class Copies:
     """The source's side: copies that are being handed out."""
 
     def __init__(self) -> None:
-        self._open: dict[str, tuple[AsyncIterator[CopyChunk], int, CopyChunk | None]] = {}
+        self._open: dict[str, tuple[AsyncGenerator[CopyChunk, None], int, CopyChunk | None]] = {}
+        self._asked_at: dict[str, float] = {}
 
     async def chunk(self, agent: "Agent", copy: str, number: int) -> CopyChunk:
         """Chunk `number` of a copy; the one before it may be asked for again."""
+        await self._drop_idle()
         if number == 0 and copy not in self._open:
             self._open[copy] = (_chunks(agent), -1, None)
+        self._asked_at[copy] = time.monotonic()
         known = self._open.get(copy)
         if known is None:
             raise NotReachable(f"copy {copy} is not open here any more: begin a new one")
@@ -47,11 +52,27 @@ class Copies:
         chunk = await anext(chunks)
         self._open[copy] = (chunks, number, chunk)
         if chunk.table is None:
-            del self._open[copy]
+            await self._drop(copy)
         return chunk
 
+    async def _drop_idle(self) -> None:
+        """Whoever no longer asks must not keep a snapshot open for ever."""
+        for copy, asked_at in list(self._asked_at.items()):
+            if time.monotonic() - asked_at > IDLE_MAX_S:
+                await self._drop(copy)
 
-async def _chunks(agent: "Agent") -> AsyncIterator[CopyChunk]:
+    async def _drop(self, copy: str) -> None:
+        self._asked_at.pop(copy, None)
+        known = self._open.pop(copy, None)
+        if known is not None:
+            await known[0].aclose()
+
+    async def close(self) -> None:
+        for copy in list(self._open):
+            await self._drop(copy)
+
+
+async def _chunks(agent: "Agent") -> AsyncGenerator[CopyChunk, None]:
     resource = agent.resource
     if not isinstance(resource, PostgresAdapter):
         raise NotReachable("only PostgreSQL replicas hand out copies")

@@ -10,6 +10,10 @@ _SAID = re.compile(
 )
 
 
+SERIALIZATION, UNAVAILABLE = "serialization", "unavailable"
+_KNOWN = frozenset({*(why.value for why in Why), SERIALIZATION, UNAVAILABLE})
+
+
 class WriteRefused(TopsError):
     """The transaction is nowhere; `why` is the kind of refusal, `sqlstate` the database's code if it was its."""
 
@@ -46,17 +50,16 @@ def describe(exclusion: Exclusion) -> str:
 
 def understand(tx: str, reason: str) -> TopsError:
     """The error that a transaction's abort with that reason means."""
-    if "of the listed participants" in reason or "participant" in reason:
-        return TooFewReplicas(tx, "too-few-replicas", reason, retry=Retry.SAFE)
     said = _SAID.fullmatch(reason)
-    if said is None:
+    if said is None or said["why"] not in _KNOWN:
+        if "participant" in reason:
+            return TooFewReplicas(tx, "too-few-replicas", reason, retry=Retry.SAFE)
         return WriteRefused(tx, "aborted", reason, retry=Retry.SAFE)
     why, text, sqlstate = said["why"], said["text"], said["sqlstate"] or ""
     if why == Why.DUPLICATE.value and said["tx"]:
         return Duplicate(said["tx"], int(said["number"]))
-    if why == "serialization":
+    if why == SERIALIZATION:
         return SerializationFailure(tx, why, text, retry=Retry.SAFE)
     if why == Why.VERSION.value:
         return VersionConflict(tx, why, text, sqlstate, retry=Retry.SAFE)
-    retry = Retry.SAFE if why in ("unavailable", "conflict") else Retry.NEVER
-    return WriteRefused(tx, why, text, sqlstate, retry=retry)
+    return WriteRefused(tx, why, text, sqlstate, retry=Retry.SAFE if why == UNAVAILABLE else Retry.NEVER)

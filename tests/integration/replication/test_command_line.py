@@ -3,14 +3,17 @@
 import asyncio
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psutil
 
+from replication import connect
 from replication.config import Cluster
-from tests.integration.replication.clusters import RunningCluster, running
+from tests.integration.replication.clusters import RunningCluster, running, toml
 
 
 async def tops(cluster: Cluster, *arguments: str) -> tuple[int, str, str]:
@@ -97,3 +100,27 @@ async def pause_and_resume(cluster: RunningCluster) -> None:
     assert code == 0
     async with cluster.connect() as shop:
         await shop.wait_in_sync()
+
+
+async def test_tops_up_runs_everything_and_stops_it_on_an_interrupt(folder: Path) -> None:
+    cluster = Cluster.load(toml(folder, {"shop": 'policy = "write-all"'}, brokers=1, replicas=2))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "tops", "up", "-c", str(cluster.path), "--logs", str(folder / "logs")),
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+    )
+    try:
+        assert process.stderr is not None
+        assert "ready" in (await process.stderr.readline()).decode()
+        async with connect(cluster.urls(), "shop") as shop:
+            await shop.execute("insert into accounts values (1, '', 1)")
+            pids = [int(pid.read_text().split()[0]) for pid in folder.rglob("postmaster.pid")]
+            assert len(pids) == 2
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+
+    assert not any(psutil.pid_exists(pid) for pid in pids), "a server outlived its cluster"
