@@ -126,7 +126,7 @@ class EmbeddedPostgres:
             return self
         try:
             self._make_data()
-            self._port = self._port or _free_port()
+            self._port = self._port or free_port()
             self._write_settings()
             self._launch()
         except BaseException:
@@ -308,7 +308,8 @@ def _alive(pid: int) -> bool:
         return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port on loopback that nobody listens at."""
     for port in random.sample(_PORTS, 200):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

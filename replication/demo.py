@@ -6,7 +6,6 @@ Everything is real but small: brokers and agents run in this process, the server
 import asyncio
 import logging
 import random
-import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -16,6 +15,7 @@ import asyncpg
 import msgspec
 
 from adapters import EmbeddedPostgres
+from adapters.embedded_postgres import free_port
 from replication.agent import Agent
 from replication.config import Cluster
 from replication.databases import QUICK_RECOVERY
@@ -90,17 +90,11 @@ def _name(policy: str) -> str:
     return policy.replace("-", "_")
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _write_config(folder: Path, policies: tuple[str, ...], servers: list[EmbeddedPostgres]) -> Path:
     (folder / "bank.sql").write_text(SCHEMA)
     lines = ['[cluster]\nname = "demo"']
     for number in (1, 2):
-        lines.append(f'[[broker]]\nname = "b{number}"\nlisten = "127.0.0.1:{_free_port()}"\ndata = "./b{number}"')
+        lines.append(f'[[broker]]\nname = "b{number}"\nlisten = "127.0.0.1:{free_port()}"\ndata = "./b{number}"')
     for policy in policies:
         lines.append(f'[[replica_set]]\nname = "{_name(policy)}"\npolicy = "{policy}"\nschema = "bank.sql"')
         lines.append('tables = ["accounts", "transfers"]')

@@ -5,14 +5,12 @@ import sys
 
 import typer
 
-from replication.divergence.cli import app as divergence
 from tops.cli import bench, broker, keys, sim, tx
 from tops.errors import NotReachable, TopsError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(bench.app, name="bench")
 app.add_typer(broker.app, name="broker")
-app.add_typer(divergence, name="divergence")
 app.add_typer(keys.app, name="keys")
 app.add_typer(sim.app, name="sim")
 app.add_typer(tx.app, name="tx")
