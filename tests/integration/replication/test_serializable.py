@@ -70,7 +70,7 @@ async def test_histories_under_contention_are_serializable(server: EmbeddedPostg
     async with small_cluster(server, folder, 'policy = "serializable"', brokers=2) as cluster:
         await lists_filled(cluster)
 
-        history = await run_history(cluster, seed, 600)
+        history = await run_history(cluster, seed, 2_000)
 
         aborted = sum(tx.committed is False for tx in history)
         assert aborted >= len(history) * 0.05, "there was no contention to speak of"
