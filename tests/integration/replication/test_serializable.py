@@ -98,7 +98,7 @@ async def test_peer_to_peer_is_not_serializable(server: EmbeddedPostgres, folder
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(100, 150))
-async def test_many_histories_are_serializable_with_a_replica_and_a_broker_stopped(
+async def test_many_histories_are_serializable_also_with_replicas_stopped(
     server: EmbeddedPostgres, folder: Path, seed: int
 ) -> None:
     async with small_cluster(server, folder, 'policy = "serializable"', brokers=2) as cluster:
