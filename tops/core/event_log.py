@@ -17,6 +17,7 @@ from tops.ids import NodeId
 from tops.messages import Address, LogDelivered, LogEntry, LogRefused, Origin
 
 ENTRIES_PER_DELIVERY = 256
+BYTES_PER_DELIVERY = 1 << 20
 
 
 class Feed(msgspec.Struct):
@@ -124,18 +125,22 @@ class EventLog:
         return [effect for feed in self.feeds.values() for effect in self.pump(feed)]
 
     def pump(self, feed: Feed) -> list[Effect]:
-        upto = min(self.decided_upto, feed.position + feed.credit, feed.sent + ENTRIES_PER_DELIVERY)
-        if upto <= feed.sent or feed.reading:
-            return []
-        if feed.sent + 1 not in self.tail:
-            feed.reading = True
-            return [ReadLog(self.event_type, feed.name, feed.sent + 1, upto)]
-        entries = []
-        for number in range(feed.sent + 1, upto + 1):
-            if number not in self.tail:
+        effects: list[Effect] = []
+        while not feed.reading:
+            upto = min(self.decided_upto, feed.position + feed.credit, feed.sent + ENTRIES_PER_DELIVERY)
+            if upto <= feed.sent:
                 break
-            entries.append(self.tail[number])
-        return self._deliver(feed, entries, entries[-1].number) + self.pump(feed)
+            entries = []
+            for number in range(feed.sent + 1, upto + 1):
+                if number not in self.tail:
+                    break
+                entries.append(self.tail[number])
+            if entries:
+                effects += self._deliver(feed, entries)
+            else:
+                feed.reading = True
+                effects.append(ReadLog(self.event_type, feed.name, feed.sent + 1, upto))
+        return effects
 
     def on_read(self, name: str, entries: tuple[LogEntry, ...]) -> list[Effect]:
         """What `ReadLog` brought from the disk."""
@@ -146,20 +151,30 @@ class EventLog:
         fresh = [e for e in entries if e.number > feed.sent]
         if not fresh or fresh[0].number != feed.sent + 1:
             return []
-        return self._deliver(feed, fresh, fresh[-1].number) + self.pump(feed)
+        return self._deliver(feed, fresh) + self.pump(feed)
 
-    def _deliver(self, feed: Feed, entries: list[LogEntry], upto: int) -> list[Effect]:
-        after, feed.sent = feed.sent, upto
+    def _deliver(self, feed: Feed, entries: list[LogEntry]) -> list[Effect]:
+        """Send entries that follow each other, or as many of them as one message may hold."""
+        after = feed.sent
         if feed.voter is not None and all(feed.voter in e.committing for e in entries):
+            feed.sent = entries[-1].number
             return []  # it committed these itself, and counts them by itself
-        wanted = tuple(e for e in entries if self._wants(feed, e))
+        wanted: list[LogEntry] = []
+        size = 0
+        for entry in entries:
+            if self._wants(feed, entry):
+                size += _bytes_of(entry)
+                if wanted and size > BYTES_PER_DELIVERY:
+                    break
+                wanted.append(entry)
+            feed.sent = entry.number
         delivered = LogDelivered(
             name=feed.name,
             event_type=self.event_type,
             acknowledged=feed.position,
             after=after,
-            upto=upto,
-            entries=wanted,
+            upto=feed.sent,
+            entries=tuple(wanted),
             incarnation=self.incarnation,
         )
         return [Post(feed.address, delivered)]
@@ -177,3 +192,15 @@ class EventLog:
             feed.event_type in self.lineage(t.event_type) and feed.filter.matches(t.attributes)
             for t in entry.transactions
         )
+
+
+def _bytes_of(entry: LogEntry) -> int:
+    """About how long an entry is on the wire."""
+    events = [entry.event] if entry.event is not None else [e for t in entry.transactions for e in t.events]
+    return 100 + sum(_length(value) for event in events for value in event.body.values())
+
+
+def _length(value: object) -> int:
+    if isinstance(value, str | bytes):
+        return len(value)
+    return len(msgspec.msgpack.encode(value)) if isinstance(value, list | dict) else 9
