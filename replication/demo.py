@@ -26,7 +26,7 @@ from tops.runtime.broker import Broker
 
 ACCOUNTS, BALANCE = 20, 1_000
 WRITERS = 6
-HEALTHY_S, DOWN_S, AFTER_S = 0.8, 1.0, 0.6
+HEALTHY_S, DOWN_S, AFTER_S = 0.8, 2.5, 0.6  # longer than an epoch waits for one that has promised
 POLICIES = ("write-all", "quorum", "combined", "primary-site", "peer-to-peer", "serializable")
 SCHEMA = """
 create table accounts (id int primary key, balance bigint not null);

@@ -124,3 +124,16 @@ async def test_tops_up_runs_everything_and_stops_it_on_an_interrupt(folder: Path
             process.kill()
 
     assert not any(psutil.pid_exists(pid) for pid in pids), "a server outlived its cluster"
+
+
+async def test_the_demo_keeps_every_write_and_ends_with_equal_replicas() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "tops", "demo", "--policy", "quorum"),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+    )
+    out, _ = await process.communicate()
+
+    assert process.returncode == 0
+    assert "replicas are equal, row for row" in out.decode()
