@@ -1,5 +1,6 @@
 """The servers from the wheel: real processes, really killed."""
 
+import asyncio
 import os
 import shutil
 import signal
@@ -146,6 +147,9 @@ async def test_a_standby_streams_from_its_primary() -> None:
         writer, reader = await asyncpg.connect(primary.dsn), await asyncpg.connect(standby.dsn)
         await writer.execute("alter system set synchronous_standby_names = 'second'")
         await writer.execute("select pg_reload_conf()")
+        async with asyncio.timeout(60):  # a reload is asked for, not waited for
+            while await writer.fetchval("select sync_state from pg_stat_replication") != "sync":
+                await writer.execute("select pg_sleep(0.05)")
         await writer.execute("set synchronous_commit = remote_apply; create table t as select 1 as id")
 
         assert await reader.fetchval("select id from t") == 1
