@@ -42,7 +42,13 @@ select (select coalesce(sum(bal), 0)::bigint from accounts) as balance,
 """
 
 # Errors after which nobody has told us whether a commit happened.
-CUT_OFF = (OSError, asyncpg.InterfaceError, asyncpg.PostgresConnectionError, asyncpg.OperatorInterventionError)
+CUT_OFF = (
+    OSError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # what the driver says when the server goes in the middle of an operation
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+)
 POLL_S = 0.005
 
 Connection = asyncpg.Connection
