@@ -215,6 +215,8 @@ class DistributedTransactions:
     def on_publisher_lost(self, life: tuple[NodeId, int], reason: str) -> list[Effect]:
         effects: list[Effect] = []
         for coordinator in list(self._open.coordinators.values()):
+            if coordinator.tx not in self._open.coordinators:
+                continue  # it ended with one that was aborted before it
             numbering = coordinator.numbering
             if coordinator.one_shot is None and self._open.published_by(coordinator.tx, numbering, life):
                 effects += self.abort(coordinator, reason, None)
