@@ -34,6 +34,7 @@ class Network:
         self.world = world
         self.ends: dict[Pair, End] = {}  # (owner, peer)
         self.connections: dict[Pair, int] = {}  # sorted pair -> number of the connection that is up
+        self.lingering: dict[Pair, int] = {}  # (dead sender, peer) -> the connection on which its last words travel
         self.blocked: set[Pair] = set()  # sorted pairs that can't connect: partitions
         self.homes: dict[NodeId, NodeId] = {}  # site -> the broker it talks to, or wants to
         self._count = 0
@@ -48,6 +49,9 @@ class Network:
         for pair in [p for p in self.ends if p[0] == name]:
             del self.ends[pair]
         for pair in [p for p in self.connections if name in p]:
+            peer = pair[0] if pair[1] == name else pair[1]
+            if self.world.rng.random() < self.world.faults.last_words:
+                self.lingering[name, peer] = self.connections[pair]
             self.cut(*pair, reconnect=True)
 
     def _peers(self, name: NodeId) -> list[NodeId]:
@@ -113,6 +117,8 @@ class Network:
             return
         self._count += 1
         self.connections[pair] = self._count
+        self.lingering.pop((a, b), None)
+        self.lingering.pop((b, a), None)
         world.trace.add(world.clock.now, "network", f"{a} --- {b}")
         mine, theirs = self.ends.get((a, b)), self.ends.get((b, a))
         same = (
@@ -176,7 +182,8 @@ class Network:
         world.clock.at(arrival, lambda: self._arrive(owner, peer, frame, connection))
 
     def _arrive(self, owner: NodeId, peer: NodeId, frame: Frame, connection: int) -> None:
-        if self.connections.get(_pair(owner, peer)) != connection:
+        alive = self.connections.get(_pair(owner, peer)) == connection
+        if not alive and self.lingering.get((owner, peer)) != connection:
             return
         node, end = self.world.node(peer), self.ends.get((peer, owner))
         if end is None or not node.up:

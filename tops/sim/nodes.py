@@ -188,8 +188,8 @@ class SimBroker(SimNode):
                 self.disk.append(record)
                 self._blocked = True
                 life = self.incarnation
-                delay = self.world.rng.uniform(0.0001, 0.002)
-                self.world.clock.after(delay, lambda: self._synced() if self.incarnation == life else None)
+                takes_s = self.world.nemesis.writing_s(self)
+                self.world.clock.after(takes_s, lambda: self._synced() if self.incarnation == life else None)
             case Note(record=record):
                 self.disk.append(record)
             case ReadLog(event_type=event_type, feed=feed, first=first, last=last):
