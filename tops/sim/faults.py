@@ -67,6 +67,7 @@ class Nemesis:
     def __init__(self, world: "World") -> None:
         self.world = world
         self.active = True
+        self._effects_left = 0
 
     def start(self) -> None:
         faults = self.world.faults
@@ -82,6 +83,7 @@ class Nemesis:
             if rate > 0:
                 self._schedule(rate, strike)
         if faults.crash_at_effect > 0:
+            self._effects_left = self._until_crash()
             self.world.on_effect = self._at_effect
 
     def stop(self) -> None:
@@ -114,8 +116,14 @@ class Nemesis:
             self._crash_node(node)
 
     def _at_effect(self, node: "SimNode", effect: "Effect") -> None:
-        if self.active and self.world.rng.random() < self.world.faults.crash_at_effect:
+        self._effects_left -= 1
+        if self._effects_left <= 0 and self.active:
+            self._effects_left = self._until_crash()
             self._crash_node(node)
+
+    def _until_crash(self) -> int:
+        """How many effects are carried out before one is cut off: as if a die were cast for each, but cheaper."""
+        return 1 + int(self.world.rng.expovariate(self.world.faults.crash_at_effect))
 
     def writing_s(self, broker: "SimNode") -> float:
         """How long a record takes to reach the broker's disk, and whether the broker lives to see it."""
