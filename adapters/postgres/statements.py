@@ -13,7 +13,8 @@ from typing import Any, Literal, NamedTuple
 import asyncpg
 from asyncpg.prepared_stmt import PreparedStatement
 
-from adapters.postgres.catalog import Table, find_table, find_types
+from adapters.postgres.catalog import Table, find_table, find_types, sql_name
+from adapters.postgres.guards import check_harmless
 from adapters.postgres.literals import SqlType, array_literal, identifier, literal, quote, text_form
 from adapters.postgres.sqlstates import exclusion
 from adapters.postgres.steps import Shape, Step, Traits, check, traits_of
@@ -32,6 +33,10 @@ from tops.changes import (
 )
 from tops.ports import Exclusion
 
+_LATE_TRIGGERS = """
+select exists (select from pg_trigger where not tgisinternal and tginitdeferred and tgenabled <> 'D')
+"""
+_OIDS = "select coalesce(array_agg(to_regclass(name)::oid), '{}') from unnest($1::text[]) as name"
 _KEPT_MAX = 500
 _LEARN_AGAIN_S = 5.0
 TELL = -1  # as the expected number of rows: tell it
@@ -100,6 +105,9 @@ class Statements:
         self._versioned, self._allow_volatile = versioned, allow_volatile
         self.tables: dict[str, Table] = {}
         self.known: dict[Shape, Traits] = {}
+        self._former: dict[str, Table] = {}  # tables as the calls were made for them
+        self._late_triggers: bool | None = None
+        self._versioned_oids: frozenset[int] | None = None
         self.under_way: asyncio.Future[Any] | None = None  # a message whose answer somebody else waits for
         self._own: dict[str, str] = {}
         self._own_kept: list[PreparedStatement[asyncpg.Record]] = []
@@ -114,26 +122,49 @@ class Statements:
 
         A constraint or trigger that is new to a table is taken into account after a few seconds at the latest.
         """
-        now = time.monotonic()
         if len(self._kept) > _KEPT_MAX:
             self.forget()
             self._kept.clear()
-        elif now - self._learned_at > _LEARN_AGAIN_S:
-            self.tables.clear()
-            self.known.clear()
-            self._learned_at = now
+        elif time.monotonic() - self._learned_at > _LEARN_AGAIN_S:
+            self.look_again()
+
+    def look_again(self) -> None:
+        """Ask the database about tables and statements before they are used next; what has not changed is kept."""
+        self.tables.clear()
+        self.known.clear()
+        self._late_triggers = self._versioned_oids = None
+        self._learned_at = time.monotonic()
 
     def forget(self) -> None:
         """The schema may have changed."""
-        self.tables.clear()
-        self.known.clear()
+        self.look_again()
         self._calls.clear()
         self._user_calls.clear()
 
-    def _forget_table(self, name: str) -> None:
-        for shape in [shape for shape, traits in self.known.items() if traits.table is not None and shape[1] == name]:
-            del self.known[shape]
-            self._calls.pop(shape, None)
+    async def late_triggers(self) -> bool:
+        """Whether the database has triggers of its user's that wait for the end of the transaction."""
+        if self._late_triggers is None:
+            await self._line_free()
+            self._late_triggers = bool(await self._connection.fetchval(_LATE_TRIGGERS))
+        return self._late_triggers
+
+    async def _is_versioned(self, table: Table) -> bool:
+        if not self._versioned:
+            return False
+        if self._versioned_oids is None:
+            names = [sql_name(name) for name in self._versioned]
+            self._versioned_oids = frozenset(await self._connection.fetchval(_OIDS, names))
+        return table.oid in self._versioned_oids
+
+    async def _look_up(self, name: str) -> Table:
+        table = self.tables[name] = await find_table(self._connection, name)
+        if self._former.get(name) != table:
+            self._former[name] = table
+            for shape in [shape for shape in self.known if shape[1] == name]:
+                del self.known[shape]
+            for shape in [shape for shape in self._calls if shape[1] == name]:
+                del self._calls[shape]
+        return table
 
     async def traits(self, change: Change, shape: Shape) -> Traits:
         """What the plan must know of the change; InvalidChange if it can't ever be carried out."""
@@ -149,8 +180,7 @@ class Statements:
                 check(change, table, allow_volatile=self._allow_volatile)
             except InvalidChange:
                 # Unknown, or known from before a column came.
-                self._forget_table(change.table)
-                table = self.tables[change.table] = await find_table(self._connection, change.table)
+                table = await self._look_up(change.table)
                 check(change, table, allow_volatile=self._allow_volatile)
             found = traits_of(change, shape, table)
         self.known[shape] = found
@@ -188,7 +218,7 @@ class Statements:
         assert not isinstance(example, Statement)
         await self._line_free()
         calls = [await self._prepare(*row_change_sql(example, table))]
-        versioned = example.table in self._versioned
+        versioned = await self._is_versioned(table)
         if getattr(example, "expect_version", None) is not None:
             if not versioned:
                 raise InvalidChange(f"table {example.table!r} does not track row versions: name it as versioned")
@@ -210,6 +240,7 @@ class Statements:
     async def _prepare_user_statement(self, sql: str) -> UserCall | Exclusion:
         """A statement that can't be prepared is refused for good, for every member that brings it."""
         check_statement(sql, allow_volatile=self._allow_volatile)
+        check_harmless(sql)
         try:
             return await self._user_call(sql, counted=True)
         except asyncpg.PostgresError:
@@ -299,7 +330,8 @@ def _where(arrays: _Arrays, table: Table) -> str:
 
 def _version_key(arrays: _Arrays, change: RowChange, table: Table) -> str:
     source: Source = "values" if isinstance(change, Insert) else "key"
-    return f"jsonb_build_array({', '.join(arrays.take(source, name, table.column(name)) for name in table.key)})::text"
+    parts = [table.column(name).canonical(arrays.take(source, name, table.column(name))) for name in table.key]
+    return f"jsonb_build_array({', '.join(parts)})::text"
 
 
 _BIGINT = SqlType("bigint", "N", is_integer=True)
@@ -330,7 +362,8 @@ def _write_versions_sql(change: RowChange, table: Table) -> Sql:
 
 def version_sql(table: Table, key: Row) -> tuple[str, list[str]]:
     """A query for the version of one row, and its parameters as text."""
-    taken = ", ".join(f"${place}::text::{table.columns[name].name}" for place, name in enumerate(table.key, 1))
+    types = [table.columns[name] for name in table.key]
+    taken = ", ".join(kind.canonical(f"${place}::text::{kind.name}") for place, kind in enumerate(types, 1))
     where = f"table_name = {quote(table.sql_name)} and key = jsonb_build_array({taken})::text"
     return f"select version from tops.row_versions where {where}", [
         text_form(key[name], table.columns[name]) or "" for name in table.key
