@@ -5,6 +5,7 @@ events of a transaction reach only sites that have chosen to take them, and are 
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 import msgspec
 
@@ -17,6 +18,7 @@ from tops.messages import (
     ScopeChosen,
     SubscriptionChanged,
     TxBegan,
+    TxPublication,
     TxSpec,
 )
 from tops.transactions import Scope, granted_scope
@@ -65,15 +67,14 @@ class Edge:
 
     def __init__(self) -> None:
         self.sites: dict[NodeId, SiteLink] = {}
-        self.owners: dict[str, NodeId] = {}  # handle -> site
+        self.owners: dict[str, SiteLink] = {}  # by handle
 
     def connect(self, name: NodeId, incarnation: int) -> None:
         """A site is there, for the first time or again; a new life of it knows nothing of the old one's handles."""
         known = self.sites.get(name)
         if known is None or known.incarnation != incarnation:
             self.forget(name)
-            self.sites[name] = SiteLink(name, incarnation, subscriptions={}, contacts={})
-            self.owners[name] = name
+            self.sites[name] = self.owners[name] = SiteLink(name, incarnation, subscriptions={}, contacts={})
 
     def forget(self, name: NodeId) -> SiteLink | None:
         site = self.sites.pop(name, None)
@@ -82,11 +83,17 @@ class Edge:
                 self.owners.pop(handle, None)
         return site
 
-    def claim(self, site: SiteLink, handle: str) -> bool:
-        """Whether the site may speak under this handle: its own, or one that nobody else has here."""
-        owner = self.owners.setdefault(handle, site.name)
-        if owner != site.name:
+    def claim(self, site: SiteLink, handle: str, broker: NodeId) -> bool:
+        """Whether the site may write to this broker under this handle: its own, or one that nobody else has here.
+
+        The broker must hear when the site is gone."""
+        if handle in site.contacts.get(broker, ()):  # it is the site's for as long as it stands there
+            if handle != site.name:
+                site.handles.move_to_end(handle)
+            return True
+        if self.owners.setdefault(handle, site) is not site:
             return False
+        site.contacts.setdefault(broker, set()).add(handle)
         if handle != site.name:
             site.handles[handle] = None
             site.handles.move_to_end(handle)
@@ -118,20 +125,18 @@ class Edge:
 
     # --------------------------------------------------------------------------------------------- transactions
 
-    def pass_on(self, name: NodeId, tx: TxId, publication: Publication, types: tuple[str, ...]) -> bool:
+    def pass_on(self, name: NodeId, tx: TxId, publication: TxPublication, types: tuple[str, ...]) -> bool:
         """Whether a transaction's publication goes to this site now; if the site has not chosen yet it is kept."""
-        site = self.sites.get(name)
-        if site is None:
-            return False
+        transactions = self.sites[name].transactions
         if isinstance(publication, CensusOpened):
-            taken = self._standing(site, publication.spec, types)
+            taken = self._standing(self.sites[name], publication.spec, types)
             if taken.scope is not None and not taken.takes_any():
                 return False
-            site.transactions[tx] = taken
-            if len(site.transactions) > TRANSACTIONS_MAX:
-                site.transactions.popitem(last=False)
+            transactions[tx] = taken
+            if len(transactions) > TRANSACTIONS_MAX:
+                transactions.popitem(last=False)
             return True
-        known = site.transactions.get(tx)
+        known = transactions.get(tx)
         if known is None:
             return False
         if known.scope is None:
@@ -142,9 +147,9 @@ class Edge:
             return known.scope is not Scope.NONE  # whoever is only a distributed participant waits for a prepare
         if isinstance(publication, TxBegan) and known.distributed and known.pseudonyms:
             # Turned away at the census: from here on it is a stranger, unless it takes the events in another way.
-            known.distributed = any(hashed(p) in publication.members for p in known.pseudonyms)
+            known.distributed = not publication.members.isdisjoint(map(hashed, known.pseudonyms))
             return True
-        return known.takes_any()
+        return known.distributed or known.takes_any()
 
     def chosen(self, site: SiteLink, choice: ScopeChosen) -> list[Publication]:
         """The site has said what it takes; returns what was held back for it."""
@@ -172,13 +177,16 @@ class Edge:
             if not taken.takes_any():
                 del site.transactions[tx]
 
-    def end(self, tx: TxId) -> None:
-        """The last publication of a transaction has passed."""
-        for site in self.sites.values():
-            taken = site.transactions.get(tx)
-            if taken is not None and taken.scope is not None:
+    def end(self, tx: TxId, links: Iterable[NodeId]) -> None:
+        """The last publication of a transaction has passed; `links` are those where it was announced."""
+        for link in links:
+            site = self.sites.get(link)
+            taken = site.transactions.get(tx) if site is not None else None
+            if site is None or taken is None:
+                continue
+            if taken.scope is not None:
                 del site.transactions[tx]
-            elif taken is not None:
+            else:
                 taken.ended = True
 
     def _standing(self, site: SiteLink, spec: TxSpec, types: tuple[str, ...]) -> Taken:

@@ -212,12 +212,13 @@ class EpochCoordinator:
         return self._resolve(epoch)
 
     def _resolve(self, epoch: Epoch) -> list[Effect]:
+        counted = epoch.counted
         verdict = count_votes(
             epoch.members,
             epoch.voters,
-            {k: v for k, v in epoch.votes.items() if k in epoch.counted},
-            {k: r for k, r in epoch.gone.items() if k in epoch.counted},
-            epoch.counted,
+            {k: v for k, v in epoch.votes.items() if k in counted},
+            {k: r for k, r in epoch.gone.items() if k in counted},
+            counted,
             self.predicates,
             majority_first=self.log is not None,
         )
@@ -230,6 +231,8 @@ class EpochCoordinator:
 
     def _timely_joiners(self, epoch: Epoch, verdict: Verdict) -> set[str]:
         """Replicas that are joining commit too if they prepared the very same members in time, and are welcome."""
+        if epoch.votes.keys() <= epoch.counted:
+            return set()  # nobody is joining
         rows = epoch.first_vote(verdict.committing).rows
         timely = {
             key
@@ -268,11 +271,13 @@ class EpochCoordinator:
     # -------------------------------------------------------------------------------------------------- the decision
 
     def _apply(self, epoch: Epoch, verdict: Verdict) -> list[Effect]:
-        committed = [m for m in epoch.members if m.tx not in verdict.excluded]
+        committed = epoch.members
         aborts: list[Effect] = []
-        for ready in epoch.members:
-            if ready.tx in verdict.excluded:
-                aborts += self._settle_abort(ready, verdict.excluded[ready.tx])
+        if verdict.excluded:
+            committed = [m for m in epoch.members if m.tx not in verdict.excluded]
+            for ready in epoch.members:
+                if ready.tx in verdict.excluded:
+                    aborts += self._settle_abort(ready, verdict.excluded[ready.tx])
         if not committed:
             return self._undo(epoch) + aborts + self._end(epoch, void=True) + self.start()
         epoch.stage = Stage.FINISHING

@@ -7,7 +7,7 @@ keeps its promises itself (`EpochExecutor`) and is only found here.
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from tops.core.callback_epoch import CallbackEpoch
+from tops.core.callback_epoch import CallbackEpoch, EpochKey, epoch_key
 from tops.core.remembering import trim
 from tops.core.sub_transactions import SubTransactions
 from tops.core.sub_tx_executor import SubTxExecutor
@@ -27,8 +27,6 @@ from tops.messages import (
     TxSpec,
 )
 from tops.transactions import TxType
-
-EpochKey = tuple[str, int, int, int]  # what is voted under; the coordinator's incarnation, the number, the attempt
 
 
 class Promises:
@@ -56,7 +54,7 @@ class Promises:
             return []  # late: this attempt has been decided
         if s.replica is not None:
             return s.replica.on_prepare(prepare)
-        key = _key(prepare.voter, prepare.epoch)
+        key = epoch_key(prepare.voter, prepare.epoch)
         newest = self._newest.get(key[:3])
         if newest is not None and newest.memo.epoch.attempt >= prepare.epoch.attempt:
             return []
@@ -92,12 +90,12 @@ class Promises:
         return executor, effects
 
     def _open_epoch(self, epoch: CallbackEpoch) -> None:
-        key = _key(epoch.memo.voter, epoch.memo.epoch)
+        key = epoch.key
         self.epochs[key] = self._newest[key[:3]] = epoch
         self._voters.promise(epoch.memo.voter)
 
     def _epoch_ended(self, epoch: CallbackEpoch) -> None:
-        key = _key(epoch.memo.voter, epoch.memo.epoch)
+        key = epoch.key
         del self.epochs[key]
         if self._newest.get(key[:3]) is epoch:
             del self._newest[key[:3]]
@@ -116,7 +114,7 @@ class Promises:
         trim(self._decisions)
 
     def _learn(self, voter: str, epoch: EpochId, digest: str, committing: frozenset[str]) -> list[Effect]:
-        known = self.epochs.get(_key(voter, epoch))
+        known = self.epochs.get(epoch_key(voter, epoch))
         if known is not None and known.memo.epoch == epoch and known.memo.digest == digest:
             return known.on_decided(committing)
         replica = self._subscriptions.replica_of(voter)
@@ -138,7 +136,7 @@ class Promises:
         return effects
 
     def on_noted(self, noted: FinishNoted) -> list[Effect]:
-        epoch = self.epochs.get(_key(noted.voter, noted.epoch))
+        epoch = self.epochs.get(epoch_key(noted.voter, noted.epoch))
         return epoch.on_noted() if epoch is not None and epoch.memo.epoch == noted.epoch else []
 
     def on_doubt(self, voter: str, incarnation: int, number: int, attempt: int) -> list[Effect]:
@@ -168,7 +166,3 @@ class Promises:
             self._open_epoch(epoch)
             effects += epoch.on_timer()
         return effects
-
-
-def _key(voter: str, epoch: EpochId) -> EpochKey:
-    return (voter, epoch.incarnation, epoch.number, epoch.attempt)

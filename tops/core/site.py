@@ -6,7 +6,8 @@ and whatever is still unanswered is asked again.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from operator import attrgetter
+from typing import Any, get_args
 
 import msgspec
 
@@ -40,7 +41,6 @@ from tops.messages import (
     PeerKnows,
     PeersAsked,
     PrepareEpoch,
-    Publication,
     PublishInTxAnswered,
     RouteAsked,
     RouteStands,
@@ -50,11 +50,18 @@ from tops.messages import (
     TxSpec,
     TypeAnswered,
     VotesMissing,
-    type_of,
 )
 from tops.transactions import LocalOutcome, TxType
 
 RETRY = ("retry",)
+NOWHERE = NodeId("")  # a site does not know where it is; its broker does
+# Participants speak under the name they vote under; everybody else under the site's.
+HANDLES = {
+    letter: attrgetter(name)
+    for letter in get_args(Letter)
+    for name in ("voter", "pseudonym")
+    if name in letter.__struct_fields__ and letter is not LogWanted
+}
 
 
 class SiteCore:
@@ -69,6 +76,7 @@ class SiteCore:
         options: SiteOptions | None = None,
     ) -> None:
         self.name, self.incarnation = name, incarnation
+        self._address = Address(NOWHERE, name)
         self.options = options or SiteOptions()
         directory = self.directory = TypeDirectory(brokers)
         self.brokers, self.types, self.advertised = directory.brokers, directory.types, directory.advertised
@@ -131,18 +139,16 @@ class SiteCore:
         self.link = None
 
     def receive(self, message: LinkMessage, now: float) -> list[Effect]:
-        if isinstance(message, Envelope):
-            return self._carry_out(self._on_letter(message.body, message.sender))
-        if isinstance(message, Dissemination) and self.link is not None:
-            effects = self.participation.on_publication(message.publication, message.lineage, self.link)
-            return self._carry_out(effects)
+        if type(message) is Envelope:
+            letter = message.body
+            handler = self._letters.get(type(letter))
+            if handler is not None:
+                return self._carry_out(handler(letter))
+            if type(letter) is PeersAsked:
+                return self._carry_out(self.participation.promises.on_peers_asked(letter, message.sender))
+        elif type(message) is Dissemination and self.link is not None:
+            return self._carry_out(self.participation.on_publication(message.publication, message.lineage, self.link))
         return []
-
-    def _on_letter(self, letter: Letter, sender: Address) -> list[Effect]:
-        if isinstance(letter, PeersAsked):
-            return self.participation.promises.on_peers_asked(letter, sender)
-        handler = self._letters.get(type(letter))
-        return handler(letter) if handler is not None else []
 
     # --------------------------------------------------------------------------------------------- types and events
 
@@ -285,17 +291,15 @@ class SiteCore:
 
     def _carry_out(self, effects: list[Effect]) -> list[Effect]:
         """Turn letters and publications into messages on the link; without one they are said again later."""
-        carried: list[Effect] = []
-        for effect in effects:
+        link = self.link
+        if link is None:
+            return [effect for effect in effects if not isinstance(effect, Post | Disseminate)]
+        for index, effect in enumerate(effects):
             if type(effect) is Post:
-                if self.link is not None:
-                    carried.append(Send(self.link, self._envelope(effect)))
+                effects[index] = Send(link, self._envelope(effect))
             elif type(effect) is Disseminate:
-                if self.link is not None:
-                    carried.append(Send(self.link, self._dissemination(effect.publication)))
-            else:
-                carried.append(effect)
-        return carried
+                effects[index] = Send(link, self._dissemination(effect))
+        return effects
 
     def _request(self, effects: list[Effect]) -> list[Effect]:
         """Carry out what the application asked for, and see to it that it is asked for again until it is answered."""
@@ -307,26 +311,23 @@ class SiteCore:
 
     def _envelope(self, post: Post) -> Envelope:
         letter = post.letter
-        handle = self.name if isinstance(letter, LogWanted) else _handle(letter) or self.name
-        return Envelope(to=post.to, sender=Address(NodeId(""), handle), incarnation=self.incarnation, body=letter)
+        speaks_as = HANDLES.get(type(letter))
+        sender = self._address if speaks_as is None else Address(NOWHERE, speaks_as(letter))
+        return Envelope(to=post.to, sender=sender, incarnation=self.incarnation, body=letter)
 
-    def _dissemination(self, publication: Publication) -> Dissemination:
-        event_type = type_of(publication)
+    def _dissemination(self, disseminate: Disseminate) -> Dissemination:
+        publication = disseminate.publication
+        event_type = publication.event_type
         whole = self.types.whole(event_type)
         return Dissemination(
             rendezvous=self.coordinator_of(event_type),
             upward=True,
             early=not whole.durable,
-            sender=Address(NodeId("")),
+            sender=Address(NOWHERE),
             incarnation=self.incarnation,
             publication=publication,
             lineage=self.types.lineage(event_type),
         )
-
-
-def _handle(letter: Letter) -> str:
-    """Participants speak under the name they vote under; everybody else under the site's."""
-    return getattr(letter, "voter", "") or getattr(letter, "pseudonym", "")
 
 
 def default_local_outcome(durable: bool, tx_type: TxType) -> LocalOutcome:
