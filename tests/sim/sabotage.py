@@ -9,13 +9,14 @@ from typing import Any
 
 import msgspec
 
-from tops.core import ballot, epochs
+from tops.core import ballot, epoch_queue, epochs
 from tops.core.ballot import Verdict
 from tops.core.callback_epoch import CallbackEpoch
 from tops.core.census import Census
 from tops.core.doubt import Doubt
 from tops.core.edge import Edge
 from tops.core.epoch_executor import EpochExecutor
+from tops.core.epoch_queue import EpochQueue
 from tops.core.epochs import EpochCoordinator
 from tops.core.event_log import EventLog, Repetition
 from tops.core.link_session import LinkSession
@@ -275,7 +276,8 @@ def the_census_ignores_its_constraints() -> Any:
         _patched(Census, "unfulfilled", lambda self: None if self.members else "nobody joined"),
         _patched(epochs, "shortfall", lambda *args: None),
         _patched(ballot, "shortfall", lambda *args: None),
-        _patched(EpochCoordinator, "_unmet", lambda self, ready, voters: None if voters else "nobody is there"),
+        _patched(epoch_queue, "shortfall", lambda *args: None),
+        _patched(EpochQueue, "_lacking", lambda self, ready, voters, met: None if voters else "nobody is there"),
     )
 
 
@@ -307,8 +309,8 @@ def a_finished_epoch_is_noted_without_the_disk() -> Any:
 def a_second_copy_of_a_transaction_is_executed() -> Any:
     honest = Participation._census
 
-    def amnesiac(self: Participation, census: Any, link: Any) -> list[Effect]:
+    def amnesiac(self: Participation, census: Any, lineage: Any, link: Any) -> list[Effect]:
         self.ended.clear()
-        return honest(self, census, link)
+        return honest(self, census, lineage, link)
 
     return _patched(Participation, "_census", amnesiac)

@@ -17,7 +17,7 @@ from tops.core.routing import RoutingTable, Topology
 from tops.effects import Disseminate, Effect, Post, Send
 from tops.errors import InvalidEventType
 from tops.filters import Filter
-from tops.ids import NodeId, TxId
+from tops.ids import NodeId, TxId, tx_id
 from tops.messages import (
     Address,
     CensusOpened,
@@ -40,8 +40,10 @@ from tops.messages import (
     RouteRemoved,
     RoutesReset,
     ScopeChosen,
+    StandingAnswered,
     SubscriptionChanged,
     TxAbandoned,
+    TxPublished,
     TypeAnswered,
     decode_body,
     type_of,
@@ -126,6 +128,8 @@ class BrokerCore:
         if isinstance(message, Envelope):
             return self._letter_from_site(site, message, now)
         if isinstance(message, Dissemination):
+            if not _may_publish(site, message.publication):
+                return []
             site.contacts.setdefault(message.rendezvous, set()).add(site.name)
             stamped = Dissemination(
                 rendezvous=message.rendezvous,
@@ -152,6 +156,8 @@ class BrokerCore:
         site.contacts.setdefault(envelope.to.broker, set()).add(handle)
         sender = Address(self.name, handle, site.incarnation)
         stamped = Envelope(to=envelope.to, sender=sender, incarnation=site.incarnation, body=body)
+        if isinstance(body, StandingAnswered):
+            self.edge.on_standing(site, body)
         if not isinstance(body, CensusReplied):
             return self._route(stamped, now)
         held = self.edge.on_replied(site, body.tx, body.pseudonym)
@@ -354,6 +360,14 @@ class BrokerCore:
     def recovered(self, now: float) -> list[Effect]:
         """The journal has been read to its end."""
         return self._carry_out(self.rendezvous.recovered(), now)
+
+
+def _may_publish(site: SiteLink, publication: Publication) -> bool:
+    """Sites publish events, and announce and fill transactions of their own life; the rest comes from coordinators."""
+    if isinstance(publication, Published | EventsPublished):
+        return True
+    own = tx_id(site.name, site.incarnation, 0).removesuffix("0")
+    return isinstance(publication, CensusOpened | TxPublished) and publication.tx.startswith(own)
 
 
 def _downward(

@@ -250,7 +250,8 @@ class EpochExecutor:
         return self.memo is not None or bool(self.doubts)
 
     def promised_as(self, voter: str) -> bool:
-        return self.memo is not None and self.memo.voter == voter
+        """Whether a promise is open under that name."""
+        return any(memo.voter == voter for memo in (*self.doubts, *([self.memo] if self.memo is not None else [])))
 
     def on_doubt(self) -> list[Effect]:
         return self.doubt.ask() if self.doubt is not None and self.work is Work.PROMISED else []

@@ -127,6 +127,7 @@ class OwnTransactions:
         if tx not in self.transactions and tx not in self.ended:
             own_tx = self.transactions[tx] = PublisherTx(tx, spec, self.directory.coordinator_of(spec.event_type))
             own_tx.state, own_tx.contributed = TxState.ACTIVE, True
+            own_tx.operator = tx.rsplit(".", 2)[0] not in self.directory.brokers  # public ones have ids from brokers
 
     def tx_publish(self, request: int, tx: TxId, event: Event) -> list[Effect]:
         """An event inside a transaction; it travels under the transaction's type whatever its own."""
