@@ -43,6 +43,7 @@ log = logging.getLogger("tops.site")
 DRAIN_S = 2.0
 EVENT_BYTES_MAX = MESSAGE_BYTES_MAX - 64 * 1024  # room for what is around the events
 ROUTE_S = 5.0
+OWN_PREFIX = "own/"  # keeps the names of enlisted resources apart from those of subscriptions
 SITE_ROLE = "writer"  # without keys it is the broker that gives the role; this one is only said
 
 
@@ -258,6 +259,7 @@ class Site:
         census: CensusPolicy | None = CensusPolicy(),  # noqa: B008 - immutable
         vote_timeout_s: float = 5.0,
         decide_within_s: float = 60.0,
+        own: "Enlisted | None" = None,
     ) -> AsyncIterator["Transaction"]:
         """A transaction that commits on leaving and aborts on an exception; `TransactionAborted` if it can't commit."""
         spec = self._spec(
@@ -272,7 +274,7 @@ class Site:
             vote_timeout_s,
             decide_within_s,
         )
-        tx = await self.begin(spec)
+        tx = await self.begin(spec, own)
         try:
             yield tx
         except BaseException as error:
@@ -282,11 +284,31 @@ class Site:
         if tx.outcome is None:
             await tx.commit()
 
-    async def begin(self, spec: TxSpec) -> "Transaction":
-        """Open a transaction; returns when events may be published in it. The caller commits or aborts."""
+    async def begin(self, spec: TxSpec, own: "Enlisted | None" = None) -> "Transaction":
+        """Open a transaction; returns when events may be published in it. The caller commits or aborts.
+
+        `own`: resources of this site that must commit with it; for private distributed transactions.
+        """
         self._node.check_refused("begin", spec.event_type)
-        tx: TxId = await self._node.request(lambda request: self._node.core.begin(request, spec))
+        number = own.number if own is not None else None
+        tx: TxId = await self._node.request(lambda request: self._node.core.begin(request, spec, number))
         return Transaction(self._node, tx, spec)
+
+    async def enlist(self, participant: Participant, *, name: str) -> "Enlisted":
+        """Let resources of this site's own take part in transactions that it begins with `own=`.
+
+        The participant gets every event that this site publishes in such a transaction, and its callbacks are those
+        of any participant; nobody asks it to join, and no constraint counts it. Its promises survive a crash if the
+        site has a data directory, under `name`. The site needs the right to subscribe to the transactions' types.
+        """
+        node = self._node
+        self._subscriptions += 1
+        number = self._subscriptions
+        driver = ParticipantDriver(participant, node.call_done, f"{OWN_PREFIX}{name}", self._journal)
+        promises, kept = driver.promises()
+        node.drivers[number] = driver
+        node.act(node.core.enlist(number, promises, kept))
+        return Enlisted(node, number, participant)
 
     async def execute(
         self,
@@ -469,6 +491,17 @@ class Subscription:
     def abort(self, tx: str, reason: str) -> None:
         """Give up a transaction by itself, at any moment before the promise."""
         self._node.act(self._node.core.participant_abort(self.number, TxId(tx), reason))
+
+
+class Enlisted:
+    """Resources of a site's own that can take part in transactions that it begins."""
+
+    def __init__(self, node: SiteNode, number: int, participant: Participant) -> None:
+        self._node, self.number, self.participant = node, number, participant
+
+    def dismiss(self) -> None:
+        """They take part in nothing new, and give up what they have not promised."""
+        self._node.act(self._node.core.dismiss(self.number))
 
 
 def _name(event_type: TypeOrName) -> str:

@@ -49,8 +49,7 @@ class DistributedTransactions:
         coordinator = self.coordinator(m.tx, m.spec, sender)
         self._open.publishers[m.tx] = (NodeId(sender.handle), incarnation)
         if m.own is not None:
-            address = Address(sender.broker, m.own, incarnation)
-            own = Member(m.own, m.own, None, address, incarnation, counts=False)
+            own = Member(m.own, m.own, None, sender, incarnation, counts=False)
             coordinator.census.answer(own)
         return self.open(coordinator)
 

@@ -116,7 +116,8 @@ class Participation:
         tx, sequence, event = published.tx, published.sequence, published.event
         for s in self.subscribed.replicas:
             s.collect(tx, sequence, event)
-        return self.sub_transactions.each(tx, lambda e: e.on_event(sequence, event))
+        own = self.voters.own  # these have seen it when it was published
+        return self.sub_transactions.each(tx, lambda e: [] if e.subscription in own else e.on_event(sequence, event))
 
     def _abandoned(self, abandoned: TxAbandoned) -> list[Effect]:
         for replica in self.subscribed.replicas:

@@ -12,12 +12,13 @@ import msgspec
 
 from tops.core.calls import Calls
 from tops.core.event_publisher import EventPublisher
+from tops.core.own_resources import OwnResources
 from tops.core.own_transactions import OwnTransactions
 from tops.core.participation import Participation, SiteOptions, Wish
 from tops.core.type_directory import TypeDirectory
 from tops.effects import Answer, Disseminate, Effect, Memo, Post, Promise, Send, SetTimer
 from tops.errors import TopsError
-from tops.ids import NodeId, Pseudonym, TxId
+from tops.ids import NodeId, TxId
 from tops.messages import (
     Address,
     AskLog,
@@ -76,11 +77,14 @@ class SiteCore:
         self.link: NodeId | None = None
         self.events = EventPublisher(name, incarnation, directory)
         self.advertising = self.events.advertising
-        own = self.own = OwnTransactions(name, incarnation, directory, self.options.give_up_s)
-        self.transactions, self.opening, self.ended, self.asking = own.transactions, own.opening, own.ended, own.asking
-        self.participation = Participation(
+        participation = self.participation = Participation(
             name, self.types, self.calls, self.brokers, directory.rendezvous, entropy, self.options
         )
+        self.resources = OwnResources(
+            participation.sub_transactions, participation.promises, participation.voters, entropy
+        )
+        own = self.own = OwnTransactions(name, incarnation, directory, self.resources, self.options.give_up_s)
+        self.transactions, self.opening, self.ended, self.asking = own.transactions, own.opening, own.ended, own.asking
         self.asking_logs: dict[int, AskLog] = {}
         self.routes_asked: dict[int, int] = {}  # subscription -> the request that waits for its route
         self._retrying = False
@@ -172,12 +176,23 @@ class SiteCore:
 
     # ------------------------------------------------------------------------------------------- own transactions
 
-    def begin(self, request: int, spec: TxSpec, own: Pseudonym | None = None) -> list[Effect]:
+    def begin(self, request: int, spec: TxSpec, own: int | None = None) -> list[Effect]:
         """Open a transaction; answered with its id when events may be published in it.
 
-        `own` is the key under which resources that the publisher enlisted take part.
+        `own` is the number of resources that this site has enlisted and that take part.
         """
         return self._request(self.own.begin(request, spec, own))
+
+    def enlist(self, number: int, promises: Sequence[Promise] = (), kept: Sequence[Memo] = ()) -> list[Effect]:
+        """Resources of the site's own for transactions that it begins; `number` names them as it does a subscription.
+
+        `promises` and `kept` are what an earlier life promised through them, see `recover`.
+        """
+        return self._carry_out(self.resources.enlist(number, promises, kept))
+
+    def dismiss(self, number: int) -> list[Effect]:
+        """These resources take part in nothing new."""
+        return self._carry_out(self.resources.dismiss(number))
 
     def execute(self, request: int, spec: TxSpec, events: tuple[Event, ...]) -> list[Effect]:
         """A one-shot: begin, all events and commit in one message; answered with the outcome."""
