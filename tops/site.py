@@ -481,16 +481,44 @@ class Subscription:
             raise TypeError("this subscription has a participant, which receives its events")
         return self.participant
 
-    async def unsubscribe(self) -> None:
-        """End it; whoever takes part in a transaction through it gives up. A durable name is kept by its broker."""
-        self._node.act(self._node.core.unsubscribe(self.number))
-        driver = self._node.drivers.pop(self.number, None)
+    async def unsubscribe(self, *, forget: bool = False, timeout_s: float = 5.0) -> None:
+        """End it; whoever takes part in a transaction through it gives up. A durable name is kept by its broker.
+
+        With `forget` that ends as well: the broker keeps nothing of the log for the name, which is free for a new
+        subscription. NotReachable if its broker does not answer; it is ended here, then, and may be there.
+        """
+        node = self._node
+        known = node.core.participation.subscriptions.get(self.number)
+        node.act(node.core.unsubscribe(self.number))
+        driver = node.drivers.pop(self.number, None)
         if driver is not None:
             driver.close()
+        if forget and known is not None and known.wish.durable is not None:
+            await _end_log(node, known.type_name, known.wish.durable, timeout_s)
 
     def abort(self, tx: str, reason: str) -> None:
         """Give up a transaction by itself, at any moment before the promise."""
         self._node.act(self._node.core.participant_abort(self.number, TxId(tx), reason))
+
+
+async def _end_log(node: SiteNode, event_type: str, name: str, timeout_s: float) -> None:
+    asked: list[int] = []
+
+    def ask(request: int) -> list[Effect]:
+        asked.append(request)
+        return node.core.end_log(request, event_type, name)
+
+    try:
+        async with asyncio.timeout(timeout_s):
+            await node.request(ask, f"log {name}")
+    except TimeoutError:
+        broker = node.core.coordinator_of(event_type)
+        raise NotReachable(
+            f"broker {broker} did not say within {timeout_s} s that {name!r} has ended: try again"
+        ) from None
+    finally:
+        for request in asked:
+            node.core.forget_log(request)
 
 
 class Enlisted:

@@ -3,6 +3,7 @@
 If a checker went blind, its bug would no longer be found; that is what these are for.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -17,7 +18,7 @@ from tops.core.doubt import Doubt
 from tops.core.edge import Edge
 from tops.core.epoch_executor import EpochExecutor
 from tops.core.epoch_queue import EpochQueue
-from tops.core.epochs import EpochCoordinator
+from tops.core.epochs import EpochCoordinator, Stage
 from tops.core.event_log import EventLog, Repetition
 from tops.core.link_session import LinkSession
 from tops.core.local_relay import LocalRelay
@@ -29,6 +30,7 @@ from tops.core.sub_tx_executor import SubTxExecutor, SubTxState
 from tops.core.tx_coordinator import TxCoordinator
 from tops.effects import Effect, Note, Persist
 from tops.ids import hashed
+from tops.messages import EpochId
 from tops.sim.databases import CallbackDatabase, Done
 from tops.transactions import Scope
 
@@ -91,13 +93,25 @@ def constraints_are_not_retested_after_the_votes() -> Any:
 
 @_sabotage
 def votes_are_counted_twice_after_a_reconnection() -> Any:
+    """A link hands over what it has handed over before, and the coordinator counts votes without looking whose."""
+    honest = EpochCoordinator.on_voted
+    repeated: Counter[EpochId] = Counter()
+
     def forgetful(self: LinkSession, frame: Any) -> Any:
         while self.unacknowledged and self.unacknowledged[0].number <= frame.received:
             self.unacknowledged.popleft()
         self.received = max(self.received, frame.number)
         return frame.messages
 
-    return _patched(LinkSession, "unpack", forgetful)
+    def counting(self: EpochCoordinator, voted: Any, incarnation: int) -> list[Effect]:
+        epoch = self.in_flight.get(voted.epoch.number)
+        if epoch is None or epoch.id != voted.epoch or voted.voter not in epoch.votes:
+            return honest(self, voted, incarnation)
+        repeated[epoch.id] += 1
+        enough = len(epoch.votes) + repeated[epoch.id] >= len(epoch.counted)
+        return self._resolve(epoch) if enough and epoch.stage is Stage.VOTING else []
+
+    return _together(_patched(LinkSession, "unpack", forgetful), _patched(EpochCoordinator, "on_voted", counting))
 
 
 @_sabotage

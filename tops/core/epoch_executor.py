@@ -250,8 +250,8 @@ class EpochExecutor:
         return self.memo is not None or bool(self.doubts)
 
     def promised_as(self, voter: str) -> bool:
-        """Whether a promise is open under that name."""
-        return any(memo.voter == voter for memo in (*self.doubts, *([self.memo] if self.memo is not None else [])))
+        """Whether a promise is open, or wanted, under that name."""
+        return any(p is not None and p.voter == voter for p in (self.memo, self._held, *self.doubts))
 
     def on_doubt(self) -> list[Effect]:
         return self.doubt.ask() if self.doubt is not None and self.work is Work.PROMISED else []

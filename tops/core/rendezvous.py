@@ -34,6 +34,7 @@ from tops.messages import (
     CensusOpened,
     CensusReplied,
     CommitTx,
+    EndLog,
     EpochFinished,
     EpochVoted,
     EventsPublished,
@@ -114,6 +115,7 @@ class Rendezvous:
             AskOutcome: self._ask_outcome,
             LogWanted: self.log_keeper.on_wanted,
             AskLog: self.log_keeper.on_asked,
+            EndLog: self.log_keeper.on_end,
             RouteAsked: self._route_asked,
         }
 

@@ -25,6 +25,7 @@ from tops.messages import (
     AskOutcome,
     Definitions,
     Dissemination,
+    EndLog,
     Envelope,
     EpochDecided,
     Event,
@@ -34,6 +35,7 @@ from tops.messages import (
     Letter,
     LinkMessage,
     LogDelivered,
+    LogEnded,
     LogRefused,
     LogTold,
     LogWanted,
@@ -86,6 +88,7 @@ class SiteCore:
         own = self.own = OwnTransactions(name, incarnation, directory, self.resources, self.options.give_up_s)
         self.transactions, self.opening, self.ended, self.asking = own.transactions, own.opening, own.ended, own.asking
         self.asking_logs: dict[int, AskLog] = {}
+        self.ending_logs: dict[int, EndLog] = {}
         self.routes_asked: dict[int, int] = {}  # subscription -> the request that waits for its route
         self._retrying = False
         self._letters = self._handlers()
@@ -110,6 +113,7 @@ class SiteCore:
             TypeAnswered: self.events.on_type_answered,
             RouteStands: self._on_route,
             LogTold: self._on_log_told,
+            LogEnded: self._on_log_ended,
         }
 
     @property
@@ -271,6 +275,15 @@ class SiteCore:
     def forget_log(self, request: int) -> None:
         """Nobody waits for that answer any more."""
         self.asking_logs.pop(request, None)
+        self.ending_logs.pop(request, None)
+
+    def end_log(self, request: int, event_type: str, name: str) -> list[Effect]:
+        """A durable subscription ends for good; repeated until it is answered or `forget_log` gives it up."""
+        order = self.ending_logs[request] = EndLog(request=request, event_type=event_type, name=name)
+        return self._request([Post(Address(self.coordinator_of(event_type)), order)])
+
+    def _on_log_ended(self, ended: LogEnded) -> list[Effect]:
+        return [] if self.ending_logs.pop(ended.request, None) is None else [Answer(ended.request)]
 
     def _on_log_told(self, told: LogTold) -> list[Effect]:
         return [] if self.asking_logs.pop(told.request, None) is None else [Answer(told.request, told)]
@@ -286,7 +299,8 @@ class SiteCore:
     def _repeat(self, elapsed_s: float) -> list[Effect]:
         """Ask again for whatever is unanswered."""
         effects = self.events.repeat_events() + self.own.repeat(elapsed_s)
-        for asked in self.asking_logs.values():
+        about_logs: list[AskLog | EndLog] = [*self.asking_logs.values(), *self.ending_logs.values()]
+        for asked in about_logs:
             effects.append(Post(Address(self.coordinator_of(asked.event_type)), asked))
         effects += self.own.repeat_openings(elapsed_s) + self.events.repeat_types()
         for number in list(self.routes_asked):
@@ -294,7 +308,8 @@ class SiteCore:
         return effects
 
     def _waiting(self) -> bool:
-        return bool(self.asking_logs or self.routes_asked or self.events.waits() or self.own.waits())
+        asks = self.asking_logs or self.ending_logs or self.routes_asked
+        return bool(asks or self.events.waits() or self.own.waits())
 
     # ------------------------------------------------------------------------------------------------- carrying out
 

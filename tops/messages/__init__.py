@@ -18,10 +18,12 @@ from tops.messages.links import (
 )
 from tops.messages.logs import (
     AskLog,
+    EndLog,
     EventConfirmed,
     EventsRefused,
     Follower,
     LogDelivered,
+    LogEnded,
     LogRefused,
     LogTold,
     LogWanted,
@@ -108,6 +110,7 @@ __all__ = [
     "CommitTx",
     "Definitions",
     "Dissemination",
+    "EndLog",
     "Envelope",
     "EpochDecided",
     "EpochFinished",
@@ -124,6 +127,7 @@ __all__ = [
     "LinkMessage",
     "LocalCommitOrdered",
     "LogDelivered",
+    "LogEnded",
     "LogEntry",
     "LogRefused",
     "LogTold",
