@@ -17,7 +17,7 @@ from tops.core.routing import RoutingTable, Topology
 from tops.effects import Disseminate, Effect, Post, Send
 from tops.errors import InvalidEventType
 from tops.filters import Filter
-from tops.ids import NodeId, TxId
+from tops.ids import NodeId, TxId, tx_id
 from tops.messages import (
     Address,
     CensusOpened,
@@ -40,9 +40,11 @@ from tops.messages import (
     RouteRemoved,
     RoutesReset,
     ScopeChosen,
+    StandingAnswered,
     SubscriptionChanged,
     TxAbandoned,
     TxPublication,
+    TxPublished,
     TypeAnswered,
     decode_body,
 )
@@ -127,6 +129,8 @@ class BrokerCore:
 
     def _from_site(self, site: SiteLink, message: LinkMessage, now: float) -> list[Effect]:
         if type(message) is Dissemination:
+            if not _may_publish(site, message.publication):
+                return []
             self.edge.claim(site, site.name, message.rendezvous)
             if message.rendezvous == self.name:
                 publication, sender = message.publication, Address(self.name, site.name, site.incarnation)
@@ -156,7 +160,9 @@ class BrokerCore:
         incarnation = site.incarnation
         sender = Address(self.name, handle, incarnation)
         released: list[Effect] = []
-        if type(body) is CensusReplied:
+        if type(body) is StandingAnswered:
+            self.edge.on_standing(site, body)
+        elif type(body) is CensusReplied:
             held = self.edge.on_replied(site, body.tx, body.pseudonym)
             released = self._release(site.name, held) if held else released
         if to.broker != self.name or to.handle or type(body) is PeersAsked:
@@ -377,3 +383,11 @@ class BrokerCore:
     def recovered(self, now: float) -> list[Effect]:
         """The journal has been read to its end."""
         return self._carry_out(self.rendezvous.recovered(), now)
+
+
+def _may_publish(site: SiteLink, publication: Publication) -> bool:
+    """Sites publish events, and announce and fill transactions of their own life; the rest comes from coordinators."""
+    if isinstance(publication, Published | EventsPublished):
+        return True
+    own = tx_id(site.name, site.incarnation, 0).removesuffix("0")
+    return isinstance(publication, CensusOpened | TxPublished) and publication.tx.startswith(own)

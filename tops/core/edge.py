@@ -10,12 +10,13 @@ from collections.abc import Iterable
 import msgspec
 
 from tops.filters import Filter
-from tops.ids import NodeId, TxId, hashed
+from tops.ids import NodeId, TxId, hashed, standing_pseudonym
 from tops.messages import (
     CensusOpened,
     LocalCommitOrdered,
     Publication,
     ScopeChosen,
+    StandingAnswered,
     SubscriptionChanged,
     TxBegan,
     TxPublication,
@@ -43,7 +44,7 @@ class Taken(msgspec.Struct):
 
     def choose(self, scope: Scope, distributed: bool) -> list[Publication]:
         """It is known what the site takes; returns what was held back for it."""
-        self.scope, self.distributed = scope, distributed
+        self.scope, self.distributed = scope, self.distributed or distributed
         withheld, self.withheld = self.withheld, []
         return withheld if self.takes_any() else []
 
@@ -57,6 +58,7 @@ class SiteLink(msgspec.Struct):
     name: NodeId
     incarnation: int
     subscriptions: dict[int, SubscriptionChanged] = {}
+    secrets: dict[int, bytes] = {}  # of standing answers, by subscription: they tell who was turned away
     handles: OrderedDict[str, None] = msgspec.field(default_factory=OrderedDict)  # the latest used last
     contacts: dict[NodeId, set[str]] = {}  # rendezvous brokers it wrote to, and under which handles
     transactions: OrderedDict[TxId, Taken] = msgspec.field(default_factory=OrderedDict)
@@ -74,7 +76,9 @@ class Edge:
         known = self.sites.get(name)
         if known is None or known.incarnation != incarnation:
             self.forget(name)
-            self.sites[name] = self.owners[name] = SiteLink(name, incarnation, subscriptions={}, contacts={})
+            self.sites[name] = self.owners[name] = SiteLink(
+                name, incarnation, subscriptions={}, secrets={}, contacts={}
+            )
 
     def forget(self, name: NodeId) -> SiteLink | None:
         site = self.sites.pop(name, None)
@@ -110,6 +114,7 @@ class Edge:
     def subscribe(self, site: SiteLink, changed: SubscriptionChanged) -> tuple[str, Filter] | None:
         """Keep or end a subscription; returns the former one's route, which is to be removed."""
         former = site.subscriptions.pop(changed.subscription, None)
+        site.secrets.pop(changed.subscription, None)
         if changed.filter is not None:
             site.subscriptions[changed.subscription] = changed
         if former is None or former.filter is None or former.durable:
@@ -129,7 +134,7 @@ class Edge:
         """Whether a transaction's publication goes to this site now; if the site has not chosen yet it is kept."""
         transactions = self.sites[name].transactions
         if isinstance(publication, CensusOpened):
-            taken = self._standing(self.sites[name], publication.spec, types)
+            taken = self._standing(self.sites[name], tx, publication.spec, types)
             if taken.scope is not None and not taken.takes_any():
                 return False
             transactions[tx] = taken
@@ -169,6 +174,11 @@ class Edge:
         taken.pseudonyms.add(pseudonym)
         return taken.choose(Scope.NONE, True) if taken.asked == 1 else []
 
+    def on_standing(self, site: SiteLink, answered: StandingAnswered) -> None:
+        """A standing answer on its way to the coordinator; its pseudonyms will be on the lists of members, or not."""
+        if answered.subscription in site.subscriptions:
+            site.secrets[answered.subscription] = answered.secret
+
     def dropped_out(self, site: SiteLink, tx: TxId) -> None:
         """The site's distributed part is over; what it takes in another way goes on."""
         taken = site.transactions.get(tx)
@@ -189,10 +199,10 @@ class Edge:
             else:
                 taken.ended = True
 
-    def _standing(self, site: SiteLink, spec: TxSpec, types: tuple[str, ...]) -> Taken:
+    def _standing(self, site: SiteLink, tx: TxId, spec: TxSpec, types: tuple[str, ...]) -> Taken:
         """What the site takes without being asked, or an open question."""
         taken = Taken(scope=Scope.NONE, pseudonyms=set(), withheld=[])
-        for s in site.subscriptions.values():
+        for number, s in site.subscriptions.items():
             if s.definitions[-1].name not in types or s.filter is None or not s.filter.matches(spec.attributes):
                 continue
             if s.durable and s.scope is not Scope.DISTRIBUTED:
@@ -204,6 +214,8 @@ class Edge:
             granted = granted_scope(s.scope, spec.limit, spec.tx_type)
             if granted is Scope.DISTRIBUTED:
                 taken.distributed |= spec.census is not None  # a one-shot reaches it with the prepare
+                if taken.distributed and number in site.secrets:
+                    taken.pseudonyms.add(standing_pseudonym(site.secrets[number], tx))
             elif taken.scope is not None:
                 taken.scope = max(taken.scope, granted)
         return taken

@@ -118,7 +118,12 @@ class EpochCoordinator:
         return effects
 
     def _room(self) -> bool:
-        return not self.in_flight or (self.log is None and self.queue[0].members is not None)
+        """A log takes one epoch at a time. Without one, interactive transactions neither wait nor are waited for:
+        their publishers may take long to say what is to become of them."""
+        if self.log is not None:
+            return not self.in_flight
+        interactive = self.queue[0].members is not None
+        return interactive or all(m.members is not None for e in self.in_flight.values() for m in e.members)
 
     def _form(self) -> list[Effect]:
         group, voters, refused = self.waiting.next_group(self._settle_abort)

@@ -114,10 +114,12 @@ class Participation:
         executors = self.executors.get(tx)
         if executors is None:
             return []
+        own = self.voters.own  # these have seen it when it was published
         if len(executors) == 1:
             (executor,) = executors.values()
-            return executor.on_event(sequence, event)
-        return [effect for e in list(executors.values()) for effect in e.on_event(sequence, event)]
+            return executor.on_event(sequence, event) if executor.subscription not in own else []
+        others = [e for e in executors.values() if e.subscription not in own]
+        return [effect for e in others for effect in e.on_event(sequence, event)]
 
     def _began(self, began: TxBegan, lineage: Sequence[str], link: NodeId) -> list[Effect]:
         return self.sub_transactions.each(began.tx, lambda e: e.on_began(began.members))

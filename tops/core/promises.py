@@ -47,12 +47,13 @@ class Promises:
         self._decisions: OrderedDict[EpochId, tuple[str, frozenset[str]]] = OrderedDict()
 
     def on_prepare(self, prepare: PrepareEpoch) -> list[Effect]:
-        s = self._subscriptions.by_voter(prepare.voter)
-        if s is None:
+        number = self._voters.subscription(prepare.voter)
+        s = self._subscriptions.all.get(number)
+        if s is None and number not in self._voters.own:
             return []  # not said under any name of ours: the coordinator stops waiting for it
         if prepare.epoch in self._decisions:
             return []  # late: this attempt has been decided
-        if s.replica is not None:
+        if s is not None and s.replica is not None:
             return s.replica.on_prepare(prepare)
         key = epoch_key(prepare.voter, prepare.epoch)
         newest = self._newest.get(key[:3])
@@ -66,13 +67,13 @@ class Promises:
         memo = Memo(prepare.epoch, prepare.digest, prepare.voter, tuple(m.tx for m in prepare.members))
         executors: dict[TxId, SubTxExecutor] = {}
         for member in prepare.members:
-            executor = self._sub_transactions.get(member.tx, s.number)
-            if (executor is None or executor.undoing) and member.events is not None:
+            executor = self._sub_transactions.get(member.tx, number)
+            if (executor is None or executor.undoing) and member.events is not None and s is not None:
                 executor, begun = self._one_shot(s, prepare.epoch, member.tx, member.events, executor)
                 effects += begun
             if executor is not None:
                 executors[member.tx] = executor
-        epoch = CallbackEpoch(s.number, memo, executors, self._brokers, self._doubt_s, self._epoch_ended)
+        epoch = CallbackEpoch(number, memo, executors, self._brokers, self._doubt_s, self._epoch_ended)
         self._open_epoch(epoch)
         return effects + epoch.prepare(prepare.members)
 
@@ -149,11 +150,11 @@ class Promises:
 
     def recover(self, number: int, promises: Sequence[Promise], kept: Sequence[Memo] = ()) -> list[Effect]:
         """Promises that a participant found again after a crash: open ones, and ones that are `kept` but not noted."""
-        s = self._subscriptions.all[number]
+        s = self._subscriptions.all.get(number)
         found = [*promises, *(Promise(memo, ()) for memo in kept)]
         for promise in found:
             self._voters.names[promise.memo.voter] = number
-        if s.replica is not None:
+        if s is not None and s.replica is not None:
             return s.replica.recover([p.memo for p in promises])
         effects: list[Effect] = []
         for promise in sorted(found, key=lambda p: p.memo.epoch.attempt):

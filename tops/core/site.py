@@ -13,18 +13,20 @@ import msgspec
 
 from tops.core.calls import Calls
 from tops.core.event_publisher import EventPublisher
+from tops.core.own_resources import OwnResources
 from tops.core.own_transactions import OwnTransactions
 from tops.core.participation import Participation, SiteOptions, Wish
 from tops.core.type_directory import TypeDirectory
 from tops.effects import Answer, Disseminate, Effect, Memo, Post, Promise, Send, SetTimer
 from tops.errors import TopsError
-from tops.ids import NodeId, Pseudonym, TxId
+from tops.ids import NodeId, TxId
 from tops.messages import (
     Address,
     AskLog,
     AskOutcome,
     Definitions,
     Dissemination,
+    EndLog,
     Envelope,
     EpochDecided,
     Event,
@@ -34,6 +36,7 @@ from tops.messages import (
     Letter,
     LinkMessage,
     LogDelivered,
+    LogEnded,
     LogRefused,
     LogTold,
     LogWanted,
@@ -84,12 +87,16 @@ class SiteCore:
         self.link: NodeId | None = None
         self.events = EventPublisher(name, incarnation, directory)
         self.advertising = self.events.advertising
-        own = self.own = OwnTransactions(name, incarnation, directory, self.options.give_up_s)
-        self.transactions, self.opening, self.ended, self.asking = own.transactions, own.opening, own.ended, own.asking
-        self.participation = Participation(
+        participation = self.participation = Participation(
             name, self.types, self.calls, self.brokers, directory.rendezvous, entropy, self.options
         )
+        self.resources = OwnResources(
+            participation.sub_transactions, participation.promises, participation.voters, entropy
+        )
+        own = self.own = OwnTransactions(name, incarnation, directory, self.resources, self.options.give_up_s)
+        self.transactions, self.opening, self.ended, self.asking = own.transactions, own.opening, own.ended, own.asking
         self.asking_logs: dict[int, AskLog] = {}
+        self.ending_logs: dict[int, EndLog] = {}
         self.routes_asked: dict[int, int] = {}  # subscription -> the request that waits for its route
         self._retrying = False
         self._letters = self._handlers()
@@ -114,6 +121,7 @@ class SiteCore:
             TypeAnswered: self.events.on_type_answered,
             RouteStands: self._on_route,
             LogTold: self._on_log_told,
+            LogEnded: self._on_log_ended,
         }
 
     @property
@@ -178,12 +186,23 @@ class SiteCore:
 
     # ------------------------------------------------------------------------------------------- own transactions
 
-    def begin(self, request: int, spec: TxSpec, own: Pseudonym | None = None) -> list[Effect]:
+    def begin(self, request: int, spec: TxSpec, own: int | None = None) -> list[Effect]:
         """Open a transaction; answered with its id when events may be published in it.
 
-        `own` is the key under which resources that the publisher enlisted take part.
+        `own` is the number of resources that this site has enlisted and that take part.
         """
         return self._request(self.own.begin(request, spec, own))
+
+    def enlist(self, number: int, promises: Sequence[Promise] = (), kept: Sequence[Memo] = ()) -> list[Effect]:
+        """Resources of the site's own for transactions that it begins; `number` names them as it does a subscription.
+
+        `promises` and `kept` are what an earlier life promised through them, see `recover`.
+        """
+        return self._carry_out(self.resources.enlist(number, promises, kept))
+
+    def dismiss(self, number: int) -> list[Effect]:
+        """These resources take part in nothing new."""
+        return self._carry_out(self.resources.dismiss(number))
 
     def execute(self, request: int, spec: TxSpec, events: tuple[Event, ...]) -> list[Effect]:
         """A one-shot: begin, all events and commit in one message; answered with the outcome."""
@@ -262,6 +281,15 @@ class SiteCore:
     def forget_log(self, request: int) -> None:
         """Nobody waits for that answer any more."""
         self.asking_logs.pop(request, None)
+        self.ending_logs.pop(request, None)
+
+    def end_log(self, request: int, event_type: str, name: str) -> list[Effect]:
+        """A durable subscription ends for good; repeated until it is answered or `forget_log` gives it up."""
+        order = self.ending_logs[request] = EndLog(request=request, event_type=event_type, name=name)
+        return self._request([Post(Address(self.coordinator_of(event_type)), order)])
+
+    def _on_log_ended(self, ended: LogEnded) -> list[Effect]:
+        return [] if self.ending_logs.pop(ended.request, None) is None else [Answer(ended.request)]
 
     def _on_log_told(self, told: LogTold) -> list[Effect]:
         return [] if self.asking_logs.pop(told.request, None) is None else [Answer(told.request, told)]
@@ -277,7 +305,8 @@ class SiteCore:
     def _repeat(self, elapsed_s: float) -> list[Effect]:
         """Ask again for whatever is unanswered."""
         effects = self.events.repeat_events() + self.own.repeat(elapsed_s)
-        for asked in self.asking_logs.values():
+        about_logs: list[AskLog | EndLog] = [*self.asking_logs.values(), *self.ending_logs.values()]
+        for asked in about_logs:
             effects.append(Post(Address(self.coordinator_of(asked.event_type)), asked))
         effects += self.own.repeat_openings(elapsed_s) + self.events.repeat_types()
         for number in list(self.routes_asked):
@@ -285,7 +314,8 @@ class SiteCore:
         return effects
 
     def _waiting(self) -> bool:
-        return bool(self.asking_logs or self.routes_asked or self.events.waits() or self.own.waits())
+        asks = self.asking_logs or self.ending_logs or self.routes_asked
+        return bool(asks or self.events.waits() or self.own.waits())
 
     # ------------------------------------------------------------------------------------------------- carrying out
 

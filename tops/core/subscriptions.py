@@ -201,7 +201,8 @@ class Subscriptions:
         if s.wish.scope is Scope.DISTRIBUTED:
             # A standing answer is good for one link: what was said under the old key no longer binds anyone.
             s.voter, s.secret = self.entropy(12).hex(), self.entropy(32)
-            self.voters.names[s.voter] = s.number
+            replica = s.replica
+            self.voters.rename(s.number, s.voter, lambda name: replica is not None and replica.promised_as(name))
         if s.reader is not None:
             effects += s.reader.restart()
         return effects + self.renew(s.number)

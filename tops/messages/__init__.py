@@ -18,10 +18,12 @@ from tops.messages.links import (
 )
 from tops.messages.logs import (
     AskLog,
+    EndLog,
     EventConfirmed,
     EventsRefused,
     Follower,
     LogDelivered,
+    LogEnded,
     LogRefused,
     LogTold,
     LogWanted,
@@ -109,6 +111,7 @@ __all__ = [
     "CommitTx",
     "Definitions",
     "Dissemination",
+    "EndLog",
     "Envelope",
     "EpochDecided",
     "EpochFinished",
@@ -125,6 +128,7 @@ __all__ = [
     "LinkMessage",
     "LocalCommitOrdered",
     "LogDelivered",
+    "LogEnded",
     "LogEntry",
     "LogRefused",
     "LogTold",
