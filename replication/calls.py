@@ -267,7 +267,9 @@ class Answerer(Participant):
             return Failed(kind=type(error).__name__, text=str(error), retry=error.retry.value)
         except Exception as error:
             log.exception("a question could not be answered")
-            return Failed(kind=type(error).__name__, text=f"{type(error).__name__}: {error}", retry="never")
+            # Nobody knows how far it got: a write may have been committed before this.
+            text, ask_first = f"{type(error).__name__}: {error}", Retry.ASK_FIRST.value
+            return Failed(kind=type(error).__name__, text=text, retry=ask_first)
 
     async def close(self) -> None:
         for task in self._tasks:

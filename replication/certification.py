@@ -141,8 +141,7 @@ def _reads(logged: LogEntry | None) -> dict[str, list[Lock]]:
     for transaction in logged.transactions:
         for event in transaction.events:
             if event.body["reads"]:
-                tx = msgspec.msgpack.decode(event.body["write"])[0]
-                found[tx] = _decoder.decode(event.body["reads"])
+                found[transaction.tx] = _decoder.decode(event.body["reads"])
     return found
 
 

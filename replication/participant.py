@@ -186,7 +186,7 @@ def _entry(number: int, entry: LogEntry | None) -> Entry:
     members: list[Member] = []
     for logged in entry.transactions:
         if logged.tx_type is TxType.LOCAL:
-            members += published_members(logged.events)
+            members += published_members(TxId(logged.tx), logged.events)
         else:
             members.append(member_of(TxId(logged.tx), logged.events))
     events = [event for logged in entry.transactions for event in logged.events]
