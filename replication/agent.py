@@ -110,7 +110,7 @@ class Agent:
             self._spawn(publisher.run())
         if config.policy == "serializable":
             tables = await user_tables(self.database.dsn) if config.tables == "*" else config.tables
-            self.certifier = Certifier(self.resource, tables)
+            self.certifier = Certifier(self.resource, config.name, tables)
             self.participant.translate = self.certifier.certified
         await self.site.subscribe(self.log_type, participant=self.participant, durable=self.name)
         self.lag = LagTracker(self.site, self.log_type, self.participant)

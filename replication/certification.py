@@ -7,7 +7,7 @@ initiator would: no second message, and nobody waits for an initiator that died.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,6 +17,7 @@ from replication.calls import LockedReadDone
 from replication.conflicts.tables import Shapes, TableShape, conflict_row, key_text, record_of
 from replication.values import pack_rows
 from tops.changes import Change, Insert, Member, Row, Statement, Upsert
+from tops.ids import TxId
 from tops.messages import LogEntry
 from tops.ports import Entry, Resource
 
@@ -49,8 +50,9 @@ def encode_locks(locks: Sequence[Lock]) -> bytes:
 class Certifier:
     """One replica's view of what was written when; the same at every replica that has applied the same prefix."""
 
-    def __init__(self, resource: Resource, tables: Sequence[str]) -> None:
-        self._resource, self._tables, self._shapes = resource, list(tables), Shapes(resource)
+    def __init__(self, resource: Resource, replica_set: str, tables: Sequence[str]) -> None:
+        self._resource, self._replica_set = resource, replica_set
+        self._tables, self._shapes = list(tables), Shapes(resource)
 
     # --------------------------------------------------------------------------------------------------------- reads
 
@@ -78,22 +80,42 @@ class Certifier:
 
     # -------------------------------------------------------------------------------------------------- write sets
 
-    async def certified(self, entry: Entry, logged: LogEntry | None) -> Entry:
-        """The entry as every replica applies it: without the members whose reads no longer hold."""
-        reads = _reads(logged)
-        wanted = {(lock.table, key) for locks in reads.values() for lock in locks for key in _checked(lock)}
-        written = await self._last_writes(wanted)
-        members: list[Member] = []
-        for member in entry.members:
-            broken = _broken(reads.get(member.tx, []), written)
-            if broken is not None:
-                members.append(_refused(entry.number, member.tx, broken))
-                continue
-            footprint = await self._footprint(member)
-            written.update(dict.fromkeys(footprint, entry.number))
-            records = tuple(_record(table, key, entry.number) for table, key in sorted(footprint))
-            members.append(msgspec.structs.replace(member, changes=member.changes + records))
-        return Entry(entry.number, tuple(members), entry.at_ms)
+    async def certified(self, entries: Sequence[Entry], logged: Mapping[int, LogEntry]) -> list[Entry]:
+        """The entries as every replica applies them: without the members whose reads no longer hold.
+
+        They are judged in order, each on what those before it write, so it makes no difference how many come at once:
+        if one can't be applied after all, the ones behind it are judged again."""
+        reads = {entry.number: _reads(logged.get(entry.number)) for entry in entries}
+        locks = [lock for of_entry in reads.values() for of_member in of_entry.values() for lock in of_member]
+        written = await self._last_writes({(lock.table, key) for lock in locks for key in _checked(lock)})
+        keys = await self._known_keys([member for entry in entries for member in entry.members])
+        judged: list[Entry] = []
+        for entry in entries:
+            members: list[Member] = []
+            for member in entry.members:
+                broken = _broken(reads[entry.number].get(member.tx, []), written)
+                # Said again, with what it read before its first time: the database recognises it by its key.
+                if broken is not None and keys.get(member.idempotency_key, 0) <= entry.at_ms:
+                    members.append(_refused(entry.number, member.tx, broken))
+                    continue
+                if member.idempotency_key:
+                    keys[member.idempotency_key] = entry.at_ms + member.key_ttl_s * 1000
+                footprint = await self._footprint(member)
+                written.update(dict.fromkeys(footprint, entry.number))
+                members += [member, _records(member.tx, footprint, entry.number)] if footprint else [member]
+            judged.append(Entry(entry.number, tuple(members), entry.at_ms))
+        return judged
+
+    async def _known_keys(self, members: Sequence[Member]) -> dict[str, int]:
+        """Until when each of the members' idempotency keys is taken, as far as one is."""
+        wanted = [member.idempotency_key for member in members if member.idempotency_key]
+        if not wanted:
+            return {}
+        found = await self._resource.read(
+            "select key, expires_ms from tops.idempotency_keys where replica_set = $1 and key = any($2::text[])",
+            (self._replica_set, wanted),
+        )
+        return {row["key"]: row["expires_ms"] for row in found.rows}
 
     async def _last_writes(self, places: set[tuple[str, str]]) -> dict[tuple[str, str], int]:
         if not places:
@@ -159,8 +181,10 @@ def _broken(locks: Sequence[Lock], written: dict[tuple[str, str], int]) -> str |
     return None
 
 
-def _record(table: str, key: str, number: int) -> Change:
-    return Upsert(LAST_WRITES, {"table_name": table, "key": key}, {"number": number})
+def _records(tx: TxId, footprint: set[tuple[str, str]], number: int) -> Member:
+    """What was written when, beside the member itself: what its idempotency key is tied to is only what it says."""
+    places = [{"table_name": table, "key": key} for table, key in sorted(footprint)]
+    return Member(tx, tuple(Upsert(LAST_WRITES, place, {"number": number}) for place in places))
 
 
 def _refused(number: int, tx: str, reason: str) -> Member:

@@ -8,7 +8,7 @@ the transaction, or set it aside.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
@@ -26,7 +26,7 @@ from tops.transactions import Scope, TxType
 
 RETRY_FIRST_S, RETRY_MAX_S = 0.05, 2.0
 FailedEntry = Callable[[Entry, EntryFailed], Awaitable[Entry | None]]
-Translate = Callable[[Entry, LogEntry | None], Awaitable[Entry]]
+Translate = Callable[[Sequence[Entry], Mapping[int, LogEntry]], Awaitable[list[Entry]]]
 
 log = logging.getLogger("tops.replication")
 
@@ -46,7 +46,8 @@ class ReplicaParticipant(BatchParticipant):
         self.resumed = asyncio.Event()
         self.resumed.set()
         self.on_failed_entry: FailedEntry | None = None
-        self.translate: Translate | None = None  # what becomes of an entry here, if not what it says
+        # What becomes of entries here, if not what they say: of the first, and as many more as can be judged with it.
+        self.translate: Translate | None = None
         self.turn = asyncio.Lock()  # whoever looks at a row and then changes it
         self._moved = asyncio.Condition()
 
@@ -143,15 +144,13 @@ class ReplicaParticipant(BatchParticipant):
     async def _apply(self, work: Sequence[Entry], logged: dict[int, LogEntry]) -> Applied:
         if self.translate is None:
             return await self.resource.apply(work)
-        position = self.reached
-        for entry in work:
-            # One by one: whether a change still counts depends on what the one before it left.
+        done, left = Applied(self.reached), list(work)
+        while left and done.failed is None:
             async with self.turn:
-                done = await self.resource.apply([await self.translate(entry, logged.get(entry.number))])
-            if done.failed is not None:
-                return Applied(position, done.failed)
-            position = entry.number
-        return Applied(position)
+                some = await self.translate(left, logged)
+                done = await self.resource.apply(some)
+            left = left[len(some) :]
+        return done
 
     async def _failed(self, entry: Entry, failed: EntryFailed) -> Entry | None:
         if self.on_failed_entry is None:

@@ -13,7 +13,7 @@ from replication.refusals import WriteRefused
 from tests.integration.replication.clusters import eventually
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tests.integration.replication.wires import Wire, wire_to
-from tops.changes import Insert
+from tops.changes import Insert, Update
 from tops.errors import OutcomeUnknown
 
 POLICIES = {
@@ -119,3 +119,24 @@ async def test_a_replica_that_is_new_tells_what_was_refused_before_it_came(
         async with cluster.connect(prefer="r3") as at_new:
             assert await at_new.outcome(refused.value.tx) == "aborted"
             assert await at_new.outcome(done.tx) == "committed"
+
+
+async def test_a_serializable_transaction_that_is_repeated_under_its_key_is_done_once(
+    server: EmbeddedPostgres, folder: Path
+) -> None:
+    async with wired(server, folder, POLICIES["serializable"]) as (_, wire), client_at(wire) as shop:
+        await shop.write([LOST])
+        async with shop.transaction(idempotency_key="once") as tx:
+            (row,) = await tx.fetch("select balance from accounts where id = $1", 1)
+            await tx.update("accounts", key={"id": 1}, values={"balance": row["balance"] + 1})
+            wire.to_client.clear()
+            with pytest.raises(OutcomeUnknown):
+                await tx.commit()
+            wire.let_go()
+            await tx.commit()  # what it had read was changed meanwhile, by itself
+            again = await shop.write(
+                [Update("accounts", {"id": 1}, {"balance": row["balance"] + 1})], idempotency_key="once"
+            )
+
+        rows = await shop.fetch("select balance from accounts where id = 1", after=again.token)
+        assert [row["balance"] for row in rows] == [2]
