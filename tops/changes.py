@@ -19,14 +19,14 @@ Value = Any
 Row = dict[str, Value]
 
 
-class Insert(msgspec.Struct, frozen=True, array_like=True, tag="insert"):
+class Insert(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="insert"):
     """A new row; refused if its key exists."""
 
     table: str
     values: Row
 
 
-class Update(msgspec.Struct, frozen=True, array_like=True, tag="update"):
+class Update(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="update"):
     """New values for, or amounts added to, columns of the row with that primary key; no such row: 0 rows, no error."""
 
     table: str
@@ -36,7 +36,7 @@ class Update(msgspec.Struct, frozen=True, array_like=True, tag="update"):
     expect_version: int | None = None
 
 
-class Upsert(msgspec.Struct, frozen=True, array_like=True, tag="upsert"):
+class Upsert(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="upsert"):
     """The row has these values afterwards, whether it existed or not."""
 
     table: str
@@ -45,7 +45,7 @@ class Upsert(msgspec.Struct, frozen=True, array_like=True, tag="upsert"):
     expect_version: int | None = None
 
 
-class Delete(msgspec.Struct, frozen=True, array_like=True, tag="delete"):
+class Delete(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="delete"):
     """The row is gone afterwards; no such row: 0 rows, no error."""
 
     table: str
@@ -53,7 +53,7 @@ class Delete(msgspec.Struct, frozen=True, array_like=True, tag="delete"):
     expect_version: int | None = None
 
 
-class Statement(msgspec.Struct, frozen=True, array_like=True, tag="statement"):
+class Statement(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="statement"):
     """One parameterised SQL statement ($1, $2, …) that does the same on every replica."""
 
     sql: str
@@ -64,7 +64,7 @@ RowChange = Insert | Update | Upsert | Delete
 Change = RowChange | Statement
 
 
-class Member(msgspec.Struct, frozen=True, array_like=True):
+class Member(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One transaction of an epoch or of the log: its changes, in order."""
 
     tx: TxId

@@ -11,6 +11,7 @@ happens when one raises:
 | `on_commit`, `on_abort`, `on_compensate` | tried again, until it succeeds: the outcome is decided |
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
@@ -117,7 +118,7 @@ async def _notify_all(participant: Participant, events: Sequence[Received]) -> N
             await answer
 
 
-class BatchParticipant(Participant):
+class BatchParticipant(Participant, ABC):
     """A replica: takes whole epochs as one unit of work and keeps its own position in the log.
 
     It is the memory of its promises, too: `promises` are found again after a crash. With the scope `LOCAL` it does not
@@ -126,22 +127,22 @@ class BatchParticipant(Participant):
 
     scope = Scope.DISTRIBUTED
 
+    @abstractmethod
     async def position(self) -> int:
         """The last number of the log that is applied."""
-        raise NotImplementedError
 
     async def promises(self) -> Sequence[Memo]:
         """Epochs that are prepared and not ended."""
         return ()
 
+    @abstractmethod
     async def prepare_batch(self, memo: Memo, members: tuple[EpochMember, ...]) -> BatchPrepared:
         """Apply an epoch and promise it; names the members that can't be applied here."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def finish_batch(self, memo: Memo, committed: bool) -> None:
         """Commit or roll back an epoch, also one that is unknown here."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def apply_entries(self, entries: tuple[LogEntry, ...], upto: int) -> int:
         """Apply what others have committed, each once; returns the position reached."""
-        raise NotImplementedError

@@ -15,7 +15,7 @@ from tops.changes import Member, Row, Value
 from tops.ids import NodeId, TxId
 
 
-class Attempt(msgspec.Struct, frozen=True, array_like=True, order=True):
+class Attempt(msgspec.Struct, frozen=True, gc=False, array_like=True, order=True):
     """Which try, of which coordinator's life, at which number of the log."""
 
     number: int
@@ -28,7 +28,7 @@ class Attempt(msgspec.Struct, frozen=True, array_like=True, order=True):
         return f"number {self.number}, attempt {self.attempt} of {self.coordinator}.{self.incarnation}"
 
 
-class Epoch(msgspec.Struct, frozen=True, array_like=True):
+class Epoch(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Transactions that are prepared together, in serial order."""
 
     attempt: Attempt
@@ -37,7 +37,7 @@ class Epoch(msgspec.Struct, frozen=True, array_like=True):
     at_ms: int  # the coordinator's clock, never going back: all replicas measure the life of idempotency keys by it
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class Entry(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One number of the log with what was committed under it; no members: a void number."""
 
     number: int
@@ -56,7 +56,7 @@ class Why(Enum):
     ERROR = "error"  # anything else that the database objects to
 
 
-class Exclusion(msgspec.Struct, frozen=True, array_like=True):
+class Exclusion(msgspec.Struct, frozen=True, gc=False, array_like=True):
     why: Why
     sqlstate: str
     message: str
@@ -64,7 +64,7 @@ class Exclusion(msgspec.Struct, frozen=True, array_like=True):
     first_number: int | None = None
 
 
-class MemberVote(msgspec.Struct, frozen=True, array_like=True):
+class MemberVote(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What became of one member here: the rows that each of its changes affected, or why it is left out."""
 
     tx: TxId
@@ -73,7 +73,7 @@ class MemberVote(msgspec.Struct, frozen=True, array_like=True):
     returned: tuple[tuple[Row, ...], ...] = ()  # per change, for statements that return rows; empty if none does
 
 
-class Prepared(msgspec.Struct, frozen=True, array_like=True):
+class Prepared(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A promise that survives crashes: all members but the excluded ones commit when told to."""
 
     attempt: Attempt
@@ -81,20 +81,20 @@ class Prepared(msgspec.Struct, frozen=True, array_like=True):
     votes: tuple[MemberVote, ...]
 
 
-class EntryFailed(msgspec.Struct, frozen=True, array_like=True):
+class EntryFailed(msgspec.Struct, frozen=True, gc=False, array_like=True):
     number: int
     tx: TxId
     reason: Exclusion
 
 
-class Applied(msgspec.Struct, frozen=True, array_like=True):
+class Applied(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """How an `apply` went: everything before `failed` is committed, it and everything after it is not."""
 
     position: int
     failed: EntryFailed | None = None
 
 
-class Position(msgspec.Struct, frozen=True, array_like=True):
+class Position(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The longest applied-or-void prefix of the log, and what is applied beyond it."""
 
     prefix: int
@@ -104,26 +104,26 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
         return number <= self.prefix or number in self.above
 
 
-class InDoubt(msgspec.Struct, frozen=True, array_like=True):
+class InDoubt(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A promise found in the database that waits for the coordinator's word."""
 
     attempt: Attempt
     age_s: float
 
 
-class ReadResult(msgspec.Struct, frozen=True, array_like=True):
+class ReadResult(msgspec.Struct, frozen=True, gc=False, array_like=True):
     rows: list[Row]
     position: Position | None = None  # of the very snapshot that was read, if asked for
 
 
-class OutboxEntry(msgspec.Struct, frozen=True, array_like=True):
+class OutboxEntry(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A transaction committed here that is still to be published; ids grow in commit order."""
 
     id: int
     member: Member
 
 
-class Health(msgspec.Struct, frozen=True, array_like=True):
+class Health(msgspec.Struct, frozen=True, gc=False, array_like=True):
     position: Position
     prepared: int
     oldest_prepared_s: float

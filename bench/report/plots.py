@@ -52,10 +52,10 @@ def draw(record: Result, directory: Path) -> list[Path]:
 
 def _pictures(record: Result, ours: set[str]) -> dict[str, Figure]:
     rows, pictures = record["rows"], dict[str, Figure]()
-    if any("tps" in row for row in rows):
-        pictures["throughput"] = _panels(rows, ours, _throughput, "transactions per second")
-    if any("p95_ms" in row for row in rows):
-        pictures["latency"] = _panels(rows, ours, _latency, "ms: dot p50, bar to p95, tick p99 (logarithmic)")
+    if paced := [row for row in rows if row.get("tps") is not None]:
+        pictures["throughput"] = _panels(paced, ours, _throughput, "transactions per second")
+    if timed := [row for row in rows if row.get("p50_ms") is not None and row.get("p95_ms") is not None]:
+        pictures["latency"] = _panels(timed, ours, _latency, "ms: dot p50, bar to p95, tick p99 (logarithmic)")
     if record["figures"]:
         pictures["figures"] = _ratios(record["figures"])
     if any(row.get("phases") for row in rows):
@@ -83,11 +83,11 @@ def _panels(rows: Sequence[Row], ours: set[str], panel: Callable[[Axes, list[Bar
 
 def _throughput(ax: Axes, bars: list[Bar]) -> None:
     for place, row, colour in bars:
-        low, high = row.get("tps_low", row["tps"]), row.get("tps_high", row["tps"])
+        low, high = row.get("tps_low") or row["tps"], row.get("tps_high") or row["tps"]
         ax.barh(place, row["tps"], height=0.62, color=colour)
         ax.plot([low, high], [place, place], color=INK, linewidth=1)
         ax.annotate(f"{row['tps']:,.0f}", (high, place), xytext=(4, 0), textcoords="offset points", va="center")
-    ax.set_xlim(0, 1.25 * max(row.get("tps_high", row["tps"]) for _, row, _ in bars))  # room for the numbers
+    ax.set_xlim(0, 1.25 * max(row.get("tps_high") or row["tps"] for _, row, _ in bars))  # room for the numbers
     ax.xaxis.set_major_locator(MaxNLocator(4))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
 
@@ -95,13 +95,13 @@ def _throughput(ax: Axes, bars: list[Bar]) -> None:
 def _latency(ax: Axes, bars: list[Bar]) -> None:
     ax.set_xscale("log")
     for place, row, colour in bars:
-        last = row.get("p99_ms", row["p95_ms"])
+        last = row.get("p99_ms") or row["p95_ms"]
         ax.plot([row["p50_ms"], row["p95_ms"]], [place, place], color=colour, linewidth=5, solid_capstyle="butt")
         ax.plot(row["p50_ms"], place, marker="o", color=colour, markeredgecolor="white", markersize=8)
         ax.plot(last, place, marker="|", color=colour, markersize=10)
         label = f"{row['p50_ms']:.3g} / {row['p95_ms']:.3g}"
         ax.annotate(label, (last, place), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8)
-    low, high = min(row["p50_ms"] for _, row, _ in bars), max(row.get("p99_ms", row["p95_ms"]) for _, row, _ in bars)
+    low, high = min(row["p50_ms"] for _, row, _ in bars), max(row.get("p99_ms") or row["p95_ms"] for _, row, _ in bars)
     ax.set_xlim(low * 0.8, high * (high / low) ** 0.45)  # room for the numbers, whatever the span
     _plain_logarithmic(ax)
 

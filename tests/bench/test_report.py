@@ -129,3 +129,9 @@ def test_the_page_needs_nothing_but_itself(record: Result, tmp_path: Path) -> No
     assert not re.search(r"<(script|link)\b", page)
     assert "three &lt;replicas&gt;" in page
     assert "mariadbd is not installed" in page
+
+
+def test_a_record_with_rows_that_have_no_latency_is_drawn_all_the_same(record: Result, tmp_path: Path) -> None:
+    record["rows"].append({"system": "bulk apply", "clients": 1, "tps": 60000.0, "p50_ms": None, "p95_ms": None})
+
+    assert {path.stem for path in draw(record, tmp_path)} >= {"policies-throughput", "policies-latency"}

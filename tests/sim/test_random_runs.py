@@ -11,7 +11,7 @@ import pytest
 from tops.sim.faults import Faults
 from tops.sim.runner import Result, run_seed
 
-REGRESSIONS = (3, 10, 16, 18, 41, 66, 80, 84, 87, 100, 108, 234, 1054, 1164)
+REGRESSIONS = (3, 10, 16, 18, 41, 66, 80, 84, 87, 100, 108, 234, 1054, 1164, 1_000_983)
 FRESH = range(10_000, 12_000)
 
 

@@ -9,21 +9,22 @@ for others.
 Voters ask for decisions that they miss; the coordinator never repeats one by itself.
 """
 
-import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from enum import Enum
 
 import msgspec
 
-from tops.constraints import Predicate, unmet
+from tops.constraints import Predicate
 from tops.core.ballot import ReadyTx, Verdict, count_votes, shortfall
 from tops.core.census import Member
+from tops.core.epoch import Epoch, EpochOptions, Stage, fits, hashed_all, member_digest, outcomes_of
+from tops.core.epoch_memory import QUESTION, Decided, EpochMemory, told
+from tops.core.epoch_queue import EpochQueue
 from tops.core.event_log import EventLog
 from tops.core.outcomes import Outcomes
 from tops.core.standing import StandingAnswers
-from tops.effects import Alarm, CancelTimer, Effect, Persist, Post, ReadLog, SetTimer
-from tops.ids import NodeId, TxId, hashed
+from tops.effects import Alarm, CancelTimer, Effect, Persist, Post, SetTimer
+from tops.ids import NodeId, TxId
 from tops.messages import (
     Address,
     EpochDecided,
@@ -31,7 +32,6 @@ from tops.messages import (
     EpochId,
     EpochMember,
     EpochVoted,
-    FinishNoted,
     LogEntry,
     LoggedTx,
     PrepareEpoch,
@@ -41,51 +41,7 @@ from tops.messages import (
 from tops.records import EpochCommitted, FinishesNoted, InSyncChanged, LogAppended
 from tops.transactions import Outcome
 
-QUESTION = "?"  # the feed name under which single entries are read to answer a question
-
-
-class EpochOptions(msgspec.Struct, frozen=True):
-    """`sync_window_s`: how long a vote on a durable type may take; `finish_window_s`: how long the client waits for
-    the committing set to confirm; `join_gap`: how close to the end of the log a replica joins."""
-
-    members_max: int = 64
-    attempts_max: int = 3
-    sync_window_s: float = 2.0
-    finish_window_s: float = 2.0
-    join_gap: int = 64
-    note_after_s: float = 0.2
-
-
-class Stage(Enum):
-    VOTING = "voting"  # ends when everyone has voted, is gone, or the time is up
-    FINISHING = "finishing"  # decided and durable; ends when the committing set has finished, or the time is up
-
-
-class Epoch(msgspec.Struct):
-    """One epoch, from its first prepare until nobody is waited for."""
-
-    id: EpochId
-    digest: str
-    members: list[ReadyTx]
-    voters: dict[str, Member]  # asked to prepare, joiners included
-    counted: frozenset[str]  # those whose votes are waited for
-    stage: Stage = Stage.VOTING
-    votes: dict[str, EpochVoted] = {}
-    gone: dict[str, str] = {}
-    committing: frozenset[str] = frozenset()
-    committed: tuple[TxId, ...] = ()
-    decided: frozenset[str] = frozenset()  # the committing set as it was decided
-    finished: set[str] = set()
-    outcomes: list[tuple[TxOutcome, Address]] = []
-    unchecked: bool = False  # the publisher was told that votes are missing
-
-
-class Decided(msgspec.Struct, frozen=True):
-    """The remembered commit of an epoch that keeps no log entry, until everyone has finished."""
-
-    digest: str
-    committing: frozenset[str]
-    transactions: tuple[TxId, ...]
+__all__ = ["QUESTION", "Epoch", "EpochCoordinator", "EpochOptions", "Stage", "member_digest"]
 
 
 class EpochCoordinator:
@@ -107,13 +63,26 @@ class EpochCoordinator:
         self.standing, self.log, self.outcomes = standing, log, outcomes
         self.predicates, self.options = predicates, options
         self.settled = settled  # what follows a decision for those who do not vote: local subscribers
-        self.questions: dict[int, list[tuple[EpochId, str, str, Address]]] = {}  # waiting for the disk
-        self.queue: deque[ReadyTx] = deque()
+        self.memory = EpochMemory(event_type, log)
+        self.waiting = EpochQueue(standing, predicates, options.members_max)
         self.held: set[TxId] = set()  # waiting here or in flight
         self.in_flight: dict[int, Epoch] = {}
-        self.decided: dict[EpochId, Decided] = {}
         self.volatile_number = 0
-        self.notes: dict[tuple[EpochId, str], Address] = {}  # finishes that are not on disk yet
+
+    @property
+    def queue(self) -> deque[ReadyTx]:
+        """What waits to be prepared."""
+        return self.waiting.ready
+
+    @property
+    def decided(self) -> Mapping[EpochId, Decided]:
+        """Commits that somebody may still ask for."""
+        return self.memory.decided
+
+    @property
+    def questions(self) -> Mapping[int, object]:
+        """Numbers that voters asked about and the disk has not told about yet."""
+        return self.memory.questions
 
     # ------------------------------------------------------------------------------------------------ forming an epoch
 
@@ -125,12 +94,10 @@ class EpochCoordinator:
 
     def withdraw(self, tx: TxId) -> bool:
         """Take back a transaction that has not been sent out to be prepared."""
-        for ready in self.queue:
-            if ready.tx == tx:
-                self.queue.remove(ready)
-                self.held.discard(tx)
-                return True
-        return False
+        if not self.waiting.withdraw(tx):
+            return False
+        self.held.discard(tx)
+        return True
 
     def voting(self, tx: TxId) -> Epoch | None:
         """The epoch in which this transaction is being voted on."""
@@ -154,44 +121,8 @@ class EpochCoordinator:
         return not self.in_flight or (self.log is None and self.queue[0].members is not None)
 
     def _form(self) -> list[Effect]:
-        effects: list[Effect] = []
-        group: list[ReadyTx] = []
-        voters: dict[str, Member] = {}
-        met: set[object] = set()  # constraints that hold with these voters; many members share theirs
-        while self.queue and len(group) < self.options.members_max:
-            ready = self.queue[0]
-            own = self._voters_of(ready)
-            if group and (own.keys() != voters.keys() or ready.alone or group[0].alone):
-                break
-            self.queue.popleft()
-            lacking = self._lacking(ready, own, met)
-            if lacking is not None:
-                effects += self._settle_abort(ready, lacking)
-                continue
-            group.append(ready)
-            voters = own
-        return effects + (self._prepare_new(group, voters) if group else [])
-
-    def _voters_of(self, ready: ReadyTx) -> dict[str, Member]:
-        if ready.members is None:
-            return self.standing.voters(ready.spec)
-        return {
-            key: m
-            for key, m in ready.members.items()
-            if not m.standing or ((s := self.standing.answers.get(key)) is not None and self.standing.counted(s))
-        }
-
-    def _lacking(self, ready: ReadyTx, voters: dict[str, Member], met: set[object]) -> str | None:
-        """The test before prepare: why the transaction can't commit with these voters."""
-        if ready.members is not None or not voters:
-            return shortfall(ready, frozenset(ready.members or ()), voters, self.predicates)
-        constraints = ready.spec.constraints
-        if constraints in met:
-            return None
-        lacking = unmet(constraints, [m.identity for m in voters.values()], self.predicates)
-        if lacking is None:
-            met.add(constraints)
-        return lacking
+        group, voters, refused = self.waiting.next_group(self._settle_abort)
+        return refused + (self._prepare_new(group, voters) if group else [])
 
     def _prepare_new(self, group: list[ReadyTx], voters: dict[str, Member]) -> list[Effect]:
         if self.log is not None:
@@ -227,13 +158,10 @@ class EpochCoordinator:
         member = epoch.voters.get(voted.voter)
         if member is None or member.incarnation != incarnation or epoch.stage is not Stage.VOTING:
             return []
-        if voted.voter in epoch.votes or voted.voter in epoch.gone or not _fits(voted, epoch.members):
+        if not epoch.awaits(voted.voter) or not fits(voted, epoch.members):
             return []
         epoch.votes[voted.voter] = voted
-        return self._resolve(epoch) if self._complete(epoch) else []
-
-    def _complete(self, epoch: Epoch) -> bool:
-        return all(key in epoch.votes or key in epoch.gone for key in epoch.counted)
+        return self._resolve(epoch) if epoch.everyone_voted() else []
 
     def drop(self, keys: Iterable[str], reason: str) -> list[Effect]:
         """These voters are gone: a NO from whoever has not voted, and nobody to wait for afterwards."""
@@ -242,9 +170,9 @@ class EpochCoordinator:
             for epoch in list(self.in_flight.values()):
                 if key not in epoch.voters:
                     continue
-                if epoch.stage is Stage.VOTING and key not in epoch.votes and key not in epoch.gone:
+                if epoch.stage is Stage.VOTING and epoch.awaits(key):
                     epoch.gone[key] = reason
-                    if self._complete(epoch):
+                    if epoch.everyone_voted():
                         effects += self._resolve(epoch)
                 elif epoch.stage is Stage.FINISHING and key in epoch.committing - epoch.finished:
                     effects += self._give_up_on(epoch, frozenset([key]))
@@ -273,7 +201,7 @@ class EpochCoordinator:
             return []
         if epoch.stage is Stage.FINISHING:
             return self._give_up_on(epoch, epoch.committing - epoch.finished)
-        missing = [key for key in epoch.counted if key not in epoch.votes and key not in epoch.gone]
+        missing = [key for key in epoch.counted if epoch.awaits(key)]
         lone = epoch.members[0]
         if self.log is None and len(epoch.members) == 1 and lone.members is not None:
             # An interactive transaction's publisher decides whether to wait on.
@@ -302,7 +230,7 @@ class EpochCoordinator:
 
     def _timely_joiners(self, epoch: Epoch, verdict: Verdict) -> set[str]:
         """Replicas that are joining commit too if they prepared the very same members in time, and are welcome."""
-        rows = self._first(epoch, verdict.committing).rows
+        rows = epoch.first_vote(verdict.committing).rows
         timely = {
             key
             for key, vote in epoch.votes.items()
@@ -318,10 +246,6 @@ class EpochCoordinator:
         )
         return timely if welcome else set()
 
-    def _first(self, epoch: Epoch, committing: frozenset[str]) -> EpochVoted:
-        """The vote whose rows and results count: the first of those that tell any."""
-        return epoch.votes[min(committing, key=lambda key: (not epoch.votes[key].rows, key))]
-
     def _try_again(self, epoch: Epoch, verdict: Verdict) -> list[Effect]:
         """A new attempt at the number without the members that stood in the way; its prepare undoes the old one."""
         effects: list[Effect] = []
@@ -336,7 +260,7 @@ class EpochCoordinator:
         if epoch.id.attempt >= self.options.attempts_max:
             for ready in rest:
                 ready.alone = True
-            self.queue.extendleft(reversed(rest))
+            self.waiting.put_back(rest)
             return effects + self._undo(epoch) + self._end(epoch, void=True) + self.start()
         voters = {key: epoch.voters[key] for key in sorted(verdict.committing)}
         return effects + self._prepare(epoch.id.number, epoch.id.attempt + 1, rest, voters, frozenset(voters))
@@ -354,8 +278,10 @@ class EpochCoordinator:
         epoch.stage = Stage.FINISHING
         epoch.committing = epoch.decided = verdict.committing
         epoch.committed = tuple(m.tx for m in committed)
-        self._prepare_outcomes(epoch, committed)
         number = epoch.id.number
+        epoch.outcomes = outcomes_of(epoch, committed, number if self.log is not None else None)
+        for outcome, _ in epoch.outcomes:
+            self.outcomes.remember(outcome)
         effects: list[Effect] = [Persist(self._record(epoch, committed))]
         committing = hashed_all(epoch.committing)
         effects += [self._decided(epoch, key, committing) for key in sorted(epoch.voters)]
@@ -366,25 +292,9 @@ class EpochCoordinator:
             effects += self.settled(ready, True)
         return effects + aborts
 
-    def _prepare_outcomes(self, epoch: Epoch, committed: list[ReadyTx]) -> None:
-        index = {m.tx: i for i, m in enumerate(epoch.members)}
-        first = self._first(epoch, epoch.committing)  # the others' rows are the same, their results may differ
-        number = epoch.id.number if self.log is not None else None
-        for ready in committed:
-            i = index[ready.tx]
-            outcome = TxOutcome(
-                tx=ready.tx,
-                outcome=Outcome.COMMITTED,
-                log_number=number,
-                rows=first.rows[i] if first.rows else (),
-                result=first.results[i] if first.results else b"",
-            )
-            epoch.outcomes.append((outcome, ready.publisher))
-            self.outcomes.remember(outcome)
-
     def _record(self, epoch: Epoch, committed: list[ReadyTx]) -> LogAppended | EpochCommitted:
         if self.log is None:
-            self.decided[epoch.id] = Decided(epoch.digest, epoch.committing, epoch.committed)
+            self.memory.decided[epoch.id] = Decided(epoch.digest, epoch.committing, epoch.committed)
             return EpochCommitted(
                 epoch=epoch.id, digest=epoch.digest, transactions=epoch.committed, committing=epoch.committing
             )
@@ -421,9 +331,9 @@ class EpochCoordinator:
     def on_finished(self, finished: EpochFinished, sender: Address) -> list[Effect]:
         effects: list[Effect] = []
         if finished.note:
-            if not self.notes:
+            if not self.memory.notes:
                 effects.append(SetTimer(("notes", self.event_type), self.options.note_after_s))
-            self.notes[finished.epoch, finished.voter] = sender
+            self.memory.notes[finished.epoch, finished.voter] = sender
         epoch = self.in_flight.get(finished.epoch.number)
         if epoch is not None and epoch.id == finished.epoch:
             epoch.finished.add(finished.voter)
@@ -433,24 +343,7 @@ class EpochCoordinator:
 
     def write_notes(self) -> list[Effect]:
         """Remember, many at a time, who has finished; only then may a voter forget its promise."""
-        notes, self.notes = self.notes, {}
-        for epoch, voter in notes:
-            self._forget(epoch, voter)
-        if not notes:
-            return []
-        told = [Post(to, FinishNoted(epoch=epoch, voter=voter)) for (epoch, voter), to in notes.items()]
-        return [Persist(FinishesNoted(event_type=self.event_type, finished=tuple(notes))), *told]
-
-    def _forget(self, epoch: EpochId, voter: str) -> None:
-        """When the last one has finished nobody is going to ask any more."""
-        decided = self.decided.get(epoch)
-        if decided is None:
-            return
-        left = decided.committing - {voter}
-        if left:
-            self.decided[epoch] = Decided(decided.digest, left, decided.transactions)
-        else:
-            del self.decided[epoch]
+        return self.memory.write_notes()
 
     def _give_up_on(self, epoch: Epoch, late: frozenset[str]) -> list[Effect]:
         """These have promised and are silent. They finish when they are back; a replica lags until then."""
@@ -491,27 +384,12 @@ class EpochCoordinator:
                 live.voters[voter].address = asker  # it may have moved to another broker
             if live.stage is Stage.VOTING:
                 return []
-            committing = live.decided
-        elif self.log is None:
-            known = self.decided.get(epoch)
-            committing = known.committing if known is not None else frozenset()
-        elif epoch.number > self.log.last_number or epoch.number in self.log.tail or epoch.number in self.log.undecided:
-            committing = _committing(self.log.tail.get(epoch.number), epoch)
-        else:
-            # Too old for memory: the disk knows. If it no longer does, only an operator can tell.
-            questions = self.questions.setdefault(epoch.number, [])
-            if (epoch, digest, voter, asker) not in questions:
-                questions.append((epoch, digest, voter, asker))
-            return [ReadLog(self.event_type, QUESTION, epoch.number, epoch.number)]
-        return [_told(epoch, digest, voter, committing, asker)]
+            return [told(epoch, digest, voter, live.decided, asker)]
+        return self.memory.answer(epoch, digest, voter, asker)
 
     def on_read(self, entries: tuple[LogEntry, ...]) -> list[Effect]:
         """What the disk knows about the numbers that were asked for."""
-        effects: list[Effect] = []
-        for entry in entries:
-            for epoch, digest, voter, asker in self.questions.pop(entry.number, ()):
-                effects.append(_told(epoch, digest, voter, _committing(entry, epoch), asker))
-        return effects
+        return self.memory.on_read(entries)
 
     def recover(self, record: LogAppended | EpochCommitted | FinishesNoted | InSyncChanged) -> None:
         """Replay one record of the journal."""
@@ -526,36 +404,9 @@ class EpochCoordinator:
             case InSyncChanged(in_sync=in_sync):
                 self.standing.in_sync = in_sync
             case EpochCommitted(epoch=epoch, digest=digest, transactions=transactions, committing=committing):
-                self.decided[epoch] = Decided(digest, committing, transactions)
+                self.memory.decided[epoch] = Decided(digest, committing, transactions)
                 for tx in transactions:
                     self.outcomes.remember(TxOutcome(tx=tx, outcome=Outcome.COMMITTED))
             case FinishesNoted(finished=finished):
                 for epoch, voter in finished:
-                    self._forget(epoch, voter)
-
-
-def _fits(voted: EpochVoted, members: list[ReadyTx]) -> bool:
-    """Whether a vote speaks of these members; what else a confused voter says is no vote."""
-    per_member = (0, len(members))
-    known = voted.excluded.keys() <= {m.tx for m in members}
-    return known and len(voted.rows) in per_member and len(voted.results) in per_member
-
-
-def _committing(entry: LogEntry | None, epoch: EpochId) -> frozenset[str]:
-    """Who commits this very attempt: nobody, if the number went to another one or stayed void."""
-    return entry.committing if entry is not None and entry.epoch == epoch else frozenset()
-
-
-def _told(epoch: EpochId, digest: str, voter: str, committing: frozenset[str], asker: Address) -> Effect:
-    decided = EpochDecided(epoch=epoch, digest=digest, voter=voter, committing=hashed_all(committing))
-    return Post(asker, decided)
-
-
-def hashed_all(keys: frozenset[str]) -> frozenset[str]:
-    """A committing set as it is shown to voters."""
-    return frozenset(map(hashed, keys))
-
-
-def member_digest(transactions: Iterable[TxId]) -> str:
-    """What a vote is a vote on: these transactions in this order."""
-    return hashlib.sha256("\n".join(transactions).encode()).hexdigest()[:16]
+                    self.memory.forget(epoch, voter)

@@ -1,0 +1,233 @@
+"""Distributed transactions at their rendezvous, from the census to the hand-over to an epoch, and after its end."""
+
+from collections.abc import Iterable
+
+from tops.core.ballot import ReadyTx
+from tops.core.census import Member
+from tops.core.event_coordinator import EventCoordinator
+from tops.core.known_types import KnownTypes
+from tops.core.open_transactions import OpenTransactions, RendezvousNode
+from tops.core.outcomes import Outcomes
+from tops.core.tx_coordinator import TxCoordinator
+from tops.effects import Disseminate, Effect, Post
+from tops.ids import NodeId, TxId
+from tops.messages import (
+    Address,
+    BeginTx,
+    CensusOpened,
+    CensusReplied,
+    LocalCommitOrdered,
+    MembershipAnswered,
+    ParticipantAborted,
+    RunOneShot,
+    TxAbandoned,
+    TxOpened,
+    TxOutcome,
+    TxPublished,
+    TxSpec,
+)
+from tops.transactions import LocalOutcome, Outcome, ScopeLimit, TxState
+
+
+class DistributedTransactions:
+    """The tx coordinators of one rendezvous."""
+
+    def __init__(
+        self, node: RendezvousNode, known: KnownTypes, transactions: OpenTransactions, outcomes: Outcomes
+    ) -> None:
+        self._node, self._known, self._open, self._outcomes = node, known, transactions, outcomes
+
+    def on_begin(self, m: BeginTx, sender: Address, incarnation: int, now: float) -> list[Effect]:
+        known = self._open.coordinators.get(m.tx)
+        if known is not None:  # asked again: the answer may have been lost
+            return [] if known.state is TxState.CENSUS else [Post(sender, TxOpened(tx=m.tx, state=known.state))]
+        if self._outcomes.is_refused(m.tx):
+            return [Post(sender, TxOpened(tx=m.tx, state=TxState.ABORTED, reason="it ended already"))]
+        refusal = self._known.refusal(m.spec)
+        if refusal is not None:
+            return [Post(sender, TxOpened(tx=m.tx, state=TxState.ABORTED, reason=refusal))]
+        coordinator = self.coordinator(m.tx, m.spec, sender)
+        self._open.publishers[m.tx] = (NodeId(sender.handle), incarnation)
+        if m.own is not None:
+            address = Address(sender.broker, m.own, incarnation)
+            own = Member(m.own, m.own, None, address, incarnation, counts=False)
+            coordinator.census.answer(own)
+        return self.open(coordinator)
+
+    def coordinator(
+        self, tx: TxId, spec: TxSpec, initiator: Address, numbering: EventCoordinator | None = None
+    ) -> TxCoordinator:
+        coordinator = self._open.coordinators[tx] = TxCoordinator(
+            tx,
+            spec,
+            initiator,
+            keep_events=spec.event_type in self._known.logs_of,
+            predicates=self._node.predicates,
+            numbering=numbering,
+        )
+        return coordinator
+
+    def open(self, coordinator: TxCoordinator) -> list[Effect]:
+        standing = self._known.epochs_of(coordinator.spec).standing
+        members = [standing.pseudonymous(m, coordinator.tx) for m in standing.voters(coordinator.spec).values()]
+        return self._go_on(coordinator, coordinator.open(self._node.me, self._node.incarnation, members))
+
+    def _go_on(self, coordinator: TxCoordinator, effects: list[Effect]) -> list[Effect]:
+        """Go on with a coordinator after one of its steps: end it if it failed, run a one-shot that has begun."""
+        if coordinator.failed is not None:
+            return effects + self._end_failed(coordinator)
+        if coordinator.one_shot is not None and coordinator.state is TxState.ACTIVE and coordinator.numbering:
+            for event in coordinator.one_shot:
+                published = coordinator.numbering.admit(event)
+                effects += [*coordinator.on_event(published), Disseminate(published)]
+            return effects + self.commit(coordinator, None)
+        return effects
+
+    def on_one_shot(self, m: RunOneShot, sender: Address, incarnation: int, now: float) -> list[Effect]:
+        alive = self.holds(m.tx, m.spec.event_type)
+        if alive or self._outcomes.is_refused(m.tx):
+            return self._outcomes.ask(m.tx, sender, alive)
+        refusal = self._known.refusal(m.spec)
+        if refusal is not None:
+            outcome = TxOutcome(tx=m.tx, outcome=Outcome.ABORTED, reason=refusal)
+            return self._outcomes.settle(outcome, sender)
+        epochs = self._known.epochs_of(m.spec)
+        if epochs.holds(m.tx):
+            return []  # said twice
+        if m.spec.census is not None:
+            numbering = EventCoordinator(m.tx, m.spec.event_type)
+            coordinator = self.coordinator(m.tx, m.spec, sender, numbering)
+            coordinator.one_shot = m.events
+            return self.open(coordinator)
+        ready = ReadyTx(m.tx, m.spec, sender, len(m.events), m.events, m.events)
+        effects: list[Effect] = []
+        if epochs.log is None:
+            effects += self._announce_one_shot(m, sender)
+        return effects + epochs.submit(ready)
+
+    def _announce_one_shot(self, m: RunOneShot, sender: Address) -> list[Effect]:
+        """Local and non-transactional subscribers take a one-shot as they take any transaction."""
+        if m.spec.limit is ScopeLimit.DISTRIBUTED:
+            return []
+        census = CensusOpened(
+            tx=m.tx, spec=m.spec, coordinator=self._node.me, incarnation=self._node.incarnation, initiator=sender
+        )
+        effects: list[Effect] = [Disseminate(census)]
+        for sequence, event in enumerate(m.events, start=1):
+            published = TxPublished(tx=m.tx, event_type=m.spec.event_type, sequence=sequence, event=event)
+            effects.append(Disseminate(published))
+        if m.spec.local_outcome is LocalOutcome.INDEPENDENT:
+            order = LocalCommitOrdered(tx=m.tx, event_type=m.spec.event_type, last_sequence=len(m.events))
+            effects.append(Disseminate(order))
+        return effects
+
+    def on_replied(self, m: CensusReplied, sender: Address, incarnation: int, now: float) -> list[Effect]:
+        coordinator = self._open.coordinators.get(m.tx)
+        if coordinator is None:
+            return [membership(m.tx, m.pseudonym, TxState.ABORTED, sender)]
+        member = Member(m.pseudonym, m.pseudonym, m.identity, sender, incarnation)
+        return self._go_on(coordinator, coordinator.on_replied(member))
+
+    def on_event(self, coordinator: TxCoordinator, published: TxPublished) -> list[Effect]:
+        effects = coordinator.on_event(published)
+        if coordinator.failed is not None and not coordinator.detached:
+            return effects + self._end_failed(coordinator)
+        return [*effects, Disseminate(published)]
+
+    def commit(self, coordinator: TxCoordinator, last_sequence: int | None) -> list[Effect]:
+        effects = coordinator.commit(last_sequence)
+        if coordinator.state is TxState.COMMITTING:
+            return effects + self._known.epochs_of(coordinator.spec).submit(coordinator.ready())
+        if coordinator.failed is not None:
+            return effects + self._end_failed(coordinator)
+        return effects
+
+    def settled(self, ready: ReadyTx, committed: bool) -> list[Effect]:
+        """An epoch decided one of its members."""
+        coordinator = self._open.coordinators.pop(ready.tx, None)
+        self._open.publishers.pop(ready.tx, None)
+        if coordinator is not None:
+            return coordinator.settled(committed)
+        follows = ready.spec.local_outcome is LocalOutcome.FOLLOWS and ready.spec.limit is not ScopeLimit.DISTRIBUTED
+        if not follows or ready.spec.event_type in self._known.logs_of:
+            return []
+        order = LocalCommitOrdered(tx=ready.tx, event_type=ready.spec.event_type, last_sequence=ready.last_sequence)
+        reason = "the transaction aborted"
+        abandoned = TxAbandoned(tx=ready.tx, event_type=ready.spec.event_type, reason=reason)
+        return [Disseminate(order if committed else abandoned)]
+
+    def _end_failed(self, coordinator: TxCoordinator) -> list[Effect]:
+        """A coordinator failed before its transaction was voted on."""
+        outcome = TxOutcome(
+            tx=coordinator.tx,
+            outcome=Outcome.ABORTED,
+            reason=coordinator.failed or "",
+            locals_wait=coordinator.detached,
+        )
+        if coordinator.detached:
+            return [Post(coordinator.initiator, outcome)]
+        del self._open.coordinators[coordinator.tx]
+        self._open.publishers.pop(coordinator.tx, None)
+        return self._outcomes.settle(outcome, coordinator.initiator)
+
+    def abort(self, coordinator: TxCoordinator, reason: str, asker: Address | None) -> list[Effect]:
+        """Whoever asked hears the outcome: an abort that comes after the decision changes nothing."""
+        tx = coordinator.tx
+        if asker is not None and asker != coordinator.initiator:
+            self._outcomes.askers.setdefault(tx, []).append(asker)
+        if coordinator.state is not TxState.COMMITTING:
+            effects = coordinator.abort(reason)
+            return effects + self._end_failed(coordinator)
+        epochs = self._known.epochs_of(coordinator.spec)
+        if epochs.withdraw(tx):
+            outcome = TxOutcome(tx=tx, outcome=Outcome.ABORTED, reason=reason)
+            return self.settled(coordinator.ready(), False) + self._outcomes.settle(outcome, coordinator.initiator)
+        epoch = epochs.voting(tx)
+        if epoch is not None and len(epoch.members) == 1:
+            return epochs.abort(tx, reason)
+        return []
+
+    def on_participant_aborted(
+        self, m: ParticipantAborted, sender: Address, incarnation: int, now: float
+    ) -> list[Effect]:
+        coordinator = self._open.coordinators.get(m.tx)
+        member = coordinator.members.get(m.voter) if coordinator is not None else None
+        if coordinator is None or member is None or member.incarnation != incarnation:
+            return []
+        if coordinator.state is TxState.COMMITTING:
+            return self._known.epochs_of(coordinator.spec).drop([m.voter], m.reason)
+        return self._go_on(coordinator, coordinator.on_participant_lost(m.voter, m.reason))
+
+    def on_census_over(self, tx: TxId) -> list[Effect]:
+        """The census's time has passed."""
+        coordinator = self._open.coordinators.get(tx)
+        return [] if coordinator is None else self._go_on(coordinator, coordinator.close_census())
+
+    def on_lost(self, handles: Iterable[str], reason: str) -> list[Effect]:
+        """Participants that are gone take no part in what is not being voted on yet."""
+        effects: list[Effect] = []
+        for coordinator in list(self._open.coordinators.values()):
+            for handle in handles:
+                if handle in coordinator.members and coordinator.tx in self._open.coordinators:
+                    effects += self._go_on(coordinator, coordinator.on_participant_lost(handle, reason))
+        return effects
+
+    def on_publisher_lost(self, life: tuple[NodeId, int], reason: str) -> list[Effect]:
+        effects: list[Effect] = []
+        for coordinator in list(self._open.coordinators.values()):
+            if coordinator.tx not in self._open.coordinators:
+                continue  # it ended with one that was aborted before it
+            numbering = coordinator.numbering
+            if coordinator.one_shot is None and self._open.published_by(coordinator.tx, numbering, life):
+                effects += self.abort(coordinator, reason, None)
+        return effects
+
+    def holds(self, tx: TxId, event_type: str) -> bool:
+        """Whether this rendezvous is at it: its census, its events, its votes, or its end."""
+        epochs = self._known.epochs_if_known(event_type)
+        return self._open.owner(tx) is not None or (epochs is not None and epochs.holds(tx))
+
+
+def membership(tx: TxId, voter: str, state: TxState, to: Address) -> Effect:
+    """What the coordinator knows of a participant's transaction."""
+    return Post(to, MembershipAnswered(tx=tx, voter=voter, state=state))

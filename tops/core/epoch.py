@@ -1,0 +1,95 @@
+"""One epoch as its coordinator knows it, and what a vote and a decision on it are about."""
+
+import hashlib
+from collections.abc import Iterable
+from enum import Enum
+
+import msgspec
+
+from tops.core.ballot import ReadyTx
+from tops.core.census import Member
+from tops.ids import TxId, hashed
+from tops.messages import Address, EpochId, EpochVoted, TxOutcome
+from tops.transactions import Outcome
+
+
+class EpochOptions(msgspec.Struct, frozen=True):
+    """`sync_window_s`: how long a vote on a durable type may take; `finish_window_s`: how long the client waits for
+    the committing set to confirm; `join_gap`: how close to the end of the log a replica joins."""
+
+    members_max: int = 64
+    attempts_max: int = 3
+    sync_window_s: float = 2.0
+    finish_window_s: float = 2.0
+    join_gap: int = 64
+    note_after_s: float = 0.2
+
+
+class Stage(Enum):
+    VOTING = "voting"  # ends when everyone has voted, is gone, or the time is up
+    FINISHING = "finishing"  # decided and durable; ends when the committing set has finished, or the time is up
+
+
+class Epoch(msgspec.Struct):
+    """One epoch, from its first prepare until nobody is waited for."""
+
+    id: EpochId
+    digest: str
+    members: list[ReadyTx]
+    voters: dict[str, Member]  # asked to prepare, joiners included
+    counted: frozenset[str]  # those whose votes are waited for
+    stage: Stage = Stage.VOTING
+    votes: dict[str, EpochVoted] = {}
+    gone: dict[str, str] = {}
+    committing: frozenset[str] = frozenset()
+    committed: tuple[TxId, ...] = ()
+    decided: frozenset[str] = frozenset()  # the committing set as it was decided
+    finished: set[str] = set()
+    outcomes: list[tuple[TxOutcome, Address]] = []
+    unchecked: bool = False  # the publisher was told that votes are missing
+
+    def everyone_voted(self) -> bool:
+        return all(key in self.votes or key in self.gone for key in self.counted)
+
+    def awaits(self, key: str) -> bool:
+        """Whether this voter may still vote."""
+        return key not in self.votes and key not in self.gone
+
+    def first_vote(self, committing: frozenset[str]) -> EpochVoted:
+        """The vote whose rows and results count: the first of those that tell any."""
+        return self.votes[min(committing, key=lambda key: (not self.votes[key].rows, key))]
+
+
+def fits(voted: EpochVoted, members: list[ReadyTx]) -> bool:
+    """Whether a vote speaks of these members; what else a confused voter says is no vote."""
+    per_member = (0, len(members))
+    known = voted.excluded.keys() <= {m.tx for m in members}
+    return known and len(voted.rows) in per_member and len(voted.results) in per_member
+
+
+def outcomes_of(epoch: Epoch, committed: list[ReadyTx], log_number: int | None) -> list[tuple[TxOutcome, Address]]:
+    """What each publisher is going to be told when the committing set has finished."""
+    index = {m.tx: i for i, m in enumerate(epoch.members)}
+    first = epoch.first_vote(epoch.committing)  # the others' rows are the same, their results may differ
+    outcomes = []
+    for ready in committed:
+        i = index[ready.tx]
+        outcome = TxOutcome(
+            tx=ready.tx,
+            outcome=Outcome.COMMITTED,
+            log_number=log_number,
+            rows=first.rows[i] if first.rows else (),
+            result=first.results[i] if first.results else b"",
+        )
+        outcomes.append((outcome, ready.publisher))
+    return outcomes
+
+
+def hashed_all(keys: frozenset[str]) -> frozenset[str]:
+    """A committing set as it is shown to voters."""
+    return frozenset(map(hashed, keys))
+
+
+def member_digest(transactions: Iterable[TxId]) -> str:
+    """What a vote is a vote on: these transactions in this order."""
+    return hashlib.sha256("\n".join(transactions).encode()).hexdigest()[:16]

@@ -1,0 +1,89 @@
+"""What a coordinator remembers of epochs that are decided, for as long as a voter may ask.
+
+On a durable type the log itself is the memory. On other types a commit is remembered until everyone of its committing
+set has told that it is carried out, and that has been noted on disk. No record means abort.
+"""
+
+import msgspec
+
+from tops.core.epoch import hashed_all
+from tops.core.event_log import EventLog
+from tops.effects import Effect, Persist, Post, ReadLog
+from tops.ids import TxId
+from tops.messages import Address, EpochDecided, EpochId, FinishNoted, LogEntry
+from tops.records import FinishesNoted
+
+QUESTION = "?"  # the feed name under which single entries are read to answer a question
+
+
+class Decided(msgspec.Struct, frozen=True):
+    """The remembered commit of an epoch that keeps no log entry, until everyone has finished."""
+
+    digest: str
+    committing: frozenset[str]
+    transactions: tuple[TxId, ...]
+
+
+class EpochMemory:
+    """The decided epochs of one event type."""
+
+    def __init__(self, event_type: str, log: EventLog | None) -> None:
+        self.event_type, self.log = event_type, log
+        self.decided: dict[EpochId, Decided] = {}
+        self.notes: dict[tuple[EpochId, str], Address] = {}  # finishes that are not on disk yet
+        self.questions: dict[int, list[tuple[EpochId, str, str, Address]]] = {}  # waiting for the disk
+
+    def write_notes(self) -> list[Effect]:
+        """Remember, many at a time, who has finished; only then may a voter forget its promise."""
+        notes, self.notes = self.notes, {}
+        for epoch, voter in notes:
+            self.forget(epoch, voter)
+        if not notes:
+            return []
+        told = [Post(to, FinishNoted(epoch=epoch, voter=voter)) for (epoch, voter), to in notes.items()]
+        return [Persist(FinishesNoted(event_type=self.event_type, finished=tuple(notes))), *told]
+
+    def forget(self, epoch: EpochId, voter: str) -> None:
+        """When the last one has finished nobody is going to ask any more."""
+        decided = self.decided.get(epoch)
+        if decided is None:
+            return
+        left = decided.committing - {voter}
+        if left:
+            self.decided[epoch] = Decided(decided.digest, left, decided.transactions)
+        else:
+            del self.decided[epoch]
+
+    def answer(self, epoch: EpochId, digest: str, voter: str, asker: Address) -> list[Effect]:
+        """A voter in doubt asks about an epoch that is not in flight."""
+        if self.log is None:
+            known = self.decided.get(epoch)
+            committing = known.committing if known is not None else frozenset()
+        elif epoch.number > self.log.last_number or epoch.number in self.log.tail or epoch.number in self.log.undecided:
+            committing = _committing(self.log.tail.get(epoch.number), epoch)
+        else:
+            # Too old for memory: the disk knows. If it no longer does, only an operator can tell.
+            questions = self.questions.setdefault(epoch.number, [])
+            if (epoch, digest, voter, asker) not in questions:
+                questions.append((epoch, digest, voter, asker))
+            return [ReadLog(self.event_type, QUESTION, epoch.number, epoch.number)]
+        return [told(epoch, digest, voter, committing, asker)]
+
+    def on_read(self, entries: tuple[LogEntry, ...]) -> list[Effect]:
+        """What the disk knows about the numbers that were asked for."""
+        effects: list[Effect] = []
+        for entry in entries:
+            for epoch, digest, voter, asker in self.questions.pop(entry.number, ()):
+                effects.append(told(epoch, digest, voter, _committing(entry, epoch), asker))
+        return effects
+
+
+def _committing(entry: LogEntry | None, epoch: EpochId) -> frozenset[str]:
+    """Who commits this very attempt: nobody, if the number went to another one or stayed void."""
+    return entry.committing if entry is not None and entry.epoch == epoch else frozenset()
+
+
+def told(epoch: EpochId, digest: str, voter: str, committing: frozenset[str], asker: Address) -> Effect:
+    """The decision, for one who asked."""
+    decided = EpochDecided(epoch=epoch, digest=digest, voter=voter, committing=hashed_all(committing))
+    return Post(asker, decided)

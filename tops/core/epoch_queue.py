@@ -1,0 +1,78 @@
+"""Transactions that are ready to be prepared, and which of them are prepared together.
+
+An epoch groups transactions with the same voters. The constraints of each are tested once more right before it is
+prepared; one that can't commit with the voters who are there leaves the queue for good.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+
+from tops.constraints import Predicate, unmet
+from tops.core.ballot import ReadyTx, shortfall
+from tops.core.census import Member
+from tops.core.standing import StandingAnswers
+from tops.effects import Effect
+from tops.ids import TxId
+
+Refuse = Callable[[ReadyTx, str], list[Effect]]
+
+
+class EpochQueue:
+    """What waits to be prepared, in the order in which commitment was asked for."""
+
+    def __init__(self, standing: StandingAnswers, predicates: Mapping[str, Predicate], members_max: int) -> None:
+        self.standing, self.predicates, self.members_max = standing, predicates, members_max
+        self.ready: deque[ReadyTx] = deque()
+
+    def withdraw(self, tx: TxId) -> bool:
+        """Take back a transaction that has not been sent out to be prepared."""
+        for ready in self.ready:
+            if ready.tx == tx:
+                self.ready.remove(ready)
+                return True
+        return False
+
+    def put_back(self, members: Iterable[ReadyTx]) -> None:
+        """These go first, in their order."""
+        self.ready.extendleft(reversed(list(members)))
+
+    def next_group(self, refuse: Refuse) -> tuple[list[ReadyTx], dict[str, Member], list[Effect]]:
+        """The next transactions to be prepared together, their voters, and what `refuse` did with those that can't."""
+        effects: list[Effect] = []
+        group: list[ReadyTx] = []
+        voters: dict[str, Member] = {}
+        met: set[object] = set()  # constraints that hold with these voters; many members share theirs
+        while self.ready and len(group) < self.members_max:
+            ready = self.ready[0]
+            own = self._voters_of(ready)
+            if group and (own.keys() != voters.keys() or ready.alone or group[0].alone):
+                break
+            self.ready.popleft()
+            lacking = self._lacking(ready, own, met)
+            if lacking is not None:
+                effects += refuse(ready, lacking)
+                continue
+            group.append(ready)
+            voters = own
+        return group, voters, effects
+
+    def _voters_of(self, ready: ReadyTx) -> dict[str, Member]:
+        if ready.members is None:
+            return self.standing.voters(ready.spec)
+        return {
+            key: m
+            for key, m in ready.members.items()
+            if not m.standing or ((s := self.standing.answers.get(key)) is not None and self.standing.counted(s))
+        }
+
+    def _lacking(self, ready: ReadyTx, voters: dict[str, Member], met: set[object]) -> str | None:
+        """The test before prepare: why the transaction can't commit with these voters."""
+        if ready.members is not None or not voters:
+            return shortfall(ready, frozenset(ready.members or ()), voters, self.predicates)
+        constraints = ready.spec.constraints
+        if constraints in met:
+            return None
+        lacking = unmet(constraints, [m.identity for m in voters.values()], self.predicates)
+        if lacking is None:
+            met.add(constraints)
+        return lacking

@@ -1,0 +1,104 @@
+"""The event types that meet at a rendezvous: each family has its epochs and, if it is durable, its log."""
+
+from collections.abc import Callable
+
+from tops.constraints import check_consistent
+from tops.core.ballot import ReadyTx
+from tops.core.epochs import EpochCoordinator
+from tops.core.event_log import EventLog
+from tops.core.open_transactions import RendezvousNode
+from tops.core.outcomes import Outcomes
+from tops.core.standing import StandingAnswers
+from tops.effects import Effect, Persist, Post
+from tops.errors import InvalidEventType, InvalidTransaction
+from tops.event_types import EventType, EventTypes
+from tops.messages import Address, Definitions, TxSpec, TypeAdvertised, TypeAnswered
+from tops.records import TypeDefined
+from tops.transactions import LocalOutcome, ScopeLimit, TxType, check_limit
+
+UNKNOWN_TYPE = "the coordinator does not know event type {!r}: advertise it first"
+
+
+class KnownTypes:
+    """What is known of each type, for good."""
+
+    def __init__(
+        self, node: RendezvousNode, outcomes: Outcomes, settled: Callable[[ReadyTx, bool], list[Effect]]
+    ) -> None:
+        self._node, self._outcomes, self._settled = node, outcomes, settled
+        self.types = EventTypes()
+        self.families: dict[str, str] = {}  # type -> its oldest ancestor
+        self.epochs: dict[str, EpochCoordinator] = {}  # per family
+        self.logs: dict[str, EventLog] = {}  # per durable family
+        self.logs_of: dict[str, EventLog] = {}  # the same by each type's own name
+
+    def on_advertised(self, m: TypeAdvertised, sender: Address, incarnation: int, now: float) -> list[Effect]:
+        name = m.definitions[-1].name
+        try:
+            effects = self._define(m.definitions)
+        except InvalidEventType as refusal:
+            return [Post(sender, TypeAnswered(event_type=name, refusal=str(refusal)))]
+        return [*effects, Post(sender, TypeAnswered(event_type=name))]
+
+    def _define(self, definitions: Definitions) -> list[Effect]:
+        """Take a type and its ancestors, for good."""
+        effects: list[Effect] = []
+        for definition in definitions:
+            new = definition.name not in self.types
+            if new and definition.durable and definition.parent is not None and definition.parent not in self.logs_of:
+                raise InvalidEventType(f"durable event type {definition.name!r} needs a durable parent")
+            whole = self.types.define(definition)
+            if new:
+                self._know(whole)
+                effects.append(Persist(TypeDefined(event_type=definition)))
+        return effects
+
+    def recover(self, record: TypeDefined) -> None:
+        self._know(self.types.define(record.event_type))
+
+    def _know(self, whole: EventType) -> None:
+        family = self.types.family(whole.name)
+        self.families[whole.name] = family
+        if family not in self.epochs:
+            self._found(family, whole.durable)
+        log = self.logs.get(family)
+        if log is not None:
+            self.logs_of[whole.name] = log
+
+    def _found(self, family: str, durable: bool) -> None:
+        node, log = self._node, None
+        if durable:
+            log = EventLog(family, node.incarnation, self.types.lineage, node.options.log_tail)
+            self.logs[family] = log
+        self.epochs[family] = EpochCoordinator(
+            family,
+            node.me,
+            node.incarnation,
+            StandingAnswers(node.options.lease_s, self.types.lineage),
+            log,
+            self._outcomes,
+            node.predicates,
+            node.options.epochs,
+            self._settled,
+        )
+
+    def epochs_of(self, spec: TxSpec) -> EpochCoordinator:
+        """The epochs that transactions of a known type are prepared in."""
+        return self.epochs[self.families[spec.event_type]]
+
+    def epochs_if_known(self, event_type: str) -> EpochCoordinator | None:
+        return self.epochs.get(self.families.get(event_type, ""))
+
+    def refusal(self, spec: TxSpec) -> str | None:
+        """Why the coordinator does not take this transaction, or None."""
+        if spec.event_type not in self.types:
+            return UNKNOWN_TYPE.format(spec.event_type)
+        independent = spec.local_outcome is LocalOutcome.INDEPENDENT and spec.limit is not ScopeLimit.DISTRIBUTED
+        if spec.event_type in self.logs_of and spec.tx_type is TxType.DISTRIBUTED and independent:
+            return "on a durable type local subscribers go by the log: use local_outcome 'follows'"
+        try:
+            check_limit(spec.tx_type, spec.limit, spec.local_outcome)
+            check_consistent(spec.constraints, spec.tx_type)
+        except InvalidTransaction as error:
+            return str(error)
+        return None

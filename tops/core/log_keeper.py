@@ -1,0 +1,146 @@
+"""Ordinary events on their way through the rendezvous, and the logs of durable types as their readers see them."""
+
+import msgspec
+
+from tops.core.epochs import QUESTION
+from tops.core.event_log import EventLog, Feed, Repetition, is_start
+from tops.core.known_types import KnownTypes
+from tops.effects import Disseminate, Effect, Note, Persist, Post
+from tops.errors import InvariantBroken
+from tops.messages import (
+    Address,
+    AskLog,
+    Event,
+    EventConfirmed,
+    EventsPublished,
+    Follower,
+    LogEntry,
+    LogTold,
+    LogWanted,
+    Published,
+    TypeAdvertised,
+    decode_body,
+)
+from tops.records import LogAppended, SubscriptionKept
+
+
+class LogKeeper:
+    """Numbers and keeps what is published to durable types, and feeds whoever reads on from a position."""
+
+    def __init__(self, known: KnownTypes) -> None:
+        self._known = known
+
+    # -------------------------------------------------------------------------------------------------- publishing
+
+    def on_published(self, published: Published, publisher: Address) -> list[Effect]:
+        log = self._known.logs_of.get(published.event.type)
+        if log is None:
+            return [Disseminate(published)]
+        seen = log.recognise(published.origin)
+        if seen is Repetition.REPEATED:
+            return [Post(publisher, EventConfirmed(origin=published.origin))]
+        if seen is Repetition.OUT_OF_TURN:
+            return []
+        entry = LogEntry(number=log.reserve(), event=published.event, origin=published.origin)
+        log.fill(entry)
+        return [
+            Persist(LogAppended(event_type=log.event_type, entry=entry)),
+            Post(publisher, _confirmed(log, entry)),
+            Disseminate(published),
+            *log.pump_all(),
+        ]
+
+    def on_published_together(self, published: EventsPublished, publisher: Address) -> list[Effect]:
+        """Each event gets its own number and record; all of them are confirmed at once."""
+        log = self._known.logs_of.get(published.event_type)
+        if log is None:
+            return [Disseminate(published)]
+        last = published.origin
+        bodies = [body for encoded in published.bodies if (body := decode_body(encoded)) is not None]
+        if not bodies or len(bodies) < len(published.bodies) or last.number < len(bodies):
+            return []
+        origins = [msgspec.structs.replace(last, number=last.number - n) for n in range(len(bodies) - 1, -1, -1)]
+        if log.recognise(origins[0]) is not Repetition.NEW:
+            single = [
+                Published(event=Event(published.event_type, body), origin=origin)
+                for body, origin in zip(bodies, origins, strict=True)
+            ]
+            return [effect for each in single for effect in self.on_published(each, publisher)]
+        effects: list[Effect] = []
+        for body, origin in zip(bodies, origins, strict=True):
+            entry = LogEntry(number=log.reserve(), event=Event(published.event_type, body), origin=origin)
+            log.fill(entry)
+            effects.append(Persist(LogAppended(event_type=log.event_type, entry=entry)))
+        confirmed = EventConfirmed(origin=last, log_number=log.last_number, count=len(bodies))
+        return [*effects, Post(publisher, confirmed), Disseminate(published), *log.pump_all()]
+
+    # ----------------------------------------------------------------------------------------------------- reading
+
+    def on_wanted(self, m: LogWanted, sender: Address, incarnation: int, now: float) -> list[Effect]:
+        wanted = m.definitions[-1]
+        if wanted.name not in self._known.types:
+            effects = self._known.on_advertised(TypeAdvertised(definitions=m.definitions), sender, incarnation, now)
+        else:
+            effects = []
+        log = self._known.logs_of.get(wanted.name)
+        if log is None:
+            return effects
+        known = log.feeds.get(m.name)
+        position = m.position
+        if position is None:
+            position = known.position if known is not None else _start(m.start, log)
+        if known is None or known.position != position:
+            effects.append(Note(SubscriptionKept(event_type=log.event_type, name=m.name, position=position)))
+        feed = Feed(m.name, wanted.name, sender, m.filter, position, position, m.credit, m.voter)
+        return effects + log.want(feed)
+
+    def on_asked(self, m: AskLog, sender: Address, incarnation: int, now: float) -> list[Effect]:
+        log = self._known.logs_of.get(m.event_type)
+        if log is None:
+            return []  # the asker repeats itself: the type may be on its way
+        standing = self._known.epochs[self._known.families[m.event_type]].standing
+        present = {s.identity for s in standing.answers.values()}
+        followers = tuple(
+            Follower(f.name, f.position, f.name in present, f.name in standing.in_sync)
+            for f in sorted(log.feeds.values(), key=lambda f: f.name)
+        )
+        told = LogTold(
+            request=m.request,
+            event_type=m.event_type,
+            decided=log.decided_upto,
+            oldest=log.oldest,
+            in_sync=tuple(sorted(standing.in_sync)),
+            followers=followers,
+        )
+        return [Post(sender, told)]
+
+    def on_read(self, event_type: str, feed: str, entries: tuple[LogEntry, ...]) -> list[Effect]:
+        """What a `ReadLog` brought."""
+        if feed == QUESTION:
+            return self._known.epochs[event_type].on_read(entries)
+        return self._known.logs[event_type].on_read(feed, entries)
+
+    # ---------------------------------------------------------------------------------------------------- recovery
+
+    def fill_gaps(self) -> list[Effect]:
+        """The journal is read: numbers that were given out and never decided are void."""
+        effects: list[Effect] = []
+        for log in self._known.logs.values():
+            for number in log.missing_numbers():
+                entry = LogEntry(number=number)
+                log.fill(entry)
+                effects.append(Persist(LogAppended(event_type=log.event_type, entry=entry)))
+        return effects
+
+
+def _start(start: str, log: EventLog) -> int:
+    if start == "now" or not is_start(start):
+        return log.decided_upto
+    oldest = log.oldest - 1
+    return oldest if start == "oldest" else min(max(int(start) - 1, oldest), log.decided_upto)
+
+
+def _confirmed(log: EventLog, entry: LogEntry) -> EventConfirmed:
+    if entry.origin is None:
+        raise InvariantBroken(f"{log.event_type}#{entry.number} has no origin to confirm to")
+    return EventConfirmed(origin=entry.origin, log_number=entry.number)

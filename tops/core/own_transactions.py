@@ -1,0 +1,233 @@
+"""The transactions that a site publishes in: begun, carried to their end, and asked after."""
+
+from collections import OrderedDict
+
+from tops.constraints import check_consistent
+from tops.core.publisher import PublisherTx
+from tops.core.type_directory import TypeDirectory
+from tops.effects import Answer, Disseminate, Effect, Post
+from tops.errors import (
+    InvalidEventType,
+    NotAdvertised,
+    NotReachable,
+    OutcomeUnknown,
+    TopsError,
+    TransactionAborted,
+    TransactionClosed,
+    UnknownTransaction,
+)
+from tops.ids import NodeId, Pseudonym, TxId, tx_id
+from tops.messages import (
+    Address,
+    AskOutcome,
+    BeginPublic,
+    BeginTx,
+    CensusOpened,
+    Event,
+    PublisherDone,
+    PublishInTxAnswered,
+    RunOneShot,
+    TxOpened,
+    TxOutcome,
+    TxSpec,
+    VotesMissing,
+)
+from tops.transactions import Access, Outcome, TxState, TxType, check_limit
+
+ENDED_MAX = 1000
+
+
+class OwnTransactions:
+    """All transactions of one site as a publisher."""
+
+    def __init__(self, site: NodeId, incarnation: int, directory: TypeDirectory, give_up_s: float) -> None:
+        self.site, self.incarnation, self.directory, self.give_up_s = site, incarnation, directory, give_up_s
+        self.counter = 0
+        self.transactions: dict[TxId, PublisherTx] = {}
+        self.opening: dict[int, tuple[BeginPublic, float]] = {}  # public ones without an id yet, and for how long
+        self.ended: OrderedDict[TxId, TxOutcome] = OrderedDict()  # for those who use a transaction after its end
+        self.asking: dict[TxId, tuple[AskOutcome, list[int]]] = {}
+
+    def begin(self, request: int, spec: TxSpec, own: Pseudonym | None = None) -> list[Effect]:
+        """Open a transaction; answered with its id when events may be published in it.
+
+        `own` is the key under which resources that the publisher enlisted take part.
+        """
+        error = self._problem_with_spec(spec)
+        if error is not None:
+            return [Answer(request, error=error)]
+        coordinator = self.directory.coordinator_of(spec.event_type)
+        if spec.access is Access.PUBLIC:
+            begin_public = BeginPublic(request=request, spec=spec)
+            self.opening[request] = (begin_public, 0.0)
+            return [Post(Address(coordinator), begin_public)]
+        tx = self._new_id()
+        if spec.tx_type is TxType.DISTRIBUTED:
+            begin = BeginTx(tx=tx, spec=spec, own=own)
+            own_tx = self.transactions[tx] = PublisherTx(tx, spec, coordinator, begin)
+            own_tx.opening = request
+            return [Post(Address(coordinator), begin)]
+        own_tx = self.transactions[tx] = PublisherTx(tx, spec, coordinator)
+        announced = CensusOpened(
+            tx=tx, spec=spec, coordinator=coordinator, incarnation=self.incarnation, initiator=Address(coordinator)
+        )
+        own_tx.opening = request
+        return [Disseminate(announced), *own_tx.on_opened(TxOpened(tx=tx, state=TxState.ACTIVE))]
+
+    def execute(self, request: int, spec: TxSpec, events: tuple[Event, ...]) -> list[Effect]:
+        """A one-shot: begin, all events and commit in one message; answered with the outcome."""
+        error = self._problem_with_spec(spec)
+        for event in events:
+            error = error or self.directory.problem_with(event)
+        if error is not None:
+            return [Answer(request, error=error)]
+        tx = self._new_id()
+        coordinator = self.directory.coordinator_of(spec.event_type)
+        own_tx = self.transactions[tx] = PublisherTx(tx, spec, coordinator)
+        own_tx.one_shot, own_tx.state, own_tx.wish = True, TxState.COMMITTING, "commit"
+        own_tx.ending.append(request)
+        return [Post(Address(coordinator), RunOneShot(tx=tx, spec=spec, events=events))]
+
+    def _problem_with_spec(self, spec: TxSpec) -> TopsError | None:
+        if spec.event_type not in self.directory.advertised:
+            return NotAdvertised(spec.event_type)
+        try:
+            check_limit(spec.tx_type, spec.limit, spec.local_outcome)
+            check_consistent(spec.constraints, spec.tx_type)
+        except TopsError as error:
+            return error
+        return None
+
+    def _new_id(self) -> TxId:
+        self.counter += 1
+        return tx_id(self.site, self.incarnation, self.counter)
+
+    def on_opened(self, opened: TxOpened) -> list[Effect]:
+        if opened.request is not None:
+            public = self.opening.pop(opened.request, None)
+            if public is None:
+                return []
+            spec = public[0].spec
+            own_tx = PublisherTx(opened.tx, spec, self.directory.coordinator_of(spec.event_type))
+            own_tx.opening = opened.request
+            if opened.state is not TxState.CENSUS:
+                return own_tx.on_opened(opened)
+            self.transactions[opened.tx] = own_tx
+            return []
+        known = self.transactions.get(opened.tx)
+        if known is None:
+            return []
+        effects = known.on_opened(opened)
+        if known.state in (TxState.ABORTED, TxState.CENSUS_UNFULFILLED):
+            del self.transactions[opened.tx]
+        return effects
+
+    def contribute(self, tx: TxId, spec: TxSpec) -> None:
+        """Publish in somebody else's public transaction, whose announcement this site has seen."""
+        if tx not in self.transactions and tx not in self.ended:
+            own_tx = self.transactions[tx] = PublisherTx(tx, spec, self.directory.coordinator_of(spec.event_type))
+            own_tx.state, own_tx.contributed = TxState.ACTIVE, True
+
+    def tx_publish(self, request: int, tx: TxId, event: Event) -> list[Effect]:
+        """An event inside a transaction; it travels under the transaction's type whatever its own."""
+        known = self.transactions.get(tx)
+        if known is None:
+            return [Answer(request, error=self._no_longer_open(tx))]
+        problem = self.directory.problem_with(event) if event.type in self.directory.types else None
+        if problem is not None:
+            return [Answer(request, error=problem)]
+        return known.publish(request, event)
+
+    def _no_longer_open(self, tx: TxId) -> TopsError:
+        outcome = self.ended.get(tx)
+        if outcome is None:
+            return UnknownTransaction(tx)
+        if outcome.outcome is Outcome.UNKNOWN:
+            return OutcomeUnknown(tx, "its coordinator")
+        if outcome.outcome is Outcome.ABORTED:
+            return TransactionAborted(tx, outcome.reason)
+        return TransactionClosed(tx, outcome.outcome.value)
+
+    def done(self, tx: TxId) -> list[Effect]:
+        """A contributor to a public transaction has said all it wants."""
+        known = self.transactions.get(tx)
+        if known is None:
+            return []
+        if known.contributed and not known.waits():
+            del self.transactions[tx]
+        return [Post(Address(known.coordinator), PublisherDone(tx=tx))]
+
+    def commit(self, request: int, tx: TxId) -> list[Effect]:
+        known = self.transactions.get(tx)
+        if known is None:
+            return [Answer(request, error=self._no_longer_open(tx))]
+        return known.commit(request)
+
+    def abort(self, request: int, tx: TxId, reason: str) -> list[Effect]:
+        known = self.transactions.get(tx)
+        if known is not None:
+            return known.abort(request, reason)
+        if tx in self.ended and self.ended[tx].outcome is not Outcome.UNKNOWN:
+            return [Answer(request, self.ended[tx])]
+        return [Answer(request, error=self._no_longer_open(tx))]
+
+    def ask_outcome(self, request: int, question: AskOutcome) -> list[Effect]:
+        """What became of a transaction, also one of an earlier life of this site."""
+        if question.event_type not in self.directory.types:
+            refusal = InvalidEventType(f"event type {question.event_type!r} is not known here: advertise or subscribe")
+            return [Answer(request, error=refusal)]
+        self.asking.setdefault(question.tx, (question, []))[1].append(request)
+        return self._ask(question)
+
+    def _ask(self, question: AskOutcome) -> list[Effect]:
+        return [Post(Address(self.directory.coordinator_of(question.event_type)), question)]
+
+    def on_outcome(self, outcome: TxOutcome) -> list[Effect]:
+        effects: list[Effect] = []
+        known = self.transactions.get(outcome.tx)
+        if known is not None:
+            effects += known.on_outcome(outcome)
+            if not outcome.locals_wait:
+                del self.transactions[outcome.tx]
+                self.ended[outcome.tx] = outcome
+                if len(self.ended) > ENDED_MAX:
+                    self.ended.popitem(last=False)
+        if outcome.locals_wait:
+            return effects
+        asked = self.asking.pop(outcome.tx, None)
+        return effects + [Answer(request, outcome) for request in (asked[1] if asked is not None else [])]
+
+    def on_tx_letter(self, letter: PublishInTxAnswered | VotesMissing) -> list[Effect]:
+        known = self.transactions.get(letter.tx)
+        if known is None:
+            return []
+        return known.on_published(letter) if isinstance(letter, PublishInTxAnswered) else known.on_votes_missing(letter)
+
+    def repeat_openings(self, elapsed_s: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for request, (begin, waited_s) in list(self.opening.items()):
+            coordinator = self.directory.coordinator_of(begin.spec.event_type)
+            if waited_s + elapsed_s > self.give_up_s:
+                del self.opening[request]
+                error = NotReachable(f"broker {coordinator} does not answer: no transaction was begun")
+                effects.append(Answer(request, error=error))
+            else:
+                self.opening[request] = (begin, waited_s + elapsed_s)
+                effects.append(Post(Address(coordinator), begin))
+        return effects
+
+    def repeat(self, elapsed_s: float) -> list[Effect]:
+        """Ask again for whatever is unanswered."""
+        effects: list[Effect] = []
+        for known in list(self.transactions.values()):
+            effects += known.repeat(elapsed_s, self.give_up_s)
+            if known.state is TxState.CENSUS and not known.waits():
+                del self.transactions[known.tx]  # given up before the application learnt its id
+        for question, _ in self.asking.values():
+            effects += self._ask(question)
+        return effects
+
+    def waits(self) -> bool:
+        if self.opening or self.asking:
+            return True
+        return any(t.waits() for t in self.transactions.values())

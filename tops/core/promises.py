@@ -1,0 +1,174 @@
+"""What a site has promised: epochs that it votes in, the decisions that it heard, and its doubts.
+
+Participants that work by callbacks have one `CallbackEpoch` per attempt that they were asked to prepare; a replica
+keeps its promises itself (`EpochExecutor`) and is only found here.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from tops.core.callback_epoch import CallbackEpoch
+from tops.core.remembering import trim
+from tops.core.sub_transactions import SubTransactions
+from tops.core.sub_tx_executor import SubTxExecutor
+from tops.core.subscriptions import Subscription, Subscriptions
+from tops.core.voters import Voters
+from tops.effects import Effect, Memo, Post, Promise
+from tops.ids import NodeId, TxId, standing_pseudonym
+from tops.messages import (
+    Address,
+    EpochDecided,
+    EpochId,
+    Event,
+    FinishNoted,
+    PeerKnows,
+    PeersAsked,
+    PrepareEpoch,
+    TxSpec,
+)
+from tops.transactions import TxType
+
+EpochKey = tuple[str, int, int, int]  # what is voted under; the coordinator's incarnation, the number, the attempt
+
+
+class Promises:
+    """The epochs of one site's participants, from the prepare to the coordinator's note."""
+
+    def __init__(
+        self,
+        subscriptions: Subscriptions,
+        sub_transactions: SubTransactions,
+        voters: Voters,
+        brokers: Sequence[NodeId],
+        doubt_s: float,
+    ) -> None:
+        self._subscriptions, self._sub_transactions, self._voters = subscriptions, sub_transactions, voters
+        self._brokers, self._doubt_s = brokers, doubt_s
+        self.epochs: dict[EpochKey, CallbackEpoch] = {}
+        self._newest: dict[tuple[str, int, int], CallbackEpoch] = {}  # the attempt that counts, per number
+        self._decisions: OrderedDict[EpochId, tuple[str, frozenset[str]]] = OrderedDict()
+
+    def on_prepare(self, prepare: PrepareEpoch) -> list[Effect]:
+        s = self._subscriptions.by_voter(prepare.voter)
+        if s is None:
+            return []  # not said under any name of ours: the coordinator stops waiting for it
+        if prepare.epoch in self._decisions:
+            return []  # late: this attempt has been decided
+        if s.replica is not None:
+            return s.replica.on_prepare(prepare)
+        key = _key(prepare.voter, prepare.epoch)
+        newest = self._newest.get(key[:3])
+        if newest is not None and newest.memo.epoch.attempt >= prepare.epoch.attempt:
+            return []
+        effects: list[Effect] = []
+        for attempt in range(1, prepare.epoch.attempt):
+            known = self.epochs.get((*key[:3], attempt))
+            if known is not None:
+                effects += known.superseded({m.tx for m in prepare.members})
+        memo = Memo(prepare.epoch, prepare.digest, prepare.voter, tuple(m.tx for m in prepare.members))
+        executors: dict[TxId, SubTxExecutor] = {}
+        for member in prepare.members:
+            executor = self._sub_transactions.get(member.tx, s.number)
+            if (executor is None or executor.undoing) and member.events is not None:
+                executor, begun = self._one_shot(s, prepare.epoch, member.tx, member.events, executor)
+                effects += begun
+            if executor is not None:
+                executors[member.tx] = executor
+        epoch = CallbackEpoch(s.number, memo, executors, self._brokers, self._doubt_s, self._epoch_ended)
+        self._open_epoch(epoch)
+        return effects + epoch.prepare(prepare.members)
+
+    def _one_shot(
+        self, s: Subscription, epoch: EpochId, tx: TxId, events: tuple[Event, ...], former: SubTxExecutor | None
+    ) -> tuple[SubTxExecutor, list[Effect]]:
+        spec = TxSpec(epoch.event_type, TxType.DISTRIBUTED, census=None)
+        executor = self._sub_transactions.open(s, tx, spec, standing_pseudonym(s.secret, tx), s.voter)
+        executor.begin()
+        if former is not None:
+            executor.follow(former)
+        effects: list[Effect] = []
+        for sequence, event in enumerate(events, start=1):
+            effects += executor.on_event(sequence, event)
+        return executor, effects
+
+    def _open_epoch(self, epoch: CallbackEpoch) -> None:
+        key = _key(epoch.memo.voter, epoch.memo.epoch)
+        self.epochs[key] = self._newest[key[:3]] = epoch
+        self._voters.promise(epoch.memo.voter)
+
+    def _epoch_ended(self, epoch: CallbackEpoch) -> None:
+        key = _key(epoch.memo.voter, epoch.memo.epoch)
+        del self.epochs[key]
+        if self._newest.get(key[:3]) is epoch:
+            del self._newest[key[:3]]
+        voter = epoch.memo.voter
+        if self._voters.release(voter):
+            s = self._subscriptions.by_voter(voter)
+            if s is None or s.voter != voter:  # a name for one transaction, or for a link that is gone
+                self._voters.names.pop(voter, None)
+
+    def on_decided(self, decided: EpochDecided) -> list[Effect]:
+        self._remember(decided.epoch, decided.digest, decided.committing)
+        return self._learn(decided.voter, decided.epoch, decided.digest, decided.committing)
+
+    def _remember(self, epoch: EpochId, digest: str, committing: frozenset[str]) -> None:
+        self._decisions[epoch] = (digest, committing)
+        trim(self._decisions)
+
+    def _learn(self, voter: str, epoch: EpochId, digest: str, committing: frozenset[str]) -> list[Effect]:
+        known = self.epochs.get(_key(voter, epoch))
+        if known is not None and known.memo.epoch == epoch and known.memo.digest == digest:
+            return known.on_decided(committing)
+        replica = self._subscriptions.replica_of(voter)
+        return replica.learn(epoch, digest, committing) if replica is not None else []
+
+    def on_peers_asked(self, asked: PeersAsked, asker: Address) -> list[Effect]:
+        known = self._decisions.get(asked.epoch)
+        if known is None or known[0] != asked.digest:
+            return []
+        return [Post(asker, PeerKnows(epoch=asked.epoch, digest=asked.digest, committing=known[1]))]
+
+    def on_peer_knows(self, knows: PeerKnows) -> list[Effect]:
+        effects: list[Effect] = []
+        for epoch in [e for e in self.epochs.values() if e.memo.epoch == knows.epoch]:
+            effects += self._learn(epoch.memo.voter, knows.epoch, knows.digest, knows.committing)
+        for s in [*self._subscriptions.leaving.values(), *self._subscriptions.all.values()]:
+            if s.replica is not None:
+                effects += s.replica.learn(knows.epoch, knows.digest, knows.committing)
+        return effects
+
+    def on_noted(self, noted: FinishNoted) -> list[Effect]:
+        epoch = self.epochs.get(_key(noted.voter, noted.epoch))
+        return epoch.on_noted() if epoch is not None and epoch.memo.epoch == noted.epoch else []
+
+    def on_doubt(self, voter: str, incarnation: int, number: int, attempt: int) -> list[Effect]:
+        """A promise, or a finish that is not noted, is old enough to ask or tell again."""
+        epoch = self.epochs.get((voter, incarnation, number, attempt))
+        if epoch is not None:
+            return epoch.on_timer()
+        replica = self._subscriptions.replica_of(voter)
+        return replica.on_doubt() if replica is not None else []
+
+    def recover(self, number: int, promises: Sequence[Promise], kept: Sequence[Memo] = ()) -> list[Effect]:
+        """Promises that a participant found again after a crash: open ones, and ones that are `kept` but not noted."""
+        s = self._subscriptions.all[number]
+        found = [*promises, *(Promise(memo, ()) for memo in kept)]
+        for promise in found:
+            self._voters.names[promise.memo.voter] = number
+        if s.replica is not None:
+            return s.replica.recover([p.memo for p in promises])
+        effects: list[Effect] = []
+        for promise in sorted(found, key=lambda p: p.memo.epoch.attempt):
+            memo = promise.memo
+            executors: dict[TxId, SubTxExecutor] = {}
+            for tx in promise.transactions:
+                spec = TxSpec(memo.epoch.event_type, TxType.DISTRIBUTED)
+                executors[tx] = self._sub_transactions.recover(tx, number, spec, memo)
+            epoch = CallbackEpoch.recovered(number, memo, executors, self._brokers, self._doubt_s, self._epoch_ended)
+            self._open_epoch(epoch)
+            effects += epoch.on_timer()
+        return effects
+
+
+def _key(voter: str, epoch: EpochId) -> EpochKey:
+    return (voter, epoch.incarnation, epoch.number, epoch.attempt)

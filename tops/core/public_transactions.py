@@ -1,0 +1,113 @@
+"""Public transactions: any client that knows one publishes in it, and its events are numbered at the rendezvous."""
+
+from collections import OrderedDict
+
+from tops.core.distributed_transactions import DistributedTransactions
+from tops.core.event_coordinator import EventCoordinator
+from tops.core.known_types import KnownTypes
+from tops.core.local_relay import LocalRelay
+from tops.core.local_transactions import LocalTransactions
+from tops.core.open_transactions import OpenTransactions, RendezvousNode
+from tops.core.outcomes import Outcomes
+from tops.effects import Effect, Post
+from tops.errors import TransactionClosed
+from tops.ids import NodeId, TxId, tx_id
+from tops.messages import (
+    Address,
+    BeginPublic,
+    CensusOpened,
+    PublisherDone,
+    PublishInTx,
+    PublishInTxAnswered,
+    TxOpened,
+    TxPublished,
+)
+from tops.transactions import TxState, TxType
+
+
+class PublicTransactions:
+    """Allots the ids of public transactions, local and distributed, and admits their events."""
+
+    def __init__(
+        self,
+        node: RendezvousNode,
+        known: KnownTypes,
+        transactions: OpenTransactions,
+        outcomes: Outcomes,
+        local: LocalTransactions,
+        distributed: DistributedTransactions,
+    ) -> None:
+        self._node, self._known, self._open, self._outcomes = node, known, transactions, outcomes
+        self._local, self._distributed = local, distributed
+        self._counter = 0
+        self._requests: OrderedDict[tuple[str, int, int], TxId] = OrderedDict()
+
+    def on_begin(self, m: BeginPublic, sender: Address, incarnation: int, now: float) -> list[Effect]:
+        refusal = self._known.refusal(m.spec)
+        if refusal is not None:
+            return [Post(sender, TxOpened(tx=TxId(""), state=TxState.ABORTED, reason=refusal, request=m.request))]
+        asked = (sender.handle, incarnation, m.request)
+        if asked in self._requests:  # the answer was lost, or is on its way
+            return self._again(self._requests[asked], m.request, sender)
+        self._counter += 1
+        tx = self._requests[asked] = tx_id(self._node.me, self._node.incarnation, self._counter)
+        if len(self._requests) > self._node.options.keep_outcomes:
+            self._requests.popitem(last=False)
+        numbering = EventCoordinator(tx, m.spec.event_type)
+        # The initiator learns the id first; what becomes of the census follows under that id.
+        learn: Effect = Post(sender, TxOpened(tx=tx, state=TxState.CENSUS, request=m.request))
+        self._open.publishers[tx] = (NodeId(sender.handle), incarnation)
+        if m.spec.tx_type is TxType.DISTRIBUTED:
+            coordinator = self._distributed.coordinator(tx, m.spec, sender, numbering)
+            return [learn, *self._distributed.open(coordinator)]
+        numbering.open()
+        census = CensusOpened(
+            tx=tx, spec=m.spec, coordinator=self._node.me, incarnation=self._node.incarnation, initiator=sender
+        )
+        opened = TxOpened(tx=tx, state=TxState.ACTIVE)
+        return [learn, *self._local.open(census, sender, numbering), Post(sender, opened)]
+
+    def _again(self, tx: TxId, request: int, sender: Address) -> list[Effect]:
+        learn = Post(sender, TxOpened(tx=tx, state=TxState.CENSUS, request=request))
+        owner = self._open.owner(tx)
+        if owner is None:
+            return [learn, *self._outcomes.ask(tx, sender, alive=False)]
+        active = isinstance(owner, LocalRelay) or owner.state is not TxState.CENSUS
+        return [learn, *([Post(sender, TxOpened(tx=tx, state=TxState.ACTIVE))] if active else [])]
+
+    def on_publish(self, m: PublishInTx, sender: Address, incarnation: int, now: float) -> list[Effect]:
+        owner = self._open.owner(m.tx)
+        numbering = owner.numbering if owner is not None else None
+        if numbering is None:
+            answer = PublishInTxAnswered(tx=m.tx, request=m.request, sequence=None, state=TxState.ABORTED)
+            return [Post(sender, answer)]
+        publisher = (NodeId(sender.handle), incarnation)
+        known = numbering.admitted.get((*publisher, m.request))
+        if known is not None:  # asked again: the answer may have been lost
+            return [
+                Post(sender, PublishInTxAnswered(tx=m.tx, request=m.request, sequence=known, state=numbering.state))
+            ]
+        try:
+            new = publisher not in numbering.publishing
+            published = numbering.admit(m.event, publisher, m.request)
+        except TransactionClosed:
+            answer = PublishInTxAnswered(tx=m.tx, request=m.request, sequence=None, state=numbering.state)
+            return [Post(sender, answer)]
+        answer = PublishInTxAnswered(tx=m.tx, request=m.request, sequence=published.sequence, state=numbering.state)
+        if new and owner is not None and sender != owner.initiator:
+            self._outcomes.askers.setdefault(m.tx, []).append(sender)  # every publisher hears how it ends
+        return [*self.on_event(published), Post(sender, answer)]
+
+    def on_event(self, published: TxPublished) -> list[Effect]:
+        """A numbered event of any transaction; one that is not open here is nobody's any more."""
+        relay = self._open.relays.get(published.tx)
+        if relay is not None:
+            return self._local.on_event(relay, published)
+        coordinator = self._open.coordinators.get(published.tx)
+        return [] if coordinator is None else self._distributed.on_event(coordinator, published)
+
+    def on_done(self, m: PublisherDone, sender: Address, incarnation: int, now: float) -> list[Effect]:
+        owner = self._open.owner(m.tx)
+        if owner is not None and owner.numbering is not None:
+            owner.numbering.publishing.discard((NodeId(sender.handle), incarnation))
+        return []

@@ -1,0 +1,90 @@
+"""The sub-transactions of a site: one executor per transaction and subscription, as long as it lives."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from tops.constraints import needs_identity
+from tops.core.calls import Calls
+from tops.core.remembering import trim
+from tops.core.sub_tx_executor import SubTxExecutor
+from tops.core.subscriptions import SiteOptions, Subscription
+from tops.core.voters import Voters
+from tops.effects import Effect, Memo
+from tops.ids import NodeId, Pseudonym, TxId
+from tops.messages import LoggedTx, TxSpec
+
+
+class SubTransactions:
+    """Opens executors and forgets those that ended."""
+
+    def __init__(self, site: NodeId, calls: Calls, options: SiteOptions, voters: Voters) -> None:
+        self._site, self._calls, self._options, self._voters = site, calls, options, voters
+        self.executors: dict[TxId, dict[int, SubTxExecutor]] = {}
+        self.ended: OrderedDict[TxId, None] = OrderedDict()
+
+    def get(self, tx: TxId, subscription: int) -> SubTxExecutor | None:
+        return self.executors.get(tx, {}).get(subscription)
+
+    def each(self, tx: TxId, do: Callable[[SubTxExecutor], list[Effect]]) -> list[Effect]:
+        """All of one transaction, whichever subscriptions they belong to."""
+        executors = self.executors.get(tx)
+        if executors is None:
+            return []
+        if len(executors) == 1:
+            return do(next(iter(executors.values())))
+        return [effect for e in list(executors.values()) for effect in do(e)]
+
+    def open(
+        self, s: Subscription, tx: TxId, spec: TxSpec, pseudonym: Pseudonym, voter: str | None = None
+    ) -> SubTxExecutor:
+        executor = SubTxExecutor(
+            tx,
+            s.number,
+            spec,
+            s.coordinator,
+            self._calls,
+            voter=voter or pseudonym,
+            pseudonym=pseudonym,
+            identity=self._site if needs_identity(spec.constraints) else None,
+            quiet_s=self._options.quiet_s,
+            delivery_attempts=self._options.delivery_attempts,
+            ended=self._ended,
+        )
+        self.executors.setdefault(tx, {})[s.number] = executor
+        self._voters.names[executor.voter] = s.number
+        return executor
+
+    def open_logged(self, s: Subscription, logged: LoggedTx, ended: Callable[[], list[Effect]]) -> SubTxExecutor:
+        """A transaction from the log, which its reader takes as a local one; it belongs to the reader alone."""
+        spec = TxSpec(logged.event_type, logged.tx_type, limit=logged.limit, attributes=logged.attributes)
+        return SubTxExecutor(
+            logged.tx,
+            s.number,
+            spec,
+            s.coordinator,
+            self._calls,
+            voter="",
+            pseudonym=Pseudonym(""),
+            identity=None,
+            quiet_s=self._options.give_up_s,
+            delivery_attempts=self._options.delivery_attempts,
+            ended=lambda _: ended(),
+        )
+
+    def recover(self, tx: TxId, subscription: int, spec: TxSpec, memo: Memo) -> SubTxExecutor:
+        """One that had promised before a crash."""
+        executor = SubTxExecutor.recovered(tx, subscription, spec, memo, self._calls, self._ended)
+        self.executors.setdefault(tx, {})[subscription] = executor
+        return executor
+
+    def _ended(self, executor: SubTxExecutor) -> list[Effect]:
+        executors = self.executors.get(executor.tx, {})
+        if executors.get(executor.subscription) is executor:
+            del executors[executor.subscription]
+            if not executors:
+                del self.executors[executor.tx]
+                self.ended[executor.tx] = None
+                trim(self.ended)
+        if executor.voter == executor.pseudonym:
+            self._voters.forget_unless_promised(executor.voter)
+        return []

@@ -1,0 +1,29 @@
+"""The names that a site votes under, and which of them it still needs."""
+
+
+class Voters:
+    """Standing answers and pseudonyms of one site, each with the subscription that it speaks for."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, int] = {}  # what we vote under -> subscription
+        self._promised: dict[str, int] = {}  # what we vote under -> epochs that are open
+
+    def subscription(self, voter: str) -> int:
+        """The subscription's number; -1 for a name that is not ours."""
+        return self.names.get(voter, -1)
+
+    def promise(self, voter: str) -> None:
+        """An epoch was opened under this name."""
+        self._promised[voter] = self._promised.get(voter, 0) + 1
+
+    def release(self, voter: str) -> bool:
+        """An epoch under this name ended; True if it was the last one."""
+        self._promised[voter] -= 1
+        if self._promised[voter]:
+            return False
+        del self._promised[voter]
+        return True
+
+    def forget_unless_promised(self, voter: str) -> None:
+        if voter not in self._promised:
+            self.names.pop(voter, None)

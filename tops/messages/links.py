@@ -1,0 +1,160 @@
+"""What neighbours say to each other over a link: letters and publications on their way, and who wants which events."""
+
+from tops.filters import Filter
+from tops.ids import NodeId, TxId
+from tops.messages.logs import (
+    AskLog,
+    EventConfirmed,
+    EventsRefused,
+    LogDelivered,
+    LogRefused,
+    LogTold,
+    LogWanted,
+    RouteAsked,
+    RouteStands,
+    TypeAdvertised,
+    TypeAnswered,
+)
+from tops.messages.participants import (
+    AskEpoch,
+    AskMembership,
+    CensusReplied,
+    EpochDecided,
+    EpochFinished,
+    EpochVoted,
+    FinishNoted,
+    MembershipAnswered,
+    ParticipantAborted,
+    ParticipantLost,
+    PeerKnows,
+    PeersAsked,
+    PrepareEpoch,
+    StandingAccepted,
+    StandingAnswered,
+    StandingWithdrawn,
+)
+from tops.messages.publications import Publication
+from tops.messages.publishers import (
+    AbortTx,
+    AskOutcome,
+    BeginPublic,
+    BeginTx,
+    CommitTx,
+    PublisherDone,
+    PublisherLost,
+    PublishInTx,
+    PublishInTxAnswered,
+    RunOneShot,
+    TxOpened,
+    TxOutcome,
+    VotesMissing,
+)
+from tops.messages.values import Address, Definitions, Message
+from tops.transactions import Scope
+
+Letter = (
+    EventConfirmed
+    | EventsRefused
+    | BeginTx
+    | RunOneShot
+    | BeginPublic
+    | TxOpened
+    | PublishInTx
+    | PublishInTxAnswered
+    | PublisherDone
+    | CommitTx
+    | AbortTx
+    | VotesMissing
+    | TxOutcome
+    | AskOutcome
+    | PublisherLost
+    | ParticipantLost
+    | CensusReplied
+    | StandingAnswered
+    | StandingAccepted
+    | StandingWithdrawn
+    | ParticipantAborted
+    | PrepareEpoch
+    | EpochVoted
+    | EpochDecided
+    | EpochFinished
+    | FinishNoted
+    | AskEpoch
+    | AskMembership
+    | AskLog
+    | LogTold
+    | MembershipAnswered
+    | PeersAsked
+    | PeerKnows
+    | RouteAsked
+    | RouteStands
+    | LogWanted
+    | LogDelivered
+    | LogRefused
+    | TypeAdvertised
+    | TypeAnswered
+)
+
+
+class Envelope(Message, frozen=True):
+    """Point to point, over as many hops as it takes. The sender's broker fills in where the sender is."""
+
+    to: Address
+    sender: Address
+    incarnation: int
+    body: Letter
+
+
+class Dissemination(Message, frozen=True):
+    """Up to the rendezvous of the event type's family, then down the reverse paths of the subscriptions.
+
+    `early`: brokers on the way up already pass it to their own subtree (single-publisher, non-durable types).
+    `lineage`: the event type and its ancestors; who knows a parent only finds its children by it.
+    """
+
+    rendezvous: NodeId
+    upward: bool
+    early: bool
+    sender: Address
+    incarnation: int
+    publication: Publication
+    lineage: tuple[str, ...] = ()
+
+
+class RouteAdded(Message, frozen=True):
+    """Somebody behind this link wants events of that type that match the filter."""
+
+    definitions: Definitions
+    filter: Filter
+
+
+class RouteRemoved(Message, frozen=True):
+    event_type: str
+    filter: Filter
+
+
+class RoutesReset(Message, frozen=True):
+    """The link's whole interest, replacing what was known; sent when two nodes meet."""
+
+    routes: tuple[RouteAdded, ...]
+
+
+class SubscriptionChanged(Message, frozen=True):
+    """A site's subscription, as its own broker keeps it; `filter` None ends it."""
+
+    subscription: int
+    definitions: Definitions
+    filter: Filter | None
+    scope: Scope | None  # a standing answer to every census, or None: ask each time
+    durable: bool
+
+
+class ScopeChosen(Message, frozen=True):
+    """What a site takes of a transaction, told to its own broker, which withholds the rest."""
+
+    tx: TxId
+    scope: Scope  # the highest one below distributed
+    distributed: bool
+
+
+LinkMessage = Envelope | Dissemination | RouteAdded | RouteRemoved | RoutesReset | SubscriptionChanged | ScopeChosen

@@ -1,0 +1,104 @@
+"""Letters about event types and their logs: advertising, confirming what is on disk, reading on from a position."""
+
+from tops.filters import Filter
+from tops.messages.values import Definitions, LogEntry, Message, Origin, Wire
+
+
+class TypeAdvertised(Message, frozen=True):
+    """A site is going to publish this type; travels to the rendezvous."""
+
+    definitions: Definitions
+
+
+class TypeAnswered(Message, frozen=True):
+    """The rendezvous takes the type, or says why not: it may know another definition under that name."""
+
+    event_type: str
+    refusal: str | None = None
+
+
+class EventConfirmed(Message, frozen=True):
+    """The publication is on disk; the number is not known any more for one that was repeated.
+
+    `count`: so are the ones before it, of the same publisher and under the numbers before it.
+    """
+
+    origin: Origin
+    log_number: int | None = None
+    count: int = 1
+
+
+class EventsRefused(Message, frozen=True):
+    """The rendezvous takes no more events of this durable type for now; nothing of what is not confirmed was kept."""
+
+    event_type: str
+    reason: str
+
+
+class RouteAsked(Message, frozen=True):
+    """Sent behind a new subscription, on the same path: when it is answered, events reach the subscriber."""
+
+    subscription: int
+
+
+class RouteStands(Message, frozen=True):
+    subscription: int
+
+
+class AskLog(Message, frozen=True):
+    """How far is the log of a durable type decided, and who follows it? For reads that must be current."""
+
+    request: int
+    event_type: str
+
+
+class Follower(Wire, frozen=True):
+    """A durable subscription, as the log sees it; `in_sync` only says something about replicas that vote."""
+
+    name: str
+    position: int
+    present: bool
+    in_sync: bool
+
+
+class LogTold(Message, frozen=True):
+    """Everything up to `decided` is committed or void, and nothing that was acknowledged lies beyond it."""
+
+    request: int
+    event_type: str
+    decided: int
+    oldest: int
+    in_sync: tuple[str, ...]
+    followers: tuple[Follower, ...]
+
+
+class LogWanted(Message, frozen=True):
+    """A durable subscription asks for what follows `position`; also says that everything up to there is safe."""
+
+    name: str
+    definitions: Definitions
+    filter: Filter
+    position: int | None  # None: start as `start` says, if the name is new
+    start: str
+    credit: int
+    voter: str | None  # what it votes under, if it votes: what it committed itself is not sent to it again
+
+
+class LogDelivered(Message, frozen=True):
+    """Entries that follow each other; `upto` may be beyond the last one when what lies between did not match."""
+
+    name: str
+    event_type: str
+    acknowledged: int  # what the subscriber has safely taken, as far as the broker knows
+    after: int
+    upto: int
+    entries: tuple[LogEntry, ...]
+    incarnation: int
+
+
+class LogRefused(Message, frozen=True):
+    """The position asked for is no longer kept: the subscriber needs a new copy of the data."""
+
+    name: str
+    event_type: str
+    oldest: int

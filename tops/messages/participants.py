@@ -1,0 +1,148 @@
+"""Letters between a participant and the coordinator, and between participants in doubt: census, votes, decisions."""
+
+from tops.filters import Filter
+from tops.ids import Pseudonym, TxId
+from tops.messages.values import EpochId, EpochMember, Message
+from tops.transactions import Scope, TxState
+
+
+class ParticipantLost(Message, frozen=True):
+    """A broker saw the site behind these handles go; who has not voted counts as a NO."""
+
+    handles: tuple[str, ...]
+
+
+class CensusReplied(Message, frozen=True):
+    """A subscriber asks for the distributed scope; `identity` only where a constraint needs it."""
+
+    tx: TxId
+    pseudonym: Pseudonym
+    identity: str | None
+
+
+class StandingAnswered(Message, frozen=True):
+    """A subscriber's answer to every census of that type, renewed while its link lives.
+
+    Pseudonyms are derived from `secret`. `position` is what a replica has applied of the log; None: it keeps none.
+    A newer answer for the same `subscription` of the same identity replaces the former one.
+    """
+
+    voter: str
+    event_type: str
+    filter: Filter
+    scope: Scope
+    secret: bytes
+    identity: str | None
+    position: int | None
+    subscription: int = 0
+
+
+class StandingAccepted(Message, frozen=True):
+    """From here on the answer counts; `incarnation` is the coordinator's, `in_sync` whether its votes count."""
+
+    voter: str
+    incarnation: int
+    in_sync: bool
+
+
+class StandingWithdrawn(Message, frozen=True):
+    voter: str
+    event_type: str
+
+
+class ParticipantAborted(Message, frozen=True):
+    """A participant gives up before the vote."""
+
+    tx: TxId
+    voter: str
+    reason: str
+
+
+class AskMembership(Message, frozen=True):
+    """A participant in the census or active state has heard nothing for long."""
+
+    tx: TxId
+    event_type: str
+    voter: str
+
+
+class MembershipAnswered(Message, frozen=True):
+    tx: TxId
+    voter: str
+    state: TxState
+    members: frozenset[str] = frozenset()
+
+
+class PrepareEpoch(Message, frozen=True):
+    """Apply these transactions in this order and promise to commit them; other attempts of the number are void."""
+
+    epoch: EpochId
+    digest: str
+    voter: str
+    members: tuple[EpochMember, ...]
+
+
+class EpochVoted(Message, frozen=True):
+    """A promise that survives a crash, for all members but `excluded`.
+
+    `rows` has, per member in order, the rows that each of its changes affected: voters that differ have diverged.
+    `results` is what the members return to their publishers, opaque; the first voter's is passed on.
+    """
+
+    epoch: EpochId
+    digest: str
+    voter: str
+    excluded: dict[TxId, str]
+    rows: tuple[tuple[int, ...], ...] = ()
+    results: tuple[bytes, ...] = ()
+
+
+class EpochDecided(Message, frozen=True):
+    """The end of an attempt. Who is not in the committing set rolls back whatever is prepared or running.
+
+    The set holds hashed keys: a voter finds itself, can pass the decision on to a peer in doubt, and learns no name.
+    """
+
+    epoch: EpochId
+    digest: str
+    voter: str
+    committing: frozenset[str]
+
+
+class EpochFinished(Message, frozen=True):
+    """The commit is carried out, durably. `note`: said again until the coordinator has noted it."""
+
+    epoch: EpochId
+    voter: str
+    note: bool
+
+
+class FinishNoted(Message, frozen=True):
+    """The coordinator is not going to be asked by this voter any more, and the voter may forget its promise."""
+
+    epoch: EpochId
+    voter: str
+
+
+class AskEpoch(Message, frozen=True):
+    """A voter has promised and waits for the decision."""
+
+    epoch: EpochId
+    digest: str
+    voter: str
+
+
+class PeersAsked(Message, frozen=True):
+    """In doubt and the coordinator is silent: brokers pass this to their own subscribers of the type."""
+
+    epoch: EpochId
+    digest: str
+    voter: str
+
+
+class PeerKnows(Message, frozen=True):
+    """A peer passes on the decision that it heard; who does not know stays silent, nobody guesses."""
+
+    epoch: EpochId
+    digest: str
+    committing: frozenset[str]

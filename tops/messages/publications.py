@@ -1,0 +1,101 @@
+"""What travels down the multicast tree of an event type to whoever subscribed."""
+
+from typing import Any
+
+import msgspec
+
+from tops.ids import NodeId, TxId
+from tops.messages.values import Address, Event, Message, Origin, TxSpec
+
+
+class Published(Message, frozen=True):
+    """An ordinary event. `confirm` asks the rendezvous to say when a durable type's event is on disk."""
+
+    event: Event
+    origin: Origin
+
+
+class EventsPublished(Message, frozen=True):
+    """Ordinary events of one type, published together; they are what `Published` is for one.
+
+    Bodies stay encoded until somebody has to look into them: most brokers on the way need not. `origin` is the last
+    one's, also where a filter has left some out on the way.
+    """
+
+    event_type: str
+    bodies: tuple[msgspec.Raw, ...]
+    origin: Origin
+
+
+class CensusOpened(Message, frozen=True):
+    """A transaction is announced; subscribers answer with a scope."""
+
+    tx: TxId
+    spec: TxSpec
+    coordinator: NodeId
+    incarnation: int
+    initiator: Address
+
+
+class TxBegan(Message, frozen=True):
+    """The census closed; only those whose hashed pseudonym is listed act as distributed participants."""
+
+    tx: TxId
+    event_type: str
+    members: frozenset[str]
+
+
+class TxPublished(Message, frozen=True):
+    """The `sequence`-th event of a transaction, under the transaction's type whatever its own."""
+
+    tx: TxId
+    event_type: str
+    sequence: int
+    event: Event
+
+
+class LocalCommitOrdered(Message, frozen=True):
+    """Local subscribers commit if they have all events up to `last_sequence`."""
+
+    tx: TxId
+    event_type: str
+    last_sequence: int
+
+
+class TxAbandoned(Message, frozen=True):
+    """A publisher aborted, died, or the census failed: whoever has not voted yet forgets the transaction.
+
+    `distributed_only`: the distributed part failed by itself; local subscribers are unaffected.
+    """
+
+    tx: TxId
+    event_type: str
+    reason: str
+    distributed_only: bool = False
+
+
+Publication = Published | EventsPublished | CensusOpened | TxBegan | TxPublished | LocalCommitOrdered | TxAbandoned
+
+
+_bodies: msgspec.msgpack.Decoder[dict[str, Any]] = msgspec.msgpack.Decoder(dict[str, Any])
+encode_body = msgspec.msgpack.Encoder().encode
+
+
+def decode_body(encoded: msgspec.Raw) -> dict[str, Any] | None:
+    """The body of an event, or None if the bytes are not one: whoever sent them is ignored, not obeyed."""
+    try:
+        return _bodies.decode(encoded)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def type_of(publication: Publication) -> str:
+    """The event type that a publication travels under."""
+    match publication:
+        case Published(event=event):
+            return event.type
+        case CensusOpened(spec=spec):
+            return spec.event_type
+        case TxPublished(event_type=event_type):
+            return event_type
+    return publication.event_type

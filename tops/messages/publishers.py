@@ -1,0 +1,117 @@
+"""Letters between a publisher of a transaction and its coordinator."""
+
+from tops.ids import NodeId, Pseudonym, TxId
+from tops.messages.values import Event, Message, TxSpec
+from tops.transactions import Outcome, TxState, TxType
+
+
+class BeginTx(Message, frozen=True):
+    """Open a transaction. `own` is the initiator's own vote for resources that it enlisted."""
+
+    tx: TxId
+    spec: TxSpec
+    own: Pseudonym | None = None
+
+
+class RunOneShot(Message, frozen=True):
+    """Begin, all events and commit in one message."""
+
+    tx: TxId
+    spec: TxSpec
+    events: tuple[Event, ...]
+
+
+class BeginPublic(Message, frozen=True):
+    """Open a transaction whose events are numbered at the rendezvous; it allots the id."""
+
+    request: int
+    spec: TxSpec
+
+
+class TxOpened(Message, frozen=True):
+    """How the census ended. `request` is set for transactions whose id the initiator learns here."""
+
+    tx: TxId
+    state: TxState
+    reason: str = ""
+    request: int | None = None
+
+
+class PublishInTx(Message, frozen=True):
+    """An event for a public transaction, to be numbered by the event coordinator at the rendezvous."""
+
+    tx: TxId
+    request: int
+    event: Event
+
+
+class PublishInTxAnswered(Message, frozen=True):
+    """`sequence` None: the transaction took no more events."""
+
+    tx: TxId
+    request: int
+    sequence: int | None
+    state: TxState
+
+
+class PublisherDone(Message, frozen=True):
+    """A public publisher has said all it wants: its death no longer matters."""
+
+    tx: TxId
+
+
+class CommitTx(Message, frozen=True):
+    """A publisher asks for commitment. `last_sequence` None: the coordinator numbered the events itself.
+
+    Asking again while votes are missing means: wait once more.
+    """
+
+    tx: TxId
+    tx_type: TxType
+    event_type: str
+    last_sequence: int | None
+
+
+class AbortTx(Message, frozen=True):
+    tx: TxId
+    tx_type: TxType
+    event_type: str
+    reason: str
+
+
+class VotesMissing(Message, frozen=True):
+    """Some participants have not voted in time; the publisher may wait again or abort."""
+
+    tx: TxId
+    missing: int
+
+
+class TxOutcome(Message, frozen=True):
+    """How a transaction ended, for its publishers. `pending` of the committing set have not confirmed yet.
+
+    `locals_wait`: the distributed part ended by itself; local subscribers still wait for the publisher's word.
+    """
+
+    tx: TxId
+    outcome: Outcome
+    reason: str = ""
+    log_number: int | None = None
+    pending: tuple[str, ...] = ()
+    rows: tuple[int, ...] = ()
+    locals_wait: bool = False
+    result: bytes = b""
+
+
+class AskOutcome(Message, frozen=True):
+    """After any break: what became of it? An unknown id is refused for good before it is answered."""
+
+    tx: TxId
+    tx_type: TxType
+    event_type: str
+
+
+class PublisherLost(Message, frozen=True):
+    """A broker saw this site go for good; its undecided transactions abort."""
+
+    site: NodeId
+    incarnation: int

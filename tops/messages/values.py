@@ -1,0 +1,120 @@
+"""What messages are made of: the base of every message, and the values that several of them carry."""
+
+from typing import Any
+
+import msgspec
+
+from tops.constraints import AnyConstraint
+from tops.event_types import EventType
+from tops.ids import NodeId, TxId
+from tops.transactions import Access, LocalOutcome, ScopeLimit, TxType
+
+PROTOCOL = 1
+
+
+class Wire(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A value inside messages."""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True, gc=False):
+    """Something one node says to another."""
+
+
+Definitions = tuple[EventType, ...]  # a type's ancestors, the oldest first, then the type itself
+
+
+class Address(Wire, frozen=True):
+    """A broker, or whoever that broker knows by `handle`: a site's name, or a participant's pseudonym.
+
+    With the incarnation of the site: what is meant for an earlier life never reaches a later one.
+    """
+
+    broker: NodeId
+    handle: str = ""
+    incarnation: int = 0
+
+
+class Event(Wire, frozen=True):
+    type: str
+    body: dict[str, Any]
+
+
+class Origin(Wire, frozen=True):
+    """Which publication to the type's family, by which life of which site; makes a repeated one recognisable."""
+
+    family: str
+    site: NodeId
+    incarnation: int
+    number: int
+
+
+class CensusPolicy(Wire, frozen=True):
+    """When the census closes: after `timeout_s` at the latest, earlier with `replies` answers or as soon as
+    the constraints are met."""
+
+    timeout_s: float = 1.0
+    replies: int | None = None
+    when_met: bool = False
+
+
+class TxSpec(Wire, frozen=True):
+    """What the initiator asked for at `begin`.
+
+    `census` is None when only standing answers count. `attributes` are what subscriptions are matched against, once.
+    """
+
+    event_type: str
+    tx_type: TxType
+    access: Access = Access.PRIVATE
+    limit: ScopeLimit = ScopeLimit.NONE
+    constraints: tuple[AnyConstraint, ...] = ()
+    attributes: dict[str, Any] = {}
+    local_outcome: LocalOutcome = LocalOutcome.INDEPENDENT
+    census: CensusPolicy | None = CensusPolicy()
+    vote_timeout_s: float = 5.0
+    decide_within_s: float = 60.0
+
+
+class EpochId(Wire, frozen=True):
+    """One attempt at one number; a vote or decision for another attempt or incarnation says nothing about this one."""
+
+    event_type: str
+    number: int
+    attempt: int
+    coordinator: NodeId
+    incarnation: int
+
+    def __str__(self) -> str:
+        return f"{self.event_type}#{self.number}.{self.attempt}@{self.coordinator}.{self.incarnation}"
+
+    def newer_than(self, other: "EpochId") -> bool:
+        """Whether the coordinator sent this one out after the other."""
+        return (self.incarnation, self.number, self.attempt) > (other.incarnation, other.number, other.attempt)
+
+
+class EpochMember(Wire, frozen=True):
+    """One transaction of an epoch. `events` is None where the participants have received them already."""
+
+    tx: TxId
+    last_sequence: int
+    events: tuple[Event, ...] | None
+
+
+class LogEntry(Wire, frozen=True):
+    """What stands under one number of a durable type's log. No transactions and no event: the number is void."""
+
+    number: int
+    transactions: tuple["LoggedTx", ...] = ()
+    event: Event | None = None
+    epoch: EpochId | None = None
+    committing: frozenset[str] = frozenset()
+    origin: Origin | None = None
+
+
+class LoggedTx(Wire, frozen=True):
+    tx: TxId
+    event_type: str
+    events: tuple[Event, ...]
+    attributes: dict[str, Any]
+    limit: ScopeLimit
+    tx_type: TxType
