@@ -15,6 +15,7 @@ import msgspec
 from replication.events import at_ms, member_of, published_members
 from replication.refusals import describe
 from replication.values import pack_rows
+from replication.verdicts import Verdicts
 from tops.changes import Member
 from tops.effects import BatchPrepared, Memo
 from tops.errors import NotReachable, OutcomeUnknown, ResourceRefused, StaleAttempt
@@ -49,12 +50,14 @@ class ReplicaParticipant(BatchParticipant):
         # What becomes of entries here, if not what they say: of the first, and as many more as can be judged with it.
         self.translate: Translate | None = None
         self.turn = asyncio.Lock()  # whoever looks at a row and then changes it
+        self.verdicts = Verdicts(resource)
         self._moved = asyncio.Condition()
 
     # ------------------------------------------------------------------------------------------------- positions
 
     async def position(self) -> int:
         self.reached = self.received = (await self.resource.applied()).prefix
+        self.verdicts.begin(self.reached)
         return self.reached
 
     async def promises(self) -> Sequence[Memo]:
@@ -143,12 +146,15 @@ class ReplicaParticipant(BatchParticipant):
 
     async def _apply(self, work: Sequence[Entry], logged: dict[int, LogEntry]) -> Applied:
         if self.translate is None:
-            return await self.resource.apply(work)
+            done = await self.resource.apply(work)
+            self.verdicts.note([entry for entry in work if entry.number <= done.position])
+            return done
         done, left = Applied(self.reached), list(work)
         while left and done.failed is None:
             async with self.turn:
                 some = await self.translate(left, logged)
                 done = await self.resource.apply(some)
+            self.verdicts.note([entry for entry in some if entry.number <= done.position])
             left = left[len(some) :]
         return done
 

@@ -5,12 +5,13 @@ import secrets
 
 import msgspec
 
-from replication.calls import Caller, Read, ReadDone, ReplicaFailed, Write, WriteDone
+from replication.calls import Caller, ReplicaFailed, Write, WriteDone
 from replication.config import ReplicaSetConfig
 from replication.events import log_type, write_body
 from replication.policies import Policy, Route
 from replication.refusals import Duplicate, TooFewReplicas, WriteRefused, understand
-from replication.values import pack_values, unpack_rows
+from replication.values import unpack_rows
+from replication.verdicts import VerdictAsker
 from tops.changes import Change, Member, Row, Statement, check_statement, encode_member
 from tops.errors import NotReachable, OutcomeUnknown, Retry, TopsError, TransactionAborted
 from tops.ids import TxId
@@ -20,7 +21,6 @@ from tops.transactions import Outcome, TxType
 
 RETRY_FIRST_S = 0.02
 TRANSIENT_TRIES = 6
-_REFUSED_SQL = "select discarded from tops.conflicts where id = $1 and kind in ('apply_error', 'serialization')"
 _returned = msgspec.msgpack.Decoder(list[bytes])
 
 
@@ -52,6 +52,7 @@ class Writer:
         self._prefer, self._timeout_s = prefer, timeout_s
         self._log_type = log_type(config.name)
         self._position, self._replica = 0, ""
+        self._verdicts = VerdictAsker(caller, lambda: [config.site_of(name) for name in self._by_nearness()], timeout_s)
 
     @property
     def token(self) -> str:
@@ -124,23 +125,9 @@ class Writer:
         return self._result(outcome)
 
     async def _refusal(self, logged: TxOutcome) -> TopsError | None:
-        """What is logged first and applied then may be refused then, by all replicas alike: ask the nearest one that
-        answers."""
-        number, replicas = logged.log_number or 0, self._by_nearness()
-        patience_s = self._timeout_s / len(replicas)
-        line = pack_values([f"{number}:{logged.tx}"])
-        question = Read(sql=_REFUSED_SQL, args=line, at_least=number, wait_s=patience_s)
-        for replica in replicas:
-            try:
-                done = await self._caller.ask(self._config.site_of(replica), question, patience_s)
-            except (NotReachable, ReplicaFailed):
-                continue
-            assert isinstance(done, ReadDone)
-            for row in unpack_rows(done.rows):
-                (reason,) = msgspec.json.decode(row["discarded"])
-                return understand(logged.tx, reason)
-            return None
-        raise OutcomeUnknown(logged.tx, f"replicas {', '.join(replicas)}")
+        """What is logged first and applied then may be refused then."""
+        reason = await self._verdicts.refusal(logged.log_number or 0, logged.tx)
+        return understand(logged.tx, reason) if reason else None
 
     def _named(self, error: TopsError) -> TopsError:
         """Replicas by the names that the DBA gave them."""
