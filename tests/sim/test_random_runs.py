@@ -1,31 +1,32 @@
 """Random clusters under faults, from seeds; a seed that once failed stays in the list for good."""
 
 import json
-import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tops.sim.faults import Faults
-from tops.sim.runner import Result, run_seed
+from tops.sim.runner import Totals, run_seed, run_seeds
 
 REGRESSIONS = (3, 10, 16, 18, 41, 66, 80, 84, 87, 100, 108, 234, 1054, 1164, 1_000_983)
 FRESH = range(10_000, 12_000)
 
 
-def _run(seed: int) -> Result:
-    return run_seed(seed)[0]
-
-
 @pytest.mark.timeout(1200)
 def test_seeds_that_once_failed_and_two_thousand_others_keep_every_promise() -> None:
-    with multiprocessing.Pool(os.cpu_count()) as pool:
-        results = pool.map(_run, [*REGRESSIONS, *FRESH], chunksize=8)
+    totals = Totals()
 
-    assert {r.seed: r.violations[:3] for r in results if r.violations} == {}
-    assert sum(r.transactions for r in results) > 50_000
+    for result in run_seeds([*REGRESSIONS, *FRESH]):
+        totals.add(result)
+
+    assert {r.seed: r.violations[:3] for r in totals.bad} == {}
+    assert totals.runs == len(REGRESSIONS) + len(FRESH)
+    assert totals.transactions > 100_000
+    assert totals.crashes > 10_000
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -62,6 +63,27 @@ def test_the_command_reports_runs_as_json_and_exits_zero() -> None:
     report = json.loads(done.stdout)
     assert report["runs"] == 4
     assert report["violations"] == []
+
+
+def test_a_run_that_is_interrupted_says_where_to_go_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tops", "sim", "run", "--seeds", "5000", "--start", "70", "--format", "json"]
+    with (tmp_path / "errors").open("w") as errors:
+        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+    while not _children(running.pid):
+        assert running.poll() is None
+
+    running.send_signal(signal.SIGINT)
+    report = json.loads(running.communicate(timeout=120)[0])
+
+    assert running.returncode == 130
+    assert report["next_start"] == 70 + report["runs"]
+    told = (tmp_path / "errors").read_text()
+    assert f"--seeds {5000 - report['runs']} --start {report['next_start']}" in told
+
+
+def _children(pid: int) -> str:
+    """The workers of a run: once it has them it is under way."""
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text()
 
 
 def test_an_unknown_fault_is_refused_with_the_names_of_those_there_are() -> None:

@@ -1,9 +1,10 @@
 """`tops sim`: whole clusters of the real machines, simulated, with faults; reproducible from a seed."""
 
 import json
-import multiprocessing
-import os
+import signal
 import sys
+import threading
+from contextlib import closing
 from typing import Annotated
 
 import typer
@@ -13,10 +14,12 @@ from rich.table import Table
 
 from tops.errors import ConfigError
 from tops.sim.faults import Faults
-from tops.sim.runner import Result, run_seed, shortest_failing_prefix
+from tops.sim.runner import Result, Totals, run_seed, run_seeds, shortest_failing_prefix
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 TRACE_LINES = 60
+RUNS_PER_LINE = 1000
+STOPPED = 130  # by an interruption, as shells have it
 
 
 @app.callback()
@@ -36,7 +39,10 @@ def run(
     trace: Annotated[bool, typer.Option(help="Print the whole trace of a single run.")] = False,
     output: Annotated[str, typer.Option("--format", help="table or json")] = "table",
 ) -> None:
-    """Run simulated clusters and check every promise; exit 1 if one is broken."""
+    """Run simulated clusters and check every promise; exit 1 if one is broken.
+
+    Ctrl-C ends many runs with the totals so far and the command that goes on from there.
+    """
     chosen = parse_faults(faults or [])
     if seeds is None:
         _one(seed if seed is not None else start, chosen, trace, output)
@@ -89,36 +95,58 @@ def _print_failure(seed: int, faults: Faults) -> None:
 
 
 def _many(seeds: range, faults: Faults, processes: int, output: str) -> None:
-    bad: list[Result] = []
-    transactions, simulated_s = 0, 0.0
+    totals = Totals()
+    console = Console(stderr=True)
     columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
     with (
-        Progress(*columns, console=Console(stderr=True)) as progress,
-        multiprocessing.Pool(processes or os.cpu_count() or 1) as pool,
+        Progress(*columns, console=console, disable=not console.is_terminal) as progress,
+        closing(run_seeds(seeds, faults, processes or None)) as results,
     ):
         task = progress.add_task("seeds", total=len(seeds))
-        for result in pool.imap_unordered(_run, [(seed, faults) for seed in seeds], chunksize=4):
-            transactions += result.transactions
-            simulated_s += result.simulated_s
-            if result.violations:
-                bad.append(result)
+        for result in results:
+            totals.add(result)
             progress.advance(task)
-    bad.sort(key=lambda r: r.seed)
-    totals = {"runs": len(seeds), "transactions": transactions, "simulated_hours": round(simulated_s / 3600, 1)}
-    if output == "json":
-        print(json.dumps({**totals, "violations": _as_json(bad)}))
-    else:
-        table = Table("runs", "transactions", "simulated hours", "runs with violations")
-        table.add_row(str(totals["runs"]), str(transactions), str(totals["simulated_hours"]), str(len(bad)))
-        Console().print(table)
-        for result in bad[:20]:
-            print(f"seed {result.seed}: {result.violations[0]}")
-    if bad:
+            _report(console, totals, result, len(seeds))
+            if stopped.is_set():
+                break
+    _print_totals(totals, seeds, output)
+    left = len(seeds) - totals.runs
+    if left:
+        console.print(f"stopped; go on with: tops sim run --seeds {left} --start {seeds.start + totals.runs}")
+        sys.exit(STOPPED)
+    if totals.bad:
         sys.exit(1)
 
 
-def _run(job: tuple[int, Faults]) -> Result:
-    return run_seed(*job)[0]
+def _report(console: Console, totals: Totals, result: Result, asked_for: int) -> None:
+    """What is found is told at once; where nobody watches a bar, so is how far it has come."""
+    if result.violations:
+        console.print(f"seed {result.seed}: {result.violations[0]}", markup=False, highlight=False)
+    if not console.is_terminal and totals.runs % RUNS_PER_LINE == 0:
+        told = f"{totals.runs} of {asked_for} runs, up to seed {result.seed}: {totals.transactions} transactions, "
+        console.print(f"{told}{totals.crashes} crashes, {len(totals.bad)} runs with violations", soft_wrap=True)
+
+
+def _print_totals(totals: Totals, seeds: range, output: str) -> None:
+    figures = {
+        "runs": totals.runs,
+        "next_start": seeds.start + totals.runs,
+        "transactions": totals.transactions,
+        "crashes": totals.crashes,
+        "simulated_hours": round(totals.simulated_s / 3600, 1),
+    }
+    if output == "json":
+        print(json.dumps({**figures, "violations": _as_json(totals.bad)}))
+        return
+    table = Table("runs", "seeds", "transactions", "crashes", "simulated hours", "runs with violations")
+    covered = f"{seeds.start} to {seeds.start + totals.runs - 1}"
+    table.add_row(str(totals.runs), covered, *(str(v) for v in list(figures.values())[2:]), str(len(totals.bad)))
+    Console().print(table)
+    for result in totals.bad[:20]:
+        print(f"seed {result.seed}: {result.violations[0]}")
 
 
 def _as_json(results: list[Result]) -> list[dict[str, object]]:

@@ -8,6 +8,9 @@ if TYPE_CHECKING:
     from tops.sim.world import World
 
 
+SLOW_DISK_S = 0.03  # several times as long as a message takes
+
+
 class Faults(msgspec.Struct, frozen=True):
     """Rates are events per simulated second over the whole cluster, chances are per occasion.
 
@@ -16,6 +19,7 @@ class Faults(msgspec.Struct, frozen=True):
 
     latency_s: float = 0.003
     crash: float = 0.3
+    last_words: float = 0.7  # chance that what a node sent just before its crash still arrives at a neighbour
     cut: float = 0.5
     partition: float = 0.1
     pause: float = 0.1
@@ -27,6 +31,9 @@ class Faults(msgspec.Struct, frozen=True):
     odd_replica: float = 0.1  # chance that a run has a replica that changes other numbers of rows than the others
     power_loss: float = 0.02  # everything at once
     crash_at_effect: float = 0.0003  # chance that a node crashes just before it carries out an effect
+    slow_disk: float = 0.05  # chance that a record takes long to reach a broker's disk
+    crash_at_write: float = 0.015  # chance that a broker crashes while a record is on its way to the disk
+    crash_after_write: float = 0.01  # chance that it crashes shortly after: others are just hearing of it
     move: float = 0.1  # a site goes to another broker without being cut off
     resubscribe: float = 0.1  # a site ends a subscription and asks for it again
 
@@ -46,6 +53,9 @@ class Faults(msgspec.Struct, frozen=True):
             odd_replica=0,
             power_loss=0,
             crash_at_effect=0,
+            slow_disk=0,
+            crash_at_write=0,
+            crash_after_write=0,
             move=0,
             resubscribe=0,
         )
@@ -57,6 +67,7 @@ class Nemesis:
     def __init__(self, world: "World") -> None:
         self.world = world
         self.active = True
+        self._effects_left = 0
 
     def start(self) -> None:
         faults = self.world.faults
@@ -72,6 +83,7 @@ class Nemesis:
             if rate > 0:
                 self._schedule(rate, strike)
         if faults.crash_at_effect > 0:
+            self._effects_left = self._until_crash()
             self.world.on_effect = self._at_effect
 
     def stop(self) -> None:
@@ -104,8 +116,38 @@ class Nemesis:
             self._crash_node(node)
 
     def _at_effect(self, node: "SimNode", effect: "Effect") -> None:
-        if self.active and self.world.rng.random() < self.world.faults.crash_at_effect:
+        self._effects_left -= 1
+        if self._effects_left <= 0 and self.active:
+            self._effects_left = self._until_crash()
             self._crash_node(node)
+
+    def _until_crash(self) -> int:
+        """How many effects are carried out before one is cut off: as if a die were cast for each, but cheaper."""
+        return 1 + int(self.world.rng.expovariate(self.world.faults.crash_at_effect))
+
+    def writing_s(self, broker: "SimNode") -> float:
+        """How long a record takes to reach the broker's disk, and whether the broker lives to see it."""
+        rng, faults = self.world.rng, self.world.faults
+        takes_s = rng.uniform(0.0001, 0.002)
+        if not self.active:
+            return takes_s
+        if rng.random() < faults.slow_disk:
+            takes_s += rng.uniform(0.0, SLOW_DISK_S)
+        fate = rng.random()
+        if fate < faults.crash_at_write:
+            self._crash_later(broker, rng.uniform(0.0, takes_s))
+        elif fate < faults.crash_at_write + faults.crash_after_write:
+            self._crash_later(broker, takes_s + rng.uniform(0.0, SLOW_DISK_S))
+        return takes_s
+
+    def _crash_later(self, node: "SimNode", after_s: float) -> None:
+        life = node.incarnation
+
+        def strike() -> None:
+            if self.active and node.incarnation == life:
+                self._crash_node(node)
+
+        self.world.clock.after(after_s, strike)
 
     def _move(self) -> None:
         """A site leaves for another broker, as if the old one had asked it to."""

@@ -4,6 +4,7 @@ The failure detector is an input here, not traffic: a broker is told that a site
 longer than anybody waits.
 """
 
+from math import log
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,7 +12,7 @@ import msgspec
 from tops.core.link_session import Frame, LinkSession
 from tops.ids import NodeId
 from tops.messages import Envelope, LinkMessage
-from tops.sim.nodes import SimBroker, SimSite
+from tops.sim.nodes import SimBroker, SimNode, SimSite
 
 if TYPE_CHECKING:
     from tops.sim.world import World
@@ -22,8 +23,11 @@ Pair = tuple[NodeId, NodeId]
 class End(msgspec.Struct):
     """One end of a link, in the memory of the node that owns it."""
 
+    node: SimNode
     session: LinkSession
-    peer_incarnation: int = 0
+    peer_incarnation: int
+    connection: int = 0  # the number of the connection that is up
+    last_words: int = 0  # the connection on which what a dead peer had sent still arrives
     last_arrival: float = 0.0
 
 
@@ -48,6 +52,9 @@ class Network:
         for pair in [p for p in self.ends if p[0] == name]:
             del self.ends[pair]
         for pair in [p for p in self.connections if name in p]:
+            other = self.ends.get((pair[1], pair[0]) if pair[0] == name else pair)
+            if other is not None and self.world.rng.random() < self.world.faults.last_words:
+                other.last_words = other.connection
             self.cut(*pair, reconnect=True)
 
     def _peers(self, name: NodeId) -> list[NodeId]:
@@ -62,6 +69,9 @@ class Network:
         if self.connections.pop(pair, None) is None:
             return
         self.world.trace.add(self.world.clock.now, "network", f"{a} -x- {b}")
+        for ends in ((a, b), (b, a)):
+            if ends in self.ends:
+                self.ends[ends].connection = 0
         for site, broker in ((a, b), (b, a)):
             node = self.world.sites.get(site)
             if node is not None:
@@ -122,11 +132,12 @@ class Network:
             and theirs.peer_incarnation == one.incarnation
         )
         if same and mine is not None and theirs is not None:
+            mine.connection = theirs.connection = self._count
             self._resume(a, b, mine, theirs)
             self._resume(b, a, theirs, mine)
             return
-        self.ends[a, b] = End(LinkSession(), other.incarnation)
-        self.ends[b, a] = End(LinkSession(), one.incarnation)
+        self.ends[a, b] = End(one, LinkSession(), other.incarnation, self._count)
+        self.ends[b, a] = End(other, LinkSession(), one.incarnation, self._count)
         self._greet(a, b)
         self._greet(b, a)
 
@@ -142,11 +153,11 @@ class Network:
         peer_life = world.node(peer).incarnation
         now = world.clock.now
         if isinstance(node, SimSite):
-            node.act(lambda: node.core.link_up(peer, now))
+            node.act(node.core.link_up, peer, now)
         elif isinstance(node, SimBroker) and peer in world.sites:
-            node.act(lambda: node.core.site_up(peer, peer_life, now))
+            node.act(node.core.site_up, peer, peer_life, now)
         elif isinstance(node, SimBroker):
-            node.act(lambda: node.core.broker_up(peer, peer_life, now))
+            node.act(node.core.broker_up, peer, peer_life, now)
 
     def _resume(self, owner: NodeId, peer: NodeId, mine: End, theirs: End) -> None:
         for frame in mine.session.resume(theirs.session.received):
@@ -160,27 +171,25 @@ class Network:
         end = self.ends.get((owner, peer))
         if end is None:
             return  # the peer is gone: whoever cares asks again
-        what = message.body if isinstance(message, Envelope) else message
-        self.world.trace.add(self.world.clock.now, owner, f"-> {peer}: {type(what).__name__}", message)
-        frame = end.session.pack((message,))
-        self._transmit(owner, peer, end, frame)
+        what = message.body if type(message) is Envelope else message
+        self.world.trace.add(self.world.clock.now, owner, type(what).__name__, message, peer)
+        self._transmit(owner, peer, end, end.session.pack((message,)))
 
     def _transmit(self, owner: NodeId, peer: NodeId, end: End, frame: Frame) -> None:
-        connection = self.connections.get(_pair(owner, peer))
-        if connection is None:
+        if not end.connection:
             return  # kept by the session until there is a connection
         world = self.world
-        delay = world.rng.expovariate(1 / world.faults.latency_s)
-        arrival = max(world.clock.now + delay, end.last_arrival)
+        arrival = world.clock.now - log(1.0 - world.rng.random()) * world.faults.latency_s
+        if arrival < end.last_arrival:
+            arrival = end.last_arrival
         end.last_arrival = arrival
-        world.clock.at(arrival, lambda: self._arrive(owner, peer, frame, connection))
+        world.clock.at(arrival, self._arrive, owner, peer, frame, end.connection)
 
     def _arrive(self, owner: NodeId, peer: NodeId, frame: Frame, connection: int) -> None:
-        if self.connections.get(_pair(owner, peer)) != connection:
+        end = self.ends.get((peer, owner))
+        if end is None or (end.connection != connection and end.last_words != connection):
             return
-        node, end = self.world.node(peer), self.ends.get((peer, owner))
-        if end is None or not node.up:
-            return
+        node = end.node
         for message in end.session.unpack(frame):
             node.receive(owner, message)
         acknowledgement = end.session.acknowledgement()

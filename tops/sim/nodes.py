@@ -11,28 +11,51 @@ from typing import TYPE_CHECKING, Any
 from tops.core.broker import BrokerCore
 from tops.core.site import SiteCore
 from tops.effects import (
+    AbortTxCall,
     Alarm,
     Answer,
-    Call,
+    ApplyEntries,
+    AskJoin,
     CancelTimer,
+    CommitTxCall,
     Deliver,
     Effect,
+    FinishBatch,
     ForgetPromise,
     Note,
+    NotifyTx,
     Persist,
+    PrepareBatch,
+    PrepareTx,
     ReadLog,
     Send,
     SetTimer,
+    TakeEvent,
     TxEnded,
 )
 from tops.ids import NodeId
-from tops.messages import LinkMessage
+from tops.messages import LinkMessage, LogEntry
 from tops.records import Started
 from tops.sim.disk import SimDisk
 
 if TYPE_CHECKING:
     from tops.sim.site_app import SiteApp
     from tops.sim.world import World
+
+
+Step = Callable[..., list[Effect]]
+READING_S = 0.001
+CALLS = (
+    AskJoin,
+    TakeEvent,
+    NotifyTx,
+    PrepareTx,
+    CommitTxCall,
+    AbortTxCall,
+    PrepareBatch,
+    FinishBatch,
+    ApplyEntries,
+)
 
 
 class SimNode:
@@ -44,11 +67,17 @@ class SimNode:
         self.incarnation = 0
         self.paused_until = 0.0
         self._pipeline: deque[Effect] = deque()
-        self._inbox: deque[Callable[[], list[Effect]]] = deque()  # what came while the node was paused
+        self._inbox: deque[tuple[Step, tuple[Any, ...]]] = deque()  # what came while the node was paused
         self._blocked = False
         self._draining = False
         self._timers: dict[Hashable, int] = {}
         self._timer_count = 0
+        self._perform: dict[type, Callable[[Any], None]] = {
+            Send: self._send,
+            SetTimer: self._set_timer,
+            CancelTimer: self._cancel_timer,
+            Alarm: self._alarm,
+        }
 
     # ------------------------------------------------------------------------------------------------- life and death
 
@@ -56,6 +85,7 @@ class SimNode:
         if not self.up:
             return
         self.world.trace.add(self.world.clock.now, self.name, "CRASH")
+        self.world.crashes += 1
         self.up = False
         self._pipeline.clear()
         self._inbox.clear()
@@ -82,14 +112,14 @@ class SimNode:
 
     # ------------------------------------------------------------------------------------------------------- effects
 
-    def act(self, step: Callable[[], list[Effect]]) -> None:
+    def act(self, step: Step, *args: Any) -> None:
         """Give the machine an input, now or when the node is no longer paused, and carry out what it wants."""
         if not self.up:
             return
-        if self.behind:
-            self._inbox.append(step)
+        if self._inbox or self.paused_until > self.world.clock.now:
+            self._inbox.append((step, args))
             return
-        self._act(step)
+        self._act(step, args)
 
     @property
     def behind(self) -> bool:
@@ -105,58 +135,61 @@ class SimNode:
         if now:
             self.paused_until = 0.0
         while self.up and self._inbox and self.paused_until <= self.world.clock.now:
-            self._act(self._inbox.popleft())
+            self._act(*self._inbox.popleft())
 
-    def _act(self, step: Callable[[], list[Effect]]) -> None:
+    def _act(self, step: Step, args: tuple[Any, ...]) -> None:
         try:
-            self._pipeline.extend(step())
+            self._pipeline.extend(step(*args))
         except Exception as error:  # a machine never raises: every input is either meant or ignored
             self.world.history.broken.append(f"{self.name}: the machine raised {error!r}")
             self.world.trace.add(self.world.clock.now, self.name, f"BROKEN {error!r}")
             return
-        self.drain()
+        if not self._draining:
+            self.drain()
 
     def drain(self) -> None:
-        if self._draining:
-            return
+        """Carry out effects in their order, until one of them has to wait or the node dies."""
         self._draining = True
-        life = self.incarnation
+        life, pipeline, world = self.incarnation, self._pipeline, self.world
         try:
-            while self._pipeline and not self._blocked and self.up and self.incarnation == life:
-                effect = self._pipeline.popleft()
-                self.world.on_effect(self, effect)
-                if self.up and self.incarnation == life:
-                    self.perform(effect)
+            while pipeline and not self._blocked:
+                effect = pipeline.popleft()
+                world.on_effect(self, effect)
+                if not self.up or self.incarnation != life:
+                    return
+                perform = self._perform.get(type(effect))
+                if perform is not None:
+                    perform(effect)
         finally:
             self._draining = False
 
-    def perform(self, effect: Effect) -> None:
-        match effect:
-            case Send(link=link, message=message):
-                self.world.network.send(self.name, link, message)
-            case SetTimer(key=key, after_s=after_s):
-                self._set_timer(key, after_s)
-            case CancelTimer(key=key):
-                self._timers.pop(key, None)
-            case Alarm(kind=kind, text=text):
-                self.world.alarms.append((self.name, kind, text))
-                self.world.trace.add(self.world.clock.now, self.name, f"ALARM {kind}: {text}")
+    def _send(self, send: Send) -> None:
+        self.world.network.send(self.name, send.link, send.message)
 
-    def _set_timer(self, key: Hashable, after_s: float) -> None:
+    def _alarm(self, alarm: Alarm) -> None:
+        self.world.alarms.append((self.name, alarm.kind, alarm.text))
+        self.world.trace.add(self.world.clock.now, self.name, f"ALARM {alarm.kind}: {alarm.text}")
+
+    def _set_timer(self, timer: SetTimer) -> None:
         self._timer_count += 1
-        number = self._timers[key] = self._timer_count
+        self._timers[timer.key] = self._timer_count
+        self.world.clock.after(timer.after_s, self._fire, timer.key, self._timer_count)
 
-        def fire() -> None:
-            if self._timers.get(key) == number:
-                del self._timers[key]
-                self.on_timer(key)
+    def _cancel_timer(self, timer: CancelTimer) -> None:
+        self._timers.pop(timer.key, None)
 
-        self.world.clock.after(after_s, fire)
+    def _fire(self, key: Hashable, number: int) -> None:
+        if self._timers.get(key) == number:
+            del self._timers[key]
+            self.act(self._timer, key)
 
-    def on_timer(self, key: Any) -> None:
+    def _timer(self, key: Any) -> list[Effect]:
         raise NotImplementedError
 
     def receive(self, link: NodeId, message: LinkMessage) -> None:
+        self.act(self._take, link, message)
+
+    def _take(self, link: NodeId, message: LinkMessage) -> list[Effect]:
         raise NotImplementedError
 
 
@@ -167,6 +200,7 @@ class SimBroker(SimNode):
         super().__init__(world, name)
         self.disk = SimDisk()
         self.core: BrokerCore
+        self._perform |= {Persist: self._persist, Note: self._note, ReadLog: self._read_log}
 
     def lose_memory(self) -> None:
         self.disk.crash(self.world.rng)
@@ -179,40 +213,36 @@ class SimBroker(SimNode):
         self.disk.sync()
         for record in self.disk.records:
             self.core.recover(record)
-        self.act(lambda: self.core.recovered(self.world.clock.now))
+        self.act(self.core.recovered, self.world.clock.now)
 
-    def perform(self, effect: Effect) -> None:
-        match effect:
-            case Persist(record=record):
-                self.world.trace.add(self.world.clock.now, self.name, f"persist {type(record).__name__}", record)
-                self.disk.append(record)
-                self._blocked = True
-                life = self.incarnation
-                delay = self.world.rng.uniform(0.0001, 0.002)
-                self.world.clock.after(delay, lambda: self._synced() if self.incarnation == life else None)
-            case Note(record=record):
-                self.disk.append(record)
-            case ReadLog(event_type=event_type, feed=feed, first=first, last=last):
-                entries = self.disk.log_entries(event_type, first, last)
-                self.world.clock.after(
-                    0.001,
-                    lambda: self.act(lambda: self.core.log_read(event_type, feed, entries, self.world.clock.now)),
-                )
-            case _:
-                super().perform(effect)
+    def _persist(self, persist: Persist) -> None:
+        record = persist.record
+        self.world.trace.add(self.world.clock.now, self.name, f"persist {type(record).__name__}", record)
+        self.disk.append(record)
+        self._blocked = True
+        self.world.clock.after(self.world.nemesis.writing_s(self), self._synced, self.incarnation)
 
-    def _synced(self) -> None:
-        if not self.up:
-            return
-        self.disk.sync()
-        self._blocked = False
-        self.drain()
+    def _synced(self, life: int) -> None:
+        if self.up and self.incarnation == life:
+            self.disk.sync()
+            self._blocked = False
+            self.drain()
 
-    def on_timer(self, key: Any) -> None:
-        self.act(lambda: self.core.timer(tuple(map(str, key)), self.world.clock.now))
+    def _note(self, note: Note) -> None:
+        self.disk.append(note.record)
 
-    def receive(self, link: NodeId, message: LinkMessage) -> None:
-        self.act(lambda: self.core.receive(link, message, self.world.clock.now))
+    def _read_log(self, read: ReadLog) -> None:
+        entries = self.disk.log_entries(read.event_type, read.first, read.last)
+        self.world.clock.after(READING_S, self.act, self._log_read, read.event_type, read.feed, entries)
+
+    def _log_read(self, event_type: str, feed: str, entries: tuple[LogEntry, ...]) -> list[Effect]:
+        return self.core.log_read(event_type, feed, entries, self.world.clock.now)
+
+    def _timer(self, key: Any) -> list[Effect]:
+        return self.core.timer(tuple(map(str, key)), self.world.clock.now)
+
+    def _take(self, link: NodeId, message: LinkMessage) -> list[Effect]:
+        return self.core.receive(link, message, self.world.clock.now)
 
 
 class SimSite(SimNode):
@@ -222,6 +252,13 @@ class SimSite(SimNode):
         super().__init__(world, name)
         self.app = app
         self.core: SiteCore
+        self._perform |= dict.fromkeys(CALLS, lambda call: self.app.on_call(call))
+        self._perform |= {
+            Answer: self._answer,
+            Deliver: self._deliver,
+            ForgetPromise: lambda forget: self.app.on_forget(forget),
+            TxEnded: self._tx_ended,
+        }
 
     def lose_memory(self) -> None:
         self.app.crash()
@@ -236,23 +273,17 @@ class SimSite(SimNode):
         )
         self.app.start(self)
 
-    def perform(self, effect: Effect) -> None:
-        match effect:
-            case Answer(request=request, value=value, error=error):
-                self.app.on_answer(request, value, error)
-            case Call():
-                self.app.on_call(effect)
-            case Deliver(subscription=subscription, event=event, tx=tx):
-                self.app.on_deliver(subscription, event, tx)
-            case ForgetPromise():
-                self.app.on_forget(effect)
-            case TxEnded(tx=tx, committed=committed):
-                self.app.on_tx_ended(tx, committed)
-            case _:
-                super().perform(effect)
+    def _answer(self, answer: Answer) -> None:
+        self.app.on_answer(answer.request, answer.value, answer.error)
 
-    def on_timer(self, key: Any) -> None:
-        self.act(lambda: self.core.timer(tuple(map(str, key)), self.world.clock.now))
+    def _deliver(self, deliver: Deliver) -> None:
+        self.app.on_deliver(deliver.subscription, deliver.event, deliver.tx)
 
-    def receive(self, link: NodeId, message: LinkMessage) -> None:
-        self.act(lambda: self.core.receive(message, self.world.clock.now))
+    def _tx_ended(self, ended: TxEnded) -> None:
+        self.app.on_tx_ended(ended.tx, ended.committed)
+
+    def _timer(self, key: Any) -> list[Effect]:
+        return self.core.timer(tuple(map(str, key)), self.world.clock.now)
+
+    def _take(self, link: NodeId, message: LinkMessage) -> list[Effect]:
+        return self.core.receive(message, self.world.clock.now)

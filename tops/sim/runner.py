@@ -1,12 +1,18 @@
 """Runs of the simulator: one seed with its trace, many seeds, and the shortest failing prefix of a bad one."""
 
-from collections.abc import Callable, Iterable
+import gc
+import multiprocessing
+import os
+import signal
+from collections.abc import Generator, Sequence
 
 import msgspec
 
 from tops.sim.checkers import violations
 from tops.sim.faults import Faults
 from tops.sim.world import World
+
+RUNS_PER_JOB = 8
 
 
 class Result(msgspec.Struct):
@@ -17,6 +23,7 @@ class Result(msgspec.Struct):
     digest: str
     steps: int
     transactions: int
+    crashes: int
     simulated_s: float
 
 
@@ -30,23 +37,56 @@ def run_seed(seed: int, faults: Faults | None = None, *, keep_trace: bool = Fals
         world.trace.digest(),
         world.clock.steps,
         len(world.history.transactions),
+        world.crashes,
         world.clock.now,
     )
     return result, world
 
 
-def run_seeds(
-    seeds: Iterable[int], faults: Faults | None = None, progress: Callable[[Result], None] | None = None
-) -> list[Result]:
-    """Many runs; returns those that found something."""
-    bad = []
-    for seed in seeds:
-        result, _ = run_seed(seed, faults)
-        if progress is not None:
-            progress(result)
+class Totals(msgspec.Struct):
+    """Many runs, added up."""
+
+    runs: int = 0
+    transactions: int = 0
+    crashes: int = 0
+    simulated_s: float = 0.0
+    bad: list[Result] = msgspec.field(default_factory=list)
+
+    def add(self, result: Result) -> None:
+        self.runs += 1
+        self.transactions += result.transactions
+        self.crashes += result.crashes
+        self.simulated_s += result.simulated_s
         if result.violations:
-            bad.append(result)
-    return bad
+            self.bad.append(result)
+
+
+def run_seeds(
+    seeds: Sequence[int], faults: Faults | None = None, processes: int | None = None
+) -> Generator[Result, None, None]:
+    """Many runs, on all cores unless told otherwise; results come in the order of the seeds.
+
+    Whoever stops early closes the iterator: what is under way is dropped then.
+    """
+    chunks = [(seeds[i : i + RUNS_PER_JOB], faults) for i in range(0, len(seeds), RUNS_PER_JOB)]
+    with multiprocessing.Pool(processes or os.cpu_count() or 1, initializer=_begin_work) as pool:
+        for results in pool.imap(_run_chunk, chunks):
+            yield from results
+
+
+def _begin_work() -> None:
+    """A worker leaves interruptions to whoever started it, and collects garbage between jobs only."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    gc.freeze()
+    gc.disable()
+
+
+def _run_chunk(job: tuple[Sequence[int], Faults | None]) -> list[Result]:
+    seeds, faults = job
+    results = [run_seed(seed, faults)[0] for seed in seeds]
+    gc.collect()
+    return results
 
 
 def shortest_failing_prefix(seed: int, faults: Faults | None = None) -> tuple[World, list[str]]:

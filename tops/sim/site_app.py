@@ -71,7 +71,7 @@ class SiteApp:
         for s in self.subscriptions.values():
             self._subscribe(s)
             promises, kept = s.database.promises(), s.database.kept()
-            site.act(lambda s=s, promises=promises, kept=kept: site.core.recover(s.number, promises, kept))  # type: ignore[misc]
+            site.act(site.core.recover, s.number, promises, kept)
         for definitions in self.advertises:
             self._ask(None, lambda request, d=definitions: site.core.advertise(request, d))  # type: ignore[misc]
 
@@ -146,7 +146,7 @@ class SiteApp:
         self._last_request += 1
         request = self._last_request
         self._requests[request] = script
-        self.site.act(lambda: ask(request))
+        self.site.act(ask, request)
 
     def open_requests(self) -> int:
         """Requests of scripts that nobody has answered."""
@@ -200,13 +200,13 @@ class SiteApp:
                 world.history.broken.append(f"{self.site.name}: {broken}")
                 world.trace.add(world.clock.now, self.site.name, f"BROKEN {broken}")
                 return
-            world.trace.add(world.clock.now, self.site.name, f"did {type(call).__name__} {_brief(call)}: {result}")
-            world.clock.after(after, lambda: reply(result))
+            world.trace.add(world.clock.now, self.site.name, f"did {type(call).__name__} {_brief(call)}", result)
+            world.clock.after(after, reply, result)
 
         def reply(result: object) -> None:
             if alive():
                 subscription.busy -= 1
-                self.site.act(lambda: self.site.core.call_done(call.call, result))
+                self.site.act(self.site.core.call_done, call.call, result)
 
         world.clock.after(before, work)
 

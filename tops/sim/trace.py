@@ -2,21 +2,36 @@
 
 import hashlib
 
+import msgspec
+
+Fact = tuple[float, str, str, str]  # when, where, what, and to whom if it was sent
+
 
 class Trace:
-    """Lines of a run. Only the hash is kept unless somebody is going to read them."""
+    """Facts of a run; they become lines and a hash only when somebody wants these."""
 
     def __init__(self, keep: bool) -> None:
         self.keep = keep
-        self.lines: list[str] = []
-        self._hash = hashlib.sha256()
+        self._facts: list[Fact] = []
+        self._details: list[object] = []
 
-    def add(self, now: float, node: str, what: str, detail: object = None) -> None:
+    def add(self, now: float, node: str, what: str, detail: object = None, to: str = "") -> None:
         """`detail` is for readers only: it costs time to print, and sets inside it have no order of their own."""
-        line = f"{now:10.4f}  {node:<10}  {what}"
-        self._hash.update(line.encode())
+        self._facts.append((now, node, what, to))
         if self.keep:
-            self.lines.append(line if detail is None else f"{line} {detail}")
+            self._details.append(detail)
+
+    @property
+    def lines(self) -> list[str]:
+        """What happened, for people; nothing unless it was to be kept."""
+        return [_line(fact, detail) for fact, detail in zip(self._facts, self._details, strict=False)]
 
     def digest(self) -> str:
-        return self._hash.hexdigest()
+        return hashlib.sha256(msgspec.msgpack.encode(self._facts)).hexdigest()
+
+
+def _line(fact: Fact, detail: object) -> str:
+    now, node, what, to = fact
+    words = f"-> {to}: {what}" if to else what
+    line = f"{now:10.4f}  {node:<10}  {words}"
+    return line if detail is None else f"{line} {detail}"

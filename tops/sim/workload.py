@@ -4,7 +4,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from tops.constraints import AnyConstraint, AtLeast, Deadline, MaxParticipants, MinParticipants, OnlyFrom, Required
-from tops.errors import OutcomeUnknown, TopsError, TransactionAborted, UncheckedTransaction
+from tops.errors import OutcomeUnknown, TopsError, TransactionAborted, TransactionClosed, UncheckedTransaction
 from tops.event_types import EventType
 from tops.ids import TxId, tx_id
 from tops.messages import AskOutcome, CensusPolicy, Definitions, Event, TxSpec
@@ -70,10 +70,15 @@ class Workload:
         event = self.world.history.events[body["mark"]] = Event(event_type, body)
         return event
 
+    def _one_of(self, app: SiteApp, *event_types: str) -> str:
+        """One that the site has advertised, if there is any."""
+        advertised = {definitions[-1].name for definitions in app.advertises}
+        return self.world.rng.choice([t for t in event_types if t in advertised] or event_types)
+
     def publish(self, app: SiteApp) -> Script:
         """Ordinary events, of durable types too."""
         for _ in range(self.world.rng.randint(1, 3)):
-            event = self.event(self.world.rng.choice(["plain", "plain.child", "other", "other.child", "log", "set"]))
+            event = self.event(self._one_of(app, "plain", "plain.child", "other", "other.child", "log", "set"))
             number = yield lambda request, event=event: app.site.core.publish(request, event)  # type: ignore[misc]
             if event.type in ("log", "set"):
                 self.world.history.confirmed.setdefault(event.type, []).append((number or 0, event.body["mark"]))
@@ -122,7 +127,7 @@ class Workload:
         rng = self.world.rng
         tx_type = rng.choice([TxType.LOCAL, TxType.DISTRIBUTED, TxType.DISTRIBUTED])
         access = rng.choice([Access.PRIVATE, Access.PRIVATE, Access.PUBLIC])
-        event_type = rng.choice(["plain", "plain", "plain.child", "other", "log", "set"])
+        event_type = self._one_of(app, "plain", "plain", "plain.child", "other", "log", "set")
         if event_type == "set" and rng.random() < 0.8:
             tx_type = TxType.DISTRIBUTED
         spec = self.spec(event_type, tx_type, access)
@@ -133,8 +138,12 @@ class Workload:
         history = TxHistory(tx, spec, app.site.name, [])
         self.world.history.transactions[tx] = history
         try:
-            yield from self._events(app, tx, history)
-            if rng.random() < 0.15:
+            try:
+                yield from self._events(app, tx, history)
+                changed_its_mind = rng.random() < 0.15
+            except TransactionClosed:  # it is over already; an abort tells how it ended
+                changed_its_mind = True
+            if changed_its_mind:
                 history.aborted_by_publisher = True
                 outcome = yield lambda request: app.site.core.abort(request, tx, "changed its mind")
             else:
@@ -178,7 +187,7 @@ class Workload:
     def one_shot(self, app: SiteApp) -> Script:
         """Everything in one message: asked at a census, or by standing answers."""
         rng = self.world.rng
-        event_type = rng.choice(["plain", "other", "other", "other.child"])
+        event_type = self._one_of(app, "plain", "other", "other", "other.child")
         spec = self.spec(event_type, TxType.DISTRIBUTED, Access.PRIVATE)
         if event_type != "plain":
             spec = _standing_only(spec)

@@ -15,6 +15,7 @@ from tops.core.routing import Topology
 from tops.effects import Effect
 from tops.filters import Filter
 from tops.ids import NodeId
+from tops.messages import Definitions
 from tops.sim.clock import Clock
 from tops.sim.databases import CallbackDatabase, ReplicaDatabase
 from tops.sim.faults import Faults, Nemesis
@@ -28,6 +29,7 @@ from tops.transactions import Scope
 
 SAFETY_S = 12.0
 LIVENESS_S = 60.0
+QUIET_S = 3  # so long must nothing be open before it is believed
 
 
 class World:
@@ -42,6 +44,7 @@ class World:
         self.clock = Clock()
         self.trace = Trace(keep_trace)
         self.history = History()
+        self.crashes = 0
         self.alarms: list[tuple[str, str, str]] = []
         self.predicates: dict[str, Predicate] = {}
         self.site_grace_s = 0.5
@@ -59,12 +62,12 @@ class World:
                 finish_window_s=1.0,
                 join_gap=limit(0, 4),
             ),
-            lease_s=3.0,
+            lease_s=4.0,
             keep_outcomes=limit(20, 10_000),
             log_tail=limit(1, 4, 64),
         )
         self.site_options = SiteOptions(
-            renew_s=1.0, quiet_s=2.0, doubt_s=0.5, retry_s=0.5, give_up_s=20.0, log_credit=limit(2, 8)
+            renew_s=1.5, quiet_s=2.0, doubt_s=0.5, retry_s=1.0, give_up_s=20.0, log_credit=limit(2, 8)
         )
         self.network = Network(self)
         self.nemesis = Nemesis(self)
@@ -101,10 +104,16 @@ class World:
             self.brokers[name] = SimBroker(self, name)
 
     def add_site(self, name: NodeId, home: NodeId) -> SiteApp:
-        app = SiteApp(self, tuple(DEFINITIONS.values()))
+        app = SiteApp(self, self._publishes())
         self.sites[name] = SimSite(self, name, app)
         self.network.homes[name] = home
         return app
+
+    def _publishes(self) -> tuple[Definitions, ...]:
+        """What a site advertises: replicated writes always, and some of the rest."""
+        others = [name for name in DEFINITIONS if name != "set"]
+        chosen = {"set", *self.rng.sample(others, 3)}
+        return tuple(definitions for name, definitions in DEFINITIONS.items() if name in chosen)
 
     def _random_subscriptions(self, app: SiteApp, replica: bool) -> None:
         rng = self.rng
@@ -177,13 +186,12 @@ class World:
         self._until_quiet(steps_max)
 
     def advance(self, until: float, steps_max: int | None = None) -> None:
-        while (steps_max is None or self.clock.steps < steps_max) and self.clock.step(until):
-            pass
+        self.clock.run(until, steps_max)
 
     def _until_quiet(self, steps_max: int | None) -> None:
         end = self.clock.now + LIVENESS_S
         quiet_for = 0
-        while self.clock.now < end and quiet_for < 4:
+        while self.clock.now < end and quiet_for < QUIET_S:
             if steps_max is not None and self.clock.steps >= steps_max:
                 return
             self.advance(self.clock.now + 1.0, steps_max)
