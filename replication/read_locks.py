@@ -25,6 +25,11 @@ _BY_KEY = re.compile(
 )
 _EQUALS = re.compile(r'\s*"?(?P<column>\w+)"?\s*=\s*\$(?P<number>\d+)\s*')
 _INTEGERS = frozenset({"smallint", "integer", "bigint"})
+_REACHING = """
+select c.relname as name from pg_constraint f join pg_class c on c.oid = f.confrelid
+ where f.contype = 'f' and (f.confdeltype in ('c', 'n', 'd') or f.confupdtype in ('c', 'n', 'd'))
+union select c.relname from pg_trigger t join pg_class c on c.oid = t.tgrelid where not t.tgisinternal
+"""
 _OPAQUE = """
 select viewname as name from pg_views where schemaname not in ('pg_catalog', 'information_schema')
 union select matviewname from pg_matviews
@@ -64,7 +69,8 @@ class Places:
 
     def __init__(self, resource: Resource, tables: Sequence[str]) -> None:
         self._resource, self._tables, self._shapes = resource, list(tables), Shapes(resource)
-        self._opaque: frozenset[str] | None = None
+        self._opaque: frozenset[str] | None = None  # views and functions, which may read any table
+        self._reaching: frozenset[str] | None = None  # tables whose changes change others: cascades, triggers
 
     async def read_by(self, sql: str, args: Sequence[Any]) -> list[Place]:
         """A read by primary key locks the row; any other locks the tables that it names, or all if it may hide some."""
@@ -81,15 +87,18 @@ class Places:
         return [(table, TABLE) for table in named]
 
     async def written_by(self, changes: Sequence[Change]) -> frozenset[Place]:
-        """Rows and their tables; for what does not tell its rows, the tables as a whole."""
+        """Rows and their tables; for what does not tell all its rows, the tables as a whole."""
         places: set[Place] = set()
         for change in changes:
             if isinstance(change, Statement):
-                for table in self._named_by(_words(change.sql)) or self._tables:
-                    places |= {(table, TABLE), (table, BY_STATEMENT)}
+                words = _words(change.sql)
+                hidden = await self._reaches_others(words) or await self._hides_tables(words)
+                places |= _whole(self._tables if hidden else self._named_by(words) or self._tables)
             elif not change.table.startswith("tops."):
                 table, key = self._listed(change.table), await self._row_written(change)
                 places |= {(table, TABLE), (table, BY_STATEMENT if key is None else key)}
+                if await self._reaches_others({table.split(".")[-1]}):
+                    places |= _whole(self._tables)
         return frozenset(places)
 
     async def _row_written(self, change: RowChange) -> str | None:
@@ -111,10 +120,23 @@ class Places:
         return [table for table in self._tables if table.split(".")[-1].strip('"') in words]
 
     async def _hides_tables(self, words: set[str]) -> bool:
-        """Whether the query uses a view or a function of the user's, which may read any table."""
+        """Whether a view or a function of the user's is used, which may read any table."""
         if self._opaque is None:
-            self._opaque = frozenset(row["name"] for row in (await self._resource.read(_OPAQUE)).rows)
+            self._opaque = await self._names(_OPAQUE)
         return not self._opaque.isdisjoint(words)
+
+    async def _reaches_others(self, words: set[str]) -> bool:
+        """Whether a change of one of these tables may change rows of others."""
+        if self._reaching is None:
+            self._reaching = await self._names(_REACHING)
+        return not self._reaching.isdisjoint(words)
+
+    async def _names(self, sql: str) -> frozenset[str]:
+        return frozenset(row["name"] for row in (await self._resource.read(sql)).rows)
+
+
+def _whole(tables: Sequence[str]) -> set[Place]:
+    return {(table, key) for table in tables for key in (TABLE, BY_STATEMENT)}
 
 
 def _words(sql: str) -> set[str]:
