@@ -37,10 +37,10 @@ class ReplicaSet:
     """One replica set, connected; `connect` makes it. Safe to use from many tasks at once."""
 
     def __init__(
-        self, site: Site, config: ReplicaSetConfig, caller: Caller, prefer: str | None, timeout_s: float
+        self, site: Site, config: ReplicaSetConfig, caller: Caller, prefer: str | None, patience_s: float = 10.0
     ) -> None:
         self.config, self.policy, self._site, self._caller = config, policy_of(config), site, caller
-        self._writer = Writer(site, config, self.policy, caller, prefer, timeout_s)
+        self._writer = Writer(site, config, self.policy, caller, prefer, patience_s)
         self._reader = Reader(site, config, self.policy, caller, prefer)
 
     @property

@@ -1,19 +1,20 @@
 """How a write travels: as a transaction at the coordinator, or to the replica that commits it first."""
 
 import asyncio
+import base64
 import secrets
 
 import msgspec
 
-from replication.calls import Caller, ReplicaFailed, Write, WriteDone
+from replication.calls import Caller, Read, ReadDone, ReplicaFailed, Write, WriteDone
 from replication.config import ReplicaSetConfig
 from replication.events import log_type, write_body
 from replication.policies import Policy, Route
 from replication.refusals import Duplicate, TooFewReplicas, WriteRefused, understand
-from replication.values import unpack_rows
+from replication.values import pack_values, unpack_rows
 from replication.verdicts import VerdictAsker
 from tops.changes import Change, Member, Row, Statement, check_statement, encode_member
-from tops.errors import NotReachable, OutcomeUnknown, Retry, TopsError, TransactionAborted
+from tops.errors import InvalidTransaction, NotReachable, OutcomeUnknown, Retry, TopsError, TransactionAborted
 from tops.ids import TxId
 from tops.messages import TxOutcome
 from tops.site import Site
@@ -21,6 +22,7 @@ from tops.transactions import Outcome, TxType
 
 RETRY_FIRST_S = 0.02
 TRANSIENT_TRIES = 6
+_KEYED, _AT = "~", "@"  # in ids of local-first writes: before the idempotency key, and before the replica
 _returned = msgspec.msgpack.Decoder(list[bytes])
 
 
@@ -46,13 +48,15 @@ class Writer:
         policy: Policy,
         caller: Caller,
         prefer: str | None,
-        timeout_s: float,
+        patience_s: float,
     ) -> None:
         self._site, self._config, self._policy, self._caller = site, config, policy, caller
-        self._prefer, self._timeout_s = prefer, timeout_s
+        self._prefer, self._patience_s = prefer, patience_s
         self._log_type = log_type(config.name)
         self._position, self._replica = 0, ""
-        self._verdicts = VerdictAsker(caller, lambda: [config.site_of(name) for name in self._by_nearness()], timeout_s)
+        self._verdicts = VerdictAsker(
+            caller, lambda: [config.site_of(name) for name in self._by_nearness()], patience_s
+        )
 
     @property
     def token(self) -> str:
@@ -149,10 +153,10 @@ class Writer:
     # ------------------------------------------------------------------------------------------------- at a replica
 
     async def _forwarded(self, replica: str, member: Member, tx: str = "") -> WriteResult:
-        tx = tx or f"{self._site.name}.{secrets.token_hex(8)}@{replica}"
+        tx = tx or self._new_tx(member.idempotency_key, replica)
         question = Write(tx=tx, member=encode_member(member))
         try:
-            done = await self._caller.ask(self._config.site_of(replica), question, self._timeout_s)
+            done = await self._caller.ask(self._config.site_of(replica), question, self._patience_s)
         except NotReachable:
             raise OutcomeUnknown(tx, f"replica {replica}") from None
         except ReplicaFailed as failed:
@@ -185,32 +189,66 @@ class Writer:
 
     async def outcome(self, tx: str, key: str) -> str:
         if self._policy.route is Route.COORDINATOR:
-            return await self._coordinated_outcome(tx)
+            return await self._coordinated_outcome(tx, key)
         # An empty transaction under the same key: either the first one is there, or it can't come any more.
-        probe = Member(TxId(tx), (), key or f"tx:{tx}", int(self._config.key_ttl_s))
+        told_key, replica = _told_by(tx)
+        probe = Member(TxId(tx), (), key or told_key or f"tx:{tx}", int(self._config.key_ttl_s))
         try:
-            await self._forwarded(self._asked_replica(tx), probe, tx)
+            await self._forwarded(self._asked_replica(replica), probe, tx)
         except WriteRefused as refused:
             if refused.why == "key-reused":
                 return "committed"
             raise
         return "aborted"
 
-    async def _coordinated_outcome(self, tx: str) -> str:
-        """The coordinator refuses an id that it has never heard of, for good, before it says so."""
+    async def _coordinated_outcome(self, tx: str, key: str) -> str:
+        """The coordinator refuses an id that it has never heard of, for good, before it says so. With a key, the same
+        request may have been committed by another transaction."""
         plan = self._policy.plan()
         outcome = await self._site.ask_outcome(tx, self._log_type, plan.tx_type)
         if outcome.outcome is Outcome.UNKNOWN:
             raise OutcomeUnknown(tx, f"the coordinator ({outcome.reason})")
-        if outcome.outcome is Outcome.ABORTED:
-            return "aborted"
-        if plan.tx_type is TxType.LOCAL and await self._refusal(outcome) is not None:
-            return "aborted"
-        return "committed"
+        refused = outcome.outcome is Outcome.ABORTED
+        if not refused and plan.tx_type is TxType.LOCAL:
+            refused = await self._refusal(outcome) is not None
+        return "aborted" if refused and not (key and await self._is_held(key)) else "committed"
 
-    def _asked_replica(self, tx: str) -> str:
-        """Where a write of that id was sent to, and nowhere else."""
+    async def _is_held(self, key: str) -> bool:
+        """Whether anything is committed under an idempotency key, as of now."""
+        decided = (await self._site.ask_log(self._log_type)).decided
+        question = Read(
+            sql="select from tops.idempotency_keys where replica_set = $1 and key = $2",
+            args=pack_values([self._config.name, key]),
+            at_least=decided,
+            wait_s=self._config.wait_s,
+        )
+        problems = []
+        for name in self._by_nearness():
+            try:
+                done = await self._caller.ask(self._config.site_of(name), question, self._patience_s)
+            except (NotReachable, ReplicaFailed) as error:
+                problems.append(str(error))
+                continue
+            assert isinstance(done, ReadDone)
+            return bool(unpack_rows(done.rows))
+        raise NotReachable(f"no replica of {self._config.name!r} could answer: {'; '.join(problems)}")
+
+    def _new_tx(self, key: str, replica: str) -> TxId:
+        """An id that tells where the write was sent to and under which key: whoever asks about it needs both."""
+        told = f"{_KEYED}{base64.urlsafe_b64encode(key.encode()).decode()}" if key else ""
+        return TxId(f"{self._site.name}.{secrets.token_hex(8)}{told}{_AT}{replica}")
+
+    def _asked_replica(self, told: str) -> str:
         if self._policy.route is Route.PRIMARY:
             return self._config.primary or ""
-        _, at, replica = tx.rpartition("@")
-        return self._config.replica_named(replica).name if at else self._nearest()
+        return self._config.replica_named(told).name if told else self._nearest()
+
+
+def _told_by(tx: str) -> tuple[str, str]:
+    """The idempotency key and the replica that an id of a local-first write tells; nothing for other ids."""
+    before, at, replica = tx.rpartition(_AT)
+    _, keyed, key = before.partition(_KEYED)
+    try:
+        return base64.urlsafe_b64decode(key).decode() if at and keyed else "", replica if at else ""
+    except ValueError:
+        raise InvalidTransaction(f"{tx!r} is no id of a transaction") from None

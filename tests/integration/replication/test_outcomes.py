@@ -43,9 +43,9 @@ async def client_at(wire: Wire, prefer: str | None = "r1") -> AsyncIterator[Repl
         yield shop
 
 
-async def lose_the_answer(shop: ReplicaSet) -> str:
+async def lose_the_answer(shop: ReplicaSet, key: str = "") -> str:
     with pytest.raises(OutcomeUnknown) as lost:
-        await shop.write([LOST])
+        await shop.write([LOST], idempotency_key=key)
     return lost.value.tx
 
 
@@ -140,3 +140,18 @@ async def test_a_serializable_transaction_that_is_repeated_under_its_key_is_done
 
         rows = await shop.fetch("select balance from accounts where id = 1", after=again.token)
         assert [row["balance"] for row in rows] == [2]
+
+
+@pytest.mark.parametrize("policy", ["write-all", "serializable", "peer-to-peer"])
+async def test_a_request_with_a_key_is_found_by_its_id_alone_and_by_its_key_alone(
+    server: EmbeddedPostgres, folder: Path, policy: str
+) -> None:
+    async with wired(server, folder, POLICIES[policy]) as (cluster, wire), client_at(wire) as shop:
+        wire.to_client.clear()
+        tx = await lose_the_answer(shop, key="mine")
+        await eventually(lambda: is_there(cluster, "r1"), what="the write")
+        wire.let_go()
+
+        async with cluster.connect(prefer="r1") as another:
+            assert await another.outcome(tx) == "committed"
+            assert await another.outcome("somebody.1.1", idempotency_key="mine") == "committed"
