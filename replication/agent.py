@@ -110,7 +110,8 @@ class Agent:
             self._spawn(publisher.run())
         if config.policy == "serializable":
             tables = await user_tables(self.database.dsn) if config.tables == "*" else config.tables
-            self.certifier = Certifier(self.resource, tables)
+            self.certifier = Certifier(self.resource, config.name, tables)
+            await self.certifier.start()
             self.participant.translate = self.certifier.certified
         await self.site.subscribe(self.log_type, participant=self.participant, durable=self.name)
         self.lag = LagTracker(self.site, self.log_type, self.participant)
@@ -148,6 +149,9 @@ class Agent:
                 if self.certifier is None:
                     raise ConfigError(f"replica set {self.config.name!r} is not serializable")
                 return await self.certifier.read(self.replica.name, sql, unpack_values(args))
+            case calls.Judgement(asked=asked, wait_s=wait_s):
+                await self.participant.wait_for(max(number for number, _ in asked), wait_s)
+                return calls.Judged(refused=await self.participant.verdicts.of(asked))
             case calls.Write(tx=tx, member=member):
                 if self.writes is None:
                     raise ConfigError(f"replica set {self.config.name!r} takes writes at its coordinator")

@@ -12,7 +12,7 @@ from adapters import PostgresAdapter
 from adapters.postgres.aside import apply_aside
 from adapters.postgres.scripts import run_script
 from replication.config import ReplicaSetConfig
-from replication.conflicts.tables import CONFLICTS, DDL, SET_ASIDE, aside_row, conflict_row, record_of
+from replication.conflicts.tables import CONFLICTS, DDL, SET_ASIDE, aside_row, record_of, refusal
 from replication.participant import ReplicaParticipant
 from replication.refusals import describe
 from tops.changes import Row, decode_member, encode_member
@@ -65,17 +65,15 @@ class ApplyErrors:
         log.error(f"a transaction was not applied ({reaction})", extra={"replica": self._replica, "reason": reason})
         left = tuple(member for member in entry.members if member.tx != failed.tx)
         culprit = next(member for member in entry.members if member.tx == failed.tx)
-        at = datetime.now(UTC).isoformat()
         if reaction == "skip":
             self.conflict_count += 1
-            line = conflict_row(
-                f"{entry.number}:{failed.tx}", at, "apply_error", "", "", "", None,
-                [describe(failed.reason)], "skip", entry.number, failed.tx,
-            )  # fmt: skip
+            note = refusal(entry.number, failed.tx, "apply_error", describe(failed.reason), "skip")
         else:
             self.set_aside_count += 1
+            at = datetime.now(UTC).isoformat()
             line = aside_row(failed.tx, at, entry.number, encode_member(culprit), describe(failed.reason))
-        return Entry(entry.number, (*left, record_of(failed.tx, line)), entry.at_ms)
+            note = record_of(failed.tx, line)
+        return Entry(entry.number, (*left, note), entry.at_ms)
 
     async def conflicts(self, limit: int) -> list[Row]:
         """The newest conflicts and apply errors, with both versions."""

@@ -53,6 +53,13 @@ class LockedRead(Question, frozen=True):
     args: bytes
 
 
+class Judgement(Question, frozen=True):
+    """What became of logged transactions (number, id), once the last of them is applied. Answer: `Judged`."""
+
+    asked: tuple[tuple[int, str], ...]
+    wait_s: float = 5.0
+
+
 class Write(Question, frozen=True):
     """Changes to commit at this replica first. Answer: `WriteDone`."""
 
@@ -122,6 +129,12 @@ class LockedReadDone(Answered, frozen=True):
     locks: tuple[tuple[str, str], ...]
 
 
+class Judged(Answered, frozen=True):
+    """Why which of the transactions were refused."""
+
+    refused: dict[str, str]
+
+
 class WriteDone(Answered, frozen=True):
     replica: str
     tx: str
@@ -154,9 +167,19 @@ class CopyChunk(Answered, frozen=True):
     position: int = 0
 
 
-AnyQuestion = Describe | Where | Read | LockedRead | Write | Status | Order | Conflicts | CopyWanted
+AnyQuestion = Describe | Where | Read | LockedRead | Judgement | Write | Status | Order | Conflicts | CopyWanted
 AnyAnswer = (
-    Failed | Described | Located | ReadDone | LockedReadDone | WriteDone | StatusTold | Told | RowsTold | CopyChunk
+    Failed
+    | Described
+    | Located
+    | ReadDone
+    | LockedReadDone
+    | Judged
+    | WriteDone
+    | StatusTold
+    | Told
+    | RowsTold
+    | CopyChunk
 )
 _encoder = msgspec.msgpack.Encoder()
 _questions: msgspec.msgpack.Decoder[AnyQuestion] = msgspec.msgpack.Decoder(AnyQuestion)
@@ -267,7 +290,9 @@ class Answerer(Participant):
             return Failed(kind=type(error).__name__, text=str(error), retry=error.retry.value)
         except Exception as error:
             log.exception("a question could not be answered")
-            return Failed(kind=type(error).__name__, text=f"{type(error).__name__}: {error}", retry="never")
+            # Nobody knows how far it got: a write may have been committed before this.
+            text, ask_first = f"{type(error).__name__}: {error}", Retry.ASK_FIRST.value
+            return Failed(kind=type(error).__name__, text=text, retry=ask_first)
 
     async def close(self) -> None:
         for task in self._tasks:

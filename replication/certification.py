@@ -1,172 +1,148 @@
-"""The serializable policy at a replica: which reads a write set depends on, and whether they still hold.
+"""The serializable policy at a replica: whether what a write set depends on still holds.
 
 The protocol is SER (Kemme and Alonso): reads lock at one replica, write sets go through one total order, and a
 transaction whose read lock stands in the way of an earlier write set is aborted. That verdict follows from what was
 read, at which position, and from the log alone. So the entry carries its read locks, and every replica decides as the
 initiator would: no second message, and nobody waits for an initiator that died.
+
+What the newest write sets wrote is kept in memory, and beside the data for the next start. Whoever read longer ago
+than that is refused, by every replica alike.
 """
 
-import re
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from replication.calls import LockedReadDone
-from replication.conflicts.tables import Shapes, TableShape, conflict_row, key_text, record_of
+from replication.conflicts.tables import WRITE_SETS, refusal
+from replication.read_locks import Lock, Place, Places, decode_locks
 from replication.values import pack_rows
-from tops.changes import Change, Insert, Member, Row, Statement, Upsert
+from tops.changes import Insert, Member, Statement
 from tops.messages import LogEntry
 from tops.ports import Entry, Resource
 
-LAST_WRITES = "tops.last_writes"
-TABLE = ""  # as a key: any row of the table
-BY_STATEMENT = "*"  # as a key: rows that nobody listed
-_WORD = re.compile(r'"((?:[^"]|"")+)"|([A-Za-z_]\w*)')
-_BY_KEY = re.compile(
-    r"\s*select\s.+?\sfrom\s+(?P<table>[\w.\"]+)\s+where\s+(?P<where>.+?)\s*;?\s*", re.IGNORECASE | re.DOTALL
-)
-_EQUALS = re.compile(r'\s*"?(?P<column>\w+)"?\s*=\s*\$(?P<number>\d+)\s*')
+WINDOW = 100_000  # numbers; how old a read may be when its transaction commits
+PRUNE_EVERY = 1_000
+_PRUNE = f"delete from {WRITE_SETS} where number <= $1"
+_places = msgspec.json.Decoder(list[tuple[str, str]])
+WriteSet = tuple[int, frozenset[Place]]
 
 
-class Lock(msgspec.Struct, frozen=True, array_like=True):
-    """Something that was read at a position of the log: a row, or (with an empty key) a whole table."""
+class WriteSets:
+    """What was written when, within the window."""
 
-    table: str
-    key: str
-    position: int
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._sets: deque[WriteSet] = deque()
+        self._last: dict[Place, int] = {}
 
+    def add(self, number: int, places: frozenset[Place]) -> None:
+        self._sets.append((number, places))
+        self._last.update(dict.fromkeys(places, number))
+        while self._sets and self._sets[0][0] <= number - self._window:
+            old, gone = self._sets.popleft()
+            for place in gone:
+                if self._last.get(place) == old:
+                    del self._last[place]
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(list[Lock])
-
-
-def encode_locks(locks: Sequence[Lock]) -> bytes:
-    return _encoder.encode(locks)
+    def last(self, place: Place) -> int:
+        return self._last.get(place, 0)
 
 
 class Certifier:
-    """One replica's view of what was written when; the same at every replica that has applied the same prefix."""
+    """One replica's judgement of write sets; the same at every replica that has applied the same prefix."""
 
-    def __init__(self, resource: Resource, tables: Sequence[str]) -> None:
-        self._resource, self._tables, self._shapes = resource, list(tables), Shapes(resource)
+    def __init__(self, resource: Resource, replica_set: str, tables: Sequence[str], *, window: int = WINDOW) -> None:
+        self._resource, self._replica_set, self._window = resource, replica_set, window
+        self._places = Places(resource, tables)
+        self._written = WriteSets(window)
+        self._judged: list[WriteSet] = []  # handed out to be applied; certain once the next ones are asked for
 
-    # --------------------------------------------------------------------------------------------------------- reads
+    async def start(self) -> None:
+        """Remember what earlier lives have written down."""
+        found = await self._resource.read(f"select number, places from {WRITE_SETS} order by number")
+        for row in found.rows:
+            self._written.add(row["number"], frozenset(_places.decode(row["places"])))
 
     async def read(self, replica: str, sql: str, args: Sequence[Any]) -> LockedReadDone:
         """A query in one snapshot, with the position it was read at and the locks that it takes."""
         done = await self._resource.read(sql, args, with_position=True)
         position = done.position.prefix if done.position is not None else 0
-        locks = await self._locks(sql, args)
+        locks = await self._places.read_by(sql, args)
         return LockedReadDone(replica=replica, rows=pack_rows(done.rows), position=position, locks=tuple(locks))
 
-    async def _locks(self, sql: str, args: Sequence[Any]) -> list[tuple[str, str]]:
-        """A read by primary key locks the row; any other locks the tables that it names, or all if it names none."""
-        by_key = _BY_KEY.fullmatch(sql)
-        if by_key is not None and by_key["table"].strip('"') in self._tables:
-            shape = await self._shapes.of(by_key["table"].strip('"'))
-            key = _key_in(by_key["where"], shape, args)
-            if key is not None:
-                return [(shape.name, key_text(key))]
-        named = self._named_in(sql)
-        return [(table, TABLE) for table in named or self._tables]
+    async def certified(self, entries: Sequence[Entry], logged: Mapping[int, LogEntry]) -> list[Entry]:
+        """The entries as every replica applies them: without the members whose reads no longer hold.
 
-    def _named_in(self, sql: str) -> list[str]:
-        words = {quoted or plain.lower() for quoted, plain in _WORD.findall(sql)}
-        return [table for table in self._tables if table.split(".")[-1].strip('"') in words]
+        They are judged in order, each on what those before it write, so it makes no difference how many come at once.
+        Those from before the first one have been applied; the rest of what was judged before is judged again.
+        """
+        for number, places in self._judged:
+            if number < entries[0].number:
+                self._written.add(number, places)
+        self._judged = []
+        newest: dict[Place, int] = {}
+        keys: dict[str, int] = {}
+        return [await self._certified(entry, _reads(logged.get(entry.number)), newest, keys) for entry in entries]
 
-    # -------------------------------------------------------------------------------------------------- write sets
-
-    async def certified(self, entry: Entry, logged: LogEntry | None) -> Entry:
-        """The entry as every replica applies it: without the members whose reads no longer hold."""
-        reads = _reads(logged)
-        wanted = {(lock.table, key) for locks in reads.values() for lock in locks for key in _checked(lock)}
-        written = await self._last_writes(wanted)
+    async def _certified(
+        self, entry: Entry, reads: dict[str, list[Lock]], newest: dict[Place, int], keys: dict[str, int]
+    ) -> Entry:
         members: list[Member] = []
         for member in entry.members:
-            broken = _broken(reads.get(member.tx, []), written)
-            if broken is not None:
-                members.append(_refused(entry.number, member.tx, broken))
+            broken = self._broken(entry.number, reads.get(member.tx, []), newest)
+            if broken is not None and not await self._repeated(member, entry.at_ms, keys):
+                members.append(refusal(entry.number, member.tx, "serialization", broken, "serializable"))
                 continue
-            footprint = await self._footprint(member)
-            written.update(dict.fromkeys(footprint, entry.number))
-            records = tuple(_record(table, key, entry.number) for table, key in sorted(footprint))
-            members.append(msgspec.structs.replace(member, changes=member.changes + records))
+            if member.idempotency_key:
+                keys[member.idempotency_key] = entry.at_ms + member.key_ttl_s * 1000
+            members.append(member)
+        places = await self._places.written_by([change for member in members for change in member.changes])
+        if places:
+            newest.update(dict.fromkeys(places, entry.number))
+            self._judged.append((entry.number, places))
+            members += self._records(entry.number, places, members[-1])
         return Entry(entry.number, tuple(members), entry.at_ms)
 
-    async def _last_writes(self, places: set[tuple[str, str]]) -> dict[tuple[str, str], int]:
-        if not places:
-            return {}
-        wanted = sorted(places)
-        found = await self._resource.read(
-            f"select table_name, key, number from {LAST_WRITES} "
-            "where (table_name, key) in (select * from unnest($1::text[], $2::text[]))",
-            ([table for table, _ in wanted], [key for _, key in wanted]),
-        )
-        return {(row["table_name"], row["key"]): row["number"] for row in found.rows}
+    def _broken(self, number: int, locks: Sequence[Lock], newest: dict[Place, int]) -> str | None:
+        for lock in locks:
+            what = f"{lock.table} {lock.key}".strip()
+            if number - lock.position > self._window:
+                return f"serialization: {what} was read at {lock.position}, too long before number {number}"
+            for place in lock.places:
+                changed = max(newest.get(place, 0), self._written.last(place))
+                if changed > lock.position:
+                    return f"serialization: {what} was read at {lock.position} and changed by number {changed}"
+        return None
 
-    async def _footprint(self, member: Member) -> set[tuple[str, str]]:
-        """What a write set writes: its rows and their tables; for a statement, its tables as a whole."""
-        places: set[tuple[str, str]] = set()
-        for change in member.changes:
-            if isinstance(change, Statement):
-                for table in self._named_in(change.sql) or self._tables:
-                    places |= {(table, TABLE), (table, BY_STATEMENT)}
-            elif not change.table.startswith("tops."):
-                places |= {(change.table, TABLE), (change.table, await self._row_key(change))}
-        return places
+    async def _repeated(self, member: Member, at_ms: int, keys: dict[str, int]) -> bool:
+        """Said again, with what it read before its first time: the database recognises it by its key."""
+        key = member.idempotency_key
+        if key and key not in keys:
+            found = await self._resource.read(
+                "select expires_ms from tops.idempotency_keys where replica_set = $1 and key = $2",
+                (self._replica_set, key),
+            )
+            keys[key] = max((row["expires_ms"] for row in found.rows), default=0)
+        return keys.get(key, 0) > at_ms
 
-    async def _row_key(self, change: Change) -> str:
-        assert not isinstance(change, Statement)
-        shape = await self._shapes.of(change.table)
-        return key_text(shape.key_of(change.values if isinstance(change, Insert) else change.key))
-
-
-def _key_in(where: str, shape: TableShape, args: Sequence[Any]) -> Row | None:
-    """The primary key that a condition such as `a = $1 and b = $2` fixes; None if it is any other condition."""
-    key: Row = {}
-    for part in re.split(r"\s+and\s+", where, flags=re.IGNORECASE):
-        equals = _EQUALS.fullmatch(part)
-        if equals is None or not 0 < int(equals["number"]) <= len(args):
-            return None
-        key[equals["column"]] = args[int(equals["number"]) - 1]
-    return key if key.keys() == set(shape.key) else None
+    def _records(self, number: int, places: frozenset[Place], last: Member) -> list[Member]:
+        """What is written beside the members, not into them: an idempotency key is tied to what its member says."""
+        row = {"number": number, "places": msgspec.json.encode(sorted(places)).decode()}
+        records = [Member(last.tx, (Insert(WRITE_SETS, row),))]
+        if number % PRUNE_EVERY == 0:
+            records.append(Member(last.tx, (Statement(_PRUNE, (number - self._window,)),)))
+        return records
 
 
 def _reads(logged: LogEntry | None) -> dict[str, list[Lock]]:
     if logged is None:
         return {}
-    found: dict[str, list[Lock]] = {}
-    for transaction in logged.transactions:
-        for event in transaction.events:
-            if event.body["reads"]:
-                tx = msgspec.msgpack.decode(event.body["write"])[0]
-                found[tx] = _decoder.decode(event.body["reads"])
-    return found
-
-
-def _checked(lock: Lock) -> tuple[str, ...]:
-    return (TABLE,) if lock.key == TABLE else (lock.key, BY_STATEMENT)
-
-
-def _broken(locks: Sequence[Lock], written: dict[tuple[str, str], int]) -> str | None:
-    for lock in locks:
-        for key in _checked(lock):
-            number = written.get((lock.table, key), 0)
-            if number > lock.position:
-                what = f"{lock.table} {lock.key}".strip()
-                return f"serialization: {what} was read at {lock.position} and changed by number {number}"
-    return None
-
-
-def _record(table: str, key: str, number: int) -> Change:
-    return Upsert(LAST_WRITES, {"table_name": table, "key": key}, {"number": number})
-
-
-def _refused(number: int, tx: str, reason: str) -> Member:
-    at = datetime.now(UTC).isoformat()
-    line = conflict_row(
-        f"{number}:{tx}", at, "serialization", "", "", "", None, [reason], "serializable", number, tx
-    )  # fmt: skip
-    return record_of(tx, line)
+    return {
+        transaction.tx: decode_locks(event.body["reads"])
+        for transaction in logged.transactions
+        for event in transaction.events
+        if event.body["reads"]
+    }

@@ -59,9 +59,11 @@ def member_of(tx: TxId, events: Sequence[Event]) -> Member:
     return Member(tx, changes, first.idempotency_key, first.key_ttl_s)
 
 
-def published_members(events: Sequence[Event]) -> list[Member]:
-    """The transactions of a published batch: one per event, each with the id it was committed under at its site."""
-    return [decode_member(event.body["write"]) for event in events]
+def published_members(tx: TxId, events: Sequence[Event]) -> list[Member]:
+    """The transactions of one local transaction: those that a replica committed before it published them, each with
+    the id it has there; one that its writer gave to the log directly goes by the log's own id."""
+    members = [decode_member(event.body["write"]) for event in events]
+    return [member if member.tx else msgspec.structs.replace(member, tx=tx) for member in members]
 
 
 def at_ms(events: Sequence[Event]) -> int:

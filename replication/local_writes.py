@@ -6,6 +6,7 @@ the log take the same lock, so that a decision and what it was based on can't dr
 
 import asyncio
 import re
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -77,12 +78,13 @@ class LocalWrites:
         participant.translate = self._resolved
         participant.turn = self._turn
 
-    async def _resolved(self, entry: Entry, _: LogEntry | None) -> Entry:
+    async def _resolved(self, entries: Sequence[Entry], _: Mapping[int, LogEntry]) -> list[Entry]:
+        """One at a time: who wins depends on the rows that the one before it left."""
         assert self._apply is not None
         before = self._apply.conflicts
-        resolved = await self._apply.resolved(entry)
+        resolved = await self._apply.resolved(entries[0])
         self._errors.conflict_count += self._apply.conflicts - before
-        return resolved
+        return [resolved]
 
     async def write(self, tx: str, encoded: bytes) -> WriteDone:
         """Commit here, with the record that it is to be published; repeated with the same id it is done once."""

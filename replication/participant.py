@@ -8,13 +8,14 @@ the transaction, or set it aside.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
 from replication.events import at_ms, member_of, published_members
 from replication.refusals import describe
 from replication.values import pack_rows
+from replication.verdicts import Verdicts
 from tops.changes import Member
 from tops.effects import BatchPrepared, Memo
 from tops.errors import NotReachable, OutcomeUnknown, ResourceRefused, StaleAttempt
@@ -26,7 +27,7 @@ from tops.transactions import Scope, TxType
 
 RETRY_FIRST_S, RETRY_MAX_S = 0.05, 2.0
 FailedEntry = Callable[[Entry, EntryFailed], Awaitable[Entry | None]]
-Translate = Callable[[Entry, LogEntry | None], Awaitable[Entry]]
+Translate = Callable[[Sequence[Entry], Mapping[int, LogEntry]], Awaitable[list[Entry]]]
 
 log = logging.getLogger("tops.replication")
 
@@ -46,14 +47,17 @@ class ReplicaParticipant(BatchParticipant):
         self.resumed = asyncio.Event()
         self.resumed.set()
         self.on_failed_entry: FailedEntry | None = None
-        self.translate: Translate | None = None  # what becomes of an entry here, if not what it says
+        # What becomes of entries here, if not what they say: of the first, and as many more as can be judged with it.
+        self.translate: Translate | None = None
         self.turn = asyncio.Lock()  # whoever looks at a row and then changes it
+        self.verdicts = Verdicts(resource)
         self._moved = asyncio.Condition()
 
     # ------------------------------------------------------------------------------------------------- positions
 
     async def position(self) -> int:
         self.reached = self.received = (await self.resource.applied()).prefix
+        self.verdicts.begin(self.reached)
         return self.reached
 
     async def promises(self) -> Sequence[Memo]:
@@ -142,16 +146,17 @@ class ReplicaParticipant(BatchParticipant):
 
     async def _apply(self, work: Sequence[Entry], logged: dict[int, LogEntry]) -> Applied:
         if self.translate is None:
-            return await self.resource.apply(work)
-        position = self.reached
-        for entry in work:
-            # One by one: whether a change still counts depends on what the one before it left.
+            done = await self.resource.apply(work)
+            self.verdicts.note([entry for entry in work if entry.number <= done.position])
+            return done
+        done, left = Applied(self.reached), list(work)
+        while left and done.failed is None:
             async with self.turn:
-                done = await self.resource.apply([await self.translate(entry, logged.get(entry.number))])
-            if done.failed is not None:
-                return Applied(position, done.failed)
-            position = entry.number
-        return Applied(position)
+                some = await self.translate(left, logged)
+                done = await self.resource.apply(some)
+            self.verdicts.note([entry for entry in some if entry.number <= done.position])
+            left = left[len(some) :]
+        return done
 
     async def _failed(self, entry: Entry, failed: EntryFailed) -> Entry | None:
         if self.on_failed_entry is None:
@@ -186,7 +191,7 @@ def _entry(number: int, entry: LogEntry | None) -> Entry:
     members: list[Member] = []
     for logged in entry.transactions:
         if logged.tx_type is TxType.LOCAL:
-            members += published_members(logged.events)
+            members += published_members(TxId(logged.tx), logged.events)
         else:
             members.append(member_of(TxId(logged.tx), logged.events))
     events = [event for logged in entry.transactions for event in logged.events]

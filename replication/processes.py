@@ -64,6 +64,10 @@ class Processes:
         process.kill()
         await process.wait()
 
+    def signal(self, part: str, number: signal.Signals) -> None:
+        """Send it a signal: stopped (`SIGSTOP`), it is there and does not answer until it may go on (`SIGCONT`)."""
+        self._running[part].send_signal(number)
+
     async def stop(self, part: str) -> None:
         process = self._running.pop(part, None)
         if process is None or process.returncode is not None:

@@ -25,10 +25,10 @@ from replication.calls import (
     ReplicaFailed,
     Where,
 )
-from replication.certification import Lock
 from replication.config import ReplicaSetConfig
 from replication.events import log_type
 from replication.policies import Policy
+from replication.read_locks import Lock
 from replication.values import pack_values, unpack_rows
 from tops.changes import Row, check_query
 from tops.errors import InvalidTransaction, NotReachable, TopsError

@@ -6,7 +6,7 @@ serializable set, the record of what was read: the transaction commits only if t
 
 from typing import Any
 
-from replication.certification import Lock, encode_locks
+from replication.read_locks import Lock, encode_locks
 from replication.reads import Consistency, Reader
 from replication.writes import Writer, WriteResult
 from tops.changes import Change, Delete, Insert, Row, Statement, Update, Upsert

@@ -1,6 +1,7 @@
 """How a write travels: as a transaction at the coordinator, or to the replica that commits it first."""
 
 import asyncio
+import base64
 import secrets
 
 import msgspec
@@ -11,8 +12,9 @@ from replication.events import log_type, write_body
 from replication.policies import Policy, Route
 from replication.refusals import Duplicate, TooFewReplicas, WriteRefused, understand
 from replication.values import pack_values, unpack_rows
+from replication.verdicts import VerdictAsker
 from tops.changes import Change, Member, Row, Statement, check_statement, encode_member
-from tops.errors import NotReachable, OutcomeUnknown, Retry, TopsError, TransactionAborted
+from tops.errors import InvalidTransaction, NotReachable, OutcomeUnknown, Retry, TopsError, TransactionAborted
 from tops.ids import TxId
 from tops.messages import TxOutcome
 from tops.site import Site
@@ -20,8 +22,7 @@ from tops.transactions import Outcome, TxType
 
 RETRY_FIRST_S = 0.02
 TRANSIENT_TRIES = 6
-FORWARD_S = 10.0
-_REFUSED_SQL = "select discarded from tops.conflicts where tx = $1 and kind in ('apply_error', 'serialization')"
+_KEYED, _AT = "~", "@"  # in ids of local-first writes: before the idempotency key, and before the replica
 _returned = msgspec.msgpack.Decoder(list[bytes])
 
 
@@ -41,12 +42,21 @@ class Writer:
     """The writing half of a connected replica set."""
 
     def __init__(
-        self, site: Site, config: ReplicaSetConfig, policy: Policy, caller: Caller, prefer: str | None
+        self,
+        site: Site,
+        config: ReplicaSetConfig,
+        policy: Policy,
+        caller: Caller,
+        prefer: str | None,
+        patience_s: float,
     ) -> None:
         self._site, self._config, self._policy, self._caller = site, config, policy, caller
-        self._prefer = prefer
+        self._prefer, self._patience_s = prefer, patience_s
         self._log_type = log_type(config.name)
         self._position, self._replica = 0, ""
+        self._verdicts = VerdictAsker(
+            caller, lambda: [config.site_of(name) for name in self._by_nearness()], patience_s
+        )
 
     @property
     def token(self) -> str:
@@ -98,11 +108,8 @@ class Writer:
     # ------------------------------------------------------------------------------------------- at the coordinator
 
     async def _coordinated(self, member: Member, reads: bytes) -> WriteResult:
+        """The transaction goes by the coordinator's id, and so does every question about it."""
         plan = self._policy.plan()
-        if plan.tx_type is TxType.LOCAL:
-            tx = TxId(f"{self._site.name}.{secrets.token_hex(8)}")
-            keyed = member.idempotency_key or f"tx:{tx}"
-            member = msgspec.structs.replace(member, tx=tx, idempotency_key=keyed)
         try:
             outcome = await self._site.execute(
                 self._log_type,
@@ -117,22 +124,14 @@ class Writer:
             if isinstance(error, Duplicate):
                 return WriteResult(error.tx, str(error.number), position=error.number, duplicate=True)
             raise error from None
-        result = self._result(outcome)
-        return result if plan.tx_type is TxType.DISTRIBUTED else await self._applied(member.tx, result)
+        if plan.tx_type is TxType.LOCAL and (refusal := await self._refusal(outcome)) is not None:
+            raise refusal
+        return self._result(outcome)
 
-    async def _applied(self, tx: str, result: WriteResult) -> WriteResult:
-        """What is logged first and applied then may be refused then, by all replicas alike: ask the nearest one."""
-        number = result.position or 0
-        question = Read(sql=_REFUSED_SQL, args=pack_values([tx]), at_least=number, wait_s=self._config.wait_s)
-        try:
-            done = await self._caller.ask(self._config.site_of(self._nearest()), question, FORWARD_S)
-        except (NotReachable, ReplicaFailed):
-            raise OutcomeUnknown(tx, f"replica {self._nearest()}") from None
-        assert isinstance(done, ReadDone)
-        for row in unpack_rows(done.rows):
-            (reason,) = msgspec.json.decode(row["discarded"])
-            raise understand(tx, reason)
-        return msgspec.structs.replace(result, tx=tx)
+    async def _refusal(self, logged: TxOutcome) -> TopsError | None:
+        """What is logged first and applied then may be refused then."""
+        reason = await self._verdicts.refusal(logged.log_number or 0, logged.tx)
+        return understand(logged.tx, reason) if reason else None
 
     def _named(self, error: TopsError) -> TopsError:
         """Replicas by the names that the DBA gave them."""
@@ -154,10 +153,10 @@ class Writer:
     # ------------------------------------------------------------------------------------------------- at a replica
 
     async def _forwarded(self, replica: str, member: Member, tx: str = "") -> WriteResult:
-        tx = tx or f"{self._site.name}.{secrets.token_hex(8)}"
+        tx = tx or self._new_tx(member.idempotency_key, replica)
         question = Write(tx=tx, member=encode_member(member))
         try:
-            done = await self._caller.ask(self._config.site_of(replica), question, FORWARD_S)
+            done = await self._caller.ask(self._config.site_of(replica), question, self._patience_s)
         except NotReachable:
             raise OutcomeUnknown(tx, f"replica {replica}") from None
         except ReplicaFailed as failed:
@@ -177,43 +176,79 @@ class Writer:
         return await self._forwarded(self._nearest(), member)
 
     def _nearest(self) -> str:
+        return self._by_nearness()[0]
+
+    def _by_nearness(self) -> list[str]:
+        """The preferred replica, then those at our broker, then the others, as they are listed."""
         if self._prefer is not None:
-            return self._config.replica_named(self._prefer).name
-        near = [r.name for r in self._config.replica if r.broker == self._site.broker]
-        return near[0] if near else self._config.names[0]
+            self._config.replica_named(self._prefer)  # an unknown name is refused
+        near = sorted(self._config.replica, key=lambda r: (r.name != self._prefer, r.broker != self._site.broker))
+        return [replica.name for replica in near]
 
     # ---------------------------------------------------------------------------------------------------- questions
 
     async def outcome(self, tx: str, key: str) -> str:
-        if self._policy.route is Route.COORDINATOR and self._policy.plan().tx_type is TxType.DISTRIBUTED:
-            outcome = await self._site.ask_outcome(tx, self._log_type)
-            return "committed" if outcome.outcome is Outcome.COMMITTED else "aborted"
         if self._policy.route is Route.COORDINATOR:
-            return await self._ordered_outcome(tx, key)
+            return await self._coordinated_outcome(tx, key)
         # An empty transaction under the same key: either the first one is there, or it can't come any more.
-        probe = Member(TxId(tx), (), key or f"tx:{tx}", int(self._config.key_ttl_s))
-        replica = self._config.primary if self._policy.route is Route.PRIMARY else self._nearest()
+        told_key, replica = _told_by(tx)
+        probe = Member(TxId(tx), (), key or told_key or f"tx:{tx}", int(self._config.key_ttl_s))
         try:
-            await self._forwarded(replica or "", probe, tx)
+            await self._forwarded(self._asked_replica(replica), probe, tx)
         except WriteRefused as refused:
             if refused.why == "key-reused":
                 return "committed"
             raise
         return "aborted"
 
-    async def _ordered_outcome(self, tx: str, key: str) -> str:
-        """Log an empty transaction under the same key: behind it, either the first one is there or it never will be."""
-        probe = Member(TxId(f"{tx}?"), (), key or f"tx:{tx}", int(self._config.key_ttl_s))
+    async def _coordinated_outcome(self, tx: str, key: str) -> str:
+        """The coordinator refuses an id that it has never heard of, for good, before it says so. With a key, the same
+        request may have been committed by another transaction."""
         plan = self._policy.plan()
-        outcome = await self._site.execute(
-            self._log_type, plan.tx_type, events=[write_body(probe)], limit=plan.limit, local_outcome=plan.local_outcome
-        )
+        outcome = await self._site.ask_outcome(tx, self._log_type, plan.tx_type)
+        if outcome.outcome is Outcome.UNKNOWN:
+            raise OutcomeUnknown(tx, f"the coordinator ({outcome.reason})")
+        refused = outcome.outcome is Outcome.ABORTED
+        if not refused and plan.tx_type is TxType.LOCAL:
+            refused = await self._refusal(outcome) is not None
+        return "aborted" if refused and not (key and await self._is_held(key)) else "committed"
+
+    async def _is_held(self, key: str) -> bool:
+        """Whether anything is committed under an idempotency key, as of now."""
+        decided = (await self._site.ask_log(self._log_type)).decided
         question = Read(
-            sql="select tx from tops.idempotency_keys where replica_set = $1 and key = $2",
-            args=pack_values([self._config.name, probe.idempotency_key]),
-            at_least=outcome.log_number or 0,
+            sql="select from tops.idempotency_keys where replica_set = $1 and key = $2",
+            args=pack_values([self._config.name, key]),
+            at_least=decided,
             wait_s=self._config.wait_s,
         )
-        done = await self._caller.ask(self._config.site_of(self._nearest()), question, FORWARD_S)
-        assert isinstance(done, ReadDone)
-        return "committed" if any(row["tx"] == tx for row in unpack_rows(done.rows)) else "aborted"
+        problems = []
+        for name in self._by_nearness():
+            try:
+                done = await self._caller.ask(self._config.site_of(name), question, self._patience_s)
+            except (NotReachable, ReplicaFailed) as error:
+                problems.append(str(error))
+                continue
+            assert isinstance(done, ReadDone)
+            return bool(unpack_rows(done.rows))
+        raise NotReachable(f"no replica of {self._config.name!r} could answer: {'; '.join(problems)}")
+
+    def _new_tx(self, key: str, replica: str) -> TxId:
+        """An id that tells where the write was sent to and under which key: whoever asks about it needs both."""
+        told = f"{_KEYED}{base64.urlsafe_b64encode(key.encode()).decode()}" if key else ""
+        return TxId(f"{self._site.name}.{secrets.token_hex(8)}{told}{_AT}{replica}")
+
+    def _asked_replica(self, told: str) -> str:
+        if self._policy.route is Route.PRIMARY:
+            return self._config.primary or ""
+        return self._config.replica_named(told).name if told else self._nearest()
+
+
+def _told_by(tx: str) -> tuple[str, str]:
+    """The idempotency key and the replica that an id of a local-first write tells; nothing for other ids."""
+    before, at, replica = tx.rpartition(_AT)
+    _, keyed, key = before.partition(_KEYED)
+    try:
+        return base64.urlsafe_b64decode(key).decode() if at and keyed else "", replica if at else ""
+    except ValueError:
+        raise InvalidTransaction(f"{tx!r} is no id of a transaction") from None

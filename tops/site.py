@@ -342,7 +342,8 @@ class Site:
         )
         self._node.check_refused("begin", spec.event_type)
         await self._node.room()
-        if tx_type is TxType.LOCAL:
+        if tx_type is TxType.LOCAL and not self._is_durable(spec.event_type):
+            # Its events take the short way to subscribers beside us; what goes into a log passes the rendezvous first.
             tx = await self.begin(spec)
             for event in _events(spec.event_type, events):
                 await tx.publish(event.type, event.body)
@@ -394,6 +395,10 @@ class Site:
         self._node.core.contribute(TxId(tx), spec)
         return Transaction(self._node, TxId(tx), spec)
 
+    def _is_durable(self, name: str) -> bool:
+        types = self._node.core.types
+        return name in types and types.whole(name).durable
+
     def _spec(
         self,
         event_type: TypeOrName,
@@ -407,9 +412,9 @@ class Site:
         vote_timeout_s: float,
         decide_within_s: float,
     ) -> TxSpec:
-        name, types = _name(event_type), self._node.core.types
+        name = _name(event_type)
         if local_outcome is None:
-            local_outcome = default_local_outcome(name in types and types.whole(name).durable, tx_type)
+            local_outcome = default_local_outcome(self._is_durable(name), tx_type)
         return TxSpec(
             event_type=name,
             tx_type=tx_type,

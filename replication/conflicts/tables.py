@@ -1,6 +1,7 @@
 """The tables that a replica keeps beside its data: row clocks, the conflict log, and transactions set aside."""
 
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ from tops.ids import TxId
 from tops.ports import Resource
 
 CLOCKS, CONFLICTS, SET_ASIDE = "tops.row_clocks", "tops.conflicts", "tops.set_aside"
+WRITE_SETS = "tops.write_sets"
 DDL = f"""
 create table if not exists {CLOCKS} (
     table_name text not null, key text not null, generation bigint not null, deleted boolean not null,
@@ -22,9 +24,7 @@ create table if not exists {CONFLICTS} (
 create index if not exists conflicts_at on {CONFLICTS} (at);
 create table if not exists {SET_ASIDE} (
     tx text primary key, at timestamptz not null, number bigint not null, member bytea not null, reason text not null);
-create table if not exists tops.last_writes (
-    table_name text not null, key text not null, number bigint not null, primary key (table_name, key))
-    with (fillfactor = 70);
+create table if not exists {WRITE_SETS} (number bigint primary key, places text not null);
 """
 
 _COLUMNS = """
@@ -177,6 +177,18 @@ def conflict_row(
             "tx": tx,
         },
     )
+
+
+def refusal_id(number: int, tx: str) -> str:
+    """Under which the refusal of a transaction of the log stands in the conflict log."""
+    return f"{number}:{tx}"
+
+
+def refusal(number: int, tx: str, kind: str, reason: str, resolver: str) -> Member:
+    """Stands in the place of a transaction of the log that was not carried out, with the reason."""
+    at = datetime.now(UTC).isoformat()
+    line = conflict_row(refusal_id(number, tx), at, kind, "", "", "", None, [reason], resolver, number, tx)
+    return record_of(tx, line)
 
 
 def record_of(tx: str, line: Change) -> Member:

@@ -48,11 +48,58 @@ class Policy(Protocol):
         ...
 
 
-ANY = frozenset({"any"})
+@dataclass(frozen=True, slots=True)
+class Voting:
+    """What the synchronous policies share: replicas vote on a write, and whoever has not voted follows from the log."""
+
+    config: ReplicaSetConfig
+    route = Route.COORDINATOR
+    local_first = False
+
+    def voters(self) -> list[str]:
+        return self.config.names
+
+    def plan(self) -> TxPlan:
+        constraints: tuple[AnyConstraint, ...] = (
+            AtLeast(self.config.writes_needed, self.config.sites(self.voters())),
+            OnlyFrom(self.config.sites()),
+        )
+        return TxPlan(TxType.DISTRIBUTED, Access.PRIVATE, ScopeLimit.LOCAL, constraints)
+
+    def scope_of(self, replica: str) -> Scope:
+        return Scope.DISTRIBUTED if replica in self.voters() else Scope.LOCAL
+
+    def consistencies(self) -> frozenset[str]:
+        return frozenset({"any", "current", "quorum"})
 
 
-def together(config: ReplicaSetConfig, least: int, replicas: list[str]) -> TxPlan:
-    """A distributed transaction of at least `least` of these replicas, which the others follow from the log."""
-    listed = config.sites(replicas)
-    constraints: tuple[AnyConstraint, ...] = (AtLeast(least, listed), OnlyFrom(config.sites()))
-    return TxPlan(TxType.DISTRIBUTED, Access.PRIVATE, ScopeLimit.LOCAL, constraints)
+@dataclass(frozen=True, slots=True)
+class LocalFirst:
+    """What the asynchronous policies share: a replica commits and publishes then; the others follow the log."""
+
+    config: ReplicaSetConfig
+    local_first = True
+
+    def plan(self) -> TxPlan:
+        return TxPlan(TxType.LOCAL, Access.PRIVATE, ScopeLimit.LOCAL)
+
+    def scope_of(self, replica: str) -> Scope:
+        return Scope.LOCAL
+
+
+@dataclass(frozen=True, slots=True)
+class LogFirst:
+    """What the ordered policies share: nothing is applied before it comes back from the log, in one order."""
+
+    config: ReplicaSetConfig
+    route = Route.COORDINATOR
+    local_first = False
+
+    def plan(self) -> TxPlan:
+        return TxPlan(TxType.LOCAL, Access.PUBLIC, ScopeLimit.LOCAL)
+
+    def scope_of(self, replica: str) -> Scope:
+        return Scope.LOCAL
+
+    def consistencies(self) -> frozenset[str]:
+        return frozenset({"any", "current"})

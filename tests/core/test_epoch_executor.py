@@ -243,6 +243,19 @@ def test_deliveries_that_are_repeated_or_overlap_are_applied_once() -> None:
     assert [m for marks in machine.database.rows.values() for m in marks] == ["m1", "m2", "m3", "m4"]
 
 
+def test_entries_that_come_while_one_is_being_applied_are_applied_together() -> None:
+    machine = Machine()
+
+    machine.take(machine.core.on_log(delivery(0, 1)))
+    waiting = [machine.core.on_log(delivery(after, after + 1)) for after in (1, 2, 4)]
+    machine.work()
+
+    assert waiting == [[], [], []]
+    (call,) = machine.waiting
+    assert isinstance(call, ApplyEntries)
+    assert ([e.number for e in call.entries], call.upto) == ([2, 3], 3), "what is beyond the gap waits"
+
+
 # ------------------------------------------------------------------------------------------- whatever the network does
 
 NUMBERS = 4

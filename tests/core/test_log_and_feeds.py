@@ -130,3 +130,29 @@ def test_recovery_finds_the_numbers_that_were_given_out_and_never_decided() -> N
 
     assert kept.missing_numbers() == [3]
     assert kept.reserve() == 5
+
+
+def test_what_is_decided_while_a_subscriber_is_busy_is_delivered_together() -> None:
+    kept = log()
+    kept.want(feed())
+
+    sent = []
+    for _ in range(5):
+        append(kept)
+        sent.append(numbers(kept.pump_all()))
+    acknowledged = kept.want(feed(position=1))
+
+    assert sent == [[1], [2], [], [], []]
+    assert [len(delivered.entries) for delivered in posted(acknowledged, LogDelivered)] == [3]
+
+
+def test_a_subscriber_that_does_not_move_gets_everything_again() -> None:
+    kept = log()
+    kept.want(feed())
+    for _ in range(5):
+        append(kept)
+        kept.pump_all()
+
+    again = kept.want(feed())
+
+    assert numbers(again) == [1, 2, 3, 4, 5]

@@ -8,9 +8,9 @@ from tops.constraints import AnyConstraint, Deadline, MaxParticipants, MinPartic
 from tops.effects import Alarm, Persist, Post
 from tops.filters import Filter
 from tops.ids import TxId
-from tops.messages import Address, AskMembership, LogDelivered, PrepareEpoch, TxOutcome
-from tops.records import LogAppended
-from tops.transactions import Outcome
+from tops.messages import Address, AskMembership, AskOutcome, LogDelivered, PrepareEpoch, TxOutcome, TxSpec
+from tops.records import LogAppended, TxRefused
+from tops.transactions import Outcome, ScopeLimit, TxType
 
 
 def test_a_void_number_is_on_disk_before_anybody_hears_of_it() -> None:
@@ -125,3 +125,32 @@ def test_a_replica_that_is_ahead_of_the_log_never_votes_and_raises_an_alarm() ->
 
     assert [e.kind for e in effects if isinstance(e, Alarm)] == ["ahead-of-log"]
     assert not posts(rendezvous.one_shot("p.1.1", standing_only("set")), PrepareEpoch)
+
+
+def local_one_shot() -> TxSpec:
+    return TxSpec(event_type="set", tx_type=TxType.LOCAL, limit=ScopeLimit.LOCAL, census=None)
+
+
+def test_a_local_one_shot_on_a_durable_type_is_logged_once_however_often_it_arrives() -> None:
+    rendezvous = DrivenRendezvous()
+
+    first = rendezvous.one_shot("p.1.1", local_one_shot())
+    again = rendezvous.one_shot("p.1.1", local_one_shot())
+
+    (entry,) = [e.record.entry for e in first if isinstance(e, Persist) and isinstance(e.record, LogAppended)]
+    assert [logged.tx for logged in entry.transactions] == ["p.1.1"]
+    assert not any(isinstance(e, Persist) for e in again)
+    assert posts(again, TxOutcome) == posts(first, TxOutcome)
+    assert posts(first, TxOutcome)[0].log_number == entry.number
+
+
+def test_a_local_one_shot_that_arrives_after_it_was_said_to_be_aborted_is_not_logged() -> None:
+    rendezvous = DrivenRendezvous()
+    asked = AskOutcome(tx=TxId("p.1.1"), tx_type=TxType.LOCAL, event_type="set")
+
+    told = rendezvous.core.on_letter(asked, Address(ME, "p"), 1, 0.0)
+    late = rendezvous.one_shot("p.1.1", local_one_shot())
+
+    assert [e.record for e in told if isinstance(e, Persist)] == [TxRefused(tx=TxId("p.1.1"))]
+    assert not any(isinstance(e, Persist) for e in late)
+    assert [outcome.outcome for outcome in posts(late, TxOutcome)] == [Outcome.ABORTED]

@@ -33,10 +33,12 @@ from tops.messages import (
     EpochVoted,
     Event,
     LogDelivered,
+    LogEntry,
     PrepareEpoch,
 )
 
 COLLECTED_MAX = 10_000
+ENTRIES_AT_ONCE = 256  # or as many as one delivery brings
 
 
 class Work(Enum):
@@ -198,15 +200,23 @@ class EpochExecutor:
         self._log[delivered.after, delivered.upto] = delivered
         return self._go_on()
 
-    def _next_delivery(self) -> LogDelivered | None:
-        """What continues at our position; deliveries that we are past are dropped, those beyond a gap wait."""
-        self._log = {key: d for key, d in self._log.items() if d.upto > self.position}
-        fitting = [key for key in self._log if key[0] <= self.position]
-        return self._log.pop(max(fitting, key=lambda key: key[1])) if fitting else None
+    def _next_entries(self) -> tuple[tuple[LogEntry, ...], int]:
+        """What continues at our position without a gap, and how far; what came while we were busy is taken together.
 
-    def _apply(self, delivered: LogDelivered) -> list[Effect]:
+        Deliveries that we are past are dropped, those beyond a gap wait."""
+        entries: list[LogEntry] = []
+        upto = self.position
+        for after, end in sorted(self._log):
+            if after > upto or len(entries) >= ENTRIES_AT_ONCE:
+                break
+            delivered = self._log.pop((after, end))
+            if end > upto:
+                entries += [entry for entry in delivered.entries if entry.number > upto]
+                upto = end
+        return tuple(entries), upto
+
+    def _apply(self, entries: tuple[LogEntry, ...], upto: int) -> list[Effect]:
         self.work = Work.APPLYING
-        entries = tuple(e for e in delivered.entries if e.number > self.position)
 
         def applied(position: int) -> list[Effect]:
             self.work, self.position = Work.IDLE, max(self.position, position)
@@ -216,7 +226,7 @@ class EpochExecutor:
             return ([] if self._leaving else self._progressed(not self._log)) + self._go_on()
 
         call = self._calls.open(applied)
-        return [ApplyEntries(self.subscription, call, entries, delivered.upto)]
+        return [ApplyEntries(self.subscription, call, entries, upto)]
 
     # -------------------------------------------------------------------------------------------------- what is next
 
@@ -234,9 +244,9 @@ class EpochExecutor:
             return self._resume_doubt()
         if self._leaving:
             return []
-        delivery = self._next_delivery()
-        if delivery is not None:
-            return self._apply(delivery)
+        entries, upto = self._next_entries()
+        if upto > self.position:
+            return self._apply(entries, upto)
         if self._held is not None:
             if self._held.epoch.number <= self.position:
                 self._held = None

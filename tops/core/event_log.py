@@ -18,6 +18,7 @@ from tops.messages import Address, LogDelivered, LogEntry, LogRefused, Origin
 
 ENTRIES_PER_DELIVERY = 256
 BYTES_PER_DELIVERY = 1 << 20
+DELIVERIES_MAX = 2  # on their way: one to work at, one to go on with; what is decided meanwhile shares the next
 
 
 class Feed(msgspec.Struct):
@@ -32,6 +33,12 @@ class Feed(msgspec.Struct):
     credit: int  # how many entries may be on their way
     voter: str | None = None  # entries that it committed itself are not sent again
     reading: bool = False
+    under_way: tuple[int, ...] = ()  # where each delivery ends that is not acknowledged
+
+    def may_wait(self, count: int) -> bool:
+        """Whether so few entries are better sent with those that follow: a subscriber tells when it is done."""
+        self.under_way = tuple(end for end in self.under_way if end > self.position)
+        return len(self.under_way) >= DELIVERIES_MAX and count < ENTRIES_PER_DELIVERY
 
 
 def is_start(start: str) -> bool:
@@ -113,6 +120,7 @@ class EventLog:
             # A renewal: what is on its way stays on its way, unless nothing has arrived since the last one.
             stalled = known.position == feed.position and known.sent > feed.position
             feed.sent = feed.position if stalled else known.sent
+            feed.under_way = () if stalled else known.under_way
             feed.reading = known.reading
         self.feeds[feed.name] = feed
         return self.pump(feed)
@@ -128,7 +136,7 @@ class EventLog:
         effects: list[Effect] = []
         while not feed.reading:
             upto = min(self.decided_upto, feed.position + feed.credit, feed.sent + ENTRIES_PER_DELIVERY)
-            if upto <= feed.sent:
+            if upto <= feed.sent or feed.may_wait(upto - feed.sent):
                 break
             entries = []
             for number in range(feed.sent + 1, upto + 1):
@@ -168,6 +176,7 @@ class EventLog:
                     break
                 wanted.append(entry)
             feed.sent = entry.number
+        feed.under_way = (*feed.under_way, feed.sent)
         delivered = LogDelivered(
             name=feed.name,
             event_type=self.event_type,

@@ -3,12 +3,12 @@
 from tops.core.event_coordinator import EventCoordinator
 from tops.core.known_types import KnownTypes
 from tops.core.local_relay import LocalRelay
-from tops.core.open_transactions import OpenTransactions
+from tops.core.open_transactions import OpenTransactions, RendezvousNode
 from tops.core.outcomes import Outcomes
 from tops.core.tx_coordinator import decided_within_s
 from tops.effects import Disseminate, Effect, Persist, SetTimer
 from tops.ids import NodeId
-from tops.messages import Address, CensusOpened, TxOutcome, TxPublished
+from tops.messages import Address, CensusOpened, RunOneShot, TxOutcome, TxPublished
 from tops.records import LogAppended
 from tops.transactions import Outcome, TxState
 
@@ -16,8 +16,10 @@ from tops.transactions import Outcome, TxState
 class LocalTransactions:
     """The relays of one rendezvous."""
 
-    def __init__(self, known: KnownTypes, transactions: OpenTransactions, outcomes: Outcomes) -> None:
-        self._known, self._open, self._outcomes = known, transactions, outcomes
+    def __init__(
+        self, node: RendezvousNode, known: KnownTypes, transactions: OpenTransactions, outcomes: Outcomes
+    ) -> None:
+        self._node, self._known, self._open, self._outcomes = node, known, transactions, outcomes
 
     def on_announced(self, census: CensusOpened, initiator: Address, incarnation: int) -> list[Effect]:
         """A private one, whose initiator numbers its events."""
@@ -27,11 +29,32 @@ class LocalTransactions:
         self._open.publishers[tx] = (NodeId(initiator.handle), incarnation)
         return self.open(census, initiator, None)
 
+    def on_one_shot(self, m: RunOneShot, sender: Address) -> list[Effect]:
+        """Announced, relayed and committed at once: it is never open."""
+        if self._outcomes.is_refused(m.tx):
+            return self._outcomes.ask(m.tx, sender, alive=False)
+        refusal = self._known.refusal(m.spec)
+        if refusal is not None:
+            return self._outcomes.settle(TxOutcome(tx=m.tx, outcome=Outcome.ABORTED, reason=refusal), sender)
+        me, incarnation = self._node.me, self._node.incarnation
+        census = CensusOpened(tx=m.tx, spec=m.spec, coordinator=me, incarnation=incarnation, initiator=sender)
+        relay = self._relay(census, sender, None)
+        effects: list[Effect] = [Disseminate(census)]
+        for sequence, event in enumerate(m.events, start=1):
+            published = TxPublished(tx=m.tx, event_type=m.spec.event_type, sequence=sequence, event=event)
+            effects += self.on_event(relay, published)
+        return effects + self.commit(relay, len(m.events))
+
     def open(self, census: CensusOpened, initiator: Address, numbering: EventCoordinator | None) -> list[Effect]:
+        self._relay(census, initiator, numbering)
+        return [Disseminate(census), SetTimer(("deadline", census.tx), decided_within_s(census.spec))]
+
+    def _relay(self, census: CensusOpened, initiator: Address, numbering: EventCoordinator | None) -> LocalRelay:
         tx, spec = census.tx, census.spec
         keep_events = spec.event_type in self._known.logs_of
-        self._open.relays[tx] = LocalRelay(tx, spec, initiator, keep_events=keep_events, numbering=numbering)
-        return [Disseminate(census), SetTimer(("deadline", tx), decided_within_s(spec))]
+        relay = LocalRelay(tx, spec, initiator, keep_events=keep_events, numbering=numbering)
+        self._open.relays[tx] = relay
+        return relay
 
     def on_event(self, relay: LocalRelay, published: TxPublished) -> list[Effect]:
         relay.on_event(published)

@@ -89,7 +89,7 @@ class Rendezvous:
         self.coordinators, self.relays = transactions.coordinators, transactions.relays
         self.publishers = transactions.publishers
         self.log_keeper = LogKeeper(known)
-        self.local = LocalTransactions(known, transactions, outcomes)
+        self.local = LocalTransactions(node, known, transactions, outcomes)
         self.distributed = DistributedTransactions(node, known, transactions, outcomes)
         self.public = PublicTransactions(node, known, transactions, outcomes, self.local, self.distributed)
         self.standing = StandingDesk(node, known, self._lose)
@@ -97,7 +97,7 @@ class Rendezvous:
             TypeAdvertised: known.on_advertised,
             BeginTx: self.distributed.on_begin,
             BeginPublic: self.public.on_begin,
-            RunOneShot: self.distributed.on_one_shot,
+            RunOneShot: self._run_one_shot,
             CensusReplied: self.distributed.on_replied,
             StandingAnswered: self.standing.on_answered,
             StandingWithdrawn: self.standing.on_withdrawn,
@@ -143,6 +143,11 @@ class Rendezvous:
         return []
 
     # --------------------------------------------------------------------------------------------------- commitment
+
+    def _run_one_shot(self, m: RunOneShot, sender: Address, incarnation: int, now: float) -> list[Effect]:
+        if m.spec.tx_type is TxType.LOCAL:
+            return self.local.on_one_shot(m, sender)
+        return self.distributed.on_one_shot(m, sender, incarnation, now)
 
     def _commit(self, m: CommitTx, sender: Address, incarnation: int, now: float) -> list[Effect]:
         owner = self.open.owner(m.tx)

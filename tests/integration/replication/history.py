@@ -77,11 +77,37 @@ def _add(edges: dict[str, dict[str, str]], one: str | None, other: str | None, k
 
 
 def _named(component: list[str], edges: dict[str, dict[str, str]]) -> str:
+    """The worst that the component holds: a cycle of fewer kinds of dependencies is the worse one."""
     inside = set(component)
-    kinds = [kind for one in component for other, kind in edges[one].items() if other in inside]
-    rw = kinds.count("rw")
-    name = "G2" if rw > 1 else "G-single" if rw == 1 else "G1c" if "wr" in kinds else "G0"
-    return f"{name}: a cycle among {', '.join(sorted(component)[:10])}"
+    kept = {one: {other: kind for other, kind in edges[one].items() if other in inside} for one in component}
+    return f"{_worst(kept)}: a cycle among {', '.join(sorted(component)[:10])}"
+
+
+def _worst(edges: dict[str, dict[str, str]]) -> str:
+    if _has_cycle(edges, {"ww"}):
+        return "G0"
+    if _has_cycle(edges, {"ww", "wr"}):
+        return "G1c"
+    anti = [(one, other) for one, successors in edges.items() for other, kind in successors.items() if kind == "rw"]
+    return "G-single" if any(_reaches(edges, other, one) for one, other in anti) else "G2"
+
+
+def _has_cycle(edges: dict[str, dict[str, str]], kinds: set[str]) -> bool:
+    kept = defaultdict(dict, {one: {o: k for o, k in to.items() if k in kinds} for one, to in edges.items()})
+    return any(len(component) > 1 for component in _components(kept))
+
+
+def _reaches(edges: dict[str, dict[str, str]], start: str, goal: str) -> bool:
+    """Whether ww and wr alone lead from one transaction to the other."""
+    todo, seen = [start], {start}
+    while todo:
+        one = todo.pop()
+        if one == goal:
+            return True
+        fresh = [other for other, kind in edges[one].items() if kind != "rw" and other not in seen]
+        seen.update(fresh)
+        todo += fresh
+    return False
 
 
 def _components(edges: dict[str, dict[str, str]]) -> list[list[str]]:

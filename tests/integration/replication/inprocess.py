@@ -65,11 +65,19 @@ class SmallCluster:
 
 
 _made = 0
+LIMITS = "heartbeat_s = 1\nsite_grace_s = 0.5"
 
 
 @asynccontextmanager
 async def small_cluster(
-    server: EmbeddedPostgres, folder: Path, keys: str, *, replicas: int = 3, brokers: int = 1, schema: str = SCHEMA
+    server: EmbeddedPostgres,
+    folder: Path,
+    keys: str,
+    *,
+    replicas: int = 3,
+    brokers: int = 1,
+    schema: str = SCHEMA,
+    limits: str = LIMITS,
 ) -> AsyncIterator[SmallCluster]:
     """A set named `shop` whose replicas are in sync; its databases are new."""
     global _made
@@ -85,7 +93,7 @@ async def small_cluster(
     for number in range(1, brokers + 1):
         data = folder / f"{_made}-b{number}"
         lines.append(f'[[broker]]\nname = "b{number}"\nlisten = "127.0.0.1:{free_port()}"\ndata = "{data}"')
-        lines.append("[broker.limits]\nheartbeat_s = 1\nsite_grace_s = 0.5")
+        lines.append(f"[broker.limits]\n{limits}")
     lines.append(f'[[replica_set]]\nname = "shop"\nschema = "schema.sql"\n{keys}')
     for place, name in enumerate(names):
         dsn = server.dsn_for(databases[name])

@@ -20,11 +20,7 @@ POLICIES = {
 }
 
 
-# Under heavy load a write set of the serializable policy was once found that its asker had been told was not committed.
-SUSPECT = pytest.mark.long
-
-
-@pytest.mark.parametrize("policy", [pytest.param(p, marks=SUSPECT if p == "serializable" else ()) for p in POLICIES])
+@pytest.mark.parametrize("policy", POLICIES)
 async def test_acknowledged_writes_survive_kills_and_replicas_end_equal(policy: str, folder: Path) -> None:
     async with running(folder, {"shop": POLICIES[policy]}) as cluster, cluster.connect() as shop:
         await fill(shop)

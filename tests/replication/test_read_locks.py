@@ -1,0 +1,50 @@
+"""A row has one name, however its key is written; where only the database could tell, it has none."""
+
+from decimal import Decimal
+from uuid import UUID
+
+import pytest
+
+from replication.conflicts.tables import TableShape
+from replication.read_locks import spelled
+from tops.changes import Row
+
+IDENT = "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"
+
+
+def shape(**types: str) -> TableShape:
+    return TableShape("things", tuple(types), (), {}, types)
+
+
+@pytest.mark.parametrize(
+    ("sql_type", "spellings"),
+    [
+        ("bigint", [7, "7", "007"]),
+        ("text", ["7"]),
+        ("character varying(20)", ["seven"]),
+        ("uuid", [IDENT, IDENT.upper(), UUID(IDENT)]),
+    ],
+)
+def test_spellings_of_one_key_name_one_row(sql_type: str, spellings: list[object]) -> None:
+    names = {spelled(shape(id=sql_type), {"id": value}) for value in spellings}
+
+    assert len(names) == 1
+    assert None not in names
+
+
+@pytest.mark.parametrize(
+    ("sql_type", "value"),
+    [("numeric", Decimal("1.50")), ("character(5)", "a"), ("citext", "A"), ("integer", "seven"), ("integer", None)],
+)
+def test_a_key_that_has_several_spellings_names_no_row(sql_type: str, value: object) -> None:
+    assert spelled(shape(id=sql_type), {"id": value}) is None
+
+
+def test_every_column_of_a_key_counts() -> None:
+    pair = shape(a="integer", b="text")
+    rows: list[Row] = [{"a": 1, "b": "x"}, {"b": "x", "a": 1}, {"a": 1, "b": "y"}, {"a": 1}]
+
+    names = [spelled(pair, row) for row in rows]
+
+    assert names[0] == names[1] != names[2]
+    assert names[3] is None
