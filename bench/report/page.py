@@ -25,7 +25,8 @@ th { color: #5f6c7b; font-weight: 600 }
 """
 ROW_KEYS = (
     "system", "workload", "clients", "tps", "tps_low", "tps_high", "p50_ms", "p95_ms", "p99_ms",
-    "applied_tps", "settle_s", "aborted", "errors", "fsyncs_per_tx", "others_cores", "load_average", "runs",
+    "applied_tps", "settle_s", "aborted", "errors",
+    "fsyncs_per_tx", "messages_per_tx", "bytes_per_tx", "others_cores", "load_average", "runs",
 )  # fmt: skip
 FIGURE_KEYS = ("ratio", "low", "high", "ours", "theirs", "runs")
 

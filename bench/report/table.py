@@ -21,12 +21,18 @@ COLUMNS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "aborted": ("aborted", str),
     "errors": ("errors", str),
     "fsyncs_per_tx": ("fsyncs/tx", lambda value: f"{value:.2f}"),
+    "messages_per_tx": ("msg/tx", lambda value: f"{value:.2f}"),
+    "bytes_per_tx": ("bytes/tx", lambda value: f"{value:,.0f}"),
+    "settle_s": ("lag s", lambda value: f"{value:.2f}"),
     "cpu_cores": ("cores", lambda value: f"{sum(value.values()):.2f}"),
     "others_cores": ("others", lambda value: f"{value:.2f}"),
     "runs": ("runs", str),
 }
 # Given up one after the other where a terminal is too narrow; the JSON and the page have them all.
-EXPENDABLE = ("runs", "cpu_cores", "applied_tps", "fsyncs_per_tx", "p99_ms", "tps_high", "tps_low", "others_cores")
+EXPENDABLE = (
+    "runs", "tps_high", "tps_low", "bytes_per_tx", "messages_per_tx", "cpu_cores", "applied_tps", "settle_s",
+    "fsyncs_per_tx", "p99_ms", "others_cores",
+)  # fmt: skip
 WIDTH_WITHOUT_TERMINAL = 160
 
 
@@ -71,13 +77,16 @@ def _rows(record: Result, shown: Sequence[str]) -> Table:
     )
     table = Table(title=f"tops bench {record['name']}", caption=caption)
     table.add_column("system", no_wrap=True)
+    if len({row.get("workload") for row in rows}) > 1:
+        table.add_column("workload", no_wrap=True)
     table.add_column("clients", justify="right", no_wrap=True)
     for key in shown:
         table.add_column(COLUMNS[key][0], justify="right", no_wrap=True)
     for number, row in enumerate(rows):
         load_changes = number + 1 < len(rows) and rows[number + 1].get("clients") != row.get("clients")
         cells = ["" if row.get(key) is None else COLUMNS[key][1](row[key]) for key in shown]
-        table.add_row(row["system"], str(row.get("clients", "")), *cells, end_section=load_changes)
+        workload = [row.get("workload", "")] if len(table.columns) > len(cells) + 2 else []
+        table.add_row(row["system"], *workload, str(row.get("clients", "")), *cells, end_section=load_changes)
     return table
 
 
