@@ -1,4 +1,4 @@
-"""The policies behind the port of the harness: real servers, brokers and agents, little data; nothing is about speed."""
+"""The policies behind the port of the harness: real servers, real brokers, real agents, and little data."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
