@@ -42,6 +42,7 @@ class ReplicaParticipant(BatchParticipant):
         self.received = 0  # what of the log was handed to us
         self.applied_at = time.monotonic()
         self.prepared: set[int] = set()
+        self.own: set[str] = set()  # committed here before they were logged: not to be done again when they come back
         self.stopped = ""  # why nothing is applied any more
         self.resumed = asyncio.Event()
         self.resumed.set()
@@ -120,7 +121,7 @@ class ReplicaParticipant(BatchParticipant):
         """Each entry once and in order; numbers that hold nothing for us only move the position."""
         self.received = max(self.received, upto)
         known = {entry.number: entry for entry in entries}
-        work = [_entry(number, known.get(number)) for number in range(self.reached + 1, upto + 1)]
+        work = [self._entry(number, known.get(number)) for number in range(self.reached + 1, upto + 1)]
         pause_s = RETRY_FIRST_S
         while work:
             await self.resumed.wait()
@@ -139,6 +140,15 @@ class ReplicaParticipant(BatchParticipant):
                 if replaced is not None:
                     work[0] = replaced
         return self.reached
+
+    def _entry(self, number: int, logged: LogEntry | None) -> Entry:
+        entry = _entry(number, logged)
+        if not self.own or self.own.isdisjoint(member.tx for member in entry.members):
+            return entry
+        others = tuple(member for member in entry.members if member.tx not in self.own)
+        # Known by its id only once: what is logged again after a lost answer is found by its idempotency key.
+        self.own.difference_update(member.tx for member in entry.members)
+        return Entry(number, others, entry.at_ms)
 
     async def _apply(self, work: Sequence[Entry], logged: dict[int, LogEntry]) -> Applied:
         if self.translate is None:
