@@ -20,6 +20,7 @@ from bench.workloads import AppendOnly, BankTransfer, Dataset, SingleRowUpdate, 
 CLIENTS = (1, 16, 64)
 REPLICAS = {3: "", 5: "_5"}  # and what is added to a system's name
 PAIRS, QUICK_PAIRS = 5, 1
+MATRIX_RUN_S = 0.5, 2.0  # warm-up and window
 
 
 def run(quick: bool, profile: bool = False, figures: Sequence[str] = ()) -> Result:
@@ -47,6 +48,7 @@ async def _run(quick: bool, profile: bool, names: Sequence[str]) -> Result:
         "machine": describe_machine(),
         "versions": {**package_versions(), **compared.versions},
         "systems": compared.systems,
+        "ours": [name for name, about in compared.systems.items() if about["description"].startswith("TOPS")],
         "rows": rows(compared.runs),
         "figures": compared.figures,
         "measures": {},
@@ -92,7 +94,7 @@ async def _row_of_matrix(
             compared.systems[system.name] = {"description": system.description, "promise": system.promise}
             for workload in workloads:
                 for clients in CLIENTS:
-                    measured = await contender.measure(workload, Load(clients, 0.5, 2.0), seed=clients)
+                    measured = await contender.measure(workload, Load(clients, *MATRIX_RUN_S), seed=clients)
                     say(f"  {workload.name}, c={clients}: {measured.tps:,.0f} tps, p95 {measured.p95_ms:.2f} ms")
                     runs.append(measured)
     return runs

@@ -93,11 +93,13 @@ def _rows(record: Result, shown: Sequence[str]) -> Table:
 def _figures(figures: Mapping[str, Mapping[str, Any]]) -> Table:
     table = Table(title="above 1 we are better")
     table.add_column("figure", overflow="fold")  # a narrow terminal folds the name and keeps the numbers
-    for heading in ("ratio", "low", "high", "ours", "theirs", "pairs"):
+    for heading in ("ratio", "low", "high", "ours", "theirs", "pairs", "at least", "aim"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, figure in figures.items():
         numbers = [f"{figure[key]:.2f}" for key in ("ratio", "low", "high")]
         sides = [f"{figure[key]:,.{0 if figure[key] >= 100 else 2}f}" for key in ("ours", "theirs")]
-        style = "green" if figure["low"] > 1 else "red" if figure["high"] < 1 else ""
-        table.add_row(name, *numbers, *sides, str(figure["runs"]), style=style)
+        least = figure.get("least", 1)
+        style = "green" if figure["low"] > least else "red" if figure["high"] < least else ""
+        goals = [f"{figure[key]:g}" if key in figure else "" for key in ("least", "aim")]
+        table.add_row(name, *numbers, *sides, str(figure["runs"]), *goals, style=style)
     return table
