@@ -18,13 +18,17 @@ from bench.peers.two_phase import HandWrittenTwoPhaseCommit
 from bench.policies.catalog import case_named
 from bench.policies.system import OneProcess, ProcessCluster
 from bench.statistics import Better, Figure
-from bench.systems import BenchmarkFailed, System, SystemUnavailable
+from bench.systems import System, SystemUnavailable
 from bench.workloads import Dataset, SingleRowUpdate
-from tops.errors import ConfigError
+from tops.errors import ConfigError, TopsError
 
 Quantity = Callable[[Run], float]
 START_S = 12.0  # what starting and loading a system is reckoned with
 LAG_MAX_S = 1.0
+
+
+class FollowersLate(TopsError):
+    """The condition of a figure does not hold: the followers did not keep up with their writer."""
 
 
 def _throughput(run: Run) -> float:
@@ -43,7 +47,7 @@ def _latency(run: Run) -> float:
 def _prompt_throughput(run: Run) -> float:
     """Throughput of a writer whose followers keep up; a figure with followers further behind is none."""
     if run.settle_s > LAG_MAX_S:
-        raise BenchmarkFailed(
+        raise FollowersLate(
             f"{run.system}: the followers needed {run.settle_s:.1f} s after the last write, more than {LAG_MAX_S:g} s"
         )
     return run.tps
@@ -170,9 +174,7 @@ async def compare(
                 load = Load(comparison.clients, warmup_s, duration_s)
                 runs = await alternate(contenders, workload, [load], pairs, budget)
                 compared.runs += runs
-                figure = figure_of(comparison, runs)
-                if figure is not None:
-                    compared.figures[comparison.name] = figure
+                _conclude(comparison, runs, compared)
             later = comparisons[place + 1 :]
             await arena.keep_only(name for other in later for name in (other.ours, other.theirs))
     finally:
@@ -180,8 +182,19 @@ async def compare(
     return compared
 
 
+def _conclude(comparison: Comparison, runs: Sequence[Run], compared: Compared) -> None:
+    try:
+        figure = figure_of(comparison, runs)
+    except FollowersLate as error:
+        compared.missing[comparison.name] = str(error)
+        say(f"{comparison.name}: none, {error}")
+    else:
+        if figure is not None:
+            compared.figures[comparison.name] = figure
+
+
 def figure_of(comparison: Comparison, runs: Sequence[Run]) -> dict[str, Any] | None:
-    """From the runs of both sides, in the order in which they ran; None without a whole pair."""
+    """From the runs of both sides, in the order in which they ran; None without a pair. Raises `FollowersLate`."""
     ours = [comparison.our_quantity(run) for run in runs if run.system == comparison.ours]
     theirs = [comparison.their_quantity(run) for run in runs if run.system == comparison.theirs]
     pairs = list(zip(ours, theirs, strict=False))  # cut short by a budget, one side may have one run more

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from bench.harness import Budget, Contender, Load, Run
 from bench.policies.catalog import CASES, case_named
-from bench.policies.figures import COMPARISONS, Comparison, chosen, compare, figure_of
+from bench.policies.figures import COMPARISONS, Comparison, FollowersLate, chosen, compare, figure_of
 from bench.policies.observation import figures_in
 from bench.policies.system import OneProcess, PolicySystem, ProcessCluster
 from bench.policies.tracing import Clock, Trace, TraceReader
@@ -103,7 +103,7 @@ def test_a_writer_whose_followers_are_late_has_no_figure() -> None:
     (comparison,) = chosen(["primary.c64.vs_single"])
 
     assert figure_of(comparison, sides(comparison, settle_s=0.9)) is not None
-    with pytest.raises(BenchmarkFailed, match=r"needed 1\.1 s"):
+    with pytest.raises(FollowersLate, match=r"needed 1\.1 s"):
         figure_of(comparison, sides(comparison, settle_s=1.1))
 
 
