@@ -69,13 +69,15 @@ def member_of(tx: TxId, events: Sequence[Event]) -> Member:
 
 
 def published_members(events: Sequence[Event]) -> list[Member]:
-    """The transactions of local events, each with the id it was committed under at its site, or logged under."""
-    members: list[Member] = []
-    for event in events:
-        batch = event.body.get("batch")
-        encoded = [event.body["write"]] if batch is None else _batches.decode(batch)
-        members += map(decode_member, encoded)
-    return members
+    """The transactions of a published batch: one per event, each with the id it was committed under at its site."""
+    return [decode_member(event.body["write"]) for event in events]
+
+
+def batch_in(events: Sequence[Event]) -> list[Member]:
+    """The transactions that a replica had committed before it published them, under the ids they have there; none if
+    these events are writes."""
+    batches = [event.body["batch"] for event in events if "batch" in event.body]
+    return [decode_member(encoded) for batch in batches for encoded in _batches.decode(batch)]
 
 
 def at_ms(events: Sequence[Event]) -> int:

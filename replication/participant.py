@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from replication.events import at_ms, member_of, published_members
+from replication.events import at_ms, batch_in, member_of, published_members
 from replication.refusals import describe
 from replication.values import pack_rows
 from tops.changes import Member
@@ -42,7 +42,6 @@ class ReplicaParticipant(BatchParticipant):
         self.received = 0  # what of the log was handed to us
         self.applied_at = time.monotonic()
         self.prepared: set[int] = set()
-        self.own: set[str] = set()  # committed here before they were logged: not to be done again when they come back
         self.stopped = ""  # why nothing is applied any more
         self.resumed = asyncio.Event()
         self.resumed.set()
@@ -50,6 +49,7 @@ class ReplicaParticipant(BatchParticipant):
         self.translate: Translate | None = None  # what becomes of an entry here, if not what it says
         self.turn = asyncio.Lock()  # whoever looks at a row and then changes it
         self._moved = asyncio.Condition()
+        self.own: set[str] = set()  # committed here before they were logged: not to be done again when they come back
 
     # ------------------------------------------------------------------------------------------------- positions
 
@@ -195,6 +195,9 @@ def _entry(number: int, entry: LogEntry | None) -> Entry:
         return Entry(number, ())
     members: list[Member] = []
     for logged in entry.transactions:
+        if batch := batch_in(logged.events):
+            members += batch
+            continue
         if logged.tx_type is TxType.LOCAL:
             members += published_members(logged.events)
         else:

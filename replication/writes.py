@@ -45,7 +45,6 @@ class Writer:
     ) -> None:
         self._site, self._config, self._policy, self._caller = site, config, policy, caller
         self._prefer = prefer
-        self._plan = policy.plan()
         self._log_type = log_type(config.name)
         self._position, self._replica = 0, ""
 
@@ -99,7 +98,7 @@ class Writer:
     # ------------------------------------------------------------------------------------------- at the coordinator
 
     async def _coordinated(self, member: Member, reads: bytes) -> WriteResult:
-        plan = self._plan
+        plan = self._policy.plan()
         if plan.tx_type is TxType.LOCAL:
             tx = TxId(f"{self._site.name}.{secrets.token_hex(8)}")
             keyed = member.idempotency_key or f"tx:{tx}"
@@ -186,7 +185,7 @@ class Writer:
     # ---------------------------------------------------------------------------------------------------- questions
 
     async def outcome(self, tx: str, key: str) -> str:
-        if self._policy.route is Route.COORDINATOR and self._plan.tx_type is TxType.DISTRIBUTED:
+        if self._policy.route is Route.COORDINATOR and self._policy.plan().tx_type is TxType.DISTRIBUTED:
             outcome = await self._site.ask_outcome(tx, self._log_type)
             return "committed" if outcome.outcome is Outcome.COMMITTED else "aborted"
         if self._policy.route is Route.COORDINATOR:
@@ -205,7 +204,7 @@ class Writer:
     async def _ordered_outcome(self, tx: str, key: str) -> str:
         """Log an empty transaction under the same key: behind it, either the first one is there or it never will be."""
         probe = Member(TxId(f"{tx}?"), (), key or f"tx:{tx}", int(self._config.key_ttl_s))
-        plan = self._plan
+        plan = self._policy.plan()
         outcome = await self._site.execute(
             self._log_type, plan.tx_type, events=[write_body(probe)], limit=plan.limit, local_outcome=plan.local_outcome
         )
