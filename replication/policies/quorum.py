@@ -1,6 +1,6 @@
 """Synchronous voting: m of n."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from replication.config import ReplicaSetConfig
 from replication.policies.base import Route, TxPlan, together
@@ -14,15 +14,11 @@ class Quorum:
     Goes on while m replicas are in sync; what it gives up is that any single replica is current."""
 
     config: ReplicaSetConfig
-    _plan: TxPlan = field(init=False, repr=False)  # asked for with every write
     route = Route.COORDINATOR
     local_first = False
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_plan", together(self.config, self.config.writes_needed, self.config.names))
-
     def plan(self) -> TxPlan:
-        return self._plan
+        return together(self.config, self.config.writes_needed, self.config.names)
 
     def scope_of(self, replica: str) -> Scope:
         return Scope.DISTRIBUTED
