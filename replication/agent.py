@@ -104,7 +104,9 @@ class Agent:
         await self.site.advertise(self.log_type)
         await bootstrap.copy_if_new(self)
         if self.policy.local_first:
-            publisher = OutboxPublisher(self.site, self.log_type, self.resource, self.policy.plan())
+            publisher = OutboxPublisher(
+                self.site, self.log_type, self.resource, self.policy.plan(), self.participant.own
+            )
             self.writes = LocalWrites(config, self.replica.name, self.site, self.resource, publisher, self.errors)
             await self.writes.start(self.participant)
             self._spawn(publisher.run())

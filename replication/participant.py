@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
-from replication.events import at_ms, member_of, published_members
+from replication.events import at_ms, batch_in, member_of, published_members
 from replication.refusals import describe
 from replication.values import pack_rows
 from replication.verdicts import Verdicts
@@ -52,6 +52,7 @@ class ReplicaParticipant(BatchParticipant):
         self.turn = asyncio.Lock()  # whoever looks at a row and then changes it
         self.verdicts = Verdicts(resource)
         self._moved = asyncio.Condition()
+        self.own: set[str] = set()  # committed here before they were logged: not to be done again when they come back
 
     # ------------------------------------------------------------------------------------------------- positions
 
@@ -124,7 +125,7 @@ class ReplicaParticipant(BatchParticipant):
         """Each entry once and in order; numbers that hold nothing for us only move the position."""
         self.received = max(self.received, upto)
         known = {entry.number: entry for entry in entries}
-        work = [_entry(number, known.get(number)) for number in range(self.reached + 1, upto + 1)]
+        work = [self._entry(number, known.get(number)) for number in range(self.reached + 1, upto + 1)]
         pause_s = RETRY_FIRST_S
         while work:
             await self.resumed.wait()
@@ -143,6 +144,15 @@ class ReplicaParticipant(BatchParticipant):
                 if replaced is not None:
                     work[0] = replaced
         return self.reached
+
+    def _entry(self, number: int, logged: LogEntry | None) -> Entry:
+        entry = _entry(number, logged)
+        if not self.own or self.own.isdisjoint(member.tx for member in entry.members):
+            return entry
+        others = tuple(member for member in entry.members if member.tx not in self.own)
+        # Known by its id only once: what is logged again after a lost answer is found by its idempotency key.
+        self.own.difference_update(member.tx for member in entry.members)
+        return Entry(number, others, entry.at_ms)
 
     async def _apply(self, work: Sequence[Entry], logged: dict[int, LogEntry]) -> Applied:
         if self.translate is None:
@@ -190,6 +200,9 @@ def _entry(number: int, entry: LogEntry | None) -> Entry:
         return Entry(number, ())
     members: list[Member] = []
     for logged in entry.transactions:
+        if batch := batch_in(logged.events):
+            members += batch
+            continue
         if logged.tx_type is TxType.LOCAL:
             members += published_members(TxId(logged.tx), logged.events)
         else:
