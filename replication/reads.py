@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from replication.calls import (
+    AnyAnswer,
     Caller,
     Failed,
     Located,
@@ -145,7 +146,10 @@ class Reader:
     async def _quorum(self, read: Read, floor: int, chosen: list[str] | None) -> ReadResult:
         voters = [n for n in self._config.names if self._policy.scope_of(n) is Scope.DISTRIBUTED]
         needed = self._config.reads_needed
-        answers = await self._caller.ask_all(Where(), min(ASK_S, read.wait_s), len(self._config.replica))
+        def counts(answer: AnyAnswer) -> bool:
+            return isinstance(answer, Located) and answer.replica in voters
+
+        answers = await self._caller.ask_all(Where(), min(ASK_S, read.wait_s), needed, counts)
         located = [a for a in answers if isinstance(a, Located) and a.replica in voters]
         if len(located) < needed:
             missing = sorted(set(voters) - {a.replica for a in located})
