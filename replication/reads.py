@@ -146,6 +146,7 @@ class Reader:
     async def _quorum(self, read: Read, floor: int, chosen: list[str] | None) -> ReadResult:
         voters = [n for n in self._config.names if self._policy.scope_of(n) is Scope.DISTRIBUTED]
         needed = self._config.reads_needed
+
         def counts(answer: AnyAnswer) -> bool:
             return isinstance(answer, Located) and answer.replica in voters
 
