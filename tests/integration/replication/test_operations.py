@@ -24,7 +24,7 @@ async def test_a_new_replica_gets_a_copy_and_catches_up_while_writes_go_on(
     async with small_cluster(server, folder, keys) as cluster, cluster.connect(prefer="r1") as shop:
         await fill(shop)
         for step in range(20):
-            await transfer(shop, f"before-{step}", step)
+            await transfer(shop, 1, step)
         await cluster.stop("r3")
         connection = await asyncpg.connect(server.dsn)
         await connection.execute(f'drop database "{cluster.databases["r3"]}" with (force)')
@@ -36,7 +36,7 @@ async def test_a_new_replica_gets_a_copy_and_catches_up_while_writes_go_on(
             step = 0
             while not stop.is_set():
                 step += 1
-                await transfer(shop, f"during-{step}", step)
+                await transfer(shop, 2, step)
             return step
 
         writing = asyncio.ensure_future(write())

@@ -1,7 +1,6 @@
 """What a read promises, and what a client can rely on after a write."""
 
 import asyncio
-import contextlib
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 from adapters import EmbeddedPostgres
 from replication.refusals import VersionConflict, WriteRefused
 from tests.integration.replication.inprocess import small_cluster
-from tests.integration.replication.workloads import ACCOUNTS, START, fill, transfer
 from tops.changes import Insert, Update, Upsert
 from tops.errors import InvalidTransaction, NotReachable
 
@@ -45,46 +43,6 @@ async def test_an_acknowledged_write_is_read_at_once_where_the_consistency_promi
                     "select balance from accounts where id = 1", replica=replica, after=done.token
                 )
                 assert after == number, f"{replica} did not wait for the token"
-
-
-async def test_no_reader_sees_a_transfer_half_done(server: EmbeddedPostgres, folder: Path) -> None:
-    keys = 'policy = "quorum"\nwrite_quorum = 2'
-    async with small_cluster(server, folder, keys, brokers=2) as cluster, cluster.connect() as shop:
-        await fill(shop)
-        stop, totals = asyncio.Event(), set()
-
-        async def write(site: str) -> None:
-            async with cluster.connect(prefer=site) as writer:
-                step = 0
-                while not stop.is_set():
-                    step += 1
-                    with contextlib.suppress(WriteRefused):
-                        await transfer(writer, f"{site}-{step}", step)
-
-        async def read(consistency: str) -> None:
-            seen = 0
-            async with cluster.connect() as reader:
-                while not stop.is_set():
-                    with contextlib.suppress(NotReachable):
-                        row = await reader.fetchrow(
-                            "select sum(balance) as total, (select count(*) from transfers) as n from accounts",
-                            consistency=consistency,
-                        )
-                        assert row is not None
-                        totals.add(row["total"])
-                        assert row["n"] >= seen, "a committed write disappeared"
-                        seen = row["n"]
-
-        work = [asyncio.ensure_future(w) for w in (write("r1"), write("r2"), read("current"), read("quorum"))]
-        await asyncio.sleep(2.0)
-        await cluster.stop("r3")
-        await asyncio.sleep(1.0)
-        await cluster.start("r3")
-        await asyncio.sleep(1.0)
-        stop.set()
-        await asyncio.gather(*work)
-
-        assert totals == {Decimal(ACCOUNTS * START)}
 
 
 async def test_a_replica_that_was_cut_off_never_serves_a_stale_current_read(
