@@ -166,7 +166,8 @@ class Agent:
             raise NotReachable(
                 f"replica {self.replica.name} is {lag.seconds:.1f} s behind, more than {read.max_lag_s:g}"
             )
-        await self.participant.wait_for(read.at_least, read.wait_s)
+        at_least = max(read.at_least, self.participant.in_doubt()) if read.settled else read.at_least
+        await self.participant.wait_for(at_least, read.wait_s)
         done = await self.resource.read(read.sql, unpack_values(read.args), with_position=True)
         position = done.position.prefix if done.position is not None else 0
         return calls.ReadDone(replica=self.replica.name, rows=pack_rows(done.rows), position=position)

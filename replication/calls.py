@@ -37,13 +37,16 @@ class Where(Question, frozen=True):
 
 
 class Read(Question, frozen=True):
-    """A query, once the replica's position has reached `at_least`. Answer: `ReadDone`."""
+    """A query, once the replica's position has reached `at_least`. Answer: `ReadDone`.
+
+    `settled`: not before the outcome of what this replica has promised is known here, too."""
 
     sql: str
     args: bytes
     at_least: int = 0
     wait_s: float = 5.0
     max_lag_s: float | None = None
+    settled: bool = False
 
 
 class LockedRead(Question, frozen=True):

@@ -2,7 +2,7 @@
 
 | consistency | the read waits for |
 |---|---|
-| any | the token it was given, if any |
+| any | the token it was given, if any; in a write-all set also for what its replica has promised |
 | primary | nothing: the primary has every write first |
 | current | what its coordinator says is committed at this moment |
 | quorum | the furthest position, and the outcome of every promise, of enough replicas to meet every write |
@@ -74,7 +74,14 @@ class Reader:
         self._check(consistency)
         where, floor = _token(after)
         wait = self._config.wait_s if wait_s is None else wait_s
-        read = Read(sql=sql, args=pack_values(args), at_least=floor, wait_s=wait, max_lag_s=max_lag_s)
+        read = Read(
+            sql=sql,
+            args=pack_values(args),
+            at_least=floor,
+            wait_s=wait,
+            max_lag_s=max_lag_s,
+            settled=self._config.policy == "write-all",
+        )
         chosen = [replica] if replica is not None else None
         match consistency:
             case "any":

@@ -36,9 +36,11 @@ STATUS_S = 2.0
 class ReplicaSet:
     """One replica set, connected; `connect` makes it. Safe to use from many tasks at once."""
 
-    def __init__(self, site: Site, config: ReplicaSetConfig, caller: Caller, prefer: str | None) -> None:
+    def __init__(
+        self, site: Site, config: ReplicaSetConfig, caller: Caller, prefer: str | None, patience_s: float = 10.0
+    ) -> None:
         self.config, self.policy, self._site, self._caller = config, policy_of(config), site, caller
-        self._writer = Writer(site, config, self.policy, caller, prefer)
+        self._writer = Writer(site, config, self.policy, caller, prefer, patience_s)
         self._reader = Reader(site, config, self.policy, caller, prefer)
 
     @property
@@ -203,7 +205,7 @@ async def connect(
         await caller.start()
         config = await _described(caller, replica_set, timeout_s)
         await site.advertise(log_type(replica_set))
-        yield ReplicaSet(site, config, caller, prefer)
+        yield ReplicaSet(site, config, caller, prefer, timeout_s)
 
 
 async def _described(caller: Caller, replica_set: str, timeout_s: float) -> ReplicaSetConfig:

@@ -1,6 +1,7 @@
 """How a write travels: as a transaction at the coordinator, or to the replica that commits it first."""
 
 import asyncio
+import base64
 import secrets
 
 import msgspec
@@ -12,7 +13,7 @@ from replication.policies import Policy, Route
 from replication.refusals import Duplicate, TooFewReplicas, WriteRefused, understand
 from replication.values import pack_values, unpack_rows
 from tops.changes import Change, Member, Row, Statement, check_statement, content_digest, encode_member
-from tops.errors import NotReachable, OutcomeUnknown, Retry, TopsError, TransactionAborted
+from tops.errors import InvalidTransaction, NotReachable, OutcomeUnknown, Retry, TopsError, TransactionAborted
 from tops.ids import TxId
 from tops.messages import TxOutcome
 from tops.site import Site
@@ -20,8 +21,8 @@ from tops.transactions import Outcome, TxType
 
 RETRY_FIRST_S = 0.02
 TRANSIENT_TRIES = 6
-FORWARD_S = 10.0
 _REFUSED_SQL = "select discarded from tops.conflicts where tx = $1 and kind in ('apply_error', 'serialization')"
+_KEYED, _PROBE = "~", "?"  # in ids: before the idempotency key, and after the id that an empty transaction asks about
 _returned = msgspec.msgpack.Decoder(list[bytes])
 
 
@@ -41,10 +42,16 @@ class Writer:
     """The writing half of a connected replica set."""
 
     def __init__(
-        self, site: Site, config: ReplicaSetConfig, policy: Policy, caller: Caller, prefer: str | None
+        self,
+        site: Site,
+        config: ReplicaSetConfig,
+        policy: Policy,
+        caller: Caller,
+        prefer: str | None,
+        patience_s: float,
     ) -> None:
         self._site, self._config, self._policy, self._caller = site, config, policy, caller
-        self._prefer = prefer
+        self._prefer, self._patience_s = prefer, patience_s
         self._log_type = log_type(config.name)
         self._position, self._replica = 0, ""
 
@@ -103,7 +110,7 @@ class Writer:
     async def _coordinated(self, member: Member, reads: bytes) -> WriteResult:
         plan = self._policy.plan()
         if plan.tx_type is TxType.LOCAL:
-            tx = TxId(f"{self._site.name}.{secrets.token_hex(8)}")
+            tx = self._new_tx(member.idempotency_key)
             keyed = member.idempotency_key or f"tx:{tx}"
             member = msgspec.structs.replace(member, tx=tx, idempotency_key=keyed)
         try:
@@ -120,6 +127,9 @@ class Writer:
             if isinstance(error, Duplicate):
                 return WriteResult(error.tx, str(error.number), position=error.number, duplicate=True)
             raise error from None
+        except OutcomeUnknown as unknown:
+            # What is logged as a local transaction is found by the id that it carries, not by that of its journey.
+            raise OutcomeUnknown(member.tx or unknown.tx, unknown.node) from None
         result = self._result(outcome)
         return result if plan.tx_type is TxType.DISTRIBUTED else await self._applied(member.tx, result)
 
@@ -128,7 +138,7 @@ class Writer:
         number = result.position or 0
         question = Read(sql=_REFUSED_SQL, args=pack_values([tx]), at_least=number, wait_s=self._config.wait_s)
         try:
-            done = await self._caller.ask(self._config.site_of(self._nearest()), question, FORWARD_S)
+            done = await self._caller.ask(self._config.site_of(self._nearest()), question, self._patience_s)
         except (NotReachable, ReplicaFailed):
             raise OutcomeUnknown(tx, f"replica {self._nearest()}") from None
         assert isinstance(done, ReadDone)
@@ -157,10 +167,10 @@ class Writer:
     # ------------------------------------------------------------------------------------------------- at a replica
 
     async def _forwarded(self, replica: str, member: Member, tx: str = "") -> WriteResult:
-        tx = tx or f"{self._site.name}.{secrets.token_hex(8)}"
+        tx = tx or self._new_tx(member.idempotency_key)
         question = Write(tx=tx, member=encode_member(member))
         try:
-            done = await self._caller.ask(self._config.site_of(replica), question, FORWARD_S)
+            done = await self._caller.ask(self._config.site_of(replica), question, self._patience_s)
         except NotReachable:
             raise OutcomeUnknown(tx, f"replica {replica}") from None
         except ReplicaFailed as failed:
@@ -190,11 +200,14 @@ class Writer:
     async def outcome(self, tx: str, key: str) -> str:
         if self._policy.route is Route.COORDINATOR and self._policy.plan().tx_type is TxType.DISTRIBUTED:
             outcome = await self._site.ask_outcome(tx, self._log_type)
-            return "committed" if outcome.outcome is Outcome.COMMITTED else "aborted"
+            if outcome.outcome is Outcome.COMMITTED or (key and await self._holder_of(key)):
+                return "committed"
+            return "aborted"
+        key = key or _key_in(tx) or f"tx:{tx}"
         if self._policy.route is Route.COORDINATOR:
             return await self._ordered_outcome(tx, key)
         # An empty transaction under the same key: either the first one is there, or it can't come any more.
-        probe = Member(TxId(tx), (), key or f"tx:{tx}", int(self._config.key_ttl_s))
+        probe = Member(TxId(tx), (), key, int(self._config.key_ttl_s))
         replica = self._config.primary if self._policy.route is Route.PRIMARY else self._nearest()
         try:
             await self._forwarded(replica or "", probe, tx)
@@ -206,17 +219,44 @@ class Writer:
 
     async def _ordered_outcome(self, tx: str, key: str) -> str:
         """Log an empty transaction under the same key: behind it, either the first one is there or it never will be."""
-        probe = Member(TxId(f"{tx}?"), (), key or f"tx:{tx}", int(self._config.key_ttl_s))
+        probe = Member(TxId(f"{tx}{_PROBE}"), (), key, int(self._config.key_ttl_s))
         plan = self._policy.plan()
         outcome = await self._site.execute(
             self._log_type, plan.tx_type, events=[write_body(probe)], limit=plan.limit, local_outcome=plan.local_outcome
         )
+        holder = await self._holder_of(key, outcome.log_number or 0)
+        return "committed" if holder and not holder.endswith(_PROBE) else "aborted"
+
+    async def _holder_of(self, key: str, at_least: int | None = None) -> str:
+        """The transaction that committed under an idempotency key, at a position or as of now; empty if none did."""
+        if at_least is None:
+            at_least = (await self._site.ask_log(self._log_type)).decided
         question = Read(
             sql="select tx from tops.idempotency_keys where replica_set = $1 and key = $2",
-            args=pack_values([self._config.name, probe.idempotency_key]),
-            at_least=outcome.log_number or 0,
+            args=pack_values([self._config.name, key]),
+            at_least=at_least,
             wait_s=self._config.wait_s,
         )
-        done = await self._caller.ask(self._config.site_of(self._nearest()), question, FORWARD_S)
-        assert isinstance(done, ReadDone)
-        return "committed" if any(row["tx"] == tx for row in unpack_rows(done.rows)) else "aborted"
+        problems = []
+        for name in sorted(self._config.names, key=lambda name: name != self._nearest()):
+            try:
+                done = await self._caller.ask(self._config.site_of(name), question, self._patience_s)
+            except (NotReachable, ReplicaFailed) as error:
+                problems.append(str(error))
+                continue
+            assert isinstance(done, ReadDone)
+            return "".join(row["tx"] for row in unpack_rows(done.rows))
+        raise NotReachable(f"no replica of {self._config.name!r} could answer: {'; '.join(problems)}")
+
+    def _new_tx(self, key: str) -> TxId:
+        """An id that tells the idempotency key, if there is one: whoever asks about it later need not know the key."""
+        told = f"{_KEYED}{base64.urlsafe_b64encode(key.encode()).decode()}" if key else ""
+        return TxId(f"{self._site.name}.{secrets.token_hex(8)}{told}")
+
+
+def _key_in(tx: str) -> str:
+    _, keyed, told = tx.partition(_KEYED)
+    try:
+        return base64.urlsafe_b64decode(told).decode() if keyed else ""
+    except ValueError:
+        raise InvalidTransaction(f"{tx!r} is no id of a transaction") from None

@@ -5,6 +5,7 @@ not, the two met, the higher version wins, and the conflict log shows what was k
 """
 
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 
@@ -112,7 +113,7 @@ class _Step:
             if again:
                 return []
             return self._add(tx, shape, key, place, current, told["add"])
-        return self._set(tx, shape, key, place, current, incoming, change, clock, told["kind"])
+        return self._set(tx, shape, key, place, current, incoming, change, clock, told)
 
     def _add(self, tx: str, shape: TableShape, key: Row, place: Place, current: Version, add: Row) -> list[Change]:
         after = self._versions[place] = current.added(add)
@@ -126,16 +127,16 @@ class _Step:
 
     def _set(
         self, tx: str, shape: TableShape, key: Row, place: Place, current: Version, incoming: Version, change: Change,
-        clock: Upsert, kind: str,
+        clock: Upsert, told: dict[str, Any],
     ) -> list[Change]:  # fmt: skip
-        outer = self._outer
+        outer, kind = self._outer, told["kind"]
         follows = list(current.identity) == from_json(clock.values["previous"])
         values = values_in(change, shape)
         new = on_top(base_of(values, incoming.adds), current.adds)
         image = self._images[place]
         merged = msgspec.structs.replace(incoming, adds=current.adds)
         if outer._ranking.per_column:
-            return self._columns(tx, shape, key, place, current, merged, new, kind, follows, image)
+            return self._columns(tx, shape, key, place, current, merged, new, told, follows, image)
         wins = outer._ranking.rank(incoming) > outer._ranking.rank(current)
         lines: list[Change] = []
         if not follows:
@@ -159,9 +160,10 @@ class _Step:
 
     def _columns(
         self, tx: str, shape: TableShape, key: Row, place: Place, current: Version, incoming: Version, new: Row,
-        kind: str, follows: bool, image: Row | None,
+        told: dict[str, Any], follows: bool, image: Row | None,
     ) -> list[Change]:  # fmt: skip
         """Every column by itself; a delete is about the row, and ends its generation."""
+        kind, seen = told["kind"], told.get("seen", {})
         lines: list[Change] = []
         row_wins = (incoming.generation, incoming.deleted) > (current.generation, current.deleted)
         if incoming.deleted or row_wins or image is None:
@@ -176,16 +178,21 @@ class _Step:
             return self._write(shape, key, place, None if incoming.deleted else new, current, kind) + lines
         if current.deleted or incoming.generation < current.generation:
             return [self._line(tx, conflict_kind(kind, current, image), place, current.site, image, new)]
-        taken, lost = {}, {}
+        taken, lost, replaced = {}, {}, {}
         columns = dict(current.columns)
         for name, value in new.items():
             rank = incoming.columns.get(name, (incoming.generation, incoming.clock, incoming.site))
-            if rank > columns.get(name, (0, 0, "")):
-                columns[name], taken[name] = rank, value
-            else:
+            if rank <= columns.get(name, (0, 0, "")):
                 lost[name] = value
+                continue
+            if not follows and name in columns and list(columns[name]) != seen.get(name):
+                replaced[name] = image[name]  # its writer had seen another value than the one that goes
+            columns[name], taken[name] = rank, value
+        met = conflict_kind(kind, current, image)
         if lost:
-            lines.append(self._line(tx, conflict_kind(kind, current, image), place, current.site, image, lost))
+            lines.append(self._line(tx, met, place, current.site, image, lost))
+        if replaced:
+            lines.append(self._line(tx, met, place, incoming.site, {**image, **taken}, replaced))
         newest = max(current, incoming, key=self._outer._ranking.rank)
         self._versions[place] = msgspec.structs.replace(newest, adds=current.adds, columns=columns)
         return self._write(shape, key, place, {**image, **taken}, current, kind) + lines

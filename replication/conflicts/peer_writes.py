@@ -3,6 +3,8 @@
 The version is recorded in the same database transaction as the change, and both are what is published.
 """
 
+from typing import Any
+
 import msgspec
 
 from replication.conflicts.clock import HybridClock
@@ -133,7 +135,10 @@ class PeerWrites:
         after = Version(generation, False, before.edits + 1, clock, self._site, before.adds, columns)
         known[place] = (after, whole)
         row: Change = Insert(shape.name, {**key, **whole}) if kind == "insert" else Update(shape.name, key, told)
-        return [row, clock_change(*place, after, before, {"kind": kind, "key": key})]
+        step: dict[str, Any] = {"kind": kind, "key": key}
+        if self._ranking.per_column:
+            step["seen"] = {name: before.columns.get(name) for name in told}
+        return [row, clock_change(*place, after, before, step)]
 
     def _delete(self, shape: TableShape, key: Row, place: tuple[str, str], known: Known) -> list[Change]:
         before, _ = known[place]

@@ -13,6 +13,7 @@ from replication.refusals import VersionConflict, WriteRefused
 from tests.integration.replication.inprocess import small_cluster
 from tops.changes import Insert, Update, Upsert
 from tops.errors import InvalidTransaction, NotReachable
+from tops.ports import Attempt
 
 BALANCE = "select balance from accounts where id = 1"
 PROMISES = {
@@ -64,6 +65,29 @@ async def test_a_replica_that_was_cut_off_never_serves_a_stale_current_read(
             assert found == 2
         with pytest.raises(NotReachable, match="did not reach"):
             await shop.fetch("select 1", consistency="current", replica="r3", wait_s=0.5)
+
+
+async def test_a_replica_that_has_not_finished_an_acknowledged_write_does_not_answer_as_if_it_had_not_happened(
+    server: EmbeddedPostgres, folder: Path
+) -> None:
+    async with small_cluster(server, folder, 'policy = "write-all"') as cluster, cluster.connect(prefer="r3") as shop:
+        await shop.write([Insert("accounts", {"id": 1, "balance": 1})])
+        resource = cluster.agents["r3"].resource
+        commit, free = resource.commit, asyncio.Event()
+
+        async def slow_commit(attempt: Attempt) -> None:
+            await free.wait()
+            await commit(attempt)
+
+        resource.commit = slow_commit  # type: ignore[method-assign]
+        done = await shop.write([Update("accounts", {"id": 1}, {"balance": 2})])
+        assert done.pending == ("r3",)
+
+        with pytest.raises(NotReachable, match="did not reach"):
+            await shop.fetch(BALANCE, replica="r3", wait_s=0.5)
+        assert await shop.fetchval(BALANCE, wait_s=0.5) == 2
+        free.set()
+        assert await shop.fetchval(BALANCE, replica="r3") == 2
 
 
 async def test_the_same_idempotency_key_writes_once_and_refuses_other_content(
