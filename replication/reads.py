@@ -83,6 +83,8 @@ class Reader:
             settled=self._config.policy == "write-all",
         )
         chosen = [replica] if replica is not None else None
+        if where and floor == 0 and chosen not in (None, [where]):
+            raise InvalidTransaction(f"the write of token {after!r} is not in the log yet: read it at {where}")
         match consistency:
             case "any":
                 # A token of a local-first write binds to its replica until its position is known.

@@ -22,6 +22,7 @@ PROMISES = {
     'policy = "combined"\nsync = ["r1", "r2"]': ("current", "quorum"),
     'policy = "primary-site"\nprimary = "r1"': ("primary",),
     'policy = "serializable"': ("current",),
+    'policy = "peer-to-peer"\norder = "ordered"': ("current",),
 }
 
 
@@ -44,6 +45,22 @@ async def test_an_acknowledged_write_is_read_at_once_where_the_consistency_promi
                     "select balance from accounts where id = 1", replica=replica, after=done.token
                 )
                 assert after == number, f"{replica} did not wait for the token"
+
+
+async def test_a_token_of_a_write_that_is_not_in_the_log_yet_binds_a_read_to_its_replica(
+    server: EmbeddedPostgres, folder: Path
+) -> None:
+    async with (
+        small_cluster(server, folder, 'policy = "peer-to-peer"') as cluster,
+        cluster.connect(prefer="r3") as reader,
+        cluster.connect(prefer="r1") as writer,
+    ):
+        for number in range(1, 8):
+            done = await writer.write([Upsert("accounts", {"id": 1}, {"balance": number})])
+            read = await reader.read(BALANCE, after=done.token)
+            assert (read.replica, read.rows) == ("r1", [{"balance": number}])
+        with pytest.raises(InvalidTransaction, match="read it at r1"):
+            await reader.read(BALANCE, after=done.token, replica="r2")
 
 
 async def test_a_replica_that_was_cut_off_never_serves_a_stale_current_read(
