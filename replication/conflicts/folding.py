@@ -146,9 +146,12 @@ class _Fold:
         if told["kind"] == "add":
             return await self._add(tx, shape, place, base, told["add"])
         values = await self._texts(shape, values_in(change, shape))
-        new = None if incoming.deleted else on_top(base_of(values, incoming.adds), base.version.adds)
-        came = Base(msgspec.structs.replace(incoming, adds=base.version.adds), new)
-        if list(base.version.identity) == from_json(clock.values["previous"]):
+        # Of a row whose record was pruned nothing is known: an insert that builds on it is taken whole.
+        unknown = told["kind"] == "insert" and base.image is None and base.version.generation == 0
+        adds = incoming.adds if unknown else base.version.adds
+        new = None if incoming.deleted else on_top(base_of(values, incoming.adds), adds)
+        came = Base(msgspec.structs.replace(incoming, adds=adds), new)
+        if unknown or list(base.version.identity) == from_json(clock.values["previous"]):
             self._bases[place] = came
             return []
         kind = conflict_kind(told["kind"], base.version, base.image)

@@ -130,11 +130,13 @@ class _Step:
         clock: Upsert, told: dict[str, Any],
     ) -> list[Change]:  # fmt: skip
         outer, kind = self._outer, told["kind"]
-        follows = list(current.identity) == from_json(clock.values["previous"])
-        values = values_in(change, shape)
-        new = on_top(base_of(values, incoming.adds), current.adds)
         image = self._images[place]
-        merged = msgspec.structs.replace(incoming, adds=current.adds)
+        # Of a row whose record was pruned nothing is known: an insert that builds on it is taken whole.
+        unknown = kind == "insert" and image is None and current.generation == 0
+        follows = unknown or list(current.identity) == from_json(clock.values["previous"])
+        values, adds = values_in(change, shape), incoming.adds if unknown else current.adds
+        new = on_top(base_of(values, incoming.adds), adds)
+        merged = msgspec.structs.replace(incoming, adds=adds)
         if outer._ranking.per_column:
             return self._columns(tx, shape, key, place, current, merged, new, told, follows, image)
         wins = outer._ranking.rank(incoming) > outer._ranking.rank(current)

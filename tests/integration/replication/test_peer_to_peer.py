@@ -305,3 +305,54 @@ async def test_a_request_repeated_at_another_site_counts_once_and_all_sites_end_
         found = await rows_everywhere(first, "select id, owner, balance from accounts where id in (1, 50) order by id")
         assert found["r1"] == found["r2"] == found["r3"]
         assert found["r1"][1][2] == 1_000_005, "an increment counted twice"
+
+
+@pytest.mark.parametrize(
+    "resolver", ["last-writer", pytest.param(f"{__name__}:shorter_or_first", marks=pytest.mark.long)]
+)
+async def test_records_of_deleted_rows_and_conflicts_go_with_age_but_not_before_every_replica_has_them(
+    server: EmbeddedPostgres, folder: Path, resolver: str
+) -> None:
+    keys = f"{keys_for(resolver)}\nkeep_tombstones_s = 0.1\nkeep_conflicts_s = 0.1"
+    async with small_cluster(server, folder, keys) as cluster, cluster.connect(prefer="r1") as shop:
+        await begin(shop, list(cluster.databases))
+        await cluster.stop("r3")
+        await shop.write([Delete("accounts", {"id": 1})])
+        async with cluster.connect(prefer="r2") as there:
+            cut(cluster, "r2")
+            await shop.write([Update("accounts", {"id": 2}, {"owner": "here"})])
+            await there.write([Update("accounts", {"id": 2}, {"owner": "there"})])
+            heal(cluster, "r2")
+
+        async def left(site: str) -> tuple[int, int]:
+            (row,) = await cluster.sql(
+                site,
+                "select (select count(*) from tops.row_clocks where deleted) as deleted, "
+                "(select count(*) from tops.conflicts) as conflicts",
+            )
+            return row["deleted"], row["conflicts"]
+
+        async def met() -> bool:
+            return await left("r1") == (1, 1)
+
+        await eventually(met, what="the conflict at r1")
+        pruning = cluster.agents["r1"].pruning
+        assert pruning is not None
+        rounds = pruning.rounds
+
+        async def tried() -> bool:
+            return pruning.rounds > rounds
+
+        await eventually(tried, 90.0, what="a round of pruning while r3 is away")
+        assert await left("r1") == (1, 1), "forgotten before r3 has it"
+
+        await cluster.start("r3")
+
+        async def gone() -> bool:
+            return [await left(site) for site in cluster.databases] == [(0, 0)] * 3
+
+        await eventually(gone, 90.0, what="everything old being forgotten")
+        await shop.write([Insert("accounts", {"id": 1, "owner": "again", "balance": 1})])
+        await shop.wait_in_sync()
+        again = await rows_everywhere(shop, "select owner from accounts where id = 1")
+        assert again == {"r1": [("again",)], "r2": [("again",)], "r3": [("again",)]}
