@@ -43,8 +43,6 @@ async def test_apply_shows_its_plan_does_what_it_can_and_says_what_needs_a_hand(
         code, _, err = await tops(cluster.cluster, "rs", "apply", "shop")
         assert code == 0, err
         assert {agent.config.wait_s for agent in cluster.agents.values()} == {9.0}
-        code, out, _ = await tops(cluster.cluster, "rs", "apply", "shop", "--format", "json")
-        assert (code, "nothing to do" in out) == (0, True)
 
         rewrite(cluster, "write_quorum = 2", "write_quorum = 3")
         await cluster.stop("r3")
@@ -52,11 +50,6 @@ async def test_apply_shows_its_plan_does_what_it_can_and_says_what_needs_a_hand(
         assert (code, "need a hand" in err) == (1, True)
         assert "start replica r3" in out
         assert "r1: write_quorum changed" in out
-
-        rewrite(cluster, "write_quorum = 3", "write_quorum = 4")
-        code, _, err = await tops(cluster.cluster, "rs", "apply", "shop")
-        assert code == 2
-        assert "4, but there are 3" in err
 
 
 # ------------------------------------------------------------------------------------------------------------- doctor
@@ -101,7 +94,7 @@ async def test_doctor_finds_what_would_go_wrong_and_names_the_replica_and_the_re
     for replica, text in [
         ("r1", "table gone does not exist"),
         ("r2", "table t has no primary key"),
-        ("r2", "no right to write table t"),
+        ("r2", "no right to insert, update, delete on t"),
         ("r2", "no right to create the schema tops"),
         ("r2", "column t.s draws from a sequence, which every replica has for itself"),
         ("r2", "table t differs from that of r1"),
