@@ -107,7 +107,7 @@ async def small_cluster(
     for number in range(1, brokers + 1):
         data = place / f"b{number}"
         lines.append(f'[[broker]]\nname = "b{number}"\nlisten = "127.0.0.1:{free_port()}"\ndata = "{data}"')
-        lines.append("[broker.limits]\nheartbeat_s = 1\nsite_grace_s = 0.5")
+        lines.append("[broker.limits]\nheartbeat_s = 5\nsite_grace_s = 0.5")
     lines.append(f'[[replica_set]]\nname = "shop"\nschema = "schema.sql"\n{keys}')
     for index, name in enumerate(names):
         dsn = server.dsn_for(databases[name])

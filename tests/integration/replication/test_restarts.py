@@ -35,10 +35,14 @@ class Round:
             await shop.write([Upsert("accounts", {"id": 1}, {"balance": value})])
         self.newest = value
 
+    async def wrote(self) -> bool:
+        await self.write()
+        return True
+
     async def run(self, order: tuple[str, ...]) -> None:
         stale = self.pick.choice(["r1", "r2", "r3"])
         await self.cluster.stop(stale)
-        await self.write()
+        await eventually(self.wrote, 60.0, "a write without one replica")
         for part in self.pick.sample([part for part in PARTS if part != stale], 4):
             await (self.cluster.stop_broker(part) if part.startswith("b") else self.cluster.stop(part))
         starts = []
@@ -53,7 +57,7 @@ class Round:
         async with self.cluster.connect() as shop:
             await shop.wait_in_sync(60.0)
         await self.nobody_is_stale()
-        await self.write()
+        await eventually(self.wrote, 60.0, "a write after everything is back")
         async with self.cluster.connect() as shop:
             for consistency in ("quorum", "current"):
                 assert await shop.fetchval(BALANCE, consistency=consistency) == self.newest
