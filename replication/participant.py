@@ -26,6 +26,8 @@ from tops.ports import Applied, Attempt, Entry, EntryFailed, Epoch, Resource
 from tops.transactions import Scope, TxType
 
 RETRY_FIRST_S, RETRY_MAX_S = 0.05, 2.0
+# A coordinator waits longer than this for a replica to finish before it acknowledges a write without it.
+FRESH_S = 0.25
 FailedEntry = Callable[[Entry, EntryFailed], Awaitable[Entry | None]]
 Translate = Callable[[Sequence[Entry], Mapping[int, LogEntry]], Awaitable[list[Entry]]]
 
@@ -42,7 +44,7 @@ class ReplicaParticipant(BatchParticipant):
         self.reached = 0  # the position in the database
         self.received = 0  # what of the log was handed to us
         self.applied_at = time.monotonic()
-        self.prepared: set[int] = set()
+        self.prepared: dict[int, float] = {}  # promises, and since when they stand; 0: from an earlier life
         self.stopped = ""  # why nothing is applied any more
         self.resumed = asyncio.Event()
         self.resumed.set()
@@ -68,8 +70,13 @@ class ReplicaParticipant(BatchParticipant):
             attempt = doubt.attempt
             epoch = EpochId(self.event_type, attempt.number, attempt.attempt, attempt.coordinator, attempt.incarnation)
             memos.append(Memo(epoch, digest, voter, ()))
-            self.prepared.add(attempt.number)
+            self.prepared[attempt.number] = 0.0
         return memos
+
+    def in_doubt(self) -> int:
+        """The highest number that is promised here and may be acknowledged without us: none that is quite fresh."""
+        now = time.monotonic()
+        return max((number for number, since in self.prepared.items() if now - since > FRESH_S), default=0)
 
     async def wait_for(self, position: int, timeout_s: float) -> None:
         """Return when everything up to `position` is applied here; NotReachable after the bound."""
@@ -96,7 +103,7 @@ class ReplicaParticipant(BatchParticipant):
         batch = tuple(member_of(m.tx, m.events or ()) for m in members)
         if not self.resumed.is_set():
             return BatchPrepared({m.tx: f"replica {self.site} is paused: {self.stopped}" for m in members})
-        self.prepared.add(memo.epoch.number)
+        self.prepared[memo.epoch.number] = time.monotonic()
         try:
             prepared = await self.resource.prepare(Epoch(_attempt(memo), batch, memo.digest, at_ms(events)))
         except (ResourceRefused, NotReachable, OutcomeUnknown, StaleAttempt) as error:
@@ -115,7 +122,7 @@ class ReplicaParticipant(BatchParticipant):
             await self.resource.commit(attempt)
         else:
             await self.resource.rollback(attempt)
-        self.prepared.discard(attempt.number)
+        self.prepared.pop(attempt.number, None)
         if committed:
             await self._reach(attempt.number)
 
