@@ -251,7 +251,7 @@ async def test_few_records_are_synced_in_the_loops_thread_and_the_writer_syncs_t
 
         assert disk.names[0] == threading.current_thread().name
         async with asyncio.timeout(60):
-            while journal._store.unsealed:
+            while journal._store.unsealed:  # noqa: ASYNC110 - another thread's
                 await asyncio.sleep(0.001)
         assert disk.names[-1] == "tops-journal"
 

@@ -52,8 +52,16 @@ def free_ports(number: int) -> list[int]:
 class Cluster:
     """Broker processes of one configuration file."""
 
-    def __init__(self, directory: Path, links: Links, extra: str = "", cluster_extra: str = "") -> None:
+    def __init__(
+        self,
+        directory: Path,
+        links: Links,
+        extra: str = "",
+        cluster_extra: str = "",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.directory, self.names = directory, list(links)
+        self.environment = {**os.environ, **(environment or {})}
         self.ports = dict(zip(links, free_ports(len(links)), strict=True))
         self.file = directory / "tops.toml"
         self.processes: dict[str, asyncio.subprocess.Process] = {}
@@ -86,6 +94,7 @@ class Cluster:
                     "--name",
                     name,
                     cwd=ROOT,
+                    env=self.environment,
                     stdout=log,
                     stderr=log,
                 )

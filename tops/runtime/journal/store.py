@@ -34,7 +34,7 @@ class JournalOptions:
     batch_bytes_max: int = 4 * 2**20  # more than this is written by more than one sync
     # How long after the last commit the watermark is synced; 0: before each acknowledgement, for a second sync each.
     seal_after_s: float = 0.02
-    # So few records are synced in the loop's thread, while syncs take no longer than that: handing them over costs more.
+    # So few records are synced in the loop's thread while syncs take no longer than that: a hand-over costs more.
     here_records_max: int = 16
     here_sync_max_s: float = 0.002
 
