@@ -298,10 +298,14 @@ async def _part(socket: Socket, reason: str) -> None:
         await socket.close(message=reason.encode()[:100])
 
 
-async def exchange_meet(socket: Socket, own: Meet, timeout_s: float) -> Meet:
-    """Send our first word and wait for the other end's."""
-    await socket.send_bytes(encode_word(own))
+async def exchange_meet(socket: Socket, own: Meet, timeout_s: float, *, accepting: bool = False) -> Meet:
+    """Send our first word and take the other end's. The accepting end speaks first: before it has, the other is silent,
+    and that is when the accepting end begins to read messages of any size."""
+    if accepting:
+        await socket.send_bytes(encode_word(own))
     data = await receive_bytes(socket, timeout_s)
+    if not accepting:
+        await socket.send_bytes(encode_word(own))
     met = decode(data)
     if isinstance(met, Parting):
         raise ProtocolError(met.reason)
