@@ -29,6 +29,7 @@ from tops.errors import (
     UnknownTransaction,
 )
 from tops.event_types import EventTypes
+from tops.filters import Filter
 from tops.ids import NodeId, Pseudonym, TxId, tx_id
 from tops.messages import (
     Address,
@@ -107,6 +108,7 @@ class SiteCore:
         self.ended: OrderedDict[TxId, TxOutcome] = OrderedDict()  # for those who use a transaction after its end
         self.asking: dict[TxId, tuple[AskOutcome, list[int]]] = {}
         self.asking_logs: dict[int, AskLog] = {}
+        self.reading_logs: dict[str, tuple[int, LogWanted]] = {}  # by the reader's name
         self.routes_asked: dict[int, int] = {}  # subscription -> the request that waits for its route
         self.counter = 0
         self.publications: dict[str, int] = {}  # per family
@@ -116,12 +118,12 @@ class SiteCore:
         self._letters: dict[type, Callable[[Any], list[Effect]]] = {
             PrepareEpoch: participation.on_prepare,
             EpochDecided: participation.on_decided,
-            LogDelivered: participation.on_log,
+            LogDelivered: self._on_log,
             StandingAccepted: participation.on_accepted,
             FinishNoted: participation.on_noted,
             MembershipAnswered: participation.on_membership,
             PeerKnows: participation.on_peer_knows,
-            LogRefused: participation.on_log_refused,
+            LogRefused: self._on_log_refused,
             TxOutcome: self._on_outcome,
             EventConfirmed: self._on_confirmed,
             EventsRefused: self._on_refused,
@@ -416,6 +418,47 @@ class SiteCore:
         """Nobody waits for that answer any more."""
         self.asking_logs.pop(request, None)
 
+    def read_log(self, request: int, name: str, event_type: str, after: int, entries_max: int) -> list[Effect]:
+        """Some of the entries that follow a number, in passing: under a name of the reader's own, one read at a time.
+
+        Repeated until it is answered; `read_log_done` ends it."""
+        wanted = self._reading(name, event_type, after, entries_max)
+        self.reading_logs[name] = (request, wanted)
+        return self._request([Post(Address(self.coordinator_of(event_type)), wanted)])
+
+    def read_log_done(self, name: str, event_type: str) -> list[Effect]:
+        self.reading_logs.pop(name, None)
+        return self._carry_out([Post(Address(self.coordinator_of(event_type)), self._reading(name, event_type, -1, 0))])
+
+    def _reading(self, name: str, event_type: str, after: int, entries_max: int) -> LogWanted:
+        return LogWanted(
+            name=name,
+            definitions=self.types.definitions(event_type),
+            filter=Filter(),
+            position=after,
+            start="",
+            credit=entries_max,
+            voter=None,
+            passing=True,
+        )
+
+    def _on_log(self, delivered: LogDelivered) -> list[Effect]:
+        reading = self.reading_logs.get(delivered.name)
+        if reading is None:
+            return self.participation.on_log(delivered)
+        request, wanted = reading
+        if delivered.after != wanted.position:
+            return []  # of an earlier question
+        del self.reading_logs[delivered.name]
+        return [Answer(request, delivered)]
+
+    def _on_log_refused(self, refused: LogRefused) -> list[Effect]:
+        reading = self.reading_logs.pop(refused.name, None)
+        if reading is None:
+            return self.participation.on_log_refused(refused)
+        text = f"the log of {refused.event_type!r} begins at {refused.oldest}; what was before is no longer kept"
+        return [Answer(reading[0], error=NotReachable(text))]
+
     def _on_outcome(self, outcome: TxOutcome) -> list[Effect]:
         effects: list[Effect] = []
         known = self.transactions.get(outcome.tx)
@@ -496,6 +539,8 @@ class SiteCore:
             effects += self._ask(question)
         for asked in self.asking_logs.values():
             effects.append(Post(Address(self.coordinator_of(asked.event_type)), asked))
+        for _, wanted in self.reading_logs.values():
+            effects.append(Post(Address(self.coordinator_of(wanted.definitions[-1].name)), wanted))
         effects += self._repeat_openings(elapsed_s)
         for name in self.advertising:
             effects += self._advertise_letter(self.advertised[name])
@@ -517,7 +562,9 @@ class SiteCore:
         return effects
 
     def _waiting(self) -> bool:
-        if self.unconfirmed or self.opening or self.asking or self.asking_logs or self.advertising or self.routes_asked:
+        if self.unconfirmed or self.opening or self.asking or self.advertising or self.routes_asked:
+            return True
+        if self.asking_logs or self.reading_logs:
             return True
         return any(t.waits() for t in self.transactions.values())
 
