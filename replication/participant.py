@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 
 from replication.events import at_ms, member_of, published_members
+from replication.marked import Visitor, barrier_of, repair_of
 from replication.refusals import describe
 from replication.values import pack_rows
 from tops.changes import Member
@@ -48,6 +49,8 @@ class ReplicaParticipant(BatchParticipant):
         self.on_failed_entry: FailedEntry | None = None
         self.translate: Translate | None = None  # what becomes of an entry here, if not what it says
         self.turn = asyncio.Lock()  # whoever looks at a row and then changes it
+        self.visitor: Visitor | None = None  # a check's, if one may come
+        self._barriers: dict[int, list[str]] = {}  # barriers that somebody waits for, by prepared number
         self._moved = asyncio.Condition()
 
     # ------------------------------------------------------------------------------------------------- positions
@@ -88,20 +91,26 @@ class ReplicaParticipant(BatchParticipant):
 
     async def prepare_batch(self, memo: Memo, members: tuple[EpochMember, ...]) -> BatchPrepared:
         events = [event for member in members for event in member.events or ()]
-        batch = tuple(member_of(m.tx, m.events or ()) for m in members)
+        logged = [member_of(m.tx, m.events or ()) for m in members]
         if not self.resumed.is_set():
             return BatchPrepared({m.tx: f"replica {self.site} is paused: {self.stopped}" for m in members})
         self.prepared.add(memo.epoch.number)
+        batch = tuple(self._own(member, memo.epoch.number) for member in logged)
+        if waited := self._waited_for(logged):
+            self._barriers[memo.epoch.number] = waited
         try:
             prepared = await self.resource.prepare(Epoch(_attempt(memo), batch, memo.digest, at_ms(events)))
         except (ResourceRefused, NotReachable, OutcomeUnknown, StaleAttempt) as error:
             return BatchPrepared({m.tx: f"unavailable: {error}" for m in members})
         excluded = {vote.tx: describe(vote.excluded) for vote in prepared.votes if vote.excluded is not None}
+        repairs = [repair_of(member) is not None for member in logged]  # differ from replica to replica, as they should
         results = tuple(
-            msgspec.msgpack.encode([pack_rows(rows) for rows in vote.returned]) if vote.returned else b""
-            for vote in prepared.votes
+            msgspec.msgpack.encode([pack_rows(rows) for rows in vote.returned])
+            if vote.returned and not addressed
+            else b""
+            for vote, addressed in zip(prepared.votes, repairs, strict=True)
         )
-        rows = tuple(vote.rows for vote in prepared.votes)
+        rows = tuple(() if addressed else vote.rows for vote, addressed in zip(prepared.votes, repairs, strict=True))
         return BatchPrepared(excluded, rows, results if any(results) else ())
 
     async def finish_batch(self, memo: Memo, committed: bool) -> None:
@@ -111,7 +120,9 @@ class ReplicaParticipant(BatchParticipant):
         else:
             await self.resource.rollback(attempt)
         self.prepared.discard(attempt.number)
+        waited = self._barriers.pop(attempt.number, [])
         if committed:
+            await self._at_barriers(waited, attempt.number)
             await self._reach(attempt.number)
 
     # -------------------------------------------------------------------------------------------------------- the log
@@ -124,14 +135,17 @@ class ReplicaParticipant(BatchParticipant):
         pause_s = RETRY_FIRST_S
         while work:
             await self.resumed.wait()
+            part, waited = self._to_barrier(work)
             try:
-                done = await self._apply(work, known)
+                done = await self._apply(part, known)
             except (ResourceRefused, NotReachable, OutcomeUnknown) as error:
                 # Passing trouble: locks, time, a server that restarts. What was done nevertheless is skipped then.
                 log.warning("apply is tried again", extra={"replica": self.site, "reason": str(error)})
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, RETRY_MAX_S)
                 continue
+            if waited and done.position >= part[-1].number:
+                await self._at_barriers(waited, part[-1].number)
             await self._reach(done.position)
             work = [entry for entry in work if entry.number > done.position]
             if done.failed is not None and work:
@@ -142,16 +156,64 @@ class ReplicaParticipant(BatchParticipant):
 
     async def _apply(self, work: Sequence[Entry], logged: dict[int, LogEntry]) -> Applied:
         if self.translate is None:
-            return await self.resource.apply(work)
+            return await self.resource.apply([self._own_entry(entry) for entry in work])
         position = self.reached
         for entry in work:
             # One by one: whether a change still counts depends on what the one before it left.
             async with self.turn:
-                done = await self.resource.apply([await self.translate(entry, logged.get(entry.number))])
+                done = await self.resource.apply([await self._translated(entry, logged.get(entry.number))])
             if done.failed is not None:
                 return Applied(position, done.failed)
             position = entry.number
         return Applied(position)
+
+    async def _translated(self, entry: Entry, logged: LogEntry | None) -> Entry:
+        """Repairs are rows as they shall be: nothing is left to resolve or to certify."""
+        assert self.translate is not None
+        own = self._own_entry(entry)
+        repairs = tuple(member for member in own.members if repair_of(member) is not None)
+        if not repairs:
+            return await self.translate(own, logged)
+        others = tuple(member for member in own.members if repair_of(member) is None)
+        translated = await self.translate(Entry(own.number, others, own.at_ms), logged)
+        return Entry(translated.number, translated.members + repairs, translated.at_ms)
+
+    # ------------------------------------------------------------------------------------------ barriers and repairs
+
+    def _own_entry(self, entry: Entry) -> Entry:
+        if self.visitor is None or not entry.members:
+            return entry
+        return Entry(entry.number, tuple(self._own(m, entry.number) for m in entry.members), entry.at_ms)
+
+    def _own(self, member: Member, number: int) -> Member:
+        """A transaction as it is carried out here: a repair is for one replica, and only while it is right."""
+        repair = repair_of(member)
+        if repair is None:
+            if self.visitor is not None:
+                self.visitor.saw(member, number)
+            return member
+        if repair.site != self.site or self.visitor is None:
+            return msgspec.structs.replace(member, changes=())
+        return self.visitor.permitted(member, repair)
+
+    def _waited_for(self, members: Sequence[Member]) -> list[str]:
+        visitor = self.visitor
+        if visitor is None:
+            return []
+        found = (barrier_of(member) for member in members if member.idempotency_key)
+        return [barrier for barrier in found if barrier is not None and visitor.expects(barrier)]
+
+    def _to_barrier(self, work: list[Entry]) -> tuple[list[Entry], list[str]]:
+        """What can be applied at once: nothing that lies beyond a barrier that somebody waits for."""
+        for place, entry in enumerate(work):
+            if waited := self._waited_for(entry.members):
+                return work[: place + 1], waited
+        return work, []
+
+    async def _at_barriers(self, barriers: Sequence[str], position: int) -> None:
+        for barrier in barriers:
+            if self.visitor is not None:
+                await self.visitor.reached(barrier, position)
 
     async def _failed(self, entry: Entry, failed: EntryFailed) -> Entry | None:
         if self.on_failed_entry is None:
