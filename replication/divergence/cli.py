@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
@@ -44,6 +45,8 @@ Master = Annotated[str, typer.Option("--master", help="Spark's master URL")]
 Primary = Annotated[str, typer.Option("--primary", help="the replica whose rows count as right")]
 Run = Annotated[str, typer.Option("--run", help="the run to use; default: the newest of the set")]
 Output = Annotated[Format, typer.Option("--format", help="how the result is printed")]
+Keys = Annotated[Path | None, typer.Option("--keys", help="the folder of this operator's keys, where there are keys")]
+Operator = Annotated[str, typer.Option("--operator", help="whom the keys are of")]
 LogFile = Annotated[str, typer.Option("--log", help="log records as Parquet, to explain differences with")]
 
 
@@ -78,6 +81,9 @@ def check(
     shard_rows: Annotated[int, typer.Option(min=1, help="rows per part of a table, done or not")] = 25_000_000,
     log: LogFile = "",
     resume: Annotated[str, typer.Option(help="a run that was stopped")] = "",
+    wait: Annotated[float, typer.Option(min=1, help="seconds that a replica has to reach the barrier")] = 60.0,
+    keys: Keys = None,
+    operator: Operator = "",
     output: Output = Format.TABLE,
 ) -> None:
     """Compare the replicas of a set. Exit code 0: equal; 1: differences; 2: refused or limited; 3: not reachable."""
@@ -92,7 +98,7 @@ def check(
         settle_s=settle,
         shard_rows=shard_rows,
     )
-    result = _checked(described, options, out, log, resume)
+    result = _checked(_Where(described, out, keys, operator, wait), options, log, resume)
     _print(result, output)
     typer.echo(f"run {result.id} in {out / result.id}", err=True)
     raise typer.Exit(result.exit_code)
@@ -155,7 +161,7 @@ def repair(
     done = asyncio.run(carry_out(changes, DirectWriter(endpoints)))
     typer.echo(f"{done.written:,} row(s) repaired, {done.moved:,} had changed meanwhile and were left alone", err=True)
     tables = tuple(table.table for table in found.tables)
-    again = _checked(described, CheckOptions(tables=tables, master=master), out, "", "")
+    again = _checked(_Where(described, out), CheckOptions(tables=tables, master=master), "", "")
     if output is Format.JSON:
         verdict = {"verdict": again.verdict.value, "headline": again.headline, "run": again.id}
         _print_json({"plan": planner.plan, "repaired": done, "check": verdict})
@@ -228,21 +234,48 @@ def _describe(name: str, config: str, dsn: Sequence[str] | None) -> "SetDescript
     return SetDescription(name, "", (), tuple(endpoints))
 
 
-def _checked(described: "SetDescription", options: CheckOptions, out: Path, log: str, resume: str) -> "CheckResult":
-    from replication.divergence.check import Check
-    from replication.divergence.logs import ParquetLog
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """What is checked, and where its results go."""
 
-    with _quiet_spark(out / "spark.log") as console, _progress(console) as progress:
+    described: "SetDescription"
+    out: Path
+    keys: Path | None = None
+    operator: str = ""
+    wait_s: float = 60.0
+
+
+def _checked(where: _Where, options: CheckOptions, log: str, resume: str) -> "CheckResult":
+    with _quiet_spark(where.out / "spark.log") as console, _progress(console) as progress:
+        return _interruptible(_check(where, options, log, resume, progress))
+
+
+async def _check(where: _Where, options: CheckOptions, log: str, resume: str, progress: "_Bars") -> "CheckResult":
+    """A check of plain databases, or of a running set: at a barrier in its log, explained by its log."""
+    from replication.divergence.check import Check
+    from replication.divergence.leads import SetKnowledge
+    from replication.divergence.logs import ParquetLog
+    from replication.divergence.set_barrier import SetBarrier
+    from replication.divergence.set_link import linked
+    from replication.divergence.set_log import SetLog
+
+    described = where.described
+    common: dict[str, Any] = {"set_name": described.name, "policy": described.policy, "progress": progress}
+    given = ParquetLog(log) if log else None
+    if described.cluster is None:
+        one = Check(described.endpoints, options, where.out, log=given, **common)
+        return await (one.resume(resume) if resume else one.run())
+    async with linked(described.cluster, described.name, keys=where.keys, operator=where.operator) as link:
         one = Check(
             described.endpoints,
             options,
-            out,
-            set_name=described.name,
-            policy=described.policy,
-            log=ParquetLog(log) if log else None,
-            progress=progress,
+            where.out,
+            log=given or SetLog(link),
+            knowledge=SetKnowledge(link),
+            new_barrier=lambda: SetBarrier(link, where.wait_s),
+            **common,
         )
-        return _interruptible(one.resume(resume) if resume else one.run())
+        return await (one.resume(resume) if resume else one.run())
 
 
 def _interruptible(work: Coroutine[Any, Any, T]) -> T:
