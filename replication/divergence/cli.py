@@ -4,7 +4,7 @@ import asyncio
 import functools
 import os
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -21,8 +21,8 @@ from replication.divergence.repair import Strategy
 from tops.errors import ConfigError, NotReachable, TopsError
 
 if TYPE_CHECKING:
-    from replication.divergence.model import CheckResult
-    from replication.divergence.repair import Plan
+    from replication.divergence.model import CheckResult, Difference
+    from replication.divergence.repair import Plan, Planner, Repaired
     from replication.divergence.sets import SetDescription
 
 app = typer.Typer(no_args_is_help=True, help="Find, explain and repair what differs between replicas.")
@@ -48,6 +48,17 @@ Output = Annotated[Format, typer.Option("--format", help="how the result is prin
 Keys = Annotated[Path | None, typer.Option("--keys", help="the folder of this operator's keys, where there are keys")]
 Operator = Annotated[str, typer.Option("--operator", help="whom the keys are of")]
 LogFile = Annotated[str, typer.Option("--log", help="log records as Parquet, to explain differences with")]
+
+
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """What is checked, and where its results go."""
+
+    described: "SetDescription"
+    out: Path
+    keys: Path | None = None
+    operator: str = ""
+    wait_s: float = 60.0
 
 
 def refusals(command: Callable[P, None]) -> Callable[P, None]:
@@ -133,6 +144,8 @@ def repair(
     newest_by: Annotated[str, typer.Option(help="a column that grows, for --by newest without a log")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run/--execute", help="only show the plan, or carry it out")] = True,
     master: Master = "local[*]",
+    keys: Keys = None,
+    operator: Operator = "",
     output: Output = Format.TABLE,
 ) -> None:
     """Plan how the replicas become equal again; with --execute, do it and check once more."""
@@ -158,10 +171,14 @@ def repair(
         _print_plan(planner.plan, output)
         typer.echo("nothing was written; carry it out with --execute", err=True)
         raise typer.Exit(1 if planner.plan.undecided_rows else 0)
-    done = asyncio.run(carry_out(changes, DirectWriter(endpoints)))
+    where = _Where(described, out, keys, operator)
+    if described.cluster is None:
+        done = asyncio.run(carry_out(changes, DirectWriter(endpoints)))
+    else:
+        done = asyncio.run(_repaired_set(where, endpoints, planner, read_differences(folder)))
     typer.echo(f"{done.written:,} row(s) repaired, {done.moved:,} had changed meanwhile and were left alone", err=True)
     tables = tuple(table.table for table in found.tables)
-    again = _checked(_Where(described, out), CheckOptions(tables=tables, master=master), "", "")
+    again = _checked(where, CheckOptions(tables=tables, master=master), "", "")
     if output is Format.JSON:
         verdict = {"verdict": again.verdict.value, "headline": again.headline, "run": again.id}
         _print_json({"plan": planner.plan, "repaired": done, "check": verdict})
@@ -169,6 +186,18 @@ def repair(
         _print_plan(planner.plan, output)
         _print(again, output)
     raise typer.Exit(again.exit_code)
+
+
+async def _repaired_set(
+    where: _Where, endpoints: "Sequence[ReplicaEndpoint]", planner: "Planner", differences: "Iterable[Difference]"
+) -> "Repaired":
+    """Repairs as transactions of the set's own log."""
+    from replication.divergence.set_link import linked
+    from replication.divergence.set_repair import SetRepair
+
+    assert where.described.cluster is not None
+    async with linked(where.described.cluster, where.described.name, keys=where.keys, operator=where.operator) as link:
+        return await SetRepair(link, endpoints, planner).run(differences)
 
 
 @app.command()
@@ -232,17 +261,6 @@ def _describe(name: str, config: str, dsn: Sequence[str] | None) -> "SetDescript
             raise ConfigError(f"--dsn {given.split('://')[0]}…: write it as name=postgresql://… or name=sqlite:///path")
         endpoints.append(ReplicaEndpoint(replica, address))
     return SetDescription(name, "", (), tuple(endpoints))
-
-
-@dataclass(frozen=True, slots=True)
-class _Where:
-    """What is checked, and where its results go."""
-
-    described: "SetDescription"
-    out: Path
-    keys: Path | None = None
-    operator: str = ""
-    wait_s: float = 60.0
 
 
 def _checked(where: _Where, options: CheckOptions, log: str, resume: str) -> "CheckResult":

@@ -15,15 +15,17 @@ from replication import ReplicaSet
 from replication.divergence.check import Check
 from replication.divergence.folder import read_differences
 from replication.divergence.leads import SetKnowledge
-from replication.divergence.model import CheckResult, Difference
+from replication.divergence.model import CheckResult, Difference, Kind
 from replication.divergence.options import CheckOptions
+from replication.divergence.repair import Planner, Repaired, Strategy
 from replication.divergence.set_barrier import SetBarrier
 from replication.divergence.set_link import SetLink, linked
 from replication.divergence.set_log import SetLog
+from replication.divergence.set_repair import SetRepair
 from replication.divergence.sets import load_set
 from replication.refusals import WriteRefused
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
-from tops.changes import Change, Update
+from tops.changes import Change, Update, decode_member
 from tops.errors import OutcomeUnknown
 
 SCHEMA = "create table t (id bigint primary key, v int not null, label text, at timestamptz);"
@@ -70,6 +72,24 @@ class CheckedSet:
 
     def differences(self, result: CheckResult) -> list[Difference]:
         return list(read_differences(self.out / result.id))
+
+    def real_differences(self, result: CheckResult) -> list[Difference]:
+        return [d for d in self.differences(result) if d.kind is not Kind.IN_FLIGHT]
+
+    async def repair(
+        self, result: CheckResult, by: Strategy, kind: type[SetRepair] = SetRepair, **more: str
+    ) -> Repaired:
+        endpoints = load_set(str(self.small.cluster.path), "shop").endpoints
+        planner = Planner([endpoint.name for endpoint in endpoints], by, **more)
+        return await kind(self.link, endpoints, planner).run(self.differences(result))
+
+    async def logged_keys(self) -> AsyncIterator[str]:
+        """The idempotency keys of all transactions in the set's log."""
+        told = await self.link.log()
+        async for entry in self.link.entries(told.oldest, told.decided):
+            for logged in entry.transactions:
+                for event in logged.events:
+                    yield decode_member(event.body["write"]).idempotency_key
 
 
 @asynccontextmanager
