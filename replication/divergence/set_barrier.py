@@ -26,7 +26,7 @@ from replication.divergence.ports import ReplicaEndpoint, SnapshotHandle
 from replication.divergence.set_link import SetLink
 from replication.divergence.snapshots import HeldSnapshots
 from replication.marked import barrier_key
-from tops.errors import NotReachable, TopsError
+from tops.errors import NotReachable, OutcomeUnknown, TopsError, TransactionAborted
 
 WAIT_S = 60.0
 TRIES = 3
@@ -41,14 +41,18 @@ class SetBarrier(HeldSnapshots):
 
     async def open(self, endpoints: Sequence[ReplicaEndpoint]) -> Mapping[str, SnapshotHandle]:
         """Snapshots at the barrier; replicas that did not answer, or did not get there in time, are absent."""
-        for last_try in range(1 - TRIES, 1):
-            handles = await self._open(endpoints)
+        reason = ""
+        for _ in range(TRIES):
+            try:
+                handles = await self._open(endpoints)
+            except (TransactionAborted, OutcomeUnknown) as error:  # it was empty: trying again does no harm
+                reason = str(error)
+                continue
             if len({handle.position for handle in handles.values()}) <= 1:
                 return handles
+            reason = "the replicas did not stop at it"
             await self.release()
-            if last_try == 0:
-                raise NotReachable("the replicas did not stop at the barrier; try again")
-        raise AssertionError("the last try returns or raises")
+        raise NotReachable(f"no barrier could be set in the log of {self._link.config.name}: {reason}; try again")
 
     async def _open(self, endpoints: Sequence[ReplicaEndpoint]) -> dict[str, SnapshotHandle]:
         barrier = secrets.token_hex(8)

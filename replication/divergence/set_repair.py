@@ -35,6 +35,7 @@ from replication.divergence.set_link import SetLink
 from replication.divergence.set_log import SetLog
 from replication.marked import Repair
 from tops.changes import Statement
+from tops.errors import OutcomeUnknown, TransactionAborted
 
 BATCH_ROWS = 200
 ROUNDS = 5
@@ -189,7 +190,10 @@ class SetRepair:
         for replica, repairs in by_replica.items():
             for part, some in enumerate(_cut(repairs)):
                 repair = Repair(self._link.config.site_of(replica), ident, look.position, part)
-                number = await self._link.publish(repair.key, some)
+                try:
+                    number = await self._link.publish(repair.key, some)
+                except (TransactionAborted, OutcomeUnknown):
+                    continue  # the next round sees what has become of it
                 self._done.transactions.append(f"{replica}: number {number} of the log")
 
     async def _versions(self, table: CommonTable, look: _Look, change: RowChange) -> list[str]:
