@@ -280,5 +280,6 @@ class Check:
             version=server.version if server else "",
             reachable=server is not None and endpoint.name not in self._lost,
             position=handle.position if handle else None,
+            lag_entries=handle.lag_entries if handle else None,
             snapshot_at=handle.taken_at if handle else None,
         )

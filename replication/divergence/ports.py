@@ -61,6 +61,7 @@ class SnapshotHandle:
     snapshot: str | None  # what SET TRANSACTION SNAPSHOT takes; None where the dsn is the snapshot
     position: int | None  # the log number up to which exactly the replica had applied; None without a log
     taken_at: datetime
+    lag_entries: int | None = None  # how far behind the log's end the replica was when it was asked
 
 
 class Barrier(Protocol):

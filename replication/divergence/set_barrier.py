@@ -14,6 +14,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -61,11 +62,18 @@ class SetBarrier(HeldSnapshots):
         try:
             if not ready:
                 return {}
+            lags = await self._lags([endpoint.name for endpoint in ready])
             await self._link.publish(barrier_key(barrier))
             taken = await asyncio.gather(*(self._snapshot(endpoint, barrier) for endpoint in ready))
         finally:
             await asyncio.gather(*(self._asked(e.name, calls.BarrierDone(barrier=barrier)) for e in ready))
-        return {handle.replica: handle for handle in taken if handle is not None}
+        return {h.replica: replace(h, lag_entries=lags.get(h.replica)) for h in taken if h is not None}
+
+    async def _lags(self, replicas: Sequence[str]) -> dict[str, int]:
+        """How many entries each replica was behind, before anybody stopped for us."""
+        head = (await self._link.log()).decided
+        told = await asyncio.gather(*(self._asked(replica, calls.Where()) for replica in replicas))
+        return {t.replica: max(0, head - t.position) for t in told if isinstance(t, calls.Located)}
 
     async def _snapshot(self, endpoint: ReplicaEndpoint, barrier: str) -> SnapshotHandle | None:
         question = calls.BarrierSnapshot(barrier=barrier, wait_s=self._wait_s)
