@@ -181,9 +181,8 @@ class ReplicaParticipant(BatchParticipant):
     # ------------------------------------------------------------------------------------------ barriers and repairs
 
     def _own_entry(self, entry: Entry) -> Entry:
-        if self.visitor is None or not entry.members:
-            return entry
-        return Entry(entry.number, tuple(self._own(m, entry.number) for m in entry.members), entry.at_ms)
+        own = tuple([self._own(member, entry.number) for member in entry.members])
+        return entry if own == entry.members else Entry(entry.number, own, entry.at_ms)
 
     def _own(self, member: Member, number: int) -> Member:
         """A transaction as it is carried out here: a repair is for one replica, and only while it is right."""

@@ -27,6 +27,7 @@ from tops.errors import ConfigError, NotReachable
 from tops.ports import Resource
 
 HOLD_S = 120.0  # nobody keeps a database's dead rows alive for longer without asking again
+TAKE_S = 5.0  # the replica waits for its snapshot, and for no longer
 GUARDS_MAX = 64
 REPAIR_CALL = "select tops.repair_row($1, $2)"
 # Text forms must not depend on the session that happens to run it; a row that breaks a constraint is left as it is.
@@ -93,7 +94,8 @@ class AtReplica:
         if stop is None or stop.taken.done():
             return
         try:
-            told = await self._take(stop, position)
+            async with asyncio.timeout(TAKE_S):
+                told = await self._take(stop, position)
         except Exception as error:  # whatever it is, it is the check's trouble and not the replica's
             log.warning("no snapshot at a barrier", extra={"replica": self._replica, "reason": str(error)})
             stop.taken.set_exception(NotReachable(f"replica {self._replica} could not take a snapshot: {error}"))

@@ -36,6 +36,7 @@ class Origin:
 
 def members_of(entry: LogEntry, config: ReplicaSetConfig) -> Iterator[tuple[Origin, Member]]:
     """An entry's transactions, with who wrote them and when; barriers and repairs are nobody's writes."""
+    replicas = {config.site_of(name): name for name in config.names}
     for logged in entry.transactions:
         publisher = logged.tx.rpartition(".")[0].rpartition(".")[0]
         for event in logged.events:
@@ -43,7 +44,6 @@ def members_of(entry: LogEntry, config: ReplicaSetConfig) -> Iterator[tuple[Orig
             if barrier_of(member) is not None or repair_of(member) is not None:
                 continue
             tx = member.tx if logged.tx_type is TxType.LOCAL else logged.tx
-            replicas = {config.site_of(name): name for name in config.names}
             # What a replica committed first is published by its agent; anything else by its writer.
             site = replicas.get(publisher) or publisher
             yield Origin(entry.number, tx, site, datetime.fromtimestamp(event.body["at"] / 1000, UTC)), member

@@ -58,7 +58,8 @@ class SetBarrier(HeldSnapshots):
     async def _open(self, endpoints: Sequence[ReplicaEndpoint]) -> dict[str, SnapshotHandle]:
         barrier = secrets.token_hex(8)
         self.absent.clear()
-        ready = [e for e in endpoints if await self._asked(e.name, calls.BarrierWanted(barrier=barrier)) is not None]
+        answers = await asyncio.gather(*(self._asked(e.name, calls.BarrierWanted(barrier=barrier)) for e in endpoints))
+        ready = [endpoint for endpoint, answer in zip(endpoints, answers, strict=True) if answer is not None]
         try:
             if not ready:
                 return {}

@@ -21,7 +21,7 @@ POLICIES = {
     "primary-site": 'policy = "primary-site"\nprimary = "r1"',
     "serializable": 'policy = "serializable"',
 }
-ROWS = 20_000
+ROWS = 5_000
 ROOT = Path(__file__).resolve().parents[3]
 PLANTED = {
     "r1": ("UPDATE t SET v = -5 WHERE id = 10", "INSERT INTO t (id, v) VALUES (-7, 1)"),
