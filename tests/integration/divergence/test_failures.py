@@ -143,8 +143,9 @@ class DeathAt(SnapshotBarrier):
 
     async def open(self, endpoints: Sequence[ReplicaEndpoint]) -> Mapping[str, SnapshotHandle]:
         handles = await super().open(endpoints)
-        for process in (psutil.Process(self._server.pid), *psutil.Process(self._server.pid).children()):
-            process.send_signal(self._order)
+        if any(endpoint.dsn == self._server.dsn for endpoint in endpoints):
+            for process in (psutil.Process(self._server.pid), *psutil.Process(self._server.pid).children()):
+                process.send_signal(self._order)
         return handles
 
 
