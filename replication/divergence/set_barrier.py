@@ -30,6 +30,7 @@ from replication.marked import barrier_key
 from tops.errors import NotReachable, OutcomeUnknown, TopsError, TransactionAborted
 
 WAIT_S = 60.0
+ANSWER_S = 30.0  # an agent under load answers late
 TRIES = 3
 
 
@@ -95,9 +96,9 @@ class SetBarrier(HeldSnapshots):
         self._holders[endpoint.name] = holder
         return SnapshotHandle(endpoint.name, endpoint.dsn, name, told.position, at)
 
-    async def _asked(self, replica: str, question: calls.AnyQuestion, timeout_s: float = 5.0) -> Any:
+    async def _asked(self, replica: str, question: calls.AnyQuestion, timeout_s: float | None = None) -> Any:
         try:
-            return await self._link.ask(replica, question, timeout_s)
+            return await self._link.ask(replica, question, timeout_s or min(self._wait_s, ANSWER_S))
         except (NotReachable, ReplicaFailed) as error:
             self.absent.setdefault(replica, str(error))
             return None

@@ -17,7 +17,7 @@ from tops.messages import LogEntry, LogTold
 from tops.site import Site
 from tops.transactions import TxType
 
-ASK_S = 5.0
+ASK_S = 30.0
 
 
 class SetLink:
