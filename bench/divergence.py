@@ -5,8 +5,9 @@
 Two PostgreSQL servers hold (bigint key, int, 32-character text, timestamptz) with 100 differences: 30 rows missing, 20
 extra, 50 changed. Contenders alternate on the same two databases in the same run, and each must find all 100 keys.
 "cold" is the command line from its start to its exit, Spark's start counted; "warm" is a check in a session that has
-run one before, as a service or a notebook would. `--quick` runs 5 million rows once and leaves out 20 million, the
-curve over sizes, and the executors.
+run one before, as a service or a notebook would. Every table is made once, in the databases. About 10 minutes on two
+idle cores; `--quick` (3 minutes) runs 5 million rows once and leaves out 20 million, the curve over sizes, and the
+executors.
 """
 
 import argparse
@@ -14,14 +15,15 @@ import asyncio
 import json
 import os
 import platform
+import sqlite3
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,7 @@ from bench import data_diff
 from replication.divergence import session
 from replication.divergence.check import Check
 from replication.divergence.model import CheckResult
-from replication.divergence.options import CheckOptions, Method
+from replication.divergence.options import CheckOptions
 from replication.divergence.ports import ReplicaEndpoint
 
 MILLION = 1_000_000
@@ -44,6 +46,11 @@ KEYS_DIFFERING = 100
 COLUMNS = "number,label,at"
 SERVER = {"fsync": "off", "shared_buffers": "1GB", "max_wal_size": "16GB", "autovacuum": "off"}
 ROOT = Path(__file__).resolve().parents[1]
+_FILE_ROWS = """
+WITH RECURSIVE numbers(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM numbers WHERE i < ?)
+INSERT INTO rows SELECT i, (i * 7919) % 1000003, lower(hex(i * 2654435761)) || '-' || i || '-of-the-table',
+    strftime('%Y-%m-%d %H:%M:%S+00:00', 1704067200 + i, 'unixepoch') FROM numbers
+"""
 
 
 def say(text: str) -> None:
@@ -94,20 +101,34 @@ class Bench:
             raise RuntimeError(f"the check ended with {done.returncode}: {done.stderr}")
         document = json.loads(done.stdout)
         _must_find(document["differences"], "tops")
-        self._remember("tops cold", table, seconds, document["peak_memory_mb"])
+        self._remember("tops cold", int(table.removeprefix("rows")), seconds, document["peak_memory_mb"])
         return seconds
 
-    def warm(self, spark: SparkSession, table: str, method: Method = Method.AUTO, name: str = "tops warm") -> float:
+    def warm(self, spark: SparkSession, table: str, name: str = "tops warm") -> float:
         began = time.monotonic()
-        result = self.check(spark, table, method)
+        result = self.check(spark, table)
         seconds = time.monotonic() - began
         _must_find(result.differences, "tops")
-        self._remember(name, table, seconds, result.peak_memory_mb)
+        self._remember(name, max(result.tables[0].rows.values()), seconds, result.peak_memory_mb)
         return seconds
 
-    def check(self, spark: SparkSession, table: str, method: Method = Method.AUTO) -> CheckResult:
-        options = CheckOptions(tables=(table,), method=method)
+    def check(self, spark: SparkSession, table: str) -> CheckResult:
+        options = CheckOptions(tables=(table,))
         return asyncio.run(Check(self._endpoints, options, self._folder / "warm", spark=spark).run())
+
+    def files(self, rows: int) -> "Bench":
+        """The same measurements between two SQLite files, which no server reads: all work is Spark's."""
+        paths = [self._folder / f"{name}.db" for name in ("one", "other")]
+        for path, statements in zip(paths, ([], _planted("rows", rows)), strict=True):
+            with closing(sqlite3.connect(path)) as connection, connection:
+                connection.execute("CREATE TABLE rows (id bigint PRIMARY KEY, number int, label text, at timestamptz)")
+                connection.execute(_FILE_ROWS, (rows,))
+                for statement in statements:
+                    connection.execute(statement)
+        bench = Bench([], self._python, self._folder)
+        bench._endpoints = [ReplicaEndpoint(path.stem, f"sqlite:///{path}") for path in paths]
+        bench.rows, bench.figures = self.rows, self.figures
+        return bench
 
     def plain_read(self, table: str) -> float:
         """Both tables read out with ADBC at the same time, batch by batch, and thrown away."""
@@ -116,26 +137,30 @@ class Bench:
             list(pool.map(lambda endpoint: _read_out(endpoint.dsn, table), self._endpoints))
         return time.monotonic() - began
 
-    def pairs(self, figure: str, table: str, runs: int, ours: Callable[[], float], other: Callable[[], float]) -> None:
-        """Alternate the two and compare the medians; a ratio above 1 means that we are faster."""
-        mine, others = [], []
+    def alternate(self, runs: int, contenders: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
+        """Every contender once, then every one again: what changes on the machine changes for all."""
+        seconds: dict[str, list[float]] = {name: [] for name in contenders}
         for _ in range(runs):
-            mine.append(ours())
-            others.append(other())
-        ratio = statistics.median(others) / statistics.median(mine)
-        self.figures[figure] = {
-            "ratio": round(ratio, 2),
-            "ours": round(statistics.median(mine), 2),
-            "theirs": round(statistics.median(others), 2),
-            "runs": runs,
-            "all_ours": [round(s, 2) for s in mine],
-            "all_theirs": [round(s, 2) for s in others],
-        }
-        told = self.figures[figure]
-        say(f"{figure}: {ratio:.1f} x ({told['ours']} s against {told['theirs']} s, {table})")
+            for name, contender in contenders.items():
+                seconds[name].append(contender())
+                say(f"  {name}: {seconds[name][-1]:.2f} s")
+        return seconds
 
-    def _remember(self, system: str, table: str, seconds: float, memory_mb: float) -> None:
-        rows = int(table.removeprefix("rows"))
+    def compare(self, figure: str, ours: Sequence[float], theirs: Sequence[float]) -> None:
+        """Medians; a ratio above 1 means that we are faster."""
+        mine, others = statistics.median(ours), statistics.median(theirs)
+        self.figures[figure] = {
+            "ratio": round(others / mine, 2),
+            "ours": round(mine, 2),
+            "theirs": round(others, 2),
+            "runs": len(ours),
+            "all_ours": [round(s, 2) for s in ours],
+            "all_theirs": [round(s, 2) for s in theirs],
+            "load": round(os.getloadavg()[0], 1),
+        }
+        say(f"{figure}: {others / mine:.1f} x ({mine:.2f} s against {others:.2f} s)")
+
+    def _remember(self, system: str, rows: int, seconds: float, memory_mb: float) -> None:
         self.rows.append(
             {
                 "system": system,
@@ -161,15 +186,21 @@ async def _load(dsns: Sequence[str], table: str, rows: int) -> None:
         f"interval '1 second' FROM generate_series(1::int8, {rows}) AS i",
         f"ALTER TABLE {table} ADD PRIMARY KEY (id)",
     )
-    step = rows // 80
-    await _everywhere(
-        dsns[1:],
-        f"DELETE FROM {table} WHERE id IN (SELECT i * {step} + 7 FROM generate_series(0, 29) AS i)",
-        f"UPDATE {table} SET label = upper(label), number = -number - 1 WHERE id IN "
-        f"(SELECT i * {step} + 11 FROM generate_series(30, 79) AS i)",
-        f"INSERT INTO {table} SELECT {rows} + i, i, 'extra', now() FROM generate_series(1, 20) AS i",
-    )
+    await _everywhere(dsns[1:], *_planted(table, rows))
     await _everywhere(dsns, f"VACUUM ANALYZE {table}")
+
+
+def _planted(table: str, rows: int) -> list[str]:
+    """30 rows missing, 50 changed, 20 extra; in words that every database understands."""
+    step = rows // 80
+    missing = ", ".join(str(i * step + 7) for i in range(30))
+    changed = ", ".join(str(i * step + 11) for i in range(30, 80))
+    extra = ", ".join(f"({rows + i}, {i}, 'extra', '2024-01-01 00:00:00+00')" for i in range(1, 21))
+    return [
+        f"DELETE FROM {table} WHERE id IN ({missing})",
+        f"UPDATE {table} SET label = upper(label) || '!', number = -number - 1 WHERE id IN ({changed})",
+        f"INSERT INTO {table} VALUES {extra}",
+    ]
 
 
 async def _everywhere(dsns: Sequence[str], *statements: str) -> None:
@@ -199,19 +230,19 @@ def machine() -> dict[str, Any]:
     }
 
 
-def run(quick: bool) -> dict[str, Any]:
-    """Measure, and return the results as `tops bench` prints them."""
+def run(quick: bool, million: int = MILLION) -> dict[str, Any]:
+    """Measure, and return the results as `tops bench` prints them; a smaller `million` makes smaller tables."""
     python = data_diff.install()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tops-bench-") as folder:
         servers = asyncio.run(EmbeddedPostgres.start_many(2, settings=SERVER))
         try:
             bench = Bench(servers, python, Path(folder))
-            _five_million(bench, 1 if quick else 3)
+            _five_million(bench, 1 if quick else 3, million)
             if not quick:
-                _twenty_million(bench)
-                _curve(bench)
-                _executors(bench)
+                _curve(bench, million)
+                _twenty_million(bench, million)
+                _executors(bench, million)
         finally:
             for server in servers:
                 server.__exit__(None, None, None)
@@ -225,39 +256,41 @@ def run(quick: bool) -> dict[str, Any]:
             "data-diff": data_diff.version(python),
         },
         "quick": quick,
-        "left_out": ["check20m", "curve", "executors", "more than one pair"] if quick else [],
+        "left_out": ["check20m", "curve", "executors", "more than one round"] if quick else [],
         "seconds": round(time.monotonic() - began, 1),
+        "peak_memory_mb": max(row["peak_memory_mb"] for row in bench.rows),
         "rows": bench.rows,
         "figures": bench.figures,
     }
 
 
-def _five_million(bench: Bench, runs: int) -> None:
-    table = bench.load(5 * MILLION)
-    bench.cold(table)  # fills the caches of the disk and of class loading; not counted
-    bench.rows.clear()
-    bench.pairs("check5m.vs_data_diff", table, runs, lambda: bench.cold(table), lambda: bench.theirs(table))
+def _five_million(bench: Bench, runs: int, million: int) -> None:
+    table = bench.load(5 * million)
     spark = session.start()
     bench.check(spark, table)
-    warm = partial(bench.warm, spark, table)
-    bench.pairs("check5m_warm.vs_data_diff", table, runs, warm, lambda: bench.theirs(table))
-    bench.pairs("check5m_warm.vs_plain_read", table, runs, warm, lambda: bench.plain_read(table))
+    bench.cold(table)  # fills the caches of the disk and of class loading; neither is counted
+    bench.rows.clear()
+    seconds = bench.alternate(
+        runs,
+        {
+            "tops cold": lambda: bench.cold(table),
+            "data-diff": lambda: bench.theirs(table),
+            "tops warm": lambda: bench.warm(spark, table),
+            "plain read": lambda: bench.plain_read(table),
+        },
+    )
     spark.stop()
-    bench.drop(table)
+    bench.compare("check5m.vs_data_diff", seconds["tops cold"], seconds["data-diff"])
+    bench.compare("check5m_warm.vs_data_diff", seconds["tops warm"], seconds["data-diff"])
+    bench.compare("check5m_warm.vs_plain_read", seconds["tops warm"], seconds["plain read"])
 
 
-def _twenty_million(bench: Bench) -> None:
-    table = bench.load(20 * MILLION)
-    bench.pairs("check20m.vs_data_diff", table, 1, lambda: bench.cold(table), lambda: bench.theirs(table))
-    bench.drop(table)
-
-
-def _curve(bench: Bench) -> None:
-    """Seconds over table sizes; `linear` near 1 means that time grows as the rows do."""
+def _curve(bench: Bench, million: int) -> None:
+    """Seconds over table sizes; a ratio near 1 means that time grows as the rows do."""
     spark = session.start()
     seconds = {}
     for millions in (1, 2, 5, 10):
-        table = bench.load(millions * MILLION)
+        table = f"rows{millions * million}" if millions == 5 else bench.load(millions * million)
         bench.check(spark, table)
         seconds[millions] = min(bench.warm(spark, table) for _ in range(3))
         bench.drop(table)
@@ -271,23 +304,26 @@ def _curve(bench: Bench) -> None:
     say(f"curve: {bench.figures['curve']}")
 
 
-def _executors(bench: Bench) -> None:
-    """Canonical checksums, the part that Spark computes, with one executor and with two."""
-    table = bench.load(MILLION)
+def _twenty_million(bench: Bench, million: int) -> None:
+    table = bench.load(20 * million)
+    contenders = {"tops cold": lambda: bench.cold(table), "data-diff": lambda: bench.theirs(table)}
+    seconds = bench.alternate(2, contenders)
+    bench.compare("check20m.vs_data_diff", seconds["tops cold"], seconds["data-diff"])
+    bench.drop(table)
+
+
+def _executors(bench: Bench, million: int) -> None:
+    """Canonical checksums, the part that Spark computes, with one executor and with two, of one core each.
+
+    Between files: a database server beside one executor would use the other core already."""
+    files = bench.files(6 * million // 10)
     seconds = {}
     for count in (1, 2):
         spark = session.start(f"local-cluster[{count},1,1024]")
-        bench.check(spark, table, Method.CANONICAL)
-        seconds[count] = min(bench.warm(spark, table, Method.CANONICAL, f"{count} executor(s)") for _ in range(2))
+        files.check(spark, "rows")
+        seconds[count] = [files.warm(spark, "rows", f"{count} executor(s)") for _ in range(2)]
         spark.stop()
-    bench.drop(table)
-    bench.figures["executors.two_vs_one"] = {
-        "ratio": round(seconds[1] / seconds[2], 2),
-        "ours": round(seconds[2], 2),
-        "theirs": round(seconds[1], 2),
-        "runs": 2,
-    }
-    say(f"executors: {bench.figures['executors.two_vs_one']}")
+    bench.compare("executors.two_vs_one", seconds[2], seconds[1])
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from replication.certification import Certifier
 from replication.config import HIDDEN, Cluster, ReplicaSetConfig
 from replication.conflicts.pruning import Flushed, Pruning
 from replication.databases import ReplicaDatabase, started
+from replication.divergence.at_replica import AtReplica
 from replication.events import log_type
 from replication.lag import LagTracker
 from replication.local_writes import LocalWrites
@@ -25,6 +26,7 @@ from replication.participant import ReplicaParticipant
 from replication.policies import policy_of
 from replication.publisher import OutboxPublisher
 from replication.values import pack_rows, unpack_values
+from tops.changes import decode_member
 from tops.core.participation import SiteOptions
 from tops.errors import ConfigError, NotReachable
 from tops.ports import Resource
@@ -51,6 +53,7 @@ class Agent:
         self.participant: ReplicaParticipant
         self.lag: LagTracker
         self.errors: ApplyErrors
+        self.visitor: AtReplica
         self.writes: LocalWrites | None = None
         self.certifier: Certifier | None = None
         self.flushed: Flushed | None = None
@@ -101,6 +104,8 @@ class Agent:
     async def _join(self, stack: AsyncExitStack) -> None:
         config, scope = self.config, self.policy.scope_of(self.replica.name)
         self.participant = ReplicaParticipant(self.resource, self.log_type.name, self.name, scope)
+        self.visitor = self.participant.visitor = AtReplica(self.replica.name, self.resource, self.database.dsn)
+        stack.push_async_callback(self.visitor.close)
         self.errors = ApplyErrors(config, self.replica.name, self.database.dsn, self.participant)
         await self.errors.start()
         stack.callback(self._cancel)
@@ -172,6 +177,7 @@ class Agent:
             case calls.Write(tx=tx, member=member):
                 if self.writes is None:
                     raise ConfigError(f"replica set {self.config.name!r} takes writes at its coordinator")
+                self.visitor.saw_local(decode_member(member))
                 return await self.writes.write(tx, member)
             case calls.Status():
                 return calls.StatusTold(replica=self.replica.name, fields=await self.status())
@@ -181,6 +187,8 @@ class Agent:
                 return calls.Told(text=await self._order(what, argument))
             case calls.CopyWanted(copy=copy, number=number):
                 return await self.copies.chunk(self, copy, number)
+            case _:
+                return await self.visitor.answer(question)
 
     async def _read(self, read: calls.Read) -> calls.ReadDone:
         if read.max_lag_s is not None and (lag := self.lag.lag()).seconds > read.max_lag_s:

@@ -94,6 +94,38 @@ class CopyWanted(Question, frozen=True):
     number: int
 
 
+class BarrierWanted(Question, frozen=True):
+    """Be ready to take a snapshot when this barrier is reached in the log. Answer: `Told`."""
+
+    barrier: str
+
+
+class BarrierSnapshot(Question, frozen=True):
+    """The snapshot that was taken at the barrier, once it is. Answer: `SnapshotTold`."""
+
+    barrier: str
+    wait_s: float
+
+
+class BarrierDone(Question, frozen=True):
+    """The snapshot need not be held any more. Answer: `Told`."""
+
+    barrier: str
+
+
+class GuardWanted(Question, frozen=True):
+    """Remember from now on which of these rows (table, key) are written, until a repair asks. Answer: `Told`."""
+
+    repair: str
+    places: tuple[tuple[str, str], ...]
+
+
+class GuardDone(Question, frozen=True):
+    """Answer: `Told`."""
+
+    repair: str
+
+
 class Answered(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
     """Something a replica answers."""
 
@@ -170,7 +202,33 @@ class CopyChunk(Answered, frozen=True):
     position: int = 0
 
 
-AnyQuestion = Describe | Where | Read | LockedRead | Judgement | Write | Status | Order | Conflicts | CopyWanted
+class SnapshotTold(Answered, frozen=True):
+    """A snapshot in which exactly the log up to `position` is applied: to be imported, or a file to be read."""
+
+    replica: str
+    snapshot: str
+    path: str
+    position: int
+    at: str
+
+
+AnyQuestion = (
+    Describe
+    | Where
+    | Read
+    | LockedRead
+    | Judgement
+    | Write
+    | Status
+    | Order
+    | Conflicts
+    | CopyWanted
+    | BarrierWanted
+    | BarrierSnapshot
+    | BarrierDone
+    | GuardWanted
+    | GuardDone
+)
 AnyAnswer = (
     Failed
     | Described
@@ -183,6 +241,7 @@ AnyAnswer = (
     | Told
     | RowsTold
     | CopyChunk
+    | SnapshotTold
 )
 _encoder = msgspec.msgpack.Encoder()
 _questions: msgspec.msgpack.Decoder[AnyQuestion] = msgspec.msgpack.Decoder(AnyQuestion)

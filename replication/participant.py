@@ -6,6 +6,7 @@ the transaction, or set it aside.
 """
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import msgspec
 
 from replication.events import at_ms, batch_in, member_of, published_members
+from replication.marked import Visitor, barrier_of, repair_of
 from replication.refusals import describe
 from replication.values import pack_rows
 from replication.verdicts import Verdicts
@@ -53,6 +55,8 @@ class ReplicaParticipant(BatchParticipant):
         self.translate: Translate | None = None
         self.turn = asyncio.Lock()  # whoever looks at a row and then changes it
         self.verdicts = Verdicts(resource)
+        self.visitor: Visitor | None = None  # a check's, if one may come
+        self._barriers: dict[int, list[str]] = {}  # barriers that somebody waits for, by prepared number
         self._moved = asyncio.Condition()
         self.own: set[str] = set()  # committed here before they were logged: not to be done again when they come back
 
@@ -100,20 +104,26 @@ class ReplicaParticipant(BatchParticipant):
 
     async def prepare_batch(self, memo: Memo, members: tuple[EpochMember, ...]) -> BatchPrepared:
         events = [event for member in members for event in member.events or ()]
-        batch = tuple(member_of(m.tx, m.events or ()) for m in members)
+        logged = [member_of(m.tx, m.events or ()) for m in members]
         if not self.resumed.is_set():
             return BatchPrepared({m.tx: f"replica {self.site} is paused: {self.stopped}" for m in members})
         self.prepared[memo.epoch.number] = time.monotonic()
+        batch = tuple(self._own(member, memo.epoch.number) for member in logged)
+        if waited := self._waited_for(logged):
+            self._barriers[memo.epoch.number] = waited
         try:
             prepared = await self.resource.prepare(Epoch(_attempt(memo), batch, memo.digest, at_ms(events)))
         except (ResourceRefused, NotReachable, OutcomeUnknown, StaleAttempt) as error:
             return BatchPrepared({m.tx: f"unavailable: {error}" for m in members})
         excluded = {vote.tx: describe(vote.excluded) for vote in prepared.votes if vote.excluded is not None}
+        repairs = [repair_of(member) is not None for member in logged]  # differ from replica to replica, as they should
         results = tuple(
-            msgspec.msgpack.encode([pack_rows(rows) for rows in vote.returned]) if vote.returned else b""
-            for vote in prepared.votes
+            msgspec.msgpack.encode([pack_rows(rows) for rows in vote.returned])
+            if vote.returned and not addressed
+            else b""
+            for vote, addressed in zip(prepared.votes, repairs, strict=True)
         )
-        rows = tuple(vote.rows for vote in prepared.votes)
+        rows = tuple(() if addressed else vote.rows for vote, addressed in zip(prepared.votes, repairs, strict=True))
         return BatchPrepared(excluded, rows, results if any(results) else ())
 
     async def finish_batch(self, memo: Memo, committed: bool) -> None:
@@ -123,7 +133,9 @@ class ReplicaParticipant(BatchParticipant):
         else:
             await self.resource.rollback(attempt)
         self.prepared.pop(attempt.number, None)
+        waited = self._barriers.pop(attempt.number, [])
         if committed:
+            await self._at_barriers(waited, attempt.number)
             await self._reach(attempt.number)
 
     # -------------------------------------------------------------------------------------------------------- the log
@@ -136,14 +148,17 @@ class ReplicaParticipant(BatchParticipant):
         pause_s = RETRY_FIRST_S
         while work:
             await self.resumed.wait()
+            part, waited = self._to_barrier(work)
             try:
-                done = await self._apply(work, known)
+                done = await self._apply(part, known)
             except (ResourceRefused, NotReachable, OutcomeUnknown) as error:
                 # Passing trouble: locks, time, a server that restarts. What was done nevertheless is skipped then.
                 log.warning("apply is tried again", extra={"replica": self.site, "reason": str(error)})
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, RETRY_MAX_S)
                 continue
+            if waited and done.position >= part[-1].number:
+                await self._at_barriers(waited, part[-1].number)
             await self._reach(done.position)
             work = [entry for entry in work if entry.number > done.position]
             if done.failed is not None and work:
@@ -163,17 +178,68 @@ class ReplicaParticipant(BatchParticipant):
 
     async def _apply(self, work: Sequence[Entry], logged: dict[int, LogEntry]) -> Applied:
         if self.translate is None:
-            done = await self.resource.apply(work)
+            done = await self.resource.apply([self._own_entry(entry) for entry in work])
             self.verdicts.note([entry for entry in work if entry.number <= done.position])
             return done
         done, left = Applied(self.reached), list(work)
         while left and done.failed is None:
             async with self.turn:
-                some = await self.translate(left, logged)
+                some = await self._translated(left, logged)
                 done = await self.resource.apply(some)
             self.verdicts.note([entry for entry in some if entry.number <= done.position])
             left = left[len(some) :]
         return done
+
+    async def _translated(self, entries: list[Entry], logged: dict[int, LogEntry]) -> list[Entry]:
+        """Some of the entries, from the first on. Repairs are rows as they shall be: nothing is left to resolve."""
+        assert self.translate is not None
+        plain = list(itertools.takewhile(_repairs_nothing, entries))
+        if plain:
+            translated = await self.translate(plain, logged)
+            for entry in plain[: len(translated)]:
+                self._own_entry(entry)
+            return translated
+        first = self._own_entry(entries[0])
+        repairs = tuple(member for member in first.members if repair_of(member) is not None)
+        others = tuple(member for member in first.members if repair_of(member) is None)
+        (rest,) = await self.translate([Entry(first.number, others, first.at_ms)], logged)
+        return [Entry(rest.number, rest.members + repairs, rest.at_ms)]
+
+    # ------------------------------------------------------------------------------------------ barriers and repairs
+
+    def _own_entry(self, entry: Entry) -> Entry:
+        own = tuple([self._own(member, entry.number) for member in entry.members])
+        return entry if own == entry.members else Entry(entry.number, own, entry.at_ms)
+
+    def _own(self, member: Member, number: int) -> Member:
+        """A transaction as it is carried out here: a repair is for one replica, and only while it is right."""
+        repair = repair_of(member)
+        if repair is None:
+            if self.visitor is not None:
+                self.visitor.saw(member, number)
+            return member
+        if repair.site != self.site or self.visitor is None:
+            return msgspec.structs.replace(member, changes=())
+        return self.visitor.permitted(member, repair)
+
+    def _waited_for(self, members: Sequence[Member]) -> list[str]:
+        visitor = self.visitor
+        if visitor is None:
+            return []
+        found = (barrier_of(member) for member in members if member.idempotency_key)
+        return [barrier for barrier in found if barrier is not None and visitor.expects(barrier)]
+
+    def _to_barrier(self, work: list[Entry]) -> tuple[list[Entry], list[str]]:
+        """What can be applied at once: nothing that lies beyond a barrier that somebody waits for."""
+        for place, entry in enumerate(work):
+            if waited := self._waited_for(entry.members):
+                return work[: place + 1], waited
+        return work, []
+
+    async def _at_barriers(self, barriers: Sequence[str], position: int) -> None:
+        for barrier in barriers:
+            if self.visitor is not None:
+                await self.visitor.reached(barrier, position)
 
     async def _failed(self, entry: Entry, failed: EntryFailed) -> Entry | None:
         if self.on_failed_entry is None:
@@ -189,6 +255,10 @@ class ReplicaParticipant(BatchParticipant):
     def resume(self) -> None:
         self.stopped = ""
         self.resumed.set()
+
+
+def _repairs_nothing(entry: Entry) -> bool:
+    return not any(repair_of(member) for member in entry.members)
 
 
 def _attempt(memo: Memo) -> Attempt:

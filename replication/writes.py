@@ -9,6 +9,7 @@ import msgspec
 from replication.calls import Caller, Read, ReadDone, ReplicaFailed, Write, WriteDone
 from replication.config import ReplicaSetConfig
 from replication.events import log_type, write_body
+from replication.marked import RESERVED
 from replication.policies import Policy, Route
 from replication.refusals import Duplicate, TooFewReplicas, WriteRefused, understand
 from replication.values import pack_values, unpack_rows
@@ -68,6 +69,8 @@ class Writer:
         for change in changes:
             if isinstance(change, Statement):
                 check_statement(change.sql, allow_volatile=self._config.allow_volatile)
+        if key.startswith(RESERVED):
+            raise WriteRefused("", "invalid", f"idempotency keys that begin with {RESERVED!r} are not for applications")
         if not changes and not reads:
             return WriteResult("", self.token)
         member = Member(TxId(""), changes, key, int(self._config.key_ttl_s))

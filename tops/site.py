@@ -9,8 +9,10 @@ The protocol is `tops.core.site`; the connection, its failover and the calls to 
 
 import asyncio
 import logging
+import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,7 +27,18 @@ from tops.errors import ConfigError, InvalidEventType, NotAdvertised, NotReachab
 from tops.event_types import EventType
 from tops.filters import Filter
 from tops.ids import NodeId, TxId
-from tops.messages import AskOutcome, CensusPolicy, Definitions, Event, LogTold, TxOutcome, TxSpec, encode_body
+from tops.messages import (
+    AskOutcome,
+    CensusPolicy,
+    Definitions,
+    Event,
+    LogDelivered,
+    LogEntry,
+    LogTold,
+    TxOutcome,
+    TxSpec,
+    encode_body,
+)
 from tops.participants import BatchParticipant, Participant, Received
 from tops.runtime.collector import Collector
 from tops.runtime.identity import Self as Identity
@@ -44,6 +57,7 @@ DRAIN_S = 2.0
 EVENT_BYTES_MAX = MESSAGE_BYTES_MAX - 64 * 1024  # room for what is around the events
 ROUTE_S = 5.0
 OWN_PREFIX = "own/"  # keeps the names of enlisted resources apart from those of subscriptions
+READ_MAX = 256  # entries of a log in one answer
 SITE_ROLE = "writer"  # without keys it is the broker that gives the role; this one is only said
 
 
@@ -389,6 +403,37 @@ class Site:
             raise NotReachable(f"broker {coordinator}, which keeps the log of {event_type.name!r}, is silent") from None
         finally:
             core.forget_log(request)
+
+    async def read_log(
+        self, event_type: EventType, first: int, last: int, *, timeout_s: float = 10.0
+    ) -> AsyncIterator[LogEntry]:
+        """The entries of a durable type's log from one number to another, as its coordinator keeps them.
+
+        For looking things up: nothing is acknowledged, and nothing is kept for the reader's sake. Numbers that hold
+        nothing are left out. Raises NotReachable when `first` is no longer kept, or nobody answers in time.
+        """
+        node, core = self._node, self._node.core
+        if event_type.name not in core.types:
+            core.types.define_all(self._definitions(event_type))
+        name, after = f"{self.name}~{secrets.token_hex(4)}", first - 1
+        try:
+            while after < last:
+                async with asyncio.timeout(timeout_s):
+                    delivered: LogDelivered = await node.request(
+                        partial(
+                            core.read_log, name=name, event_type=event_type.name, after=after, entries_max=READ_MAX
+                        ),
+                        f"log {name}",
+                    )
+                for entry in delivered.entries:
+                    if entry.number <= last:
+                        yield entry
+                after = delivered.upto
+        except TimeoutError:
+            coordinator = core.coordinator_of(event_type.name)
+            raise NotReachable(f"broker {coordinator}, which keeps the log of {event_type.name!r}, is silent") from None
+        finally:
+            node.act(core.read_log_done(name, event_type.name))
 
     def contribute(self, tx: str, spec: TxSpec) -> "Transaction":
         """Publish in somebody else's public transaction; `done()` says that this site has said all it wants."""

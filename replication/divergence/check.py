@@ -20,6 +20,7 @@ from replication.divergence.catalog import LostConnection, Server
 from replication.divergence.errors import CheckRefused
 from replication.divergence.folder import RunFolder, RunState, Unit
 from replication.divergence.history import history_table
+from replication.divergence.leads import SetKnowledge
 from replication.divergence.merge import merged
 from replication.divergence.model import CheckResult, Limit, LimitKind, ReplicaState
 from replication.divergence.options import CheckOptions, Method
@@ -51,6 +52,7 @@ class Check:
         set_name: str = "databases",
         policy: str = "",
         log: TransactionLog | None = None,
+        knowledge: SetKnowledge | None = None,
         new_barrier: Callable[[], Barrier] = SnapshotBarrier,
         progress: Progress | None = None,
         spark: SparkSession | None = None,
@@ -63,11 +65,12 @@ class Check:
         if options.primary and options.primary not in names:
             raise ConfigError(f"the primary {options.primary!r} is none of the replicas {', '.join(names)}")
         self._endpoints, self._options, self._out = list(endpoints), options, out
-        self._set_name, self._policy, self._log = set_name, policy, log
+        self._set_name, self._policy, self._log, self._knowledge = set_name, policy, log, knowledge
         self._new_barrier = new_barrier
         self._progress = progress or Quiet()
         self._given_spark = spark
         self._limits: list[Limit] = []
+        self._lost: set[str] = set()
         self._seconds: dict[str, float] = {}
 
     async def run(self) -> CheckResult:
@@ -162,21 +165,44 @@ class Check:
         tables: Sequence[CommonTable],
         spark: "asyncio.Future[SparkSession]",
     ) -> Mapping[str, SnapshotHandle]:
-        endpoints = [endpoint for endpoint in self._endpoints if endpoint.name in servers]
+        """Compare the replicas that answer; one that is lost on the way is left out of what is still to be compared."""
+        while True:
+            endpoints = [e for e in self._endpoints if e.name in servers and e.name not in self._lost]
+            try:
+                return await self._compare_these(endpoints, folder, state, servers, tables, spark)
+            except LostConnection as error:
+                self._lose(error.replica, str(error), len(endpoints) - 1)
+
+    def _lose(self, replica: str, reason: str, left: int) -> None:
+        self._lost.add(replica)
+        self._unreachable(replica, reason)
+        if left < 2:
+            raise NotReachable(f"fewer than two replicas can be read: {'; '.join(x.reason for x in self._limits)}")
+
+    async def _compare_these(
+        self,
+        endpoints: Sequence[ReplicaEndpoint],
+        folder: RunFolder,
+        state: RunState,
+        servers: Mapping[str, Server],
+        tables: Sequence[CommonTable],
+        spark: "asyncio.Future[SparkSession]",
+    ) -> Mapping[str, SnapshotHandle]:
         barrier = self._new_barrier()
         try:
             handles = await barrier.open(endpoints)
             for endpoint in endpoints:
                 if endpoint.name not in handles:
-                    raise LostConnection(endpoint.name, ConnectionError("it gave no snapshot"))
+                    self._lose(endpoint.name, barrier.absent.get(endpoint.name, "it gave no snapshot"), len(handles))
             if len({handle.position for handle in handles.values()}) > 1:
                 raise InvariantBroken(f"the barrier gave different positions: {handles}")
             around = Surroundings(
-                endpoints,
+                [endpoint for endpoint in endpoints if endpoint.name in handles],
                 handles,
                 self._new_barrier,
                 spark,
                 self._log,
+                self._knowledge,
                 self._progress,
                 self._options.primary,
                 self._options.cap,
@@ -239,7 +265,7 @@ class Check:
             policy=self._policy,
             started_at=datetime.fromisoformat(state.started_at),
             finished_at=datetime.now(UTC),
-            replicas=[self._replica(endpoint, servers, handles) for endpoint in self._endpoints],
+            replicas=[self._replica(e, servers.get(e.name), handles.get(e.name)) for e in self._endpoints],
             tables=merged([unit.result for unit in state.units]),
             limits=self._limits + [limit for unit in state.units for limit in unit.limits],
             resumed=state.resumed,
@@ -247,16 +273,13 @@ class Check:
             peak_memory_mb=round(peak_mb, 1),
         )
 
-    @staticmethod
-    def _replica(
-        endpoint: ReplicaEndpoint, servers: Mapping[str, Server], handles: Mapping[str, SnapshotHandle]
-    ) -> ReplicaState:
-        server, handle = servers.get(endpoint.name), handles.get(endpoint.name)
+    def _replica(self, endpoint: ReplicaEndpoint, server: Server | None, handle: SnapshotHandle | None) -> ReplicaState:
         return ReplicaState(
             name=endpoint.name,
             engine=endpoint.engine.value,
             version=server.version if server else "",
-            reachable=server is not None,
+            reachable=server is not None and endpoint.name not in self._lost,
             position=handle.position if handle else None,
+            lag_entries=handle.lag_entries if handle else None,
             snapshot_at=handle.taken_at if handle else None,
         )

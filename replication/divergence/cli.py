@@ -4,8 +4,9 @@ import asyncio
 import functools
 import os
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
@@ -20,8 +21,8 @@ from replication.divergence.repair import Strategy
 from tops.errors import ConfigError, NotReachable, TopsError
 
 if TYPE_CHECKING:
-    from replication.divergence.model import CheckResult
-    from replication.divergence.repair import Plan
+    from replication.divergence.model import CheckResult, Difference
+    from replication.divergence.repair import Plan, Planner, Repaired
     from replication.divergence.sets import SetDescription
 
 app = typer.Typer(no_args_is_help=True, help="Find, explain and repair what differs between replicas.")
@@ -44,7 +45,20 @@ Master = Annotated[str, typer.Option("--master", help="Spark's master URL")]
 Primary = Annotated[str, typer.Option("--primary", help="the replica whose rows count as right")]
 Run = Annotated[str, typer.Option("--run", help="the run to use; default: the newest of the set")]
 Output = Annotated[Format, typer.Option("--format", help="how the result is printed")]
+Keys = Annotated[Path | None, typer.Option("--keys", help="the folder of this operator's keys, where there are keys")]
+Operator = Annotated[str, typer.Option("--operator", help="whom the keys are of")]
 LogFile = Annotated[str, typer.Option("--log", help="log records as Parquet, to explain differences with")]
+
+
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """What is checked, and where its results go."""
+
+    described: "SetDescription"
+    out: Path
+    keys: Path | None = None
+    operator: str = ""
+    wait_s: float = 60.0
 
 
 def refusals(command: Callable[P, None]) -> Callable[P, None]:
@@ -78,6 +92,9 @@ def check(
     shard_rows: Annotated[int, typer.Option(min=1, help="rows per part of a table, done or not")] = 25_000_000,
     log: LogFile = "",
     resume: Annotated[str, typer.Option(help="a run that was stopped")] = "",
+    wait: Annotated[float, typer.Option(min=1, help="seconds that a replica has to reach the barrier")] = 60.0,
+    keys: Keys = None,
+    operator: Operator = "",
     output: Output = Format.TABLE,
 ) -> None:
     """Compare the replicas of a set. Exit code 0: equal; 1: differences; 2: refused or limited; 3: not reachable."""
@@ -92,7 +109,7 @@ def check(
         settle_s=settle,
         shard_rows=shard_rows,
     )
-    result = _checked(described, options, out, log, resume)
+    result = _checked(_Where(described, out, keys, operator, wait), options, log, resume)
     _print(result, output)
     typer.echo(f"run {result.id} in {out / result.id}", err=True)
     raise typer.Exit(result.exit_code)
@@ -127,6 +144,8 @@ def repair(
     newest_by: Annotated[str, typer.Option(help="a column that grows, for --by newest without a log")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run/--execute", help="only show the plan, or carry it out")] = True,
     master: Master = "local[*]",
+    keys: Keys = None,
+    operator: Operator = "",
     output: Output = Format.TABLE,
 ) -> None:
     """Plan how the replicas become equal again; with --execute, do it and check once more."""
@@ -152,10 +171,14 @@ def repair(
         _print_plan(planner.plan, output)
         typer.echo("nothing was written; carry it out with --execute", err=True)
         raise typer.Exit(1 if planner.plan.undecided_rows else 0)
-    done = asyncio.run(carry_out(changes, DirectWriter(endpoints)))
+    where = _Where(described, out, keys, operator)
+    if described.cluster is None:
+        done = asyncio.run(carry_out(changes, DirectWriter(endpoints)))
+    else:
+        done = asyncio.run(_repaired_set(where, endpoints, planner, read_differences(folder)))
     typer.echo(f"{done.written:,} row(s) repaired, {done.moved:,} had changed meanwhile and were left alone", err=True)
     tables = tuple(table.table for table in found.tables)
-    again = _checked(described, CheckOptions(tables=tables, master=master), out, "", "")
+    again = _checked(where, CheckOptions(tables=tables, master=master), "", "")
     if output is Format.JSON:
         verdict = {"verdict": again.verdict.value, "headline": again.headline, "run": again.id}
         _print_json({"plan": planner.plan, "repaired": done, "check": verdict})
@@ -163,6 +186,18 @@ def repair(
         _print_plan(planner.plan, output)
         _print(again, output)
     raise typer.Exit(again.exit_code)
+
+
+async def _repaired_set(
+    where: _Where, endpoints: "Sequence[ReplicaEndpoint]", planner: "Planner", differences: "Iterable[Difference]"
+) -> "Repaired":
+    """Repairs as transactions of the set's own log."""
+    from replication.divergence.set_link import linked
+    from replication.divergence.set_repair import SetRepair
+
+    assert where.described.cluster is not None
+    async with linked(where.described.cluster, where.described.name, keys=where.keys, operator=where.operator) as link:
+        return await SetRepair(link, endpoints, planner).run(differences)
 
 
 @app.command()
@@ -228,21 +263,37 @@ def _describe(name: str, config: str, dsn: Sequence[str] | None) -> "SetDescript
     return SetDescription(name, "", (), tuple(endpoints))
 
 
-def _checked(described: "SetDescription", options: CheckOptions, out: Path, log: str, resume: str) -> "CheckResult":
-    from replication.divergence.check import Check
-    from replication.divergence.logs import ParquetLog
+def _checked(where: _Where, options: CheckOptions, log: str, resume: str) -> "CheckResult":
+    with _quiet_spark(where.out / "spark.log") as console, _progress(console) as progress:
+        return _interruptible(_check(where, options, log, resume, progress))
 
-    with _quiet_spark(out / "spark.log") as console, _progress(console) as progress:
+
+async def _check(where: _Where, options: CheckOptions, log: str, resume: str, progress: "_Bars") -> "CheckResult":
+    """A check of plain databases, or of a running set: at a barrier in its log, explained by its log."""
+    from replication.divergence.check import Check
+    from replication.divergence.leads import SetKnowledge
+    from replication.divergence.logs import ParquetLog
+    from replication.divergence.set_barrier import SetBarrier
+    from replication.divergence.set_link import linked
+    from replication.divergence.set_log import SetLog
+
+    described = where.described
+    common: dict[str, Any] = {"set_name": described.name, "policy": described.policy, "progress": progress}
+    given = ParquetLog(log) if log else None
+    if described.cluster is None:
+        one = Check(described.endpoints, options, where.out, log=given, **common)
+        return await (one.resume(resume) if resume else one.run())
+    async with linked(described.cluster, described.name, keys=where.keys, operator=where.operator) as link:
         one = Check(
             described.endpoints,
             options,
-            out,
-            set_name=described.name,
-            policy=described.policy,
-            log=ParquetLog(log) if log else None,
-            progress=progress,
+            where.out,
+            log=given or SetLog(link),
+            knowledge=SetKnowledge(link),
+            new_barrier=lambda: SetBarrier(link, where.wait_s),
+            **common,
         )
-        return _interruptible(one.resume(resume) if resume else one.run())
+        return await (one.resume(resume) if resume else one.run())
 
 
 def _interruptible(work: Coroutine[Any, Any, T]) -> T:

@@ -4,25 +4,19 @@ The reference of a row is what the log says it is; without a log, the primary's 
 the first replica's (and the difference says which of these it was).
 """
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from replication.divergence.canonical import NOT_OF_TYPE
 from replication.divergence.model import Basis, Cause, Difference, Kind, Suspect
 from replication.divergence.ports import LogRecord, Values
+from tops.changes import volatile_part
 
 Row = dict[str, str | None]
 
 CONFLICT_WINDOW = timedelta(seconds=10)
-NOT_DETERMINISTIC = re.compile(
-    r"\b(now|random|clock_timestamp|statement_timestamp|transaction_timestamp|timeofday|gen_random_uuid|uuidv[47]"
-    r"|uuid_generate_v[14]|nextval|txid_current|pg_backend_pid|inet_server_addr)\s*\("
-    r"|\bcurrent_(timestamp|date|time)\b|\blocaltime(stamp)?\b",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +27,14 @@ class LoggedVersion:
     values: Values | None  # None: no row
     whole: bool  # every column is known
 
+    @property
+    def opaque(self) -> bool:
+        """A statement's result, which the log does not tell."""
+        return self.record is not None and self.record.opaque
+
     def matches(self, row: Row | None) -> bool:
+        if self.opaque:
+            return False
         if self.values is None or row is None:
             return self.values is None and row is None
         return all(row.get(column) == value for column, value in self.values.items() if column in row)
@@ -55,6 +56,13 @@ class Circumstances:
     primary: str = ""
     barrier: int | None = None  # the log number that was read at
     positions: Mapping[str, int] | None = None  # how far each replica had applied, where one was behind
+    leads: Mapping[str, Sequence[LogRecord]] = field(default_factory=dict)  # own writes of the row beyond the barrier
+    refused: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # replica -> transaction -> why not applied
+    log_decides: bool = True  # the log's last write of a row is what all should hold
+    exactly_once: bool = False  # a replica's position is recorded in the transactions of the data
+
+    def refused_by_all(self, tx: str) -> bool:
+        return bool(self.refused) and all(tx in refused for refused in self.refused.values())
 
 
 def explain(
@@ -68,13 +76,16 @@ def explain(
 ) -> list[Difference]:
     """One difference per replica whose row is not the reference."""
     rows = {replica: _row(version, known) for replica, version in suspect.versions.items()}
+    records = [record for record in records if not known.refused_by_all(record.tx)]
     versions = logged_versions(records, known)
-    reference = _reference(rows, versions, known)
+    leading = {replica for replica, row in rows.items() if _leads(known.leads.get(replica, ()), row)}
+    judged = {replica: row for replica, row in rows.items() if replica not in leading}
+    reference = _reference(judged or rows, versions, known)
     found = []
     for replica, row in rows.items():
         if row == reference.values:
             continue
-        kind = _kind(replica, row, reference, versions, known)
+        kind = Kind.IN_FLIGHT if replica in leading else _kind(replica, row, reference, versions, known)
         found.append(
             Difference(
                 table=table,
@@ -89,7 +100,9 @@ def explain(
                 basis=reference.basis,
                 looks=looks,
                 steady=steady,
-                cause=_cause(replica, kind, row, versions),
+                cause=_led(known.leads[replica])
+                if replica in leading
+                else _cause(replica, kind, row, reference, versions, known),
             )
         )
     return found
@@ -97,18 +110,42 @@ def explain(
 
 def logged_versions(records: Sequence[LogRecord], known: Circumstances) -> list[LoggedVersion]:
     """The row's versions in the order of the log, up to the barrier; the one before the first record comes first."""
-    kept = sorted((r for r in records if known.barrier is None or r.number <= known.barrier), key=lambda r: r.number)
+    within = (r for r in records if known.barrier is None or r.number <= known.barrier)
+    kept = sorted(within, key=lambda r: (r.order, r.number))
     if not kept:
         return []
     versions = []
-    if kept[0].old is not None or kept[0].new is not None:
+    if kept[0].old is not None or (kept[0].new is not None and kept[0].creates):
         versions.append(LoggedVersion(None, kept[0].old, kept[0].old is None))
     for record in kept:
-        before = versions[-1].values if versions else None
+        before = versions[-1].values if versions and not versions[-1].opaque else None
+        if record.opaque:
+            versions.append(LoggedVersion(record, {}, False))
+            continue
         values = None if record.new is None else {**(record.old or before or {}), **record.new}
-        whole = values is None or set(known.columns) - set(known.key) <= set(values)
-        versions.append(LoggedVersion(record, values, whole))
+        if values is not None:
+            values = {column: value for column, value in values.items() if column not in record.unknown}
+        versions.append(LoggedVersion(record, values, values is None or _others(known) <= set(values)))
     return versions
+
+
+def _others(known: Circumstances) -> set[str]:
+    return set(known.columns) - set(known.key)
+
+
+def _leads(records: Sequence[LogRecord], row: Row | None) -> bool:
+    """True when the row is what the replica's own newest transaction beyond the barrier made of it."""
+    if not records:
+        return False
+    newest = records[-1]
+    if newest.opaque:
+        return True
+    values = None if newest.new is None else {c: v for c, v in newest.new.items() if c not in newest.unknown}
+    return LoggedVersion(newest, values, False).matches(row)
+
+
+def _led(records: Sequence[LogRecord]) -> Cause:
+    return _told("committed here and not yet at the others", records[-1])
 
 
 def _row(version: Sequence[str | None] | None, known: Circumstances) -> Row | None:
@@ -116,7 +153,7 @@ def _row(version: Sequence[str | None] | None, known: Circumstances) -> Row | No
 
 
 def _reference(rows: Mapping[str, Row | None], versions: Sequence[LoggedVersion], known: Circumstances) -> Reference:
-    if versions:
+    if versions and known.log_decides and not versions[-1].opaque:
         newest = versions[-1]
         matching = {replica: row for replica, row in rows.items() if newest.matches(row)}
         if matching:
@@ -192,7 +229,14 @@ def _shown(row: Row | None) -> Row | None:
     return {c: v.replace(NOT_OF_TYPE, "(not of the column's type) ") if v else v for c, v in row.items()}
 
 
-def _cause(replica: str, kind: Kind, row: Row | None, versions: Sequence[LoggedVersion]) -> Cause | None:
+def _cause(
+    replica: str,
+    kind: Kind,
+    row: Row | None,
+    reference: Reference,
+    versions: Sequence[LoggedVersion],
+    known: Circumstances,
+) -> Cause | None:
     """The likeliest story. Without records of the row there is none to tell."""
     records = [version.record for version in versions if version.record is not None]
     if not records:
@@ -200,21 +244,45 @@ def _cause(replica: str, kind: Kind, row: Row | None, versions: Sequence[LoggedV
     newest = records[-1]
     if kind is Kind.IN_FLIGHT:
         return _told("not applied here yet", newest)
-    held = next((i for i, version in reversed(list(enumerate(versions))) if version.matches(row)), None)
-    if held is not None and held + 1 < len(versions):
-        missed = versions[held + 1].record
-        own = versions[held].record
-        assert missed is not None  # only the first version has no record
-        if own is not None and own.site != missed.site and missed.committed_at - own.committed_at <= CONFLICT_WINDOW:
+    for record in reversed(records):
+        if reason := known.refused.get(replica, {}).get(record.tx):
+            return _told(f"this replica could not apply the transaction: {_plain(reason)}", record)
+    held = next((v for v in reversed(versions) if v.matches(row)), None)
+    wanted = next((v for v in reversed(versions) if v.matches(reference.values)), None)
+    if held is not None and wanted is not None and held is not wanted:
+        return _diverged(held, wanted, versions, known)
+    volatile = next((r for r in reversed(records) if r.statement and volatile_part(r.statement)), None)
+    if volatile is not None and (held is None or held.record is None):
+        return _told(f"the statement is not deterministic: {volatile_part(volatile.statement)}", volatile)
+    if held is not None and held is not versions[-1]:
+        return _diverged(held, versions[-1], versions, known)
+    told = [record for record in records if record.key] or records
+    return _told("no transaction in the log wrote this: changed outside replication; last known write", told[-1])
+
+
+def _diverged(
+    held: LoggedVersion, wanted: LoggedVersion, versions: Sequence[LoggedVersion], known: Circumstances
+) -> Cause:
+    """Two versions of the log, held by two replicas."""
+    own, other = held.record, wanted.record
+    if own is not None and other is not None and own.site != other.site:
+        apart = abs(other.committed_at - own.committed_at)
+        if apart <= CONFLICT_WINDOW:
             return _told(
-                f"conflicting writes without resolution: {own.site} and {missed.site} wrote the row at the same time "
+                f"conflicting writes without resolution: {own.site} and {other.site} wrote the row at the same time "
                 "and this replica kept the former",
-                missed,
+                other,
             )
-        return _told("a committed transaction was not applied here", missed)
-    if match := NOT_DETERMINISTIC.search(newest.statement):
-        return _told(f"the statement is not deterministic: {match[0].rstrip('(').strip()}", newest)
-    return _told("no transaction in the log wrote this: changed outside replication; last known write", newest)
+    later = next((v.record for v in versions[versions.index(held) + 1 :] if v.record is not None), None)
+    missed = later or other or own
+    assert missed is not None  # only the first version has no record, and it is not both of them
+    if known.exactly_once:
+        return _told("applied here, as its position says, and undone since: changed outside replication", missed)
+    return _told("a committed transaction was not applied here", missed)
+
+
+def _plain(reason: str) -> str:
+    return reason.strip('[]"')
 
 
 def _told(summary: str, record: LogRecord) -> Cause:

@@ -1,8 +1,8 @@
 """Transaction logs that are not behind a broker: an export of log records as Parquet."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,6 +11,9 @@ import pyarrow.parquet as pq
 
 from replication.divergence.ports import Key, LogRecord, Values
 from tops.errors import ConfigError
+
+if TYPE_CHECKING:
+    from replication.divergence.schema import CommonTable
 
 _VALUES = pa.map_(pa.string(), pa.string())
 SCHEMA = pa.schema(
@@ -55,15 +58,18 @@ class ParquetLog:
             raise ConfigError(f"{path}: no such file or folder of log records")
         self._records = ds.dataset(path, schema=SCHEMA, format="parquet")
 
-    def by_key(self, table: str, keys: Iterable[Key]) -> Iterator[LogRecord]:
+    async def records_of(
+        self, table: "CommonTable", keys: Collection[Key], upto: int | None
+    ) -> Mapping[Key, Sequence[LogRecord]]:
         wanted = set(keys)
-        first_part = pc.list_element(pc.field("key"), 0).isin(sorted({key[0] for key in wanted}))
-        found = [r for r in self._read((pc.field("table") == table) & first_part) if r.key in wanted]
-        yield from sorted(found, key=lambda record: record.number)
-
-    def by_number(self, first: int, last: int) -> Iterator[LogRecord]:
-        found = self._read((pc.field("number") >= first) & (pc.field("number") <= last))
-        yield from sorted(found, key=lambda record: record.number)
+        condition = (pc.field("table") == table.label) & pc.list_element(pc.field("key"), 0).isin(
+            sorted({key[0] for key in wanted})
+        )
+        found: dict[Key, list[LogRecord]] = {}
+        for record in self._read(condition):
+            if record.key in wanted and (upto is None or record.number <= upto):
+                found.setdefault(record.key, []).append(record)
+        return {key: sorted(records, key=lambda record: record.number) for key, records in found.items()}
 
     def _read(self, condition: Any) -> Iterator[LogRecord]:
         for batch in self._records.to_batches(filter=condition):

@@ -127,7 +127,12 @@ class TableResult(msgspec.Struct, kw_only=True):
 
     @property
     def differences(self) -> int:
-        return sum(n for kinds in self.counts.values() for n in kinds.values())
+        """What the log explains by itself is on its way, and no difference."""
+        return sum(n for kinds in self.counts.values() for kind, n in kinds.items() if kind != Kind.IN_FLIGHT)
+
+    @property
+    def in_flight(self) -> int:
+        return sum(kinds.get(Kind.IN_FLIGHT, 0) for kinds in self.counts.values())
 
 
 class ReplicaState(msgspec.Struct, kw_only=True):
@@ -178,7 +183,9 @@ class CheckResult(msgspec.Struct, kw_only=True):
         match self.verdict:
             case Verdict.EQUAL:
                 rows = max((sum(t.rows.values()) for t in self.tables), default=0)
-                return f"EQUAL: no difference in {len(self.tables)} table(s), {rows:,} rows read by checksum"
+                moving = sum(table.in_flight for table in self.tables)
+                also = f"; {moving:,} row(s) in flight, as the log explains" if moving else ""
+                return f"EQUAL: no difference in {len(self.tables)} table(s), {rows:,} rows read by checksum{also}"
             case Verdict.DIFFERENT:
                 return f"DIFFERENT: {found}"
             case Verdict.PARTIAL:

@@ -1,17 +1,20 @@
 """What the divergence layer needs from outside, as protocols.
 
-Everything below works on endpoints directly. A replica set's runtime brings its own barrier (published into the
-stream), its own log and its own writer (repairs as replicated transactions); `snapshots.py`, `logs.py` and `writer.py`
-hold the ones that plain databases can have today.
+A running replica set has its barrier (`set_barrier.py`, published into the stream), its log (`set_log.py`) and its
+repairs as replicated transactions (`set_repair.py`); `snapshots.py`, `logs.py` and `writer.py` are what plain databases
+can have.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tops.errors import ConfigError
+
+if TYPE_CHECKING:
+    from replication.divergence.schema import CommonTable
 
 Key = tuple[str, ...]
 """A row's key as canonical text, one part per key column."""
@@ -58,6 +61,7 @@ class SnapshotHandle:
     snapshot: str | None  # what SET TRANSACTION SNAPSHOT takes; None where the dsn is the snapshot
     position: int | None  # the log number up to which exactly the replica had applied; None without a log
     taken_at: datetime
+    lag_entries: int | None = None  # how far behind the log's end the replica was when it was asked
 
 
 class Barrier(Protocol):
@@ -66,6 +70,8 @@ class Barrier(Protocol):
     `open` returns when every replica has a snapshot taken as it had applied exactly up to the same log number; the
     replicas go on applying right after, and no writer waits. A replica that can't be reached is absent from the answer.
     """
+
+    absent: dict[str, str]  # replicas that gave no snapshot, with the reason
 
     async def open(self, endpoints: Sequence[ReplicaEndpoint]) -> Mapping[str, SnapshotHandle]: ...
 
@@ -87,16 +93,23 @@ class LogRecord:
     key: Key
     old: Values | None  # None: there was no row (an insert), or the log does not keep old values
     new: Values | None  # None: the row was deleted; otherwise the columns that were written
-    statement: str = ""  # the SQL, where the write was one
+    statement: str = ""  # the SQL, where the write was one; without `new`, what it did to the row is not known
+    order: tuple[Any, ...] = ()  # which of a row's versions wins, where that is not the one with the larger number
+    unknown: tuple[str, ...] = ()  # columns that the write changed to something the log does not tell
+    creates: bool = True  # there may have been no row before
+
+    @property
+    def opaque(self) -> bool:
+        return bool(self.statement) and self.new is None
 
 
 class TransactionLog(Protocol):
-    """Committed transactions, by row and by number."""
+    """Committed transactions, by the rows that they wrote."""
 
-    def by_key(self, table: str, keys: Iterable[Key]) -> Iterator[LogRecord]:
-        """All that is still kept about these rows, in the order of their numbers."""
-
-    def by_number(self, first: int, last: int) -> Iterator[LogRecord]: ...
+    async def records_of(
+        self, table: "CommonTable", keys: Collection[Key], upto: int | None
+    ) -> Mapping[Key, Sequence[LogRecord]]:
+        """What is still kept about these rows, in the order of the numbers, up to a number."""
 
 
 @dataclass(frozen=True, slots=True)

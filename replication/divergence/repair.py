@@ -82,7 +82,7 @@ class Planner:
         if strategy is Strategy.PRIMARY and primary not in replicas:
             raise ConfigError(f"--by primary needs --primary, one of {', '.join(replicas)}")
         self._replicas, self._strategy = replicas, strategy
-        self._primary, self._newest_by = primary, newest_by
+        self.primary, self._newest_by = primary, newest_by
         self.plan = Plan()
 
     def changes(self, differences: Iterable[Difference]) -> Iterator[RowChange]:
@@ -109,7 +109,7 @@ class Planner:
         """A replica that holds the right version, or why there is none."""
         match self._strategy:
             case Strategy.PRIMARY:
-                return self._primary, ""
+                return self.primary, ""
             case Strategy.MAJORITY:
                 (first, most), *others = Counter(versions.values()).most_common(2)
                 if others and others[0][1] == most:

@@ -5,14 +5,14 @@ means, a row that was on its way at the first look has arrived by the second.
 """
 
 import asyncio
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
@@ -22,7 +22,7 @@ from replication.divergence.background import in_thread, while_alive
 from replication.divergence.catalog import LostConnection
 from replication.divergence.explain import Circumstances, explain
 from replication.divergence.folder import DIFFERENCES, Spool, chunks, difference_batch, writer
-from replication.divergence.model import Difference, Suspect
+from replication.divergence.model import Difference, Kind, Suspect
 from replication.divergence.ports import (
     Barrier,
     Key,
@@ -32,6 +32,9 @@ from replication.divergence.ports import (
     TransactionLog,
 )
 from replication.divergence.schema import CommonTable
+
+if TYPE_CHECKING:
+    from replication.divergence.leads import Lead, SetKnowledge
 
 EXAMPLES_PER_KIND = 5
 BATCH_KEYS = 1_000
@@ -52,6 +55,7 @@ class Surroundings:
     new_barrier: Callable[[], Barrier]
     spark: "asyncio.Future[SparkSession]"
     log: TransactionLog | None
+    knowledge: "SetKnowledge | None"
     progress: Progress
     primary: str
     cap: int
@@ -88,6 +92,22 @@ class Findings:
             examples.append(difference)
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """One look: the snapshots, and what is known of their moment."""
+
+    number: int
+    handles: Mapping[str, SnapshotHandle]
+    records: Mapping[Key, Sequence[LogRecord]]
+    leads: "Mapping[str, Lead]"
+    refused: Mapping[str, Mapping[str, str]]
+
+    @property
+    def exact(self) -> bool:
+        """Every replica was read at one number of the log: what differs, differs."""
+        return all(handle.position is not None for handle in self.handles.values())
+
+
 class SecondLook:
     """Confirms the suspects of one table."""
 
@@ -97,29 +117,43 @@ class SecondLook:
         self._around, self._table, self._request_at = around, table, request_at
         self._found = Findings()
         self._seen_at = min(handle.taken_at for handle in around.handles.values())
+        self._statements_before: dict[str, set[str]] = {}  # transactions in the leads of the look before
 
     async def confirm(self, spool: Spool, part: Path) -> Findings:
         """Write what is still different to `part`; what differs each time but moves is reported as not steady."""
         with writer(part, DIFFERENCES) as out:
             pending: Iterable[list[Suspect]] = spool.batches() if spool.count else []
+            keys = {suspect.key for batch in spool.batches() for suspect in batch} if spool.count else set()
             for look in range(2, self._around.looks_max + 1):
-                moving = await self._look(pending, look, out) if spool.count else []
+                moving = await self._look(pending, keys, look, out) if keys else []
                 if not moving:
                     break
-                pending = chunks(iter(moving), BATCH_KEYS)
+                pending, keys = chunks(iter(moving), BATCH_KEYS), {suspect.key for suspect in moving}
         return self._found
 
-    async def _look(self, pending: Iterable[list[Suspect]], look: int, out: pq.ParquetWriter) -> list[Suspect]:
+    async def _look(
+        self, pending: Iterable[list[Suspect]], keys: set[Key], number: int, out: pq.ParquetWriter
+    ) -> list[Suspect]:
         await self._settle()
         barrier = self._around.new_barrier()
         try:
             handles = await barrier.open(self._around.endpoints)
             for endpoint in self._around.endpoints:
                 if endpoint.name not in handles:
-                    raise LostConnection(endpoint.name, ConnectionError("it did not answer at the second look"))
-            return await while_alive(barrier, self._compare(pending, handles, look, out))
+                    reason = barrier.absent.get(endpoint.name, "it did not answer at the second look")
+                    raise LostConnection(endpoint.name, ConnectionError(reason))
+            look = await self._known_at(handles, keys, number)
+            return await while_alive(barrier, self._compare(pending, look, out))
         finally:
             await barrier.release()
+
+    async def _known_at(self, handles: Mapping[str, SnapshotHandle], keys: set[Key], number: int) -> _Look:
+        around = self._around
+        upto = max((h.position for h in handles.values() if h.position is not None), default=None)
+        records = await around.log.records_of(self._table, keys, upto) if around.log is not None else {}
+        leads = await around.knowledge.leads(self._table, handles) if around.knowledge is not None else {}
+        refused = await around.knowledge.refused(handles) if around.knowledge is not None else {}
+        return _Look(number, handles, records, leads, refused)
 
     async def _settle(self) -> None:
         """Let enough time pass since the last snapshots for a row that was on its way to arrive."""
@@ -128,17 +162,11 @@ class SecondLook:
             await asyncio.sleep(max(0.0, self._around.settle_s - passed))
         self._seen_at = datetime.now(UTC)
 
-    async def _compare(
-        self,
-        pending: Iterable[list[Suspect]],
-        handles: Mapping[str, SnapshotHandle],
-        look: int,
-        out: pq.ParquetWriter,
-    ) -> list[Suspect]:
+    async def _compare(self, pending: Iterable[list[Suspect]], look: _Look, out: pq.ParquetWriter) -> list[Suspect]:
         moving = []
         for batch in pending:
-            now = await self._read_again([suspect.key for suspect in batch], handles)
-            confirmed: list[tuple[Suspect, bool]] = []
+            now = await self._read_again([suspect.key for suspect in batch], look.handles)
+            confirmed: list[Difference] = []
             for before in batch:
                 again = Suspect(
                     before.key, before.bucket, {name: now[name].get(before.key) for name in before.versions}
@@ -146,13 +174,24 @@ class SecondLook:
                 versions = list(again.versions.values())
                 if all(version == versions[0] for version in versions):
                     self._found.settled += 1
-                elif again == before or look == self._around.looks_max:
-                    confirmed.append((again, again == before))
-                else:
+                    continue
+                found = self._explained(again, look, steady=again == before)
+                if look.number < self._around.looks_max and self._may_pass(found, look, steady=again == before):
                     moving.append(again)
+                else:
+                    self._add(again, found)
+                    confirmed += found
             if confirmed:
-                out.write_batch(difference_batch(self._explained(confirmed, handles, look)))
+                out.write_batch(difference_batch(confirmed))
+        self._statements_before = {n: {r.tx for r in lead.any_row} for n, lead in look.leads.items()}
         return moving
+
+    @staticmethod
+    def _may_pass(found: Sequence[Difference], look: _Look, *, steady: bool) -> bool:
+        """Whether one more look may find the row equal."""
+        if look.exact:
+            return all(difference.kind is Kind.IN_FLIGHT for difference in found)
+        return not steady
 
     async def _read_again(
         self, keys: Sequence[Key], handles: Mapping[str, SnapshotHandle]
@@ -163,21 +202,32 @@ class SecondLook:
         found = await asyncio.gather(*(in_thread(partial(rows.by_key, request)) for request in requests))
         return dict(zip(names, found, strict=True))
 
-    def _explained(
-        self, confirmed: Sequence[tuple[Suspect, bool]], handles: Mapping[str, SnapshotHandle], look: int
-    ) -> list[Difference]:
-        records: dict[Key, list[LogRecord]] = defaultdict(list)
-        if self._around.log is not None:
-            for record in self._around.log.by_key(self._table.label, [suspect.key for suspect, _ in confirmed]):
-                records[record.key].append(record)
-        positions = {name: handle.position for name, handle in handles.items() if handle.position is not None}
+    def _explained(self, suspect: Suspect, look: _Look, *, steady: bool) -> list[Difference]:
+        knowledge = self._around.knowledge
+        positions = {name: h.position for name, h in look.handles.items() if h.position is not None}
         known = Circumstances(
-            self._table.names, self._table.key, self._around.primary, max(positions.values(), default=None), positions
+            self._table.names,
+            self._table.key,
+            self._around.primary,
+            max(positions.values(), default=None),
+            positions,
+            {name: self._lead(name, suspect.key, lead, steady) for name, lead in look.leads.items()},
+            look.refused,
+            knowledge is None or knowledge.log_decides,
+            knowledge is not None,
         )
-        found = []
-        for suspect, steady in confirmed:
-            self._found.add_suspect(suspect)
-            found += explain(self._table.label, suspect, records[suspect.key], known, looks=look, steady=steady)
+        records = look.records.get(suspect.key, ())
+        return explain(self._table.label, suspect, records, known, looks=look.number, steady=steady)
+
+    def _lead(self, replica: str, key: Key, lead: "Lead", steady: bool) -> list[LogRecord]:
+        """A statement may have changed any row; but a row that stayed as it was while statements came and went, and
+        differs all the same, is not explained by them."""
+        before = self._statements_before.get(replica)
+        if not steady or before is None:
+            return lead.of(key)
+        return [r for r in lead.any_row if r.tx in before] + list(lead.rows.get(key, ()))
+
+    def _add(self, suspect: Suspect, found: Sequence[Difference]) -> None:
+        self._found.add_suspect(suspect)
         for difference in found:
             self._found.add(difference)
-        return found

@@ -2,7 +2,7 @@
 
 All partitions of a replica read the same snapshot; the snapshots of two replicas are taken within milliseconds, not at
 one log number. On quiet databases that is the same thing; on live ones the check looks at suspicious rows again. A
-replica set's runtime brings the barrier that travels in the stream.
+running replica set has a barrier that travels in its log: `set_barrier.py`.
 """
 
 import asyncio
@@ -19,19 +19,13 @@ from replication.divergence.catalog import CONNECT_TIMEOUT_S, LostConnection, po
 from replication.divergence.ports import Engine, ReplicaEndpoint, SnapshotHandle
 
 
-class SnapshotBarrier:
-    """`pg_export_snapshot` held by a connection per PostgreSQL replica; a consistent copy of each SQLite file."""
+class HeldSnapshots:
+    """Snapshots that stay readable for as long as a connection of ours holds them."""
 
     def __init__(self) -> None:
         self._held = AsyncExitStack()
         self._holders: dict[str, asyncpg.Connection] = {}
-
-    async def open(self, endpoints: Sequence[ReplicaEndpoint]) -> Mapping[str, SnapshotHandle]:
-        """Snapshots of all replicas that answer; the others are absent."""
-        outcomes = await asyncio.gather(*(self._connect(endpoint) for endpoint in endpoints))
-        # Connecting takes its time; the snapshots themselves are taken together.
-        taken = await asyncio.gather(*(self._take(e) for e, up in zip(endpoints, outcomes, strict=True) if up))
-        return {handle.replica: handle for handle in taken}
+        self.absent: dict[str, str] = {}
 
     async def alive(self) -> None:
         for replica, holder in self._holders.items():
@@ -42,7 +36,19 @@ class SnapshotBarrier:
 
     async def release(self) -> None:
         self._holders.clear()
-        await self._held.aclose()
+        held, self._held = self._held, AsyncExitStack()
+        await held.aclose()
+
+
+class SnapshotBarrier(HeldSnapshots):
+    """`pg_export_snapshot` held by a connection per PostgreSQL replica; a consistent copy of each SQLite file."""
+
+    async def open(self, endpoints: Sequence[ReplicaEndpoint]) -> Mapping[str, SnapshotHandle]:
+        """Snapshots of all replicas that answer; the others are absent."""
+        outcomes = await asyncio.gather(*(self._connect(endpoint) for endpoint in endpoints))
+        # Connecting takes its time; the snapshots themselves are taken together.
+        taken = await asyncio.gather(*(self._take(e) for e, up in zip(endpoints, outcomes, strict=True) if up))
+        return {handle.replica: handle for handle in taken}
 
     async def _connect(self, endpoint: ReplicaEndpoint) -> bool:
         try:
@@ -50,7 +56,8 @@ class SnapshotBarrier:
                 with sqlite(endpoint.name, endpoint.path):
                     return True
             self._holders[endpoint.name] = await self._held.enter_async_context(postgres(endpoint.name, endpoint.dsn))
-        except LostConnection:
+        except LostConnection as error:
+            self.absent[endpoint.name] = str(error)
             return False
         return True
 

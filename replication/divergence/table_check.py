@@ -25,7 +25,7 @@ from replication.divergence.buckets import (
     integer_buckets,
     split_further,
 )
-from replication.divergence.catalog import postgres_at
+from replication.divergence.catalog import LostConnection, postgres_at
 from replication.divergence.checksums import Checksum
 from replication.divergence.errors import CheckRefused, SnapshotLost
 from replication.divergence.folder import Spool
@@ -219,7 +219,11 @@ def _within(ranges: Sequence[KeyRange], limits: KeyRange) -> list[KeyRange]:
 def failure_of(error: PySparkException) -> TopsError:
     """What went wrong inside a Spark task, in our own words; Spark only passes on its text."""
     text = str(error)
-    if match := re.search(r"(?:LostConnection|NotReachable): (.*)", text):
+    if match := re.search(
+        r"LostConnection: replica (\S+) can't be read: (.*?)(?:; bring it back.*)?$", text, re.MULTILINE
+    ):
+        return LostConnection(match[1], ConnectionError(match[2]))
+    if match := re.search(r"NotReachable: (.*)", text):
         return NotReachable(match[1])
     if match := re.search(r"SnapshotLost: (.*)", text):
         return SnapshotLost(match[1])

@@ -34,6 +34,7 @@ class Feed(msgspec.Struct):
     voter: str | None = None  # entries that it committed itself are not sent again
     reading: bool = False
     under_way: tuple[int, ...] = ()  # where each delivery ends that is not acknowledged
+    passing: bool = False  # gets one delivery each time it asks, and holds nothing back
 
     def may_wait(self, count: int) -> bool:
         """Whether so few entries are better sent with those that follow: a subscriber tells when it is done."""
@@ -116,7 +117,8 @@ class EventLog:
             refusal = LogRefused(name=feed.name, event_type=self.event_type, oldest=self.oldest)
             return [Post(feed.address, refusal)]
         known = self.feeds.get(feed.name)
-        if known is not None and known.address == feed.address and known.sent >= feed.position:
+        renewed = known is not None and known.address == feed.address and known.sent >= feed.position
+        if known is not None and renewed and not feed.passing:
             # A renewal: what is on its way stays on its way, unless nothing has arrived since the last one.
             stalled = known.position == feed.position and known.sent > feed.position
             feed.sent = feed.position if stalled else known.sent
@@ -124,6 +126,11 @@ class EventLog:
             feed.reading = known.reading
         self.feeds[feed.name] = feed
         return self.pump(feed)
+
+    @property
+    def subscribers(self) -> list[Feed]:
+        """The durable subscriptions, without who only looks in passing."""
+        return [feed for feed in self.feeds.values() if not feed.passing]
 
     def end(self, name: str) -> None:
         self.feeds.pop(name, None)
@@ -177,6 +184,8 @@ class EventLog:
                 wanted.append(entry)
             feed.sent = entry.number
         feed.under_way = (*feed.under_way, feed.sent)
+        if feed.passing:
+            feed.credit = feed.sent - feed.position
         delivered = LogDelivered(
             name=feed.name,
             event_type=self.event_type,
@@ -190,7 +199,7 @@ class EventLog:
 
     def retain_from(self) -> int:
         """The first number that some durable subscription still needs."""
-        return min((f.position + 1 for f in self.feeds.values()), default=self.last_number + 1)
+        return min((f.position + 1 for f in self.subscribers), default=self.last_number + 1)
 
     def _wants(self, feed: Feed, entry: LogEntry) -> bool:
         if entry.event is not None:

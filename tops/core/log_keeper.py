@@ -87,6 +87,8 @@ class LogKeeper:
         log = self._known.logs_of.get(wanted.name)
         if log is None:
             return effects
+        if m.passing:
+            return effects + self._read_in_passing(log, m, sender)
         known = log.feeds.get(m.name)
         position = m.position
         if position is None:
@@ -95,6 +97,15 @@ class LogKeeper:
             effects.append(Note(SubscriptionKept(event_type=log.event_type, name=m.name, position=position)))
         feed = Feed(m.name, wanted.name, sender, m.filter, position, position, m.credit, m.voter)
         return effects + log.want(feed)
+
+    @staticmethod
+    def _read_in_passing(log: EventLog, m: LogWanted, sender: Address) -> list[Effect]:
+        """Somebody looks at what is in the log. No record is made of it: it is not there after a restart."""
+        if m.position is None or m.position < 0:
+            log.end(m.name)
+            return []
+        feed = Feed(m.name, m.definitions[-1].name, sender, m.filter, m.position, m.position, m.credit, passing=True)
+        return log.want(feed)
 
     def on_end(self, m: EndLog, sender: Address, incarnation: int, now: float) -> list[Effect]:
         """Somebody who may read the log ends a durable subscription; one that is not there has ended."""
@@ -113,7 +124,7 @@ class LogKeeper:
         present = {s.identity for s in standing.answers.values()}
         followers = tuple(
             Follower(f.name, f.position, f.name in present, f.name in standing.in_sync)
-            for f in sorted(log.feeds.values(), key=lambda f: f.name)
+            for f in sorted(log.subscribers, key=lambda f: f.name)
         )
         told = LogTold(
             request=m.request,

@@ -18,7 +18,8 @@ from tops.core.own_transactions import OwnTransactions
 from tops.core.participation import Participation, SiteOptions, Wish
 from tops.core.type_directory import TypeDirectory
 from tops.effects import Answer, Disseminate, Effect, Memo, Post, Promise, Send, SetTimer
-from tops.errors import TopsError
+from tops.errors import NotReachable, TopsError
+from tops.filters import Filter
 from tops.ids import NodeId, TxId
 from tops.messages import (
     Address,
@@ -97,6 +98,7 @@ class SiteCore:
         self.transactions, self.opening, self.ended, self.asking = own.transactions, own.opening, own.ended, own.asking
         self.asking_logs: dict[int, AskLog] = {}
         self.ending_logs: dict[int, EndLog] = {}
+        self.reading_logs: dict[str, tuple[int, LogWanted]] = {}  # by the reader's name
         self.routes_asked: dict[int, int] = {}  # subscription -> the request that waits for its route
         self._retrying = False
         self._letters = self._handlers()
@@ -108,8 +110,8 @@ class SiteCore:
             EpochDecided: promises.on_decided,
             FinishNoted: promises.on_noted,
             PeerKnows: promises.on_peer_knows,
-            LogDelivered: subscribed.on_log,
-            LogRefused: subscribed.on_log_refused,
+            LogDelivered: self._on_log,
+            LogRefused: self._on_log_refused,
             StandingAccepted: subscribed.on_accepted,
             MembershipAnswered: self.participation.on_membership,
             TxOutcome: self.own.on_outcome,
@@ -288,6 +290,47 @@ class SiteCore:
         order = self.ending_logs[request] = EndLog(request=request, event_type=event_type, name=name)
         return self._request([Post(Address(self.coordinator_of(event_type)), order)])
 
+    def read_log(self, request: int, name: str, event_type: str, after: int, entries_max: int) -> list[Effect]:
+        """Some of the entries that follow a number, in passing: under a name of the reader's own, one read at a time.
+
+        Repeated until it is answered; `read_log_done` ends it."""
+        wanted = self._reading(name, event_type, after, entries_max)
+        self.reading_logs[name] = (request, wanted)
+        return self._request([Post(Address(self.coordinator_of(event_type)), wanted)])
+
+    def read_log_done(self, name: str, event_type: str) -> list[Effect]:
+        self.reading_logs.pop(name, None)
+        return self._carry_out([Post(Address(self.coordinator_of(event_type)), self._reading(name, event_type, -1, 0))])
+
+    def _reading(self, name: str, event_type: str, after: int, entries_max: int) -> LogWanted:
+        return LogWanted(
+            name=name,
+            definitions=self.types.definitions(event_type),
+            filter=Filter(),
+            position=after,
+            start="",
+            credit=entries_max,
+            voter=None,
+            passing=True,
+        )
+
+    def _on_log(self, delivered: LogDelivered) -> list[Effect]:
+        reading = self.reading_logs.get(delivered.name)
+        if reading is None:
+            return self.participation.subscribed.on_log(delivered)
+        request, wanted = reading
+        if delivered.after != wanted.position:
+            return []  # of an earlier question
+        del self.reading_logs[delivered.name]
+        return [Answer(request, delivered)]
+
+    def _on_log_refused(self, refused: LogRefused) -> list[Effect]:
+        reading = self.reading_logs.pop(refused.name, None)
+        if reading is None:
+            return self.participation.subscribed.on_log_refused(refused)
+        text = f"the log of {refused.event_type!r} begins at {refused.oldest}; what was before is no longer kept"
+        return [Answer(reading[0], error=NotReachable(text))]
+
     def _on_log_ended(self, ended: LogEnded) -> list[Effect]:
         return [] if self.ending_logs.pop(ended.request, None) is None else [Answer(ended.request)]
 
@@ -308,13 +351,15 @@ class SiteCore:
         about_logs: list[AskLog | EndLog] = [*self.asking_logs.values(), *self.ending_logs.values()]
         for asked in about_logs:
             effects.append(Post(Address(self.coordinator_of(asked.event_type)), asked))
+        for _, wanted in self.reading_logs.values():
+            effects.append(Post(Address(self.coordinator_of(wanted.definitions[-1].name)), wanted))
         effects += self.own.repeat_openings(elapsed_s) + self.events.repeat_types()
         for number in list(self.routes_asked):
             effects += self._route_question(number)
         return effects
 
     def _waiting(self) -> bool:
-        asks = self.asking_logs or self.ending_logs or self.routes_asked
+        asks = self.asking_logs or self.ending_logs or self.reading_logs or self.routes_asked
         return bool(asks or self.events.waits() or self.own.waits())
 
     # ------------------------------------------------------------------------------------------------- carrying out

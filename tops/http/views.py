@@ -69,7 +69,7 @@ class Views:
                     "behind": log.last_number - feed.position,
                 }
                 for log in rendezvous.logs.values()
-                for feed in log.feeds.values()
+                for feed in log.subscribers
             ],
         }
 

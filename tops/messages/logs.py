@@ -82,6 +82,7 @@ class LogWanted(Message, frozen=True):
     start: str
     credit: int
     voter: str | None  # what it votes under, if it votes: what it committed itself is not sent to it again
+    passing: bool = False  # a reader of what is there: one delivery, nothing is kept for it; position -1: it is done
 
 
 class LogDelivered(Message, frozen=True):

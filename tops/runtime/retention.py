@@ -75,7 +75,7 @@ class Retainer:
 
     def _behind(self) -> Iterator[str]:
         for log in self.node.core.rendezvous.logs.values():
-            for feed in log.feeds.values():
+            for feed in log.subscribers:
                 if feed.position < log.last_number:
                     yield f"{feed.name} at {feed.position} of {log.last_number} in {log.event_type}"
 
@@ -120,7 +120,7 @@ class Retainer:
             yield TypeDefined(event_type=rendezvous.types.definitions(name)[-1])
         for log in rendezvous.logs.values():
             yield from _last_entry(log)
-            for feed in log.feeds.values():
+            for feed in log.subscribers:
                 yield SubscriptionKept(event_type=log.event_type, name=feed.name, position=feed.position)
         for family, epochs in rendezvous.epochs.items():
             if family in rendezvous.logs:

@@ -9,7 +9,7 @@ import pyarrow as pa
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
-from replication.divergence.model import Basis, CheckResult, Difference, TableResult
+from replication.divergence.model import Basis, CheckResult, Difference, Kind, TableResult
 from replication.divergence.report import charts
 
 EXAMPLES_MAX = 40
@@ -32,7 +32,7 @@ def render(result: CheckResult, history: pa.Table | None = None) -> str:
         names=names,
         rows_of=_rows_of(result.tables),
         rows_compared=sum(sum(table.rows.values()) for table in result.tables),
-        differing_of={name: sum(_kinds(result.tables, name).values()) for name in names},
+        differing_of={name: _differing(_kinds(result.tables, name)) for name in names},
         pairs=pairs,
         heat=_heat(pairs),
         colours=charts.COLOURS,
@@ -61,6 +61,10 @@ def _kinds(tables: Sequence[TableResult], replica: str) -> dict[str, int]:
     for table in tables:
         total.update(table.counts.get(replica, {}))
     return {kind: total[kind] for kind in charts.COLOURS if total[kind]}
+
+
+def _differing(kinds: Mapping[str, int]) -> int:
+    return sum(n for kind, n in kinds.items() if kind != Kind.IN_FLIGHT)
 
 
 def _pairs(tables: Sequence[TableResult]) -> dict[str, Counter[str]]:
@@ -115,13 +119,9 @@ def _series(history: pa.Table | None, column: str) -> dict[str, list[tuple[datet
 
 
 def _lag(history: pa.Table | None) -> dict[str, list[tuple[datetime, float]]]:
-    """Log entries behind the most advanced replica, where the replicas have log positions."""
-    positions: dict[datetime, dict[str, int]] = {}
+    """Log entries that each replica was behind when the check came, where there is a log."""
+    found: dict[str, dict[datetime, float]] = {}
     for row in history.to_pylist() if history is not None else []:
-        if row["position"] is not None:
-            positions.setdefault(row["started_at"], {})[row["replica"]] = row["position"]
-    lag: dict[str, list[tuple[datetime, float]]] = {}
-    for at, by_replica in sorted(positions.items()):
-        for replica, position in by_replica.items():
-            lag.setdefault(replica, []).append((at, max(by_replica.values()) - position))
-    return lag
+        if row["lag_entries"] is not None:
+            found.setdefault(row["replica"], {})[row["started_at"]] = row["lag_entries"]
+    return {replica: sorted(by_time.items()) for replica, by_time in found.items()}

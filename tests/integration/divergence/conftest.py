@@ -2,6 +2,8 @@
 
 import asyncio
 import itertools
+import shutil
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +38,23 @@ def servers() -> Iterator[list[EmbeddedPostgres]]:
     yield started
     for server in started:
         server.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="session")
+def cluster_server() -> Iterator[EmbeddedPostgres]:
+    """One real server for the replica sets of a session; each replica has a database of its own."""
+    settings = {"max_connections": "400", "max_prepared_transactions": "100", "fsync": "off"}
+    with EmbeddedPostgres(settings=settings) as running:
+        yield running
+        asyncio.run(running.crash("kill"))  # its data is thrown away: nothing is worth an orderly end
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="tops-divergence-"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """What a difference is, and what caused it, from log records that were exported as Parquet."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from replication.divergence.explain import Circumstances, explain
 from replication.divergence.logs import ParquetLog, write_log
 from replication.divergence.model import Basis, Difference, Kind, Suspect
 from replication.divergence.ports import LogRecord, Values
+from replication.divergence.schema import CommonTable
 from tests.integration.divergence.conftest import Databases
 from tops.errors import ConfigError
 
@@ -102,7 +104,7 @@ def test_peers_that_wrote_the_same_row_without_conflict_resolution_are_named() -
 
 
 def test_a_statement_that_is_not_deterministic_is_named() -> None:
-    for statement, named in (("update t set v = now()", "now"), ("insert into t values (1, random())", "random")):
+    for statement, named in (("update t set v = now()", "now()"), ("insert into t values (1, random())", "random()")):
         found = told([record(1, {"v": "a"}, statement=statement)], r1="a", r2="b")
 
         assert found["r2"].kind is Kind.CHANGED
@@ -136,16 +138,65 @@ def test_partial_updates_are_joined_to_whole_versions() -> None:
     assert {r: d.kind for r, d in found.items()} == {"r2": Kind.STALE, "r3": Kind.CHANGED}
 
 
-def test_an_exported_log_gives_back_what_was_written(tmp_path: Path) -> None:
+def own(new: Values | None, **more: object) -> LogRecord:
+    """A replica's own write beyond the barrier."""
+    return LogRecord(9, "tx9", "r2", NOON, "t", ("1",), None, new, **more)  # type: ignore[arg-type]
+
+
+def test_a_replicas_own_newer_write_is_in_flight_and_the_others_are_judged_without_it() -> None:
+    known = Circumstances(("id", "v"), ("id",), barrier=5, leads={"r2": [own({"v": "new"})]})
+
+    found = told([record(1, {"v": "a"})], known, r1="a", r2="new", r3="wrong")
+
+    assert {r: d.kind for r, d in found.items()} == {"r2": Kind.IN_FLIGHT, "r3": Kind.CHANGED}
+    assert found["r2"].cause is not None
+    assert (found["r2"].cause.tx, found["r2"].cause.site) == ("tx9", "r2")
+
+
+def test_a_row_that_is_not_what_the_replicas_own_newer_write_made_of_it_is_no_row_in_flight() -> None:
+    known = Circumstances(("id", "v"), ("id",), barrier=5, leads={"r2": [own({"v": "new"})]})
+
+    assert told([], known, r1="a", r2="by hand", r3="a")["r2"].kind is Kind.CHANGED
+    assert told([], known, r1="a", r2=None, r3="a")["r2"].kind is Kind.MISSING
+
+
+def test_what_a_statement_did_is_not_guessed_from_the_log() -> None:
+    by_statement = record(2, None, statement="update t set v = upper(v) where id = $1")
+
+    found = told([record(1, {"v": "a"}), by_statement], r1="A", r2="A", r3="a")
+
+    assert {r: (d.kind, d.basis) for r, d in found.items()} == {"r3": (Kind.STALE, Basis.MAJORITY)}
+
+
+def test_versions_win_by_their_rank_and_not_by_their_number() -> None:
+    older, newer = record(2, {"v": "b"}), record(1, {"v": "a"})
+    records = [replace(older, order=(1, False, 5, "r1")), replace(newer, order=(1, False, 9, "r2"))]
+
+    assert told(records, r1="a", r2="b", r3="b").keys() == {"r2", "r3"}
+
+
+def test_a_transaction_that_every_replica_refused_is_no_version_and_one_that_a_single_one_did_is_the_cause() -> None:
+    records = [record(1, {"v": "a"}), record(2, {"v": "b"})]
+    everyone = Circumstances(("id", "v"), ("id",), refused={r: {"tx2": "serialization"} for r in ("r1", "r2")})
+    one = Circumstances(("id", "v"), ("id",), refused={"r1": {}, "r2": {"tx2": '["unique [23505]: taken"]'}})
+
+    assert told(records, everyone, r1="a", r2="x").keys() == {"r2"}
+    cause = told(records, one, r1="b", r2="a")["r2"].cause
+    assert cause is not None and cause.number == 2
+    assert cause.summary == "this replica could not apply the transaction: unique [23505]: taken"
+
+
+async def test_an_exported_log_gives_back_what_was_written(tmp_path: Path) -> None:
     records = [record(2, {"v": None}), record(1, {"v": "a"}, old={"v": "z"}), record(3, None)]
     other = LogRecord(4, "tx4", "s2", NOON, "u", ("1", "x"), None, {"v": "q"})
     write_log(tmp_path / "log.parquet", [*records, other])
     log = ParquetLog(str(tmp_path / "log.parquet"))
 
-    assert list(log.by_key("t", [("1",), ("9",)])) == sorted(records, key=lambda r: r.number)
-    assert list(log.by_key("u", [("1", "x")])) == [other]
-    assert list(log.by_key("u", [("1", "y")])) == []
-    assert [r.number for r in log.by_number(2, 3)] == [2, 3]
+    table, other_table = CommonTable("t", ("id",), (), {}, ()), CommonTable("u", ("id", "k"), (), {}, ())
+    assert await log.records_of(table, [("1",), ("9",)], None) == {("1",): sorted(records, key=lambda r: r.number)}
+    assert await log.records_of(table, [("1",)], 1) == {("1",): [records[1]]}
+    assert await log.records_of(other_table, [("1", "x")], None) == {("1", "x"): [other]}
+    assert await log.records_of(other_table, [("1", "y")], None) == {}
     with pytest.raises(ConfigError, match="no such file"):
         ParquetLog(str(tmp_path / "none"))
 

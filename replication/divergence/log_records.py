@@ -1,0 +1,152 @@
+"""Entries of a set's log, read as what they did to the rows of one table.
+
+Values in the log are what applications passed; they are written here as canonical text, so that they can be compared
+with rows. A value whose text form only a server knows (an interval, an array) is left out: not known, not different.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from typing import Any
+
+from replication.config import ReplicaSetConfig
+from replication.conflicts.tables import CLOCKS, version_in
+from replication.conflicts.versions import Ranking
+from replication.divergence.canonical import NotOfType, sqlite_text
+from replication.divergence.places import keys_of, table_name, tables_named_in
+from replication.divergence.ports import Key, LogRecord
+from replication.divergence.schema import Column, CommonTable, ValueKind
+from replication.marked import barrier_of, repair_of
+from tops.changes import Change, Delete, Insert, Member, Row, Statement, Update, Upsert, decode_member
+from tops.messages import LogEntry
+from tops.transactions import TxType
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a transaction of the log comes from."""
+
+    number: int
+    tx: str
+    site: str
+    at: datetime
+
+
+def members_of(entry: LogEntry, config: ReplicaSetConfig) -> Iterator[tuple[Origin, Member]]:
+    """An entry's transactions, with who wrote them and when; barriers and repairs are nobody's writes."""
+    replicas = {config.site_of(name): name for name in config.names}
+    for logged in entry.transactions:
+        publisher = logged.tx.rpartition(".")[0].rpartition(".")[0]
+        for event in logged.events:
+            member = decode_member(event.body["write"])
+            if barrier_of(member) is not None or repair_of(member) is not None:
+                continue
+            tx = member.tx if logged.tx_type is TxType.LOCAL else logged.tx
+            # What a replica committed first is published by its agent; anything else by its writer.
+            site = replicas.get(publisher) or publisher
+            yield Origin(entry.number, tx, site, datetime.fromtimestamp(event.body["at"] / 1000, UTC)), member
+
+
+class TableRecords:
+    """Reads transactions as records of one table's rows."""
+
+    def __init__(self, table: CommonTable, config: ReplicaSetConfig) -> None:
+        self._table = table
+        self._columns = {column.name: column for column in table.columns}
+        self._key = frozenset(table.key)
+        self._name = table_name(table.label)
+        self._ranking = Ranking(config.resolver, config.site_priority) if config.policy == "peer-to-peer" else None
+
+    def of(self, origin: Origin, member: Member) -> Iterator[tuple[Key | None, LogRecord]]:
+        """Records with the row that they are about; None for a statement that may be about any."""
+        for place, change in enumerate(member.changes):
+            if not self._is_ours(change):
+                continue
+            following = member.changes[place + 1] if place + 1 < len(member.changes) else None
+            keys = keys_of(change, self._key)
+            if keys is None:
+                if isinstance(change, Statement):
+                    yield None, self._record(origin, (), change, following)
+                continue
+            for values in keys:
+                key = self._key_text(values)
+                if key is not None:
+                    yield key, self._record(origin, key, change, following)
+
+    def _is_ours(self, change: Change) -> bool:
+        if isinstance(change, Statement):
+            return bool(tables_named_in(change.sql, [self._name]))
+        return table_name(change.table) == self._name
+
+    def _key_text(self, values: Row) -> Key | None:
+        texts = tuple(_text(self._columns[name], values[name]) for name in self._table.key)
+        return tuple(text for text in texts if text is not None) if all(t is not None for t in texts) else None
+
+    def _record(self, origin: Origin, key: Key, change: Change, following: Change | None) -> LogRecord:
+        order: tuple[Any, ...] = ()
+        if self._ranking is not None and isinstance(following, Upsert) and following.table == CLOCKS:
+            order = self._ranking.rank(version_in(following))
+        new, unknown, statement = self._effect(change)
+        return LogRecord(
+            origin.number,
+            origin.tx,
+            origin.site,
+            origin.at,
+            self._table.label,
+            key,
+            None,
+            new,
+            statement,
+            order,
+            unknown,
+            creates=isinstance(change, Insert | Upsert),
+        )
+
+    def _effect(self, change: Change) -> tuple[dict[str, str | None] | None, tuple[str, ...], str]:
+        match change:
+            case Statement(sql=sql):
+                return None, (), sql
+            case Delete():
+                return None, (), ""
+            case Insert(values=values) | Upsert(values=values):
+                return *self._texts(values), ""
+            case Update(values=values, add=add):
+                texts, unknown = self._texts(values)
+                return {n: t for n, t in texts.items() if n not in add}, (*unknown, *add), ""
+
+    def _texts(self, values: Row) -> tuple[dict[str, str | None], tuple[str, ...]]:
+        texts: dict[str, str | None] = {}
+        unknown: list[str] = []
+        for name, value in values.items():
+            column = self._columns.get(name)
+            if column is None or name in self._key:
+                continue
+            text = None if value is None else _text(column, value)
+            if value is not None and text is None:
+                unknown.append(name)
+            else:
+                texts[name] = text
+        return texts, tuple(unknown)
+
+
+def _text(column: Column, value: Any) -> str | None:
+    """Canonical text of a value from the log; None where only a server could write it."""
+    if column.kind is ValueKind.OTHER:
+        return None
+    text = sqlite_text(column.kind, _plain(column.kind, value))
+    return None if isinstance(text, NotOfType) else text
+
+
+def _plain(kind: ValueKind, value: Any) -> Any:
+    match value:
+        case datetime() | date() | time():
+            return value.isoformat()
+        case Decimal():
+            return str(value)
+        case dict() | list():
+            return json.dumps(value, default=str)
+        case str() if kind is ValueKind.BYTES and value.startswith("\\x"):
+            return bytes.fromhex(value[2:])
+    return value

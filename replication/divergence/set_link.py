@@ -1,0 +1,80 @@
+"""A check's connection to a running replica set: questions to the agents, entries into the log, entries from it."""
+
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from replication.calls import AnyAnswer, AnyQuestion, Caller
+from replication.config import Cluster, ReplicaSetConfig
+from replication.events import log_type, write_body
+from replication.marked import KEY_TTL_S
+from replication.policies import policy_of
+from tops.changes import Change, Member
+from tops.constraints import AnyConstraint, AtLeast, OnlyFrom
+from tops.ids import TxId
+from tops.messages import LogEntry, LogTold
+from tops.site import Site
+from tops.transactions import TxType
+
+ASK_S = 30.0
+
+
+class SetLink:
+    """One replica set, as a check talks to it; `linked` makes it."""
+
+    def __init__(self, site: Site, config: ReplicaSetConfig, caller: Caller) -> None:
+        self.config, self.policy = config, policy_of(config)
+        self._site, self._caller = site, caller
+        self._log_type = log_type(config.name)
+
+    async def ask(self, replica: str, question: AnyQuestion, timeout_s: float = ASK_S) -> AnyAnswer:
+        return await self._caller.ask(self.config.site_of(replica), question, timeout_s)
+
+    async def publish(self, key: str, changes: Sequence[Change] = ()) -> int:
+        """Enter a transaction of the check's own into the log, ordered with all others; returns its number.
+
+        It asks for no more replicas than there are: a check must be possible when a write is not."""
+        plan = self.policy.plan()
+        sites = self.config.sites()
+        constraints: tuple[AnyConstraint, ...] = ()
+        if plan.tx_type is TxType.DISTRIBUTED:
+            constraints = (AtLeast(1, sites), OnlyFrom(sites))
+        tx = TxId(f"{self._site.name}.{secrets.token_hex(8)}")
+        outcome = await self._site.execute(
+            self._log_type,
+            plan.tx_type,
+            events=[write_body(Member(tx, tuple(changes), key, KEY_TTL_S))],
+            limit=plan.limit,
+            constraints=constraints,
+            local_outcome=plan.local_outcome,
+        )
+        return outcome.log_number or 0
+
+    async def log(self) -> LogTold:
+        """From where to where the log is kept."""
+        return await self._site.ask_log(self._log_type, timeout_s=ASK_S)
+
+    def entries(self, first: int, last: int) -> AsyncIterator[LogEntry]:
+        return self._site.read_log(self._log_type, first, last)
+
+
+@asynccontextmanager
+async def linked(
+    cluster: Cluster, set_name: str, *, keys: Path | None = None, operator: str = ""
+) -> AsyncIterator[SetLink]:
+    """Connect to a set through one of the cluster's brokers. Raises NotReachable if none answers.
+
+    `keys` is the folder that `tops keys issue` wrote for `operator`; without keys any name will do."""
+    config, brokers = cluster.replica_set(set_name), cluster.config
+    async with Site.connect(
+        cluster.urls(),
+        name=operator or f"divergence-{secrets.token_hex(4)}",
+        cluster=brokers.cluster.name,
+        keys=keys,
+        insecure=brokers.cluster.insecure,
+    ) as site:
+        caller = Caller(site, set_name, site.brokers)
+        await caller.start()
+        await site.advertise(log_type(set_name))
+        yield SetLink(site, config, caller)

@@ -1,0 +1,59 @@
+"""A replica set's log as the broker keeps it: who wrote a row, when, and in which transaction."""
+
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+
+from replication.divergence.log_records import TableRecords, members_of
+from replication.divergence.ports import Key, LogRecord
+from replication.divergence.schema import CommonTable
+from replication.divergence.set_link import SetLink
+from tops.changes import volatile_part
+
+WINDOW = 200_000  # numbers before the barrier that are looked through
+KEPT_PER_ROW = 50
+
+
+class SetLog:
+    """Looks rows up in the log; what was read for a table is not read again for the same rows."""
+
+    def __init__(self, link: SetLink, window: int = WINDOW) -> None:
+        self._link, self._window = link, window
+        self._table = ""
+        self._read: _Read | None = None
+
+    async def records_of(
+        self, table: CommonTable, keys: Collection[Key], upto: int | None
+    ) -> Mapping[Key, Sequence[LogRecord]]:
+        told = await self._link.log()
+        last = told.decided if upto is None else min(upto, told.decided)
+        if self._read is None or self._table != table.label or not self._read.keys >= set(keys):
+            first = max(told.oldest, last - self._window + 1, 1)
+            self._table, self._read = table.label, _Read(TableRecords(table, self._link.config), set(keys), first - 1)
+        await self._read.go_on(self._link, last)
+        return {key: self._read.of(key, last) for key in keys}
+
+
+class _Read:
+    """The records of some rows, as far as the log was read."""
+
+    def __init__(self, records: TableRecords, keys: set[Key], upto: int) -> None:
+        self.keys = keys
+        self._records, self._upto = records, upto
+        self._by_key: dict[Key, deque[LogRecord]] = {}
+        self._any_row: deque[LogRecord] = deque(maxlen=KEPT_PER_ROW)
+        self._not_deterministic: deque[LogRecord] = deque(maxlen=KEPT_PER_ROW)
+
+    async def go_on(self, link: SetLink, last: int) -> None:
+        async for entry in link.entries(self._upto + 1, last):
+            for origin, member in members_of(entry, link.config):
+                for key, record in self._records.of(origin, member):
+                    if key is None:
+                        known = self._not_deterministic if volatile_part(record.statement) else self._any_row
+                        known.append(record)
+                    elif key in self.keys:
+                        self._by_key.setdefault(key, deque(maxlen=KEPT_PER_ROW)).append(record)
+        self._upto = max(self._upto, last)
+
+    def of(self, key: Key, last: int) -> list[LogRecord]:
+        found = [*self._by_key.get(key, ()), *self._any_row, *self._not_deterministic]
+        return sorted((r for r in found if r.number <= last), key=lambda r: r.number)

@@ -1,0 +1,273 @@
+"""Repairs of a running set: transactions in its log, each for one replica, ordered with everybody's writes.
+
+A round looks at the rows anew, at a barrier, and plans from what is there. Before that, the agents begin to remember
+which of these rows are written; so a row that is written between the look and the repair is left alone, and the next
+round looks again. The statement itself compares once more: it changes the row only while that is what the look saw.
+"""
+
+import secrets
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import groupby
+
+import msgspec
+
+from replication import calls
+from replication.conflicts.tables import CLOCKS, key_text
+from replication.divergence import rows
+from replication.divergence.at_replica import REPAIR_CALL
+from replication.divergence.background import in_thread
+from replication.divergence.buckets import HashBuckets
+from replication.divergence.canonical import postgres_text
+from replication.divergence.catalog import LostConnection, describe, postgres_at
+from replication.divergence.errors import CheckRefused
+from replication.divergence.explain import Circumstances, explain
+from replication.divergence.leads import SetKnowledge
+from replication.divergence.model import Difference, Kind, Suspect
+from replication.divergence.places import Place, place
+from replication.divergence.ports import Engine, Key, ReplicaEndpoint, RowChange, SnapshotHandle
+from replication.divergence.repair import Planner, Repaired
+from replication.divergence.schema import CommonTable, ValueKind, common_table, literal, quoted
+from replication.divergence.set_barrier import SetBarrier
+from replication.divergence.set_link import SetLink
+from replication.divergence.set_log import SetLog
+from replication.marked import Repair
+from tops.changes import Statement
+from tops.errors import OutcomeUnknown, TransactionAborted
+
+BATCH_ROWS = 200
+ROUNDS = 5
+TRANSACTION_BYTES = 1 << 20
+StoredRow = tuple[str | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """Some rows of one table on all replicas at one number of the log."""
+
+    position: int
+    handles: Mapping[str, SnapshotHandle]
+    canonical: Mapping[str, Mapping[Key, StoredRow]]
+    exact: Mapping[str, Mapping[Key, StoredRow]]
+    differences: Mapping[Key, list[Difference]]
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What has become of the rows so far."""
+
+    open: list[Key]
+    settled: int = 0  # equal before anything was written
+    touched: set[Key] = field(default_factory=set)
+
+
+class SetRepair:
+    """Makes the rows of a set equal again, as a planner decides."""
+
+    def __init__(self, link: SetLink, endpoints: Sequence[ReplicaEndpoint], planner: Planner) -> None:
+        for endpoint in endpoints:
+            if endpoint.engine is not Engine.POSTGRES:
+                raise CheckRefused(
+                    f"replica {endpoint.name}: only PostgreSQL replicas are repaired through the set; "
+                    f"stop it and give the databases with --dsn"
+                )
+        self._link, self._endpoints, self._planner = link, list(endpoints), planner
+        self._knowledge, self._log = SetKnowledge(link), SetLog(link)
+        self._done = Repaired()
+
+    async def run(self, differences: Iterable[Difference]) -> Repaired:
+        """Repair the rows that a check found; rows that were written at every look are left alone and counted."""
+        found = (d for d in differences if d.kind is not Kind.IN_FLIGHT)
+        keys: list[tuple[str, Key]] = []
+        for table_and_key, _ in groupby(found, key=lambda d: (d.table, d.key)):
+            if keys and (keys[-1][0] != table_and_key[0] or len(keys) == BATCH_ROWS):
+                await self._batch(keys[0][0], [key for _, key in keys])
+                keys.clear()
+            keys.append(table_and_key)
+        if keys:
+            await self._batch(keys[0][0], [key for _, key in keys])
+        return self._done
+
+    async def _batch(self, name: str, keys: Sequence[Key]) -> None:
+        table = await self._table(name)
+        progress = _Progress(list(keys))
+        for number in range(ROUNDS + 1):
+            async with self._guarded(table, progress.open) as ident, self._look(table, progress.open) as look:
+                self._settle(progress, look)
+                if not progress.open or number == ROUNDS:
+                    break
+                changes = self._planned(look, progress.open)
+                decided = {change.key for change in changes}
+                waiting = {k for k, d in look.differences.items() if any(x.kind is Kind.IN_FLIGHT for x in d)}
+                progress.open = [key for key in progress.open if key in decided or key in waiting]
+                await self._write(table, look, changes, ident)
+                progress.touched |= decided
+        self._done.moved += len(progress.open)
+
+    def _settle(self, progress: _Progress, look: _Look) -> None:
+        equal = [key for key in progress.open if key not in look.differences]
+        self._done.written += sum(key in progress.touched for key in equal)
+        progress.open = [key for key in progress.open if key in look.differences]
+
+    def _planned(self, look: _Look, keys: Iterable[Key]) -> list[RowChange]:
+        settled = [
+            difference
+            for key in keys
+            for difference in look.differences[key]
+            if all(other.kind is not Kind.IN_FLIGHT for other in look.differences[key])
+        ]
+        return list(self._planner.changes(settled))
+
+    # ---------------------------------------------------------------------------------------------------- looking
+
+    async def _table(self, name: str) -> CommonTable:
+        schemas = {endpoint.name: await describe(endpoint, name) for endpoint in self._endpoints}
+        return common_table(name, schemas, common_columns_only=True)
+
+    @asynccontextmanager
+    async def _guarded(self, table: CommonTable, keys: Sequence[Key]) -> AsyncIterator[str]:
+        ident = secrets.token_hex(8)
+        places = tuple(_place(table, key) for key in keys)
+        for endpoint in self._endpoints:
+            await self._link.ask(endpoint.name, calls.GuardWanted(repair=ident, places=places), 30.0)
+        try:
+            yield ident
+        finally:
+            for endpoint in self._endpoints:
+                await self._link.ask(endpoint.name, calls.GuardDone(repair=ident), 30.0)
+
+    @asynccontextmanager
+    async def _look(self, table: CommonTable, keys: Sequence[Key]) -> AsyncIterator[_Look]:
+        barrier = SetBarrier(self._link)
+        try:
+            handles = await barrier.open(self._endpoints)
+            for endpoint in self._endpoints:
+                if endpoint.name not in handles:
+                    raise LostConnection(endpoint.name, ConnectionError(barrier.absent.get(endpoint.name, "")))
+            yield await self._seen(table, keys, handles)
+        finally:
+            await barrier.release()
+
+    async def _seen(self, table: CommonTable, keys: Sequence[Key], handles: Mapping[str, SnapshotHandle]) -> _Look:
+        canonical, exact = {}, {}
+        for name, handle in handles.items():
+            request = rows.request_for(table, handle, HashBuckets(1), native_buckets=False)
+            wanted = request.at(rows.Where(keys=tuple(keys)))
+            canonical[name] = await in_thread(partial(rows.by_key, wanted))
+            exact[name] = await in_thread(partial(rows.by_key, replace(wanted, exact=True)))
+        (position,) = {handle.position or 0 for handle in handles.values()}
+        records = await self._log.records_of(table, keys, position)
+        leads = await self._knowledge.leads(table, handles)
+        refused = await self._knowledge.refused(handles)
+        found: dict[Key, list[Difference]] = {}
+        for key in keys:
+            versions = {name: seen.get(key) for name, seen in canonical.items()}
+            known = Circumstances(
+                table.names,
+                table.key,
+                self._planner.primary,
+                position,
+                leads={name: lead.of(key) for name, lead in leads.items()},
+                refused=refused,
+                log_decides=self._knowledge.log_decides,
+            )
+            suspect = Suspect(key, 0, versions)
+            if differences := explain(table.label, suspect, records.get(key, ()), known, looks=1, steady=True):
+                found[key] = differences
+        return _Look(position, handles, canonical, exact, found)
+
+    # ---------------------------------------------------------------------------------------------------- writing
+
+    async def _write(self, table: CommonTable, look: _Look, changes: Sequence[RowChange], ident: str) -> None:
+        """One transaction per replica, or as many as its rows need; all in the set's log."""
+        by_replica: dict[str, list[Statement]] = {}
+        for change in changes:
+            statements = [_statement(table, look, change), *await self._versions(table, look, change)]
+            ours = Statement(REPAIR_CALL, (msgspec.json.encode(_place(table, change.key)).decode(), statements))
+            by_replica.setdefault(change.replica, []).append(ours)
+        for replica, repairs in by_replica.items():
+            for part, some in enumerate(_cut(repairs)):
+                repair = Repair(self._link.config.site_of(replica), ident, look.position, part)
+                try:
+                    number = await self._link.publish(repair.key, some)
+                except (TransactionAborted, OutcomeUnknown):
+                    continue  # the next round sees what has become of it
+                self._done.transactions.append(f"{replica}: number {number} of the log")
+
+    async def _versions(self, table: CommonTable, look: _Look, change: RowChange) -> list[str]:
+        """In a peer-to-peer set the row's version is copied with the row, so that later writes follow it."""
+        if self._link.config.policy != "peer-to-peer" or self._link.config.order != "local-first":
+            return []
+        source = change.source or next(name for name in look.handles if name != change.replica)
+        key = key_text(dict(zip(table.key, change.key, strict=True)))
+        async with postgres_at(look.handles[source]) as connection:
+            clock = await connection.fetchrow(
+                f"SELECT * FROM {CLOCKS} WHERE table_name = $1 AND key = $2", table.label, key
+            )
+        if clock is None:
+            return []
+        version = {name: literal(str(value)) for name, value in clock.items()}
+        updates = ", ".join(f"{name} = {value}" for name, value in version.items() if name not in ("table_name", "key"))
+        return [
+            f"INSERT INTO {CLOCKS} ({', '.join(version)}) VALUES ({', '.join(version.values())}) "
+            f"ON CONFLICT (table_name, key) DO UPDATE SET {updates}"
+        ]
+
+
+def _place(table: CommonTable, key: Key) -> Place:
+    return place(table.label, dict(zip(table.key, key, strict=True)))
+
+
+def _cut(repairs: Sequence[Statement]) -> list[list[Statement]]:
+    parts: list[list[Statement]] = [[]]
+    size = 0
+    for repair in repairs:
+        length = sum(len(text) for text in repair.args[1])
+        if parts[-1] and size + length > TRANSACTION_BYTES:
+            parts.append([])
+            size = 0
+        parts[-1].append(repair)
+        size += length
+    return parts
+
+
+def _statement(table: CommonTable, look: _Look, change: RowChange) -> str:
+    """What makes the row right, if it is still what the look saw."""
+    schema = table.schemas[change.replica]
+    key = " AND ".join(
+        f"{quoted(name)} = {rows.from_text(schema.column(name), literal(part))}"
+        for name, part in zip(table.key, change.key, strict=True)
+    )
+    condition = f"{key} AND {_as_seen(table, look, change)}" if change.seen is not None else key
+    if change.source is None:
+        return f"DELETE FROM {schema.qualified} WHERE {condition}"
+    stored = look.exact[change.source][change.key]
+    wanted = {
+        column.name: "NULL" if text is None else rows.from_text(schema.column(column.name), literal(text))
+        for column, text in zip(table.columns, stored, strict=True)
+        if not column.generated
+    }
+    if change.seen is None:
+        names, values = ", ".join(map(quoted, wanted)), ", ".join(wanted.values())
+        return (
+            f"INSERT INTO {schema.qualified} ({names}) OVERRIDING SYSTEM VALUE VALUES ({values}) ON CONFLICT DO NOTHING"
+        )
+    updates = ", ".join(f"{quoted(name)} = {value}" for name, value in wanted.items() if name not in table.key)
+    return f"UPDATE {schema.qualified} SET {updates} WHERE {condition}"
+
+
+def _as_seen(table: CommonTable, look: _Look, change: RowChange) -> str:
+    canonical = dict(zip(table.names, look.canonical[change.replica][change.key], strict=True))
+    exact = dict(zip(table.names, look.exact[change.replica][change.key], strict=True))
+    conditions = []
+    for column in table.columns:
+        if column.name in table.key:
+            continue
+        if column.kind is ValueKind.JSON:
+            text, seen = f"{quoted(column.name)}::text", exact[column.name]
+        else:
+            text, seen = postgres_text(column), canonical[column.name]
+        conditions.append(f"{text} IS NOT DISTINCT FROM {'NULL' if seen is None else literal(seen)}")
+    return " AND ".join(conditions) or "true"

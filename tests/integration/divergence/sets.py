@@ -1,0 +1,155 @@
+"""Checks of running replica sets: a small cluster, writers that go on, and the check beside them."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from adapters import EmbeddedPostgres
+from replication import ReplicaSet
+from replication.divergence.check import Check
+from replication.divergence.folder import read_differences
+from replication.divergence.leads import SetKnowledge
+from replication.divergence.model import CheckResult, Difference, Kind
+from replication.divergence.options import CheckOptions
+from replication.divergence.repair import Planner, Repaired, Strategy
+from replication.divergence.set_barrier import SetBarrier
+from replication.divergence.set_link import SetLink, linked
+from replication.divergence.set_log import SetLog
+from replication.divergence.set_repair import SetRepair
+from replication.divergence.sets import load_set
+from replication.refusals import WriteRefused
+from tests.integration.replication.inprocess import SmallCluster, small_cluster
+from tops.changes import Change, Update, decode_member
+from tops.errors import OutcomeUnknown
+
+SCHEMA = "create table t (id bigint primary key, v int not null, label text, at timestamptz);"
+FILL = (
+    "insert into t select i, 0, 'label ' || i, '2024-01-01Z'::timestamptz + i * interval '1 s' "
+    "from generate_series(1, {rows}) i"
+)
+
+
+@dataclass
+class CheckedSet:
+    """A running set named `shop`, and checks of it."""
+
+    small: SmallCluster
+    link: SetLink
+    spark: SparkSession
+    out: Path
+
+    async def on(self, replica: str, *statements: str) -> None:
+        """By hand, past replication."""
+        for statement in statements:
+            await self.small.sql(replica, statement)
+
+    def check(self, options: CheckOptions | None = None, wait_s: float = 60.0, **more: Any) -> Check:
+        described = load_set(str(self.small.cluster.path), "shop")
+        options = options or CheckOptions()
+        return Check(
+            described.endpoints,
+            replace(options, tables=options.tables or ("t",), primary=described.primary),
+            self.out,
+            set_name="shop",
+            policy=described.policy,
+            spark=self.spark,
+            **{
+                "log": SetLog(self.link),
+                "knowledge": SetKnowledge(self.link),
+                "new_barrier": lambda: SetBarrier(self.link, wait_s),
+                **more,
+            },
+        )
+
+    async def compare(self, options: CheckOptions | None = None, **more: Any) -> CheckResult:
+        return await self.check(options, **more).run()
+
+    def differences(self, result: CheckResult) -> list[Difference]:
+        return list(read_differences(self.out / result.id))
+
+    def real_differences(self, result: CheckResult) -> list[Difference]:
+        return [d for d in self.differences(result) if d.kind is not Kind.IN_FLIGHT]
+
+    async def repair(
+        self, result: CheckResult, by: Strategy, kind: type[SetRepair] = SetRepair, **more: str
+    ) -> Repaired:
+        endpoints = load_set(str(self.small.cluster.path), "shop").endpoints
+        planner = Planner([endpoint.name for endpoint in endpoints], by, **more)
+        return await kind(self.link, endpoints, planner).run(self.differences(result))
+
+    async def logged_keys(self) -> AsyncIterator[str]:
+        """The idempotency keys of all transactions in the set's log."""
+        told = await self.link.log()
+        async for entry in self.link.entries(told.oldest, told.decided):
+            for logged in entry.transactions:
+                for event in logged.events:
+                    yield decode_member(event.body["write"]).idempotency_key
+
+
+@asynccontextmanager
+async def checked_set(
+    server: EmbeddedPostgres, folder: Path, spark: SparkSession, keys: str, *, rows: int, schema: str = SCHEMA
+) -> AsyncIterator[CheckedSet]:
+    """A set whose replicas begin with the same rows."""
+    filled = f"{schema}\n{FILL.format(rows=rows)};\nanalyze t;"
+    async with small_cluster(server, folder, f"{keys}\ntables = ['t']", schema=filled) as small:
+        async with linked(small.cluster, "shop") as link:
+            yield CheckedSet(small, link, spark, folder / "runs")
+
+
+@dataclass
+class Writers:
+    """Writes of random rows at a rate, through the set, until told to stop; what is refused is counted."""
+
+    shop: ReplicaSet
+    rows: tuple[int, int]
+    rate: int
+    change: Callable[[int, random.Random], Change] = lambda key, _: Update("t", {"id": key}, add={"v": 1})
+    written: int = 0
+    refused: int = 0
+    seconds: float = 0.0
+    _stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self, writers: int = 16) -> None:
+        began = asyncio.get_running_loop().time()
+        await asyncio.gather(*(self._write(number, writers) for number in range(writers)))
+        self.seconds = asyncio.get_running_loop().time() - began
+
+    async def _write(self, number: int, writers: int) -> None:
+        generator = random.Random(number)
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while not self._stop.is_set():
+            try:
+                await self.shop.write([self.change(generator.randint(*self.rows), generator)])
+                self.written += 1
+            except (OutcomeUnknown, WriteRefused):
+                self.refused += 1  # a machine that is busy with other things answers late
+            due = max(due + writers / self.rate, loop.time() - 1.0)
+            await asyncio.sleep(max(0.0, due - loop.time()))
+
+    def stop(self) -> None:
+        self._stop.set()
+
+
+@asynccontextmanager
+async def writing(
+    checked: CheckedSet, rows: tuple[int, int], rate: int = 500, **more: Any
+) -> AsyncIterator[list[Writers]]:
+    """Writers at every replica where every replica writes, together at this rate."""
+    names = list(checked.small.databases)
+    async with checked.small.connect(names[0]) as one, checked.small.connect(names[1]) as two:
+        everyone = [Writers(shop, rows, rate // 2, **more) for shop in (one, two)]
+        tasks = [asyncio.ensure_future(writers.run()) for writers in everyone]
+        try:
+            yield everyone
+        finally:
+            for writers in everyone:
+                writers.stop()
+            await asyncio.gather(*tasks)

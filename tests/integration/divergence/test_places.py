@@ -1,0 +1,103 @@
+"""Which rows a change touches, and what a guard of rows therefore lets a repair write."""
+
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import pytest
+
+from replication.divergence.at_replica import REPAIR_CALL, AtReplica, _Guard
+from replication.divergence.places import key_in, loose, place, tables_named_in
+from replication.marked import Repair, barrier_key, barrier_of, repair_of
+from tops.changes import Change, Delete, Insert, Member, Statement, Update, Upsert
+from tops.ids import TxId
+
+ID = frozenset({"id"})
+
+
+@pytest.mark.parametrize(
+    ("sql", "args", "key"),
+    [
+        ("update t set v = $1 where id = $2", (5, 7), {"id": 7}),
+        ("UPDATE public.t SET v = v + 1 WHERE v > 3 AND id = 7;", (), {"id": "7"}),
+        ('delete from t where "id" = $1 returning *', (7,), {"id": 7}),
+        ("insert into t (v, id) values ($1, $2) on conflict do nothing", (1, 7), {"id": 7}),
+        ("update t set v = 1 where name = 'it''s' and id = 'x''y'", (), {"id": "x'y"}),
+        ("update t set v = 1", (), None),
+        ("update t set v = 1 where id = $1 or v = 2", (7,), None),
+        ("update t set v = 1 where id > $1", (7,), None),
+        ("update t set v = u.v from u where u.id = $1", (7,), None),
+        ("delete from t where id in (select id from u where id = $1)", (7,), None),
+        ("insert into t (id) values (1), (2)", (), None),
+        ("insert into t select * from u", (), None),
+        ("insert into t (id) values (nextval('s'))", (), None),
+        ("update t set v = 1 where id = $3", (7,), None),
+    ],
+)
+def test_a_statement_tells_its_row_only_if_it_is_one(
+    sql: str, args: tuple[Any, ...], key: dict[str, Any] | None
+) -> None:
+    assert key_in(sql, args, ID) == key
+
+
+def test_spellings_of_one_value_are_one_place() -> None:
+    moment = datetime(2024, 1, 1, 12, tzinfo=UTC)
+    assert loose(7) == loose("7") == loose(Decimal("7.0")) == loose("7.00")
+    assert loose(moment) == loose("2024-01-01 12:00:00+00") == loose("2024-01-01T13:00:00+01:00")
+    assert loose("7") != loose("8")
+    assert place("public.t", {"a": 1, "b": "X"}) == place("t", {"b": "x", "a": "1"})
+
+
+def test_tables_are_found_in_statements_by_whole_words() -> None:
+    assert tables_named_in("update accounts set v = 1", ["accounts", "account", "shop.accounts"]) == [
+        "accounts",
+        "shop.accounts",
+    ]
+
+
+def repair_of_row(key: int) -> Change:
+    return Statement(REPAIR_CALL, (msgspec.json.encode(place("t", {"id": key})).decode(), ["select 1"]))
+
+
+@pytest.mark.parametrize(
+    ("change", "left_alone"),
+    [
+        (Update("t", {"id": 7}, {"v": 1}), {7}),
+        (Update("public.t", {"id": "7"}, add={"v": 1}), {7}),
+        (Insert("t", {"id": 8, "v": 1}), {8}),
+        (Upsert("t", {"id": 8}, {"v": 1}), {8}),
+        (Delete("t", {"id": 7}), {7}),
+        (Delete("u", {"id": 7}), set()),
+        (Delete("t", {"id": 9}), set()),
+        (Statement("update t set v = 0 where id = $1", (8,)), {8}),
+        (Statement("update t set v = 0 where v = 1"), {7, 8}),
+        (Statement("update u set v = 0"), set()),
+    ],
+)
+def test_a_row_that_was_written_since_the_look_is_left_alone(change: Change, left_alone: set[int]) -> None:
+    guard = _Guard(frozenset({place("t", {"id": 7}), place("t", {"id": 8})}))
+
+    guard.saw(Member(TxId("tx"), (change,)), 12)
+
+    kept = {key for key in (7, 8) if guard.untouched(repair_of_row(key), 11)}
+    assert kept == {7, 8} - left_alone
+    assert all(guard.untouched(repair_of_row(key), 12) for key in (7, 8))  # looked at after it
+
+
+def test_a_repair_without_a_guard_writes_nothing_and_neither_does_what_is_no_repair_of_a_row() -> None:
+    repair = Repair("shop-r1", "ident", 11)
+    member = Member(TxId("tx"), (repair_of_row(7),), repair.key)
+    visitor = AtReplica("r1", None, "")  # type: ignore[arg-type]
+
+    assert visitor.permitted(member, repair).changes == ()
+    assert not _Guard(frozenset({place("t", {"id": 7})})).untouched(Statement("delete from t"), 11)
+
+
+def test_marks_are_told_by_their_keys_and_applications_writes_carry_none() -> None:
+    repair = Repair("shop-r1", "ident", 11, 2)
+
+    assert repair_of(Member(TxId("tx"), (), repair.key)) == repair
+    assert barrier_of(Member(TxId("tx"), (), barrier_key("b"))) == "b"
+    assert barrier_of(Member(TxId("tx"), (), repair.key)) is None
+    assert repair_of(Member(TxId("tx"), (), "an order")) is None
