@@ -93,7 +93,7 @@ def constraints_are_not_retested_after_the_votes() -> Any:
 
 @_sabotage
 def votes_are_counted_twice_after_a_reconnection() -> Any:
-    """A link hands over what it has handed over before, and the coordinator counts votes without looking whose."""
+    """A link sends again what has arrived, its other end takes it, and votes are counted without looking whose."""
     honest = EpochCoordinator.on_voted
     repeated: Counter[EpochId] = Counter()
 
@@ -111,7 +111,11 @@ def votes_are_counted_twice_after_a_reconnection() -> Any:
         enough = len(epoch.votes) + repeated[epoch.id] >= len(epoch.counted)
         return self._resolve(epoch) if enough and epoch.stage is Stage.VOTING else []
 
-    return _together(_patched(LinkSession, "unpack", forgetful), _patched(EpochCoordinator, "on_voted", counting))
+    return _together(
+        _patched(LinkSession, "resume", lambda self, received: list(self.unacknowledged)),
+        _patched(LinkSession, "unpack", forgetful),
+        _patched(EpochCoordinator, "on_voted", counting),
+    )
 
 
 @_sabotage

@@ -43,12 +43,13 @@ class CallbackEpoch:
         brokers: Sequence[NodeId],
         doubt_s: float,
         ended: Callable[["CallbackEpoch"], None],
+        settled: Callable[[int], list[Effect]],
     ) -> None:
         self.subscription, self.memo, self.executors = subscription, memo, dict(executors)
         self.key = epoch_key(memo.voter, memo.epoch)
         self.stage = EpochStage.VOTING
         self.doubt = Doubt(memo, brokers, doubt_s)
-        self._ended = ended
+        self._ended, self._settled = ended, settled
         self._votes: dict[TxId, str | None] = {}
         self._unfinished: set[TxId] = set()
 
@@ -73,8 +74,7 @@ class CallbackEpoch:
         vote = EpochVoted(epoch=memo.epoch, digest=memo.digest, voter=memo.voter, excluded=excluded)
         told = Post(Address(memo.epoch.coordinator), vote)
         if len(excluded) == len(memo.transactions):
-            self._end()  # nothing was promised, there is no decision to wait for
-            return [told]
+            return [told, *self._end()]  # nothing was promised, there is no decision to wait for
         return [told, self.doubt.wait()]
 
     def on_decided(self, committing: frozenset[str]) -> list[Effect]:
@@ -88,10 +88,22 @@ class CallbackEpoch:
         # A commit sets the timer anew when it is carried out, and until then the timer changes nothing.
         effects: list[Effect] = [] if committed and live else [CancelTimer(self.doubt.timer)]
         if not live:
-            self._end()
+            return effects + self._end()
+        if not committed:
+            return effects + self._undo(list(live.items()))
         for tx, executor in live.items():
-            effects += executor.finish(committed, partial(self._finished, tx, committed))
+            effects += executor.finish(True, partial(self._finished, tx, True))
         return effects
+
+    def _undo(self, left: list[tuple[TxId, SubTxExecutor]]) -> list[Effect]:
+        """The latest first, one after the other: what was committed early is compensated in reverse order."""
+        if not left:
+            return []
+        tx, executor = left.pop()
+        finished = partial(self._finished, tx, False)
+        if not self.holds(executor):
+            return finished() + self._undo(left)  # prepared anew meanwhile
+        return executor.finish(False, lambda: finished() + self._undo(left))
 
     def holds(self, executor: SubTxExecutor) -> bool:
         """Whether the sub-transaction was last prepared here: a later epoch may have prepared it anew, and owns it."""
@@ -102,10 +114,9 @@ class CallbackEpoch:
         if self._unfinished or self.stage is not EpochStage.FINISHING:
             return []
         if not committed:
-            self._end()
-            return []
+            return self._end()
         self.stage = EpochStage.FINISHED
-        return self.on_timer()
+        return self.on_timer() + self._settled(self.subscription)
 
     def on_timer(self) -> list[Effect]:
         """Ask for the decision, or tell that it is carried out, once more."""
@@ -120,23 +131,27 @@ class CallbackEpoch:
     def on_noted(self) -> list[Effect]:
         if self.stage is not EpochStage.FINISHED:
             return []
-        self._end()
-        return [CancelTimer(self.doubt.timer), ForgetPromise(self.subscription, self.memo)]
+        return [*self._end(), CancelTimer(self.doubt.timer), ForgetPromise(self.subscription, self.memo)]
 
     def superseded(self, members: Container[TxId]) -> list[Effect]:
         """A newer attempt takes over: its prepare renews the promises of its members, the others end here."""
         if self.stage not in (EpochStage.VOTING, EpochStage.PROMISED):
             return []
-        self._end()
         effects: list[Effect] = [CancelTimer(self.doubt.timer)]
         for tx, executor in self.executors.items():
             if tx not in members and self.holds(executor):
                 effects += executor.finish(False, list)
-        return effects
+        return effects + self._end()
 
-    def _end(self) -> None:
+    @property
+    def settled(self) -> bool:
+        """Whether its outcome has been carried out here."""
+        return self.stage in (EpochStage.FINISHED, EpochStage.ENDED)
+
+    def _end(self) -> list[Effect]:
         self.stage = EpochStage.ENDED
         self._ended(self)
+        return self._settled(self.subscription)
 
     @classmethod
     def recovered(
@@ -147,8 +162,9 @@ class CallbackEpoch:
         brokers: Sequence[NodeId],
         doubt_s: float,
         ended: Callable[["CallbackEpoch"], None],
+        settled: Callable[[int], list[Effect]],
     ) -> "CallbackEpoch":
         """Found again after a crash: promises that are still open, or none, if the commit was carried out."""
-        epoch = cls(subscription, memo, executors, brokers, doubt_s, ended)
+        epoch = cls(subscription, memo, executors, brokers, doubt_s, ended, settled)
         epoch.stage = EpochStage.PROMISED if executors else EpochStage.FINISHED
         return epoch
