@@ -48,6 +48,19 @@ async def test_a_prepare_in_a_failed_transaction_is_not_taken_for_a_promise(
     assert await database.sql("select gid from pg_prepared_xacts where gid = 'nothing'") == []
 
 
+@pytest.mark.parametrize("change", [balance(1, 1), balance(1, -1000)], ids=["together", "one by one"])
+async def test_an_epoch_to_which_the_server_answers_rollback_is_a_no(
+    adapter: PostgresAdapter, monkeypatch: pytest.MonkeyPatch, change: Change
+) -> None:
+    monkeypatch.setattr(Promises, "_prepare_text", lambda *_: "ROLLBACK")  # the same answer as in a failed transaction
+
+    with pytest.raises(ResourceRefused, match="answered ROLLBACK"):
+        await adapter.prepare(epoch(1, member("t1", change)))
+
+    assert await adapter.recover() == []
+    assert await adapter.applied() == Position(0)
+
+
 def test_no_transaction_block_of_the_driver_is_used_where_something_is_prepared() -> None:
     folder = Path(__file__).parents[3] / "adapters" / "postgres"
     users = {path.name for path in folder.glob("*.py") if ".transaction(" in path.read_text()}
