@@ -17,7 +17,7 @@ from replication.calls import Answerer, AnyAnswer, AnyQuestion
 from replication.certification import Certifier
 from replication.config import HIDDEN, Cluster, ReplicaSetConfig
 from replication.conflicts.pruning import Flushed, Pruning
-from replication.databases import ReplicaDatabase, started
+from replication.databases import ReplicaDatabase, patiently
 from replication.events import log_type
 from replication.lag import LagTracker
 from replication.local_writes import LocalWrites
@@ -76,13 +76,14 @@ class Agent:
     async def _start(self, stack: AsyncExitStack) -> None:
         stack.push_async_callback(self.database.stop)
         await self.database.start()
-        await self.database.ensure_schema(self.cluster.schema_of(self.config))
+        schema = self.cluster.schema_of(self.config)
+        await patiently(lambda: self.database.ensure_schema(schema))
         self.resource = self.database.resource()
         if self.resource.compensatable and self.policy.scope_of(self.replica.name) is Scope.DISTRIBUTED:
             raise ConfigError(
                 f"replica {self.replica.name!r}: this database commits early and can't vote; let it follow"
             )
-        await started(self.resource)
+        await patiently(self.resource.start)
         stack.push_async_callback(self.resource.close)
         brokers = self.cluster.config
         self.site = await stack.enter_async_context(
@@ -102,7 +103,7 @@ class Agent:
         config, scope = self.config, self.policy.scope_of(self.replica.name)
         self.participant = ReplicaParticipant(self.resource, self.log_type.name, self.name, scope)
         self.errors = ApplyErrors(config, self.replica.name, self.database.dsn, self.participant)
-        await self.errors.start()
+        await patiently(self.errors.start)
         stack.callback(self._cancel)
         await self.site.advertise(self.log_type)
         await bootstrap.copy_if_new(self)
