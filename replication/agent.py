@@ -17,7 +17,7 @@ from replication.calls import Answerer, AnyAnswer, AnyQuestion
 from replication.certification import Certifier
 from replication.config import HIDDEN, Cluster, ReplicaSetConfig
 from replication.conflicts.pruning import Flushed, Pruning
-from replication.databases import ReplicaDatabase, started
+from replication.databases import ReplicaDatabase, patiently
 from replication.divergence.at_replica import AtReplica
 from replication.events import log_type
 from replication.lag import LagTracker
@@ -79,13 +79,14 @@ class Agent:
     async def _start(self, stack: AsyncExitStack) -> None:
         stack.push_async_callback(self.database.stop)
         await self.database.start()
-        await self.database.ensure_schema(self.cluster.schema_of(self.config))
+        schema = self.cluster.schema_of(self.config)
+        await patiently(lambda: self.database.ensure_schema(schema))
         self.resource = self.database.resource()
         if self.resource.compensatable and self.policy.scope_of(self.replica.name) is Scope.DISTRIBUTED:
             raise ConfigError(
                 f"replica {self.replica.name!r}: this database commits early and can't vote; let it follow"
             )
-        await started(self.resource)
+        await patiently(self.resource.start)
         stack.push_async_callback(self.resource.close)
         brokers = self.cluster.config
         self.site = await stack.enter_async_context(
@@ -107,7 +108,7 @@ class Agent:
         self.visitor = self.participant.visitor = AtReplica(self.replica.name, self.resource, self.database.dsn)
         stack.push_async_callback(self.visitor.close)
         self.errors = ApplyErrors(config, self.replica.name, self.database.dsn, self.participant)
-        await self.errors.start()
+        await patiently(self.errors.start)
         stack.callback(self._cancel)
         await self.site.advertise(self.log_type)
         await bootstrap.copy_if_new(self)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from adapters import EmbeddedPostgres, PostgresAdapter, SqliteAdapter
@@ -92,12 +93,12 @@ class ReplicaDatabase:
         )
 
 
-async def started(resource: Resource, patience_s: float = START_PATIENCE_S) -> None:
-    """Start a resource whose server may still be coming up."""
+async def patiently(work: Callable[[], Awaitable[None]], patience_s: float = START_PATIENCE_S) -> None:
+    """Do what needs a server that may still be coming up, again until it is there; NotReachable after the bound."""
     deadline = asyncio.get_running_loop().time() + patience_s
     while True:
         try:
-            await resource.start()
+            await work()
         except NotReachable as error:
             if asyncio.get_running_loop().time() > deadline:
                 raise

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from adapters import EmbeddedPostgres
+from replication.config import Cluster
 from replication.reads import TooFewReaders
-from tests.integration.replication.clusters import eventually
+from tests.integration.replication.clusters import SCHEMA, eventually, free_port
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tops.changes import Upsert
 from tops.errors import NotReachable, TopsError
@@ -125,3 +126,32 @@ async def test_a_replica_that_is_cut_off_from_the_others_serves_no_current_and_n
             return True
 
         await eventually(refused, what="a current read being refused without a coordinator")
+
+
+async def test_an_agent_waits_for_a_database_that_is_not_there_yet(folder: Path) -> None:
+    server = EmbeddedPostgres(folder / "late", settings={"fsync": "off"})
+    async with server:
+        dsn = server.dsn
+    (folder / "schema.sql").write_text(SCHEMA)
+    path = folder / "tops.toml"
+    path.write_text(
+        f'[cluster]\nname = "test"\n[[broker]]\nname = "b1"\nlisten = "127.0.0.1:{free_port()}"\n'
+        f'data = "{folder}/b1"\n'
+        '[[replica_set]]\nname = "shop"\nschema = "schema.sql"\npolicy = "quorum"\n'
+        f'[[replica_set.replica]]\nname = "r1"\nbroker = "b1"\ndsn = "{dsn}"\n'
+    )
+    cluster = SmallCluster(Cluster.load(path), server, {"r1": "postgres"})
+    try:
+        await cluster.start_broker("b1")
+        starting = asyncio.ensure_future(cluster.start("r1"))
+        with pytest.raises(NotReachable, match="no replica of set"):
+            async with cluster.connect(timeout_s=1.0):
+                pass
+        assert not starting.done(), "the agent gave up"
+        async with server:
+            await starting
+            async with cluster.connect() as shop:
+                await shop.write([Upsert("accounts", {"id": 1}, {"balance": 1})])
+            await cluster.close()
+    finally:
+        await cluster.close()
