@@ -126,15 +126,14 @@ class Rendezvous:
         self, publication: Publication, publisher: Address, incarnation: int, now: float
     ) -> list[Effect]:
         """A publication that a site sent up the tree; what is to go down again is among the effects."""
-        match publication:
-            case Published():
-                return self.log_keeper.on_published(publication, publisher)
-            case EventsPublished():
-                return self.log_keeper.on_published_together(publication, publisher)
-            case CensusOpened():
-                return self.local.on_announced(publication, publisher, incarnation)
-            case TxPublished():
-                return self.public.on_event(publication)
+        if type(publication) is TxPublished:
+            return self.public.on_event(publication)
+        if type(publication) is Published:
+            return self.log_keeper.on_published(publication, publisher)
+        if type(publication) is EventsPublished:
+            return self.log_keeper.on_published_together(publication, publisher)
+        if type(publication) is CensusOpened:
+            return self.local.on_announced(publication, publisher, incarnation)
         return []
 
     # --------------------------------------------------------------------------------------------------- commitment
