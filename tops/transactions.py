@@ -9,6 +9,8 @@ class TxType(Enum):
     LOCAL = "local"  # every subscriber commits by itself
     DISTRIBUTED = "distributed"  # the participants commit together or not at all
 
+    __hash__ = object.__hash__  # part of a key that every transaction is looked up by; the one of `Enum` is slow
+
 
 class Access(Enum):
     PRIVATE = "private"  # only the initiator publishes
@@ -30,6 +32,8 @@ class ScopeLimit(IntEnum):
     NONE = 0
     LOCAL = 2
     DISTRIBUTED = 3
+
+    __hash__ = int.__hash__  # as for `TxType`
 
 
 class LocalOutcome(Enum):
@@ -60,7 +64,7 @@ def granted_scope(asked: Scope, limit: ScopeLimit, tx_type: TxType) -> Scope:
     """The scope a subscriber gets (thesis, table 4-A); a local transaction offers at most `LOCAL`."""
     if tx_type is TxType.LOCAL and asked is Scope.DISTRIBUTED:
         asked = Scope.LOCAL
-    return asked if asked >= Scope(limit) else Scope.NONE
+    return asked if asked >= limit else Scope.NONE
 
 
 def check_limit(tx_type: TxType, limit: ScopeLimit, local_outcome: LocalOutcome) -> None:

@@ -248,11 +248,11 @@ class BrokerCore:
     def _descend(
         self, publication: Publication, lineage: tuple[str, ...], rendezvous: NodeId, exclude: NodeId | None
     ) -> list[Effect]:
-        if isinstance(publication, EventsPublished):
+        if type(publication) is EventsPublished:
             return self._descend_events(publication, lineage, rendezvous, exclude)
         skip = (exclude, self.topology.next_hop(self.name, rendezvous))
         downward = self._downward(publication, lineage, rendezvous)
-        if isinstance(publication, Published):
+        if type(publication) is Published:
             links = self.table.interested(lineage, publication.event.body)
             return [Send(link, downward) for link in links if link not in skip]
         tx, edge = publication.tx, self.edge
@@ -261,8 +261,8 @@ class BrokerCore:
             for link in self._links_of(publication, lineage)
             if link not in skip and (link not in edge.sites or edge.pass_on(link, tx, publication, lineage))
         ]
-        if isinstance(publication, LocalCommitOrdered) or (
-            isinstance(publication, TxAbandoned) and not publication.distributed_only
+        if type(publication) is LocalCommitOrdered or (
+            type(publication) is TxAbandoned and not publication.distributed_only
         ):
             edge.end(tx, self.tx_routes.pop(tx, ()))
         return effects
@@ -295,7 +295,7 @@ class BrokerCore:
 
     def _links_of(self, publication: TxPublication, lineage: tuple[str, ...]) -> list[NodeId]:
         """Where the transaction was announced; its events are not matched again."""
-        if isinstance(publication, CensusOpened):
+        if type(publication) is CensusOpened:
             links = self.table.interested(lineage, publication.spec.attributes)
             self.tx_routes[publication.tx] = links
             if len(self.tx_routes) > TX_ROUTES_MAX:

@@ -25,6 +25,9 @@ class EpochStage(Enum):
     ENDED = "ended"
 
 
+VOTING, PROMISED, FINISHING, FINISHED, ENDED = EpochStage  # looked at with every message
+
+
 EpochKey = tuple[str, int, int, int]  # what is voted under; the coordinator's incarnation, the number, the attempt
 
 
@@ -47,7 +50,7 @@ class CallbackEpoch:
     ) -> None:
         self.subscription, self.memo, self.executors = subscription, memo, dict(executors)
         self.key = epoch_key(memo.voter, memo.epoch)
-        self.stage = EpochStage.VOTING
+        self.stage = VOTING
         self.doubt = Doubt(memo, brokers, doubt_s)
         self._ended, self._settled = ended, settled
         self._votes: dict[TxId, str | None] = {}
@@ -66,9 +69,9 @@ class CallbackEpoch:
 
     def _voted(self, tx: TxId, reason: str | None) -> list[Effect]:
         self._votes[tx] = reason
-        if self.stage is not EpochStage.VOTING or len(self._votes) < len(self.memo.transactions):
+        if self.stage is not VOTING or len(self._votes) < len(self.memo.transactions):
             return []
-        self.stage = EpochStage.PROMISED
+        self.stage = PROMISED
         memo = self.memo
         excluded = {t: why for t in memo.transactions if (why := self._votes[t]) is not None}
         vote = EpochVoted(epoch=memo.epoch, digest=memo.digest, voter=memo.voter, excluded=excluded)
@@ -79,9 +82,9 @@ class CallbackEpoch:
 
     def on_decided(self, committing: frozenset[str]) -> list[Effect]:
         """The decision, from the coordinator or from a peer who heard it."""
-        if self.stage not in (EpochStage.VOTING, EpochStage.PROMISED):
+        if self.stage not in (VOTING, PROMISED):
             return []
-        self.stage = EpochStage.FINISHING
+        self.stage = FINISHING
         committed = hashed(self.memo.voter) in committing
         live = {tx: e for tx, e in self.executors.items() if self._votes.get(tx) is None and self.holds(e)}
         self._unfinished = set(live)
@@ -111,31 +114,31 @@ class CallbackEpoch:
 
     def _finished(self, tx: TxId, committed: bool) -> list[Effect]:
         self._unfinished.discard(tx)
-        if self._unfinished or self.stage is not EpochStage.FINISHING:
+        if self._unfinished or self.stage is not FINISHING:
             return []
         if not committed:
             return self._end()
-        self.stage = EpochStage.FINISHED
+        self.stage = FINISHED
         return self.on_timer() + self._settled(self.subscription)
 
     def on_timer(self) -> list[Effect]:
         """Ask for the decision, or tell that it is carried out, once more."""
-        if self.stage is EpochStage.PROMISED:
+        if self.stage is PROMISED:
             return self.doubt.ask()
-        if self.stage is not EpochStage.FINISHED:
+        if self.stage is not FINISHED:
             return []
         epoch = self.memo.epoch
         finished = EpochFinished(epoch=epoch, voter=self.memo.voter, note=True)
         return [Post(Address(epoch.coordinator), finished), self.doubt.wait()]
 
     def on_noted(self) -> list[Effect]:
-        if self.stage is not EpochStage.FINISHED:
+        if self.stage is not FINISHED:
             return []
         return [*self._end(), CancelTimer(self.doubt.timer), ForgetPromise(self.subscription, self.memo)]
 
     def superseded(self, members: Container[TxId]) -> list[Effect]:
         """A newer attempt takes over: its prepare renews the promises of its members, the others end here."""
-        if self.stage not in (EpochStage.VOTING, EpochStage.PROMISED):
+        if self.stage not in (VOTING, PROMISED):
             return []
         effects: list[Effect] = [CancelTimer(self.doubt.timer)]
         for tx, executor in self.executors.items():
@@ -146,10 +149,10 @@ class CallbackEpoch:
     @property
     def settled(self) -> bool:
         """Whether its outcome has been carried out here."""
-        return self.stage in (EpochStage.FINISHED, EpochStage.ENDED)
+        return self.stage in (FINISHED, ENDED)
 
     def _end(self) -> list[Effect]:
-        self.stage = EpochStage.ENDED
+        self.stage = ENDED
         self._ended(self)
         return self._settled(self.subscription)
 
@@ -166,5 +169,5 @@ class CallbackEpoch:
     ) -> "CallbackEpoch":
         """Found again after a crash: promises that are still open, or none, if the commit was carried out."""
         epoch = cls(subscription, memo, executors, brokers, doubt_s, ended, settled)
-        epoch.stage = EpochStage.PROMISED if executors else EpochStage.FINISHED
+        epoch.stage = PROMISED if executors else FINISHED
         return epoch

@@ -27,6 +27,7 @@ from tops.transactions import Scope, granted_scope
 WITHHELD_MAX = 10_000
 HANDLES_MAX = 10_000  # names that a site takes part under; each interactive transaction brings a new one
 TRANSACTIONS_MAX = 10_000  # a site's open ones; whose end was lost with a broker makes room for newer ones
+NONE, DISTRIBUTED = Scope.NONE, Scope.DISTRIBUTED  # looked at with every message
 
 
 class Taken(msgspec.Struct):
@@ -49,7 +50,7 @@ class Taken(msgspec.Struct):
         return withheld if self.takes_any() else []
 
     def takes_any(self) -> bool:
-        return self.distributed or (self.scope is not None and self.scope is not Scope.NONE)
+        return self.distributed or (self.scope is not None and self.scope is not NONE)
 
 
 class SiteLink(msgspec.Struct):
@@ -133,7 +134,7 @@ class Edge:
     def pass_on(self, name: NodeId, tx: TxId, publication: TxPublication, types: tuple[str, ...]) -> bool:
         """Whether a transaction's publication goes to this site now; if the site has not chosen yet it is kept."""
         transactions = self.sites[name].transactions
-        if isinstance(publication, CensusOpened):
+        if type(publication) is CensusOpened:
             taken = self._standing(self.sites[name], tx, publication.spec, types)
             if taken.scope is not None and not taken.takes_any():
                 return False
@@ -148,9 +149,9 @@ class Edge:
             if len(known.withheld) < WITHHELD_MAX:
                 known.withheld.append(publication)
             return False
-        if isinstance(publication, LocalCommitOrdered):
-            return known.scope is not Scope.NONE  # whoever is only a distributed participant waits for a prepare
-        if isinstance(publication, TxBegan) and known.distributed and known.pseudonyms:
+        if type(publication) is LocalCommitOrdered:
+            return known.scope is not NONE  # whoever is only a distributed participant waits for a prepare
+        if type(publication) is TxBegan and known.distributed and known.pseudonyms:
             # Turned away at the census: from here on it is a stranger, unless it takes the events in another way.
             known.distributed = not publication.members.isdisjoint(map(hashed, known.pseudonyms))
             return True
@@ -172,7 +173,7 @@ class Edge:
         if taken is None:
             return []
         taken.pseudonyms.add(pseudonym)
-        return taken.choose(Scope.NONE, True) if taken.asked == 1 else []
+        return taken.choose(NONE, True) if taken.asked == 1 else []
 
     def on_standing(self, site: SiteLink, answered: StandingAnswered) -> None:
         """A standing answer on its way to the coordinator; its pseudonyms will be on the lists of members, or not."""
@@ -201,18 +202,18 @@ class Edge:
 
     def _standing(self, site: SiteLink, tx: TxId, spec: TxSpec, types: tuple[str, ...]) -> Taken:
         """What the site takes without being asked, or an open question."""
-        taken = Taken(scope=Scope.NONE, pseudonyms=set(), withheld=[])
+        taken = Taken(scope=NONE, pseudonyms=set(), withheld=[])
         for number, s in site.subscriptions.items():
             if s.definitions[-1].name not in types or s.filter is None or not s.filter.matches(spec.attributes):
                 continue
-            if s.durable and s.scope is not Scope.DISTRIBUTED:
+            if s.durable and s.scope is not DISTRIBUTED:
                 continue  # it takes the transaction from the log
             if s.scope is None:
                 taken.scope = None
                 taken.asked += 1
                 continue
             granted = granted_scope(s.scope, spec.limit, spec.tx_type)
-            if granted is Scope.DISTRIBUTED:
+            if granted is DISTRIBUTED:
                 taken.distributed |= spec.census is not None  # a one-shot reaches it with the prepare
                 if taken.distributed and number in site.secrets:
                     taken.pseudonyms.add(standing_pseudonym(site.secrets[number], tx))

@@ -41,6 +41,8 @@ from tops.messages import (
 from tops.records import EpochCommitted, FinishesNoted, InSyncChanged, LogAppended
 from tops.transactions import Outcome
 
+VOTING, FINISHING = Stage  # looked at with every message
+
 __all__ = ["QUESTION", "Epoch", "EpochCoordinator", "EpochOptions", "Stage", "member_digest"]
 
 
@@ -102,7 +104,7 @@ class EpochCoordinator:
     def voting(self, tx: TxId) -> Epoch | None:
         """The epoch in which this transaction is being voted on."""
         for epoch in self.in_flight.values():
-            if epoch.stage is Stage.VOTING and any(m.tx == tx for m in epoch.members):
+            if epoch.stage is VOTING and any(m.tx == tx for m in epoch.members):
                 return epoch
         return None
 
@@ -161,7 +163,7 @@ class EpochCoordinator:
         if epoch is None or epoch.id != voted.epoch or epoch.digest != voted.digest:
             return []  # another attempt's; its voter asks, or hears of a newer one
         member = epoch.voters.get(voted.voter)
-        if member is None or member.incarnation != incarnation or epoch.stage is not Stage.VOTING:
+        if member is None or member.incarnation != incarnation or epoch.stage is not VOTING:
             return []
         if not epoch.awaits(voted.voter) or not fits(voted, epoch.members):
             return []
@@ -175,11 +177,11 @@ class EpochCoordinator:
             for epoch in list(self.in_flight.values()):
                 if key not in epoch.voters:
                     continue
-                if epoch.stage is Stage.VOTING and epoch.awaits(key):
+                if epoch.stage is VOTING and epoch.awaits(key):
                     epoch.gone[key] = reason
                     if epoch.everyone_voted():
                         effects += self._resolve(epoch)
-                elif epoch.stage is Stage.FINISHING and key in epoch.committing - epoch.finished:
+                elif epoch.stage is FINISHING and key in epoch.committing - epoch.finished:
                     effects += self._give_up_on(epoch, frozenset([key]))
         return effects
 
@@ -204,7 +206,7 @@ class EpochCoordinator:
         epoch = self.in_flight.get(number)
         if epoch is None:
             return []
-        if epoch.stage is Stage.FINISHING:
+        if epoch.stage is FINISHING:
             return self._give_up_on(epoch, epoch.committing - epoch.finished)
         missing = [key for key in epoch.counted if epoch.awaits(key)]
         lone = epoch.members[0]
@@ -285,7 +287,7 @@ class EpochCoordinator:
                     aborts += self._settle_abort(ready, verdict.excluded[ready.tx])
         if not committed:
             return self._undo(epoch) + aborts + self._end(epoch, void=True) + self.start()
-        epoch.stage = Stage.FINISHING
+        epoch.stage = FINISHING
         epoch.committing = epoch.decided = verdict.committing
         epoch.committed = tuple(m.tx for m in committed)
         number = epoch.id.number
@@ -347,7 +349,7 @@ class EpochCoordinator:
         epoch = self.in_flight.get(finished.epoch.number)
         if epoch is not None and epoch.id == finished.epoch:
             epoch.finished.add(finished.voter)
-            if epoch.stage is Stage.FINISHING and epoch.committing <= epoch.finished:
+            if epoch.stage is FINISHING and epoch.committing <= epoch.finished:
                 effects += self._end(epoch, void=False) + self.start()
         return effects
 
@@ -392,7 +394,7 @@ class EpochCoordinator:
         if live is not None and live.id == epoch:
             if voter in live.voters:
                 live.voters[voter].address = asker  # it may have moved to another broker
-            if live.stage is Stage.VOTING:
+            if live.stage is VOTING:
                 return []
             return [told(epoch, digest, voter, live.decided, asker)]
         return self.memory.answer(epoch, digest, voter, asker)

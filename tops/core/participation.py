@@ -38,6 +38,7 @@ from tops.transactions import Scope, granted_scope
 __all__ = ["Participation", "SiteOptions", "Subscription", "Wish"]
 
 EVERYTHING = Filter.everything()
+NONE, DISTRIBUTED = Scope.NONE, Scope.DISTRIBUTED  # looked at with every message
 
 
 class Participation:
@@ -132,7 +133,7 @@ class Participation:
             replica.forget(abandoned.tx)
         only, reason = abandoned.distributed_only, abandoned.reason
         return self.sub_transactions.each(
-            abandoned.tx, lambda e: [] if only and e.scope is not Scope.DISTRIBUTED else e.abandon(reason)
+            abandoned.tx, lambda e: [] if only and e.scope is not DISTRIBUTED else e.abandon(reason)
         )
 
     def _is_repeated(self, origin: Origin) -> bool:
@@ -179,9 +180,9 @@ class Participation:
                 continue
             if s.replica is not None and census.spec.census is not None:
                 s.replica.expect(census.tx)
-            if s.replica is not None or (s.wish.durable is not None and s.wish.scope is not Scope.DISTRIBUTED):
+            if s.replica is not None or (s.wish.durable is not None and s.wish.scope is not DISTRIBUTED):
                 continue  # it is prepared as a batch, or taken from the log
-            if s.wish.scope is Scope.DISTRIBUTED:
+            if s.wish.scope is DISTRIBUTED:
                 effects += self._standing_participant(s, census)
             else:
                 executor = self.sub_transactions.open(s, census.tx, census.spec, Pseudonym(self.entropy(16).hex()))
@@ -189,14 +190,13 @@ class Participation:
         return effects + self._ask(census, asked, link)
 
     def _standing_participant(self, s: Subscription, census: CensusOpened) -> list[Effect]:
-        if census.spec.census is None or granted_scope(Scope.DISTRIBUTED, census.spec.limit, census.spec.tx_type) is (
-            Scope.NONE
-        ):
+        granted = granted_scope(DISTRIBUTED, census.spec.limit, census.spec.tx_type)
+        if census.spec.census is None or granted is NONE:
             return []  # a one-shot reaches it with its prepare
         executor = self.sub_transactions.open(
             s, census.tx, census.spec, standing_pseudonym(s.secret, census.tx), s.voter
         )
-        return executor.take(granted_scope(Scope.DISTRIBUTED, census.spec.limit, census.spec.tx_type))
+        return executor.take(granted)
 
     def _ask(self, census: CensusOpened, asked: list[SubTxExecutor], link: NodeId) -> list[Effect]:
         """Let every subscription choose; when all have, the broker learns what the site takes as a whole."""
@@ -205,14 +205,14 @@ class Participation:
 
         def chosen(executor: SubTxExecutor) -> list[Effect]:
             waiting.discard(executor.subscription)
-            replies = executor.reply() if executor.scope is Scope.DISTRIBUTED else []
+            replies = executor.reply() if executor.scope is DISTRIBUTED else []
             if waiting:
                 return replies
             scopes = [e.scope for e in asked]
-            if scopes == [Scope.DISTRIBUTED]:
+            if scopes == [DISTRIBUTED]:
                 return replies  # the broker sees it in the reply
-            others = max((x for x in scopes if x is not Scope.DISTRIBUTED), default=Scope.NONE)
-            choice = ScopeChosen(tx=census.tx, scope=others, distributed=Scope.DISTRIBUTED in scopes)
+            others = max((x for x in scopes if x is not DISTRIBUTED), default=NONE)
+            choice = ScopeChosen(tx=census.tx, scope=others, distributed=DISTRIBUTED in scopes)
             return [*replies, Send(link, choice)]
 
         for executor in asked:

@@ -128,18 +128,17 @@ class Rendezvous:
         self, publication: Publication, publisher: Address, incarnation: int, now: float
     ) -> list[Effect]:
         """A publication that a site sent up the tree; what is to go down again is among the effects."""
-        match publication:
-            case Published():
-                return self.log_keeper.on_published(publication, publisher)
-            case EventsPublished():
-                return self.log_keeper.on_published_together(publication, publisher)
-            case CensusOpened():
-                return self.local.on_announced(publication, publisher, incarnation)
-            case TxPublished(tx=tx):
-                owner = self.open.owner(tx)
-                if owner is None or not self.open.may_speak(owner, publisher):
-                    return []
-                return self.public.on_event(publication)
+        if type(publication) is TxPublished:
+            owner = self.open.owner(publication.tx)
+            if owner is None or not self.open.may_speak(owner, publisher):
+                return []
+            return self.public.on_event(publication)
+        if type(publication) is Published:
+            return self.log_keeper.on_published(publication, publisher)
+        if type(publication) is EventsPublished:
+            return self.log_keeper.on_published_together(publication, publisher)
+        if type(publication) is CensusOpened:
+            return self.local.on_announced(publication, publisher, incarnation)
         return []
 
     # --------------------------------------------------------------------------------------------------- commitment

@@ -51,6 +51,11 @@ class SubTxState(Enum):
     ENDED = "ended"
 
 
+# Looked at with every message, and an enum's members take long to find by their class.
+ASKED, ENLISTED, ACTIVE, PROMISED, ENDED = SubTxState
+NONE, NON_TRANSACTIONAL, LOCAL, DISTRIBUTED = Scope
+
+
 Voted = Callable[[str | None], list[Effect]]
 P = ParamSpec("P")
 
@@ -76,8 +81,8 @@ class SubTxExecutor:
         self.tx, self.subscription, self.spec, self.coordinator = tx, subscription, spec, coordinator
         self.voter, self.pseudonym, self.identity = voter, pseudonym, identity
         self.quiet_s, self.delivery_attempts = quiet_s, delivery_attempts
-        self.state = SubTxState.ASKED
-        self.scope = Scope.NONE
+        self.state = ASKED
+        self.scope = NONE
         self.last_sequence = 0
         self.events: list[Event] = []
         self._calls, self._ended = calls, ended
@@ -100,12 +105,12 @@ class SubTxExecutor:
         """Let the application choose its scope."""
 
         def answered(asked: Scope) -> list[Effect]:
-            if self.state is not SubTxState.ASKED:
+            if self.state is not ASKED:
                 return []
             alarms: list[Effect] = []
-            if asked is Scope.DISTRIBUTED and self.spec.tx_type is TxType.LOCAL:
+            if asked is DISTRIBUTED and self.spec.tx_type is TxType.LOCAL:
                 alarms = [Alarm("wrong-scope", f"{self.tx} is local: on_join asked for the distributed scope")]
-                asked = Scope.NONE
+                asked = NONE
             return alarms + self.take(granted_scope(asked, self.spec.limit, self.spec.tx_type)) + chosen(self)
 
         call = self._calls.open(answered)
@@ -114,9 +119,9 @@ class SubTxExecutor:
     def take(self, scope: Scope) -> list[Effect]:
         """The scope is known."""
         self.scope = scope
-        if scope is Scope.NONE:
+        if scope is NONE:
             return self._end()
-        self.state = SubTxState.ENLISTED if scope is Scope.DISTRIBUTED else SubTxState.ACTIVE
+        self.state = ENLISTED if scope is DISTRIBUTED else ACTIVE
         return [self._arm()]
 
     def reply(self) -> list[Effect]:
@@ -125,23 +130,23 @@ class SubTxExecutor:
         return [Post(Address(self.coordinator), replied)]
 
     def on_began(self, members: frozenset[str]) -> list[Effect]:
-        if self.state is not SubTxState.ENLISTED:
+        if self.state is not ENLISTED:
             return []
         if hashed(self.pseudonym) not in members:
             return self._end()
-        self.state = SubTxState.ACTIVE
+        self.state = ACTIVE
         return []  # the timer runs since the census
 
     def begin(self) -> None:
         """A one-shot's standing participant begins without a census."""
-        self.scope, self.state = Scope.DISTRIBUTED, SubTxState.ACTIVE
+        self.scope, self.state = DISTRIBUTED, ACTIVE
 
     # --------------------------------------------------------------------------------------------------- execution
 
     def on_event(self, sequence: int, event: Event) -> list[Effect]:
-        if self.scope is Scope.NON_TRANSACTIONAL:
+        if self.scope is NON_TRANSACTIONAL:
             return [Deliver(self.subscription, event, self.tx)]
-        if self.state is not SubTxState.ACTIVE or self._failed is not None:
+        if self.state is not ACTIVE or self._failed is not None:
             return []
         if sequence != self.last_sequence + 1:
             return self.give_up(f"event {sequence} arrived after event {self.last_sequence}")
@@ -166,19 +171,19 @@ class SubTxExecutor:
 
     def give_up(self, reason: str) -> list[Effect]:
         """This participant fails, by itself; nobody is bound yet."""
-        if self._failed is not None or self.state in (SubTxState.PROMISED, SubTxState.ENDED):
+        if self._failed is not None or self.state in (PROMISED, ENDED):
             return []
         effects: list[Effect] = []
-        if self.scope is Scope.DISTRIBUTED:
+        if self.scope is DISTRIBUTED:
             aborted = ParticipantAborted(tx=self.tx, voter=self.voter, reason=reason)
             effects.append(Post(Address(self.coordinator), aborted))
         return effects + self.abandon(reason)
 
     def abandon(self, reason: str) -> list[Effect]:
         """The transaction is over for whoever has not promised: undo what was done."""
-        if self._failed is not None or self.state is SubTxState.ENDED or self.state is SubTxState.PROMISED:
+        if self._failed is not None or self.state is ENDED or self.state is PROMISED:
             return []
-        if self.scope is Scope.NON_TRANSACTIONAL or self.state is SubTxState.ASKED:
+        if self.scope is NON_TRANSACTIONAL or self.state is ASKED:
             return self._end()  # it keeps what it received, or has received nothing
         self._failed = reason
         self._steps.clear()
@@ -190,9 +195,9 @@ class SubTxExecutor:
 
     def on_local_commit(self, last_sequence: int) -> list[Effect]:
         """A local subscriber coordinates itself: everything or nothing, here."""
-        if self.scope is Scope.NON_TRANSACTIONAL:
+        if self.scope is NON_TRANSACTIONAL:
             return self._end()
-        if self.scope is not Scope.LOCAL or self._failed is not None or self.state is not SubTxState.ACTIVE:
+        if self.scope is not LOCAL or self._failed is not None or self.state is not ACTIVE:
             return []
         if last_sequence != self.last_sequence:
             return self.abandon(f"{self.last_sequence} of {last_sequence} events arrived")
@@ -206,23 +211,23 @@ class SubTxExecutor:
 
     def prepare(self, memo: Memo, last_sequence: int, voted: Voted) -> list[Effect]:
         """Promise, or say why not; a new attempt of the epoch renews the promise."""
-        if self._failed is not None or self.undoing or self.state not in (SubTxState.ACTIVE, SubTxState.PROMISED):
+        if self._failed is not None or self.undoing or self.state not in (ACTIVE, PROMISED):
             return voted(self._failed or f"{self.tx} is {self.state.value} here")
         if self.epoch is not None and not memo.epoch.newer_than(self.epoch):
             return voted("it is prepared in a later epoch")
         former, self._voting, self.epoch = self._voting, voted, memo.epoch
         overtaken = former("it is prepared in a later epoch") if former is not None else []
         if last_sequence != self.last_sequence:
-            self.state = SubTxState.ACTIVE  # this attempt ends what was promised in one before it
+            self.state = ACTIVE  # this attempt ends what was promised in one before it
             return overtaken + self.abandon(f"{self.last_sequence} of {last_sequence} events arrived")
 
         def prepared(reason: str | None) -> list[Effect]:
             if self._voting is not voted:
                 return []  # the vote has been a NO meanwhile
             if reason is not None:
-                self.state = SubTxState.ACTIVE
+                self.state = ACTIVE
                 return self.abandon(reason)
-            self.state, self._voting = SubTxState.PROMISED, None
+            self.state, self._voting = PROMISED, None
             return voted(None)
 
         return [*overtaken, *self._disarm(), *self._do(self._prepare, memo, prepared)]
@@ -240,11 +245,11 @@ class SubTxExecutor:
 
     def finish(self, committed: bool, done: Callable[[], list[Effect]]) -> list[Effect]:
         """The decision, for whoever has promised."""
-        if self.state is SubTxState.ENDED:
+        if self.state is ENDED:
             return done()
         self._when_ended.append(done)
         reason = "the transaction aborted"
-        if self.state is not SubTxState.PROMISED:
+        if self.state is not PROMISED:
             return self.abandon(reason)
         self.undoing = not committed
         return self._do(self._finish, committed, reason)
@@ -274,17 +279,17 @@ class SubTxExecutor:
 
     def on_quiet(self) -> list[Effect]:
         """Nothing was heard for long; before the promise the coordinator's word is enough to end it."""
-        if self.state not in (SubTxState.ENLISTED, SubTxState.ACTIVE) or self._voting is not None:
+        if self.state not in (ENLISTED, ACTIVE) or self._voting is not None:
             return []
         question = AskMembership(tx=self.tx, event_type=self.spec.event_type, voter=self.voter)
         return [Post(Address(self.coordinator), question), self._arm()]
 
     def on_membership(self, answered: MembershipAnswered) -> list[Effect]:
-        if self.state not in (SubTxState.ENLISTED, SubTxState.ACTIVE) or self._voting is not None:
+        if self.state not in (ENLISTED, ACTIVE) or self._voting is not None:
             return []
         if answered.state in (TxState.ABORTED, TxState.CENSUS_UNFULFILLED, TxState.COMMITTED):
             return self.abandon("the coordinator no longer knows the transaction")
-        listed = answered.state is TxState.ACTIVE and self.scope is Scope.DISTRIBUTED
+        listed = answered.state is TxState.ACTIVE and self.scope is DISTRIBUTED
         return self.on_began(answered.members) if listed else []
 
     # ------------------------------------------------------------------------------------------------------- steps
@@ -303,9 +308,9 @@ class SubTxExecutor:
         return effects
 
     def _end(self) -> list[Effect]:
-        if self.state is SubTxState.ENDED:
+        if self.state is ENDED:
             return []
-        self.state = SubTxState.ENDED
+        self.state = ENDED
         effects = self._disarm() + self._ended(self)
         waiting, self._when_ended = self._when_ended, []
         for done in waiting:
@@ -344,5 +349,5 @@ class SubTxExecutor:
             delivery_attempts=1,
             ended=ended,
         )
-        executor.scope, executor.state, executor.epoch = Scope.DISTRIBUTED, SubTxState.PROMISED, memo.epoch
+        executor.scope, executor.state, executor.epoch = DISTRIBUTED, PROMISED, memo.epoch
         return executor

@@ -1,6 +1,6 @@
 """What travels down the multicast tree of an event type to whoever subscribed."""
 
-from typing import Any
+from typing import Any, final
 
 import msgspec
 
@@ -8,6 +8,7 @@ from tops.ids import NodeId, TxId
 from tops.messages.values import Address, Event, Message, Origin, TxSpec
 
 
+@final
 class Published(Message, frozen=True):
     """An ordinary event. `confirm` asks the rendezvous to say when a durable type's event is on disk."""
 
@@ -19,6 +20,7 @@ class Published(Message, frozen=True):
         return self.event.type
 
 
+@final
 class EventsPublished(Message, frozen=True):
     """Ordinary events of one type, published together; they are what `Published` is for one.
 
@@ -31,6 +33,7 @@ class EventsPublished(Message, frozen=True):
     origin: Origin
 
 
+@final
 class CensusOpened(Message, frozen=True):
     """A transaction is announced; subscribers answer with a scope."""
 
@@ -45,6 +48,7 @@ class CensusOpened(Message, frozen=True):
         return self.spec.event_type
 
 
+@final
 class TxBegan(Message, frozen=True):
     """The census closed; only those whose hashed pseudonym is listed act as distributed participants."""
 
@@ -53,6 +57,7 @@ class TxBegan(Message, frozen=True):
     members: frozenset[str]
 
 
+@final
 class TxPublished(Message, frozen=True):
     """The `sequence`-th event of a transaction, under the transaction's type whatever its own."""
 
@@ -62,6 +67,7 @@ class TxPublished(Message, frozen=True):
     event: Event
 
 
+@final
 class LocalCommitOrdered(Message, frozen=True):
     """Local subscribers commit if they have all events up to `last_sequence`."""
 
@@ -70,6 +76,7 @@ class LocalCommitOrdered(Message, frozen=True):
     last_sequence: int
 
 
+@final
 class TxAbandoned(Message, frozen=True):
     """A publisher aborted, died, or the census failed: whoever has not voted yet forgets the transaction.
 

@@ -5,6 +5,7 @@ allowed, or refused with what the site needs to end the request that it belongs 
 """
 
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -85,6 +86,11 @@ _RIGHTS: dict[type, Callable[[Any], Iterable[Right]]] = {
 }
 
 
+_OF_A_PUBLISHER = frozenset([BeginTx, RunOneShot, CommitTx, AbortTx, PublishInTx, PublisherDone])
+_transaction_of = attrgetter("tx")
+GRANTED_MAX = 10_000
+
+
 class Guard:
     """The rights of one connected site."""
 
@@ -92,6 +98,7 @@ class Guard:
         self.identity, self._permissions = identity, permissions
         self._origins = frozenset([identity.name, *brokers])
         self._publishable: set[str] = set()
+        self._granted: set[Right] = set()  # what was checked before: the roles of one `Permissions` never change
         self._readable: dict[str, bool] = {}
 
     def refusal(self, message: LinkMessage) -> Refusal | None:
@@ -135,20 +142,28 @@ class Guard:
 
     def _check_letter(self, envelope: Envelope) -> None:
         letter = envelope.body
-        if isinstance(letter, AskOutcome):
+        kind = type(letter)
+        if type(letter) is AskOutcome:
             # Whoever may begin transactions of the type may ask what became of them, and so may whoever resolves.
             if not self._permissions.allowed(self.identity, Verb.BEGIN, letter.event_type):
                 self._permissions.check(self.identity, Verb.RESOLVE, letter.event_type)
             return
-        if isinstance(letter, TypeAdvertised | LogWanted) and not letter.definitions:
+        if (type(letter) is TypeAdvertised or type(letter) is LogWanted) and not letter.definitions:
             raise ProtocolError(f"{self.identity} named no event type")
-        rights = _RIGHTS.get(type(letter))
-        if rights is None or (envelope.to.handle and not isinstance(letter, PeerKnows)):
-            raise ProtocolError(f"{self.identity} sent a {type(letter).__name__}, which only brokers send")
-        if isinstance(letter, BeginTx | RunOneShot | CommitTx | AbortTx | PublishInTx | PublisherDone):
-            self._check_origin(letter.tx)
-        for verb, event_type in rights(letter):
-            self._permissions.check(self.identity, verb, event_type)
+        rights = _RIGHTS.get(kind)
+        if rights is None or (envelope.to.handle and kind is not PeerKnows):
+            raise ProtocolError(f"{self.identity} sent a {kind.__name__}, which only brokers send")
+        if kind in _OF_A_PUBLISHER:
+            self._check_origin(_transaction_of(letter))
+        for right in rights(letter):
+            if right not in self._granted:
+                self._grant(right)
+
+    def _grant(self, right: Right) -> None:
+        self._permissions.check(self.identity, *right)
+        if len(self._granted) >= GRANTED_MAX:
+            self._granted.clear()
+        self._granted.add(right)
 
     def _check_origin(self, tx: str) -> None:
         """A private transaction is its initiator's alone; a public one has its id from a broker. An operator may
