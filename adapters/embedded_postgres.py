@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
+from urllib.parse import quote
 
 import psutil
 
@@ -38,19 +39,20 @@ local replication all                 scram-sha-256
 host  all         all 127.0.0.1/32    scram-sha-256
 host  replication all 127.0.0.1/32    scram-sha-256
 """
-# $1: "keep", or the temporary directory to remove; the rest: the server's command line. A line on the pipe says that
-# the owner has ended the server itself; the end of the pipe says that the owner is gone.
+# $1: how to stop the server, $2: the temporary directory to remove then; the rest: the server's command line. A line on
+# the pipe says that the owner has ended the server itself; the end of the pipe says that the owner is gone.
 _SUPERVISOR = """\
-keep=$1; shift
+order=$1; place=$2; shift 2
 "$@" </dev/null & server=$!
 echo $server
 exec >/dev/null
 if read -r released; then wait $server; exit; fi
-if [ "$keep" = keep ]; then kill -INT $server; wait $server
-else kill -QUIT $server; wait $server; rm -rf "$keep"; fi
+kill -"$order" $server; wait $server; rm -rf "$place"
 """
 _PATIENCE_S = 60.0
 _POLL_S = 0.01
+_ORPHAN_S = 1.0  # until a server whose program was killed is told to stop
+_SOCKET_NAME_MAX = 103  # the least that systems allow, in bytes
 # Below the range from which systems draw the ports of outgoing connections, so that a restart finds its port free.
 _PORTS = range(20_000, 32_000)
 
@@ -149,8 +151,15 @@ class EmbeddedPostgres:
 
     @property
     def socket_dsn(self) -> str:
-        """As `dsn`, over the server's Unix socket."""
-        return f"postgresql://postgres:{self._password}@/postgres?host={self._run_dir}&port={self.port}"
+        """As `dsn`, over the server's Unix socket, where the temporary directory's name allows for one."""
+        if not self._has_socket:
+            return self.dsn
+        return f"postgresql://postgres:{self._password}@/postgres?host={quote(str(self._run_dir))}&port={self.port}"
+
+    @property
+    def _has_socket(self) -> bool:
+        name = f"{self._run_dir}/.s.PGSQL.{self.port}.lock"
+        return len(os.fsencode(name)) <= _SOCKET_NAME_MAX and "," not in name  # in an address, it would part two hosts
 
     @property
     def port(self) -> int:
@@ -212,11 +221,12 @@ class EmbeddedPostgres:
         programs.run(programs.binary("pg_basebackup"), *where, "-R", "-X", "stream", "-c", "fast", "--no-sync")
 
     def _write_settings(self) -> None:
+        in_a_list = str(self._run_dir).replace('"', '""')
         settings = {
             **self.settings,
             "port": str(self.port),
             "listen_addresses": "127.0.0.1",
-            "unix_socket_directories": str(self._run_dir),
+            "unix_socket_directories": f'"{in_a_list}"' if self._has_socket else "",
         }
         lines = (f"{name} = '{value.replace(chr(39), chr(39) * 2)}'\n" for name, value in settings.items())
         programs.write(self.data_dir / "tops.conf", "".join(lines))
@@ -224,7 +234,6 @@ class EmbeddedPostgres:
 
     def _launch(self) -> None:
         self._refuse_a_directory_in_use()
-        keep = "keep" if self._kept_dir is not None else str(self._run_dir)
         server = [str(programs.binary("postgres")), "-D", str(self.data_dir)]
         user = programs.run_as()
         log_file = self.data_dir / "server.log"
@@ -232,7 +241,15 @@ class EmbeddedPostgres:
         programs.give(log_file)
         with log_file.open("ab") as log:
             self._supervisor = subprocess.Popen(  # noqa: S603
-                ["/bin/sh", "-c", _SUPERVISOR, "tops-embedded-postgres", keep, *server],
+                [
+                    "/bin/sh",
+                    "-c",
+                    _SUPERVISOR,
+                    "tops-embedded-postgres",
+                    self._stop_order.name[3:],
+                    str(self._run_dir),
+                    *server,
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -247,11 +264,18 @@ class EmbeddedPostgres:
         self._wait_until_ready()
 
     def _refuse_a_directory_in_use(self) -> None:
+        """Wait for a server that is on its way out, as after its program was killed; refuse one that stays."""
         lock = self.data_dir / "postmaster.pid"
+        began = time.monotonic()
         with suppress(FileNotFoundError, ValueError, psutil.Error):
-            pid = int(lock.read_text().split("\n")[0])
-            if psutil.Process(pid).name().startswith("postgres") and _alive(pid):
-                raise ConfigError(f"{self.data_dir} is in use by the PostgreSQL server with process id {pid}")
+            while True:
+                pid, *_, status = lock.read_text().split("\n")[:8]
+                if not psutil.Process(int(pid)).name().startswith("postgres") or not _alive(int(pid)):
+                    break
+                patience_s = _PATIENCE_S if status.strip() == "stopping" else _ORPHAN_S
+                if time.monotonic() - began > patience_s:
+                    raise ConfigError(f"{self.data_dir} is in use by the PostgreSQL server with process id {pid}")
+                time.sleep(_POLL_S)
         # Left by a crash; the number may by now be that of any process, which would keep the server from starting.
         lock.unlink(missing_ok=True)
 
@@ -267,12 +291,16 @@ class EmbeddedPostgres:
 
     def _stop(self) -> None:
         if self.running:
-            # Temporary data is thrown away: an orderly shutdown would only write it out once more.
-            self._end(signal.SIGINT if self._kept_dir is not None else signal.SIGQUIT)
+            self._end(self._stop_order)
         self._release()
         if self._run_dir is not None:
             shutil.rmtree(self._run_dir, ignore_errors=True)
             self._run_dir = None
+
+    @property
+    def _stop_order(self) -> signal.Signals:
+        """Temporary data is thrown away: an orderly shutdown would only write it out once more."""
+        return signal.SIGINT if self._kept_dir is not None else signal.SIGQUIT
 
     def _crash(self, how: Crash) -> None:
         self._end(signal.SIGKILL if how == "kill" else signal.SIGQUIT)

@@ -109,13 +109,18 @@ def write(path: Path, text: str) -> None:
 
 def template() -> Path:
     """A data directory made once per user and version of the programs, to copy instead of running initdb again."""
-    with_version = hashlib.sha256(f"1 {binary('postgres').resolve()}".encode()).hexdigest()[:12]
-    kept = _cache_dir() / f"template-{with_version}"
+    kept = _cache_dir() / f"template-{_fingerprint(binary('postgres').resolve())}"
     if not kept.exists():
         with _made_aside(kept) as fresh:
             give(fresh)
             initdb(fresh)
     return kept
+
+
+def _fingerprint(program: Path) -> str:
+    """Another one when the package was exchanged for another version in its place."""
+    about = program.stat()
+    return hashlib.sha256(f"{program} {about.st_size} {about.st_mtime_ns}".encode()).hexdigest()[:12]
 
 
 @contextmanager
@@ -143,7 +148,7 @@ def _bin_dir() -> Path:
         return package / "pginstall" / "bin"
     # Root's environment in a private home: a copy that the server's user can execute, laid out like the original,
     # since the programs look for their libraries beside the package.
-    kept = _cache_dir() / f"programs-{hashlib.sha256(str(package).encode()).hexdigest()[:12]}"
+    kept = _cache_dir() / f"programs-{_fingerprint(package / 'pginstall' / 'bin' / 'postgres')}"
     if not kept.exists():
         with _made_aside(kept) as fresh:
             libraries = package.with_name(f"{package.name}.libs")

@@ -2,9 +2,11 @@
 
 import inspect
 import json
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from bench.harness import say
 from bench.report.page import write_page
@@ -14,17 +16,22 @@ from bench.results import Result, write_json
 from tops.errors import ConfigError
 
 
-def run(name: str, *, quick: bool, profile: bool, as_json: bool, directory: Path) -> None:
+def run(name: str, *, quick: bool, profile: bool, as_json: bool, directory: Path, figures: Sequence[str] = ()) -> None:
     """`bench.NAME:run(quick)`, shown on standard output and written to `directory`.
 
-    Raises `ConfigError` for a benchmark that does not exist here or does not take the option.
+    `figures`: measure these alone. Raises `ConfigError` for a benchmark that does not exist here or does not take the
+    option.
     """
     if find_spec(f"bench.{name}") is None:
         raise ConfigError(f"there is no benchmark {name!r} in this version: bench.{name} does not exist")
     measure = import_module(f"bench.{name}").run
-    options = {"profile": True} if profile else {}
+    options: dict[str, Any] = {"profile": True} if profile else {}
     if profile and "profile" not in inspect.signature(measure).parameters:
         raise ConfigError(f"benchmark {name!r} reports no phases: run it without --profile")
+    if figures:
+        if "figures" not in inspect.signature(measure).parameters:
+            raise ConfigError(f"benchmark {name!r} can't be run for some figures alone: run it without --figures")
+        options["figures"] = figures
     record: Result = measure(quick=quick, **options)
     keep(record, directory)
     if as_json:

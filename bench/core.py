@@ -3,8 +3,8 @@
 One process holds a publisher, the broker that coordinates, and three participants; effects are handed from one machine
 to the next, and participants answer at once.
 
-    tops bench core            rows one_shot_epoch32 and interactive
-    tops bench core --profile  where the time goes, by machine
+    tops bench core            rows one_shot_epoch32 and interactive, and where the time goes, by machine
+    tops bench core --profile  the same by function
 """
 
 import cProfile
@@ -14,9 +14,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from statistics import median
-from typing import Any
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any, NamedTuple
 
+from bench.harness import say
 from bench.machine import describe_machine, package_versions
 from bench.results import Result
 from tops.core.broker import BrokerCore
@@ -30,9 +32,12 @@ from tops.effects import (
     ApplyEntries,
     AskJoin,
     BatchPrepared,
-    Call,
+    CommitTxCall,
     Effect,
+    FinishBatch,
+    NotifyTx,
     PrepareBatch,
+    PrepareTx,
     Send,
     SetTimer,
 )
@@ -58,7 +63,7 @@ class Machines:
         options = RendezvousOptions(epochs=EpochOptions(members_max=EPOCH), log_tail=1024, keep_outcomes=10_000)
         self.broker = BrokerCore(BROKER, 1, Topology({BROKER: []}), options=options)
         self.sites = {n: SiteCore(n, 1, [BROKER], os.urandom) for n in (PUBLISHER, *PARTICIPANTS)}
-        self.todo: deque[tuple[NodeId, list[Effect]]] = deque()
+        self.todo: deque[tuple[NodeId, list[Any]]] = deque()
         self.answers: dict[int, Any] = {}
         self.request = 0
         for name, site in self.sites.items():
@@ -89,32 +94,39 @@ class Machines:
 
     def run(self) -> None:
         """Until nobody wants anything any more; no time passes but what it takes to note that commits are finished."""
-        todo = self.todo
+        todo, sites, broker = self.todo, self.sites, self.broker
         while todo:
             node, effects = todo.popleft()
             for effect in effects:
-                if type(effect) is Send:
+                kind = type(effect)
+                if kind is Send:
+                    link, message = effect.link, effect.message
                     if node is BROKER:
-                        todo.append((effect.link, self.sites[effect.link].receive(effect.message, 0.0)))
+                        following = sites[link].receive(message, 0.0)
                     else:
-                        todo.append((BROKER, self.broker.receive(node, effect.message, 0.0)))
-                elif type(effect) is Answer:
+                        following = broker.receive(node, message, 0.0)
+                    if following:
+                        todo.append((link, following))
+                elif kind in AGREES:
+                    todo.append((node, sites[node].call_done(effect.call, AGREES[kind](effect))))
+                elif kind is SetTimer:
+                    if effect.key == NOTES:
+                        todo.append((node, broker.timer(NOTES, 0.0)))
+                elif kind is Answer:
                     if effect.error is not None:
                         raise effect.error
                     self.answers[effect.request] = effect.value
-                elif isinstance(effect, Call):
-                    answer = AGREES.get(type(effect))
-                    result = answer(effect) if answer is not None else None
-                    todo.append((node, self.sites[node].call_done(effect.call, result)))
-                elif type(effect) is SetTimer and effect.key == NOTES:
-                    todo.append((node, self.broker.timer(NOTES, 0.0)))
 
 
-# A participant that agrees to everything; what is not listed has no result.
-AGREES: dict[type[Call], Callable[[Any], Any]] = {
-    PrepareBatch: lambda call: BatchPrepared({}, ((1,),) * len(call.members)),
-    ApplyEntries: lambda call: call.upto,
+# A participant that agrees to everything.
+AGREES: dict[type[Any], Callable[[Any], Any]] = {
     AskJoin: lambda call: Scope.DISTRIBUTED,
+    NotifyTx: lambda call: None,
+    PrepareTx: lambda call: None,
+    CommitTxCall: lambda call: None,
+    PrepareBatch: lambda call: BatchPrepared({}, ((1,),) * len(call.members)),
+    FinishBatch: lambda call: None,
+    ApplyEntries: lambda call: call.upto,
 }
 
 
@@ -154,16 +166,28 @@ def interactive(machines: Machines) -> Iterator[int]:
         yield 1
 
 
-WORKLOADS = {"one_shot_epoch32": one_shot_epochs, "interactive": interactive}
+class Round(NamedTuple):
+    """One round of a workload. `per_cpu_s` is its rate per second of processor time, which a busy machine leaves alone;
+    the latencies are those of what is under way together: one interactive transaction, one epoch."""
+
+    tps: float
+    per_cpu_s: float
+    p50_ms: float
+    p95_ms: float
+
+
+Workload = Callable[[Machines], Iterator[int]]
+WORKLOADS: dict[str, Workload] = {"one_shot_epoch32": one_shot_epochs, "interactive": interactive}
 AT_LEAST = {"one_shot_epoch32": 20_000, "interactive": 3_000}
 
 
 def run(quick: bool = False, profile: bool = False) -> Result:
     """Transactions per second of each workload; medians over several rounds."""
     rounds, seconds = (3, 1.0) if quick else (7, 3.0)
-    rows = []
+    rows, costs = [], {}
     for name, workload in WORKLOADS.items():
-        rates = [_rate(workload, seconds) for _ in range(rounds)]
+        measured = [_measure(workload, seconds) for _ in range(rounds)]
+        rates = [round_.tps for round_ in measured]
         tps = median(rates)
         rows.append(
             {
@@ -173,35 +197,79 @@ def run(quick: bool = False, profile: bool = False) -> Result:
                 "tps": round(tps),
                 "low": round(min(rates)),
                 "high": round(max(rates)),
-                "p50_ms": round(1000 / tps, 4),
-                "p95_ms": None,
+                "per_cpu_s": round(median(round_.per_cpu_s for round_ in measured)),
+                "p50_ms": round(median(round_.p50_ms for round_ in measured), 4),
+                "p95_ms": round(median(round_.p95_ms for round_ in measured), 4),
                 "at_least": AT_LEAST[name],
             }
         )
+        profiled = _profile(workload, seconds)
+        costs[name] = cost_of(profiled)
+        say(f"{name}: {costs[name]['text']}")
         if profile:
-            print_profile(name, workload, seconds)
+            print(f"\n{name}: where the time goes")
+            profiled.sort_stats("tottime").print_stats(25)
     return {
         "name": "core",
         "machine": describe_machine(),
         "versions": package_versions(),
         "rows": rows,
         "figures": {},
+        "costs": costs,
     }
 
 
-def _rate(workload: Callable[[Machines], Iterator[int]], seconds: float) -> float:
+def _measure(workload: Workload, seconds: float) -> Round:
     batches = workload(Machines())
     for _ in range(20):
         next(batches)
-    done, start = 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - start) < seconds:
+    took_s: list[float] = []
+    done, cpu_start_s = 0, time.process_time()
+    start = now = time.perf_counter()
+    while now - start < seconds:
         done += next(batches)
-    return done / elapsed
+        before, now = now, time.perf_counter()
+        took_s.append(now - before)
+    slices = quantiles(took_s, n=20)
+    return Round(done / (now - start), done / (time.process_time() - cpu_start_s), 1000 * slices[9], 1000 * slices[18])
 
 
-def print_profile(name: str, workload: Callable[[Machines], Iterator[int]], seconds: float) -> None:
-    """Where the time goes, by function, on standard output."""
+def _profile(workload: Workload, seconds: float) -> pstats.Stats:
     profiler = cProfile.Profile()
-    profiler.runcall(_rate, workload, seconds)
-    print(f"\n{name}: where the time goes")
-    pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
+    profiler.runcall(_measure, workload, seconds)
+    return pstats.Stats(profiler)
+
+
+def cost_of(stats: pstats.Stats) -> dict[str, Any]:
+    """What one transaction costs: messages, calls of participants, and the share of each module in the time.
+
+    What the interpreter's own functions take counts for the module that called them.
+    """
+    counted: dict[str, int] = {}
+    spent: dict[str, float] = {}
+    for (file, _, function), (_, calls, own_s, _, callers) in stats.stats.items():  # type: ignore[attr-defined]
+        counted[f"{_module(file)}.{function}"] = calls
+        if _module(file):
+            spent[_module(file)] = spent.get(_module(file), 0.0) + own_s
+            continue
+        for (caller, _, _), (_, _, for_caller_s, _) in callers.items():
+            spent[_module(caller)] = spent.get(_module(caller), 0.0) + for_caller_s
+    transactions = counted.get("core/own_transactions._new_id", 0) or 1
+    messages = sum(counted.get(f"core/{node}.receive", 0) for node in ("site", "broker")) / transactions
+    calls = counted.get("core/site.call_done", 0) / transactions
+    whole = sum(spent.values())
+    most_first = sorted(spent.items(), key=lambda item: -item[1])
+    shares = {module or "others": round(own_s / whole, 3) for module, own_s in most_first if own_s > whole / 50}
+    text = f"{messages:.1f} messages and {calls:.1f} calls of participants per transaction; time in " + ", ".join(
+        f"{module} {share:.0%}" for module, share in shares.items()
+    )
+    return {"messages": round(messages, 2), "calls": round(calls, 2), "shares": shares, "text": text}
+
+
+def _module(file: str) -> str:
+    """`core/broker` for a file of the middleware, `bench` for this one, nothing for what is not ours."""
+    path = Path(file)
+    if path == Path(__file__):
+        return "bench"
+    root = Path(__file__).parent.parent / "tops"
+    return str(path.relative_to(root).with_suffix("")) if path.is_relative_to(root) else ""

@@ -15,7 +15,15 @@ from dataclasses import dataclass, field
 
 from bench.machine import CpuMeter, load_average
 from bench.statistics import percentile
-from bench.systems import BenchmarkFailed, Client, OperationAborted, OperationUnknown, System, SystemUnavailable
+from bench.systems import (
+    BenchmarkFailed,
+    Client,
+    OperationAborted,
+    OperationUnknown,
+    System,
+    SystemUnavailable,
+    Traffic,
+)
 from bench.workloads import Dataset, Operation, Totals, Workload
 from tops.errors import TopsError
 
@@ -52,6 +60,8 @@ class Run:
     cpu_cores: dict[str, float]  # by role, averaged over the run: 1.0 is one core kept busy
     others_cores: float  # the same of everything else on the machine: near 0, or the run was disturbed
     fsyncs_per_tx: float | None
+    messages_per_tx: float | None
+    bytes_per_tx: float | None
     phases: dict[str, float]  # seconds per transaction
     load_average: float  # of the machine when the run began
 
@@ -122,6 +132,7 @@ class Contender:
             clients = [await self._client(stack) for _ in range(load.clients)]
             load_before = load_average()
             fsyncs_before = await system.fsyncs()
+            traffic_before = await system.traffic()
             system.phases()  # what happened before this run is not part of it
             cpu = CpuMeter(system.processes())
             began = time.perf_counter()
@@ -132,11 +143,13 @@ class Contender:
             settle_began = time.perf_counter()
             await self._settle()
             settle_s = time.perf_counter() - settle_began
+            traffic_after = await system.traffic()
         await self.verify()
         fsyncs_after = await system.fsyncs()
         if not tally.latencies_s:
             raise BenchmarkFailed(f"{system.name}: no operation was committed in {load.duration_s} s")
         ordered = sorted(tally.latencies_s)
+        messages_per_tx, bytes_per_tx = _traffic_per(traffic_before, traffic_after, tally.committed)
         return Run(
             system=system.name,
             workload=workload.name,
@@ -153,7 +166,9 @@ class Contender:
             cpu_cores={role: spent / loaded_s for role, spent in cpu_s.items()},
             others_cores=others_cpu_s / loaded_s,
             fsyncs_per_tx=_per(fsyncs_before, fsyncs_after, tally.committed),
-            phases=phases,
+            messages_per_tx=messages_per_tx,
+            bytes_per_tx=bytes_per_tx,
+            phases=_with_waiting(phases, sum(ordered) / len(ordered)),
             load_average=load_before,
         )
 
@@ -272,6 +287,18 @@ async def alternate(
 def say(line: str) -> None:
     """Progress goes to standard error: standard output belongs to the result."""
     print(line, file=sys.stderr, flush=True)
+
+
+def _with_waiting(phases: dict[str, float], latency_s: float) -> dict[str, float]:
+    """What the parts' own time leaves of a client's latency: links, queues, a processor that others hold."""
+    waiting_s = latency_s - sum(phases.values())
+    return {**phases, "waiting": waiting_s} if phases and waiting_s > 0 else phases
+
+
+def _traffic_per(before: Traffic | None, after: Traffic | None, committed: int) -> tuple[float | None, float | None]:
+    if before is None or after is None:
+        return None, None
+    return _per(before.messages, after.messages, committed), _per(before.bytes, after.bytes, committed)
 
 
 def _per(before: int | None, after: int | None, committed: int) -> float | None:

@@ -95,7 +95,6 @@ def write_json(record: Result, directory: Path) -> Path:
 
 def _row(group: Sequence[Run]) -> dict[str, Any]:
     first = group[0]
-    fsyncs = [run.fsyncs_per_tx for run in group if run.fsyncs_per_tx is not None]
     return {
         "system": first.system,
         "workload": first.workload,
@@ -114,7 +113,9 @@ def _row(group: Sequence[Run]) -> dict[str, Any]:
         "settle_s": _median(run.settle_s for run in group),
         "cpu_cores": _medians([run.cpu_cores for run in group], 2),
         "others_cores": _median((run.others_cores for run in group), 2),
-        "fsyncs_per_tx": _median(fsyncs) if fsyncs else None,
+        "fsyncs_per_tx": _median_of_known(run.fsyncs_per_tx for run in group),
+        "messages_per_tx": _median_of_known(run.messages_per_tx for run in group),
+        "bytes_per_tx": _median_of_known(run.bytes_per_tx for run in group),
         "phases": _medians([run.phases for run in group], 7),
         "load_average": max(run.load_average for run in group),
     }
@@ -122,6 +123,11 @@ def _row(group: Sequence[Run]) -> dict[str, Any]:
 
 def _median(values: Iterable[float], digits: int = 3) -> float:
     return round(median(values), digits)
+
+
+def _median_of_known(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return _median(known) if known else None
 
 
 def _medians(records: Sequence[Mapping[str, float]], digits: int) -> dict[str, float]:

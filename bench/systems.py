@@ -5,7 +5,7 @@ may be driven many times between load and stop.
 """
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from bench.workloads import Dataset, Operation, Totals
 from tops.errors import Retry, TopsError
@@ -32,6 +32,13 @@ class OperationUnknown(TopsError):
     """The operation failed in a way that leaves open whether it happened."""
 
     retry = Retry.ASK_FIRST
+
+
+class Traffic(NamedTuple):
+    """What a system's nodes have said to each other and to the clients so far."""
+
+    messages: int
+    bytes: int
 
 
 class Client(Protocol):
@@ -77,6 +84,10 @@ class System(Protocol):
 
     async def fsyncs(self) -> int | None:
         """How often all nodes together have synced a log to disk so far; None when that can't be learned."""
+        return None
+
+    async def traffic(self) -> Traffic | None:
+        """Messages and bytes so far; None when that can't be learned. Asked while the clients are connected."""
         return None
 
     def phases(self) -> Mapping[str, float]:

@@ -16,6 +16,7 @@ from replication.apply_errors import ApplyErrors
 from replication.calls import Answerer, AnyAnswer, AnyQuestion
 from replication.certification import Certifier
 from replication.config import HIDDEN, Cluster, ReplicaSetConfig
+from replication.conflicts.pruning import Flushed, Pruning
 from replication.databases import ReplicaDatabase, started
 from replication.events import log_type
 from replication.lag import LagTracker
@@ -52,6 +53,8 @@ class Agent:
         self.errors: ApplyErrors
         self.writes: LocalWrites | None = None
         self.certifier: Certifier | None = None
+        self.flushed: Flushed | None = None
+        self.pruning: Pruning | None = None
         self.copies = bootstrap.Copies()
         self._tasks: list[asyncio.Task[Any]] = []
 
@@ -104,7 +107,9 @@ class Agent:
         await self.site.advertise(self.log_type)
         await bootstrap.copy_if_new(self)
         if self.policy.local_first:
-            publisher = OutboxPublisher(self.site, self.log_type, self.resource, self.policy.plan())
+            publisher = OutboxPublisher(
+                self.site, self.log_type, self.resource, self.policy.plan(), self.participant.own
+            )
             self.writes = LocalWrites(config, self.replica.name, self.site, self.resource, publisher, self.errors)
             await self.writes.start(self.participant)
             self._spawn(publisher.run())
@@ -120,6 +125,18 @@ class Agent:
         stack.push_async_callback(answerer.close)
         await answerer.start()
         self._spawn(self.lag.run())
+        if not self.database.is_sqlite:
+            self.flushed = Flushed(self.resource, config.name, self.participant)
+            self.pruning = Pruning(
+                config,
+                self.replica.name,
+                self.site,
+                self.log_type,
+                self.database.dsn,
+                self.resource,
+                self.policy.plan(),
+            )
+            self._spawn(self.pruning.run())
         self._spawn(self.database.watch() if self.replica.dsn is None else asyncio.Event().wait())
         log.info("replica serves", extra={"replica": self.name, "position": self.participant.reached})
 
@@ -170,7 +187,8 @@ class Agent:
             raise NotReachable(
                 f"replica {self.replica.name} is {lag.seconds:.1f} s behind, more than {read.max_lag_s:g}"
             )
-        await self.participant.wait_for(read.at_least, read.wait_s)
+        at_least = max(read.at_least, self.participant.in_doubt()) if read.settled else read.at_least
+        await self.participant.wait_for(at_least, read.wait_s)
         done = await self.resource.read(read.sql, unpack_values(read.args), with_position=True)
         position = done.position.prefix if done.position is not None else 0
         return calls.ReadDone(replica=self.replica.name, rows=pack_rows(done.rows), position=position)
@@ -218,6 +236,7 @@ class Agent:
             "set_aside": self.errors.set_aside_count,
             "divergent": self.errors.divergent,
             "unpublished": self.writes.publisher.unpublished if self.writes is not None else 0,
+            "flushed": await self.flushed.look() if self.flushed is not None and self.writes is not None else 0,
             "warning": self.writes.warning if self.writes is not None else "",
         }
 

@@ -37,13 +37,16 @@ class Where(Question, frozen=True):
 
 
 class Read(Question, frozen=True):
-    """A query, once the replica's position has reached `at_least`. Answer: `ReadDone`."""
+    """A query, once the replica's position has reached `at_least`. Answer: `ReadDone`.
+
+    `settled`: not before the outcome of what this replica has promised is known here, too."""
 
     sql: str
     args: bytes
     at_least: int = 0
     wait_s: float = 5.0
     max_lag_s: float | None = None
+    settled: bool = False
 
 
 class LockedRead(Question, frozen=True):
@@ -228,11 +231,20 @@ class Caller(Participant):
             raise ReplicaFailed(to, answer)
         return answer
 
-    async def ask_all(self, question: AnyQuestion, timeout_s: float, enough: int) -> list[AnyAnswer]:
-        """Ask every replica; returns with `enough` answers, or with those that came in time."""
-        return await self._ask("*", question, timeout_s, enough)
+    async def ask_all(
+        self, question: AnyQuestion, timeout_s: float, enough: int, counts: Callable[[AnyAnswer], bool] = bool
+    ) -> list[AnyAnswer]:
+        """Ask every replica; returns with `enough` answers that count, or with those that came in time."""
+        return await self._ask("*", question, timeout_s, enough, counts)
 
-    async def _ask(self, to: str, question: AnyQuestion, timeout_s: float, enough: int) -> list[AnyAnswer]:
+    async def _ask(
+        self,
+        to: str,
+        question: AnyQuestion,
+        timeout_s: float,
+        enough: int,
+        counts: Callable[[AnyAnswer], bool] = bool,
+    ) -> list[AnyAnswer]:
         number, queue = next(self._numbers), asyncio.Queue[AnyAnswer]()
         self._waiting[number] = (to, queue)
         body = {"to": to, "reply_to": self._site.name, "number": number, "body": _encoder.encode(question)}
@@ -241,8 +253,9 @@ class Caller(Participant):
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     await self._site.publish(self._asked, body)
-                    while len(answers) < enough:
+                    while enough > 0 or not queue.empty():
                         answers.append(await queue.get())
+                        enough -= counts(answers[-1])
         finally:
             del self._waiting[number]
         return answers

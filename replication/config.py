@@ -60,6 +60,8 @@ class ReplicaSetConfig(Table):
     resolver: ResolverName | str = "last-writer"  # or "module:function"
     site_priority: list[Name] = Field(default_factory=list)  # the first one wins
     clock_skew_max_s: Seconds = 1.0
+    keep_conflicts_s: Seconds = 30 * 86_400.0  # how long the conflict log is kept, once every replica has come past it
+    keep_tombstones_s: Seconds = 7 * 86_400.0  # the same for the records of deleted rows
     on_apply_error: Literal["stop", "skip", "set-aside"] = "stop"
 
     write_token: str | None = None  # the bearer token for writes over HTTP; none: no writes over HTTP

@@ -37,6 +37,10 @@ _CONSTRAINTS = """
 select contype::text as kind, conname as name, pg_get_constraintdef(oid) as definition
   from pg_constraint where conrelid = to_regclass($1) order by conname
 """
+_LACKING = """
+select r as right from unnest(array['select', 'insert', 'update', 'delete']) as r
+ where not has_table_privilege(to_regclass($1)::oid, r)
+"""
 _TRIGGERS = "select tgname from pg_trigger where tgrelid = to_regclass($1) and not tgisinternal"
 
 
@@ -120,8 +124,12 @@ async def _table(
         findings.append(
             Finding("error", replica, f"table {table} has no primary key", f"alter table {table} add primary key")
         )
-    if not await connection.fetchval("select has_table_privilege($1, 'select, insert, update, delete')", table):
-        findings.append(Finding("error", replica, f"no right to write table {table}", f"grant all on {table} to …"))
+    lacking = [row["right"] for row in await connection.fetch(_LACKING, table)]
+    if lacking:
+        rights = ", ".join(lacking)
+        findings.append(
+            Finding("error", replica, f"no right to {rights} on {table}", f"grant {rights} on {table} to …")
+        )
     for column in columns:
         if column["sequence"]:
             level = "error" if config.policy in MULTI_WRITER else "warning"

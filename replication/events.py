@@ -1,6 +1,7 @@
 """The event types of one replica set, and a write as an event.
 
-`rs.NAME` is the set's log: durable, one entry per epoch or published batch. Questions to replicas and their answers
+`rs.NAME` is the set's log: durable, one entry per epoch or published batch; an event there is a write, or a `batch` of
+writes that were committed at one replica before. Questions to replicas and their answers
 travel as ordinary events of two more types, whose names are chosen so that the same broker is the rendezvous of all
 three: a set depends on one broker and not on three.
 """
@@ -17,9 +18,12 @@ from tops.event_types import EventType
 from tops.ids import NodeId, TxId
 from tops.messages import Event
 
+_batches = msgspec.msgpack.Decoder(list[bytes])
+
 
 def log_type(replica_set: str) -> EventType:
-    return EventType(f"rs.{replica_set}", {"at": int, "write": bytes, "reads": bytes}, durable=True)
+    attributes = {"at": int, "write": bytes, "reads": bytes, "batch": bytes}
+    return EventType(f"rs.{replica_set}", attributes, durable=True, optional=["batch"])
 
 
 @lru_cache(maxsize=256)
@@ -49,6 +53,11 @@ def write_body(member: Member, reads: bytes = b"") -> dict[str, object]:
     return {"at": now_ms(), "write": encode_member(member), "reads": reads}
 
 
+def batch_body(members: Sequence[bytes]) -> dict[str, object]:
+    """Transactions that a replica has committed, encoded one by one, as the body of one event."""
+    return {"at": now_ms(), "write": b"", "reads": b"", "batch": msgspec.msgpack.encode(members)}
+
+
 def member_of(tx: TxId, events: Sequence[Event]) -> Member:
     """The transaction that these events carry; several events of one transaction are its changes in order."""
     if len(events) == 1:
@@ -64,6 +73,13 @@ def published_members(tx: TxId, events: Sequence[Event]) -> list[Member]:
     the id it has there; one that its writer gave to the log directly goes by the log's own id."""
     members = [decode_member(event.body["write"]) for event in events]
     return [member if member.tx else msgspec.structs.replace(member, tx=tx) for member in members]
+
+
+def batch_in(events: Sequence[Event]) -> list[Member]:
+    """The transactions that a replica had committed before it published them, under the ids they have there; none if
+    these events are writes."""
+    batches = [event.body["batch"] for event in events if "batch" in event.body]
+    return [decode_member(encoded) for batch in batches for encoded in _batches.decode(batch)]
 
 
 def at_ms(events: Sequence[Event]) -> int:

@@ -14,6 +14,7 @@ from replication.apply_errors import ApplyErrors
 from replication.calls import WriteDone
 from replication.config import ReplicaSetConfig
 from replication.conflicts.clock import HybridClock, wall_ms
+from replication.conflicts.folding import Folding
 from replication.conflicts.peer_apply import PeerApply
 from replication.conflicts.peer_writes import PeerWrites
 from replication.conflicts.resolvers import own_function
@@ -55,12 +56,15 @@ class LocalWrites:
         self._waiting: list[Waiting] = []
         self._worker: asyncio.Task[None] | None = None
         self._peer: PeerWrites | None = None
-        self._apply: PeerApply | None = None
+        self._apply: PeerApply | Folding | None = None
         if config.policy == "peer-to-peer":
             ranking, shapes = Ranking(config.resolver, config.site_priority), Shapes(resource)
-            self._peer = PeerWrites(replica, resource, self.clock, ranking, shapes)
             own = own_function(config.resolver)
-            self._apply = PeerApply(config.name, resource, self.clock, ranking, shapes, own)
+            self._peer = PeerWrites(replica, resource, self.clock, ranking, shapes, folding=own is not None)
+            if own is None:
+                self._apply = PeerApply(config.name, resource, self.clock, ranking, shapes)
+            else:
+                self._apply = Folding(config.name, resource, self.clock, ranking, shapes, own)
 
     @property
     def warning(self) -> str:

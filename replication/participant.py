@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
-from replication.events import at_ms, member_of, published_members
+from replication.events import at_ms, batch_in, member_of, published_members
 from replication.refusals import describe
 from replication.values import pack_rows
 from replication.verdicts import Verdicts
@@ -26,6 +26,8 @@ from tops.ports import Applied, Attempt, Entry, EntryFailed, Epoch, Resource
 from tops.transactions import Scope, TxType
 
 RETRY_FIRST_S, RETRY_MAX_S = 0.05, 2.0
+# A coordinator waits longer than this for a replica to finish before it acknowledges a write without it.
+FRESH_S = 0.25
 FailedEntry = Callable[[Entry, EntryFailed], Awaitable[Entry | None]]
 Translate = Callable[[Sequence[Entry], Mapping[int, LogEntry]], Awaitable[list[Entry]]]
 
@@ -42,7 +44,7 @@ class ReplicaParticipant(BatchParticipant):
         self.reached = 0  # the position in the database
         self.received = 0  # what of the log was handed to us
         self.applied_at = time.monotonic()
-        self.prepared: set[int] = set()
+        self.prepared: dict[int, float] = {}  # promises, and since when they stand; 0: from an earlier life
         self.stopped = ""  # why nothing is applied any more
         self.resumed = asyncio.Event()
         self.resumed.set()
@@ -52,6 +54,7 @@ class ReplicaParticipant(BatchParticipant):
         self.turn = asyncio.Lock()  # whoever looks at a row and then changes it
         self.verdicts = Verdicts(resource)
         self._moved = asyncio.Condition()
+        self.own: set[str] = set()  # committed here before they were logged: not to be done again when they come back
 
     # ------------------------------------------------------------------------------------------------- positions
 
@@ -67,8 +70,13 @@ class ReplicaParticipant(BatchParticipant):
             attempt = doubt.attempt
             epoch = EpochId(self.event_type, attempt.number, attempt.attempt, attempt.coordinator, attempt.incarnation)
             memos.append(Memo(epoch, digest, voter, ()))
-            self.prepared.add(attempt.number)
+            self.prepared[attempt.number] = 0.0
         return memos
+
+    def in_doubt(self) -> int:
+        """The highest number that is promised here and may be acknowledged without us: none that is quite fresh."""
+        now = time.monotonic()
+        return max((number for number, since in self.prepared.items() if now - since > FRESH_S), default=0)
 
     async def wait_for(self, position: int, timeout_s: float) -> None:
         """Return when everything up to `position` is applied here; NotReachable after the bound."""
@@ -95,7 +103,7 @@ class ReplicaParticipant(BatchParticipant):
         batch = tuple(member_of(m.tx, m.events or ()) for m in members)
         if not self.resumed.is_set():
             return BatchPrepared({m.tx: f"replica {self.site} is paused: {self.stopped}" for m in members})
-        self.prepared.add(memo.epoch.number)
+        self.prepared[memo.epoch.number] = time.monotonic()
         try:
             prepared = await self.resource.prepare(Epoch(_attempt(memo), batch, memo.digest, at_ms(events)))
         except (ResourceRefused, NotReachable, OutcomeUnknown, StaleAttempt) as error:
@@ -114,7 +122,7 @@ class ReplicaParticipant(BatchParticipant):
             await self.resource.commit(attempt)
         else:
             await self.resource.rollback(attempt)
-        self.prepared.discard(attempt.number)
+        self.prepared.pop(attempt.number, None)
         if committed:
             await self._reach(attempt.number)
 
@@ -124,7 +132,7 @@ class ReplicaParticipant(BatchParticipant):
         """Each entry once and in order; numbers that hold nothing for us only move the position."""
         self.received = max(self.received, upto)
         known = {entry.number: entry for entry in entries}
-        work = [_entry(number, known.get(number)) for number in range(self.reached + 1, upto + 1)]
+        work = [self._entry(number, known.get(number)) for number in range(self.reached + 1, upto + 1)]
         pause_s = RETRY_FIRST_S
         while work:
             await self.resumed.wait()
@@ -143,6 +151,15 @@ class ReplicaParticipant(BatchParticipant):
                 if replaced is not None:
                     work[0] = replaced
         return self.reached
+
+    def _entry(self, number: int, logged: LogEntry | None) -> Entry:
+        entry = _entry(number, logged)
+        if not self.own or self.own.isdisjoint(member.tx for member in entry.members):
+            return entry
+        others = tuple(member for member in entry.members if member.tx not in self.own)
+        # Known by its id only once: what is logged again after a lost answer is found by its idempotency key.
+        self.own.difference_update(member.tx for member in entry.members)
+        return Entry(number, others, entry.at_ms)
 
     async def _apply(self, work: Sequence[Entry], logged: dict[int, LogEntry]) -> Applied:
         if self.translate is None:
@@ -190,6 +207,9 @@ def _entry(number: int, entry: LogEntry | None) -> Entry:
         return Entry(number, ())
     members: list[Member] = []
     for logged in entry.transactions:
+        if batch := batch_in(logged.events):
+            members += batch
+            continue
         if logged.tx_type is TxType.LOCAL:
             members += published_members(TxId(logged.tx), logged.events)
         else:

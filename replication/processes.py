@@ -7,7 +7,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from replication.config import Cluster
@@ -17,10 +17,23 @@ STOP_PATIENCE_S = 20.0
 
 
 class Processes:
-    """Starts `tops` processes for the parts that a file names; their output goes to files, or to ours."""
+    """Starts `tops` processes for the parts that a file names; their output goes to files, or to ours.
 
-    def __init__(self, cluster: Cluster, logs: Path | None = None, log_level: str = "info") -> None:
+    `module` is what takes the place of `tops` as the program, with the same command line; `environment` is added to
+    ours.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        logs: Path | None = None,
+        log_level: str = "info",
+        *,
+        module: str = "tops",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.cluster, self._logs, self._log_level = cluster, logs, log_level
+        self._module, self._environment = module, dict(environment or {})
         self._running: dict[str, asyncio.subprocess.Process] = {}
 
     @property
@@ -44,12 +57,12 @@ class Processes:
         self._running[part] = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "tops",
+            self._module,
             *arguments,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+            env={**os.environ, **self._environment, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
             start_new_session=True,  # Ctrl-C is for us; we end the others in our own order
         )
         if output is not None:

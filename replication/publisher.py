@@ -1,6 +1,6 @@
 """Publishes what a replica has committed by itself: in commit order, in batches, until the log has it.
 
-One batch at a time, as one local transaction with an event per committed transaction. After a crash or an unknown
+One batch at a time, as one event that is a local transaction of its own. After a crash or an unknown
 outcome a batch is published again; its transactions are recognised everywhere by their idempotency keys.
 """
 
@@ -8,16 +8,17 @@ import asyncio
 import logging
 from collections import OrderedDict
 
-from replication.events import write_body
+from replication.events import batch_body
 from replication.policies import TxPlan
 from tops.changes import encode_member
 from tops.errors import TopsError
 from tops.event_types import EventType
-from tops.ports import OutboxEntry, Resource
+from tops.ports import Resource
 from tops.site import Site
 
 BATCH_MAX = 256
 BATCH_BYTES_MAX = 2 * 2**20
+LINGER_S = 0.01  # what is committed meanwhile travels in the same batch
 POLL_S = 1.0
 AGAIN_S = 0.2
 REMEMBERED_MAX = 10_000
@@ -28,8 +29,10 @@ log = logging.getLogger("tops.replication")
 class OutboxPublisher:
     """The publishing half of a local-first replica."""
 
-    def __init__(self, site: Site, event_type: EventType, resource: Resource, plan: TxPlan) -> None:
+    def __init__(self, site: Site, event_type: EventType, resource: Resource, plan: TxPlan, own: set[str]) -> None:
+        """`own`: where the ids of what is published are noted, since all of it comes back from the log."""
         self._site, self._event_type, self._resource, self._plan = site, event_type, resource, plan
+        self._own = own
         self._work = asyncio.Event()
         self._waiting: dict[str, list[asyncio.Future[int]]] = {}
         self._published: OrderedDict[str, int] = OrderedDict()
@@ -71,16 +74,23 @@ class OutboxPublisher:
                 continue
 
     async def _publish_all(self) -> None:
+        full = False
         while True:
             await self.resumed.wait()
-            entries = _cut(await self._resource.unpublished(BATCH_MAX))
-            self.unpublished = len(entries)
+            if not (full or self._waiting):
+                # Nobody waits for the log: a batch costs every replica a transaction, whatever its size.
+                await asyncio.sleep(LINGER_S)
+            entries = await self._resource.unpublished(BATCH_MAX)
+            self.unpublished, full = len(entries), len(entries) == BATCH_MAX
             if not entries:
                 return
+            encoded = _cut([encode_member(entry.member) for entry in entries])
+            entries = entries[: len(encoded)]
+            self._own.update(entry.member.tx for entry in entries)
             outcome = await self._site.execute(
                 self._event_type,
                 self._plan.tx_type,
-                events=[write_body(entry.member) for entry in entries],
+                events=[batch_body(encoded)],
                 limit=self._plan.limit,
             )
             await self._resource.mark_published(entries[-1].id)
@@ -96,11 +106,11 @@ class OutboxPublisher:
                 future.set_result(number)
 
 
-def _cut(entries: list[OutboxEntry]) -> list[OutboxEntry]:
+def _cut(encoded: list[bytes]) -> list[bytes]:
     """As many as fit into one message, one at least."""
     size = 0
-    for place, entry in enumerate(entries):
-        size += len(encode_member(entry.member))
+    for place, member in enumerate(encoded):
+        size += len(member)
         if size > BATCH_BYTES_MAX and place:
-            return entries[:place]
-    return entries
+            return encoded[:place]
+    return encoded

@@ -2,7 +2,7 @@
 
 | consistency | the read waits for |
 |---|---|
-| any | the token it was given, if any |
+| any | the token it was given, if any; in a write-all set also for what its replica has promised |
 | primary | nothing: the primary has every write first |
 | current | what its coordinator says is committed at this moment |
 | quorum | the furthest position, and the outcome of every promise, of enough replicas to meet every write |
@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from replication.calls import (
+    AnyAnswer,
     Caller,
     Failed,
     Located,
@@ -73,8 +74,17 @@ class Reader:
         self._check(consistency)
         where, floor = _token(after)
         wait = self._config.wait_s if wait_s is None else wait_s
-        read = Read(sql=sql, args=pack_values(args), at_least=floor, wait_s=wait, max_lag_s=max_lag_s)
+        read = Read(
+            sql=sql,
+            args=pack_values(args),
+            at_least=floor,
+            wait_s=wait,
+            max_lag_s=max_lag_s,
+            settled=self._config.policy == "write-all",
+        )
         chosen = [replica] if replica is not None else None
+        if where and floor == 0 and chosen not in (None, [where]):
+            raise InvalidTransaction(f"the write of token {after!r} is not in the log yet: read it at {where}")
         match consistency:
             case "any":
                 # A token of a local-first write binds to its replica until its position is known.
@@ -145,7 +155,11 @@ class Reader:
     async def _quorum(self, read: Read, floor: int, chosen: list[str] | None) -> ReadResult:
         voters = [n for n in self._config.names if self._policy.scope_of(n) is Scope.DISTRIBUTED]
         needed = self._config.reads_needed
-        answers = await self._caller.ask_all(Where(), min(ASK_S, read.wait_s), len(self._config.replica))
+
+        def counts(answer: AnyAnswer) -> bool:
+            return isinstance(answer, Located) and answer.replica in voters
+
+        answers = await self._caller.ask_all(Where(), min(ASK_S, read.wait_s), needed, counts)
         located = [a for a in answers if isinstance(a, Located) and a.replica in voters]
         if len(located) < needed:
             missing = sorted(set(voters) - {a.replica for a in located})

@@ -18,7 +18,7 @@ from replication.calls import Conflicts as ConflictsWanted
 from replication.config import ReplicaSetConfig
 from replication.events import log_type
 from replication.policies import policy_of
-from replication.reads import Consistency, Reader
+from replication.reads import Consistency, Reader, ReadResult
 from replication.refusals import SerializationFailure, VersionConflict
 from replication.transaction import Transaction
 from replication.values import unpack_rows
@@ -99,7 +99,7 @@ class ReplicaSet:
 
     # -------------------------------------------------------------------------------------------------------- reads
 
-    async def fetch(
+    async def read(
         self,
         sql: str,
         *args: Any,
@@ -108,14 +108,17 @@ class ReplicaSet:
         wait_s: float | None = None,
         max_lag: float | None = None,
         replica: str | None = None,
-    ) -> list[Row]:
-        """Rows of one query, in one snapshot of one replica.
+    ) -> ReadResult:
+        """One query, in one snapshot of one replica, with where it was read and who was found to be behind.
 
         `any` promises nothing by itself; `after` is a write's token that the read must see, `max_lag` bounds in
         seconds how old the data may be. `primary`, `current` and `quorum` see everything that was acknowledged.
         """
-        done = await self._reader.read(sql, args, consistency, after, wait_s, max_lag, replica)
-        return done.rows
+        return await self._reader.read(sql, args, consistency, after, wait_s, max_lag, replica)
+
+    async def fetch(self, sql: str, *args: Any, **options: Any) -> list[Row]:
+        """The rows of `read`, which has the options."""
+        return (await self.read(sql, *args, **options)).rows
 
     async def fetchrow(self, sql: str, *args: Any, **options: Any) -> Row | None:
         """The first row, or None."""

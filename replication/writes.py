@@ -13,7 +13,7 @@ from replication.policies import Policy, Route
 from replication.refusals import Duplicate, TooFewReplicas, WriteRefused, understand
 from replication.values import pack_values, unpack_rows
 from replication.verdicts import VerdictAsker
-from tops.changes import Change, Member, Row, Statement, check_statement, encode_member
+from tops.changes import Change, Member, Row, Statement, check_statement, content_digest, encode_member
 from tops.errors import InvalidTransaction, NotReachable, OutcomeUnknown, Retry, TopsError, TransactionAborted
 from tops.ids import TxId
 from tops.messages import TxOutcome
@@ -71,6 +71,9 @@ class Writer:
         if not changes and not reads:
             return WriteResult("", self.token)
         member = Member(TxId(""), changes, key, int(self._config.key_ttl_s))
+        if key:
+            # Replicas add versions and read locks to the changes; a repeated request is known by what it asked for.
+            member = msgspec.structs.replace(member, content=content_digest(member))
         result = await self._insist(member, reads)
         self._position = max(self._position, result.position or 0)
         return result

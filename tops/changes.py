@@ -71,6 +71,7 @@ class Member(msgspec.Struct, frozen=True, gc=False, array_like=True):
     changes: tuple[Change, ...]
     idempotency_key: str = ""
     key_ttl_s: int = 86_400  # how long the key is remembered
+    content: str = ""  # what the key stands for, where the changes are no longer those that the application asked for
 
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
@@ -87,7 +88,7 @@ def decode_member(data: bytes) -> Member:
 
 def content_digest(member: Member) -> str:
     """The same for the same changes, whatever transaction carries them: what an idempotency key is tied to."""
-    return hashlib.sha256(_encoder.encode(member.changes)).hexdigest()[:32]
+    return member.content or hashlib.sha256(_encoder.encode(member.changes)).hexdigest()[:32]
 
 
 def members_digest(members: Sequence[Member]) -> str:

@@ -194,6 +194,7 @@ class EventTypes:
     def __init__(self) -> None:
         self._defined: dict[str, EventType] = {}
         self._whole: dict[str, EventType] = {}
+        self._lineages: dict[str, tuple[str, ...]] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._defined
@@ -234,10 +235,11 @@ class EventTypes:
 
     def lineage(self, name: str) -> tuple[str, ...]:
         """The type's own name, its parent's, and so on up: the types whose subscribers receive its events."""
-        names = [name]
-        while (parent := self.whole(names[-1]).parent) is not None:
-            names.append(parent)
-        return tuple(names)
+        known = self._lineages.get(name)
+        if known is None:
+            parent = self.whole(name).parent
+            known = self._lineages[name] = (name,) if parent is None else (name, *self.lineage(parent))
+        return known
 
     def _with_inherited(self, child: EventType) -> EventType:
         if child.parent is None:

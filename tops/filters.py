@@ -122,6 +122,8 @@ class Filter(msgspec.Struct, frozen=True, array_like=True):
 
     def matches(self, body: Mapping[str, Any]) -> bool:
         """Whether an event with this body is wanted."""
+        if not self.constraints:
+            return self.satisfiable
         return self.satisfiable and all(constraint.holds_for(body) for constraint in self.constraints)
 
     def overlaps(self, other: "Filter") -> bool:

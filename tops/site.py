@@ -43,6 +43,7 @@ log = logging.getLogger("tops.site")
 DRAIN_S = 2.0
 EVENT_BYTES_MAX = MESSAGE_BYTES_MAX - 64 * 1024  # room for what is around the events
 ROUTE_S = 5.0
+OWN_PREFIX = "own/"  # keeps the names of enlisted resources apart from those of subscriptions
 SITE_ROLE = "writer"  # without keys it is the broker that gives the role; this one is only said
 
 
@@ -258,6 +259,7 @@ class Site:
         census: CensusPolicy | None = CensusPolicy(),  # noqa: B008 - immutable
         vote_timeout_s: float = 5.0,
         decide_within_s: float = 60.0,
+        own: "Enlisted | None" = None,
     ) -> AsyncIterator["Transaction"]:
         """A transaction that commits on leaving and aborts on an exception; `TransactionAborted` if it can't commit."""
         spec = self._spec(
@@ -272,7 +274,7 @@ class Site:
             vote_timeout_s,
             decide_within_s,
         )
-        tx = await self.begin(spec)
+        tx = await self.begin(spec, own)
         try:
             yield tx
         except BaseException as error:
@@ -282,11 +284,31 @@ class Site:
         if tx.outcome is None:
             await tx.commit()
 
-    async def begin(self, spec: TxSpec) -> "Transaction":
-        """Open a transaction; returns when events may be published in it. The caller commits or aborts."""
+    async def begin(self, spec: TxSpec, own: "Enlisted | None" = None) -> "Transaction":
+        """Open a transaction; returns when events may be published in it. The caller commits or aborts.
+
+        `own`: resources of this site that must commit with it; for private distributed transactions.
+        """
         self._node.check_refused("begin", spec.event_type)
-        tx: TxId = await self._node.request(lambda request: self._node.core.begin(request, spec))
+        number = own.number if own is not None else None
+        tx: TxId = await self._node.request(lambda request: self._node.core.begin(request, spec, number))
         return Transaction(self._node, tx, spec)
+
+    async def enlist(self, participant: Participant, *, name: str) -> "Enlisted":
+        """Let resources of this site's own take part in transactions that it begins with `own=`.
+
+        The participant gets every event that this site publishes in such a transaction, and its callbacks are those
+        of any participant; nobody asks it to join, and no constraint counts it. Its promises survive a crash if the
+        site has a data directory, under `name`. The site needs the right to subscribe to the transactions' types.
+        """
+        node = self._node
+        self._subscriptions += 1
+        number = self._subscriptions
+        driver = ParticipantDriver(participant, node.call_done, f"{OWN_PREFIX}{name}", self._journal)
+        promises, kept = driver.promises()
+        node.drivers[number] = driver
+        node.act(node.core.enlist(number, promises, kept))
+        return Enlisted(node, number, participant)
 
     async def execute(
         self,
@@ -464,16 +486,55 @@ class Subscription:
             raise TypeError("this subscription has a participant, which receives its events")
         return self.participant
 
-    async def unsubscribe(self) -> None:
-        """End it; whoever takes part in a transaction through it gives up. A durable name is kept by its broker."""
-        self._node.act(self._node.core.unsubscribe(self.number))
-        driver = self._node.drivers.pop(self.number, None)
+    async def unsubscribe(self, *, forget: bool = False, timeout_s: float = 5.0) -> None:
+        """End it; whoever takes part in a transaction through it gives up. A durable name is kept by its broker.
+
+        With `forget` that ends as well: the broker keeps nothing of the log for the name, which is free for a new
+        subscription. NotReachable if its broker does not answer; it is ended here, then, and may be there.
+        """
+        node = self._node
+        known = node.core.participation.subscriptions.get(self.number)
+        node.act(node.core.unsubscribe(self.number))
+        driver = node.drivers.pop(self.number, None)
         if driver is not None:
             driver.close()
+        if forget and known is not None and known.wish.durable is not None:
+            await _end_log(node, known.type_name, known.wish.durable, timeout_s)
 
     def abort(self, tx: str, reason: str) -> None:
         """Give up a transaction by itself, at any moment before the promise."""
         self._node.act(self._node.core.participant_abort(self.number, TxId(tx), reason))
+
+
+async def _end_log(node: SiteNode, event_type: str, name: str, timeout_s: float) -> None:
+    asked: list[int] = []
+
+    def ask(request: int) -> list[Effect]:
+        asked.append(request)
+        return node.core.end_log(request, event_type, name)
+
+    try:
+        async with asyncio.timeout(timeout_s):
+            await node.request(ask, f"log {name}")
+    except TimeoutError:
+        broker = node.core.coordinator_of(event_type)
+        raise NotReachable(
+            f"broker {broker} did not say within {timeout_s} s that {name!r} has ended: try again"
+        ) from None
+    finally:
+        for request in asked:
+            node.core.forget_log(request)
+
+
+class Enlisted:
+    """Resources of a site's own that can take part in transactions that it begins."""
+
+    def __init__(self, node: SiteNode, number: int, participant: Participant) -> None:
+        self._node, self.number, self.participant = node, number, participant
+
+    def dismiss(self) -> None:
+        """They take part in nothing new, and give up what they have not promised."""
+        self._node.act(self._node.core.dismiss(self.number))
 
 
 def _name(event_type: TypeOrName) -> str:

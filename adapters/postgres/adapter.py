@@ -9,8 +9,9 @@ from adapters.postgres.log import Log
 from adapters.postgres.outbox import Outbox
 from adapters.postgres.promises import Promises
 from adapters.postgres.reading import PostgresSnapshot, Readers, snapshot
+from adapters.postgres.row_sql import version_sql
 from adapters.postgres.session import Connection, Options, Session
-from adapters.postgres.statements import Statements, version_sql
+from adapters.postgres.statements import Statements
 from tops.changes import Member, Row, Value, decode_member
 from tops.ports import (
     Applied,

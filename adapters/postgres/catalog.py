@@ -11,6 +11,14 @@ from adapters.postgres.literals import SqlType, identifier
 from tops.changes import InvalidChange, split_table_name, volatile_part
 
 _INTEGERS = frozenset({"int2", "int4", "int8"})
+# Types with several texts for values that are equal: 1.5 and 1.50, "a" and "a  ", 0 and -0.
+_ONE_FORM = {
+    "numeric": "trim_scale({})",
+    "bpchar": "({})::text",
+    "float4": "({} + 0)",
+    "float8": "({} + 0)",
+    "citext": "lower(({})::text)",
+}
 
 _FIND_TABLE = """
 select c.oid, n.nspname, c.relname, c.relkind,
@@ -38,9 +46,13 @@ select c.oid, n.nspname, c.relname, c.relkind,
 """
 _COLUMNS = """
 select a.attname, format_type(a.atttypid, -1) as type_name, t.typcategory::text as category, b.typname as base,
-       t.typarray <> 0 as has_array, pg_get_expr(d.adbin, d.adrelid) as default_value,
+       t.typarray <> 0 and t.typdelim = ',' as has_array, pg_get_expr(d.adbin, d.adrelid) as default_value,
+       (select p.proname from pg_depend on_what join pg_proc p on p.oid = on_what.refobjid
+         where on_what.classid = 'pg_attrdef'::regclass and on_what.objid = d.oid
+           and on_what.refclassid = 'pg_proc'::regclass and p.provolatile <> 'i' limit 1) as default_function,
        a.attidentity <> '' as is_identity, a.attgenerated <> '' as is_generated, a.attnotnull,
-       e.typname as element_base, format_type(b.typelem, -1) as element_name, e.typcategory::text as element_category
+       e.typname as element_base, coalesce(e.typdelim, ',')::text as delimiter,
+       format_type(b.typelem, -1) as element_name, e.typcategory::text as element_category
   from pg_attribute a
   join pg_type t on t.oid = a.atttypid
   join pg_type b on b.oid = case when t.typtype = 'd' then t.typbasetype else t.oid end
@@ -51,8 +63,9 @@ select a.attname, format_type(a.atttypid, -1) as type_name, t.typcategory::text 
 """
 _TYPES = """
 select format_type(t.oid, -1) as type_name, t.typcategory::text as category, b.typname as base,
-       t.typarray <> 0 as has_array,
-       e.typname as element_base, format_type(b.typelem, -1) as element_name, e.typcategory::text as element_category
+       t.typarray <> 0 and t.typdelim = ',' as has_array,
+       e.typname as element_base, coalesce(e.typdelim, ',')::text as delimiter,
+       format_type(b.typelem, -1) as element_name, e.typcategory::text as element_category
   from unnest($1::oid[]) with ordinality as asked(oid, place)
   join pg_type t on t.oid = asked.oid
   join pg_type b on b.oid = case when t.typtype = 'd' then t.typbasetype else t.oid end
@@ -126,10 +139,14 @@ class Table:
                 )
 
 
-async def find_table(connection: asyncpg.Connection, table: str) -> Table:
+def sql_name(table: str) -> str:
+    """A table's name as changes give it, as SQL needs it."""
     schema, name = split_table_name(table)
-    quoted = identifier(name) if schema is None else f"{identifier(schema)}.{identifier(name)}"
-    found = await connection.fetchrow(_FIND_TABLE, quoted)
+    return identifier(name) if schema is None else f"{identifier(schema)}.{identifier(name)}"
+
+
+async def find_table(connection: asyncpg.Connection, table: str) -> Table:
+    found = await connection.fetchrow(_FIND_TABLE, sql_name(table))
     if found is None:
         raise InvalidChange(f"there is no table {table!r} in this database")
     if found["relkind"] not in (b"r", b"p"):
@@ -168,7 +185,7 @@ def _sql_type(row: Any) -> SqlType:
     if row["element_base"] is not None:
         element = _simple_type(row["element_name"], row["element_base"], row["element_category"], has_array=True)
     simple = _simple_type(row["type_name"], row["base"], row["category"], has_array=row["has_array"])
-    return replace(simple, element=element)
+    return replace(simple, element=element, delimiter=row["delimiter"])
 
 
 def _simple_type(name: str, base: str, category: str, *, has_array: bool) -> SqlType:
@@ -181,6 +198,7 @@ def _simple_type(name: str, base: str, category: str, *, has_array: bool) -> Sql
         is_bytes=base == "bytea",
         is_integer=base in _INTEGERS,
         is_uuid=base == "uuid",
+        one_form=_ONE_FORM.get(base, "{}"),
     )
 
 
@@ -191,7 +209,8 @@ def _volatile_defaults(columns: Iterable[Any]) -> dict[str, str]:
         if column["is_identity"]:
             found[column["attname"]] = "an identity sequence"
         elif column["default_value"] is not None and not column["is_generated"]:
-            culprit = volatile_part(column["default_value"])
+            function = column["default_function"]
+            culprit = f"{function}()" if function is not None else volatile_part(column["default_value"])
             if culprit is not None:
                 found[column["attname"]] = culprit
     return found

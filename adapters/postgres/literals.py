@@ -5,6 +5,7 @@ database has. Nothing here reaches the server unquoted.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
@@ -15,6 +16,8 @@ from uuid import UUID
 import msgspec
 
 from tops.changes import CLOCK_STRINGS, InvalidChange, Value
+
+_WORD = re.compile(r"[a-z]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,12 @@ class SqlType:
     is_integer: bool = False
     is_uuid: bool = False
     element: "SqlType | None" = None
+    delimiter: str = ","  # between the elements of an array
+    one_form: str = "{}"  # SQL that turns all spellings of a value into one
+
+    def canonical(self, expression: str) -> str:
+        """The same text for all values that the database takes for equal."""
+        return self.one_form.format(expression)
 
     @property
     def _goes_as_text(self) -> bool:
@@ -77,8 +86,8 @@ def text_form(value: Value, sql_type: SqlType) -> str | None:
         if sql_type.category == "T" and value.startswith("-P"):
             # A negative timedelta that came over the wire; PostgreSQL does not read its sign there.
             return _scalar(msgspec.convert(value, timedelta), sql_type)
-        if sql_type.category == "D" and value.strip().lower() in CLOCK_STRINGS:
-            raise InvalidChange(f"{value!r} means another time on every replica: write the time itself")
+        if _holds_time(sql_type) and (clock := CLOCK_STRINGS & set(_WORD.findall(value.lower()))):
+            raise InvalidChange(f"{min(clock)!r} means another time on every replica: write the time itself")
         return value
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -89,7 +98,7 @@ def text_form(value: Value, sql_type: SqlType) -> str | None:
     if isinstance(value, list | tuple):
         if sql_type.category != "A" or sql_type.element is None:
             raise InvalidChange(f"a list does not fit a value of type {sql_type.name}")
-        return _array(value, sql_type.element)
+        return _array(value, sql_type.element, sql_type.delimiter)
     return _scalar(value, sql_type)
 
 
@@ -99,33 +108,40 @@ def _scalar(value: Value, sql_type: SqlType) -> str:
             return repr(value)
         case Decimal() | UUID() | int():
             return str(value)
-        case datetime() | date() | time():
-            return value.isoformat()
-        case timedelta():
+        case timedelta() if sql_type.category == "T":
             return f"{value.days} days {value.seconds} seconds {value.microseconds} microseconds"
+        case datetime() | date() | time() | timedelta():
+            return str(msgspec.to_builtins(value))  # as it would come over the wire, should the column be text
         case _:
             raise InvalidChange(f"a {type(value).__name__} can't be stored as {sql_type.name}")
 
 
+def _holds_time(sql_type: SqlType) -> bool:
+    of_elements = sql_type.element is not None and sql_type.element.category == "D"
+    return sql_type.category in ("D", "R") or of_elements
+
+
 def _json(value: Value) -> str:
-    def plain(other: Any) -> Any:
-        if isinstance(other, Decimal):
-            return float(other)
-        if isinstance(other, UUID | datetime | date | time):
-            return str(other)
-        raise InvalidChange(f"a {type(other).__name__} can't be part of a JSON document")
-
-    return json.dumps(value, default=plain, ensure_ascii=False)
+    """A document is the same whether its values came over the wire, where some become text, or straight from here."""
+    try:
+        plain = msgspec.to_builtins(value, builtin_types=(bytes, bytearray, memoryview))
+        return json.dumps(plain, default=_not_json, ensure_ascii=False)
+    except TypeError as error:
+        raise InvalidChange(f"not a JSON document: {error}") from error
 
 
-def _array(values: Sequence[Value], element: SqlType) -> str:
+def _not_json(other: Any) -> Any:
+    raise InvalidChange(f"a {type(other).__name__} can't be part of a JSON document")
+
+
+def _array(values: Sequence[Value], element: SqlType, delimiter: str) -> str:
     parts = (
-        _array(value, element)
+        _array(value, element, delimiter)
         if isinstance(value, list | tuple) and not element.is_json  # in a document, a list is a value
         else _element(text_form(value, element))
         for value in values
     )
-    return "{" + ",".join(parts) + "}"
+    return "{" + delimiter.join(parts) + "}"
 
 
 def _element(text: str | None) -> str:

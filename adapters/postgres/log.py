@@ -2,11 +2,12 @@
 
 import asyncio
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from adapters.postgres.book import Book
 from adapters.postgres.literals import quote
 from adapters.postgres.progress import Job, Progress, number_text, prefix_text
+from adapters.postgres.promises import finish
 from adapters.postgres.session import Connection
 from adapters.postgres.statements import Statements
 from adapters.postgres.transactions import SlowPath, fast_texts, send_fast
@@ -42,9 +43,18 @@ class Log:
 
     async def _apply_some(self, chunks: Sequence[Sequence[Entry]], *, durable: bool) -> EntryFailed | None:
         async def work(connection: Connection, statements: Statements) -> EntryFailed | None:
+            if self._book.promised:
+                await self._drop_promises(connection, {entry.number for chunk in chunks for entry in chunk})
             return await _Turn(self._book, connection, statements, durable=durable).run(chunks)
 
         return await self._book.run(work, f"applying numbers {chunks[0][0].number} to {chunks[-1][-1].number}")
+
+    async def _drop_promises(self, connection: Connection, numbers: Set[int]) -> None:
+        """The log is the decision: a number that it holds comes from there, whatever we had promised under it."""
+        for attempt in sorted(self._book.promised):
+            if attempt.number in numbers:
+                await finish(self._book, connection, "ROLLBACK", attempt)
+                self._book.promised.discard(attempt)
 
     async def position(self) -> Position:
         async def work(connection: Connection, _: Statements) -> Position:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 
 from adapters.postgres.book import Book
+from adapters.postgres.literals import quote
 from adapters.postgres.progress import Job, outbox_text
 from adapters.postgres.session import Connection
 from adapters.postgres.statements import Statements
@@ -43,11 +44,11 @@ class Outbox:
     async def mark_published(self, up_to: int) -> None:
         async def work(connection: Connection, statements: Statements) -> None:
             # Lost in a crash, an entry is published once more; its transaction id tells.
-            await connection.execute("begin; set local synchronous_commit = off")
             await connection.execute(
-                "delete from tops.outbox where replica_set = $1 and id <= $2", self._book.replica_set, up_to
+                "begin; set local synchronous_commit = off;"
+                f"delete from tops.outbox where replica_set = {quote(self._book.replica_set)} and id <= {up_to:d};"
+                "commit"
             )
-            await connection.execute("commit")
 
         await self._book.run(work, "marking entries as published")
 

@@ -55,7 +55,7 @@ class Promises:
 
     async def commit(self, attempt: Attempt) -> None:
         async def work(connection: Connection, statements: Statements) -> None:
-            if not await self._finish(connection, "COMMIT", attempt):
+            if not await finish(self._book, connection, "COMMIT", attempt):
                 # Perhaps it is committed and the answer was lost; the database knows.
                 self._book.progress = await Progress.load(connection, self._book.replica_set)
                 if not self._book.progress.holds(attempt.number):
@@ -68,7 +68,7 @@ class Promises:
 
     async def rollback(self, attempt: Attempt) -> None:
         async def work(connection: Connection, _: Statements) -> None:
-            await self._finish(connection, "ROLLBACK", attempt)
+            await finish(self._book, connection, "ROLLBACK", attempt)
             self._forget(attempt)
 
         await self._book.run(work, f"rolling back {attempt}")
@@ -93,7 +93,7 @@ class Promises:
                 return answer
             if known.coordinator == asked.coordinator and known > asked:
                 raise StaleAttempt(self._book.where, f"{asked} comes too late: {known} is prepared")
-            await self._finish(connection, "ROLLBACK", known)
+            await finish(self._book, connection, "ROLLBACK", known)
             self._forget(known)
         return None
 
@@ -144,42 +144,42 @@ class Promises:
                     fails = middle
                 else:
                     works = middle
-                    await self._finish(connection, "ROLLBACK", epoch.attempt)
+                    await finish(self._book, connection, "ROLLBACK", epoch.attempt)
             written[fails - 1] = MemberVote(tx=jobs[fails - 1].member.tx, excluded=exclusion(votes))
             votes = await prepared(written)
         return votes
 
-    def _gid(self, attempt: Attempt) -> str:
-        return global_id(self._book.cluster, self._book.replica_set, attempt)
-
     def _prepare_text(self, attempt: Attempt) -> str:
-        return f"PREPARE TRANSACTION '{self._gid(attempt)}'"
+        return f"PREPARE TRANSACTION '{_gid(self._book, attempt)}'"
 
     def _check_tag(self, tag: str, attempt: Attempt) -> None:
         # In a failed transaction the server answers ROLLBACK, without an error: a promise of nothing.
         if tag != "PREPARE TRANSACTION":
             raise ResourceRefused(self._book.where, f"{attempt}: the server answered {tag} to PREPARE TRANSACTION")
 
-    async def _finish(self, connection: Connection, verb: str, attempt: Attempt) -> bool:
-        """Carry out a decision; False if no such transaction is prepared. Never gives up half-way by itself."""
-        order = f"{verb} PREPARED '{self._gid(attempt)}'"
-        for _ in range(_TRIES):
-            try:
-                await connection.execute(order)
-            except asyncpg.PostgresError as error:
-                if sqlstate(error) == UNKNOWN_ID:
-                    return False
-                if is_connection_loss(error):
-                    raise
-                if sqlstate(error) == BUSY_ID or is_passing(error):
-                    # Another session is at it, or our wait was cancelled and it may be done: ask again.
-                    await asyncio.sleep(_PAUSE_S)
-                    continue
-                raise PermissionDenied(
-                    f"{self._book.where}: {attempt} can only be finished in the database and by the role that "
-                    f"prepared it, or by a superuser ({error})"
-                ) from error
-            return True
-        raise ResourceRefused(
-            self._book.where, f"{attempt}: {verb} PREPARED is refused again and again; still prepared"
-        )
+
+def _gid(book: Book, attempt: Attempt) -> str:
+    return global_id(book.cluster, book.replica_set, attempt)
+
+
+async def finish(book: Book, connection: Connection, verb: str, attempt: Attempt) -> bool:
+    """Carry out a decision; False if no such transaction is prepared. Never gives up half-way by itself."""
+    order = f"{verb} PREPARED '{_gid(book, attempt)}'"
+    for _ in range(_TRIES):
+        try:
+            await connection.execute(order)
+        except asyncpg.PostgresError as error:
+            if sqlstate(error) == UNKNOWN_ID:
+                return False
+            if is_connection_loss(error):
+                raise
+            if sqlstate(error) == BUSY_ID or is_passing(error):
+                # Another session is at it, or our wait was cancelled and it may be done: ask again.
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            raise PermissionDenied(
+                f"{book.where}: {attempt} can only be finished in the database and by the role that "
+                f"prepared it, or by a superuser ({error})"
+            ) from error
+        return True
+    raise ResourceRefused(book.where, f"{attempt}: {verb} PREPARED is refused again and again; still prepared")

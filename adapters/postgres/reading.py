@@ -11,6 +11,7 @@ import asyncpg
 from asyncpg.pgproto import pgproto
 
 from adapters.postgres.catalog import Table, find_table, find_types
+from adapters.postgres.guards import check_harmless
 from adapters.postgres.literals import SqlType, identifier, literal
 from adapters.postgres.session import Connection, Options, connect
 from adapters.postgres.sqlstates import is_connection_loss, is_passing
@@ -21,6 +22,7 @@ from tops.ports import Position, ReadResult
 _PLAIN = frozenset(
     {type(None), bool, int, float, str, bytes, Decimal, datetime, date, time, timedelta, UUID, pgproto.UUID}
 )
+BEYOND_PYTHON = "a value that Python has no type for (a date before Christ, 24:00): cast it to text"
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _POSITION = """
 select coalesce((select prefix from tops.position where replica_set = $1), 0) as prefix,
@@ -38,12 +40,16 @@ class Readers:
 
     async def read(self, replica_set: str, sql: str, args: Sequence[Value], *, with_position: bool) -> ReadResult:
         check_query(sql)
+        check_harmless(sql, only_reads=True)
         for last_try in (False, True):
             try:
                 async with self.connection() as connection:
                     if not with_position:  # one statement is one snapshot
                         return ReadResult(await _fetch(connection, sql, args))
                     return await _read_with_position(connection, replica_set, sql, args)
+            except asyncpg.exceptions.InvalidCachedStatementError as error:
+                if last_try:  # the driver has forgotten the old statement by now
+                    raise ResourceRefused(self._where, "the tables are being changed under the read") from error
             except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
                 # An idle connection may be of a server that has restarted since; a read can be tried again.
                 if is_connection_loss(error):
@@ -54,6 +60,8 @@ class Readers:
                     raise ResourceRefused(self._where, f"the read was cut short: {error}") from error
                 else:
                     raise ResourceError(self._where, f"the query fails: {error}") from error
+            except (ValueError, OverflowError) as error:
+                raise ResourceError(self._where, f"the query returns {BEYOND_PYTHON}: {error}") from error
         raise AssertionError("the second try returns or raises")
 
     @asynccontextmanager

@@ -8,59 +8,55 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import asyncpg
 from asyncpg.prepared_stmt import PreparedStatement
 
-from adapters.postgres.catalog import Table, find_table, find_types
-from adapters.postgres.literals import SqlType, array_literal, identifier, literal, quote, text_form
+from adapters.postgres.catalog import Table, find_table, find_types, sql_name
+from adapters.postgres.guards import check_harmless
+from adapters.postgres.literals import SqlType, array_literal, literal
+from adapters.postgres.row_sql import Part, Sql, check_versions_sql, row_change_sql, write_versions_sql
 from adapters.postgres.sqlstates import exclusion
 from adapters.postgres.steps import Shape, Step, Traits, check, traits_of
 from tops.changes import (
     Change,
-    Delete,
-    Insert,
     InvalidChange,
-    Row,
-    RowChange,
     Statement,
-    Update,
-    Upsert,
     Value,
     check_statement,
 )
 from tops.ports import Exclusion
 
+_LATE_TRIGGERS = """
+select exists (select from pg_trigger where not tgisinternal and tginitdeferred and tgenabled <> 'D')
+"""
+_OIDS = "select coalesce(array_agg(to_regclass(name)::oid), '{}') from unnest($1::text[]) as name"
 _KEPT_MAX = 500
 _LEARN_AGAIN_S = 5.0
 TELL = -1  # as the expected number of rows: tell it
 
 
-Source = Literal["values", "key", "add", "expected version", "number"]
-
-
-class Part(NamedTuple):
-    """One array of a call: where in a change its values are found, and their type."""
-
-    source: Source
-    column: str
-    sql_type: SqlType
-
-
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A prepared statement over arrays of rows: its name, and what of a step's changes fills which array."""
+    """A prepared statement over arrays of rows: its name, and what of a step's changes fills which array.
+
+    `counted`: it checks or tells how many rows it affected; one that is not affects one row for each or fails.
+    """
 
     name: str
     parts: tuple[Part, ...]
+    counted: bool
 
     def text(self, step: Step, expected: int) -> str:
-        arrays = [array_literal(_column(step, part), part.sql_type) for part in self.parts]
-        return f"EXECUTE {self.name}({','.join(arrays)},{expected})"
+        arrays = ",".join([array_literal(_column(step, part), part.sql_type) for part in self.parts])
+        if self.counted:
+            return f"EXECUTE {self.name}({arrays},{expected})"
+        told = f";SELECT tops.affected({TELL},{len(step.changes)})" if expected == TELL else ""
+        return f"EXECUTE {self.name}({arrays}){told}"
 
 
-def _column(step: Step, part: "Part") -> list[Value]:
+def _column(step: Step, part: Part) -> list[Value]:
     match part.source:
         case "values":
             return [change.values[part.column] for change in step.changes]  # type: ignore[union-attr]
@@ -100,6 +96,9 @@ class Statements:
         self._versioned, self._allow_volatile = versioned, allow_volatile
         self.tables: dict[str, Table] = {}
         self.known: dict[Shape, Traits] = {}
+        self._former: dict[str, Table] = {}  # tables as the calls were made for them
+        self._late_triggers: bool | None = None
+        self._versioned_oids: frozenset[int] | None = None
         self.under_way: asyncio.Future[Any] | None = None  # a message whose answer somebody else waits for
         self._own: dict[str, str] = {}
         self._own_kept: list[PreparedStatement[asyncpg.Record]] = []
@@ -114,26 +113,49 @@ class Statements:
 
         A constraint or trigger that is new to a table is taken into account after a few seconds at the latest.
         """
-        now = time.monotonic()
         if len(self._kept) > _KEPT_MAX:
             self.forget()
             self._kept.clear()
-        elif now - self._learned_at > _LEARN_AGAIN_S:
-            self.tables.clear()
-            self.known.clear()
-            self._learned_at = now
+        elif time.monotonic() - self._learned_at > _LEARN_AGAIN_S:
+            self.look_again()
+
+    def look_again(self) -> None:
+        """Ask the database about tables and statements before they are used next; what has not changed is kept."""
+        self.tables.clear()
+        self.known.clear()
+        self._late_triggers = self._versioned_oids = None
+        self._learned_at = time.monotonic()
 
     def forget(self) -> None:
         """The schema may have changed."""
-        self.tables.clear()
-        self.known.clear()
+        self.look_again()
         self._calls.clear()
         self._user_calls.clear()
 
-    def _forget_table(self, name: str) -> None:
-        for shape in [shape for shape, traits in self.known.items() if traits.table is not None and shape[1] == name]:
-            del self.known[shape]
-            self._calls.pop(shape, None)
+    async def late_triggers(self) -> bool:
+        """Whether the database has triggers of its user's that wait for the end of the transaction."""
+        if self._late_triggers is None:
+            await self._line_free()
+            self._late_triggers = bool(await self._connection.fetchval(_LATE_TRIGGERS))
+        return self._late_triggers
+
+    async def _is_versioned(self, table: Table) -> bool:
+        if not self._versioned:
+            return False
+        if self._versioned_oids is None:
+            names = [sql_name(name) for name in self._versioned]
+            self._versioned_oids = frozenset(await self._connection.fetchval(_OIDS, names))
+        return table.oid in self._versioned_oids
+
+    async def _look_up(self, name: str) -> Table:
+        table = self.tables[name] = await find_table(self._connection, name)
+        if self._former.get(name) != table:
+            self._former[name] = table
+            for shape in [shape for shape in self.known if shape[1] == name]:
+                del self.known[shape]
+            for shape in [shape for shape in self._calls if shape[1] == name]:
+                del self._calls[shape]
+        return table
 
     async def traits(self, change: Change, shape: Shape) -> Traits:
         """What the plan must know of the change; InvalidChange if it can't ever be carried out."""
@@ -149,8 +171,7 @@ class Statements:
                 check(change, table, allow_volatile=self._allow_volatile)
             except InvalidChange:
                 # Unknown, or known from before a column came.
-                self._forget_table(change.table)
-                table = self.tables[change.table] = await find_table(self._connection, change.table)
+                table = await self._look_up(change.table)
                 check(change, table, allow_volatile=self._allow_volatile)
             found = traits_of(change, shape, table)
         self.known[shape] = found
@@ -187,19 +208,18 @@ class Statements:
         assert table is not None
         assert not isinstance(example, Statement)
         await self._line_free()
-        calls = [await self._prepare(*row_change_sql(example, table))]
-        versioned = example.table in self._versioned
+        calls = [await self._prepare(row_change_sql(example, table))]
+        versioned = await self._is_versioned(table)
         if getattr(example, "expect_version", None) is not None:
             if not versioned:
                 raise InvalidChange(f"table {example.table!r} does not track row versions: name it as versioned")
-            calls.insert(0, await self._prepare(*_check_versions_sql(example, table)))
+            calls.insert(0, await self._prepare(check_versions_sql(example, table)))
         if versioned:
-            calls.append(await self._prepare(*_write_versions_sql(example, table)))
+            calls.append(await self._prepare(write_versions_sql(example, table)))
         return tuple(calls)
 
-    async def _prepare(self, sql: str, parts: tuple[Part, ...]) -> Call:
-        name = await self._keep(sql)
-        return Call(name, parts)
+    async def _prepare(self, sql: Sql) -> Call:
+        return Call(await self._keep(sql.text), sql.parts, sql.counted)
 
     async def _keep(self, sql: str) -> str:
         self._names += 1
@@ -210,6 +230,7 @@ class Statements:
     async def _prepare_user_statement(self, sql: str) -> UserCall | Exclusion:
         """A statement that can't be prepared is refused for good, for every member that brings it."""
         check_statement(sql, allow_volatile=self._allow_volatile)
+        check_harmless(sql)
         try:
             return await self._user_call(sql, counted=True)
         except asyncpg.PostgresError:
@@ -227,111 +248,3 @@ class Statements:
         statement = self._kept[-1]
         types = await find_types(self._connection, [parameter.oid for parameter in statement.get_parameters()])
         return UserCall(name, tuple(types), counted, statement)
-
-
-Sql = tuple[str, tuple[Part, ...]]
-
-
-class _Arrays:
-    """Numbers the parameters of a statement over arrays and names the columns that they become."""
-
-    def __init__(self) -> None:
-        self.parts: list[Part] = []
-
-    def take(self, source: Source, column: str, sql_type: SqlType) -> str:
-        self.parts.append(Part(source, column, sql_type))
-        return f"s.c{len(self.parts)}{sql_type.cast}"
-
-    @property
-    def source(self) -> str:
-        arrays = ", ".join(f"${place}::{part.sql_type.carrier}" for place, part in enumerate(self.parts, 1))
-        names = ", ".join(f"c{place}" for place in range(1, len(self.parts) + 1))
-        return f"unnest({arrays}) as s({names})"
-
-    def counted(self, change: str) -> Sql:
-        check = f"tops.affected(${len(self.parts) + 1}::int, count(*))"
-        return f"with changed as ({change} returning 1) select {check} from changed", tuple(self.parts)
-
-    def told(self, select: str) -> Sql:
-        """For statements that raise by themselves; the last parameter has to be used."""
-        return f"{select} where ${len(self.parts) + 1}::int is not null", tuple(self.parts)
-
-
-def row_change_sql(change: RowChange, table: Table) -> Sql:
-    arrays = _Arrays()
-    match change:
-        case Insert(_, values):
-            return arrays.counted(_insert(arrays, table, [("values", name) for name in values]))
-        case Upsert(_, key, values):
-            columns: list[tuple[Source, str]] = [
-                *(("key", name) for name in key),
-                *(("values", name) for name in values),
-            ]
-            insert = _insert(arrays, table, columns)
-            target = ", ".join(map(identifier, table.key))
-            settings = ", ".join(f"{identifier(name)} = excluded.{identifier(name)}" for name in values or table.key)
-            return arrays.counted(f"{insert} on conflict ({target}) do update set {settings}")
-        case Delete():
-            where = _where(arrays, table)
-            return arrays.counted(f"delete from {table.sql_name} as t using {arrays.source} where {where}")
-        case Update(_, _, values, add):
-            where = _where(arrays, table)
-            assigned = [f"{identifier(name)} = {arrays.take('values', name, table.column(name))}" for name in values]
-            assigned += [
-                f"{identifier(name)} = t.{identifier(name)} + {arrays.take('add', name, table.column(name))}"
-                for name in add
-            ]
-            return arrays.counted(
-                f"update {table.sql_name} as t set {', '.join(assigned)} from {arrays.source} where {where}"
-            )
-
-
-def _insert(arrays: _Arrays, table: Table, columns: list[tuple[Source, str]]) -> str:
-    names = ", ".join(identifier(name) for _, name in columns)
-    taken = ", ".join(arrays.take(attribute, name, table.column(name)) for attribute, name in columns)
-    # A replicated row brings its identity along, also where the column would rather make its own.
-    return f"insert into {table.sql_name} ({names}) overriding system value select {taken} from {arrays.source}"
-
-
-def _where(arrays: _Arrays, table: Table) -> str:
-    return " and ".join(f"t.{identifier(name)} = {arrays.take('key', name, table.column(name))}" for name in table.key)
-
-
-def _version_key(arrays: _Arrays, change: RowChange, table: Table) -> str:
-    source: Source = "values" if isinstance(change, Insert) else "key"
-    return f"jsonb_build_array({', '.join(arrays.take(source, name, table.column(name)) for name in table.key)})::text"
-
-
-_BIGINT = SqlType("bigint", "N", is_integer=True)
-
-
-def _check_versions_sql(change: RowChange, table: Table) -> Sql:
-    arrays = _Arrays()
-    key = _version_key(arrays, change, table)
-    expected = arrays.take("expected version", "", _BIGINT)
-    return arrays.told(f"select tops.expect_version({quote(table.sql_name)}, {key}, {expected}) from {arrays.source}")
-
-
-def _write_versions_sql(change: RowChange, table: Table) -> Sql:
-    arrays = _Arrays()
-    key = _version_key(arrays, change, table)
-    name = quote(table.sql_name)
-    if isinstance(change, Delete):
-        delete = f"delete from tops.row_versions v using {arrays.source} where v.table_name = {name} and v.key = {key}"
-        return f"{delete} and ${len(arrays.parts) + 1}::int is not null", tuple(arrays.parts)
-    number = arrays.take("number", "", _BIGINT)
-    insert = f"insert into tops.row_versions as v select {name}, {key}, {number} from {arrays.source}"
-    # A local write has no number yet, and leaves the version as it is.
-    where = f"where ${len(arrays.parts) + 1}::int is not null and {number} > 0"
-    return f"{insert} {where} on conflict (table_name, key) do update set version = excluded.version", tuple(
-        arrays.parts
-    )
-
-
-def version_sql(table: Table, key: Row) -> tuple[str, list[str]]:
-    """A query for the version of one row, and its parameters as text."""
-    taken = ", ".join(f"${place}::text::{table.columns[name].name}" for place, name in enumerate(table.key, 1))
-    where = f"table_name = {quote(table.sql_name)} and key = jsonb_build_array({taken})::text"
-    return f"select version from tops.row_versions where {where}", [
-        text_form(key[name], table.columns[name]) or "" for name in table.key
-    ]

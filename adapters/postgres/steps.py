@@ -15,6 +15,7 @@ from typing import Any, cast
 from uuid import UUID
 
 from adapters.postgres.catalog import Table
+from adapters.postgres.guards import check_table
 from tops.changes import Change, Delete, Insert, Row, RowChange, Statement, Update, Upsert
 from tops.errors import InvariantBroken
 
@@ -71,6 +72,7 @@ def shape_of(change: Change) -> Shape:
 
 def check(change: RowChange, table: Table, *, allow_volatile: bool) -> None:
     """Refuse what does not fit the table."""
+    check_table(table.sql_name)
     match change:
         case Insert(_, values):
             table.check_insert(values, allow_volatile=allow_volatile)

@@ -11,6 +11,7 @@ from itertools import repeat
 import asyncpg
 
 from adapters.postgres.progress import Job, keys_text
+from adapters.postgres.reading import BEYOND_PYTHON
 from adapters.postgres.session import Connection, Session
 from adapters.postgres.sqlstates import exclusion, is_connection_loss, is_passing, is_schema_change
 from adapters.postgres.statements import TELL, Statements
@@ -18,9 +19,15 @@ from adapters.postgres.steps import Step, have_one_shape, one_step, plan, shape_
 from tops.changes import InvalidChange, Row, Statement, content_digest
 from tops.ports import Exclusion, MemberVote, Why
 
-_DEFERRED = """
-select string_agg(format('%I.%I', n.nspname, c.conname), ', ')
-  from pg_constraint c join pg_namespace n on n.oid = c.connamespace where c.condeferrable and c.condeferred
+# Checked after every statement, as if each member were alone: of two members one must not make good what the other did.
+_CHECK_AT_ONCE = "SET CONSTRAINTS ALL IMMEDIATE"
+_CHECK_LATER = "SET CONSTRAINTS ALL DEFERRED"
+# A name stands for all constraints of that name in the schema; those that wait by themselves are to go on waiting.
+_IMMEDIATE_BY_NATURE = """
+select string_agg(format('%I.%I', nspname, conname), ', ') from (
+    select n.nspname, c.conname from pg_constraint c join pg_namespace n on n.oid = c.connamespace
+     where c.condeferrable and has_schema_privilege(n.oid, 'usage')
+     group by 1, 2 having not bool_or(c.condeferred)) as named
 """
 _KNOWN_KEY = """
 select content, tx, number from tops.idempotency_keys where replica_set = $1 and key = $2 and expires_ms > $3
@@ -29,14 +36,17 @@ select content, tx, number from tops.idempotency_keys where replica_set = $1 and
 
 async def fast_texts(statements: Statements, replica_set: str, jobs: Sequence[Job]) -> list[str] | None:
     """The members' work as few statements; None if one of them has to run by itself or can't run at all."""
-    texts: list[str] = []
+    texts = [_CHECK_AT_ONCE] if jobs else []
     statements.refresh()
     try:
+        late_triggers = bool(jobs) and await statements.late_triggers()
         keys = await keys_text(statements, replica_set, jobs)
         if keys is not None:
             texts.append(keys)
         for step in await _steps(statements, jobs):
-            first = step.changes[0]
+            first, table = step.changes[0], step.traits.table
+            if late_triggers and (step.opaque or table is None or table.referenced_columns):
+                return None  # such a trigger must find what its own member left, and nothing later
             if not isinstance(first, Statement):
                 texts += [call.text(step, len(step.changes)) for call in await statements.calls_for(step)]
                 continue
@@ -116,11 +126,12 @@ class SlowPath:
     def __init__(self, session: Session, connection: Connection, statements: Statements, replica_set: str) -> None:
         self._session, self._connection, self._statements = session, connection, statements
         self._replica_set = replica_set
-        self._deferred_again: list[str] = []
+        self._as_at_first: list[str] = []
 
     async def write_down(self, jobs: Sequence[Job]) -> list[Written | MemberVote]:
-        names = await self._connection.fetchval(_DEFERRED)
-        self._deferred_again = [f"SET CONSTRAINTS {names} DEFERRED"] if names else []
+        self._statements.look_again()  # nobody is refused because of what a table used to be
+        names = await self._connection.fetchval(_IMMEDIATE_BY_NATURE)
+        self._as_at_first = [_CHECK_LATER, *([f"SET CONSTRAINTS {names} IMMEDIATE"] if names else [])]
         return [await self._written(job) for job in jobs]
 
     async def run(self, written: Written | MemberVote) -> MemberVote:
@@ -132,7 +143,7 @@ class SlowPath:
             return MemberVote(tx=tx, excluded=known)
         try:
             return await self._carry_out(written)
-        except asyncpg.PostgresError as error:
+        except (InvalidChange, asyncpg.PostgresError) as error:
             if is_connection_loss(error) or is_passing(error):
                 raise
             await self._connection.execute("ROLLBACK TO SAVEPOINT tops_member; RELEASE SAVEPOINT tops_member")
@@ -189,11 +200,16 @@ class SlowPath:
                 rows += (await self._session.send(self._connection, pending))[1]
                 pending = []
             statement = await self._connection.prepare(texts)
-            records = await statement.fetch()
+            try:
+                records = await statement.fetch()
+            except (ValueError, OverflowError) as error:
+                if isinstance(error, asyncpg.PostgresError):
+                    raise
+                raise InvalidChange(f"the statement returns {BEYOND_PYTHON}: {error}") from error
             rows.append(_count(statement.get_statusmsg() or ""))
             returned.append(tuple(dict(record) for record in records))
         # Deferred constraints speak up here, where the member is known, and wait again for the next one.
-        pending += ["SET CONSTRAINTS ALL IMMEDIATE", *self._deferred_again, "RELEASE SAVEPOINT tops_member"]
+        pending += [_CHECK_AT_ONCE, *self._as_at_first, "RELEASE SAVEPOINT tops_member"]
         rows += (await self._session.send(self._connection, pending))[1]
         tx = written.job.member.tx
         return MemberVote(tx=tx, rows=tuple(rows), returned=tuple(returned) if any(returned) else ())

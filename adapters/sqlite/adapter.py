@@ -15,9 +15,10 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from adapters.sqlite.undo import UndoLog, quoted
+from adapters.sqlite.reading import SqliteSnapshot, dicts, position_in
+from adapters.sqlite.undo import UndoLog
 from adapters.sqlite.work import Work, arguments_of, is_passing
-from tops.changes import InvalidChange, Member, Row, Value, check_query, decode_member, encode_member, split_table_name
+from tops.changes import Member, Row, Value, check_query, decode_member, encode_member, split_table_name
 from tops.errors import (
     AgentReplaced,
     CompensationRefused,
@@ -70,6 +71,10 @@ create table if not exists tops_undo (
 """
 _BUSY_TIMEOUT_S = 5.0
 _USER_TRIGGERS = "select tbl_name from main.sqlite_master where type = 'trigger'"
+_CASCADES = """
+select m.name, f."table" from main.sqlite_master m join pragma_foreign_key_list(m.name) f
+ where m.type = 'table' and not (f.on_update in ('NO ACTION', 'RESTRICT') and f.on_delete in ('NO ACTION', 'RESTRICT'))
+"""
 
 
 class SqliteAdapter:
@@ -129,11 +134,7 @@ class SqliteAdapter:
         await self._in_thread(lambda: self._commit(attempt))
 
     async def rollback(self, attempt: Attempt) -> None:
-        def work() -> None:
-            with self._transaction():
-                self._compensate(attempt)
-
-        await self._in_thread(work)
+        await self._in_thread(lambda: self._take_back(attempt))
 
     async def apply(self, entries: Sequence[Entry], *, durable: bool = True) -> Applied:
         numbers = [entry.number for entry in entries]
@@ -144,14 +145,14 @@ class SqliteAdapter:
     async def applied(self) -> Position:
         def work() -> Position:
             with self._transaction():
-                return _position(self._connection, self.replica_set)
+                return position_in(self._connection, self.replica_set)
 
         return await self._in_thread(work)
 
     async def compact(self) -> None:
         def work() -> None:
             with self._transaction():
-                position = _position(self._connection, self.replica_set)
+                position = position_in(self._connection, self.replica_set)
                 self._connection.execute(
                     "update tops_position set prefix = ? where replica_set = ?", (position.prefix, self.replica_set)
                 )
@@ -175,6 +176,10 @@ class SqliteAdapter:
                     self._connection.execute(
                         "insert into tops_outbox (replica_set, member) values (?, ?)",
                         (self.replica_set, encode_member(member)),
+                    )
+                    self._connection.execute(
+                        "update tops_participation set local_writes = local_writes + 1 where replica_set = ?",
+                        (self.replica_set,),
                     )
             return vote
 
@@ -211,8 +216,8 @@ class SqliteAdapter:
                     cursor = reader.execute(sql, arguments_of(args))
                 except sqlite3.Error as error:
                     raise ResourceError(self.where, f"the query fails: {error}") from error
-                rows = _dicts(cursor)
-                return ReadResult(rows, _position(reader, self.replica_set) if with_position else None)
+                rows = dicts(cursor)
+                return ReadResult(rows, position_in(reader, self.replica_set) if with_position else None)
 
         return await asyncio.to_thread(work)
 
@@ -224,9 +229,9 @@ class SqliteAdapter:
         return await self._in_thread(work)
 
     @asynccontextmanager
-    async def snapshot(self) -> AsyncIterator["SqliteSnapshot"]:
+    async def snapshot(self) -> AsyncIterator[SqliteSnapshot]:
         with self._reader() as reader:
-            yield SqliteSnapshot(reader, _position(reader, self.replica_set))
+            yield SqliteSnapshot(reader, position_in(reader, self.replica_set))
 
     async def health(self, head: int | None = None) -> Health:
         doubts, position = await self.recover(), await self.applied()
@@ -257,6 +262,7 @@ class SqliteAdapter:
             raise ResourceError(self.where, str(error)) from error
 
     def _start(self) -> None:
+        connection: sqlite3.Connection | None = None
         try:
             connection = sqlite3.connect(
                 self.path, isolation_level=None, check_same_thread=False, timeout=_BUSY_TIMEOUT_S
@@ -267,6 +273,8 @@ class SqliteAdapter:
             connection.execute("pragma recursive_triggers = on")
             connection.executescript(f"begin immediate; {_SCHEMA} commit")
         except sqlite3.Error as error:
+            if connection is not None:
+                connection.close()
             raise ConfigError(f"{self.where}: {self.path} can't be used: {error}") from error
         self._open = connection
         self._undo = UndoLog(connection)
@@ -278,10 +286,12 @@ class SqliteAdapter:
         connection.execute("commit")
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def _transaction(self, *, foreign_keys: bool = True) -> Iterator[None]:
         connection = self._connection
-        connection.execute("begin immediate")
+        if not foreign_keys:
+            connection.execute("pragma foreign_keys = off")
         try:
+            connection.execute("begin immediate")
             owner = connection.execute(
                 "select token from tops_agent where replica_set = ?", (self.replica_set,)
             ).fetchone()
@@ -294,6 +304,8 @@ class SqliteAdapter:
             if connection.in_transaction:
                 connection.execute("rollback")
             raise
+        finally:
+            connection.execute("pragma foreign_keys = on")
 
     @contextmanager
     def _reader(self) -> Iterator[sqlite3.Connection]:
@@ -316,33 +328,31 @@ class SqliteAdapter:
 
     def _later_commits(self, number: int) -> bool:
         """Whether anything was committed through us after the promise of that number."""
-        position = _position(self._connection, self.replica_set)
-        before = self._connection.execute(
+        position = position_in(self._connection, self.replica_set)
+        (local_writes,) = self._connection.execute(
             "select local_writes from tops_participation where replica_set = ?", (self.replica_set,)
-        ).fetchone()[0]
-        return position.prefix > number or any(later > number for later in position.above) or self._writes() != before
-
-    def _writes(self) -> int:
-        row = self._connection.execute("select seq from sqlite_sequence where name = 'tops_outbox'").fetchone()
-        return row[0] if row else 0
+        ).fetchone()
+        return position.prefix > number or any(later > number for later in position.above) or local_writes > 0
 
     def _prepare(self, epoch: Epoch) -> Prepared:
         asked = epoch.attempt
+        answer = self._settle_earlier_attempts(epoch)
+        if answer is not None:
+            return answer
         self._undo.refresh()
         try:
             with self._transaction():
-                answer = self._settle_earlier_attempts(epoch)
-                if answer is not None:
-                    return answer
-                tied = {row[0] for row in self._connection.execute(_USER_TRIGGERS)}
+                tied = self._tables_with_triggers()
+                self._work.reach = self._undo.captured
                 self._undo.capture(self.replica_set, asked.number)
                 votes = tuple(self._vote(epoch, member, tied) for member in epoch.members)
                 self._undo.stop()
                 self._connection.execute(
                     "insert into tops_participation values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (self.replica_set, *_fields(asked), time.time(), self._writes(), epoch.at_ms),
+                    (self.replica_set, *_fields(asked), time.time(), 0, epoch.at_ms),
                 )
         finally:
+            self._work.reach = None
             self._undo.stop()
         self._answers = {asked: Prepared(attempt=asked, digest=epoch.digest, votes=votes)}
         return self._answers[asked]
@@ -355,11 +365,20 @@ class SqliteAdapter:
             return MemberVote(tx=member.tx, excluded=Exclusion(why=Why.INVALID, sqlstate="", message=problem))
         return self._work.run(epoch.attempt.number, epoch.at_ms, member)
 
+    def _tables_with_triggers(self) -> set[str]:
+        """Tables whose change can fire a trigger of the user's, be it through a reference that cascades."""
+        tied = {row[0] for row in self._connection.execute(_USER_TRIGGERS)}
+        cascades = self._connection.execute(_CASCADES).fetchall() if tied else []
+        while more := {parent for child, parent in cascades if child in tied} - tied:
+            tied |= more
+        return tied
+
     def _settle_earlier_attempts(self, epoch: Epoch) -> Prepared | None:
         asked = epoch.attempt
-        if _position(self._connection, self.replica_set).holds(asked.number):
-            raise StaleAttempt(self.where, f"{asked}: the number is applied already")
-        found = self._participation()
+        with self._transaction():
+            if position_in(self._connection, self.replica_set).holds(asked.number):
+                raise StaleAttempt(self.where, f"{asked}: the number is applied already")
+            found = self._participation()
         if found is None:
             return None
         known = found[0]
@@ -373,22 +392,28 @@ class SqliteAdapter:
             raise ResourceRefused(self.where, f"{asked} has to wait until {known} is decided")
         if known.coordinator == asked.coordinator and known > asked:
             raise StaleAttempt(self.where, f"{asked} comes too late: {known} is prepared")
-        self._compensate(known)
+        self._take_back(known)
         return None
+
+    def _take_back(self, attempt: Attempt) -> None:
+        with self._transaction(foreign_keys=False):
+            self._compensate(attempt)
 
     def _compensate(self, attempt: Attempt) -> None:
         found = self._participation()
         if found is None or found[0] != attempt:
             return  # never promised, or taken back already
         if self._later_commits(attempt.number) or not self._undo.take_back(self.replica_set, attempt.number):
-            raise CompensationRefused(self.where, f"{attempt} can't be taken back: something later is committed")
+            raise CompensationRefused(
+                self.where, f"{attempt} can't be taken back: something later is committed that builds on it"
+            )
         self._connection.execute("delete from tops_participation where replica_set = ?", (self.replica_set,))
 
     def _commit(self, attempt: Attempt) -> None:
         with self._transaction():
             found = self._participation()
             if found is None or found[0] != attempt:
-                if not _position(self._connection, self.replica_set).holds(attempt.number):
+                if not position_in(self._connection, self.replica_set).holds(attempt.number):
                     raise PromiseLost(self.where, f"{attempt} is to commit, but is neither prepared nor applied")
                 return
             self._undo.forget(self.replica_set, attempt.number)
@@ -402,20 +427,22 @@ class SqliteAdapter:
 
     def _apply(self, entries: Sequence[Entry], *, durable: bool) -> Applied:
         failed = None
+        with self._transaction():
+            found, known = self._participation(), position_in(self._connection, self.replica_set)
+        entries = [entry for entry in entries if not known.holds(entry.number)]
+        if found is not None and entries:
+            if found[0].number not in [entry.number for entry in entries]:
+                raise ResourceRefused(self.where, f"{found[0]} has to be decided before other entries are applied")
+            # The log is the decision: the number comes from there, whatever we had promised under it.
+            self._take_back(found[0])
         self._connection.execute(f"pragma synchronous = {'full' if durable else 'normal'}")
         try:
             with self._transaction():
-                found = self._participation()
-                if found is not None and any(entry.number >= found[0].number for entry in entries):
-                    raise ResourceRefused(self.where, f"{found[0]} has to be decided before later entries are applied")
-                known = _position(self._connection, self.replica_set)
                 for entry in entries:
-                    if known.holds(entry.number):
-                        continue
                     failed = self._apply_entry(entry)
                     if failed is not None:
                         break
-                position = _position(self._connection, self.replica_set)
+                position = position_in(self._connection, self.replica_set)
         finally:
             self._connection.execute("pragma synchronous = full")
         return Applied(position=position.prefix, failed=failed)
@@ -439,46 +466,3 @@ class SqliteAdapter:
 
 def _fields(attempt: Attempt) -> tuple[int, int, int, str, str]:
     return attempt.number, attempt.incarnation, attempt.attempt, attempt.coordinator, attempt.note
-
-
-class SqliteSnapshot:
-    """One state of the file, held by a read transaction."""
-
-    def __init__(self, reader: sqlite3.Connection, position: Position) -> None:
-        self._reader, self._position = reader, position
-
-    @property
-    def position(self) -> Position:
-        return self._position
-
-    async def rows(self, table: str, *, chunk: int = 10_000) -> AsyncIterator[list[Row]]:
-        name = split_table_name(table)[1]
-        columns = self._reader.execute("select name, pk, hidden from pragma_table_xinfo(?)", (name,)).fetchall()
-        if not columns:
-            raise InvalidChange(f"there is no table {table!r} in this database")
-        listed = ", ".join(quoted(column) for column, _, hidden in columns if hidden == 0)
-        key = ", ".join(quoted(column) for column, pk, _ in sorted(columns, key=lambda row: row[1]) if pk) or "rowid"
-        cursor = self._reader.execute(f"select {listed} from main.{quoted(name)} order by {key}")
-        while rows := await asyncio.to_thread(cursor.fetchmany, chunk):
-            names = [column[0] for column in cursor.description]
-            yield [dict(zip(names, row, strict=True)) for row in rows]
-
-
-def _dicts(cursor: sqlite3.Cursor) -> list[Row]:
-    names = [column[0] for column in cursor.description or ()]
-    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
-
-
-def _position(connection: sqlite3.Connection, replica_set: str) -> Position:
-    row = connection.execute("select prefix from tops_position where replica_set = ?", (replica_set,)).fetchone()
-    prefix = row[0] if row else 0
-    numbers = connection.execute(
-        "select number from tops_applied where replica_set = ? and number > ? order by number", (replica_set, prefix)
-    ).fetchall()
-    above = []
-    for (number,) in numbers:
-        if number == prefix + 1:
-            prefix = number
-        else:
-            above.append(number)
-    return Position(prefix, frozenset(above))

@@ -8,7 +8,9 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from uuid import UUID
 
-from adapters.sqlite.undo import quoted
+import msgspec
+
+from adapters.sqlite.undo import OWN_TABLES, Violation, open_references, quoted
 from tops.changes import (
     Change,
     Delete,
@@ -36,7 +38,9 @@ _SQLSTATES = {
     "SQLITE_CONSTRAINT_ROWID": "23505",
     "SQLITE_CONSTRAINT_CHECK": "23514",
 }
+_WRITES = frozenset({sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE})
 _PASSING = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_NOMEM", "SQLITE_READONLY")
+_EXACTLY = "select 1 from main.sqlite_master where type in ('table', 'view') and name = ?"
 
 
 def is_passing(error: sqlite3.Error) -> bool:
@@ -68,6 +72,9 @@ class Work:
         self._tables: dict[str, _Table] = {}
         self._schema_version = -1
         self._deferred: list[str] = []
+        self._open_before: set[Violation] = set()
+        self._denied = ""
+        self.reach: frozenset[str] | None = None  # the only tables that SQL may write, if not all
 
     def refresh(self) -> None:
         version = self._connection.execute("pragma main.schema_version").fetchone()[0]
@@ -76,6 +83,8 @@ class Work:
             self._schema_version = version
             rows = self._connection.execute("select name, sql from main.sqlite_master where type = 'table'").fetchall()
             self._deferred = [name for name, sql in rows if "deferred" in (sql or "").lower()]
+        # Whoever wrote with references switched off is not our members' business.
+        self._open_before = {row for table in self._deferred for row in open_references(self._connection, table)}
 
     def run(self, number: int, at_ms: int, member: Member) -> MemberVote:
         excluded = self._known_key(at_ms, member)
@@ -86,7 +95,7 @@ class Work:
             self._write_key(number, at_ms, member)
             done = [self._carry_out(number, change) for change in member.changes]
             self._check_deferred()
-        except (InvalidChange, WrongVersion, sqlite3.Error, OverflowError) as error:
+        except (InvalidChange, WrongVersion, sqlite3.Error, OverflowError, ValueError) as error:
             if isinstance(error, sqlite3.Error) and is_passing(error):
                 raise
             self._connection.execute("rollback to tops_member")
@@ -108,7 +117,10 @@ class Work:
         if schema not in (None, "main", "public"):
             raise InvalidChange(f"there is no schema {schema!r} in a SQLite database")
         columns = self._connection.execute("select * from pragma_table_xinfo(?)", (name,)).fetchall()
-        if not columns:
+        if name in OWN_TABLES:
+            raise InvalidChange(f"{name} is the adapter's own memory: leave it alone")
+        # SQLite takes any case for a name; everybody else here does not.
+        if not columns or not self._connection.execute(_EXACTLY, (name,)).fetchone():
             raise InvalidChange(f"there is no table {table!r} in this database")
         volatile = {
             row[1]: culprit for row in columns if row[4] is not None and (culprit := volatile_part(row[4])) is not None
@@ -133,17 +145,38 @@ class Work:
 
     def _statement(self, change: Statement) -> tuple[int, tuple[Row, ...]]:
         check_statement(change.sql, allow_volatile=self._allow_volatile)
-        cursor = self._connection.execute(change.sql, arguments_of(change.args))
+        self._denied = ""
+        self._connection.set_authorizer(self._may)
+        try:
+            cursor = self._connection.execute(change.sql, arguments_of(change.args))
+        except sqlite3.DatabaseError as error:
+            if self._denied:
+                raise InvalidChange(self._denied) from error
+            raise
+        finally:
+            self._connection.set_authorizer(None)
         if cursor.description is None:
             return max(0, cursor.rowcount), ()
         names = [column[0] for column in cursor.description]
         rows = tuple(dict(zip(names, row, strict=True)) for row in cursor.fetchall())
         return len(rows), rows
 
+    def _may(self, action: int, table: str | None, _: str | None, database: str | None, within: str | None) -> int:
+        """What a statement of the user's may write; `within` is the trigger that does it, if one does."""
+        if action in _WRITES and table is not None and within is None and database != "temp":
+            if table in OWN_TABLES:
+                self._denied = f"{table} is the adapter's own memory: leave it alone"
+            elif self.reach is not None and table not in self.reach and not table.startswith("sqlite_"):
+                self._denied = f"changes of {table} can't be compensated: it is not an ordinary table"
+        return sqlite3.SQLITE_DENY if self._denied else sqlite3.SQLITE_OK
+
     def _check_deferred(self) -> None:
         """SQLite tells of deferred references at the end of the transaction only, when no member is known any more."""
         for table in self._deferred:
-            for name, row_id, parent, _ in self._connection.execute(f"pragma foreign_key_check({quoted(table)})"):
+            for violation in open_references(self._connection, table):
+                if violation in self._open_before:
+                    continue
+                name, row_id, parent, _ = violation
                 error = sqlite3.IntegrityError(f"row {row_id} of {name} refers to no row of {parent}")
                 error.sqlite_errorname = "SQLITE_CONSTRAINT_FOREIGNKEY"
                 raise error
@@ -199,7 +232,7 @@ class Work:
 
 
 def _exclusion(error: Exception) -> Exclusion:
-    if isinstance(error, InvalidChange):
+    if isinstance(error, InvalidChange | ValueError):  # of the latter kind: text that is no text
         return Exclusion(why=Why.INVALID, sqlstate="", message=str(error))
     if isinstance(error, WrongVersion):
         return Exclusion(why=Why.VERSION, sqlstate="TP002", message=str(error))
@@ -208,7 +241,17 @@ def _exclusion(error: Exception) -> Exclusion:
 
 
 def _key_text(table: _Table, row: Row) -> str:
-    return json.dumps([_plain(row[name]) for name in table.key])
+    return json.dumps([_key_value(_plain(row[name]), table.columns.get(name, "")) for name in table.key])
+
+
+def _key_value(value: Value, declared: str) -> Value:
+    """One form for all spellings of a key that the column's affinity takes for the same."""
+    if "INT" in declared and isinstance(value, str | float):
+        try:
+            return int(value)
+        except ValueError:
+            return value
+    return value.hex() if isinstance(value, bytes) else value
 
 
 def _check(change: RowChange, table: _Table, *, allow_volatile: bool) -> None:
@@ -269,18 +312,16 @@ def _where(key: Row) -> str:
 
 
 def _plain(value: Value) -> Value:
-    """SQLite knows numbers, text and bytes; other values are kept as their text."""
+    """SQLite knows numbers, text and bytes; other values are kept as the text that they are on the wire."""
     match value:
         case None | int() | float() | str() | bytes():
             return value
         case Decimal() | UUID():
             return str(value)
-        case datetime() | date() | time():
-            return value.isoformat()
-        case timedelta():
-            return value.total_seconds()
+        case datetime() | date() | time() | timedelta():
+            return str(msgspec.to_builtins(value))
         case list() | tuple() | dict():
-            return json.dumps(value, default=str)
+            return json.dumps(msgspec.to_builtins(value, builtin_types=(bytes,)), default=str)
         case _:
             raise InvalidChange(f"a {type(value).__name__} can't be stored in SQLite")
 

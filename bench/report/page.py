@@ -25,9 +25,10 @@ th { color: #5f6c7b; font-weight: 600 }
 """
 ROW_KEYS = (
     "system", "workload", "clients", "tps", "tps_low", "tps_high", "p50_ms", "p95_ms", "p99_ms",
-    "applied_tps", "settle_s", "aborted", "errors", "fsyncs_per_tx", "others_cores", "load_average", "runs",
+    "applied_tps", "settle_s", "aborted", "errors",
+    "fsyncs_per_tx", "messages_per_tx", "bytes_per_tx", "others_cores", "load_average", "runs",
 )  # fmt: skip
-FIGURE_KEYS = ("ratio", "low", "high", "ours", "theirs", "runs")
+FIGURE_KEYS = ("ratio", "low", "high", "ours", "theirs", "runs", "least", "aim")
 
 
 def write_page(record: Result, pictures: Sequence[Path], directory: Path) -> Path:
@@ -40,7 +41,7 @@ def write_page(record: Result, pictures: Sequence[Path], directory: Path) -> Pat
 def render(record: Result, pictures: Iterable[Path]) -> str:
     machine, rows = record["machine"], record["rows"]
     keys = [key for key in ROW_KEYS if any(row.get(key) is not None for row in rows)]
-    figures = [[name, *(figure[key] for key in FIGURE_KEYS)] for name, figure in record["figures"].items()]
+    figures = [[name, *(figure.get(key) for key in FIGURE_KEYS)] for name, figure in record["figures"].items()]
     measures = [[name, *measure.values()] for name, measure in record.get("measures", {}).items()]
     parts = [
         f"<h1>tops bench {escape(record['name'])}</h1>",
@@ -51,7 +52,8 @@ def render(record: Result, pictures: Iterable[Path]) -> str:
         *(_table("Figures (above 1 we are better)", ["figure", *FIGURE_KEYS], figures)),
         *(_table("Runs", keys, [[row.get(key) for key in keys] for row in rows])),
         *(_table("Other measures", ["measure", "median", "low", "high", "runs"], measures)),
-        *(_table("CPU", ["system", "clients", "cores kept busy, by process"], _cpu(rows), "text")),
+        *(_table("CPU", ["system", "workload", "clients", "cores kept busy, by process"], _cpu(rows), "text")),
+        *(_table("Phases", ["system", "workload", "clients", "ms per transaction"], _phases(rows), "text")),
         *(_table("Systems", ["system", "what runs", "what “committed” promises"], _systems(record), "text")),
     ]
     head = f"<meta charset=utf-8><title>tops bench {escape(record['name'])}</title><style>{STYLE}</style>"
@@ -77,10 +79,19 @@ def _table(title: str, keys: Sequence[str], rows: Sequence[Sequence[object]], ki
 
 def _cpu(rows: Sequence[Mapping[str, Any]]) -> list[list[object]]:
     measured = [row for row in rows if row.get("cpu_cores")]
+    return [[*_load(row), ", ".join(f"{role} {cores}" for role, cores in row["cpu_cores"].items())] for row in measured]
+
+
+def _phases(rows: Sequence[Mapping[str, Any]]) -> list[list[object]]:
     return [
-        [row["system"], row.get("clients"), ", ".join(f"{role} {cores}" for role, cores in row["cpu_cores"].items())]
-        for row in measured
+        [*_load(row), ", ".join(f"{phase} {seconds * 1e3:.3f}" for phase, seconds in row["phases"].items())]
+        for row in rows
+        if row.get("phases")
     ]
+
+
+def _load(row: Mapping[str, Any]) -> list[object]:
+    return [row["system"], row.get("workload"), row.get("clients")]
 
 
 def _systems(record: Result) -> list[list[object]]:

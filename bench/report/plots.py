@@ -1,4 +1,5 @@
-"""A record as pictures. One panel per number of clients, one line per system: eight systems need no eight colours."""
+"""A record as pictures. A row of panels per workload, a panel per number of clients, a line per system: eight systems
+need no eight colours."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,11 @@ from bench.systems import PHASES
 
 INK, MUTED, GRID = "#1f2933", "#5f6c7b", "#dde3ea"
 PEER, OURS, WORSE = "#8fa3b8", "#1f6fb2", "#c2571a"
-PHASE_COLOURS = ("#1f6fb2", "#5aa9a3", "#e0a63b", "#c2571a", "#7d5ba6", "#8fa3b8", "#4c7a34", "#a34a6b")
+PHASE_COLOURS = (
+    "#1f6fb2", "#5aa9a3", "#e0a63b", "#c2571a", "#7d5ba6", "#4c7a34",
+    "#a34a6b", "#8fa3b8", "#20456b", "#9bc4a0", "#6b4f2a", "#c9a3c9",
+)  # fmt: skip
+LEGEND_COLUMNS = 7
 STYLE: Any = {
     "font.size": 9,
     "text.color": INK,
@@ -39,7 +44,7 @@ Bar = tuple[int, Row, str]  # its place from below, what it shows, its colour
 def draw(record: Result, directory: Path) -> list[Path]:
     """`NAME-throughput`, `-latency`, `-figures`, `-phases` as PNG and SVG, those that the record has data for."""
     directory.mkdir(parents=True, exist_ok=True)
-    ours = {name.split(".")[0] for name in record["figures"]}
+    ours = {name.split(".")[0] for name in record["figures"]} | set(record.get("ours", ()))
     written: list[Path] = []
     with mpl.rc_context(STYLE):
         for kind, picture in _pictures(record, ours).items():
@@ -64,19 +69,27 @@ def _pictures(record: Result, ours: set[str]) -> dict[str, Figure]:
 
 
 def _panels(rows: Sequence[Row], ours: set[str], panel: Callable[[Axes, list[Bar]], None], label: str) -> Figure:
-    """The systems below each other, in the record's order, the same in every panel."""
-    loads = list(dict.fromkeys(_load(row) for row in rows))
-    systems = list(dict.fromkeys(row["system"] for row in rows))[::-1]
-    figure = Figure(figsize=(2.2 + 2.9 * len(loads), 1.2 + 0.34 * len(systems)), layout="constrained")
-    axes = figure.subplots(1, len(loads), sharey=True, squeeze=False)[0]
-    for ax, load in zip(axes, loads, strict=True):
-        workload, clients = load
-        ax.set_title(f"{workload}  {clients} client{'s' if clients != 1 else ''}".strip(), loc="left", fontsize=10)
-        ax.set_yticks(range(len(systems)), systems)
-        ax.set_ylim(-0.6, len(systems) - 0.4)
-        ax.grid(axis="y", visible=False)
-        shown = [row for row in rows if _load(row) == load]
-        panel(ax, [(systems.index(row["system"]), row, OURS if row["system"] in ours else PEER) for row in shown])
+    """The systems below each other, in the record's order, the same in all panels of a workload."""
+    workloads = list(dict.fromkeys(row.get("workload", "") for row in rows))
+    clients = sorted({_clients(row) for row in rows})
+    lines = [list(dict.fromkeys(r["system"] for r in rows if r.get("workload", "") == w))[::-1] for w in workloads]
+    heights = [0.5 + 0.34 * len(systems) for systems in lines]
+    figure = Figure(figsize=(2.2 + 2.9 * len(clients), 0.7 + sum(heights)), layout="constrained")
+    grid = figure.subplots(
+        len(workloads), len(clients), sharey="row", squeeze=False, gridspec_kw={"height_ratios": heights}
+    )
+    for axes, workload, systems in zip(grid, workloads, lines, strict=True):
+        for ax, number in zip(axes, clients, strict=True):
+            shown = [row for row in rows if (row.get("workload", ""), _clients(row)) == (workload, number)]
+            if not shown:
+                ax.set_visible(False)
+                continue
+            title = f"{workload}  {number} client{'s' if number != 1 else ''}".strip()
+            ax.set_title(title, loc="left", fontsize=10)
+            ax.set_yticks(range(len(systems)), systems)
+            ax.set_ylim(-0.6, len(systems) - 0.4)
+            ax.grid(axis="y", visible=False)
+            panel(ax, [(systems.index(row["system"]), row, OURS if row["system"] in ours else PEER) for row in shown])
     figure.supxlabel(label, fontsize=9, color=MUTED)
     return figure
 
@@ -106,8 +119,8 @@ def _latency(ax: Axes, bars: list[Bar]) -> None:
     _plain_logarithmic(ax)
 
 
-def _load(row: Row) -> tuple[str, int]:
-    return row.get("workload", ""), row.get("clients", 1)
+def _clients(row: Row) -> int:
+    return int(row.get("clients", 1))
 
 
 def _plain_logarithmic(ax: Axes) -> None:
@@ -117,7 +130,7 @@ def _plain_logarithmic(ax: Axes) -> None:
 
 
 def _ratios(figures: Mapping[str, Row]) -> Figure:
-    """Each figure with its range; right of the line we are better."""
+    """Each figure with its range; right of the line we are better. A tick marks what must be reached."""
     names = list(figures)[::-1]
     picture = Figure(figsize=(8, 1.2 + 0.3 * len(names)), layout="constrained")
     ax = picture.subplots()
@@ -125,17 +138,21 @@ def _ratios(figures: Mapping[str, Row]) -> Figure:
     ax.axvline(1, color=INK, linewidth=1)
     for place, name in enumerate(names):
         figure = figures[name]
-        colour = OURS if figure["ratio"] >= 1 else WORSE
+        least = figure.get("least", 1)
+        colour = OURS if figure["ratio"] >= least else WORSE
         ax.plot([figure["low"], figure["high"]], [place, place], color=colour, linewidth=2)
         ax.plot(figure["ratio"], place, marker="o", color=colour, markersize=7)
         label = f"{figure['ratio']:.2f} ×"
-        ax.annotate(label, (figure["high"], place), xytext=(6, 0), textcoords="offset points", va="center")
+        if "least" in figure:
+            ax.plot(least, place, marker="|", color=INK, markersize=13, markeredgewidth=1.5)
+            label += f" of {least:g}"
+        ax.annotate(label, (max(figure["high"], least), place), xytext=(6, 0), textcoords="offset points", va="center")
     ax.set_yticks(range(len(names)), names)
     ax.set_ylim(-0.6, len(names) - 0.4)
     ax.grid(axis="y", visible=False)
-    ax.margins(x=0.15)
+    ax.margins(x=0.2)
     _plain_logarithmic(ax)
-    ax.set_xlabel("ratio, median of the pairs with the worst and the best; above 1 we are better")
+    ax.set_xlabel("median of the pairs with worst and best; above 1 we are better; | must be reached")
     return picture
 
 
@@ -154,9 +171,10 @@ def _phases(rows: Sequence[Row]) -> Figure:
         left = [begin + width for begin, width in zip(left, widths, strict=True)]
     for place, total in enumerate(left):
         ax.annotate(f"{total:.2f} ms", (total, place), xytext=(4, 0), textcoords="offset points", va="center")
-    ax.set_yticks(range(len(rows)), [f"{row['system']}, c={row.get('clients', '')}" for row in rows])
+    labels = [f"{row['system']}, {row.get('workload', '')} c={row.get('clients', '')}" for row in rows]
+    ax.set_yticks(range(len(rows)), labels)
     ax.grid(axis="y", visible=False)
     ax.margins(x=0.12)
     ax.set_xlabel("ms per transaction")
-    picture.legend(loc="outside upper left", ncols=len(phases), frameon=False)
+    picture.legend(loc="outside upper left", ncols=min(len(phases), LEGEND_COLUMNS), frameon=False)
     return picture

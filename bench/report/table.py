@@ -21,12 +21,18 @@ COLUMNS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "aborted": ("aborted", str),
     "errors": ("errors", str),
     "fsyncs_per_tx": ("fsyncs/tx", lambda value: f"{value:.2f}"),
+    "messages_per_tx": ("msg/tx", lambda value: f"{value:.2f}"),
+    "bytes_per_tx": ("bytes/tx", lambda value: f"{value:,.0f}"),
+    "settle_s": ("lag s", lambda value: f"{value:.2f}"),
     "cpu_cores": ("cores", lambda value: f"{sum(value.values()):.2f}"),
     "others_cores": ("others", lambda value: f"{value:.2f}"),
     "runs": ("runs", str),
 }
 # Given up one after the other where a terminal is too narrow; the JSON and the page have them all.
-EXPENDABLE = ("runs", "cpu_cores", "applied_tps", "fsyncs_per_tx", "p99_ms", "tps_high", "tps_low", "others_cores")
+EXPENDABLE = (
+    "runs", "tps_high", "tps_low", "bytes_per_tx", "messages_per_tx", "cpu_cores", "applied_tps", "settle_s",
+    "fsyncs_per_tx", "p99_ms", "others_cores",
+)  # fmt: skip
 WIDTH_WITHOUT_TERMINAL = 160
 
 
@@ -71,24 +77,29 @@ def _rows(record: Result, shown: Sequence[str]) -> Table:
     )
     table = Table(title=f"tops bench {record['name']}", caption=caption)
     table.add_column("system", no_wrap=True)
+    if len({row.get("workload") for row in rows}) > 1:
+        table.add_column("workload", no_wrap=True)
     table.add_column("clients", justify="right", no_wrap=True)
     for key in shown:
         table.add_column(COLUMNS[key][0], justify="right", no_wrap=True)
     for number, row in enumerate(rows):
         load_changes = number + 1 < len(rows) and rows[number + 1].get("clients") != row.get("clients")
         cells = ["" if row.get(key) is None else COLUMNS[key][1](row[key]) for key in shown]
-        table.add_row(row["system"], str(row.get("clients", "")), *cells, end_section=load_changes)
+        workload = [row.get("workload", "")] if len(table.columns) > len(cells) + 2 else []
+        table.add_row(row["system"], *workload, str(row.get("clients", "")), *cells, end_section=load_changes)
     return table
 
 
 def _figures(figures: Mapping[str, Mapping[str, Any]]) -> Table:
     table = Table(title="above 1 we are better")
     table.add_column("figure", overflow="fold")  # a narrow terminal folds the name and keeps the numbers
-    for heading in ("ratio", "low", "high", "ours", "theirs", "pairs"):
+    for heading in ("ratio", "low", "high", "ours", "theirs", "pairs", "at least", "aim"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, figure in figures.items():
         numbers = [f"{figure[key]:.2f}" for key in ("ratio", "low", "high")]
         sides = [f"{figure[key]:,.{0 if figure[key] >= 100 else 2}f}" for key in ("ours", "theirs")]
-        style = "green" if figure["low"] > 1 else "red" if figure["high"] < 1 else ""
-        table.add_row(name, *numbers, *sides, str(figure["runs"]), style=style)
+        least = figure.get("least", 1)
+        style = "green" if figure["low"] > least else "red" if figure["high"] < least else ""
+        goals = [f"{figure[key]:g}" if key in figure else "" for key in ("least", "aim")]
+        table.add_row(name, *numbers, *sides, str(figure["runs"]), *goals, style=style)
     return table

@@ -10,6 +10,11 @@ def wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def reading_at(ms: int) -> int:
+    """The lowest reading of that millisecond."""
+    return ms << _SHIFT
+
+
 class HybridClock:
     """Readings are integers that grow; a reading's upper part is milliseconds."""
 

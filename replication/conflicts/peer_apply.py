@@ -5,24 +5,28 @@ not, the two met, the higher version wins, and the conflict log shows what was k
 """
 
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 
 from replication.conflicts.clock import HybridClock
-from replication.conflicts.resolvers import OwnFunction
 from replication.conflicts.tables import (
+    KEYS,
     Shapes,
     TableShape,
     clock_change,
+    conflict_kind,
     conflict_row,
     is_record,
+    key_in,
     read_rows,
     read_versions,
     rows_of,
+    values_in,
     version_in,
 )
 from replication.conflicts.versions import Ranking, Version, base_of, from_json, on_top
-from tops.changes import Change, Delete, Insert, Member, Row, Update, Upsert
+from tops.changes import Change, Delete, Member, Row, Update, Upsert
 from tops.ports import Entry, Resource
 
 Place = tuple[str, str]
@@ -38,10 +42,9 @@ class PeerApply:
         clock: HybridClock,
         ranking: Ranking,
         shapes: Shapes,
-        own_function: OwnFunction | None,
     ) -> None:
         self._set, self._resource, self._clock = replica_set, resource, clock
-        self._ranking, self._shapes, self._own_function = ranking, shapes, own_function
+        self._ranking, self._shapes = ranking, shapes
         self.conflicts = 0
 
     async def resolved(self, entry: Entry) -> Entry:
@@ -53,22 +56,23 @@ class PeerApply:
             return entry
         known = await self._known_keys([m.idempotency_key for m in entry.members])
         records = [m for m in entry.members if is_record(m)]
-        fresh = [m for m in entry.members if m.idempotency_key not in known and not is_record(m)]
+        fresh = [m for m in entry.members if known.get(m.idempotency_key) != m.tx and not is_record(m)]
         keys = {
-            (clock.key["table_name"], clock.key["key"]): _key(change)
+            (clock.key["table_name"], clock.key["key"]): key_in(change)
             for member in fresh
             for change, clock in rows_of(member.changes)
         }
         step = _Step(self, entry.number, await read_versions(self._resource, keys))
         await step.read_images(keys)
-        members = [await step.member(member) for member in fresh] + records
+        members = [await step.member(member, known) for member in fresh] + records
         return Entry(entry.number, tuple(members), entry.at_ms)
 
-    async def _known_keys(self, keys: list[str]) -> set[str]:
+    async def _known_keys(self, keys: list[str]) -> dict[str, str]:
+        """Keys that were committed here, and by which transactions."""
         found = await self._resource.read(
-            "select key from tops.idempotency_keys where replica_set = $1 and key = any($2::text[])", (self._set, keys)
+            f"select key, tx from {KEYS} where replica_set = $1 and key = any($2::text[])", (self._set, keys)
         )
-        return {row["key"] for row in found.rows}
+        return {row["key"]: row["tx"] for row in found.rows}
 
 
 class _Step:
@@ -86,24 +90,30 @@ class _Step:
             found = await read_rows(self._outer._resource, shape, [shape.key_of(keys[place]) for place in mine])
             self._images.update(zip(mine, found, strict=True))
 
-    async def member(self, member: Member) -> Member:
+    async def member(self, member: Member, known: dict[str, str]) -> Member:
+        """One transaction; written before at another site, under the same key, its increments are there already."""
+        again = member.idempotency_key in known
+        known.setdefault(member.idempotency_key, member.tx)
         changes: list[Change] = []
         for change, clock in rows_of(member.changes):
-            changes += await self._row(member.tx, change, clock)
-        return msgspec.structs.replace(member, changes=tuple(changes))
+            changes += await self._row(member.tx, change, clock, again=again)
+        key = "" if again else member.idempotency_key
+        return msgspec.structs.replace(member, changes=tuple(changes), idempotency_key=key)
 
-    async def _row(self, tx: str, change: Change, clock: Upsert) -> list[Change]:
+    async def _row(self, tx: str, change: Change, clock: Upsert, *, again: bool) -> list[Change]:
         table = clock.key["table_name"]
         shape = await self._outer._shapes.of(table)
         told = from_json(clock.values["change"])
         incoming = version_in(clock)
         self._outer._clock.see(incoming.clock)
-        key = shape.key_of(_key(change))
+        key = shape.key_of(key_in(change))
         place: Place = (table, clock.key["key"])
         current = self._versions.get(place, Version())
         if told["kind"] == "add":
+            if again:
+                return []
             return self._add(tx, shape, key, place, current, told["add"])
-        return self._set(tx, shape, key, place, current, incoming, change, clock, told["kind"])
+        return self._set(tx, shape, key, place, current, incoming, change, clock, told)
 
     def _add(self, tx: str, shape: TableShape, key: Row, place: Place, current: Version, add: Row) -> list[Change]:
         after = self._versions[place] = current.added(add)
@@ -117,29 +127,22 @@ class _Step:
 
     def _set(
         self, tx: str, shape: TableShape, key: Row, place: Place, current: Version, incoming: Version, change: Change,
-        clock: Upsert, kind: str,
+        clock: Upsert, told: dict[str, Any],
     ) -> list[Change]:  # fmt: skip
-        outer = self._outer
-        follows = list(current.identity) == from_json(clock.values["previous"])
-        values = _values(change, shape)
-        new = on_top(base_of(values, incoming.adds), current.adds)
+        outer, kind = self._outer, told["kind"]
         image = self._images[place]
-        merged = msgspec.structs.replace(incoming, adds=current.adds)
+        # Of a row whose record was pruned nothing is known: an insert that builds on it is taken whole.
+        unknown = kind == "insert" and image is None and current.generation == 0
+        follows = unknown or list(current.identity) == from_json(clock.values["previous"])
+        values, adds = values_in(change, shape), incoming.adds if unknown else current.adds
+        new = on_top(base_of(values, incoming.adds), adds)
+        merged = msgspec.structs.replace(incoming, adds=adds)
         if outer._ranking.per_column:
-            return self._columns(tx, shape, key, place, current, merged, new, kind, follows, image)
+            return self._columns(tx, shape, key, place, current, merged, new, told, follows, image)
         wins = outer._ranking.rank(incoming) > outer._ranking.rank(current)
         lines: list[Change] = []
         if not follows:
-            own = outer._own_function
-            if own is not None and image is not None and not incoming.deleted and current.live:
-                chosen = own(shape.name, key, {**image}, {**new}, current.site, incoming.site)
-                winner = incoming if wins else current
-                self._versions[place] = msgspec.structs.replace(winner, adds=current.adds)
-                lines.append(
-                    self._line(tx, _kind(kind, current, image), place, "resolver", chosen, {"kept": image, "came": new})
-                )
-                return self._write(shape, key, place, chosen, current, kind) + lines
-            name = _kind(kind, current, image)
+            name = conflict_kind(kind, current, image)
             kept, lost = (new, image) if wins else (image, new)
             lines.append(self._line(tx, name, place, (incoming if wins else current).site, kept, lost))
         if not wins:
@@ -159,9 +162,10 @@ class _Step:
 
     def _columns(
         self, tx: str, shape: TableShape, key: Row, place: Place, current: Version, incoming: Version, new: Row,
-        kind: str, follows: bool, image: Row | None,
+        told: dict[str, Any], follows: bool, image: Row | None,
     ) -> list[Change]:  # fmt: skip
         """Every column by itself; a delete is about the row, and ends its generation."""
+        kind, seen = told["kind"], told.get("seen", {})
         lines: list[Change] = []
         row_wins = (incoming.generation, incoming.deleted) > (current.generation, current.deleted)
         if incoming.deleted or row_wins or image is None:
@@ -169,23 +173,28 @@ class _Step:
             if not follows:
                 kept, lost = (None if incoming.deleted else new, image) if wins else (image, new)
                 winner = (incoming if wins else current).site
-                lines.append(self._line(tx, _kind(kind, current, image), place, winner, kept, lost))
+                lines.append(self._line(tx, conflict_kind(kind, current, image), place, winner, kept, lost))
             if not wins or (image is None and kind == "update"):
                 return lines
             self._versions[place] = incoming
             return self._write(shape, key, place, None if incoming.deleted else new, current, kind) + lines
         if current.deleted or incoming.generation < current.generation:
-            return [self._line(tx, _kind(kind, current, image), place, current.site, image, new)]
-        taken, lost = {}, {}
+            return [self._line(tx, conflict_kind(kind, current, image), place, current.site, image, new)]
+        taken, lost, replaced = {}, {}, {}
         columns = dict(current.columns)
         for name, value in new.items():
             rank = incoming.columns.get(name, (incoming.generation, incoming.clock, incoming.site))
-            if rank > columns.get(name, (0, 0, "")):
-                columns[name], taken[name] = rank, value
-            else:
+            if rank <= columns.get(name, (0, 0, "")):
                 lost[name] = value
+                continue
+            if not follows and name in columns and list(columns[name]) != seen.get(name):
+                replaced[name] = image[name]  # its writer had seen another value than the one that goes
+            columns[name], taken[name] = rank, value
+        met = conflict_kind(kind, current, image)
         if lost:
-            lines.append(self._line(tx, _kind(kind, current, image), place, current.site, image, lost))
+            lines.append(self._line(tx, met, place, current.site, image, lost))
+        if replaced:
+            lines.append(self._line(tx, met, place, incoming.site, {**image, **taken}, replaced))
         newest = max(current, incoming, key=self._outer._ranking.rank)
         self._versions[place] = msgspec.structs.replace(newest, adds=current.adds, columns=columns)
         return self._write(shape, key, place, {**image, **taken}, current, kind) + lines
@@ -197,27 +206,3 @@ class _Step:
         ident = f"{self._number}:{tx}:{self._lines}"
         resolver = self._outer._ranking.resolver
         return conflict_row(ident, at, kind, *place, winner, kept, discarded, resolver, self._number, tx)
-
-
-def _key(change: Change) -> Row:
-    if isinstance(change, Insert):
-        return change.values
-    return change.key if isinstance(change, Update | Upsert | Delete) else {}
-
-
-def _values(change: Change, shape: TableShape) -> Row:
-    match change:
-        case Insert(values=values) | Update(values=values) | Upsert(values=values):
-            return {name: value for name, value in values.items() if name not in shape.key}
-    return {}
-
-
-def _kind(kind: str, current: Version, image: Row | None) -> str:
-    """PostgreSQL's names of the kinds of conflict."""
-    if kind == "insert":
-        return "insert_exists" if image is not None else "insert_deleted"
-    if kind == "delete":
-        return "delete_origin_differs" if image is not None else "delete_missing"
-    if image is None:
-        return "update_deleted" if current.deleted else "update_missing"
-    return "update_origin_differs"

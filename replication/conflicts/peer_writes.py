@@ -3,18 +3,22 @@
 The version is recorded in the same database transaction as the change, and both are what is published.
 """
 
+from typing import Any
+
 import msgspec
 
 from replication.conflicts.clock import HybridClock
 from replication.conflicts.tables import (
+    CLOCKS,
     Shapes,
     TableShape,
     clock_change,
     key_text,
+    read_bases,
     read_rows,
     read_versions,
 )
-from replication.conflicts.versions import Ranking, Version, on_top
+from replication.conflicts.versions import Base, Ranking, Version, on_top
 from tops.changes import Change, Delete, Insert, InvalidChange, Member, Row, Statement, Update, Upsert
 from tops.ports import Resource
 
@@ -24,9 +28,20 @@ Known = dict[tuple[str, str], tuple[Version, Row | None]]  # a row's version and
 class PeerWrites:
     """Turns an application's changes into changes with versions."""
 
-    def __init__(self, site: str, resource: Resource, clock: HybridClock, ranking: Ranking, shapes: Shapes) -> None:
+    def __init__(
+        self,
+        site: str,
+        resource: Resource,
+        clock: HybridClock,
+        ranking: Ranking,
+        shapes: Shapes,
+        *,
+        folding: bool = False,
+    ) -> None:
         self._site, self._resource, self._clock = site, resource, clock
         self._ranking, self._shapes = ranking, shapes
+        self._folding = folding  # rows keep what the log says until our changes have come back from it
+        self._bases: dict[tuple[str, str], tuple[Base, int]] = {}
 
     async def places(self, member: Member) -> dict[tuple[str, str], Row]:
         """The rows that a transaction touches, with their keys; InvalidChange if it can't be told."""
@@ -45,6 +60,8 @@ class PeerWrites:
     async def known(self, places: dict[tuple[str, str], Row]) -> Known:
         """What is in the database about these rows. To be called with the replica's turn."""
         versions = await read_versions(self._resource, places)
+        if self._folding:
+            self._bases = await read_bases(self._resource, places)
         known: Known = {}
         for table in sorted({table for table, _ in places}):
             mine = [place for place in places if place[0] == table]
@@ -65,6 +82,26 @@ class PeerWrites:
         shape = await self._shapes.of(change.table)
         key = shape.key_of(change.values if isinstance(change, Insert) else change.key)
         place = (shape.name, key_text(key))
+        before = Base(*known[place])
+        steps = await self._steps(shape, key, place, change, known)
+        return [self._under_way(place, before, step) for step in steps] if self._folding else steps
+
+    def _under_way(self, place: tuple[str, str], before: Base, step: Change) -> Change:
+        """A row's record with one more change that has yet to come back from the log."""
+        if not isinstance(step, Upsert) or step.table != CLOCKS:
+            return step
+        base, waiting = self._bases.get(place, (before, 0))
+        self._bases[place] = (base, waiting + 1)
+        return msgspec.structs.replace(step, values={**step.values, "base": base.text, "waiting": waiting + 1})
+
+    async def _steps(
+        self,
+        shape: TableShape,
+        key: Row,
+        place: tuple[str, str],
+        change: Insert | Update | Upsert | Delete,
+        known: Known,
+    ) -> list[Change]:
         _, image = known[place]
         match change:
             case Insert(values=values):
@@ -98,7 +135,10 @@ class PeerWrites:
         after = Version(generation, False, before.edits + 1, clock, self._site, before.adds, columns)
         known[place] = (after, whole)
         row: Change = Insert(shape.name, {**key, **whole}) if kind == "insert" else Update(shape.name, key, told)
-        return [row, clock_change(*place, after, before, {"kind": kind, "key": key})]
+        step: dict[str, Any] = {"kind": kind, "key": key}
+        if self._ranking.per_column:
+            step["seen"] = {name: before.columns.get(name) for name in told}
+        return [row, clock_change(*place, after, before, step)]
 
     def _delete(self, shape: TableShape, key: Row, place: tuple[str, str], known: Known) -> list[Change]:
         before, _ = known[place]

@@ -6,18 +6,20 @@ from typing import Any
 
 import msgspec
 
-from replication.conflicts.versions import Version, from_json, to_json
-from tops.changes import Change, Insert, InvalidChange, Member, Row, Upsert, split_table_name
+from replication.conflicts.versions import Base, Version, from_json, to_json
+from tops.changes import Change, Delete, Insert, InvalidChange, Member, Row, Update, Upsert, Value, split_table_name
 from tops.ids import TxId
 from tops.ports import Resource
 
 CLOCKS, CONFLICTS, SET_ASIDE = "tops.row_clocks", "tops.conflicts", "tops.set_aside"
 WRITE_SETS = "tops.write_sets"
+KEYS = "tops.idempotency_keys"
 DDL = f"""
 create table if not exists {CLOCKS} (
     table_name text not null, key text not null, generation bigint not null, deleted boolean not null,
     edits bigint not null, clock bigint not null, site text not null, adds text not null, columns text not null,
-    previous text not null, change text not null, primary key (table_name, key)) with (fillfactor = 70);
+    previous text not null, change text not null, base text not null default '', waiting int not null default 0,
+    primary key (table_name, key)) with (fillfactor = 70);
 create table if not exists {CONFLICTS} (
     id text primary key, at timestamptz not null, kind text not null, table_name text not null, key text not null,
     winner text not null, kept text, discarded text, resolver text not null, number bigint not null, tx text not null);
@@ -91,6 +93,15 @@ class Shapes:
             {row["name"]: row["type"] for row in rows},
         )
 
+    async def normal(self, shape: TableShape, texts: Row) -> Row:
+        """Values as the database would give them back, as texts: what a column's type makes of them."""
+        if not texts:
+            return {}
+        columns = ", ".join(
+            f"${place}::text::{shape.types[name]}::text as {_quoted(name)}" for place, name in enumerate(texts, 1)
+        )
+        return (await self._resource.read(f"select {columns}", list(texts.values()))).rows[0]
+
     async def standard(self, shape: TableShape, column: str) -> Any:
         """The value that a column gets when nobody gives it one: it must travel with the row."""
         expression = shape.standards[column]
@@ -125,6 +136,17 @@ async def read_versions(resource: Resource, keys: Iterable[tuple[str, str]]) -> 
         )
         for row in found.rows
     }
+
+
+async def read_bases(resource: Resource, keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], tuple[Base, int]]:
+    """What the log says of rows that have changes of this site under way, and how many those are."""
+    wanted = sorted(set(keys))
+    found = await resource.read(
+        f"select table_name, key, base, waiting from {CLOCKS} "
+        "where waiting > 0 and (table_name, key) in (select * from unnest($1::text[], $2::text[]))",
+        ([table for table, _ in wanted], [key for _, key in wanted]),
+    )
+    return {(row["table_name"], row["key"]): (Base.of(row["base"]), row["waiting"]) for row in found.rows}
 
 
 def clock_change(table: str, key: str, version: Version, previous: Version, change: dict[str, Any]) -> Upsert:
@@ -225,6 +247,46 @@ async def read_rows(resource: Resource, shape: TableShape, keys: Sequence[Row]) 
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+def key_in(change: Change) -> Row:
+    """Something that holds the row's key."""
+    if isinstance(change, Insert):
+        return change.values
+    return change.key if isinstance(change, Update | Upsert | Delete) else {}
+
+
+def values_in(change: Change, shape: TableShape) -> Row:
+    """The columns beside the key that a change gives."""
+    match change:
+        case Insert(values=values) | Update(values=values) | Upsert(values=values):
+            return {name: value for name, value in values.items() if name not in shape.key}
+    return {}
+
+
+def conflict_kind(kind: str, current: Version, image: Row | None) -> str:
+    """PostgreSQL's names of the kinds of conflict."""
+    if kind == "insert":
+        return "insert_exists" if image is not None else "insert_deleted"
+    if kind == "delete":
+        return "delete_origin_differs" if image is not None else "delete_missing"
+    if image is None:
+        return "update_deleted" if current.deleted else "update_missing"
+    return "update_origin_differs"
+
+
+def as_text(value: Value) -> str | None:
+    """A value as PostgreSQL reads it."""
+    match value:
+        case None | str():
+            return value
+        case bool():
+            return "true" if value else "false"
+        case bytes():
+            return f"\\x{value.hex()}"
+        case list() | dict():
+            return to_json(value)
+    return str(value)
 
 
 def rows_of(changes: Sequence[Change]) -> list[tuple[Change, Upsert]]:

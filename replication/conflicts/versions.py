@@ -43,6 +43,22 @@ class Version(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, adds=sums)
 
 
+class Base(msgspec.Struct, frozen=True):
+    """A row as the log alone has it: its version, and its columns beside the key (None: there is no row)."""
+
+    version: Version
+    image: Row | None
+
+    @property
+    def text(self) -> str:
+        return to_json({"version": msgspec.structs.asdict(self.version), "image": self.image})
+
+    @classmethod
+    def of(cls, text: str) -> "Base":
+        found = from_json(text)
+        return cls(Version(**found["version"]), found["image"])
+
+
 class Ranking:
     """The total order of versions under one resolver."""
 

@@ -25,6 +25,14 @@ def test_cpu_time_is_charged_to_whoever_spent_it() -> None:
     assert used["idle"] < used[CLIENT]
 
 
+def test_work_shorter_than_a_tick_of_the_kernel_is_charged_too() -> None:
+    meter = CpuMeter({})
+
+    spend_cpu(0.003)
+
+    assert meter.used()[CLIENT] >= 0.003
+
+
 def test_the_children_of_a_process_count_with_it() -> None:
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BUSY!r}])"
     with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, start_new_session=True) as family:

@@ -21,6 +21,7 @@ def run(system: str, tps: float, clients: int = 16, p50_ms: float = 2.0) -> Run:
         system=system, workload="W", clients=clients, tps=tps, p50_ms=p50_ms, p95_ms=2 * p50_ms, p99_ms=3 * p50_ms,
         committed=int(tps * 2), aborted=1, errors=0, settle_s=0.01, applied_tps=tps * 0.9,
         cpu_cores={"client": 0.4, "node1": 0.8}, others_cores=0.1, fsyncs_per_tx=None,
+        messages_per_tx=2.5, bytes_per_tx=700.0,
         phases={"database": 0.001, "disk": 0.0005}, load_average=0.5,
     )  # fmt: skip
 

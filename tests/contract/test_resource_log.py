@@ -1,11 +1,23 @@
 """Every adapter: the log is applied in order and exactly once, local writes wait to be published, reads are whole."""
 
 import asyncio
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from uuid import UUID
 
 import pytest
 
 from tests.contract.harness import Database, attempt, entry, epoch, member
-from tops.changes import Delete, Insert, InvalidChange, Statement, Update, Upsert
+from tops.changes import (
+    Delete,
+    Insert,
+    InvalidChange,
+    Statement,
+    Update,
+    Upsert,
+    decode_member,
+    encode_member,
+)
 from tops.errors import AgentReplaced, InvariantBroken, MemberRefused, ResourceError, TopsError
 from tops.ports import Position, Resource, Why
 
@@ -51,6 +63,61 @@ async def test_an_epoch_beyond_the_prefix_joins_it_when_the_log_has_caught_up(
 
     assert await resource.applied() == Position(3)
     assert await database.sql("select bal from acct order by id") == [(101,), (102,), (100,)]
+
+
+@pytest.mark.parametrize("committed", [True, False])
+async def test_what_the_log_says_of_a_number_takes_the_place_of_its_promise(
+    resource: Resource, database: Database, committed: bool
+) -> None:
+    """A replica that missed the decision hears of it from the log: the promise must not happen on top of it."""
+    work = member("t1", balance(1, 1))
+    await resource.prepare(epoch(1, work))
+
+    result = await resource.apply([entry(1, work) if committed else entry(1)])
+
+    assert (result.position, result.failed, await resource.recover()) == (1, None, [])
+    if committed:
+        await resource.commit(attempt(1))  # the decision arrives late
+    else:
+        await resource.rollback(attempt(1))
+    assert await database.sql("select bal from acct where id = 1") == [(101 if committed else 100,)]
+    assert await resource.applied() == Position(1)
+
+
+async def test_entries_do_not_borrow_from_later_ones_even_if_the_reference_may_wait(resource: Resource) -> None:
+    child, parent = Insert("pair", {"id": 50, "partner": 51}), Insert("pair", {"id": 51})
+
+    result = await resource.apply([entry(1, member("t1", child)), entry(2, member("t2", parent))])
+
+    assert result.failed is not None
+    assert (result.failed.number, result.position) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        datetime(2026, 1, 1, tzinfo=UTC),
+        datetime(2026, 1, 1, 12, 30, 0, 1),
+        date(2026, 1, 1),
+        time(1, 2, tzinfo=UTC),
+        timedelta(days=-1, seconds=5),
+        Decimal("1.50"),
+        UUID(int=5),
+        1.5,
+    ],
+    ids=str,
+)
+async def test_a_value_is_stored_the_same_whether_or_not_it_came_over_the_wire(
+    resource: Resource, database: Database, value: object
+) -> None:
+    direct = member("t1", Update("acct", {"id": 1}, {"note": value}))
+    wired = decode_member(encode_member(member("t2", Update("acct", {"id": 2}, {"note": value}))))
+
+    await resource.apply([entry(1, direct), entry(2, wired)])
+
+    (first,), (second,) = await database.sql("select note from acct where id < 3 order by id")
+    assert first is not None
+    assert first == second
 
 
 async def test_entries_out_of_order_are_a_bug(resource: Resource) -> None:

@@ -184,6 +184,18 @@ async def test_a_member_does_not_borrow_from_a_later_one(resource: Resource) -> 
     assert [vote.excluded is None for vote in answer.votes] == [False, True]
 
 
+async def test_a_member_does_not_borrow_from_a_later_one_even_if_the_reference_may_wait(
+    resource: Resource, database: Database
+) -> None:
+    child, parent = Insert("pair", {"id": 50, "partner": 51}), Insert("pair", {"id": 51})
+
+    answer = await resource.prepare(epoch(1, member("t1", child), member("t2", parent)))
+    await resource.commit(answer.attempt)
+
+    assert [vote.excluded is None for vote in answer.votes] == [False, True]
+    assert await database.sql("select id from pair") == [(51,)]
+
+
 async def test_an_epoch_of_nothing_but_refused_members_can_still_be_decided(resource: Resource) -> None:
     answer = await resource.prepare(epoch(1, member("t1", balance(1, -1000))))
     await resource.commit(answer.attempt)

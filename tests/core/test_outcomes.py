@@ -86,3 +86,27 @@ def test_whatever_ended_or_was_refused_comes_too_late_to_begin() -> None:
     outcomes.refuse(TxId("P.1.3"))
 
     assert [outcomes.is_refused(TxId(f"P.1.{n}")) for n in (1, 2, 3, 4)] == [True, True, True, False]
+
+
+def test_what_is_forgotten_is_remembered_once_per_origin_however_often_it_was_restarted() -> None:
+    outcomes = Outcomes(keep_max=1)
+    for life in range(1, 200):
+        outcomes.remember(committed(f"P.{life}.1"))
+
+    assert len(outcomes.forgotten) == 1
+    for early in ("P.1.1", "P.197.5", "P.198.1"):
+        told = posted(outcomes.ask(TxId(early), PUBLISHER, alive=False), TxOutcome)
+        assert told[0].outcome is Outcome.UNKNOWN
+    fresh = posted(outcomes.ask(TxId("P.198.2"), PUBLISHER, alive=False), TxOutcome)
+    assert fresh[0].outcome is Outcome.ABORTED
+
+
+def test_what_may_be_forgotten_survives_in_the_journal_as_it_was() -> None:
+    outcomes, later = Outcomes(keep_max=1), Outcomes()
+    for tx in ("P.7.1", "P.7.2", "with.dots.3.9", "with.dots.3.10"):
+        outcomes.remember(committed(tx))
+
+    for life, counter in outcomes.logged_lives().items():
+        later.forget(TxId(f"{life}.{counter}"))
+
+    assert later.forgotten == outcomes.forgotten == {"P": (7, 2), "with.dots": (3, 9)}

@@ -209,8 +209,8 @@ def test_a_site_cannot_speak_under_anothers_name() -> None:
     subscribed(core, "s1", BROAD)
     core.site_up(NodeId("s2"), 1, 0.0)
 
-    assert core.edge.claim(core.edge.sites[NodeId("s2")], "s1") is False
-    assert core.edge.claim(core.edge.sites[NodeId("s2")], "s2") is True
+    assert core.edge.claim(core.edge.sites[NodeId("s2")], "s1", core.name) is False
+    assert core.edge.claim(core.edge.sites[NodeId("s2")], "s2", core.name) is True
 
 
 # ---------------------------------------------------------------------------------- whole overlays, event by event

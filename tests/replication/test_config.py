@@ -76,6 +76,18 @@ def test_read_and_write_quorums_always_meet(tmp_path: Path, n: int) -> None:
         assert config.reads_needed == n - m + 1
 
 
+@pytest.mark.parametrize("n", range(1, 6))
+def test_quorums_that_need_not_meet_are_refused_and_all_others_are_not(tmp_path: Path, n: int) -> None:
+    for write in range(1, n + 1):
+        for read in range(1, n + 1):
+            keys = f'policy = "quorum"\nwrite_quorum = {write}\nread_quorum = {read}'
+            if write + read > n:
+                assert load(tmp_path, keys, n).replica_set("shop").reads_needed == read
+            else:
+                with pytest.raises(ConfigError, match=f"make read_quorum at least {n - write + 1}"):
+                    load(tmp_path, keys, n)
+
+
 def test_a_policy_maps_to_transaction_properties(tmp_path: Path) -> None:
     quorum = policy_of(load(tmp_path, 'policy = "quorum"\nwrite_quorum = 2').replica_set("shop")).plan()
     combined = policy_of(load(tmp_path, 'policy = "combined"\nsync = ["r1"]').replica_set("shop"))

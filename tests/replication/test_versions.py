@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replication.conflicts.clock import HybridClock
-from replication.conflicts.versions import Ranking, Version, base_of, on_top
+from replication.conflicts.versions import Base, Ranking, Version, base_of, on_top
 from replication.values import pack_rows, unpack_rows
 
 versions = st.builds(
@@ -46,6 +46,13 @@ def test_increments_are_kept_whatever_base_wins(value: int, adds: list[int]) -> 
 
     assert on_top(base, version.adds) == {"n": value}
     assert on_top({"n": value}, version.adds) == {"n": value + sum(adds)}
+
+
+def test_a_row_that_waits_for_the_log_is_kept_whole() -> None:
+    version = Version(2, False, 3, 10, "r1").added({"n": Decimal("1.5")})
+
+    assert Base.of(Base(version, {"a": "x", "b": None}).text) == Base(version, {"a": "x", "b": None})
+    assert Base.of(Base(version, None).text).image is None
 
 
 def test_a_clock_never_goes_back_and_follows_what_it_sees() -> None:

@@ -17,7 +17,7 @@ from tops.effects import Call, Effect, NotifyTx, PrepareTx
 from tops.errors import OutcomeUnknown, TopsError, TransactionAborted
 from tops.event_types import EventType
 from tops.filters import Filter
-from tops.ids import NodeId, Pseudonym, TxId, tx_id
+from tops.ids import NodeId, TxId, tx_id
 from tops.messages import (
     Address,
     AskOutcome,
@@ -222,6 +222,14 @@ class Client:
         self.cluster.run(TICK_S)
         return participant
 
+    def enlist(self, *, compensatable: bool = False) -> Participant:
+        """Resources of the site's own, for transactions that it begins."""
+        database = CallbackDatabase(compensatable)
+        number = self.cluster.world.enlist(self.app, database)
+        participant = self.app.participants[number] = Participant(self.app, number, Scope.DISTRIBUTED, database)
+        self.node.act(self.node.core.enlist, number)
+        return participant
+
     def unsubscribe(self, participant: Participant) -> None:
         self.node.act(lambda: self.node.core.unsubscribe(participant.number))
         self.cluster.run(TICK_S)
@@ -242,14 +250,24 @@ class Client:
     # ----------------------------------------------------------------------------------------------------- transactions
 
     def begin_soon(
-        self, event_type: str, tx_type: TxType = TxType.DISTRIBUTED, *, own: str | None = None, **properties: Any
+        self,
+        event_type: str,
+        tx_type: TxType = TxType.DISTRIBUTED,
+        *,
+        own: Participant | None = None,
+        **properties: Any,
     ) -> Pending:
         spec = tx_spec(event_type, tx_type, **properties)
-        pseudonym = None if own is None else Pseudonym(own)
-        return self.ask(lambda request: self.node.core.begin(request, spec, pseudonym))
+        number = None if own is None else own.number
+        return self.ask(lambda request: self.node.core.begin(request, spec, number))
 
     def begin(
-        self, event_type: str, tx_type: TxType = TxType.DISTRIBUTED, *, own: str | None = None, **properties: Any
+        self,
+        event_type: str,
+        tx_type: TxType = TxType.DISTRIBUTED,
+        *,
+        own: Participant | None = None,
+        **properties: Any,
     ) -> TxId:
         tx: TxId = self.begin_soon(event_type, tx_type, own=own, **properties).result()
         self.remember(tx, tx_spec(event_type, tx_type, **properties))

@@ -564,9 +564,10 @@ def test_a_coordinator_that_dies_before_a_decision_is_on_disk_has_aborted() -> N
 
 def test_a_publishers_own_resources_are_a_member_that_no_constraint_counts() -> None:
     cluster, at = cluster_of("S")
-    tx = cluster["P"].begin("plain", own="resources-of-P", constraints=(MinParticipants(1),))
+    own = cluster["P"].enlist()
+    tx = cluster["P"].begin("plain", own=own, constraints=(MinParticipants(1),))
     members = cluster.broker(cluster.rendezvous("plain")).core.rendezvous.coordinators[tx].members
-    refused = cluster["P"].begin_soon("plain", own="more-of-P", constraints=(MinParticipants(2),))
+    refused = cluster["P"].begin_soon("plain", own=own, constraints=(MinParticipants(2),))
 
     assert [m.counts for m in members.values()] == [False, True]
     assert "1 of at least 2" in str(refused.failure())

@@ -3,20 +3,22 @@
 If a checker went blind, its bug would no longer be found; that is what these are for.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import msgspec
 
-from tops.core import ballot, epochs
+from tops.core import ballot, epoch_queue, epochs
 from tops.core.ballot import Verdict
 from tops.core.callback_epoch import CallbackEpoch
 from tops.core.census import Census
 from tops.core.doubt import Doubt
 from tops.core.edge import Edge
 from tops.core.epoch_executor import EpochExecutor
-from tops.core.epochs import EpochCoordinator
+from tops.core.epoch_queue import EpochQueue
+from tops.core.epochs import EpochCoordinator, Stage
 from tops.core.event_log import EventLog, Repetition
 from tops.core.link_session import LinkSession
 from tops.core.local_relay import LocalRelay
@@ -28,6 +30,7 @@ from tops.core.sub_tx_executor import SubTxExecutor, SubTxState
 from tops.core.tx_coordinator import TxCoordinator
 from tops.effects import Effect, Note, Persist
 from tops.ids import hashed
+from tops.messages import EpochId
 from tops.sim.databases import CallbackDatabase, Done
 from tops.transactions import Scope
 
@@ -90,13 +93,25 @@ def constraints_are_not_retested_after_the_votes() -> Any:
 
 @_sabotage
 def votes_are_counted_twice_after_a_reconnection() -> Any:
+    """A link hands over what it has handed over before, and the coordinator counts votes without looking whose."""
+    honest = EpochCoordinator.on_voted
+    repeated: Counter[EpochId] = Counter()
+
     def forgetful(self: LinkSession, frame: Any) -> Any:
         while self.unacknowledged and self.unacknowledged[0].number <= frame.received:
             self.unacknowledged.popleft()
         self.received = max(self.received, frame.number)
         return frame.messages
 
-    return _patched(LinkSession, "unpack", forgetful)
+    def counting(self: EpochCoordinator, voted: Any, incarnation: int) -> list[Effect]:
+        epoch = self.in_flight.get(voted.epoch.number)
+        if epoch is None or epoch.id != voted.epoch or voted.voter not in epoch.votes:
+            return honest(self, voted, incarnation)
+        repeated[epoch.id] += 1
+        enough = len(epoch.votes) + repeated[epoch.id] >= len(epoch.counted)
+        return self._resolve(epoch) if enough and epoch.stage is Stage.VOTING else []
+
+    return _together(_patched(LinkSession, "unpack", forgetful), _patched(EpochCoordinator, "on_voted", counting))
 
 
 @_sabotage
@@ -275,7 +290,8 @@ def the_census_ignores_its_constraints() -> Any:
         _patched(Census, "unfulfilled", lambda self: None if self.members else "nobody joined"),
         _patched(epochs, "shortfall", lambda *args: None),
         _patched(ballot, "shortfall", lambda *args: None),
-        _patched(EpochCoordinator, "_unmet", lambda self, ready, voters: None if voters else "nobody is there"),
+        _patched(epoch_queue, "shortfall", lambda *args: None),
+        _patched(EpochQueue, "_lacking", lambda self, ready, voters, met: None if voters else "nobody is there"),
     )
 
 
@@ -307,8 +323,8 @@ def a_finished_epoch_is_noted_without_the_disk() -> Any:
 def a_second_copy_of_a_transaction_is_executed() -> Any:
     honest = Participation._census
 
-    def amnesiac(self: Participation, census: Any, link: Any) -> list[Effect]:
+    def amnesiac(self: Participation, census: Any, lineage: Any, link: Any) -> list[Effect]:
         self.ended.clear()
-        return honest(self, census, link)
+        return honest(self, census, lineage, link)
 
     return _patched(Participation, "_census", amnesiac)

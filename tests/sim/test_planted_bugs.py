@@ -2,12 +2,13 @@
 
 import pytest
 
+from tests.sim.planted import FOUND_BEFORE, SEEDS, find
 from tests.sim.sabotage import SABOTAGES
 from tops.sim.runner import run_seed, shortest_failing_prefix
 
-SEEDS = 500
 QUICK = (
     "commit_is_not_journaled_at_all",
+    "commit_is_told_before_it_is_journaled",
     "constraints_are_not_retested_after_the_votes",
     "compensation_runs_twice",
     "a_participant_in_doubt_guesses_commit",
@@ -18,20 +19,20 @@ QUICK = (
 )
 
 
-def _first_bad_seed(sabotage: str) -> int | None:
-    with SABOTAGES[sabotage]():
-        return next((seed for seed in range(SEEDS) if run_seed(seed)[0].violations), None)
-
-
 @pytest.mark.parametrize("sabotage", QUICK)
 def test_a_planted_bug_is_found(sabotage: str) -> None:
-    assert _first_bad_seed(sabotage) is not None
+    assert find(sabotage) is not None
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("sabotage", sorted(set(SABOTAGES) - set(QUICK)))
 def test_every_other_planted_bug_is_found(sabotage: str) -> None:
-    assert _first_bad_seed(sabotage) is not None
+    assert find(sabotage) is not None
+
+
+def test_seeds_that_found_a_bug_before_are_among_the_first_ones_that_anybody_tries() -> None:
+    assert set(FOUND_BEFORE) <= set(SABOTAGES)
+    assert max(FOUND_BEFORE.values()) < SEEDS
 
 
 def test_there_are_at_least_twenty_planted_bugs() -> None:

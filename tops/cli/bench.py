@@ -32,6 +32,9 @@ class Format(StrEnum):
 
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer and shorter runs: at most 3 minutes in all.")]
 Profile = Annotated[bool, typer.Option("--profile", help="Also measure where the time of a transaction goes.")]
+Figures = Annotated[
+    list[str] | None, typer.Option("--figures", help="Only these, separated by commas or given again and again.")
+]
 OutputFormat = Annotated[Format, typer.Option("--format", help="What goes to standard output.")]
 Results = Annotated[Path, typer.Option("--results", help="Where the JSON, the pictures and the page are written.")]
 
@@ -40,6 +43,7 @@ def _command(name: str) -> Callable[..., None]:
     def measure(
         quick: Quick = False,
         profile: Profile = False,
+        figures: Figures = None,
         output: OutputFormat = Format.TABLE,
         results: Results = Path("bench/results"),
     ) -> None:
@@ -48,7 +52,14 @@ def _command(name: str) -> Callable[..., None]:
         # By name: the middleware must not depend on its benchmarks, nor a broker pay for loading them.
         harness = importlib.import_module("bench.command")
         try:
-            harness.run(name, quick=quick, profile=profile, as_json=output is Format.JSON, directory=results)
+            harness.run(
+                name,
+                quick=quick,
+                profile=profile,
+                as_json=output is Format.JSON,
+                directory=results,
+                figures=[figure for given in figures or () for figure in given.split(",")],
+            )
         except TopsError as error:
             # Refused, or not reachable; anything else is a benchmark that failed.
             _end(2 if isinstance(error, ConfigError) else 3 if isinstance(error, NotReachable) else 1, str(error))

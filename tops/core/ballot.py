@@ -73,14 +73,14 @@ def count_votes(
     the rest. Replicas of one database prefer the larger class (the odd one out is sick), independent participants the
     class that excludes least (who can't is left out).
     """
-    exclusions = {key: dict(vote.excluded) for key, vote in sorted(votes.items())}
+    exclusions = {key: vote.excluded for key, vote in sorted(votes.items())}
     differing, divergent = _differing_rows(members, votes)
     first = next(iter(exclusions.values()), {})
     if not gone and not differing and all(e.keys() == first.keys() for e in exclusions.values()):
-        return Verdict(frozenset(exclusions), first)
+        return Verdict(frozenset(exclusions), dict(first))
 
     for keys in _classes(members, votes, majority_first):
-        excluded = exclusions[keys[0]]
+        excluded = dict(exclusions[keys[0]])
         committing = {key: voters[key] for key in keys}
         rest = [m for m in members if m.tx not in excluded]
         if not rest and majority_first:

@@ -17,7 +17,7 @@ from tops.core.routing import RoutingTable, Topology
 from tops.effects import Disseminate, Effect, Post, Send
 from tops.errors import InvalidEventType
 from tops.filters import Filter
-from tops.ids import NodeId, TxId
+from tops.ids import NodeId, TxId, tx_id
 from tops.messages import (
     Address,
     CensusOpened,
@@ -40,11 +40,13 @@ from tops.messages import (
     RouteRemoved,
     RoutesReset,
     ScopeChosen,
+    StandingAnswered,
     SubscriptionChanged,
     TxAbandoned,
+    TxPublication,
+    TxPublished,
     TypeAnswered,
     decode_body,
-    type_of,
 )
 from tops.records import AnyRecord
 from tops.transactions import TxState
@@ -64,6 +66,7 @@ class BrokerCore:
         options: RendezvousOptions | None = None,
     ) -> None:
         self.name, self.incarnation, self.topology = name, incarnation, topology
+        self.address = Address(name)
         self.table = RoutingTable()
         self.edge = Edge()
         known = {} if predicates is None else predicates  # kept as it is: more may be registered later
@@ -109,12 +112,14 @@ class BrokerCore:
         """Whatever a neighbour says, in the order in which it said it."""
         site = self.edge.sites.get(link)
         if site is not None:
+            if type(message) is Envelope:
+                return self._letter_from_site(site, message, now)
             return self._from_site(site, message, now)
         if link not in self.neighbours:
             return []  # neither a site that is connected here nor a broker that we have met
-        if isinstance(message, Envelope):
+        if type(message) is Envelope:
             return self._route(message, now)
-        if isinstance(message, Dissemination):
+        if type(message) is Dissemination:
             if message.upward:
                 return self._ascend(message, link, now)
             return self._descend(message.publication, message.lineage, message.rendezvous, exclude=link)
@@ -123,10 +128,14 @@ class BrokerCore:
         return []
 
     def _from_site(self, site: SiteLink, message: LinkMessage, now: float) -> list[Effect]:
-        if isinstance(message, Envelope):
-            return self._letter_from_site(site, message, now)
-        if isinstance(message, Dissemination):
-            site.contacts.setdefault(message.rendezvous, set()).add(site.name)
+        if type(message) is Dissemination:
+            if not _may_publish(site, message.publication):
+                return []
+            self.edge.claim(site, site.name, message.rendezvous)
+            if message.rendezvous == self.name:
+                publication, sender = message.publication, Address(self.name, site.name, site.incarnation)
+                effects = self.rendezvous.on_publication(publication, sender, site.incarnation, now)
+                return self._carry_out(effects, now)  # its publisher may subscribe to it, too
             stamped = Dissemination(
                 rendezvous=message.rendezvous,
                 upward=True,
@@ -136,7 +145,7 @@ class BrokerCore:
                 publication=message.publication,
                 lineage=message.lineage,
             )
-            return self._ascend(stamped, None, now)  # its publisher may subscribe to it, too
+            return self._ascend(stamped, None, now)
         if isinstance(message, ScopeChosen):
             return self._release(site.name, self.edge.chosen(site, message))
         if isinstance(message, SubscriptionChanged):
@@ -145,21 +154,26 @@ class BrokerCore:
 
     def _letter_from_site(self, site: SiteLink, envelope: Envelope, now: float) -> list[Effect]:
         """Only under a name of its own, and with this broker's word for where the sender is."""
-        handle = envelope.sender.handle
-        if not self.edge.claim(site, handle):
+        handle, to, body = envelope.sender.handle, envelope.to, envelope.body
+        if not self.edge.claim(site, handle, to.broker):
             return []
-        body = envelope.body
-        site.contacts.setdefault(envelope.to.broker, set()).add(handle)
-        sender = Address(self.name, handle, site.incarnation)
-        stamped = Envelope(to=envelope.to, sender=sender, incarnation=site.incarnation, body=body)
-        if not isinstance(body, CensusReplied):
-            return self._route(stamped, now)
-        held = self.edge.on_replied(site, body.tx, body.pseudonym)
-        return self._release(site.name, held) + self._route(stamped, now)
+        incarnation = site.incarnation
+        sender = Address(self.name, handle, incarnation)
+        released: list[Effect] = []
+        if type(body) is StandingAnswered:
+            self.edge.on_standing(site, body)
+        elif type(body) is CensusReplied:
+            held = self.edge.on_replied(site, body.tx, body.pseudonym)
+            released = self._release(site.name, held) if held else released
+        if to.broker != self.name or to.handle or type(body) is PeersAsked:
+            stamped = Envelope(to=to, sender=sender, incarnation=incarnation, body=body)
+            return released + self._route(stamped, now)
+        effects = self.rendezvous.on_letter(body, sender, incarnation, now)
+        return self._carry_out(effects, now) if not released else released + self._carry_out(effects, now)
 
     def _release(self, site: NodeId, held: list[Publication]) -> list[Effect]:
         """What was held back until it was known what the site takes."""
-        return [Send(site, _downward(p, (), self.name, self.name, self.incarnation)) for p in held]
+        return [Send(site, self._downward(p, (), self.name)) for p in held]
 
     # ---------------------------------------------------------------------------------------------------- letters
 
@@ -169,39 +183,49 @@ class BrokerCore:
             hop = self.topology.next_hop(self.name, to.broker)
             return [] if hop is None else [Send(hop, envelope)]
         if to.handle:
-            owner = self.edge.owners.get(to.handle)
-            if owner is None or to.incarnation not in (0, self.edge.sites[owner].incarnation):
-                return []
-            if isinstance(envelope.body, MembershipAnswered) and envelope.body.state is TxState.ABORTED:
-                self.edge.dropped_out(self.edge.sites[owner], envelope.body.tx)
-            return [Send(owner, envelope)]
-        if isinstance(envelope.body, PeersAsked):
+            return self._deliver(envelope)
+        if type(envelope.body) is PeersAsked:
             return [Send(s, envelope) for s in self.edge.subscribers_of(envelope.body.epoch.event_type)]
         effects = self.rendezvous.on_letter(envelope.body, envelope.sender, envelope.incarnation, now)
         return self._carry_out(effects, now)
+
+    def _deliver(self, envelope: Envelope) -> list[Effect]:
+        """To whoever goes by the handle here, if it is still the life that is meant."""
+        to, body = envelope.to, envelope.body
+        site = self.edge.owners.get(to.handle)
+        if site is None or (to.incarnation and to.incarnation != site.incarnation):
+            return []
+        if type(body) is MembershipAnswered and body.state is TxState.ABORTED:
+            self.edge.dropped_out(site, body.tx)
+        return [Send(site.name, envelope)]
 
     def post(self, to: Address, letter: Letter, now: float) -> list[Effect]:
         """A letter of the broker itself, not of a coordinator."""
         return self._post(to, letter, now)
 
     def _post(self, to: Address, letter: Letter, now: float) -> list[Effect]:
-        envelope = Envelope(to=to, sender=Address(self.name), incarnation=self.incarnation, body=letter)
-        return self._route(envelope, now)
+        return self._route(Envelope(to=to, sender=self.address, incarnation=self.incarnation, body=letter), now)
 
     def _carry_out(
         self, effects: list[Effect], now: float, done: Publication | None = None, exclude: NodeId | None = None
     ) -> list[Effect]:
         """Turn the coordinator's wishes into messages. `done` has been passed to the subtree behind `exclude`."""
-        types = self.rendezvous.types
+        if not effects:
+            return effects
         carried: list[Effect] = []
         for effect in effects:
             if type(effect) is Post:
-                carried += self._post(effect.to, effect.letter, now)
+                to = effect.to
+                envelope = Envelope(to=to, sender=self.address, incarnation=self.incarnation, body=effect.letter)
+                if to.broker == self.name and to.handle:
+                    carried += self._deliver(envelope)
+                else:
+                    carried += self._route(envelope, now)
             elif type(effect) is Disseminate:
-                skip = exclude if effect.publication is done else None
-                name = type_of(effect.publication)
+                publication = effect.publication
+                name, types = publication.event_type, self.rendezvous.types
                 lineage = types.lineage(name) if name in types else (name,)
-                carried += self._descend(effect.publication, lineage, self.name, skip)
+                carried += self._descend(publication, lineage, self.name, exclude if publication is done else None)
             else:
                 carried.append(effect)
         return carried
@@ -226,19 +250,21 @@ class BrokerCore:
     ) -> list[Effect]:
         if isinstance(publication, EventsPublished):
             return self._descend_events(publication, lineage, rendezvous, exclude)
-        parent = self.topology.next_hop(self.name, rendezvous)
-        effects: list[Effect] = []
-        downward = _downward(publication, lineage, rendezvous, self.name, self.incarnation)
-        for link in self._links_for(publication, lineage):
-            if link in (exclude, parent):
-                continue
-            if link not in self.edge.sites or self._passes(link, publication, lineage):
-                effects.append(Send(link, downward))
+        skip = (exclude, self.topology.next_hop(self.name, rendezvous))
+        downward = self._downward(publication, lineage, rendezvous)
+        if isinstance(publication, Published):
+            links = self.table.interested(lineage, publication.event.body)
+            return [Send(link, downward) for link in links if link not in skip]
+        tx, edge = publication.tx, self.edge
+        effects: list[Effect] = [
+            Send(link, downward)
+            for link in self._links_of(publication, lineage)
+            if link not in skip and (link not in edge.sites or edge.pass_on(link, tx, publication, lineage))
+        ]
         if isinstance(publication, LocalCommitOrdered) or (
             isinstance(publication, TxAbandoned) and not publication.distributed_only
         ):
-            self.tx_routes.pop(publication.tx, None)
-            self.edge.end(publication.tx)
+            edge.end(tx, self.tx_routes.pop(tx, ()))
         return effects
 
     def _descend_events(
@@ -246,7 +272,7 @@ class BrokerCore:
     ) -> list[Effect]:
         """Several events at once; they are looked into only where somebody wants a part of them."""
         skip = (exclude, self.topology.next_hop(self.name, rendezvous))
-        whole = _downward(published, lineage, rendezvous, self.name, self.incarnation)
+        whole = self._downward(published, lineage, rendezvous)
         links = self.table.interested_in_all(lineage)
         if links is not None:
             return [Send(link, whole) for link in links if link not in skip]
@@ -263,27 +289,30 @@ class BrokerCore:
             message = whole
             if len(bodies) < len(published.bodies):
                 part = msgspec.structs.replace(published, bodies=tuple(bodies))
-                message = _downward(part, lineage, rendezvous, self.name, self.incarnation)
+                message = self._downward(part, lineage, rendezvous)
             effects.append(Send(link, message))
         return effects
 
-    def _links_for(self, publication: Publication, lineage: tuple[str, ...]) -> list[NodeId]:
-        if isinstance(publication, Published):
-            return self.table.interested(lineage, publication.event.body)
+    def _links_of(self, publication: TxPublication, lineage: tuple[str, ...]) -> list[NodeId]:
+        """Where the transaction was announced; its events are not matched again."""
         if isinstance(publication, CensusOpened):
             links = self.table.interested(lineage, publication.spec.attributes)
             self.tx_routes[publication.tx] = links
             if len(self.tx_routes) > TX_ROUTES_MAX:
                 self.tx_routes.popitem(last=False)
             return links
-        if isinstance(publication, EventsPublished):
-            return []  # each of its events has its own
         return self.tx_routes.get(publication.tx, [])
 
-    def _passes(self, site: NodeId, publication: Publication, lineage: tuple[str, ...]) -> bool:
-        if isinstance(publication, Published | EventsPublished):
-            return True
-        return self.edge.pass_on(site, publication.tx, publication, lineage)
+    def _downward(self, publication: Publication, lineage: tuple[str, ...], rendezvous: NodeId) -> Dissemination:
+        return Dissemination(
+            rendezvous=rendezvous,
+            upward=False,
+            early=False,
+            sender=self.address,
+            incarnation=self.incarnation,
+            publication=publication,
+            lineage=lineage,
+        )
 
     # ------------------------------------------------------------------------------------------------ subscriptions
 
@@ -356,15 +385,9 @@ class BrokerCore:
         return self._carry_out(self.rendezvous.recovered(), now)
 
 
-def _downward(
-    publication: Publication, lineage: tuple[str, ...], rendezvous: NodeId, me: NodeId, incarnation: int
-) -> Dissemination:
-    return Dissemination(
-        rendezvous=rendezvous,
-        upward=False,
-        early=False,
-        sender=Address(me),
-        incarnation=incarnation,
-        publication=publication,
-        lineage=lineage,
-    )
+def _may_publish(site: SiteLink, publication: Publication) -> bool:
+    """Sites publish events, and announce and fill transactions of their own life; the rest comes from coordinators."""
+    if isinstance(publication, Published | EventsPublished):
+        return True
+    own = tx_id(site.name, site.incarnation, 0).removesuffix("0")
+    return isinstance(publication, CensusOpened | TxPublished) and publication.tx.startswith(own)

@@ -8,12 +8,13 @@ long as somebody may ask.
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from enum import Enum
+from functools import partial
 
 from tops.core.doubt import Doubt
 from tops.core.sub_tx_executor import SubTxExecutor
 from tops.effects import CancelTimer, Effect, ForgetPromise, Memo, Post
 from tops.ids import NodeId, TxId, hashed
-from tops.messages import Address, EpochFinished, EpochMember, EpochVoted
+from tops.messages import Address, EpochFinished, EpochId, EpochMember, EpochVoted
 
 
 class EpochStage(Enum):
@@ -22,6 +23,13 @@ class EpochStage(Enum):
     FINISHING = "finishing"  # the decision is being carried out
     FINISHED = "finished"  # committed; ends when the coordinator has noted it
     ENDED = "ended"
+
+
+EpochKey = tuple[str, int, int, int]  # what is voted under; the coordinator's incarnation, the number, the attempt
+
+
+def epoch_key(voter: str, epoch: EpochId) -> EpochKey:
+    return (voter, epoch.incarnation, epoch.number, epoch.attempt)
 
 
 class CallbackEpoch:
@@ -37,6 +45,7 @@ class CallbackEpoch:
         ended: Callable[["CallbackEpoch"], None],
     ) -> None:
         self.subscription, self.memo, self.executors = subscription, memo, dict(executors)
+        self.key = epoch_key(memo.voter, memo.epoch)
         self.stage = EpochStage.VOTING
         self.doubt = Doubt(memo, brokers, doubt_s)
         self._ended = ended
@@ -51,24 +60,22 @@ class CallbackEpoch:
             if executor is None:
                 effects += self._voted(member.tx, f"{member.tx} is unknown here")
             else:
-                effects += executor.prepare(self.memo, member.last_sequence, self._voter(member.tx))
+                effects += executor.prepare(self.memo, member.last_sequence, partial(self._voted, member.tx))
         return effects
-
-    def _voter(self, tx: TxId) -> Callable[[str | None], list[Effect]]:
-        return lambda reason: self._voted(tx, reason)
 
     def _voted(self, tx: TxId, reason: str | None) -> list[Effect]:
         self._votes[tx] = reason
         if self.stage is not EpochStage.VOTING or len(self._votes) < len(self.memo.transactions):
             return []
         self.stage = EpochStage.PROMISED
-        excluded = {t: why for t in self.memo.transactions if (why := self._votes[t]) is not None}
-        vote = EpochVoted(epoch=self.memo.epoch, digest=self.memo.digest, voter=self.memo.voter, excluded=excluded)
-        effects: list[Effect] = [Post(Address(self.memo.epoch.coordinator), vote)]
-        if len(excluded) == len(self.memo.transactions):
+        memo = self.memo
+        excluded = {t: why for t in memo.transactions if (why := self._votes[t]) is not None}
+        vote = EpochVoted(epoch=memo.epoch, digest=memo.digest, voter=memo.voter, excluded=excluded)
+        told = Post(Address(memo.epoch.coordinator), vote)
+        if len(excluded) == len(memo.transactions):
             self._end()  # nothing was promised, there is no decision to wait for
-            return effects
-        return [*effects, self.doubt.wait()]
+            return [told]
+        return [told, self.doubt.wait()]
 
     def on_decided(self, committing: frozenset[str]) -> list[Effect]:
         """The decision, from the coordinator or from a peer who heard it."""
@@ -78,29 +85,27 @@ class CallbackEpoch:
         committed = hashed(self.memo.voter) in committing
         live = {tx: e for tx, e in self.executors.items() if self._votes.get(tx) is None and self.holds(e)}
         self._unfinished = set(live)
-        effects: list[Effect] = [CancelTimer(self.doubt.timer)]
+        # A commit sets the timer anew when it is carried out, and until then the timer changes nothing.
+        effects: list[Effect] = [] if committed and live else [CancelTimer(self.doubt.timer)]
         if not live:
             self._end()
         for tx, executor in live.items():
-            effects += executor.finish(committed, self._finisher(tx, committed))
+            effects += executor.finish(committed, partial(self._finished, tx, committed))
         return effects
 
     def holds(self, executor: SubTxExecutor) -> bool:
         """Whether the sub-transaction was last prepared here: a later epoch may have prepared it anew, and owns it."""
         return executor.epoch == self.memo.epoch
 
-    def _finisher(self, tx: TxId, committed: bool) -> Callable[[], list[Effect]]:
-        def done() -> list[Effect]:
-            self._unfinished.discard(tx)
-            if self._unfinished or self.stage is not EpochStage.FINISHING:
-                return []
-            if not committed:
-                self._end()
-                return []
-            self.stage = EpochStage.FINISHED
-            return self.on_timer()
-
-        return done
+    def _finished(self, tx: TxId, committed: bool) -> list[Effect]:
+        self._unfinished.discard(tx)
+        if self._unfinished or self.stage is not EpochStage.FINISHING:
+            return []
+        if not committed:
+            self._end()
+            return []
+        self.stage = EpochStage.FINISHED
+        return self.on_timer()
 
     def on_timer(self) -> list[Effect]:
         """Ask for the decision, or tell that it is carried out, once more."""
@@ -108,8 +113,9 @@ class CallbackEpoch:
             return self.doubt.ask()
         if self.stage is not EpochStage.FINISHED:
             return []
-        finished = EpochFinished(epoch=self.memo.epoch, voter=self.memo.voter, note=True)
-        return [Post(Address(self.memo.epoch.coordinator), finished), self.doubt.wait()]
+        epoch = self.memo.epoch
+        finished = EpochFinished(epoch=epoch, voter=self.memo.voter, note=True)
+        return [Post(Address(epoch.coordinator), finished), self.doubt.wait()]
 
     def on_noted(self) -> list[Effect]:
         if self.stage is not EpochStage.FINISHED:

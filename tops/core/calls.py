@@ -24,4 +24,4 @@ class Calls:
     def done(self, call: int, result: Any) -> list[Effect]:
         """A participant answered; a second answer to the same call is ignored."""
         then = self._waiting.pop(call, None)
-        return then(result) if then is not None else []
+        return [] if then is None else then(result)

@@ -41,8 +41,8 @@ class Census:
         """Whether the answer was taken: a repeated one changes nothing, one that constraints forbid is turned away."""
         if member.key in self.members:
             return False
-        counted = sum(m.counts for m in self.members.values())
-        if member.counts and not admits(self.spec.constraints, member.identity, counted):
+        constraints = self.spec.constraints
+        if constraints and member.counts and not admits(constraints, member.identity, self._counted()):
             return False
         self.members[member.key] = member
         return True
@@ -52,10 +52,13 @@ class Census:
         policy = self.spec.census
         if policy is None:
             return True
-        counted = sum(m.counts for m in self.members.values())
+        counted = self._counted()
         if policy.replies is not None and counted >= policy.replies:
             return True
         return policy.when_met and counted > 0 and self.unfulfilled() is None
+
+    def _counted(self) -> int:
+        return sum([m.counts for m in self.members.values()])
 
     def unfulfilled(self) -> str | None:
         """Why the transaction can't begin with those who answered, or None."""

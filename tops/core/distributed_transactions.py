@@ -49,8 +49,7 @@ class DistributedTransactions:
         coordinator = self.coordinator(m.tx, m.spec, sender)
         self._open.publishers[m.tx] = (NodeId(sender.handle), incarnation)
         if m.own is not None:
-            address = Address(sender.broker, m.own, incarnation)
-            own = Member(m.own, m.own, None, address, incarnation, counts=False)
+            own = Member(m.own, m.own, None, sender, incarnation, counts=False)
             coordinator.census.answer(own)
         return self.open(coordinator)
 
@@ -215,10 +214,10 @@ class DistributedTransactions:
     def on_publisher_lost(self, life: tuple[NodeId, int], reason: str) -> list[Effect]:
         effects: list[Effect] = []
         for coordinator in list(self._open.coordinators.values()):
-            if coordinator.tx not in self._open.coordinators:
-                continue  # it ended with one that was aborted before it
-            numbering = coordinator.numbering
-            if coordinator.one_shot is None and self._open.published_by(coordinator.tx, numbering, life):
+            # The abort of one makes room for the next, which may end at once and be another one of the list.
+            still_open = coordinator.tx in self._open.coordinators
+            lost = self._open.published_by(coordinator.tx, coordinator.numbering, life)
+            if still_open and lost and coordinator.one_shot is None:
                 effects += self.abort(coordinator, reason, None)
         return effects
 

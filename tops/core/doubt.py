@@ -18,17 +18,15 @@ class Doubt:
     """Asks for the decision on one epoch until somebody knows it."""
 
     def __init__(self, memo: Memo, brokers: Sequence[NodeId], every_s: float) -> None:
-        self.memo, self.brokers, self.every_s = memo, brokers, every_s
+        self.memo, self.brokers = memo, brokers
         self.asked = 0
-
-    @property
-    def timer(self) -> tuple[str, str, int, int, int]:
-        epoch = self.memo.epoch
-        return ("doubt", self.memo.voter, epoch.incarnation, epoch.number, epoch.attempt)
+        epoch = memo.epoch
+        self.timer = ("doubt", memo.voter, epoch.incarnation, epoch.number, epoch.attempt)
+        self._wait = SetTimer(self.timer, every_s)
 
     def wait(self) -> Effect:
         """Give the decision some time to arrive by itself."""
-        return SetTimer(self.timer, self.every_s)
+        return self._wait
 
     def ask(self) -> list[Effect]:
         """The time is up: ask, and come back."""

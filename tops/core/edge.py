@@ -5,18 +5,21 @@ events of a transaction reach only sites that have chosen to take them, and are 
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 import msgspec
 
 from tops.filters import Filter
-from tops.ids import NodeId, TxId, hashed
+from tops.ids import NodeId, TxId, hashed, standing_pseudonym
 from tops.messages import (
     CensusOpened,
     LocalCommitOrdered,
     Publication,
     ScopeChosen,
+    StandingAnswered,
     SubscriptionChanged,
     TxBegan,
+    TxPublication,
     TxSpec,
 )
 from tops.transactions import Scope, granted_scope
@@ -41,7 +44,7 @@ class Taken(msgspec.Struct):
 
     def choose(self, scope: Scope, distributed: bool) -> list[Publication]:
         """It is known what the site takes; returns what was held back for it."""
-        self.scope, self.distributed = scope, distributed
+        self.scope, self.distributed = scope, self.distributed or distributed
         withheld, self.withheld = self.withheld, []
         return withheld if self.takes_any() else []
 
@@ -55,6 +58,7 @@ class SiteLink(msgspec.Struct):
     name: NodeId
     incarnation: int
     subscriptions: dict[int, SubscriptionChanged] = {}
+    secrets: dict[int, bytes] = {}  # of standing answers, by subscription: they tell who was turned away
     handles: OrderedDict[str, None] = msgspec.field(default_factory=OrderedDict)  # the latest used last
     contacts: dict[NodeId, set[str]] = {}  # rendezvous brokers it wrote to, and under which handles
     transactions: OrderedDict[TxId, Taken] = msgspec.field(default_factory=OrderedDict)
@@ -65,15 +69,16 @@ class Edge:
 
     def __init__(self) -> None:
         self.sites: dict[NodeId, SiteLink] = {}
-        self.owners: dict[str, NodeId] = {}  # handle -> site
+        self.owners: dict[str, SiteLink] = {}  # by handle
 
     def connect(self, name: NodeId, incarnation: int) -> None:
         """A site is there, for the first time or again; a new life of it knows nothing of the old one's handles."""
         known = self.sites.get(name)
         if known is None or known.incarnation != incarnation:
             self.forget(name)
-            self.sites[name] = SiteLink(name, incarnation, subscriptions={}, contacts={})
-            self.owners[name] = name
+            self.sites[name] = self.owners[name] = SiteLink(
+                name, incarnation, subscriptions={}, secrets={}, contacts={}
+            )
 
     def forget(self, name: NodeId) -> SiteLink | None:
         site = self.sites.pop(name, None)
@@ -82,11 +87,17 @@ class Edge:
                 self.owners.pop(handle, None)
         return site
 
-    def claim(self, site: SiteLink, handle: str) -> bool:
-        """Whether the site may speak under this handle: its own, or one that nobody else has here."""
-        owner = self.owners.setdefault(handle, site.name)
-        if owner != site.name:
+    def claim(self, site: SiteLink, handle: str, broker: NodeId) -> bool:
+        """Whether the site may write to this broker under this handle: its own, or one that nobody else has here.
+
+        The broker must hear when the site is gone."""
+        if handle in site.contacts.get(broker, ()):  # it is the site's for as long as it stands there
+            if handle != site.name:
+                site.handles.move_to_end(handle)
+            return True
+        if self.owners.setdefault(handle, site) is not site:
             return False
+        site.contacts.setdefault(broker, set()).add(handle)
         if handle != site.name:
             site.handles[handle] = None
             site.handles.move_to_end(handle)
@@ -103,6 +114,7 @@ class Edge:
     def subscribe(self, site: SiteLink, changed: SubscriptionChanged) -> tuple[str, Filter] | None:
         """Keep or end a subscription; returns the former one's route, which is to be removed."""
         former = site.subscriptions.pop(changed.subscription, None)
+        site.secrets.pop(changed.subscription, None)
         if changed.filter is not None:
             site.subscriptions[changed.subscription] = changed
         if former is None or former.filter is None or former.durable:
@@ -118,20 +130,18 @@ class Edge:
 
     # --------------------------------------------------------------------------------------------- transactions
 
-    def pass_on(self, name: NodeId, tx: TxId, publication: Publication, types: tuple[str, ...]) -> bool:
+    def pass_on(self, name: NodeId, tx: TxId, publication: TxPublication, types: tuple[str, ...]) -> bool:
         """Whether a transaction's publication goes to this site now; if the site has not chosen yet it is kept."""
-        site = self.sites.get(name)
-        if site is None:
-            return False
+        transactions = self.sites[name].transactions
         if isinstance(publication, CensusOpened):
-            taken = self._standing(site, publication.spec, types)
+            taken = self._standing(self.sites[name], tx, publication.spec, types)
             if taken.scope is not None and not taken.takes_any():
                 return False
-            site.transactions[tx] = taken
-            if len(site.transactions) > TRANSACTIONS_MAX:
-                site.transactions.popitem(last=False)
+            transactions[tx] = taken
+            if len(transactions) > TRANSACTIONS_MAX:
+                transactions.popitem(last=False)
             return True
-        known = site.transactions.get(tx)
+        known = transactions.get(tx)
         if known is None:
             return False
         if known.scope is None:
@@ -142,9 +152,9 @@ class Edge:
             return known.scope is not Scope.NONE  # whoever is only a distributed participant waits for a prepare
         if isinstance(publication, TxBegan) and known.distributed and known.pseudonyms:
             # Turned away at the census: from here on it is a stranger, unless it takes the events in another way.
-            known.distributed = any(hashed(p) in publication.members for p in known.pseudonyms)
+            known.distributed = not publication.members.isdisjoint(map(hashed, known.pseudonyms))
             return True
-        return known.takes_any()
+        return known.distributed or known.takes_any()
 
     def chosen(self, site: SiteLink, choice: ScopeChosen) -> list[Publication]:
         """The site has said what it takes; returns what was held back for it."""
@@ -164,6 +174,11 @@ class Edge:
         taken.pseudonyms.add(pseudonym)
         return taken.choose(Scope.NONE, True) if taken.asked == 1 else []
 
+    def on_standing(self, site: SiteLink, answered: StandingAnswered) -> None:
+        """A standing answer on its way to the coordinator; its pseudonyms will be on the lists of members, or not."""
+        if answered.subscription in site.subscriptions:
+            site.secrets[answered.subscription] = answered.secret
+
     def dropped_out(self, site: SiteLink, tx: TxId) -> None:
         """The site's distributed part is over; what it takes in another way goes on."""
         taken = site.transactions.get(tx)
@@ -172,19 +187,22 @@ class Edge:
             if not taken.takes_any():
                 del site.transactions[tx]
 
-    def end(self, tx: TxId) -> None:
-        """The last publication of a transaction has passed."""
-        for site in self.sites.values():
-            taken = site.transactions.get(tx)
-            if taken is not None and taken.scope is not None:
+    def end(self, tx: TxId, links: Iterable[NodeId]) -> None:
+        """The last publication of a transaction has passed; `links` are those where it was announced."""
+        for link in links:
+            site = self.sites.get(link)
+            taken = site.transactions.get(tx) if site is not None else None
+            if site is None or taken is None:
+                continue
+            if taken.scope is not None:
                 del site.transactions[tx]
-            elif taken is not None:
+            else:
                 taken.ended = True
 
-    def _standing(self, site: SiteLink, spec: TxSpec, types: tuple[str, ...]) -> Taken:
+    def _standing(self, site: SiteLink, tx: TxId, spec: TxSpec, types: tuple[str, ...]) -> Taken:
         """What the site takes without being asked, or an open question."""
         taken = Taken(scope=Scope.NONE, pseudonyms=set(), withheld=[])
-        for s in site.subscriptions.values():
+        for number, s in site.subscriptions.items():
             if s.definitions[-1].name not in types or s.filter is None or not s.filter.matches(spec.attributes):
                 continue
             if s.durable and s.scope is not Scope.DISTRIBUTED:
@@ -196,6 +214,8 @@ class Edge:
             granted = granted_scope(s.scope, spec.limit, spec.tx_type)
             if granted is Scope.DISTRIBUTED:
                 taken.distributed |= spec.census is not None  # a one-shot reaches it with the prepare
+                if taken.distributed and number in site.secrets:
+                    taken.pseudonyms.add(standing_pseudonym(site.secrets[number], tx))
             elif taken.scope is not None:
                 taken.scope = max(taken.scope, granted)
         return taken

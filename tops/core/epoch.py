@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable
 from enum import Enum
+from itertools import repeat
 
 import msgspec
 
@@ -49,7 +50,8 @@ class Epoch(msgspec.Struct):
     unchecked: bool = False  # the publisher was told that votes are missing
 
     def everyone_voted(self) -> bool:
-        return all(key in self.votes or key in self.gone for key in self.counted)
+        missing = self.counted - self.votes.keys()
+        return not missing or missing <= self.gone.keys()
 
     def awaits(self, key: str) -> bool:
         """Whether this voter may still vote."""
@@ -57,32 +59,28 @@ class Epoch(msgspec.Struct):
 
     def first_vote(self, committing: frozenset[str]) -> EpochVoted:
         """The vote whose rows and results count: the first of those that tell any."""
-        return self.votes[min(committing, key=lambda key: (not self.votes[key].rows, key))]
+        votes = [self.votes[key] for key in sorted(committing)]
+        return next((vote for vote in votes if vote.rows), votes[0])
 
 
 def fits(voted: EpochVoted, members: list[ReadyTx]) -> bool:
     """Whether a vote speaks of these members; what else a confused voter says is no vote."""
     per_member = (0, len(members))
-    known = voted.excluded.keys() <= {m.tx for m in members}
-    return known and len(voted.rows) in per_member and len(voted.results) in per_member
+    if len(voted.rows) not in per_member or len(voted.results) not in per_member:
+        return False
+    return not voted.excluded or voted.excluded.keys() <= {m.tx for m in members}
 
 
 def outcomes_of(epoch: Epoch, committed: list[ReadyTx], log_number: int | None) -> list[tuple[TxOutcome, Address]]:
     """What each publisher is going to be told when the committing set has finished."""
-    index = {m.tx: i for i, m in enumerate(epoch.members)}
     first = epoch.first_vote(epoch.committing)  # the others' rows are the same, their results may differ
-    outcomes = []
-    for ready in committed:
-        i = index[ready.tx]
-        outcome = TxOutcome(
-            tx=ready.tx,
-            outcome=Outcome.COMMITTED,
-            log_number=log_number,
-            rows=first.rows[i] if first.rows else (),
-            result=first.results[i] if first.results else b"",
-        )
-        outcomes.append((outcome, ready.publisher))
-    return outcomes
+    rows = first.rows or repeat(())
+    results = first.results or repeat(b"")
+    told = {
+        ready.tx: TxOutcome(tx=ready.tx, outcome=Outcome.COMMITTED, log_number=log_number, rows=row, result=result)
+        for ready, row, result in zip(epoch.members, rows, results, strict=False)
+    }
+    return [(told[ready.tx], ready.publisher) for ready in committed]
 
 
 def hashed_all(keys: frozenset[str]) -> frozenset[str]:

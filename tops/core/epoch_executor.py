@@ -260,7 +260,8 @@ class EpochExecutor:
         return self.memo is not None or bool(self.doubts)
 
     def promised_as(self, voter: str) -> bool:
-        return self.memo is not None and self.memo.voter == voter
+        """Whether a promise is open, or wanted, under that name."""
+        return any(p is not None and p.voter == voter for p in (self.memo, self._held, *self.doubts))
 
     def on_doubt(self) -> list[Effect]:
         return self.doubt.ask() if self.doubt is not None and self.work is Work.PROMISED else []

@@ -118,7 +118,12 @@ class EpochCoordinator:
         return effects
 
     def _room(self) -> bool:
-        return not self.in_flight or (self.log is None and self.queue[0].members is not None)
+        """A log takes one epoch at a time. Without one, interactive transactions neither wait nor are waited for:
+        their publishers may take long to say what is to become of them."""
+        if self.log is not None:
+            return not self.in_flight
+        interactive = self.queue[0].members is not None
+        return interactive or all(m.members is not None for e in self.in_flight.values() for m in e.members)
 
     def _form(self) -> list[Effect]:
         group, voters, refused = self.waiting.next_group(self._settle_abort)
@@ -212,12 +217,13 @@ class EpochCoordinator:
         return self._resolve(epoch)
 
     def _resolve(self, epoch: Epoch) -> list[Effect]:
+        counted = epoch.counted
         verdict = count_votes(
             epoch.members,
             epoch.voters,
-            {k: v for k, v in epoch.votes.items() if k in epoch.counted},
-            {k: r for k, r in epoch.gone.items() if k in epoch.counted},
-            epoch.counted,
+            {k: v for k, v in epoch.votes.items() if k in counted},
+            {k: r for k, r in epoch.gone.items() if k in counted},
+            counted,
             self.predicates,
             majority_first=self.log is not None,
         )
@@ -230,6 +236,8 @@ class EpochCoordinator:
 
     def _timely_joiners(self, epoch: Epoch, verdict: Verdict) -> set[str]:
         """Replicas that are joining commit too if they prepared the very same members in time, and are welcome."""
+        if epoch.votes.keys() <= epoch.counted:
+            return set()  # nobody is joining
         rows = epoch.first_vote(verdict.committing).rows
         timely = {
             key
@@ -268,11 +276,13 @@ class EpochCoordinator:
     # -------------------------------------------------------------------------------------------------- the decision
 
     def _apply(self, epoch: Epoch, verdict: Verdict) -> list[Effect]:
-        committed = [m for m in epoch.members if m.tx not in verdict.excluded]
+        committed = epoch.members
         aborts: list[Effect] = []
-        for ready in epoch.members:
-            if ready.tx in verdict.excluded:
-                aborts += self._settle_abort(ready, verdict.excluded[ready.tx])
+        if verdict.excluded:
+            committed = [m for m in epoch.members if m.tx not in verdict.excluded]
+            for ready in epoch.members:
+                if ready.tx in verdict.excluded:
+                    aborts += self._settle_abort(ready, verdict.excluded[ready.tx])
         if not committed:
             return self._undo(epoch) + aborts + self._end(epoch, void=True) + self.start()
         epoch.stage = Stage.FINISHING

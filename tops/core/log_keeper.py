@@ -10,10 +10,12 @@ from tops.errors import InvariantBroken
 from tops.messages import (
     Address,
     AskLog,
+    EndLog,
     Event,
     EventConfirmed,
     EventsPublished,
     Follower,
+    LogEnded,
     LogEntry,
     LogTold,
     LogWanted,
@@ -93,6 +95,15 @@ class LogKeeper:
             effects.append(Note(SubscriptionKept(event_type=log.event_type, name=m.name, position=position)))
         feed = Feed(m.name, wanted.name, sender, m.filter, position, position, m.credit, m.voter)
         return effects + log.want(feed)
+
+    def on_end(self, m: EndLog, sender: Address, incarnation: int, now: float) -> list[Effect]:
+        """Somebody who may read the log ends a durable subscription; one that is not there has ended."""
+        log = self._known.logs_of.get(m.event_type)
+        told: Effect = Post(sender, LogEnded(request=m.request))
+        if log is None or m.name not in log.feeds:
+            return [told]
+        log.end(m.name)
+        return [Persist(SubscriptionKept(event_type=log.event_type, name=m.name, position=-1)), told]
 
     def on_asked(self, m: AskLog, sender: Address, incarnation: int, now: float) -> list[Effect]:
         log = self._known.logs_of.get(m.event_type)

@@ -10,6 +10,8 @@ from tops.core.event_coordinator import EventCoordinator
 from tops.core.local_relay import LocalRelay
 from tops.core.tx_coordinator import TxCoordinator
 from tops.ids import NodeId, TxId
+from tops.messages import Address
+from tops.transactions import Access
 
 
 class RendezvousOptions(msgspec.Struct, frozen=True):
@@ -38,6 +40,15 @@ class OpenTransactions:
 
     def owner(self, tx: TxId) -> TxCoordinator | LocalRelay | None:
         return self.coordinators.get(tx) or self.relays.get(tx)
+
+    def may_speak(self, owner: TxCoordinator | LocalRelay, sender: Address) -> bool:
+        """Whether this site's word counts in a transaction: everybody's in a public one, else its initiator's alone.
+
+        Brokers vouch for a sender's name and life; where it is connected may have changed.
+        """
+        initiator = owner.initiator
+        own = (sender.handle, sender.incarnation) == (initiator.handle, initiator.incarnation)
+        return own or owner.spec.access is Access.PUBLIC
 
     def published_by(self, tx: TxId, numbering: EventCoordinator | None, life: tuple[NodeId, int]) -> bool:
         """Whether the death of this life of a site ends the transaction."""

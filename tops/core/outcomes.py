@@ -22,7 +22,7 @@ class Outcomes:
         self.committed: OrderedDict[TxId, TxOutcome] = OrderedDict()
         self.aborted: OrderedDict[TxId, str] = OrderedDict()  # reasons, kept for those who ask soon
         self.refused: OrderedDict[TxId, None] = OrderedDict()
-        self.forgotten: dict[str, int] = {}  # life of an origin -> highest transaction that is no longer remembered
+        self.forgotten: dict[str, tuple[int, int]] = {}  # origin -> its latest life with a forgotten commit, the latest
         self.askers: dict[TxId, list[Address]] = {}
 
     def is_refused(self, tx: TxId) -> bool:
@@ -32,32 +32,42 @@ class Outcomes:
         return self._may_be_forgotten(tx)
 
     def _may_be_forgotten(self, tx: TxId) -> bool:
-        life, counter = _split(tx)
-        return counter <= self.forgotten.get(life, 0)
+        made = _split(tx)
+        if made is None:
+            return True  # not an id that TOPS made: nobody can tell how old it is
+        origin, life, counter = made
+        return (life, counter) <= self.forgotten.get(origin, (0, 0))
 
     def remember(self, outcome: TxOutcome) -> None:
         """A commit, also from recovery."""
         self.committed[outcome.tx] = outcome
         if len(self.committed) > self.keep_max:
-            self.forget(*_split(self.committed.popitem(last=False)[0]))
+            self.forget(self.committed.popitem(last=False)[0])
 
-    def forget(self, life: str, counter: int) -> None:
-        """Commits of that life up to that transaction may not be remembered any more."""
-        self.forgotten[life] = max(self.forgotten.get(life, 0), counter)
+    def forget(self, tx: TxId) -> None:
+        """Commits of that life up to that transaction, and of lives before it, may not be remembered any more.
+
+        One entry per origin, however often it is restarted: an earlier life is not going to ask for much.
+        """
+        made = _split(tx)
+        if made is not None:
+            origin, life, counter = made
+            self.forgotten[origin] = max(self.forgotten.get(origin, (0, 0)), (life, counter))
 
     def logged_lives(self) -> dict[str, int]:
         """Whose commits are remembered by a log alone: what is forgotten if its entries are dropped."""
-        lives = dict(self.forgotten)
+        lives = {f"{origin}.{life}": counter for origin, (life, counter) in self.forgotten.items()}
         for tx, outcome in self.committed.items():
-            if outcome.log_number is not None:
-                life, counter = _split(tx)
-                lives[life] = max(lives.get(life, 0), counter)
+            made = _split(tx) if outcome.log_number is not None else None
+            if made is not None:
+                name = f"{made[0]}.{made[1]}"
+                lives[name] = max(lives.get(name, 0), made[2])
         return lives
 
     def refuse(self, tx: TxId) -> None:
         self.refused[tx] = None
         if len(self.refused) > self.keep_max:
-            self.forget(*_split(self.refused.popitem(last=False)[0]))
+            self.forget(self.refused.popitem(last=False)[0])
 
     def settle(self, outcome: TxOutcome, publisher: Address | None) -> list[Effect]:
         """A transaction ended: tell its publisher and whoever asked meanwhile."""
@@ -95,7 +105,9 @@ class Outcomes:
         return [Persist(TxRefused(tx=tx)), answer]
 
 
-def _split(tx: TxId) -> tuple[str, int]:
-    life, _, counter = tx.rpartition(".")
-    made_here = counter.isascii() and counter.isdigit() and len(counter) < 20  # other ids may hold anything
-    return life, int(counter) if made_here else 0
+def _split(tx: TxId) -> tuple[str, int, int] | None:
+    """Origin, life and counter; None for an id of another make, which may hold anything."""
+    words = tx.rsplit(".", 2)
+    if len(words) != 3 or not all(w.isascii() and w.isdigit() and len(w) < 20 for w in words[1:]):
+        return None
+    return words[0], int(words[1]), int(words[2])

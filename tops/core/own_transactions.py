@@ -3,11 +3,13 @@
 from collections import OrderedDict
 
 from tops.constraints import check_consistent
+from tops.core.own_resources import OwnResources
 from tops.core.publisher import PublisherTx
 from tops.core.type_directory import TypeDirectory
 from tops.effects import Answer, Disseminate, Effect, Post
 from tops.errors import (
     InvalidEventType,
+    InvalidTransaction,
     NotAdvertised,
     NotReachable,
     OutcomeUnknown,
@@ -16,7 +18,7 @@ from tops.errors import (
     TransactionClosed,
     UnknownTransaction,
 )
-from tops.ids import NodeId, Pseudonym, TxId, tx_id
+from tops.ids import NodeId, TxId, tx_id
 from tops.messages import (
     Address,
     AskOutcome,
@@ -29,6 +31,7 @@ from tops.messages import (
     RunOneShot,
     TxOpened,
     TxOutcome,
+    TxPublished,
     TxSpec,
     VotesMissing,
 )
@@ -40,20 +43,23 @@ ENDED_MAX = 1000
 class OwnTransactions:
     """All transactions of one site as a publisher."""
 
-    def __init__(self, site: NodeId, incarnation: int, directory: TypeDirectory, give_up_s: float) -> None:
+    def __init__(
+        self, site: NodeId, incarnation: int, directory: TypeDirectory, resources: OwnResources, give_up_s: float
+    ) -> None:
         self.site, self.incarnation, self.directory, self.give_up_s = site, incarnation, directory, give_up_s
+        self.resources = resources
         self.counter = 0
         self.transactions: dict[TxId, PublisherTx] = {}
         self.opening: dict[int, tuple[BeginPublic, float]] = {}  # public ones without an id yet, and for how long
         self.ended: OrderedDict[TxId, TxOutcome] = OrderedDict()  # for those who use a transaction after its end
         self.asking: dict[TxId, tuple[AskOutcome, list[int]]] = {}
 
-    def begin(self, request: int, spec: TxSpec, own: Pseudonym | None = None) -> list[Effect]:
+    def begin(self, request: int, spec: TxSpec, own: int | None = None) -> list[Effect]:
         """Open a transaction; answered with its id when events may be published in it.
 
-        `own` is the key under which resources that the publisher enlisted take part.
+        `own` is the number of resources that this site has enlisted and that take part.
         """
-        error = self._problem_with_spec(spec)
+        error = self._problem_with_spec(spec) or self._problem_with_own(spec, own)
         if error is not None:
             return [Answer(request, error=error)]
         coordinator = self.directory.coordinator_of(spec.event_type)
@@ -63,9 +69,11 @@ class OwnTransactions:
             return [Post(Address(coordinator), begin_public)]
         tx = self._new_id()
         if spec.tx_type is TxType.DISTRIBUTED:
-            begin = BeginTx(tx=tx, spec=spec, own=own)
+            name = self.resources.new_name() if own is not None else None
+            begin = BeginTx(tx=tx, spec=spec, own=name)
             own_tx = self.transactions[tx] = PublisherTx(tx, spec, coordinator, begin)
             own_tx.opening = request
+            own_tx.own = (own, name) if own is not None and name is not None else None
             return [Post(Address(coordinator), begin)]
         own_tx = self.transactions[tx] = PublisherTx(tx, spec, coordinator)
         announced = CensusOpened(
@@ -98,6 +106,15 @@ class OwnTransactions:
             return error
         return None
 
+    def _problem_with_own(self, spec: TxSpec, own: int | None) -> TopsError | None:
+        if own is None:
+            return None
+        if not self.resources.knows(own):
+            return InvalidTransaction("these resources are not enlisted here: call enlist() first")
+        if spec.tx_type is not TxType.DISTRIBUTED or spec.access is not Access.PRIVATE:
+            return InvalidTransaction("a publisher's own resources take part in private distributed transactions only")
+        return None
+
     def _new_id(self) -> TxId:
         self.counter += 1
         return tx_id(self.site, self.incarnation, self.counter)
@@ -117,7 +134,11 @@ class OwnTransactions:
         known = self.transactions.get(opened.tx)
         if known is None:
             return []
+        new = known.state is TxState.CENSUS
         effects = known.on_opened(opened)
+        if new and known.state is TxState.ACTIVE and known.own is not None:
+            number, name = known.own
+            effects = self.resources.begin(number, known.tx, known.spec, known.coordinator, name) + effects
         if known.state in (TxState.ABORTED, TxState.CENSUS_UNFULFILLED):
             del self.transactions[opened.tx]
         return effects
@@ -127,6 +148,7 @@ class OwnTransactions:
         if tx not in self.transactions and tx not in self.ended:
             own_tx = self.transactions[tx] = PublisherTx(tx, spec, self.directory.coordinator_of(spec.event_type))
             own_tx.state, own_tx.contributed = TxState.ACTIVE, True
+            own_tx.operator = tx.rsplit(".", 2)[0] not in self.directory.brokers  # public ones have ids from brokers
 
     def tx_publish(self, request: int, tx: TxId, event: Event) -> list[Effect]:
         """An event inside a transaction; it travels under the transaction's type whatever its own."""
@@ -136,7 +158,14 @@ class OwnTransactions:
         problem = self.directory.problem_with(event) if event.type in self.directory.types else None
         if problem is not None:
             return [Answer(request, error=problem)]
-        return known.publish(request, event)
+        effects = known.publish(request, event)
+        if known.own is None:
+            return effects
+        numbered = [e.publication for e in effects if isinstance(e, Disseminate)]
+        for published in numbered:
+            if isinstance(published, TxPublished):
+                effects += self.resources.on_event(known.own[0], tx, published.sequence, event)
+        return effects
 
     def _no_longer_open(self, tx: TxId) -> TopsError:
         outcome = self.ended.get(tx)
@@ -187,6 +216,8 @@ class OwnTransactions:
         known = self.transactions.get(outcome.tx)
         if known is not None:
             effects += known.on_outcome(outcome)
+            if known.own is not None and outcome.outcome is Outcome.ABORTED:
+                effects += self.resources.abandon(known.own[0], known.tx, outcome.reason)
             if not outcome.locals_wait:
                 del self.transactions[outcome.tx]
                 self.ended[outcome.tx] = outcome

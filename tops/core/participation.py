@@ -6,6 +6,7 @@ A subscription's participant works in one of three ways: by callbacks (one `SubT
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tops.core.calls import Calls
 from tops.core.promises import Promises
@@ -20,7 +21,6 @@ from tops.filters import Filter
 from tops.ids import NodeId, Pseudonym, TxId, standing_pseudonym
 from tops.messages import (
     CensusOpened,
-    Event,
     EventsPublished,
     LocalCommitOrdered,
     MembershipAnswered,
@@ -64,6 +64,15 @@ class Participation:
         self.executors, self.ended = self.sub_transactions.executors, self.sub_transactions.ended
         self.epochs = self.promises.epochs
         self.latest: OrderedDict[tuple[str, NodeId], tuple[int, int]] = OrderedDict()  # per publisher: life, number
+        self._publications: dict[type, Callable[[Any, Sequence[str], NodeId], list[Effect]]] = {
+            TxPublished: self._event,
+            Published: self._deliver,
+            EventsPublished: self._deliver_all,
+            CensusOpened: self._census,
+            TxBegan: self._began,
+            LocalCommitOrdered: self._commit_ordered,
+            TxAbandoned: self._abandoned,
+        }
 
     # --------------------------------------------------------------------------------------------- subscriptions
 
@@ -96,29 +105,29 @@ class Participation:
 
     def on_publication(self, publication: Publication, lineage: Sequence[str], link: NodeId) -> list[Effect]:
         """What came down the tree; `lineage` is its type's, which this site need not know."""
-        if isinstance(publication, TxPublished):
-            return self._event(publication)
-        if isinstance(publication, Published):
-            return self._deliver(publication.event, publication.origin, lineage)
-        if isinstance(publication, EventsPublished):
-            return self._deliver_all(publication, lineage)
-        if isinstance(publication, CensusOpened):
-            return self._census(publication, lineage, link)
-        if isinstance(publication, TxBegan):
-            members = publication.members
-            return self.sub_transactions.each(publication.tx, lambda e: e.on_began(members))
-        if isinstance(publication, LocalCommitOrdered):
-            last_sequence = publication.last_sequence
-            return self.sub_transactions.each(publication.tx, lambda e: e.on_local_commit(last_sequence))
-        return self._abandoned(publication)
+        return self._publications[type(publication)](publication, lineage, link)
 
-    def _event(self, published: TxPublished) -> list[Effect]:
+    def _event(self, published: TxPublished, lineage: Sequence[str], link: NodeId) -> list[Effect]:
         tx, sequence, event = published.tx, published.sequence, published.event
-        for s in self.subscribed.replicas:
-            s.collect(tx, sequence, event)
-        return self.sub_transactions.each(tx, lambda e: e.on_event(sequence, event))
+        for replica in self.subscribed.replicas:
+            replica.collect(tx, sequence, event)
+        executors = self.executors.get(tx)
+        if executors is None:
+            return []
+        own = self.voters.own  # these have seen it when it was published
+        if len(executors) == 1:
+            (executor,) = executors.values()
+            return executor.on_event(sequence, event) if executor.subscription not in own else []
+        others = [e for e in executors.values() if e.subscription not in own]
+        return [effect for e in others for effect in e.on_event(sequence, event)]
 
-    def _abandoned(self, abandoned: TxAbandoned) -> list[Effect]:
+    def _began(self, began: TxBegan, lineage: Sequence[str], link: NodeId) -> list[Effect]:
+        return self.sub_transactions.each(began.tx, lambda e: e.on_began(began.members))
+
+    def _commit_ordered(self, ordered: LocalCommitOrdered, lineage: Sequence[str], link: NodeId) -> list[Effect]:
+        return self.sub_transactions.each(ordered.tx, lambda e: e.on_local_commit(ordered.last_sequence))
+
+    def _abandoned(self, abandoned: TxAbandoned, lineage: Sequence[str], link: NodeId) -> list[Effect]:
         for replica in self.subscribed.replicas:
             replica.forget(abandoned.tx)
         only, reason = abandoned.distributed_only, abandoned.reason
@@ -135,16 +144,17 @@ class Participation:
         trim(self.latest)
         return False
 
-    def _deliver(self, event: Event, origin: Origin, lineage: Sequence[str]) -> list[Effect]:
-        if self._is_repeated(origin):
+    def _deliver(self, published: Published, lineage: Sequence[str], link: NodeId) -> list[Effect]:
+        if self._is_repeated(published.origin):
             return []
+        event = published.event
         return [
             Deliver(s.number, event)
             for s in self.subscriptions.values()
             if s.wish.durable is None and s.matches(lineage, event.body)
         ]
 
-    def _deliver_all(self, published: EventsPublished, lineage: Sequence[str]) -> list[Effect]:
+    def _deliver_all(self, published: EventsPublished, lineage: Sequence[str], link: NodeId) -> list[Effect]:
         takers = [s for s in self.subscriptions.values() if s.wish.durable is None and s.type_name in lineage]
         if not takers or self._is_repeated(published.origin):
             return []

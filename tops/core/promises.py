@@ -7,7 +7,7 @@ keeps its promises itself (`EpochExecutor`) and is only found here.
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from tops.core.callback_epoch import CallbackEpoch
+from tops.core.callback_epoch import CallbackEpoch, EpochKey, epoch_key
 from tops.core.remembering import trim
 from tops.core.sub_transactions import SubTransactions
 from tops.core.sub_tx_executor import SubTxExecutor
@@ -28,8 +28,6 @@ from tops.messages import (
 )
 from tops.transactions import TxType
 
-EpochKey = tuple[str, int, int, int]  # what is voted under; the coordinator's incarnation, the number, the attempt
-
 
 class Promises:
     """The epochs of one site's participants, from the prepare to the coordinator's note."""
@@ -49,14 +47,15 @@ class Promises:
         self._decisions: OrderedDict[EpochId, tuple[str, frozenset[str]]] = OrderedDict()
 
     def on_prepare(self, prepare: PrepareEpoch) -> list[Effect]:
-        s = self._subscriptions.by_voter(prepare.voter)
-        if s is None:
+        number = self._voters.subscription(prepare.voter)
+        s = self._subscriptions.all.get(number)
+        if s is None and number not in self._voters.own:
             return []  # not said under any name of ours: the coordinator stops waiting for it
         if prepare.epoch in self._decisions:
             return []  # late: this attempt has been decided
-        if s.replica is not None:
+        if s is not None and s.replica is not None:
             return s.replica.on_prepare(prepare)
-        key = _key(prepare.voter, prepare.epoch)
+        key = epoch_key(prepare.voter, prepare.epoch)
         newest = self._newest.get(key[:3])
         if newest is not None and newest.memo.epoch.attempt >= prepare.epoch.attempt:
             return []
@@ -68,13 +67,13 @@ class Promises:
         memo = Memo(prepare.epoch, prepare.digest, prepare.voter, tuple(m.tx for m in prepare.members))
         executors: dict[TxId, SubTxExecutor] = {}
         for member in prepare.members:
-            executor = self._sub_transactions.get(member.tx, s.number)
-            if (executor is None or executor.undoing) and member.events is not None:
+            executor = self._sub_transactions.get(member.tx, number)
+            if (executor is None or executor.undoing) and member.events is not None and s is not None:
                 executor, begun = self._one_shot(s, prepare.epoch, member.tx, member.events, executor)
                 effects += begun
             if executor is not None:
                 executors[member.tx] = executor
-        epoch = CallbackEpoch(s.number, memo, executors, self._brokers, self._doubt_s, self._epoch_ended)
+        epoch = CallbackEpoch(number, memo, executors, self._brokers, self._doubt_s, self._epoch_ended)
         self._open_epoch(epoch)
         return effects + epoch.prepare(prepare.members)
 
@@ -92,12 +91,12 @@ class Promises:
         return executor, effects
 
     def _open_epoch(self, epoch: CallbackEpoch) -> None:
-        key = _key(epoch.memo.voter, epoch.memo.epoch)
+        key = epoch.key
         self.epochs[key] = self._newest[key[:3]] = epoch
         self._voters.promise(epoch.memo.voter)
 
     def _epoch_ended(self, epoch: CallbackEpoch) -> None:
-        key = _key(epoch.memo.voter, epoch.memo.epoch)
+        key = epoch.key
         del self.epochs[key]
         if self._newest.get(key[:3]) is epoch:
             del self._newest[key[:3]]
@@ -116,7 +115,7 @@ class Promises:
         trim(self._decisions)
 
     def _learn(self, voter: str, epoch: EpochId, digest: str, committing: frozenset[str]) -> list[Effect]:
-        known = self.epochs.get(_key(voter, epoch))
+        known = self.epochs.get(epoch_key(voter, epoch))
         if known is not None and known.memo.epoch == epoch and known.memo.digest == digest:
             return known.on_decided(committing)
         replica = self._subscriptions.replica_of(voter)
@@ -138,7 +137,7 @@ class Promises:
         return effects
 
     def on_noted(self, noted: FinishNoted) -> list[Effect]:
-        epoch = self.epochs.get(_key(noted.voter, noted.epoch))
+        epoch = self.epochs.get(epoch_key(noted.voter, noted.epoch))
         return epoch.on_noted() if epoch is not None and epoch.memo.epoch == noted.epoch else []
 
     def on_doubt(self, voter: str, incarnation: int, number: int, attempt: int) -> list[Effect]:
@@ -151,11 +150,11 @@ class Promises:
 
     def recover(self, number: int, promises: Sequence[Promise], kept: Sequence[Memo] = ()) -> list[Effect]:
         """Promises that a participant found again after a crash: open ones, and ones that are `kept` but not noted."""
-        s = self._subscriptions.all[number]
+        s = self._subscriptions.all.get(number)
         found = [*promises, *(Promise(memo, ()) for memo in kept)]
         for promise in found:
             self._voters.names[promise.memo.voter] = number
-        if s.replica is not None:
+        if s is not None and s.replica is not None:
             return s.replica.recover([p.memo for p in promises])
         effects: list[Effect] = []
         for promise in sorted(found, key=lambda p: p.memo.epoch.attempt):
@@ -168,7 +167,3 @@ class Promises:
             self._open_epoch(epoch)
             effects += epoch.on_timer()
         return effects
-
-
-def _key(voter: str, epoch: EpochId) -> EpochKey:
-    return (voter, epoch.incarnation, epoch.number, epoch.attempt)

@@ -77,7 +77,7 @@ class PublicTransactions:
 
     def on_publish(self, m: PublishInTx, sender: Address, incarnation: int, now: float) -> list[Effect]:
         owner = self._open.owner(m.tx)
-        numbering = owner.numbering if owner is not None else None
+        numbering = owner.numbering if owner is not None and self._open.may_speak(owner, sender) else None
         if numbering is None:
             answer = PublishInTxAnswered(tx=m.tx, request=m.request, sequence=None, state=TxState.ABORTED)
             return [Post(sender, answer)]

@@ -14,7 +14,7 @@ from tops.errors import (
     TransactionClosed,
     UncheckedTransaction,
 )
-from tops.ids import NodeId, TxId
+from tops.ids import NodeId, Pseudonym, TxId
 from tops.messages import (
     AbortTx,
     Address,
@@ -50,6 +50,8 @@ class PublisherTx:
         self.one_shot = False
         self.unchecked = False  # the application was told that votes are missing, and may not come back
         self.contributed = False  # somebody else's transaction
+        self.own: tuple[int, Pseudonym] | None = None  # resources of the site's own that take part, and their name
+        self.operator = False  # somebody else's private one, which this site can only end
 
     # ------------------------------------------------------------------------------------------------------ opening
 
@@ -187,7 +189,13 @@ class PublisherTx:
         return Post(Address(self.coordinator), order)
 
     def _abort_order(self) -> Effect:
-        order = AbortTx(tx=self.tx, tx_type=self.spec.tx_type, event_type=self.spec.event_type, reason=self.reason)
+        order = AbortTx(
+            tx=self.tx,
+            tx_type=self.spec.tx_type,
+            event_type=self.spec.event_type,
+            reason=self.reason,
+            operator=self.operator,
+        )
         return Post(Address(self.coordinator), order)
 
     def _give_up(self) -> list[Effect]:

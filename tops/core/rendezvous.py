@@ -34,6 +34,7 @@ from tops.messages import (
     CensusOpened,
     CensusReplied,
     CommitTx,
+    EndLog,
     EpochFinished,
     EpochVoted,
     EventsPublished,
@@ -84,7 +85,7 @@ class Rendezvous:
         known = self.known = KnownTypes(node, outcomes, self._settled)
         self.types, self.families = known.types, known.families
         self.epochs, self.logs, self.logs_of = known.epochs, known.logs, known.logs_of
-        transactions = OpenTransactions()
+        transactions = self.open = OpenTransactions()
         self.coordinators, self.relays = transactions.coordinators, transactions.relays
         self.publishers = transactions.publishers
         self.log_keeper = LogKeeper(known)
@@ -114,6 +115,7 @@ class Rendezvous:
             AskOutcome: self._ask_outcome,
             LogWanted: self.log_keeper.on_wanted,
             AskLog: self.log_keeper.on_asked,
+            EndLog: self.log_keeper.on_end,
             RouteAsked: self._route_asked,
         }
 
@@ -133,7 +135,10 @@ class Rendezvous:
                 return self.log_keeper.on_published_together(publication, publisher)
             case CensusOpened():
                 return self.local.on_announced(publication, publisher, incarnation)
-            case TxPublished():
+            case TxPublished(tx=tx):
+                owner = self.open.owner(tx)
+                if owner is None or not self.open.may_speak(owner, publisher):
+                    return []
                 return self.public.on_event(publication)
         return []
 
@@ -145,6 +150,9 @@ class Rendezvous:
         return self.distributed.on_one_shot(m, sender, incarnation, now)
 
     def _commit(self, m: CommitTx, sender: Address, incarnation: int, now: float) -> list[Effect]:
+        owner = self.open.owner(m.tx)
+        if owner is not None and not self.open.may_speak(owner, sender):
+            return []
         relay = self.relays.get(m.tx)
         if relay is not None:
             return self.local.commit(relay, m.last_sequence)
@@ -170,6 +178,9 @@ class Rendezvous:
     # ------------------------------------------------------------------------------------------- aborts and losses
 
     def _abort(self, m: AbortTx, sender: Address, incarnation: int, now: float) -> list[Effect]:
+        owner = self.open.owner(m.tx)
+        if owner is not None and not m.operator and not self.open.may_speak(owner, sender):
+            return []
         relay = self.relays.get(m.tx)
         if relay is not None:
             return self.local.end(relay, Outcome.ABORTED, m.reason)
@@ -285,7 +296,7 @@ class Rendezvous:
                 self.outcomes.refuse(tx)
             case OutcomesForgotten(lives=lives):
                 for life, counter in lives.items():
-                    self.outcomes.forget(life, counter)
+                    self.outcomes.forget(TxId(f"{life}.{counter}"))
             case SubscriptionKept(event_type=name, name=feed, position=position):
                 log = self.logs[name]
                 if position < 0:

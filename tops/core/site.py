@@ -6,24 +6,27 @@ and whatever is still unanswered is asked again.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from operator import attrgetter
+from typing import Any, get_args
 
 import msgspec
 
 from tops.core.calls import Calls
 from tops.core.event_publisher import EventPublisher
+from tops.core.own_resources import OwnResources
 from tops.core.own_transactions import OwnTransactions
 from tops.core.participation import Participation, SiteOptions, Wish
 from tops.core.type_directory import TypeDirectory
 from tops.effects import Answer, Disseminate, Effect, Memo, Post, Promise, Send, SetTimer
 from tops.errors import TopsError
-from tops.ids import NodeId, Pseudonym, TxId
+from tops.ids import NodeId, TxId
 from tops.messages import (
     Address,
     AskLog,
     AskOutcome,
     Definitions,
     Dissemination,
+    EndLog,
     Envelope,
     EpochDecided,
     Event,
@@ -33,6 +36,7 @@ from tops.messages import (
     Letter,
     LinkMessage,
     LogDelivered,
+    LogEnded,
     LogRefused,
     LogTold,
     LogWanted,
@@ -40,7 +44,6 @@ from tops.messages import (
     PeerKnows,
     PeersAsked,
     PrepareEpoch,
-    Publication,
     PublishInTxAnswered,
     RouteAsked,
     RouteStands,
@@ -50,11 +53,18 @@ from tops.messages import (
     TxSpec,
     TypeAnswered,
     VotesMissing,
-    type_of,
 )
 from tops.transactions import LocalOutcome, TxType
 
 RETRY = ("retry",)
+NOWHERE = NodeId("")  # a site does not know where it is; its broker does
+# Participants speak under the name they vote under; everybody else under the site's.
+HANDLES = {
+    letter: attrgetter(name)
+    for letter in get_args(Letter)
+    for name in ("voter", "pseudonym")
+    if name in letter.__struct_fields__ and letter is not LogWanted
+}
 
 
 class SiteCore:
@@ -69,6 +79,7 @@ class SiteCore:
         options: SiteOptions | None = None,
     ) -> None:
         self.name, self.incarnation = name, incarnation
+        self._address = Address(NOWHERE, name)
         self.options = options or SiteOptions()
         directory = self.directory = TypeDirectory(brokers)
         self.brokers, self.types, self.advertised = directory.brokers, directory.types, directory.advertised
@@ -76,12 +87,16 @@ class SiteCore:
         self.link: NodeId | None = None
         self.events = EventPublisher(name, incarnation, directory)
         self.advertising = self.events.advertising
-        own = self.own = OwnTransactions(name, incarnation, directory, self.options.give_up_s)
-        self.transactions, self.opening, self.ended, self.asking = own.transactions, own.opening, own.ended, own.asking
-        self.participation = Participation(
+        participation = self.participation = Participation(
             name, self.types, self.calls, self.brokers, directory.rendezvous, entropy, self.options
         )
+        self.resources = OwnResources(
+            participation.sub_transactions, participation.promises, participation.voters, entropy
+        )
+        own = self.own = OwnTransactions(name, incarnation, directory, self.resources, self.options.give_up_s)
+        self.transactions, self.opening, self.ended, self.asking = own.transactions, own.opening, own.ended, own.asking
         self.asking_logs: dict[int, AskLog] = {}
+        self.ending_logs: dict[int, EndLog] = {}
         self.routes_asked: dict[int, int] = {}  # subscription -> the request that waits for its route
         self._retrying = False
         self._letters = self._handlers()
@@ -106,6 +121,7 @@ class SiteCore:
             TypeAnswered: self.events.on_type_answered,
             RouteStands: self._on_route,
             LogTold: self._on_log_told,
+            LogEnded: self._on_log_ended,
         }
 
     @property
@@ -131,18 +147,16 @@ class SiteCore:
         self.link = None
 
     def receive(self, message: LinkMessage, now: float) -> list[Effect]:
-        if isinstance(message, Envelope):
-            return self._carry_out(self._on_letter(message.body, message.sender))
-        if isinstance(message, Dissemination) and self.link is not None:
-            effects = self.participation.on_publication(message.publication, message.lineage, self.link)
-            return self._carry_out(effects)
+        if type(message) is Envelope:
+            letter = message.body
+            handler = self._letters.get(type(letter))
+            if handler is not None:
+                return self._carry_out(handler(letter))
+            if type(letter) is PeersAsked:
+                return self._carry_out(self.participation.promises.on_peers_asked(letter, message.sender))
+        elif type(message) is Dissemination and self.link is not None:
+            return self._carry_out(self.participation.on_publication(message.publication, message.lineage, self.link))
         return []
-
-    def _on_letter(self, letter: Letter, sender: Address) -> list[Effect]:
-        if isinstance(letter, PeersAsked):
-            return self.participation.promises.on_peers_asked(letter, sender)
-        handler = self._letters.get(type(letter))
-        return handler(letter) if handler is not None else []
 
     # --------------------------------------------------------------------------------------------- types and events
 
@@ -172,12 +186,23 @@ class SiteCore:
 
     # ------------------------------------------------------------------------------------------- own transactions
 
-    def begin(self, request: int, spec: TxSpec, own: Pseudonym | None = None) -> list[Effect]:
+    def begin(self, request: int, spec: TxSpec, own: int | None = None) -> list[Effect]:
         """Open a transaction; answered with its id when events may be published in it.
 
-        `own` is the key under which resources that the publisher enlisted take part.
+        `own` is the number of resources that this site has enlisted and that take part.
         """
         return self._request(self.own.begin(request, spec, own))
+
+    def enlist(self, number: int, promises: Sequence[Promise] = (), kept: Sequence[Memo] = ()) -> list[Effect]:
+        """Resources of the site's own for transactions that it begins; `number` names them as it does a subscription.
+
+        `promises` and `kept` are what an earlier life promised through them, see `recover`.
+        """
+        return self._carry_out(self.resources.enlist(number, promises, kept))
+
+    def dismiss(self, number: int) -> list[Effect]:
+        """These resources take part in nothing new."""
+        return self._carry_out(self.resources.dismiss(number))
 
     def execute(self, request: int, spec: TxSpec, events: tuple[Event, ...]) -> list[Effect]:
         """A one-shot: begin, all events and commit in one message; answered with the outcome."""
@@ -256,6 +281,15 @@ class SiteCore:
     def forget_log(self, request: int) -> None:
         """Nobody waits for that answer any more."""
         self.asking_logs.pop(request, None)
+        self.ending_logs.pop(request, None)
+
+    def end_log(self, request: int, event_type: str, name: str) -> list[Effect]:
+        """A durable subscription ends for good; repeated until it is answered or `forget_log` gives it up."""
+        order = self.ending_logs[request] = EndLog(request=request, event_type=event_type, name=name)
+        return self._request([Post(Address(self.coordinator_of(event_type)), order)])
+
+    def _on_log_ended(self, ended: LogEnded) -> list[Effect]:
+        return [] if self.ending_logs.pop(ended.request, None) is None else [Answer(ended.request)]
 
     def _on_log_told(self, told: LogTold) -> list[Effect]:
         return [] if self.asking_logs.pop(told.request, None) is None else [Answer(told.request, told)]
@@ -271,7 +305,8 @@ class SiteCore:
     def _repeat(self, elapsed_s: float) -> list[Effect]:
         """Ask again for whatever is unanswered."""
         effects = self.events.repeat_events() + self.own.repeat(elapsed_s)
-        for asked in self.asking_logs.values():
+        about_logs: list[AskLog | EndLog] = [*self.asking_logs.values(), *self.ending_logs.values()]
+        for asked in about_logs:
             effects.append(Post(Address(self.coordinator_of(asked.event_type)), asked))
         effects += self.own.repeat_openings(elapsed_s) + self.events.repeat_types()
         for number in list(self.routes_asked):
@@ -279,23 +314,22 @@ class SiteCore:
         return effects
 
     def _waiting(self) -> bool:
-        return bool(self.asking_logs or self.routes_asked or self.events.waits() or self.own.waits())
+        asks = self.asking_logs or self.ending_logs or self.routes_asked
+        return bool(asks or self.events.waits() or self.own.waits())
 
     # ------------------------------------------------------------------------------------------------- carrying out
 
     def _carry_out(self, effects: list[Effect]) -> list[Effect]:
         """Turn letters and publications into messages on the link; without one they are said again later."""
-        carried: list[Effect] = []
-        for effect in effects:
+        link = self.link
+        if link is None:
+            return [effect for effect in effects if not isinstance(effect, Post | Disseminate)]
+        for index, effect in enumerate(effects):
             if type(effect) is Post:
-                if self.link is not None:
-                    carried.append(Send(self.link, self._envelope(effect)))
+                effects[index] = Send(link, self._envelope(effect))
             elif type(effect) is Disseminate:
-                if self.link is not None:
-                    carried.append(Send(self.link, self._dissemination(effect.publication)))
-            else:
-                carried.append(effect)
-        return carried
+                effects[index] = Send(link, self._dissemination(effect))
+        return effects
 
     def _request(self, effects: list[Effect]) -> list[Effect]:
         """Carry out what the application asked for, and see to it that it is asked for again until it is answered."""
@@ -307,26 +341,23 @@ class SiteCore:
 
     def _envelope(self, post: Post) -> Envelope:
         letter = post.letter
-        handle = self.name if isinstance(letter, LogWanted) else _handle(letter) or self.name
-        return Envelope(to=post.to, sender=Address(NodeId(""), handle), incarnation=self.incarnation, body=letter)
+        speaks_as = HANDLES.get(type(letter))
+        sender = self._address if speaks_as is None else Address(NOWHERE, speaks_as(letter))
+        return Envelope(to=post.to, sender=sender, incarnation=self.incarnation, body=letter)
 
-    def _dissemination(self, publication: Publication) -> Dissemination:
-        event_type = type_of(publication)
+    def _dissemination(self, disseminate: Disseminate) -> Dissemination:
+        publication = disseminate.publication
+        event_type = publication.event_type
         whole = self.types.whole(event_type)
         return Dissemination(
             rendezvous=self.coordinator_of(event_type),
             upward=True,
             early=not whole.durable,
-            sender=Address(NodeId("")),
+            sender=Address(NOWHERE),
             incarnation=self.incarnation,
             publication=publication,
             lineage=self.types.lineage(event_type),
         )
-
-
-def _handle(letter: Letter) -> str:
-    """Participants speak under the name they vote under; everybody else under the site's."""
-    return getattr(letter, "voter", "") or getattr(letter, "pseudonym", "")
 
 
 def default_local_outcome(durable: bool, tx_type: TxType) -> LocalOutcome:

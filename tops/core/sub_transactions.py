@@ -37,11 +37,17 @@ class SubTransactions:
     def open(
         self, s: Subscription, tx: TxId, spec: TxSpec, pseudonym: Pseudonym, voter: str | None = None
     ) -> SubTxExecutor:
+        return self.open_at(s.number, s.coordinator, tx, spec, pseudonym, voter)
+
+    def open_at(
+        self, number: int, coordinator: NodeId, tx: TxId, spec: TxSpec, pseudonym: Pseudonym, voter: str | None = None
+    ) -> SubTxExecutor:
+        """For the participant of that number, which may have no subscription."""
         executor = SubTxExecutor(
             tx,
-            s.number,
+            number,
             spec,
-            s.coordinator,
+            coordinator,
             self._calls,
             voter=voter or pseudonym,
             pseudonym=pseudonym,
@@ -50,8 +56,8 @@ class SubTransactions:
             delivery_attempts=self._options.delivery_attempts,
             ended=self._ended,
         )
-        self.executors.setdefault(tx, {})[s.number] = executor
-        self._voters.names[executor.voter] = s.number
+        self.executors.setdefault(tx, {})[number] = executor
+        self._voters.names[executor.voter] = number
         return executor
 
     def open_logged(self, s: Subscription, logged: LoggedTx, ended: Callable[[], list[Effect]]) -> SubTxExecutor:

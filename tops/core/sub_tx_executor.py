@@ -10,6 +10,8 @@ it only the decision counts, and that is the business of the epoch it promised i
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
+from typing import ParamSpec
 
 from tops.core.calls import Calls
 from tops.effects import (
@@ -26,6 +28,7 @@ from tops.effects import (
     PrepareTx,
     SetTimer,
 )
+from tops.errors import InvariantBroken
 from tops.ids import NodeId, Pseudonym, TxId, hashed
 from tops.messages import (
     Address,
@@ -49,6 +52,7 @@ class SubTxState(Enum):
 
 
 Voted = Callable[[str | None], list[Effect]]
+P = ParamSpec("P")
 
 
 class SubTxExecutor:
@@ -80,6 +84,9 @@ class SubTxExecutor:
         self._steps: deque[Callable[[], list[Effect]]] = deque()
         self._busy = False
         self._failed: str | None = None
+        self._armed = False  # whether the timer runs that asks when nothing is heard
+        self._notifying: tuple[int, Event, int] | None = None  # what the application is at, and which attempt it is
+        self._preparing: Voted | None = None  # what follows when the application has prepared
         self._voting: Voted | None = None  # who waits for the vote
         self._when_ended: list[Callable[[], list[Effect]]] = []
         self.log_number: int | None = None  # where it comes from a log
@@ -110,7 +117,7 @@ class SubTxExecutor:
         if scope is Scope.NONE:
             return self._end()
         self.state = SubTxState.ENLISTED if scope is Scope.DISTRIBUTED else SubTxState.ACTIVE
-        return [SetTimer(self._timer, self.quiet_s)]
+        return [self._arm()]
 
     def reply(self) -> list[Effect]:
         """Ask the coordinator to be a distributed participant."""
@@ -123,7 +130,7 @@ class SubTxExecutor:
         if hashed(self.pseudonym) not in members:
             return self._end()
         self.state = SubTxState.ACTIVE
-        return [SetTimer(self._timer, self.quiet_s)]
+        return []  # the timer runs since the census
 
     def begin(self) -> None:
         """A one-shot's standing participant begins without a census."""
@@ -140,20 +147,22 @@ class SubTxExecutor:
             return self.give_up(f"event {sequence} arrived after event {self.last_sequence}")
         self.last_sequence = sequence
         self.events.append(event)
-        return self._do(lambda: self._notify(sequence, event, 1))
+        return self._do(self._notify, sequence, event, 1)
 
     def _notify(self, sequence: int, event: Event, attempt: int) -> list[Effect]:
-        def notified(reason: str | None) -> list[Effect]:
-            if reason is not None and attempt < self.delivery_attempts and self._failed is None:
+        self._busy, self._notifying = True, (sequence, event, attempt)
+        call = self._calls.open(self._notified)
+        return [NotifyTx(self.subscription, call, self.tx, sequence, event)]
+
+    def _notified(self, reason: str | None) -> list[Effect]:
+        if reason is not None and self._failed is None and self._notifying is not None:
+            sequence, event, attempt = self._notifying
+            if attempt < self.delivery_attempts:
                 return self._notify(sequence, event, attempt + 1)
             self._busy = False
-            if reason is not None and self._failed is None:
-                return self.give_up(reason)
-            return self._next()
-
-        self._busy = True
-        call = self._calls.open(notified)
-        return [NotifyTx(self.subscription, call, self.tx, sequence, event)]
+            return self.give_up(reason)
+        self._busy = False
+        return self._next()
 
     def give_up(self, reason: str) -> list[Effect]:
         """This participant fails, by itself; nobody is bound yet."""
@@ -175,7 +184,7 @@ class SubTxExecutor:
         self._steps.clear()
         voted, self._voting = self._voting, None
         vote = voted(reason) if voted is not None else []
-        return vote + self._do(lambda: self._finish(False, reason, self._end))
+        return vote + self._do(self._finish, False, reason)
 
     # -------------------------------------------------------------------------------------------------- commitment
 
@@ -191,9 +200,9 @@ class SubTxExecutor:
         def voted(reason: str | None) -> list[Effect]:
             if reason is not None:
                 return self.abandon(reason)
-            return self._do(lambda: self._finish(True, "", self._end))
+            return self._do(self._finish, True, "")
 
-        return self._do(lambda: self._prepare(None, voted))
+        return self._do(self._prepare, None, voted)
 
     def prepare(self, memo: Memo, last_sequence: int, voted: Voted) -> list[Effect]:
         """Promise, or say why not; a new attempt of the epoch renews the promise."""
@@ -216,16 +225,18 @@ class SubTxExecutor:
             self.state, self._voting = SubTxState.PROMISED, None
             return voted(None)
 
-        return [*overtaken, CancelTimer(self._timer), *self._do(lambda: self._prepare(memo, prepared))]
+        return [*overtaken, *self._disarm(), *self._do(self._prepare, memo, prepared)]
 
     def _prepare(self, memo: Memo | None, then: Voted) -> list[Effect]:
-        def prepared(reason: str | None) -> list[Effect]:
-            self._busy = False
-            return then(reason) + self._next()
-
-        self._busy = True
-        call = self._calls.open(prepared)
+        self._busy, self._preparing = True, then
+        call = self._calls.open(self._prepared)
         return [PrepareTx(self.subscription, call, self.tx, memo, tuple(self.events))]
+
+    def _prepared(self, reason: str | None) -> list[Effect]:
+        then, self._preparing, self._busy = self._preparing, None, False
+        if then is None:
+            raise InvariantBroken(f"{self.tx} was prepared, and nobody asked for it")
+        return then(reason) + self._next()
 
     def finish(self, committed: bool, done: Callable[[], list[Effect]]) -> list[Effect]:
         """The decision, for whoever has promised."""
@@ -236,31 +247,37 @@ class SubTxExecutor:
         if self.state is not SubTxState.PROMISED:
             return self.abandon(reason)
         self.undoing = not committed
-        return self._do(lambda: self._finish(committed, reason, self._end))
+        return self._do(self._finish, committed, reason)
 
-    def _finish(self, committed: bool, reason: str, then: Callable[[], list[Effect]]) -> list[Effect]:
-        def finished(_: object) -> list[Effect]:
-            self._busy = False
-            return then()
-
+    def _finish(self, committed: bool, reason: str) -> list[Effect]:
         self._busy = True
-        call = self._calls.open(finished)
+        call = self._calls.open(self._finished)
         if committed:
             return [CommitTxCall(self.subscription, call, self.tx, self.log_number)]
         return [AbortTxCall(self.subscription, call, self.tx, reason)]
 
+    def _finished(self, _: object) -> list[Effect]:
+        self._busy = False
+        return self._end()
+
     # ------------------------------------------------------------------------------------------------------- doubt
 
-    @property
-    def _timer(self) -> tuple[str, str, int]:
-        return ("quiet", self.tx, self.subscription)
+    def _arm(self) -> Effect:
+        self._armed = True
+        return SetTimer(("quiet", self.tx, self.subscription), self.quiet_s)
+
+    def _disarm(self) -> list[Effect]:
+        if not self._armed:
+            return []
+        self._armed = False
+        return [CancelTimer(("quiet", self.tx, self.subscription))]
 
     def on_quiet(self) -> list[Effect]:
         """Nothing was heard for long; before the promise the coordinator's word is enough to end it."""
         if self.state not in (SubTxState.ENLISTED, SubTxState.ACTIVE) or self._voting is not None:
             return []
         question = AskMembership(tx=self.tx, event_type=self.spec.event_type, voter=self.voter)
-        return [Post(Address(self.coordinator), question), SetTimer(self._timer, self.quiet_s)]
+        return [Post(Address(self.coordinator), question), self._arm()]
 
     def on_membership(self, answered: MembershipAnswered) -> list[Effect]:
         if self.state not in (SubTxState.ENLISTED, SubTxState.ACTIVE) or self._voting is not None:
@@ -272,12 +289,12 @@ class SubTxExecutor:
 
     # ------------------------------------------------------------------------------------------------------- steps
 
-    def _do(self, step: Callable[[], list[Effect]]) -> list[Effect]:
+    def _do(self, step: Callable[P, list[Effect]], *args: P.args, **named: P.kwargs) -> list[Effect]:
         """Now, or when the application has answered what it was asked before."""
         if self._busy:
-            self._steps.append(step)
+            self._steps.append(partial(step, *args, **named))
             return []
-        return step()
+        return step(*args, **named)
 
     def _next(self) -> list[Effect]:
         effects: list[Effect] = []
@@ -289,8 +306,9 @@ class SubTxExecutor:
         if self.state is SubTxState.ENDED:
             return []
         self.state = SubTxState.ENDED
-        effects: list[Effect] = [CancelTimer(self._timer), *self._ended(self)]
-        for done in self._when_ended:
+        effects = self._disarm() + self._ended(self)
+        waiting, self._when_ended = self._when_ended, []
+        for done in waiting:
             effects += done()
         if self._successor is not None:
             self._successor._busy = False

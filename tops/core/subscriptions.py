@@ -106,6 +106,7 @@ class Subscriptions:
         self.rendezvous, self.entropy, self.options = rendezvous, entropy, options
         self.voters, self.open_logged = voters, open_logged
         self.all: dict[int, Subscription] = {}
+        self.replicas: list[EpochExecutor] = []  # of subscriptions that have not ended
         self.leaving: dict[int, Subscription] = {}  # ended, with a promise of a replica that waits for its decision
 
     def subscribe(self, number: int, wish: Wish, request: int, link: NodeId | None) -> list[Effect]:
@@ -128,6 +129,7 @@ class Subscriptions:
                 self.options.doubt_s,
                 lambda caught_up: self._progressed(subscription, caught_up),
             )
+            self.replicas.append(subscription.replica)
         elif wish.durable is not None:
             subscription.reader = LogReader(
                 number,
@@ -152,8 +154,10 @@ class Subscriptions:
         if subscription is None:
             return None
         self.leaving = {n: s for n, s in self.leaving.items() if s.replica is not None and s.replica.leave()}
-        if subscription.replica is not None and subscription.replica.leave():
-            self.leaving[number] = subscription
+        if subscription.replica is not None:
+            self.replicas.remove(subscription.replica)
+            if subscription.replica.leave():
+                self.leaving[number] = subscription
         if subscription.reader is not None:
             subscription.reader.stop()
         return subscription
@@ -197,7 +201,8 @@ class Subscriptions:
         if s.wish.scope is Scope.DISTRIBUTED:
             # A standing answer is good for one link: what was said under the old key no longer binds anyone.
             s.voter, s.secret = self.entropy(12).hex(), self.entropy(32)
-            self.voters.names[s.voter] = s.number
+            replica = s.replica
+            self.voters.rename(s.number, s.voter, lambda name: replica is not None and replica.promised_as(name))
         if s.reader is not None:
             effects += s.reader.restart()
         return effects + self.renew(s.number)
@@ -267,10 +272,6 @@ class Subscriptions:
     def on_log_refused(self, refused: LogRefused) -> list[Effect]:
         text = f"durable subscription {refused.name} needs entries before {refused.oldest}, which are no longer kept"
         return [Alarm("log-gone", text)]
-
-    @property
-    def replicas(self) -> list[EpochExecutor]:
-        return [s.replica for s in self.all.values() if s.replica is not None]
 
 
 def _check_wish(wish: Wish, durable_type: bool) -> None:

@@ -1,11 +1,14 @@
 """The names that a site votes under, and which of them it still needs."""
 
+from collections.abc import Callable
+
 
 class Voters:
     """Standing answers and pseudonyms of one site, each with the subscription that it speaks for."""
 
     def __init__(self) -> None:
         self.names: dict[str, int] = {}  # what we vote under -> subscription
+        self.own: set[int] = set()  # participants in the site's own transactions: numbers without a subscription
         self._promised: dict[str, int] = {}  # what we vote under -> epochs that are open
 
     def subscription(self, voter: str) -> int:
@@ -23,6 +26,13 @@ class Voters:
             return False
         del self._promised[voter]
         return True
+
+    def rename(self, number: int, voter: str, needed: Callable[[str], bool]) -> None:
+        """A subscription votes under a new name; old ones are kept as long as something is promised under them."""
+        old = [v for v, n in self.names.items() if n == number and v not in self._promised and not needed(v)]
+        for name in old:
+            del self.names[name]
+        self.names[voter] = number
 
     def forget_unless_promised(self, voter: str) -> None:
         if voter not in self._promised:

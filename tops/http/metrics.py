@@ -42,6 +42,8 @@ class NodeCollector:
         yield neighbours
         yield _gauge("tops_messages_received", "Messages from present links.", sum(x.received_messages for x in links))
         yield _gauge("tops_messages_sent", "Messages to present links.", sum(x.sent_messages for x in links))
+        yield _gauge("tops_bytes_received", "Bytes from present links.", sum(x.received_bytes for x in links))
+        yield _gauge("tops_bytes_sent", "Bytes to present links.", sum(x.sent_bytes for x in links))
         count = sum(len(site.subscriptions) for site in self.node.core.edge.sites.values())
         yield _gauge("tops_subscriptions", "Subscriptions of the sites here.", count)
 

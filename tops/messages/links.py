@@ -4,9 +4,11 @@ from tops.filters import Filter
 from tops.ids import NodeId, TxId
 from tops.messages.logs import (
     AskLog,
+    EndLog,
     EventConfirmed,
     EventsRefused,
     LogDelivered,
+    LogEnded,
     LogRefused,
     LogTold,
     LogWanted,
@@ -91,6 +93,8 @@ Letter = (
     | LogWanted
     | LogDelivered
     | LogRefused
+    | EndLog
+    | LogEnded
     | TypeAdvertised
     | TypeAnswered
 )

@@ -102,3 +102,17 @@ class LogRefused(Message, frozen=True):
     name: str
     event_type: str
     oldest: int
+
+
+class EndLog(Message, frozen=True):
+    """A durable subscription ends for good: nothing is kept for that name any more."""
+
+    request: int
+    event_type: str
+    name: str
+
+
+class LogEnded(Message, frozen=True):
+    """It has ended, and that is on disk."""
+
+    request: int

@@ -14,6 +14,10 @@ class Published(Message, frozen=True):
     event: Event
     origin: Origin
 
+    @property
+    def event_type(self) -> str:
+        return self.event.type
+
 
 class EventsPublished(Message, frozen=True):
     """Ordinary events of one type, published together; they are what `Published` is for one.
@@ -35,6 +39,10 @@ class CensusOpened(Message, frozen=True):
     coordinator: NodeId
     incarnation: int
     initiator: Address
+
+    @property
+    def event_type(self) -> str:
+        return self.spec.event_type
 
 
 class TxBegan(Message, frozen=True):
@@ -74,7 +82,8 @@ class TxAbandoned(Message, frozen=True):
     distributed_only: bool = False
 
 
-Publication = Published | EventsPublished | CensusOpened | TxBegan | TxPublished | LocalCommitOrdered | TxAbandoned
+TxPublication = CensusOpened | TxBegan | TxPublished | LocalCommitOrdered | TxAbandoned  # of one transaction
+Publication = Published | EventsPublished | TxPublication
 
 
 _bodies: msgspec.msgpack.Decoder[dict[str, Any]] = msgspec.msgpack.Decoder(dict[str, Any])
@@ -91,11 +100,4 @@ def decode_body(encoded: msgspec.Raw) -> dict[str, Any] | None:
 
 def type_of(publication: Publication) -> str:
     """The event type that a publication travels under."""
-    match publication:
-        case Published(event=event):
-            return event.type
-        case CensusOpened(spec=spec):
-            return spec.event_type
-        case TxPublished(event_type=event_type):
-            return event_type
     return publication.event_type

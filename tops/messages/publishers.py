@@ -77,6 +77,7 @@ class AbortTx(Message, frozen=True):
     tx_type: TxType
     event_type: str
     reason: str
+    operator: bool = False  # not a publisher: its broker has seen to it that it may end any transaction
 
 
 class VotesMissing(Message, frozen=True):

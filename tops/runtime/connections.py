@@ -16,12 +16,13 @@ from aiohttp import web
 
 from tops.errors import LimitExceeded, NotAuthenticated, ProtocolError, TopsError
 from tops.ids import NodeId
+from tops.runtime.accepted_socket import AcceptedSocket
 from tops.runtime.broker_node import BrokerNode
 from tops.runtime.guard import Guard
 from tops.runtime.identity import HANDSHAKE_TIMEOUT_S, Self
 from tops.runtime.link import Link, Socket, exchange_meet
 from tops.runtime.wire import FRAME_BYTES_MAX
-from tops.security import ConnectionBudget, Kind, Peer, Permissions, peer_identity, utc_now
+from tops.security import HANDSHAKE_BYTES_MAX, ConnectionBudget, Kind, Peer, Permissions, peer_identity, utc_now
 
 REDIAL_FIRST_S, REDIAL_MAX_S = 0.05, 2.0
 
@@ -53,8 +54,8 @@ class Connections:
             ticket = self.budget.admit(host, time.monotonic())
         except LimitExceeded as error:
             raise web.HTTPTooManyRequests(text=str(error), headers={"Retry-After": "1"}) from None
-        socket = web.WebSocketResponse(
-            timeout=1.0, heartbeat=self.node.limits.heartbeat_s, max_msg_size=FRAME_BYTES_MAX, compress=False
+        socket = AcceptedSocket(
+            timeout=1.0, heartbeat=self.node.limits.heartbeat_s, max_msg_size=HANDSHAKE_BYTES_MAX + 1, compress=False
         )
         try:
             await socket.prepare(request)
@@ -62,6 +63,7 @@ class Connections:
                 peer = await self.own.accept(socket, host)
             finally:
                 self.budget.release(ticket)
+            socket.read_up_to(FRAME_BYTES_MAX, request)
             await self._serve_accepted(socket, peer)
         except (ProtocolError, NotAuthenticated) as error:
             await self._turn_away(socket, host, error)
@@ -90,7 +92,7 @@ class Connections:
     async def _serve(self, socket: Socket, peer: Peer, guard: Guard | None, *, accepting: bool) -> None:
         node = self.node
         ours = node.our_meet(peer)
-        theirs = await exchange_meet(socket, ours, HANDSHAKE_TIMEOUT_S)
+        theirs = await exchange_meet(socket, ours, HANDSHAKE_TIMEOUT_S, accepting=accepting)
         link = node.link_for(peer, guard, ours, theirs, ours.proposal if accepting else theirs.proposal)
         if link.connected:
             raise ProtocolError("another connection took over")

@@ -22,6 +22,7 @@ from tops.messages import (
     CensusReplied,
     CommitTx,
     Dissemination,
+    EndLog,
     Envelope,
     EpochFinished,
     EpochVoted,
@@ -72,6 +73,7 @@ _RIGHTS: dict[type, Callable[[Any], Iterable[Right]]] = {
     PeerKnows: lambda m: [(Verb.SUBSCRIBE, m.epoch.event_type)],
     AskMembership: lambda m: [(Verb.SUBSCRIBE, m.event_type)],
     AskLog: lambda m: [(Verb.SUBSCRIBE, m.event_type)],
+    EndLog: lambda m: [(Verb.SUBSCRIBE, m.event_type)],
     LogWanted: lambda m: [(Verb.SUBSCRIBE, m.definitions[-1].name)],
     # These name a transaction only; that its events may be published or received was checked before.
     CommitTx: lambda m: (),

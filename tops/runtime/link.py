@@ -18,6 +18,7 @@ from tops.core.link_session import Frame, LinkSession
 from tops.errors import ProtocolError, TopsError
 from tops.ids import NodeId
 from tops.messages import LinkMessage
+from tops.runtime.fault_points import fault_point
 from tops.runtime.wire import (
     BATCH_BYTES,
     AcknowledgementWanted,
@@ -34,6 +35,8 @@ ROOM_BYTES: Final = 2**20  # publishers wait while more than this is queued
 ACKNOWLEDGE_FRAMES: Final = 16
 ACKNOWLEDGE_BYTES: Final = 2**20
 ACKNOWLEDGE_AFTER_S: Final = 0.2
+
+_FAULT_POINT: Final = fault_point()
 
 Socket = aiohttp.web.WebSocketResponse | aiohttp.ClientWebSocketResponse
 
@@ -178,7 +181,10 @@ class Link:
             while self._words:
                 await socket.send_bytes(encode_word(self._words.popleft()))
             if self._queue and self._on_the_way_bytes < WINDOW_BYTES:
-                await socket.send_bytes(self._next_frame())
+                frame_bytes = self._next_frame()
+                if _FAULT_POINT is not None:
+                    _FAULT_POINT.leaving(frame_bytes)
+                await socket.send_bytes(frame_bytes)
             elif self._flushes and self._flush_asked < self.session.sent:
                 self._flush_asked = self.session.sent
                 await socket.send_bytes(encode_word(AcknowledgementWanted()))
@@ -292,10 +298,14 @@ async def _part(socket: Socket, reason: str) -> None:
         await socket.close(message=reason.encode()[:100])
 
 
-async def exchange_meet(socket: Socket, own: Meet, timeout_s: float) -> Meet:
-    """Send our first word and wait for the other end's."""
-    await socket.send_bytes(encode_word(own))
+async def exchange_meet(socket: Socket, own: Meet, timeout_s: float, *, accepting: bool = False) -> Meet:
+    """Send our first word and take the other end's. The accepting end speaks first: before it has, the other is silent,
+    and that is when the accepting end begins to read messages of any size."""
+    if accepting:
+        await socket.send_bytes(encode_word(own))
     data = await receive_bytes(socket, timeout_s)
+    if not accepting:
+        await socket.send_bytes(encode_word(own))
     met = decode(data)
     if isinstance(met, Parting):
         raise ProtocolError(met.reason)

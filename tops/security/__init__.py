@@ -11,6 +11,7 @@ Refusals:        `AuditLog.denied`. Logging: `install_redaction`, `register_secr
 from tops.security.audit import AuditLog
 from tops.security.audit import verify as verify_audit
 from tops.security.authority import Authority
+from tops.security.handshake import FRAME_BYTES_MAX as HANDSHAKE_BYTES_MAX
 from tops.security.handshake import Acceptor, Channel, Initiator, Party, Peer, fresh_nonce, plain_channel
 from tops.security.identity import Identity, Kind
 from tops.security.limits import ConnectionBudget, FrameLimits, KeyedBuckets, Ticket, TokenBucket
@@ -24,6 +25,7 @@ from tops.security.trust import Credentials, Trust, utc_now
 __all__ = [
     "DEFAULT_ROLES",
     "EVERYTHING",
+    "HANDSHAKE_BYTES_MAX",
     "PLAIN_WORDS",
     "Acceptor",
     "AuditLog",

@@ -227,8 +227,9 @@ def check_only_what_was_asked_for(world: World) -> list[str]:
     """An ordinary event reaches only subscriptions of its type, or an ancestor's, whose filter it matches."""
     found = []
     for (site, number), seen in world.history.seen.items():
-        wish = world.sites[site].app.subscriptions[number].wish
-        for tx, mark in seen:
+        subscription = world.sites[site].app.subscriptions[number]
+        wish = subscription.wish
+        for tx, mark in () if subscription.own else seen:
             event = world.history.events.get(mark)
             if event is None:
                 continue  # not one that anybody published
@@ -242,8 +243,9 @@ def check_scopes_were_honoured(world: World) -> list[str]:
     """Events of a transaction reach only subscriptions of the transaction's type."""
     found = []
     for (site, number), seen in world.history.seen.items():
-        wish = world.sites[site].app.subscriptions[number].wish
-        for tx, mark in seen:
+        subscription = world.sites[site].app.subscriptions[number]
+        wish = subscription.wish
+        for tx, mark in () if subscription.own else seen:
             known = world.history.transactions.get(tx) if tx is not None else None
             if known is None:
                 continue
@@ -430,7 +432,7 @@ def _identities(world: World, committing: frozenset[str]) -> list[str | None] | 
     owners = world.voter_owners()
     if not committing <= owners.keys():
         return None
-    return [owners[key] for key in sorted(committing)]
+    return [owner for key in sorted(committing) if (owner := owners[key]) is not None]
 
 
 def _log(world: World, event_type: str) -> dict[int, LogEntry]:

@@ -158,8 +158,9 @@ class Nemesis:
 
     def _resubscribe(self) -> None:
         app = self.world.rng.choice(self.world.apps())
-        if app.subscriptions and app.site.up:
-            app.resubscribe(self.world.rng.choice(sorted(app.subscriptions)), self.world.rng.uniform(0.01, 1.0))
+        subscribed = sorted(number for number, s in app.subscriptions.items() if not s.own)
+        if subscribed and app.site.up:
+            app.resubscribe(self.world.rng.choice(subscribed), self.world.rng.uniform(0.01, 1.0))
 
     def _cut(self) -> None:
         pairs = sorted(self.world.network.connections)

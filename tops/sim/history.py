@@ -28,7 +28,7 @@ class History:
         self.confirmed: dict[str, list[tuple[int, str]]] = {}  # durable type -> (log number, mark) that were confirmed
         self.promises: dict[TxId, set[tuple[NodeId, int]]] = {}  # who voted YES at some time
         self.outcomes: dict[TxId, set[str]] = {}  # every outcome that anybody was told
-        self.voters: dict[str, NodeId] = {}  # what sites voted under
+        self.voters: dict[str, NodeId | None] = {}  # what sites voted under; None: own resources, which nobody counts
         self.local_aborts: list[tuple[TxId, NodeId, str]] = []  # what local subscribers were told to undo, and why
         self.events: dict[str, Event] = {}  # by mark, everything that was ever published
         self.broken: list[str] = []

@@ -52,6 +52,7 @@ class SimSubscription(msgspec.Struct):
     database: CallbackDatabase | ReplicaDatabase
     prefers: tuple[Scope, ...] = (Scope.DISTRIBUTED,)
     busy: int = 0  # calls under way
+    own: bool = False  # no subscription: resources for the site's own transactions
 
 
 class SiteApp:
@@ -69,8 +70,11 @@ class SiteApp:
     def start(self, site: "SimSite") -> None:
         self.site = site
         for s in self.subscriptions.values():
-            self._subscribe(s)
             promises, kept = s.database.promises(), s.database.kept()
+            if s.own:
+                site.act(site.core.enlist, s.number, promises, kept)
+                continue
+            self._subscribe(s)
             site.act(site.core.recover, s.number, promises, kept)
         for definitions in self.advertises:
             self._ask(None, lambda request, d=definitions: site.core.advertise(request, d))  # type: ignore[misc]
@@ -105,6 +109,10 @@ class SiteApp:
             self._subscribe(s)
 
         self.site.act(end)
+
+    def own_resources(self) -> int | None:
+        """What this site can enlist in its own transactions, by number."""
+        return next((n for n, s in self.subscriptions.items() if s.own), None)
 
     def crash(self) -> None:
         scripts, self._requests = self._requests, {}
@@ -243,7 +251,7 @@ class SiteApp:
                     return "the resource can't prepare"
                 database.prepare(tx, memo)
                 if memo is not None:
-                    world.history.voters[memo.voter] = self.site.name
+                    world.history.voters[memo.voter] = None if s.own else self.site.name
                     world.history.promises.setdefault(tx, set()).add((self.site.name, s.number))
                 return None
             case CommitTxCall(tx=tx, number=number):

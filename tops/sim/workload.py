@@ -131,8 +131,10 @@ class Workload:
         if event_type == "set" and rng.random() < 0.8:
             tx_type = TxType.DISTRIBUTED
         spec = self.spec(event_type, tx_type, access)
+        may_enlist = tx_type is TxType.DISTRIBUTED and access is Access.PRIVATE and rng.random() < 0.4
+        own = app.own_resources() if may_enlist else None
         try:
-            tx = yield lambda request: app.site.core.begin(request, spec)
+            tx = yield lambda request: app.site.core.begin(request, spec, own)
         except TopsError:
             return
         history = TxHistory(tx, spec, app.site.name, [])

@@ -89,7 +89,10 @@ class World:
         for name in names:
             self.add_site(name, NodeId(rng.choice(list(self.brokers))))
         for name in names:
-            self._random_subscriptions(self.sites[name].app, name in self.replicas)
+            app = self.sites[name].app
+            self._random_subscriptions(app, name in self.replicas)
+            if rng.random() < 0.5:
+                self.enlist(app, CallbackDatabase(rng.random() < 0.3))
         for replica in self.replicas:
             database = self.sites[replica].app.subscriptions[1].database
             if isinstance(database, ReplicaDatabase):
@@ -151,6 +154,12 @@ class World:
 
     subscribe = _subscribe
 
+    def enlist(self, app: SiteApp, database: CallbackDatabase) -> int:
+        """Resources of a site's own, for transactions that it begins."""
+        number = self._subscribe(app, Wish(DEFINITIONS["plain"], Filter.nothing()), database)
+        app.subscriptions[number].own = True
+        return number
+
     # --------------------------------------------------------------------------------------------------------- access
 
     def node(self, name: NodeId) -> SimNode:
@@ -165,7 +174,7 @@ class World:
     def entropy(self, size: int) -> bytes:
         return self.rng.randbytes(size)
 
-    def voter_owners(self) -> dict[str, NodeId]:
+    def voter_owners(self) -> dict[str, NodeId | None]:
         """Every key that a site ever voted under in this run."""
         return self.history.voters
 

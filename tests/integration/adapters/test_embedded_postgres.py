@@ -21,7 +21,7 @@ OWNER = """
 import sys, time
 from adapters import EmbeddedPostgres
 server = EmbeddedPostgres(sys.argv[1] or None).__enter__()
-print(server.pid, server.data_dir, flush=True)
+print(server.pid, server.data_dir, server._run_dir, flush=True)
 time.sleep(600)
 """
 
@@ -97,15 +97,63 @@ def test_a_server_dies_with_its_program(kept: bool, blow: signal.Signals, open_d
     data_dir = str(open_dir / "data") if kept else ""
     owner = subprocess.Popen([sys.executable, "-c", OWNER, data_dir], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
-    pid, directory = owner.stdout.readline().split()
+    pid, directory, temporary = owner.stdout.readline().split()
     assert not gone(int(pid))
 
     owner.send_signal(blow)
     owner.communicate()
 
     wait_for(lambda: gone(int(pid)), "the server stops")
-    wait_for(lambda: kept or not Path(directory).exists(), "temporary data is removed")
+    wait_for(lambda: not Path(temporary).exists(), "what is temporary is removed")
     assert Path(directory).exists() == kept
+
+
+def test_the_successor_of_a_killed_program_waits_for_its_server_to_stop(open_dir: Path) -> None:
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(open_dir / "data")], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    pid = int(owner.stdout.readline().split()[0])
+
+    owner.kill()
+    with EmbeddedPostgres(open_dir / "data") as successor:
+        assert gone(pid)
+        assert successor.running
+    owner.communicate()
+
+
+USER = """
+import asyncio, asyncpg, sys
+from adapters import EmbeddedPostgres
+async def main():
+    async with EmbeddedPostgres(sys.argv[1] or None) as server:
+        for dsn in (server.dsn, server.socket_dsn):
+            connection = await asyncpg.connect(dsn)
+            print(await connection.fetchval("select 'reached'"))
+            await connection.close()
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("temporary", "data"),
+    [
+        ("t" * 110, "d, 'x' \"y\""),
+        ("a b,c'd\"e%20&f", "d" * 120 + "/" + "e" * 120),
+        ("a b'd\"e%20&f", ""),
+    ],
+    ids=["too long for a socket", "a list of hosts", "odd"],
+)
+def test_directories_may_have_any_name_and_length(open_dir: Path, temporary: str, data: str) -> None:
+    (open_dir / temporary).mkdir(mode=0o755)
+
+    used = subprocess.run(
+        [sys.executable, "-c", USER, str(open_dir / data) if data else ""],
+        env={**os.environ, "PYTHONPATH": ".", "TMPDIR": str(open_dir / temporary)},
+        capture_output=True,
+        text=True,
+    )
+
+    assert used.stdout.split() == ["reached", "reached"], used.stderr
+    assert [path.name for path in (open_dir / temporary).glob("tops-pg-*")] == []
 
 
 async def test_a_directory_in_use_is_refused_and_its_server_goes_on(open_dir: Path) -> None:

@@ -16,8 +16,9 @@ from tops.changes import Change, Delete, Insert, Member, Statement, Update, Upse
 SCHEMA = """
 create schema {schema};
 create table {schema}.parent (
-    id int primary key, code int unique, bal int not null check (bal between 0 and 20), u2 int,
-    constraint u2_late unique (u2) deferrable initially deferred);
+    id int primary key, code int unique, bal int not null check (bal between 0 and 20), u2 int, u3 int,
+    constraint u2_late unique (u2) deferrable initially deferred,
+    constraint u3_soon unique (u3) deferrable initially immediate);
 create table {schema}.child (id int primary key, parent int references {schema}.parent (id),
     late int references {schema}.parent (id) deferrable initially deferred, bal int not null default 0);
 create table {schema}.branch (id int primary key, up int references {schema}.branch (id), bal int not null default 0);
@@ -28,7 +29,7 @@ create table {schema}.noisy (id int primary key, bal int not null default 0);
 create function {schema}.echo() returns trigger language plpgsql as $$
     begin update {schema}.alone set bal = bal + 1 where id = new.id; return new; end $$;
 create trigger echo after insert or update on {schema}.noisy for each row execute function {schema}.echo();
-insert into {schema}.parent select n, n, 10, n from generate_series(1, 6) n;
+insert into {schema}.parent select n, n, 10, n, n from generate_series(1, 6) n;
 insert into {schema}.child select n, n, n, 0 from generate_series(1, 5) n;
 insert into {schema}.alone select n, 0 from generate_series(1, 8) n;
 insert into {schema}.branch values (1, null, 0), (2, 1, 0);
@@ -36,7 +37,7 @@ insert into {schema}.owned values (1, 1, 1, 0), (2, 2, 2, 0);
 """
 TABLES = ["parent", "child", "branch", "owned", "alone", "noisy"]
 COLUMNS: dict[str, list[str]] = {
-    "parent": ["code", "bal", "u2"],
+    "parent": ["code", "bal", "u2", "u3"],
     "child": ["parent", "late", "bal"],
     "branch": ["up", "bal"],
     "owned": ["parent", "code", "bal"],
@@ -72,6 +73,22 @@ def random_change(dice: random.Random) -> Change:
             return Statement(
                 f"update {{schema}}.{table} set bal = bal + $1 where id between $2 and $3", (1, low, low + 2)
             )
+
+
+def waiting_change(dice: random.Random) -> Change:
+    """One that leaves a constraint open which may wait, or makes one good."""
+    row, value = {"id": dice.randint(1, 10)}, dice.choice([None, *range(1, 9)])
+    match dice.randrange(5):
+        case 0:
+            return Insert("{schema}.child", {**row, "parent": None, "late": value, "bal": 0})
+        case 1:
+            return Update("{schema}.child", row, {"late": value})
+        case 2:
+            return Insert("{schema}.parent", {**row, "code": None, "bal": 1, "u2": None, "u3": None})
+        case 3:
+            return Delete("{schema}.parent", row)
+        case _:
+            return Update("{schema}.parent", row, {dice.choice(["u2", "u3"]): value})
 
 
 def in_schema(change: Change, schema: str) -> Change:
@@ -144,7 +161,12 @@ async def compare(database: PostgresDatabase, adapter: PostgresAdapter, seed: in
     for number in range(1, epochs + 1):
         size = dice.choice([1, 4, 16, 40])
         changes = [[random_change(dice) for _ in range(dice.choice([1, 1, 1, 2, 4]))] for _ in range(size)]
-        if dice.random() < 0.5:  # mostly harmless, so that the fast path is taken too
+        mood = dice.random()
+        if mood < 0.2:
+            changes = [
+                [waiting_change(dice) for _ in range(dice.choice([1, 1, 2]))] for _ in range(dice.choice([2, 3]))
+            ]
+        elif mood < 0.6:  # mostly harmless, so that the fast path is taken too
             changes = [[Update("{schema}.alone", {"id": dice.randint(1, 10)}, add={"bal": 1})] for _ in range(size)]
             changes += [[random_change(dice)]]
         members = [member(f"t{place}", *each) for place, each in enumerate(changes)]

@@ -71,3 +71,25 @@ async def test_a_function_that_writes_cannot_be_called_by_a_read(
         await adapter.read("select wipe()")
 
     assert await database.sql("select count(*) from acct") == [(3,)]
+
+
+@pytest.mark.parametrize(
+    "value", ["'0044-03-15 BC'::date", "'24:00'::time", "'294000-01-01'::timestamptz", "'170000000 years'::interval"]
+)
+async def test_a_value_that_python_has_no_type_for_is_told_with_the_way_out(
+    adapter: PostgresAdapter, value: str
+) -> None:
+    with pytest.raises(ResourceError, match="cast it to text"):
+        await adapter.read(f"select {value} as v")
+
+    assert len((await adapter.read(f"select ({value})::text as v")).rows) == 1
+
+
+async def test_a_read_goes_on_after_its_table_has_changed(database: PostgresDatabase, adapter: PostgresAdapter) -> None:
+    for with_position in (True, False):
+        await adapter.read("select * from acct", with_position=with_position)
+        await database.sql(f"alter table acct add column extra_{with_position} int")
+
+        found = await adapter.read("select * from acct", with_position=with_position)
+
+        assert f"extra_{with_position}".lower() in found.rows[0]

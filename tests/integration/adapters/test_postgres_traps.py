@@ -442,3 +442,137 @@ async def test_a_column_that_fills_itself_differently_everywhere_must_be_given(
         answer = await permissive.prepare(epoch(1, member("t1", partial)))
         assert answer.votes[0].excluded is None
         await permissive.rollback(attempt(1))
+
+
+async def test_a_column_whose_type_changed_under_a_running_adapter_refuses_nobody(
+    database: PostgresDatabase, adapter: PostgresAdapter
+) -> None:
+    by_sql = Statement("update acct set bal = $1 where id = 2", (7,))
+    await adapter.apply([entry(1, member("t1", Update("acct", {"id": 1}, {"bal": 5}), by_sql))])
+    await database.sql("alter table acct alter bal type numeric")
+
+    by_sql = Statement("update acct set bal = $1 where id = 2", ("7.5",))
+    result = await adapter.apply([entry(2, member("t2", Update("acct", {"id": 1}, {"bal": "5.5"}), by_sql))])
+
+    assert result.failed is None
+    assert await database.sql("select bal::text from acct where id < 3 order by id") == [("5.5",), ("7.5",)]
+
+
+async def test_a_constraint_that_shares_its_name_with_one_that_cannot_wait_hurts_nobody(
+    database: PostgresDatabase, adapter: PostgresAdapter
+) -> None:
+    await database.sql(
+        "create table c1 (id int primary key, p int, constraint same foreign key (p) references c1 (id));"
+        "create table c2 (id int primary key, p int,"
+        " constraint same foreign key (p) references c2 (id) deferrable initially deferred);"
+        "create table c3 (id int primary key, u int, constraint soon unique (u) deferrable initially immediate);"
+        "create schema closed; create table closed.c4 (id int primary key,"
+        " u int, constraint late unique (u) deferrable initially deferred);"
+        "insert into c3 values (1, 1), (2, 2)"
+    )
+    waits = (Insert("c2", {"id": 1, "p": 2}), Insert("c2", {"id": 2, "p": 1}))
+    does_not_wait = (Update("c3", {"id": 1}, {"u": 2}), Update("c3", {"id": 2}, {"u": 1}))
+
+    answer = await adapter.prepare(
+        epoch(
+            1,
+            member("refused", balance(1, -1000)),
+            member("swap", *does_not_wait),
+            member("couple", *waits),
+            member("plain", balance(1, 1)),
+        )
+    )
+    await adapter.commit(attempt(1))
+
+    assert [vote.tx for vote in answer.votes if vote.excluded is not None] == ["refused", "swap"]
+    assert await database.sql("select bal from acct where id = 1") == [(101,)]
+
+
+async def test_a_trigger_that_waits_for_the_end_finds_what_its_own_member_left(
+    database: PostgresDatabase, adapter: PostgresAdapter
+) -> None:
+    await database.sql(
+        "create table ledger (id int primary key); create table seen (at int primary key, rows int);"
+        "create function look() returns trigger language plpgsql as $$ begin"
+        " insert into seen values (new.id, (select count(*) from ledger)); return null; end $$;"
+        "create constraint trigger look after insert on ledger deferrable initially deferred"
+        " for each row execute function look()"
+    )
+
+    await adapter.prepare(epoch(1, *(member(f"t{n}", Insert("ledger", {"id": n})) for n in (1, 2, 3))))
+    await adapter.commit(attempt(1))
+
+    assert await database.sql("select at, rows from seen order by at") == [(1, 1), (2, 2), (3, 3)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        Statement("select set_config('timezone', 'Europe/Berlin', false)"),
+        Statement("select \"set_config\" ('role', 'nobody', false)"),
+        Statement("select pg_advisory_unlock_all()"),
+        Statement("select pg_try_advisory_lock(1)"),
+        Statement("select pg_terminate_backend(pid) from pg_stat_activity"),
+        Statement("update tops.position set prefix = 77"),
+        Statement('delete from "tops" . "applied"'),
+        Update("tops.position", {"replica_set": "shop"}, {"prefix": 77}),
+        Insert('"tops"."applied"', {"replica_set": "shop", "number": 5}),
+    ],
+    ids=str,
+)
+async def test_what_outlives_a_transaction_or_is_the_adapters_own_is_out_of_reach(
+    adapter: PostgresAdapter, change: Change
+) -> None:
+    answer = await adapter.prepare(epoch(1, member("t1", change), member("t2", balance(1, 1))))
+
+    refused = answer.votes[0].excluded
+    assert refused is not None
+    assert (refused.why, answer.votes[1].excluded) == (Why.INVALID, None)
+    await adapter.commit(attempt(1))
+    assert await adapter.applied() == Position(1)
+
+
+async def test_words_in_strings_and_comments_are_no_calls(adapter: PostgresAdapter) -> None:
+    harmless = Statement("update acct set note = 'set_config(1) tops.position' /* tops.applied */ where id = $1", (1,))
+
+    answer = await adapter.prepare(epoch(1, member("t1", harmless)))
+
+    assert answer.votes[0].rows == (1,)
+
+
+async def test_a_read_cannot_open_its_session_for_writing(adapter: PostgresAdapter) -> None:
+    with pytest.raises(TopsError, match="set_config"):
+        await adapter.read("select set_config('default_transaction_read_only', 'off', false)")
+
+
+async def test_a_default_that_a_function_of_the_users_computes_must_be_given(
+    database: PostgresDatabase, adapter: PostgresAdapter
+) -> None:
+    await database.sql(
+        "create function dice() returns int volatile language sql as 'select (random() * 6)::int';"
+        "create function six() returns int immutable language sql as 'select 6';"
+        "create table thrown (id int primary key, v int default dice(), w int default six())"
+    )
+
+    answer = await adapter.prepare(
+        epoch(1, member("t1", Insert("thrown", {"id": 1})), member("t2", Insert("thrown", {"id": 2, "v": 1})))
+    )
+
+    assert answer.votes[0].excluded is not None
+    assert "dice()" in answer.votes[0].excluded.message
+    assert answer.votes[1].excluded is None
+
+
+async def test_a_statement_that_returns_what_python_cannot_hold_is_refused_alone(
+    database: PostgresDatabase, adapter: PostgresAdapter
+) -> None:
+    await database.sql("create table dated (id int primary key, d date); insert into dated values (1, null)")
+    old = Statement("update dated set d = $1 where id = 1 returning d", ("0044-03-15 BC",))
+    as_text = Statement("update dated set d = $1 where id = 1 returning d::text", ("0044-03-15 BC",))
+
+    answer = await adapter.prepare(epoch(1, member("t1", old), member("t2", balance(1, 1)), member("t3", as_text)))
+
+    assert answer.votes[0].excluded is not None
+    assert "cast it to text" in answer.votes[0].excluded.message
+    assert answer.votes[1].excluded is None
+    assert answer.votes[2].returned == (({"d": "0044-03-15 BC"},),)

@@ -63,6 +63,10 @@ COLUMNS: dict[str, tuple[str, list[Any]]] = {
     "ip": ("inet", ["10.0.0.1/8"]),
     "bt": ("bit(5)", ["10101"]),
     "g": ("point", ["(1,2.5)"]),
+    "bx": ("box", ["(1,1),(0,0)", "(2,2),(1,1)"]),
+    "bxa": ("box[]", ["{(1,1),(0,0);(2,2),(1,1)}"]),
+    "ttz": ("timetz", ["23:59:59.999999-07", time(1, 2, tzinfo=UTC)]),
+    "iva": ("interval[]", [[timedelta(days=-3, microseconds=5)]]),
     "w": ("tsvector", ["'a':1 'b':2"]),
     "comp": ("pair_of", ['(1,"a, \\"b")']),
 }
@@ -207,13 +211,19 @@ async def test_two_spellings_of_one_key_are_one_row(database: PostgresDatabase, 
         (Update("acct", {"id": 1}, {"bal": [1]}), "list"),
         (Statement("update acct set bal = $1", ()), "parameter"),
         (Update("acct", {"id": 1}, {"at": "now"}), "another time"),
+        (Update("acct", {"id": 1}, {"at": "Today 12:00"}), "another time"),
+        (Update("acct", {"id": 1}, {"times": "{now}"}), "another time"),
+        (Update("acct", {"id": 1}, {"times": ["tomorrow"]}), "another time"),
+        (Update("acct", {"id": 1}, {"during": "[yesterday,infinity)"}), "another time"),
         (Statement("update acct set at = $1", ("today",)), "another time"),
     ],
 )
 async def test_values_that_cannot_be_stored_are_refused_by_name(
     database: PostgresDatabase, adapter: PostgresAdapter, change: Change, words: str
 ) -> None:
-    await database.sql("alter table acct add column at timestamptz")
+    await database.sql(
+        "alter table acct add column at timestamptz, add column times timestamptz[], add column during tstzrange"
+    )
 
     answer = await adapter.prepare(
         epoch(1, member("t1", change), member("t2", Update("acct", {"id": 1}, add={"bal": 1})))
@@ -275,3 +285,57 @@ def test_no_text_escapes_its_literal(values: list[str | None], literal_server: t
 
     assert array == values
     assert single == values[0]
+
+
+async def test_lists_of_a_type_with_a_delimiter_of_its_own_arrive(
+    database: PostgresDatabase, adapter: PostgresAdapter
+) -> None:
+    await database.sql("create table shapes (id int primary key, v box[])")
+
+    boxes = ["(1,1),(0,0)", "(2,2),(1,1)"]
+    answer = await adapter.prepare(epoch(1, member("t1", Insert("shapes", {"id": 1, "v": boxes}))))
+    await adapter.commit(answer.attempt)
+
+    assert await database.sql("select v[1]::text, v[2]::text from shapes") == [tuple(boxes)]
+
+
+async def test_a_document_is_the_same_whether_or_not_it_came_over_the_wire(
+    database: PostgresDatabase, adapter: PostgresAdapter
+) -> None:
+    await database.sql("create table doc (id int primary key, v jsonb, vs jsonb[])")
+    document = {
+        "amount": Decimal("12345678901234567890.10"),
+        "at": datetime(2026, 1, 1, tzinfo=UTC),
+        "for": timedelta(days=1),
+        "id": uuid.UUID(int=1),
+        "big": 2**63,
+        "deep": [{"a": [time(1, 2)]}],
+    }
+
+    direct = Insert("doc", {"id": 1, "v": document, "vs": [document]})
+    wired = over_the_wire(Insert("doc", {"id": 2, "v": document, "vs": [document]}))
+    result = await adapter.apply([entry(1, member("t1", direct)), entry(2, member("t2", wired))])
+
+    assert result.failed is None
+    assert await database.sql("select count(distinct (v, vs)) from doc") == [(1,)]
+
+
+async def test_all_spellings_of_a_key_share_one_version(database: PostgresDatabase) -> None:
+    await database.sql(
+        "create table priced (k numeric primary key, v int); insert into priced values (1.5, 0);"
+        "create table padded (k char(5) primary key, v int); insert into padded values ('ab', 0);"
+        "create table floating (k float8 primary key, v int); insert into floating values (0, 0)"
+    )
+    changes = [
+        Update("priced", {"k": Decimal("1.50")}, {"v": 1}),
+        Update("padded", {"k": "ab   "}, {"v": 1}),
+        Update("floating", {"k": -0.0}, {"v": 1}),
+        Update("public.acct", {"id": 1}, add={"bal": 1}),
+    ]
+    async with database.open(versioned=["priced", "public.padded", "floating", "acct"]) as adapter:
+        await adapter.apply([entry(1, *(member(f"t{n}", change) for n, change in enumerate(changes)))])
+
+        assert await adapter.version("priced", {"k": "1.5"}) == 1
+        assert await adapter.version("padded", {"k": "ab"}) == 1
+        assert await adapter.version("floating", {"k": 0}) == 1
+        assert await adapter.version("acct", {"id": 1}) == 1

@@ -11,7 +11,7 @@ import pytest
 from journal_support import FailingDisk, GatedDisk
 
 from tops.errors import JournalClosed, JournalFailed
-from tops.runtime.journal import Journal
+from tops.runtime.journal import Journal, JournalOptions
 
 
 @pytest.fixture
@@ -32,11 +32,13 @@ def small_file_system(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("step", ["write", "datasync"])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("here_records_max", [0, 16])  # the writer's thread, the loop's
 async def test_a_failure_reaches_every_pending_and_later_call_and_is_not_retried(
-    tmp_path: Path, step: str, code: int
+    tmp_path: Path, step: str, code: int, here_records_max: int
 ) -> None:
     disk = FailingDisk(step)
-    journal = Journal.open(tmp_path / "journal", disk=disk)
+    options = JournalOptions(here_records_max=here_records_max, here_sync_max_s=60)
+    journal = Journal.open(tmp_path / "journal", options, disk=disk)
     journal.append(b"safe")
     await journal.sync()
     acknowledged = []
@@ -121,7 +123,7 @@ async def test_closing_tells_when_the_last_records_could_not_be_written(tmp_path
 
 async def test_a_closed_journal_takes_nothing_and_has_written_what_it_took(tmp_path: Path) -> None:
     disk = GatedDisk()
-    journal = Journal.open(tmp_path / "journal", disk=disk)
+    journal = Journal.open(tmp_path / "journal", JournalOptions(here_records_max=0), disk=disk)
     journal.append(b"taken")
     watch = asyncio.create_task(journal.failed())
     await asyncio.sleep(0)

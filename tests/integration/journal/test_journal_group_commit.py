@@ -3,6 +3,7 @@
 import asyncio
 import multiprocessing
 import os
+import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from journal_support import SMALL, GatedDisk, opened
 
 from tops.errors import JournalLocked, NotInJournal, RecordTooLarge
-from tops.runtime.journal import Journal, JournalOptions
+from tops.runtime.journal import Disk, Journal, JournalOptions
 from tops.runtime.journal.format import RECORD_BYTES_MAX
 
 
@@ -32,7 +33,9 @@ async def test_records_come_back_in_order_with_gap_free_numbers(tmp_path: Path) 
 
 async def test_nobody_is_told_before_the_sync_and_all_who_wait_share_one(tmp_path: Path) -> None:
     disk = GatedDisk()
-    async with Journal.open(tmp_path / "journal", JournalOptions(seal_after_s=60), disk=disk) as journal:
+    async with Journal.open(
+        tmp_path / "journal", JournalOptions(seal_after_s=60, here_records_max=0), disk=disk
+    ) as journal:
         told: list[int] = []
         disk.gate.clear()
         disk.forget_syncs()
@@ -92,7 +95,7 @@ async def test_a_callback_for_a_durable_record_comes_at_once_and_a_raising_one_s
 
 async def test_a_cancelled_waiter_disturbs_neither_the_others_nor_the_record(tmp_path: Path) -> None:
     disk = GatedDisk()
-    async with Journal.open(tmp_path / "journal", disk=disk) as journal:
+    async with Journal.open(tmp_path / "journal", JournalOptions(here_records_max=0), disk=disk) as journal:
         disk.gate.clear()
         one, two = (asyncio.create_task(append_and_sync(journal, name)) for name in (b"one", b"two"))
         await asyncio.sleep(0)
@@ -219,12 +222,52 @@ async def test_a_reader_that_a_rewrite_overtakes_is_told_so(tmp_path: Path) -> N
 
 async def test_the_watermark_is_synced_when_the_journal_falls_idle(tmp_path: Path) -> None:
     disk = GatedDisk()
-    async with Journal.open(tmp_path / "journal", JournalOptions(seal_after_s=0.001), disk=disk) as journal:
+    options = JournalOptions(seal_after_s=0.001, here_records_max=0)
+    async with Journal.open(tmp_path / "journal", options, disk=disk) as journal:
         disk.forget_syncs()
         await append_and_sync(journal, b"record")
 
         for which in ("the record's", "the watermark's"):
             assert await asyncio.to_thread(disk.syncs.acquire, timeout=60), which
+
+
+class SyncingThreads(Disk):
+    """Remembers which thread synced."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def datasync(self, descriptor: int) -> None:
+        self.names.append(threading.current_thread().name)
+        super().datasync(descriptor)
+
+
+async def test_few_records_are_synced_in_the_loops_thread_and_the_writer_syncs_the_watermark(tmp_path: Path) -> None:
+    disk = SyncingThreads()
+    options = JournalOptions(seal_after_s=0.001, here_sync_max_s=60)
+    async with Journal.open(tmp_path / "journal", options, disk=disk) as journal:
+        disk.names.clear()
+        await append_and_sync(journal, b"record")
+
+        assert disk.names[0] == threading.current_thread().name
+        async with asyncio.timeout(60):
+            while journal._store.unsealed:  # noqa: ASYNC110 - another thread's
+                await asyncio.sleep(0.001)
+        assert disk.names[-1] == "tops-journal"
+
+
+@pytest.mark.parametrize(
+    "options", [JournalOptions(here_sync_max_s=60, here_records_max=2), JournalOptions(here_sync_max_s=0)]
+)
+async def test_many_records_or_a_slow_disk_are_the_writers(tmp_path: Path, options: JournalOptions) -> None:
+    disk = SyncingThreads()
+    async with Journal.open(tmp_path / "journal", options, disk=disk) as journal:
+        disk.names.clear()
+        for number in range(3):
+            journal.append(b"%d" % number)
+        await journal.sync()
+
+        assert set(disk.names) == {"tops-journal"}
 
 
 async def test_with_no_delay_the_watermark_is_synced_before_each_acknowledgement(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tops.ids import TxId
 from tops.messages import TxSpec
 
 ROOT = Path(__file__).parents[3]
-START_S = 60.0
+START_S = 180.0
 QUICK = SiteOptions(renew_s=0.3, quiet_s=1.0, doubt_s=0.3, retry_s=0.3, give_up_s=60.0)
 
 Links = Mapping[str, Sequence[str]]
@@ -52,8 +52,16 @@ def free_ports(number: int) -> list[int]:
 class Cluster:
     """Broker processes of one configuration file."""
 
-    def __init__(self, directory: Path, links: Links, extra: str = "", cluster_extra: str = "") -> None:
+    def __init__(
+        self,
+        directory: Path,
+        links: Links,
+        extra: str = "",
+        cluster_extra: str = "",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.directory, self.names = directory, list(links)
+        self.environment = {**os.environ, **(environment or {})}
         self.ports = dict(zip(links, free_ports(len(links)), strict=True))
         self.file = directory / "tops.toml"
         self.processes: dict[str, asyncio.subprocess.Process] = {}
@@ -86,6 +94,7 @@ class Cluster:
                     "--name",
                     name,
                     cwd=ROOT,
+                    env=self.environment,
                     stdout=log,
                     stderr=log,
                 )
@@ -163,7 +172,7 @@ async def until(condition: Callable[[], Awaitable[bool] | bool], timeout_s: floa
             found = condition()
             if (await found) if not isinstance(found, bool) else found:
                 return
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.05)
 
 
 _count = itertools.count()

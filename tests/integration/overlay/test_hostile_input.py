@@ -51,7 +51,7 @@ from tops.runtime.guard import Guard
 from tops.runtime.identity import Self
 from tops.runtime.link import exchange_meet, receive_bytes
 from tops.runtime.wire import decode, encode_frame, encode_message, encode_word, meeting
-from tops.security import Identity, Kind, Permissions
+from tops.security import HANDSHAKE_BYTES_MAX, Identity, Kind, Permissions
 
 FUZZ_INPUTS = 100_000
 
@@ -241,6 +241,19 @@ async def test_a_frame_over_the_limit_is_refused_unread(serving: Broker) -> None
             while True:
                 await receive_bytes(socket, 10)
     assert await serves(serving)
+
+
+async def test_a_stranger_is_read_a_few_kilobytes_and_a_known_site_megabytes(serving: Broker) -> None:
+    async with aiohttp.ClientSession() as session:
+        stranger = await session.ws_connect(f"{serving.url}/link")
+        await stranger.send_bytes(bytes(HANDSHAKE_BYTES_MAX + 2))
+        answer = await stranger.receive(timeout=10)
+        assert (answer.type, answer.data) == (aiohttp.WSMsgType.CLOSE, aiohttp.WSCloseCode.MESSAGE_TOO_BIG)
+
+    blob = EventType("large", {"data": bytes}, durable=True)
+    async with Site.connect(serving.url, name="known", cluster="test") as site:
+        await site.advertise(blob)
+        assert await site.publish(blob, {"data": bytes(2 * 2**20)}) == 1
 
 
 async def test_text_and_strangers_are_turned_away(serving: Broker) -> None:

@@ -1,5 +1,6 @@
 """Brokers, publishers and participants that are killed or paused at every step of a distributed transaction.
 
+A fault point freezes the broker right before a certain message leaves it, so that the blow falls at that very step.
 After each blow everybody is brought back, and then: participants agree, what was told to the publisher is true, every
 committed participant has every event once and in order, nothing stays promised, and no acknowledged event is lost.
 """
@@ -10,8 +11,11 @@ import json
 import os
 import signal
 import sys
+import traceback
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +24,37 @@ import pytest
 from tests.integration.overlay.cluster import ROOT, TOPOLOGIES, Cluster, Recorder, until
 from tops import EventType, Outcome
 
-STEPS = ("census", "event", "prepare", "decided", "commit")
+# Where the broker is frozen when the blow falls: before the frame with the n-th message of a kind leaves it. There are
+# two participants, so that every second message to them is half-way.
+STEPS = {
+    "after the census": "TxBegan 1",
+    "after event 1": "TxPublished 3",
+    "after event 2": "TxPublished 5",
+    "after a prepare": "PrepareEpoch 2",
+    "after the decision is journaled": "EpochDecided 1",
+    "half-way through telling it": "EpochDecided 2",
+    "before the publisher hears the outcome": "TxOutcome 1",
+}
 VICTIMS = ("broker", "publisher", "participant")
+KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 PAUSE_S = 3.0  # longer than any heartbeat
+ROUNDS = 10  # of 21 kills each; some with as many pauses
+PAUSES_EVERY = 5
+AT_ONCE = 4
+RESULT = Path(__file__).with_name("last_long_run.json")
 
 SAMPLE = [
-    ("census", "publisher", signal.SIGKILL),
-    ("event", "participant", signal.SIGKILL),
-    ("event", "broker", signal.SIGKILL),
-    ("prepare", "broker", signal.SIGKILL),
-    ("prepare", "participant", signal.SIGKILL),
-    ("decided", "broker", signal.SIGKILL),
-    ("decided", "participant", signal.SIGKILL),
-    ("commit", "broker", signal.SIGKILL),
-    ("commit", "participant", signal.SIGKILL),
-    ("prepare", "broker", signal.SIGSTOP),
-    ("commit", "participant", signal.SIGSTOP),
+    ("after the census", "publisher", KILL),
+    ("after event 1", "broker", KILL),
+    ("after event 2", "participant", KILL),
+    ("after a prepare", "broker", KILL),
+    ("after a prepare", "participant", KILL),
+    ("after the decision is journaled", "broker", KILL),
+    ("half-way through telling it", "broker", KILL),
+    ("half-way through telling it", "participant", KILL),
+    ("before the publisher hears the outcome", "broker", KILL),
+    ("after a prepare", "broker", STOP),
+    ("half-way through telling it", "participant", STOP),
 ]
 
 
@@ -106,7 +125,11 @@ class Drama:
     types = ("kill-orders", "kill-log")
 
     def __init__(self, directory: Path) -> None:
-        self.cluster = Cluster(directory, TOPOLOGIES["single"], "[broker.limits]\nheartbeat_s = 1\nsite_grace_s = 1.5")
+        self.faults = directory / "faults"
+        self.faults.mkdir()
+        limits = "[broker.limits]\nheartbeat_s = 1\nsite_grace_s = 1.5"
+        points = {"TOPS_FAULT_POINTS": str(self.faults)}
+        self.cluster = Cluster(directory, TOPOLOGIES["single"], limits, environment=points)
         self.publisher = Actor(self, "publisher", "publisher")
         self.participants = [Actor(self, "participant", f"participant{i}") for i in (1, 2)]
         self.logged = 0
@@ -131,23 +154,29 @@ class Drama:
     async def act(self, step: str, victim: str, blow: signal.Signals) -> None:
         """One transaction, one blow at that step, and the return of whoever was hit."""
         await until(self._assembled, 60)
-        first = self.participants[0]
-        log = self.cluster.directory / "b1.log"
-        place = log.stat().st_size
-        if step != "decided":
-            first.tell("hold", step)
-            await first.heard("holding")
-        first.said.clear()
+        (self.faults / "reached").unlink(missing_ok=True)
+        (self.faults / "arm").write_text(STEPS[step])
         self._write_to_log(3)
         self.publisher.tell("run")
-        if step == "decided":
-            await until(lambda: b'"text":"committed"' in log.read_bytes()[place:], 60)
-        else:
-            await first.heard(step)
-        await self._hit(victim, blow)
-        for participant in self.participants:
-            participant.tell("go")
+        await until((self.faults / "reached").exists, 60)
+        await self._hit(await self._chosen(step, victim), blow)
         await self.settled()
+
+    async def _chosen(self, step: str, victim: str) -> Actor | None:
+        """The process that is hit, None for the broker; of the participants the one that the step is about."""
+        if victim != "participant":
+            return self.publisher if victim == "publisher" else None
+        if step != "after a prepare":
+            return self.participants[0]
+
+        async def promised() -> list[Actor]:
+            return [p for p in self.participants if (await p.status())["open"]]
+
+        async def has_one() -> bool:
+            return bool(await promised())
+
+        await until(has_one, 60)
+        return (await promised())[0]
 
     async def _assembled(self) -> bool:
         """Everybody is connected and subscribed."""
@@ -165,18 +194,21 @@ class Drama:
             self.logged += 1
             self.publisher.tell("log", str(self.logged))
 
-    async def _hit(self, victim: str, blow: signal.Signals) -> None:
+    async def _hit(self, actor: Actor | None, blow: signal.Signals) -> None:
+        """The broker is frozen meanwhile, and goes on afterwards."""
         self._note()
-        actor = {"publisher": self.publisher, "participant": self.participants[0]}.get(victim)
-        process = self.cluster.processes["b1"] if actor is None else actor.process
-        os.kill(process.pid, blow)
-        if blow is signal.SIGSTOP:
-            await asyncio.sleep(PAUSE_S)  # the fault itself: a process that is away for a while
-            os.kill(process.pid, signal.SIGCONT)
-        elif actor is None:
-            await self.cluster.processes["b1"].wait()
+        broker = self.cluster.processes["b1"]
+        os.kill(broker.pid if actor is None else actor.process.pid, blow)
+        if blow is KILL and actor is None:
+            await broker.wait()
             await self.cluster.start("b1")
-        else:
+            return
+        if actor is not None:
+            os.kill(broker.pid, signal.SIGCONT)
+        if blow is STOP:
+            await asyncio.sleep(PAUSE_S)  # the fault itself: a process that is away for a while
+            os.kill(broker.pid if actor is None else actor.process.pid, signal.SIGCONT)
+        elif actor is not None:
             await actor.kill()
             self._note()
             await actor.start()
@@ -245,12 +277,49 @@ async def test_a_blow_at_each_step_leaves_no_doubt_and_loses_nothing(tmp_path: P
 
 
 @pytest.mark.long
-@pytest.mark.timeout(5400)
-@pytest.mark.parametrize("round_", range(7))
-async def test_thirty_blows_in_every_combination_leave_no_doubt(tmp_path: Path, round_: int) -> None:
-    async with Drama.staged(tmp_path) as drama:
-        for step, victim, blow in itertools.product(STEPS, VICTIMS, (signal.SIGKILL, signal.SIGSTOP)):
-            await drama.act(step, victim, blow)
+@pytest.mark.timeout(7000)
+async def test_two_hundred_kills_at_every_step_leave_no_doubt_and_lose_nothing(tmp_path: Path) -> None:
+    done: Counter[str] = Counter()
+    began, result = datetime.now(UTC), "passed"
+    at_once = asyncio.Semaphore(AT_ONCE)
 
-        await drama.check_the_log()
-        await drama.check_the_answers()
+    async def play(number: int) -> None:
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        async with at_once, Drama.staged(directory) as drama:
+            blows = (KILL,) if number % PAUSES_EVERY else (KILL, STOP)
+            for step, victim, blow in itertools.product(STEPS, VICTIMS, blows):
+                where = f"{blow.name} of the {victim} {step}"
+                try:
+                    await drama.act(step, victim, blow)
+                except Exception as error:
+                    error.add_note(f"round {number}: {where}")
+                    raise
+                done[where] += 1
+                print(sum(done.values()), where, flush=True)
+            await drama.check_the_log()
+            await drama.check_the_answers()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for number in range(ROUNDS):
+                group.create_task(play(number))
+    except BaseExceptionGroup as group_error:
+        result = f"failed: {''.join(traceback.format_exception(group_error))}"
+        raise
+    finally:
+        _record(began, done, result)
+
+
+def _record(began: datetime, done: Counter[str], result: str) -> None:
+    """What the last long run did, for whoever reads the repository."""
+    found = {
+        "began": began.isoformat(timespec="seconds"),
+        "minutes": round((datetime.now(UTC) - began).total_seconds() / 60, 1),
+        "command": "pytest -m long tests/integration/overlay/test_kills.py",
+        "result": result,
+        "kills": sum(n for what, n in done.items() if what.startswith("SIGKILL")),
+        "pauses": sum(n for what, n in done.items() if what.startswith("SIGSTOP")),
+        "blows": dict(sorted(done.items())),
+    }
+    RESULT.write_text(json.dumps(found, indent=1) + "\n")

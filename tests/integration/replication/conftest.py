@@ -22,7 +22,8 @@ def folder() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def server() -> Iterator[EmbeddedPostgres]:
     """One real server for all small clusters of a session; each has databases of its own."""
-    settings = {"max_connections": "400", "max_prepared_transactions": "100"}
+    # It is never crashed, so nothing has to reach the disk; servers that are have their own in the tests of kills.
+    settings = {"max_connections": "400", "max_prepared_transactions": "100", "fsync": "off"}
     with EmbeddedPostgres(settings=settings) as running:
         yield running
         asyncio.run(running.crash("kill"))  # its data is thrown away: nothing is worth an orderly end

@@ -1,6 +1,7 @@
 """Small clusters in the test's own process: one real server with a database per replica; quick to start and to stop."""
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -65,7 +66,33 @@ class SmallCluster:
 
 
 _made = 0
-LIMITS = "heartbeat_s = 1\nsite_grace_s = 0.5"
+LIMITS = "heartbeat_s = 5\nsite_grace_s = 0.5"
+_free: list[str] = []  # databases of clusters that have ended: emptying one is cheaper than making one
+
+
+async def _database(server: EmbeddedPostgres) -> str:
+    """An empty database."""
+    if _free:
+        return _free.pop()
+    global _made
+    _made += 1
+    connection = await asyncpg.connect(server.dsn)
+    try:
+        await connection.execute(f'create database "db{_made}"')
+    finally:
+        await connection.close()
+    return f"db{_made}"
+
+
+async def _give_back(server: EmbeddedPostgres, database: str) -> None:
+    connection = await asyncpg.connect(server.dsn_for(database))
+    try:
+        for left in await connection.fetch("select gid from pg_prepared_xacts where database = current_database()"):
+            await connection.execute(f"rollback prepared '{left['gid']}'")
+        await connection.execute("drop schema public cascade; drop schema if exists tops cascade; create schema public")
+    finally:
+        await connection.close()
+    _free.append(database)
 
 
 @asynccontextmanager
@@ -80,25 +107,20 @@ async def small_cluster(
     limits: str = LIMITS,
 ) -> AsyncIterator[SmallCluster]:
     """A set named `shop` whose replicas are in sync; its databases are new."""
-    global _made
-    _made += 1
     names = [f"r{number}" for number in range(1, replicas + 1)]
-    databases = {name: f"db{_made}_{name}" for name in names}
-    connection = await asyncpg.connect(server.dsn)
-    for database in databases.values():
-        await connection.execute(f'create database "{database}"')
-    await connection.close()
-    (folder / "schema.sql").write_text(schema)
+    databases = {name: await _database(server) for name in names}
+    place = Path(tempfile.mkdtemp(dir=folder))
+    (place / "schema.sql").write_text(schema)
     lines = ['[cluster]\nname = "test"']
     for number in range(1, brokers + 1):
-        data = folder / f"{_made}-b{number}"
+        data = place / f"b{number}"
         lines.append(f'[[broker]]\nname = "b{number}"\nlisten = "127.0.0.1:{free_port()}"\ndata = "{data}"')
         lines.append(f"[broker.limits]\n{limits}")
     lines.append(f'[[replica_set]]\nname = "shop"\nschema = "schema.sql"\n{keys}')
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         dsn = server.dsn_for(databases[name])
-        lines.append(f'[[replica_set.replica]]\nname = "{name}"\nbroker = "b{place % brokers + 1}"\ndsn = "{dsn}"')
-    path = folder / f"{_made}.toml"
+        lines.append(f'[[replica_set.replica]]\nname = "{name}"\nbroker = "b{index % brokers + 1}"\ndsn = "{dsn}"')
+    path = place / "tops.toml"
     path.write_text("\n".join(lines))
     small = SmallCluster(Cluster.load(path), server, databases)
     try:
@@ -110,3 +132,5 @@ async def small_cluster(
         yield small
     finally:
         await small.close()
+        for database in databases.values():
+            await _give_back(server, database)

@@ -24,7 +24,7 @@ async def test_a_new_replica_gets_a_copy_and_catches_up_while_writes_go_on(
     async with small_cluster(server, folder, keys) as cluster, cluster.connect(prefer="r1") as shop:
         await fill(shop)
         for step in range(20):
-            await transfer(shop, f"before-{step}", step)
+            await transfer(shop, 1, step)
         await cluster.stop("r3")
         connection = await asyncpg.connect(server.dsn)
         await connection.execute(f'drop database "{cluster.databases["r3"]}" with (force)')
@@ -36,12 +36,12 @@ async def test_a_new_replica_gets_a_copy_and_catches_up_while_writes_go_on(
             step = 0
             while not stop.is_set():
                 step += 1
-                await transfer(shop, f"during-{step}", step)
+                await transfer(shop, 2, step)
             return step
 
         writing = asyncio.ensure_future(write())
         await cluster.start("r3")
-        await asyncio.sleep(0.5)
+        await shop.write([Update("accounts", {"id": 1}, {"owner": "while it catches up"})])
         stop.set()
         written = await writing
         await shop.wait_in_sync()
@@ -142,20 +142,3 @@ async def test_lag_is_zero_when_idle_and_rises_when_apply_or_the_link_stands_sti
             return bool(status["lag_s"] > 3.0 and not status["linked"] and not await agent.healthy())
 
         await eventually(unlinked, what="the lag rising while the coordinator is away")
-
-
-async def test_replicas_and_brokers_restarted_in_every_order_end_in_sync(
-    server: EmbeddedPostgres, folder: Path
-) -> None:
-    async with small_cluster(server, folder, 'policy = "quorum"', brokers=2) as cluster:
-        for turn, order in enumerate([("b1", "r1", "r2"), ("r2", "b2", "r3"), ("r3", "r1", "b1"), ("b2", "b1", "r2")]):
-            for part in order:
-                await (cluster.stop_broker(part) if part.startswith("b") else cluster.stop(part))
-            # In the opposite order, and none waits for the next: an agent waits for its brokers by itself.
-            starts = [cluster.start_broker(p) if p.startswith("b") else cluster.start(p) for p in reversed(order)]
-            await asyncio.gather(*starts)
-            async with cluster.connect() as shop:
-                await shop.wait_in_sync()
-                await shop.write([Upsert("accounts", {"id": 1}, {"balance": turn})])
-                newest = await shop.fetchval("select balance from accounts where id = 1", consistency="quorum")
-                assert newest == turn

@@ -1,7 +1,6 @@
 """What a read promises, and what a client can rely on after a write."""
 
 import asyncio
-import contextlib
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -12,9 +11,9 @@ import pytest
 from adapters import EmbeddedPostgres
 from replication.refusals import VersionConflict, WriteRefused
 from tests.integration.replication.inprocess import small_cluster
-from tests.integration.replication.workloads import ACCOUNTS, START, fill, transfer
 from tops.changes import Insert, Update, Upsert
 from tops.errors import InvalidTransaction, NotReachable
+from tops.ports import Attempt
 
 BALANCE = "select balance from accounts where id = 1"
 PROMISES = {
@@ -23,6 +22,7 @@ PROMISES = {
     'policy = "combined"\nsync = ["r1", "r2"]': ("current", "quorum"),
     'policy = "primary-site"\nprimary = "r1"': ("primary",),
     'policy = "serializable"': ("current",),
+    'policy = "peer-to-peer"\norder = "ordered"': ("current",),
 }
 
 
@@ -47,44 +47,20 @@ async def test_an_acknowledged_write_is_read_at_once_where_the_consistency_promi
                 assert after == number, f"{replica} did not wait for the token"
 
 
-async def test_no_reader_sees_a_transfer_half_done(server: EmbeddedPostgres, folder: Path) -> None:
-    keys = 'policy = "quorum"\nwrite_quorum = 2'
-    async with small_cluster(server, folder, keys, brokers=2) as cluster, cluster.connect() as shop:
-        await fill(shop)
-        stop, totals = asyncio.Event(), set()
-
-        async def write(site: str) -> None:
-            async with cluster.connect(prefer=site) as writer:
-                step = 0
-                while not stop.is_set():
-                    step += 1
-                    with contextlib.suppress(WriteRefused):
-                        await transfer(writer, f"{site}-{step}", step)
-
-        async def read(consistency: str) -> None:
-            seen = 0
-            async with cluster.connect() as reader:
-                while not stop.is_set():
-                    with contextlib.suppress(NotReachable):
-                        row = await reader.fetchrow(
-                            "select sum(balance) as total, (select count(*) from transfers) as n from accounts",
-                            consistency=consistency,
-                        )
-                        assert row is not None
-                        totals.add(row["total"])
-                        assert row["n"] >= seen, "a committed write disappeared"
-                        seen = row["n"]
-
-        work = [asyncio.ensure_future(w) for w in (write("r1"), write("r2"), read("current"), read("quorum"))]
-        await asyncio.sleep(2.0)
-        await cluster.stop("r3")
-        await asyncio.sleep(1.0)
-        await cluster.start("r3")
-        await asyncio.sleep(1.0)
-        stop.set()
-        await asyncio.gather(*work)
-
-        assert totals == {Decimal(ACCOUNTS * START)}
+async def test_a_token_of_a_write_that_is_not_in_the_log_yet_binds_a_read_to_its_replica(
+    server: EmbeddedPostgres, folder: Path
+) -> None:
+    async with (
+        small_cluster(server, folder, 'policy = "peer-to-peer"') as cluster,
+        cluster.connect(prefer="r3") as reader,
+        cluster.connect(prefer="r1") as writer,
+    ):
+        for number in range(1, 8):
+            done = await writer.write([Upsert("accounts", {"id": 1}, {"balance": number})])
+            read = await reader.read(BALANCE, after=done.token)
+            assert (read.replica, read.rows) == ("r1", [{"balance": number}])
+        with pytest.raises(InvalidTransaction, match="read it at r1"):
+            await reader.read(BALANCE, after=done.token, replica="r2")
 
 
 async def test_a_replica_that_was_cut_off_never_serves_a_stale_current_read(
@@ -106,6 +82,29 @@ async def test_a_replica_that_was_cut_off_never_serves_a_stale_current_read(
             assert found == 2
         with pytest.raises(NotReachable, match="did not reach"):
             await shop.fetch("select 1", consistency="current", replica="r3", wait_s=0.5)
+
+
+async def test_a_replica_that_has_not_finished_an_acknowledged_write_does_not_answer_as_if_it_had_not_happened(
+    server: EmbeddedPostgres, folder: Path
+) -> None:
+    async with small_cluster(server, folder, 'policy = "write-all"') as cluster, cluster.connect(prefer="r3") as shop:
+        await shop.write([Insert("accounts", {"id": 1, "balance": 1})])
+        resource = cluster.agents["r3"].resource
+        commit, free = resource.commit, asyncio.Event()
+
+        async def slow_commit(attempt: Attempt) -> None:
+            await free.wait()
+            await commit(attempt)
+
+        resource.commit = slow_commit  # type: ignore[method-assign]
+        done = await shop.write([Update("accounts", {"id": 1}, {"balance": 2})])
+        assert done.pending == ("r3",)
+
+        with pytest.raises(NotReachable, match="did not reach"):
+            await shop.fetch(BALANCE, replica="r3", wait_s=0.5)
+        assert await shop.fetchval(BALANCE, wait_s=0.5) == 2
+        free.set()
+        assert await shop.fetchval(BALANCE, replica="r3") == 2
 
 
 async def test_the_same_idempotency_key_writes_once_and_refuses_other_content(

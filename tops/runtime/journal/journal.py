@@ -211,7 +211,11 @@ class Journal:
 
     def _wake(self) -> None:
         self._wake_is_scheduled = False
-        if not self._closed:
+        if self._closed or self._failure is not None:
+            return
+        if self._writer.commit_here():
+            self._durable(self._store.next_sequence)
+        else:
             self._writer.wake()
 
     def _post(self, callback: Callable[..., object], *arguments: object) -> None:

@@ -34,6 +34,9 @@ class JournalOptions:
     batch_bytes_max: int = 4 * 2**20  # more than this is written by more than one sync
     # How long after the last commit the watermark is synced; 0: before each acknowledgement, for a second sync each.
     seal_after_s: float = 0.02
+    # So few records are synced in the loop's thread while syncs take no longer than that: a hand-over costs more.
+    here_records_max: int = 16
+    here_sync_max_s: float = 0.002
 
 
 @dataclass(slots=True)
@@ -55,6 +58,7 @@ class Store:
         self.directory, self.options, self._now, self._disk = directory, options, now, disk
         self.statistics = JournalStatistics()
         self.segments: tuple[Segment, ...] = ()
+        self.committed_at = 0.0  # by the performance counter
         self.unsealed = False  # the newest watermark is written but not synced
         self._segment_descriptor: int | None = None
         self._watermarks: WatermarkFile | None = None
@@ -215,7 +219,8 @@ class Store:
     def _datasync(self, descriptor: int) -> None:
         started = perf_counter()
         self._disk.datasync(descriptor)
-        self.statistics.last_fsync_s = perf_counter() - started
+        self.committed_at = perf_counter()
+        self.statistics.last_fsync_s = self.committed_at - started
         self.statistics.fsyncs += 1
 
     def _count(self, records: Sequence[bytes], size: int) -> None:

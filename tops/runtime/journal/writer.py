@@ -1,6 +1,6 @@
 """The writer thread: takes whatever is queued, makes it durable with one sync, and says so.
 
-Queueing and waking are for the event loop's thread; everything else here runs in the writer's own.
+Queueing, waking and `commit_here` are for the event loop's thread; everything else here runs in the writer's own.
 """
 
 import queue
@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import perf_counter
 
 from tops.errors import JournalFailed
 from tops.runtime.journal.store import Store
@@ -31,7 +32,9 @@ class Writer:
         # One thread appends at the right, the other pops at the left: a deque needs no lock for that.
         self._queue: deque[bytes | Job] = deque()
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._stopping = False
+        self._files = threading.Lock()  # held by the thread that is at the files
+        self._stopping = self._ended = False
+        self._watches = False  # the thread wakes by itself, to sync the watermark
         self._thread = threading.Thread(target=self._run, name="tops-journal", daemon=True)
 
     def __len__(self) -> int:
@@ -45,6 +48,30 @@ class Writer:
             self._thread.start()
         self._wakes.put(None)
 
+    def commit_here(self) -> bool:
+        """Commits what is queued in the caller's thread, if that is quicker than to hand it over: little is queued,
+        the writer is at rest, and the disk was quick the last time. Says whether it did; everything queued is durable
+        then."""
+        options = self._store.options
+        if len(self._queue) > options.here_records_max or self._store.statistics.last_fsync_s > options.here_sync_max_s:
+            return False
+        if not self._files.acquire(blocking=False):
+            return False
+        try:
+            records = self._next_batch()
+            if self._queue or not records:  # a job, or more than one batch
+                self._queue.extendleft(reversed(records))
+                return False
+            self._store.commit(records)
+        except Exception as error:
+            self._fail(error)
+            return False
+        finally:
+            self._files.release()
+        if not self._watches:
+            self.wake()
+        return True
+
     def join(self) -> None:
         """Ends the thread once the queue is empty, and waits for its end."""
         self._stopping = True
@@ -54,24 +81,34 @@ class Writer:
     def _run(self) -> None:
         try:
             # In this order: whoever sets the flag has put its last record before.
-            while not (self._stopping and not self._queue):
+            while not self._ended and not (self._stopping and not self._queue):
                 self._wait_for_work()
-                while self._queue:
-                    self._commit_or_run_job()
-            if self._store.unsealed:
+                with self._files:
+                    while self._queue and not self._ended:
+                        self._commit_or_run_job()
+            if self._store.unsealed and not self._ended:
                 self._store.seal()
         except Exception as error:
-            # No retry: after a failed sync the kernel may call lost pages clean, and a second sync would succeed.
-            failure = JournalFailed(str(self._store.directory), f"{type(error).__name__}: {error}")
-            failure.__cause__ = error
-            self._on_failure(failure)
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        # No retry: after a failed sync the kernel may call lost pages clean, and a second sync would succeed.
+        self._ended = True
+        failure = JournalFailed(str(self._store.directory), f"{type(error).__name__}: {error}")
+        failure.__cause__ = error
+        self._on_failure(failure)
 
     def _wait_for_work(self) -> None:
+        # Cleared before the look at the store: a commit in the other thread either is seen here or sees this.
+        self._watches = False
+        self._watches = self._store.unsealed
         try:
-            self._wakes.get(timeout=self._store.options.seal_after_s if self._store.unsealed else None)
+            self._wakes.get(timeout=self._store.options.seal_after_s if self._watches else None)
         except queue.Empty:
-            # Nothing came for a while: the time to sync the watermark without keeping anyone waiting.
-            self._store.seal()
+            with self._files:
+                if perf_counter() - self._store.committed_at >= self._store.options.seal_after_s and not self._ended:
+                    # Nothing came for a while: the time to sync the watermark without keeping anyone waiting.
+                    self._store.seal()
 
     def _commit_or_run_job(self) -> None:
         if records := self._next_batch():

@@ -1,0 +1,142 @@
+"""Row changes as SQL: one statement over arrays for any number of rows of one shape, and the row versions with it."""
+
+from typing import Literal, NamedTuple
+
+from adapters.postgres.catalog import Table
+from adapters.postgres.literals import SqlType, identifier, quote, text_form
+from tops.changes import Delete, Insert, Row, RowChange, Update, Upsert
+
+Source = Literal["values", "key", "add", "expected version", "number"]
+
+
+class Part(NamedTuple):
+    """One array of a call: where in a change its values are found, and their type."""
+
+    source: Source
+    column: str
+    sql_type: SqlType
+
+
+class Sql(NamedTuple):
+    """A statement over arrays; `counted`: its last parameter is the expected number of rows."""
+
+    text: str
+    parts: tuple[Part, ...]
+    counted: bool = True
+
+
+class _Arrays:
+    """Numbers the parameters of a statement over arrays and names the columns that they become."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+
+    def take(self, source: Source, column: str, sql_type: SqlType) -> str:
+        self.parts.append(Part(source, column, sql_type))
+        return f"s.c{len(self.parts)}{sql_type.cast}"
+
+    @property
+    def source(self) -> str:
+        arrays = ", ".join(f"${place}::{part.sql_type.carrier}" for place, part in enumerate(self.parts, 1))
+        names = ", ".join(f"c{place}" for place in range(1, len(self.parts) + 1))
+        return f"unnest({arrays}) as s({names})"
+
+    @property
+    def lockstep(self) -> str:
+        """As `source`, row by row instead of kept aside as a whole first: cheaper, but the planner knows less of it."""
+        arrays = ", ".join(
+            f"unnest(${place}::{part.sql_type.carrier}) as c{place}" for place, part in enumerate(self.parts, 1)
+        )
+        return f"(select {arrays}) as s"
+
+    def counted(self, change: str) -> Sql:
+        check = f"tops.affected(${len(self.parts) + 1}::int, count(*))"
+        return Sql(f"with changed as ({change} returning 1) select {check} from changed", tuple(self.parts))
+
+    def told(self, select: str) -> Sql:
+        """For statements that raise by themselves; the last parameter has to be used."""
+        return Sql(f"{select} where ${len(self.parts) + 1}::int is not null", tuple(self.parts))
+
+
+def row_change_sql(change: RowChange, table: Table) -> Sql:
+    arrays = _Arrays()
+    match change:
+        case Insert(_, values):
+            insert = _insert(arrays, table, [("values", name) for name in values])
+            if table.has_side_effects:  # a trigger may leave a row out
+                return arrays.counted(f"{insert} {arrays.source}")
+            return Sql(f"{insert} {arrays.lockstep}", tuple(arrays.parts), counted=False)
+        case Upsert(_, key, values):
+            columns: list[tuple[Source, str]] = [
+                *(("key", name) for name in key),
+                *(("values", name) for name in values),
+            ]
+            insert = _insert(arrays, table, columns)
+            target = ", ".join(map(identifier, table.key))
+            settings = ", ".join(f"{identifier(name)} = excluded.{identifier(name)}" for name in values or table.key)
+            return arrays.counted(f"{insert} {arrays.source} on conflict ({target}) do update set {settings}")
+        case Delete():
+            where = _where(arrays, table)
+            return arrays.counted(f"delete from {table.sql_name} as t using {arrays.source} where {where}")
+        case Update(_, _, values, add):
+            where = _where(arrays, table)
+            assigned = [f"{identifier(name)} = {arrays.take('values', name, table.column(name))}" for name in values]
+            assigned += [
+                f"{identifier(name)} = t.{identifier(name)} + {arrays.take('add', name, table.column(name))}"
+                for name in add
+            ]
+            return arrays.counted(
+                f"update {table.sql_name} as t set {', '.join(assigned)} from {arrays.source} where {where}"
+            )
+
+
+def _insert(arrays: _Arrays, table: Table, columns: list[tuple[Source, str]]) -> str:
+    names = ", ".join(identifier(name) for _, name in columns)
+    taken = ", ".join(arrays.take(attribute, name, table.column(name)) for attribute, name in columns)
+    # A replicated row brings its identity along, also where the column would rather make its own.
+    return f"insert into {table.sql_name} ({names}) overriding system value select {taken} from"
+
+
+def _where(arrays: _Arrays, table: Table) -> str:
+    return " and ".join(f"t.{identifier(name)} = {arrays.take('key', name, table.column(name))}" for name in table.key)
+
+
+def _version_key(arrays: _Arrays, change: RowChange, table: Table) -> str:
+    source: Source = "values" if isinstance(change, Insert) else "key"
+    parts = [table.column(name).canonical(arrays.take(source, name, table.column(name))) for name in table.key]
+    return f"jsonb_build_array({', '.join(parts)})::text"
+
+
+_BIGINT = SqlType("bigint", "N", is_integer=True)
+
+
+def check_versions_sql(change: RowChange, table: Table) -> Sql:
+    arrays = _Arrays()
+    key = _version_key(arrays, change, table)
+    expected = arrays.take("expected version", "", _BIGINT)
+    return arrays.told(f"select tops.expect_version({quote(table.sql_name)}, {key}, {expected}) from {arrays.source}")
+
+
+def write_versions_sql(change: RowChange, table: Table) -> Sql:
+    arrays = _Arrays()
+    key = _version_key(arrays, change, table)
+    name = quote(table.sql_name)
+    if isinstance(change, Delete):
+        delete = f"delete from tops.row_versions v using {arrays.source} where v.table_name = {name} and v.key = {key}"
+        return Sql(f"{delete} and ${len(arrays.parts) + 1}::int is not null", tuple(arrays.parts))
+    number = arrays.take("number", "", _BIGINT)
+    insert = f"insert into tops.row_versions as v select {name}, {key}, {number} from {arrays.source}"
+    # A local write has no number yet, and leaves the version as it is.
+    where = f"where ${len(arrays.parts) + 1}::int is not null and {number} > 0"
+    conflict = "on conflict (table_name, key) do update set version = excluded.version"
+    return Sql(f"{insert} {where} {conflict}", tuple(arrays.parts))
+
+
+def version_sql(table: Table, key: Row) -> tuple[str, list[str]]:
+    """A query for the version of one row, and its parameters as text."""
+    types = [table.columns[name] for name in table.key]
+    taken = ", ".join(kind.canonical(f"${place}::text::{kind.name}") for place, kind in enumerate(types, 1))
+    where = f"table_name = {quote(table.sql_name)} and key = jsonb_build_array({taken})::text"
+    return f"select version from tops.row_versions where {where}", [
+        text_form(key[name], table.columns[name]) or "" for name in table.key
+    ]

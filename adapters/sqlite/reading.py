@@ -1,0 +1,52 @@
+"""Reads of a SQLite file: rows as dicts, a copy in one snapshot, and the position that belongs to it."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+
+from adapters.sqlite.undo import quoted
+from tops.changes import InvalidChange, Row, split_table_name
+from tops.ports import Position
+
+
+class SqliteSnapshot:
+    """One state of the file, held by a read transaction."""
+
+    def __init__(self, reader: sqlite3.Connection, position: Position) -> None:
+        self._reader, self._position = reader, position
+
+    @property
+    def position(self) -> Position:
+        return self._position
+
+    async def rows(self, table: str, *, chunk: int = 10_000) -> AsyncIterator[list[Row]]:
+        name = split_table_name(table)[1]
+        columns = self._reader.execute("select name, pk, hidden from pragma_table_xinfo(?)", (name,)).fetchall()
+        if not columns:
+            raise InvalidChange(f"there is no table {table!r} in this database")
+        listed = ", ".join(quoted(column) for column, _, hidden in columns if hidden == 0)
+        key = ", ".join(quoted(column) for column, pk, _ in sorted(columns, key=lambda row: row[1]) if pk) or "rowid"
+        cursor = self._reader.execute(f"select {listed} from main.{quoted(name)} order by {key}")
+        while rows := await asyncio.to_thread(cursor.fetchmany, chunk):
+            names = [column[0] for column in cursor.description]
+            yield [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def dicts(cursor: sqlite3.Cursor) -> list[Row]:
+    names = [column[0] for column in cursor.description or ()]
+    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+
+def position_in(connection: sqlite3.Connection, replica_set: str) -> Position:
+    row = connection.execute("select prefix from tops_position where replica_set = ?", (replica_set,)).fetchone()
+    prefix = row[0] if row else 0
+    numbers = connection.execute(
+        "select number from tops_applied where replica_set = ? and number > ? order by number", (replica_set, prefix)
+    ).fetchall()
+    above = []
+    for (number,) in numbers:
+        if number == prefix + 1:
+            prefix = number
+        else:
+            above.append(number)
+    return Position(prefix, frozenset(above))

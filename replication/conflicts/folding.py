@@ -1,0 +1,198 @@
+"""Peer-to-peer with a resolver of the user's own: every replica folds the log, and a site shows its own writes early.
+
+A function of the user's need not be symmetric or associative, so the order in which it meets versions must be the same
+everywhere: the log's. Beside a row that this site has changed and whose changes have not come back from the log, the
+row's record keeps what the log alone says (the base) and how many changes are under way. An entry is folded into the
+base; when the last change under way has come back, the base is what the site shows. A row that nothing is under way
+for is its own base. So after the same prefix of the log all bases are equal, whatever the function is.
+"""
+
+from datetime import UTC, datetime
+
+import msgspec
+
+from replication.conflicts.clock import HybridClock
+from replication.conflicts.resolvers import OwnFunction
+from replication.conflicts.tables import (
+    CLOCKS,
+    KEYS,
+    Shapes,
+    TableShape,
+    as_text,
+    clock_change,
+    conflict_kind,
+    conflict_row,
+    is_record,
+    key_in,
+    read_bases,
+    read_rows,
+    read_versions,
+    rows_of,
+    values_in,
+    version_in,
+)
+from replication.conflicts.versions import Base, Ranking, Version, base_of, from_json, on_top
+from tops.changes import Change, Delete, Member, Row, Update, Upsert
+from tops.ports import Entry, Resource
+
+Place = tuple[str, str]
+
+
+class _Known(msgspec.Struct):
+    """An idempotency key here: whose it is, and the number that it was logged under (0: not yet; negative: by another
+    transaction, while ours is under way)."""
+
+    tx: str
+    number: int
+
+
+class Folding:
+    """Folds entries of the log into this replica's rows."""
+
+    def __init__(
+        self,
+        replica_set: str,
+        resource: Resource,
+        clock: HybridClock,
+        ranking: Ranking,
+        shapes: Shapes,
+        own_function: OwnFunction,
+    ) -> None:
+        self._set, self._resource, self.clock = replica_set, resource, clock
+        self.ranking, self.shapes, self.own_function = ranking, shapes, own_function
+        self.conflicts = 0
+
+    async def resolved(self, entry: Entry) -> Entry:
+        """The entry as it is to be applied here. To be called, and its result applied, with the replica's turn."""
+        if not entry.members:
+            return entry
+        known = await self._known([m.idempotency_key for m in entry.members])
+        fold = _Fold(self, entry.number)
+        await fold.read([m for m in entry.members if not is_record(m)], self._resource)
+        members = [m if is_record(m) else await self._member(m, fold, known) for m in entry.members]
+        return Entry(entry.number, tuple(members), entry.at_ms)
+
+    async def _member(self, member: Member, fold: "_Fold", known: dict[str, _Known]) -> Member:
+        key, first = member.idempotency_key, known.get(member.idempotency_key)
+        if first is None:
+            known[key] = _Known(member.tx, fold.number)
+            return msgspec.structs.replace(member, changes=tuple(await fold.member(member, folded=True, landed=False)))
+        ours = first.tx == member.tx
+        if first.number > 0 or (first.number < 0 and not ours):
+            return Member(member.tx, ())  # the log has it already
+        changes = await fold.member(member, folded=first.number == 0, landed=ours)
+        first.number = fold.number if ours else -fold.number
+        noted = Update(KEYS, {"replica_set": self._set, "key": key}, {"number": first.number})
+        return Member(member.tx, (*changes, noted))
+
+    async def _known(self, keys: list[str]) -> dict[str, _Known]:
+        found = await self._resource.read(
+            f"select key, tx, number from {KEYS} where replica_set = $1 and key = any($2::text[])", (self._set, keys)
+        )
+        return {row["key"]: _Known(row["tx"], row["number"]) for row in found.rows}
+
+
+class _Fold:
+    """One entry under way: bases as its earlier members left them."""
+
+    def __init__(self, outer: Folding, number: int) -> None:
+        self.number = number
+        self._outer = outer
+        self._bases: dict[Place, Base] = {}
+        self._waiting: dict[Place, int] = {}
+        self._lines = 0
+
+    async def read(self, members: list[Member], resource: Resource) -> None:
+        keys = {
+            (clock.key["table_name"], clock.key["key"]): key_in(change)
+            for member in members
+            for change, clock in rows_of(member.changes)
+        }
+        versions, stored = await read_versions(resource, keys), await read_bases(resource, keys)
+        for table in sorted({table for table, _ in keys}):
+            mine = [place for place in keys if place[0] == table]
+            shape = await self._outer.shapes.of(table)
+            images = await read_rows(resource, shape, [shape.key_of(keys[place]) for place in mine])
+            for place, image in zip(mine, images, strict=True):
+                base, self._waiting[place] = stored.get(place, (None, 0))
+                self._bases[place] = base or Base(versions.get(place, Version()), image)
+
+    async def member(self, member: Member, *, folded: bool, landed: bool) -> list[Change]:
+        changes: list[Change] = []
+        for change, clock in rows_of(member.changes):
+            place: Place = (clock.key["table_name"], clock.key["key"])
+            shape = await self._outer.shapes.of(place[0])
+            key = shape.key_of(key_in(change))
+            self._outer.clock.see(version_in(clock).clock)
+            lines = await self._fold(member.tx, shape, key, place, change, clock) if folded else []
+            self._waiting[place] = max(0, self._waiting[place] - landed)
+            changes += [*self._shown(shape, key, place), *lines]
+        return changes
+
+    def _shown(self, shape: TableShape, key: Row, place: Place) -> list[Change]:
+        """The row as the log says, or, while changes of ours are under way, only the record of what it says."""
+        base, waiting = self._bases[place], self._waiting[place]
+        if waiting:
+            return [Update(CLOCKS, _clock_key(place), {"base": base.text, "waiting": waiting})]
+        clock = clock_change(*place, base.version, base.version, {"kind": "fold", "key": key})
+        record = msgspec.structs.replace(clock, values={**clock.values, "base": "", "waiting": 0})
+        row: Change = Delete(shape.name, key) if base.image is None else Upsert(shape.name, key, base.image)
+        return [row, record]
+
+    async def _fold(
+        self, tx: str, shape: TableShape, key: Row, place: Place, change: Change, clock: Upsert
+    ) -> list[Change]:
+        base, told, incoming = self._bases[place], from_json(clock.values["change"]), version_in(clock)
+        if told["kind"] == "add":
+            return await self._add(tx, shape, place, base, told["add"])
+        values = await self._texts(shape, values_in(change, shape))
+        # Of a row whose record was pruned nothing is known: an insert that builds on it is taken whole.
+        unknown = told["kind"] == "insert" and base.image is None and base.version.generation == 0
+        adds = incoming.adds if unknown else base.version.adds
+        new = None if incoming.deleted else on_top(base_of(values, incoming.adds), adds)
+        came = Base(msgspec.structs.replace(incoming, adds=adds), new)
+        if unknown or list(base.version.identity) == from_json(clock.values["previous"]):
+            self._bases[place] = came
+            return []
+        kind = conflict_kind(told["kind"], base.version, base.image)
+        if base.image is None or new is None or not base.version.live:
+            wins = self._outer.ranking.rank(incoming) > self._outer.ranking.rank(base.version)
+            kept, lost = (came, base) if wins else (base, came)
+            self._bases[place] = kept
+            return [self._line(tx, kind, place, kept.version.site, kept.image, lost.image)]
+        chosen = self._outer.own_function(shape.name, key, {**base.image}, {**new}, base.version.site, incoming.site)
+        self._bases[place] = Base(self._merged(base.version, incoming), await self._texts(shape, chosen))
+        return [self._line(tx, kind, place, "resolver", chosen, {"kept": base.image, "came": new})]
+
+    async def _add(self, tx: str, shape: TableShape, place: Place, base: Base, add: Row) -> list[Change]:
+        version = base.version.added(add)
+        if base.image is None:
+            self._bases[place] = Base(version, None)
+            kind = "update_deleted" if base.version.deleted else "update_missing"
+            return [self._line(tx, kind, place, base.version.site, None, {"add": add})]
+        sums = on_top({column: base.image[column] for column in add}, Version().added(add).adds)
+        self._bases[place] = Base(version, {**base.image, **await self._texts(shape, sums)})
+        return []
+
+    def _merged(self, one: Version, other: Version) -> Version:
+        """A version of its own: whoever had seen only one of the two did not see this."""
+        return msgspec.structs.replace(
+            one,
+            edits=max(one.edits, other.edits) + 1,
+            clock=max(one.clock, other.clock),
+            site=f"={self.number}.{self._lines}",
+        )
+
+    async def _texts(self, shape: TableShape, values: Row) -> Row:
+        return await self._outer.shapes.normal(shape, {name: as_text(value) for name, value in values.items()})
+
+    def _line(self, tx: str, kind: str, place: Place, winner: str, kept: object, discarded: object) -> Change:
+        self._lines += 1
+        self._outer.conflicts += 1
+        ident, at = f"{self.number}:{tx}:{self._lines}", datetime.now(UTC).isoformat()
+        resolver = self._outer.ranking.resolver
+        return conflict_row(ident, at, kind, *place, winner, kept, discarded, resolver, self.number, tx)
+
+
+def _clock_key(place: Place) -> Row:
+    return {"table_name": place[0], "key": place[1]}

@@ -1,0 +1,244 @@
+"""What an operator asks and orders: plans, checks before go-live, health and metrics, writes over HTTP."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import asyncpg
+import pytest
+from aiohttp import web
+
+from adapters import EmbeddedPostgres
+from replication.config import Cluster
+from replication.doctor import Finding, examine
+from replication.http import serve_agent
+from replication.http_sets import SetRoutes
+from replication.refusals import TooFewReplicas
+from tests.integration.replication.clusters import eventually, free_port
+from tests.integration.replication.inprocess import SmallCluster, small_cluster
+from tests.integration.replication.test_command_line import tops
+from tops.changes import Insert, Update, Upsert
+
+QUORUM = 'policy = "quorum"\nwrite_quorum = 2'
+
+
+# ---------------------------------------------------------------------------------------------------------- rs apply
+
+
+def rewrite(cluster: SmallCluster, old: str, new: str) -> None:
+    path = cluster.cluster.path
+    path.write_text(path.read_text().replace(old, new))
+
+
+async def test_apply_shows_its_plan_does_what_it_can_and_says_what_needs_a_hand(
+    server: EmbeddedPostgres, folder: Path
+) -> None:
+    async with small_cluster(server, folder, f"{QUORUM}\nwait_s = 5") as cluster:
+        rewrite(cluster, "wait_s = 5", "wait_s = 9")
+        code, out, err = await tops(cluster.cluster, "rs", "apply", "shop", "--dry-run", "--format", "json")
+        assert (code, out.count("take over wait_s")) == (0, 3), err
+        assert {agent.config.wait_s for agent in cluster.agents.values()} == {5.0}, "a dry run changed something"
+
+        code, _, err = await tops(cluster.cluster, "rs", "apply", "shop")
+        assert code == 0, err
+        assert {agent.config.wait_s for agent in cluster.agents.values()} == {9.0}
+
+        rewrite(cluster, "write_quorum = 2", "write_quorum = 3")
+        await cluster.stop("r3")
+        code, out, err = await tops(cluster.cluster, "rs", "apply", "shop", "--format", "json")
+        assert (code, "need a hand" in err) == (1, True)
+        assert "start replica r3" in out
+        assert "r1: write_quorum changed" in out
+
+
+# ------------------------------------------------------------------------------------------------------------- doctor
+
+
+async def findings_about(folder: Path, dsns: dict[str, str], keys: str) -> list[Finding]:
+    lines = [f'[cluster]\nname = "c"\n[[broker]]\nname = "b1"\nlisten = "127.0.0.1:{free_port()}"\ndata = "./b1"']
+    lines.append(f'[[replica_set]]\nname = "shop"\n{keys}')
+    lines += [f'[[replica_set.replica]]\nname = "{name}"\nbroker = "b1"\ndsn = "{dsn}"' for name, dsn in dsns.items()]
+    path = folder / "tops.toml"
+    path.write_text("\n".join(lines))
+    cluster = Cluster.load(path)
+    return await examine(cluster, cluster.replica_set("shop"))
+
+
+async def database_with(server: EmbeddedPostgres, name: str, schema: str) -> str:
+    connection = await asyncpg.connect(server.dsn)
+    await connection.execute(f'create database "{name}"')
+    await connection.execute("do $$ begin create role reader login password 'x'; exception when others then end $$")
+    await connection.close()
+    connection = await asyncpg.connect(server.dsn_for(name))
+    await connection.execute(schema)
+    await connection.close()
+    return server.dsn_for(name)
+
+
+async def test_doctor_finds_what_would_go_wrong_and_names_the_replica_and_the_remedy(
+    server: EmbeddedPostgres, folder: Path
+) -> None:
+    good = await database_with(server, "doctor1", "create table t (id int primary key, n int)")
+    schema = "create table t (id int, n bigint unique default (random() * 9)::bigint, s serial)"
+    await database_with(server, "doctor2", f"{schema}; grant select on t to reader")
+    dsns = {
+        "r1": good,
+        "r2": server.dsn_for("doctor2", user="reader", password="x"),
+        "r3": f"postgresql://nobody@127.0.0.1:{free_port()}/none",
+    }
+
+    found = await findings_about(folder, dsns, 'policy = "peer-to-peer"\ntables = ["t", "gone"]')
+
+    errors = {(f.replica, f.text) for f in found if f.level == "error"}
+    for replica, text in [
+        ("r1", "table gone does not exist"),
+        ("r2", "table t has no primary key"),
+        ("r2", "no right to insert, update, delete on t"),
+        ("r2", "no right to create the schema tops"),
+        ("r2", "column t.s draws from a sequence, which every replica has for itself"),
+        ("r2", "table t differs from that of r1"),
+    ]:
+        assert (replica, text) in errors, f"not found: {replica}: {text}"
+    assert any(replica == "r3" for replica, _ in errors), "an unreachable server is an error"
+    warnings = " | ".join(f.text for f in found if f.level == "warning")
+    assert "t.n has a default that differs from replica to replica" in warnings
+    assert "UNIQUE (n) can be violated by changes that meet" in warnings
+    assert "the set does not run" in warnings
+    assert all(f.remedy for f in found), "a finding without a remedy"
+
+
+async def test_doctor_refuses_a_server_on_which_nothing_can_be_prepared(folder: Path) -> None:
+    with EmbeddedPostgres(settings={"max_prepared_transactions": "0"}) as server:
+        found = await findings_about(folder, {"r1": server.dsn}, 'policy = "quorum"')
+
+    assert any(f.level == "error" and "max_prepared_transactions is 0" in f.text for f in found)
+
+
+# ------------------------------------------------------------------------------------------- an agent's own endpoints
+
+
+async def get(url: str) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        return answer.status, await answer.text()
+
+
+async def test_an_agent_tells_its_health_readiness_and_figures(server: EmbeddedPostgres, folder: Path) -> None:
+    async with small_cluster(server, folder, QUORUM) as cluster, cluster.connect() as shop:
+        agent = cluster.agents["r3"]
+        agent.replica = agent.replica.model_copy(update={"listen": f"127.0.0.1:{free_port()}"})
+        base = f"http://{agent.replica.listen}"
+        async with serve_agent(agent):
+            await shop.write([Insert("accounts", {"id": 1, "balance": 0})])
+            await shop.wait_in_sync()
+            assert (await get(f"{base}/healthz"))[0] == 200
+            assert (await get(f"{base}/readyz?max_lag=1"))[0] == 200
+            status, text = await get(f"{base}/readyz?max_lag=soon")
+            assert (status, "number of seconds" in text) == (400, True)
+            labels = '{replica="r3",replica_set="shop"}'
+            metrics = (await get(f"{base}/metrics"))[1]
+            assert f"tops_replica_in_sync{labels} 1.0" in metrics
+            assert f"tops_replica_lag_transactions{labels} 0.0" in metrics
+
+            await shop.order("r3", "pause")
+            for _ in range(3):
+                await shop.write([Update("accounts", {"id": 1}, add={"balance": 1})])
+
+            async def behind() -> bool:
+                return f"tops_replica_lag_transactions{labels} 3.0" in (await get(f"{base}/metrics"))[1]
+
+            await eventually(behind, what="the lag in the metrics")
+            assert f"tops_replica_stopped{labels} 1.0" in (await get(f"{base}/metrics"))[1]
+            status, text = await get(f"{base}/healthz")
+            assert (status, "paused by an operator" in text) == (503, True)
+            assert (await get(f"{base}/readyz"))[0] == 503
+
+            await shop.order("r3", "resume")
+            await shop.wait_in_sync()
+            assert (await get(f"{base}/readyz?max_lag=1"))[0] == 200
+
+
+# ------------------------------------------------------------------------------------------------- writes over HTTP
+
+
+async def test_writes_over_http_need_the_token_and_count_once_per_key(server: EmbeddedPostgres, folder: Path) -> None:
+    keys = f'{QUORUM}\nwrite_token = "secret"'
+    async with small_cluster(server, folder, keys) as cluster, aiohttp.ClientSession() as session:
+        app = web.Application()
+        SetRoutes(cluster.cluster.path, "b1").add_to(app)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        port = free_port()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        url = f"http://127.0.0.1:{port}/v1/replica-sets"
+
+        async def post(
+            body: Any, token: str | None = "secret", key: str = "", name: str = "shop"
+        ) -> tuple[int, dict[str, Any]]:
+            headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
+            headers |= {"Idempotency-Key": key} if key else {}
+            async with session.post(f"{url}/{name}/write", json=body, headers=headers) as answer:
+                return answer.status, await answer.json()
+
+        insert = {"changes": [{"kind": "insert", "table": "accounts", "key": {"id": 1}, "values": {"balance": 0}}]}
+        add = {"changes": [{"kind": "update", "table": "accounts", "key": {"id": 1}, "add": {"balance": 5}}]}
+        try:
+            for token in (None, "", "Secret", "secret2"):
+                assert (await post(insert, token))[0] == 403
+            assert (await post(insert))[0] == 200
+            results = await asyncio.gather(*(post(add, key="k") for _ in range(4)))
+            assert [status for status, _ in results] == [200] * 4
+            assert len({body["tx"] for _, body in results}) == 1
+            status, body = await post({"sql": "update accounts set balance = 0", "args": []}, key="k")
+            assert (status, "other content" in body["error"]) == (409, True)
+            status, body = await post({"sql": "update accounts set balance = -1"})
+            assert (status, "constraint" in body["error"]) == (409, True)
+            status, body = await post({"sql": "update accounts set owner = now()"})
+            assert (status, "now()" in body["error"]) == (400, True)
+            status, body = await post({"changes": [{"kind": "upset", "table": "accounts"}]})
+            assert (status, "changes.0.kind" in body["error"]) == (400, True)
+            assert (await post({}))[0] == 400
+            assert (await post(insert, name="nothing"))[0] == 400
+            await cluster.stop("r2", "r3")
+            status, body = await post(add)
+            assert (status, "r2" in body["error"], body["retry"]) == (503, True, "safe")
+            await cluster.start("r2", "r3")
+            async with cluster.connect() as shop:
+                await shop.wait_in_sync()
+                read = await shop.fetchval("select balance from accounts where id = 1", consistency="quorum")
+                assert read == 5, "a refused write was carried out, or a repeated one counted twice"
+        finally:
+            await runner.cleanup()
+
+
+async def test_a_set_without_a_token_takes_no_writes_over_http(server: EmbeddedPostgres, folder: Path) -> None:
+    async with small_cluster(server, folder, QUORUM, replicas=2) as cluster, aiohttp.ClientSession() as session:
+        app = web.Application()
+        SetRoutes(cluster.cluster.path, "b1").add_to(app)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        port = free_port()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        try:
+            headers = {"Authorization": "Bearer None"}
+            url = f"http://127.0.0.1:{port}/v1/replica-sets/shop/write"
+            async with session.post(url, json={"sql": "delete from accounts"}, headers=headers) as answer:
+                assert answer.status == 403
+        finally:
+            await runner.cleanup()
+
+
+# ------------------------------------------------------------------------------------------------- too few replicas
+
+
+async def test_a_write_that_waits_for_replicas_gives_up_at_its_bound_and_names_them(
+    server: EmbeddedPostgres, folder: Path
+) -> None:
+    keys = 'policy = "write-all"\non_failure = "block"\nblock_s = 0.5'
+    async with small_cluster(server, folder, keys) as cluster, cluster.connect() as shop:
+        await cluster.stop("r2")
+
+        with pytest.raises(TooFewReplicas, match="missing: r2"):
+            await shop.write([Upsert("accounts", {"id": 1}, {"balance": 1})])
+
+        assert await cluster.sql("r1", "select * from accounts") == []

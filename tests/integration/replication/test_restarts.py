@@ -1,0 +1,127 @@
+"""Whatever stops and starts in whatever order: a replica that missed something takes part only once it has it."""
+
+import asyncio
+import contextlib
+import itertools
+import random
+from pathlib import Path
+
+import pytest
+
+from adapters import EmbeddedPostgres
+from replication.reads import TooFewReaders
+from tests.integration.replication.clusters import eventually
+from tests.integration.replication.inprocess import SmallCluster, small_cluster
+from tops.changes import Upsert
+from tops.errors import NotReachable, TopsError
+
+BALANCE = "select balance from accounts where id = 1"
+PARTS = ("b1", "b2", "r1", "r2", "r3")
+ORDERS = list(itertools.permutations(PARTS))
+
+
+class Round:
+    """One replica misses a write, everything stops, and comes back part by part."""
+
+    def __init__(self, cluster: SmallCluster, pick: random.Random) -> None:
+        self.cluster, self.pick = cluster, pick
+        self.newest = 0
+        self.maybe: set[int] = set()  # values whose writer was not told whether they are there
+
+    async def write(self, **options: float) -> None:
+        value = max({self.newest, *self.maybe}) + 1
+        self.maybe.add(value)
+        async with self.cluster.connect(**options) as shop:
+            await shop.write([Upsert("accounts", {"id": 1}, {"balance": value})])
+        self.newest = value
+
+    async def wrote(self) -> bool:
+        await self.write()
+        return True
+
+    async def run(self, order: tuple[str, ...]) -> None:
+        stale = self.pick.choice(["r1", "r2", "r3"])
+        await self.cluster.stop(stale)
+        await eventually(self.wrote, 60.0, "a write without one replica")
+        for part in self.pick.sample([part for part in PARTS if part != stale], 4):
+            await (self.cluster.stop_broker(part) if part.startswith("b") else self.cluster.stop(part))
+        starts = []
+        for part in order:
+            if part.startswith("b"):
+                await self.cluster.start_broker(part)
+            else:
+                starts.append(asyncio.ensure_future(self.cluster.start(part)))  # it waits for a broker by itself
+            await self.nobody_is_stale()
+        await self.may_write()
+        await asyncio.gather(*starts)
+        async with self.cluster.connect() as shop:
+            await shop.wait_in_sync(60.0)
+        await self.nobody_is_stale()
+        await eventually(self.wrote, 60.0, "a write after everything is back")
+        async with self.cluster.connect() as shop:
+            for consistency in ("quorum", "current"):
+                assert await shop.fetchval(BALANCE, consistency=consistency) == self.newest
+
+    async def may_write(self) -> None:
+        """A write while parts are still coming back; what it says is true, whatever it says."""
+        with contextlib.suppress(TopsError):
+            await self.write(timeout_s=1.0)
+        await self.nobody_is_stale()
+
+    async def nobody_is_stale(self) -> None:
+        """Whoever says that it is in sync has everything that was acknowledged."""
+        for name, agent in list(self.cluster.agents.items()):
+            if (await agent.status())["in_sync"]:
+                (row,) = await self.cluster.sql(name, BALANCE)
+                assert row["balance"] >= self.newest, f"{name} is in sync without {self.newest}"
+
+
+async def restart_in(server: EmbeddedPostgres, folder: Path, orders: list[tuple[str, ...]], policy: str) -> None:
+    async with small_cluster(server, folder, policy, brokers=2) as cluster:
+        rounds = Round(cluster, random.Random(1))
+        await rounds.write()
+        for order in orders:
+            await rounds.run(order)
+
+
+async def test_no_stale_replica_is_in_sync_after_restarts_in_some_orders(
+    server: EmbeddedPostgres, folder: Path
+) -> None:
+    orders = [("r1", "r2", "r3", "b2", "b1"), ("b2", "r3", "r2", "r1", "b1"), ("b1", "r1", "b2", "r3", "r2")]
+    await restart_in(server, folder, orders, 'policy = "quorum"\nwrite_quorum = 2')
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+async def test_no_stale_replica_is_in_sync_after_restarts_in_every_order(
+    server: EmbeddedPostgres, folder: Path
+) -> None:
+    await restart_in(server, folder, ORDERS, 'policy = "quorum"\nwrite_quorum = 2')
+
+
+async def test_a_replica_that_is_cut_off_from_the_others_serves_no_current_and_no_quorum_read(
+    server: EmbeddedPostgres, folder: Path
+) -> None:
+    keys = 'policy = "quorum"\nwrite_quorum = 2'
+    async with small_cluster(server, folder, keys) as cluster, cluster.connect(prefer="r3") as shop:
+        await shop.write([Upsert("accounts", {"id": 1}, {"balance": 1})])
+        await shop.wait_in_sync()
+        await shop.order("r3", "pause")
+        await shop.write([Upsert("accounts", {"id": 1}, {"balance": 2})])
+        await cluster.stop("r1", "r2")
+
+        with pytest.raises(TooFewReaders) as unread:
+            await shop.fetch(BALANCE, consistency="quorum", wait_s=1.0)
+        assert unread.value.missing == ("r1", "r2")
+        with pytest.raises(NotReachable, match="did not reach"):
+            await shop.fetch(BALANCE, consistency="current", wait_s=0.5)
+        assert await shop.fetchval(BALANCE) == 1, "a read of any is allowed to be old"
+
+        await cluster.stop_broker("b1")
+
+        async def refused() -> bool:
+            with pytest.raises(NotReachable):
+                await shop.fetch(BALANCE, consistency="current", wait_s=0.5)
+            return True
+
+        await eventually(refused, what="a current read being refused without a coordinator")
