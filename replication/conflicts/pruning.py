@@ -18,6 +18,7 @@ from replication.conflicts.tables import CLOCKS, CONFLICTS
 from replication.events import write_body
 from replication.participant import ReplicaParticipant
 from replication.policies import TxPlan
+from replication.verdicts import REFUSALS
 from tops.changes import Member, Statement
 from tops.errors import NotReachable, TopsError
 from tops.event_types import EventType
@@ -27,6 +28,7 @@ from tops.site import Site
 
 ROUND_MIN_S, ROUND_MAX_S = 0.5, 600.0
 BATCH_MAX = 500
+REFUSALS_KEPT = 100_000  # numbers; as long as a coordinator may remember that a transaction was logged
 ASK_S, PATIENCE_S, AGAIN_S = 2.0, 4.0, 0.2
 _OLD = (
     f"select table_name, key, clock, site from {CLOCKS} where deleted and clock < $1 order by clock limit {BATCH_MAX}"
@@ -103,7 +105,8 @@ class Pruning:
         await run_script(
             self._dsn,
             f"delete from {CONFLICTS} where number <= {everyone} "
-            f"and at < now() - interval '{self._config.keep_conflicts_s:f} seconds'",
+            f"and at < now() - interval '{self._config.keep_conflicts_s:f} seconds' "
+            f"and (kind not in {REFUSALS} or number <= {everyone - REFUSALS_KEPT})",
         )
 
     async def _tombstones(self) -> None:

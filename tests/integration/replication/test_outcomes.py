@@ -155,3 +155,22 @@ async def test_a_request_with_a_key_is_found_by_its_id_alone_and_by_its_key_alon
         async with cluster.connect(prefer="r1") as another:
             assert await another.outcome(tx) == "committed"
             assert await another.outcome("somebody.1.1", idempotency_key="mine") == "committed"
+
+
+async def test_a_refusal_is_told_after_old_conflicts_were_pruned(server: EmbeddedPostgres, folder: Path) -> None:
+    keys = f"{POLICIES['serializable']}\nkeep_conflicts_s = 0.1"
+    async with small_cluster(server, folder, keys) as cluster, cluster.connect() as shop:
+        await shop.write([LOST])
+        with pytest.raises(WriteRefused) as refused:
+            await shop.write([LOST])
+        await shop.wait_in_sync()
+
+        await eventually(lambda: pruned(cluster), what="a round of pruning at every replica")
+        await cluster.stop("r1", "r2", "r3")
+        await cluster.start("r1", "r2", "r3")
+
+        assert await shop.outcome(refused.value.tx) == "aborted"
+
+
+async def pruned(cluster: SmallCluster) -> bool:
+    return all(agent.pruning is not None and agent.pruning.rounds >= 2 for agent in cluster.agents.values())
