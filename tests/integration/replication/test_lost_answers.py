@@ -6,6 +6,8 @@ what is in the databases, for every policy; the same request sent again with its
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -52,19 +54,17 @@ async def test_a_lost_request_or_answer_is_unknown_and_can_be_asked_about_and_re
 
 
 async def asked_about(cluster: SmallCluster, direct: ReplicaSet, row: int, loss: Loss) -> None:
-    unknown = await unknown_write(cluster, row, loss)
-
-    outcome = await direct.outcome(unknown.tx)
+    async with unknown_write(cluster, row, loss) as unknown:
+        outcome = await direct.outcome(unknown.tx)
 
     assert outcome == ("aborted" if loss is Loss.REQUESTS else "committed")
-    assert await balance(direct, row) == (outcome == "committed")
+    assert await balance(direct, row) == (outcome == "committed"), "a request that came late was carried out"
     assert await direct.outcome(unknown.tx) == outcome, "the second answer differs from the first"
 
 
 async def repeated(cluster: SmallCluster, direct: ReplicaSet, row: int, loss: Loss) -> None:
-    unknown = await unknown_write(cluster, row, loss, key=f"key {row}")
-
-    again = await direct.write(add_to(row), idempotency_key=f"key {row}")
+    async with unknown_write(cluster, row, loss, key=f"key {row}") as unknown:
+        again = await direct.write(add_to(row), idempotency_key=f"key {row}")
 
     assert await balance(direct, row) == 1, f"{loss.value} lost, sent again: {again}"
     outcome = await direct.outcome(unknown.tx, idempotency_key=f"key {row}")
@@ -73,8 +73,9 @@ async def repeated(cluster: SmallCluster, direct: ReplicaSet, row: int, loss: Lo
         await direct.write(add_to(row) * 2, idempotency_key=f"key {row}")
 
 
-async def unknown_write(cluster: SmallCluster, row: int, loss: Loss, key: str = "") -> OutcomeUnknown:
-    """A write whose request or answer is lost; its client gives up and is gone."""
+@asynccontextmanager
+async def unknown_write(cluster: SmallCluster, row: int, loss: Loss, key: str = "") -> AsyncIterator[OutcomeUnknown]:
+    """A write whose request or answer is lost; on leaving, the connection is whole again and its client goes away."""
     async with (
         proxy_to(cluster.cluster.urls()[0]) as proxy,
         connect(proxy.url, "shop", prefer="r1", timeout_s=2.0) as shop,
@@ -83,8 +84,8 @@ async def unknown_write(cluster: SmallCluster, row: int, loss: Loss, key: str = 
         with pytest.raises(OutcomeUnknown) as unknown:
             await shop.write(add_to(row), idempotency_key=key)
         assert proxy.lost.is_set()
+        yield unknown.value
         proxy.cut()
-    return unknown.value
 
 
 async def some_requests(server: EmbeddedPostgres, folder: Path, policy: str, count: int) -> None:
