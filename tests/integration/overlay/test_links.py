@@ -13,9 +13,11 @@ from tops import Broker, EventType, Filter, Scope, Site
 from tops.config import parse_config
 from tops.core.participation import SiteOptions
 from tops.core.routing import rendezvous_of
-from tops.errors import NotReachable
+from tops.errors import NotReachable, TransactionAborted
 from tops.ids import NodeId
+from tops.messages import CensusPolicy
 from tops.runtime.wire import Pressed
+from tops.transactions import Outcome, TxType
 
 
 @asynccontextmanager
@@ -193,3 +195,47 @@ async def test_the_same_name_in_a_new_life_takes_the_place_of_the_old_one(tmp_pa
                 await new.advertise(event_type())
                 known = broker.node.core.edge.sites
                 assert [site.incarnation for site in known.values()] == [new.incarnation]
+
+
+@pytest.mark.parametrize("mover", ["publisher", "participant"])
+async def test_the_outcome_of_a_transaction_is_known_though_a_site_moved_in_the_middle_of_it(
+    tmp_path: Path, mover: str
+) -> None:
+    orders = type_that_meets_at("b1")
+    cluster = Cluster(tmp_path, THREE, "[broker.limits]\nsite_grace_s = 1")
+    homes = {"publisher": "b3", "participant": "b3", mover: "b2"}
+    try:
+        await cluster.start()
+        async with (
+            cluster.site("publisher", homes["publisher"]) as publisher,
+            cluster.site("participant", homes["participant"]) as one,
+            cluster.site("other", "b1") as two,
+        ):
+            await publisher.advertise(orders)
+            participants = [Recorder(), Recorder()]
+            for site, participant in zip((one, two), participants, strict=True):
+                await site.subscribe(orders, participant=participant)
+            moving = {"publisher": publisher, "participant": one}[mover]
+            told = Outcome.COMMITTED
+            try:
+                async with publisher.transaction(
+                    orders, TxType.DISTRIBUTED, census=CensusPolicy(timeout_s=20.0, replies=2), vote_timeout_s=20.0
+                ) as tx:
+                    await tx.publish(orders, {"id": 1})
+                    await until(lambda: all(p.events.get(tx.id) == [1] for p in participants), 60)
+                    await cluster.kill("b2")
+                    await until(lambda: moving.broker != "b2" and _connected(moving), 60)
+                    await tx.publish(orders, {"id": 2})
+            except TransactionAborted:
+                told = Outcome.ABORTED
+
+            known = await publisher.ask_outcome(tx.id, orders)
+            assert known.outcome is told
+            await until(lambda: all(tx.id in p.committed or tx.id in p.aborted for p in participants), 60)
+            for participant in participants:
+                if told is Outcome.ABORTED:
+                    assert participant.committed == []
+                elif tx.id in participant.committed:
+                    assert participant.events[tx.id] == [1, 2]
+    finally:
+        await cluster.stop()
