@@ -35,12 +35,11 @@ class CallbackEpoch:
         brokers: Sequence[NodeId],
         doubt_s: float,
         ended: Callable[["CallbackEpoch"], None],
-        settled: Callable[[int], list[Effect]],
     ) -> None:
         self.subscription, self.memo, self.executors = subscription, memo, dict(executors)
         self.stage = EpochStage.VOTING
         self.doubt = Doubt(memo, brokers, doubt_s)
-        self._ended, self._settled = ended, settled
+        self._ended = ended
         self._votes: dict[TxId, str | None] = {}
         self._unfinished: set[TxId] = set()
 
@@ -67,7 +66,8 @@ class CallbackEpoch:
         vote = EpochVoted(epoch=self.memo.epoch, digest=self.memo.digest, voter=self.memo.voter, excluded=excluded)
         effects: list[Effect] = [Post(Address(self.memo.epoch.coordinator), vote)]
         if len(excluded) == len(self.memo.transactions):
-            return effects + self._end()  # nothing was promised, there is no decision to wait for
+            self._end()  # nothing was promised, there is no decision to wait for
+            return effects
         return [*effects, self.doubt.wait()]
 
     def on_decided(self, committing: frozenset[str]) -> list[Effect]:
@@ -80,22 +80,10 @@ class CallbackEpoch:
         self._unfinished = set(live)
         effects: list[Effect] = [CancelTimer(self.doubt.timer)]
         if not live:
-            return effects + self._end()
-        if not committed:
-            return effects + self._undo(list(live.items()))
+            self._end()
         for tx, executor in live.items():
-            effects += executor.finish(True, self._finisher(tx, True))
+            effects += executor.finish(committed, self._finisher(tx, committed))
         return effects
-
-    def _undo(self, left: list[tuple[TxId, SubTxExecutor]]) -> list[Effect]:
-        """The latest first, one after the other: what was committed early is compensated in reverse order."""
-        if not left:
-            return []
-        tx, executor = left.pop()
-        finished = self._finisher(tx, False)
-        if not self.holds(executor):
-            return finished() + self._undo(left)  # prepared anew meanwhile
-        return executor.finish(False, lambda: finished() + self._undo(left))
 
     def holds(self, executor: SubTxExecutor) -> bool:
         """Whether the sub-transaction was last prepared here: a later epoch may have prepared it anew, and owns it."""
@@ -107,9 +95,10 @@ class CallbackEpoch:
             if self._unfinished or self.stage is not EpochStage.FINISHING:
                 return []
             if not committed:
-                return self._end()
+                self._end()
+                return []
             self.stage = EpochStage.FINISHED
-            return self.on_timer() + self._settled(self.subscription)
+            return self.on_timer()
 
         return done
 
@@ -125,27 +114,23 @@ class CallbackEpoch:
     def on_noted(self) -> list[Effect]:
         if self.stage is not EpochStage.FINISHED:
             return []
-        return [*self._end(), CancelTimer(self.doubt.timer), ForgetPromise(self.subscription, self.memo)]
+        self._end()
+        return [CancelTimer(self.doubt.timer), ForgetPromise(self.subscription, self.memo)]
 
     def superseded(self, members: Container[TxId]) -> list[Effect]:
         """A newer attempt takes over: its prepare renews the promises of its members, the others end here."""
         if self.stage not in (EpochStage.VOTING, EpochStage.PROMISED):
             return []
+        self._end()
         effects: list[Effect] = [CancelTimer(self.doubt.timer)]
         for tx, executor in self.executors.items():
             if tx not in members and self.holds(executor):
                 effects += executor.finish(False, list)
-        return effects + self._end()
+        return effects
 
-    @property
-    def settled(self) -> bool:
-        """Whether its outcome has been carried out here."""
-        return self.stage in (EpochStage.FINISHED, EpochStage.ENDED)
-
-    def _end(self) -> list[Effect]:
+    def _end(self) -> None:
         self.stage = EpochStage.ENDED
         self._ended(self)
-        return self._settled(self.subscription)
 
     @classmethod
     def recovered(
@@ -156,9 +141,8 @@ class CallbackEpoch:
         brokers: Sequence[NodeId],
         doubt_s: float,
         ended: Callable[["CallbackEpoch"], None],
-        settled: Callable[[int], list[Effect]],
     ) -> "CallbackEpoch":
         """Found again after a crash: promises that are still open, or none, if the commit was carried out."""
-        epoch = cls(subscription, memo, executors, brokers, doubt_s, ended, settled)
+        epoch = cls(subscription, memo, executors, brokers, doubt_s, ended)
         epoch.stage = EpochStage.PROMISED if executors else EpochStage.FINISHED
         return epoch
