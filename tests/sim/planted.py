@@ -11,6 +11,7 @@ from tops.sim.runner import run_seed
 SEEDS = 500
 FOUND_BEFORE = {
     "a_second_copy_of_a_transaction_is_executed": 293,
+    "votes_are_counted_twice_after_a_reconnection": 46,
     "an_event_with_a_wrong_number_is_accepted": 52,
 }
 

@@ -46,13 +46,12 @@ class CallbackEpoch:
         brokers: Sequence[NodeId],
         doubt_s: float,
         ended: Callable[["CallbackEpoch"], None],
-        settled: Callable[[int], list[Effect]],
     ) -> None:
         self.subscription, self.memo, self.executors = subscription, memo, dict(executors)
         self.key = epoch_key(memo.voter, memo.epoch)
         self.stage = VOTING
         self.doubt = Doubt(memo, brokers, doubt_s)
-        self._ended, self._settled = ended, settled
+        self._ended = ended
         self._votes: dict[TxId, str | None] = {}
         self._unfinished: set[TxId] = set()
 
@@ -77,7 +76,8 @@ class CallbackEpoch:
         vote = EpochVoted(epoch=memo.epoch, digest=memo.digest, voter=memo.voter, excluded=excluded)
         told = Post(Address(memo.epoch.coordinator), vote)
         if len(excluded) == len(memo.transactions):
-            return [told, *self._end()]  # nothing was promised, there is no decision to wait for
+            self._end()  # nothing was promised, there is no decision to wait for
+            return [told]
         return [told, self.doubt.wait()]
 
     def on_decided(self, committing: frozenset[str]) -> list[Effect]:
@@ -91,22 +91,10 @@ class CallbackEpoch:
         # A commit sets the timer anew when it is carried out, and until then the timer changes nothing.
         effects: list[Effect] = [] if committed and live else [CancelTimer(self.doubt.timer)]
         if not live:
-            return effects + self._end()
-        if not committed:
-            return effects + self._undo(list(live.items()))
+            self._end()
         for tx, executor in live.items():
-            effects += executor.finish(True, partial(self._finished, tx, True))
+            effects += executor.finish(committed, partial(self._finished, tx, committed))
         return effects
-
-    def _undo(self, left: list[tuple[TxId, SubTxExecutor]]) -> list[Effect]:
-        """The latest first, one after the other: what was committed early is compensated in reverse order."""
-        if not left:
-            return []
-        tx, executor = left.pop()
-        finished = partial(self._finished, tx, False)
-        if not self.holds(executor):
-            return finished() + self._undo(left)  # prepared anew meanwhile
-        return executor.finish(False, lambda: finished() + self._undo(left))
 
     def holds(self, executor: SubTxExecutor) -> bool:
         """Whether the sub-transaction was last prepared here: a later epoch may have prepared it anew, and owns it."""
@@ -117,9 +105,10 @@ class CallbackEpoch:
         if self._unfinished or self.stage is not FINISHING:
             return []
         if not committed:
-            return self._end()
+            self._end()
+            return []
         self.stage = FINISHED
-        return self.on_timer() + self._settled(self.subscription)
+        return self.on_timer()
 
     def on_timer(self) -> list[Effect]:
         """Ask for the decision, or tell that it is carried out, once more."""
@@ -134,27 +123,23 @@ class CallbackEpoch:
     def on_noted(self) -> list[Effect]:
         if self.stage is not FINISHED:
             return []
-        return [*self._end(), CancelTimer(self.doubt.timer), ForgetPromise(self.subscription, self.memo)]
+        self._end()
+        return [CancelTimer(self.doubt.timer), ForgetPromise(self.subscription, self.memo)]
 
     def superseded(self, members: Container[TxId]) -> list[Effect]:
         """A newer attempt takes over: its prepare renews the promises of its members, the others end here."""
         if self.stage not in (VOTING, PROMISED):
             return []
+        self._end()
         effects: list[Effect] = [CancelTimer(self.doubt.timer)]
         for tx, executor in self.executors.items():
             if tx not in members and self.holds(executor):
                 effects += executor.finish(False, list)
-        return effects + self._end()
+        return effects
 
-    @property
-    def settled(self) -> bool:
-        """Whether its outcome has been carried out here."""
-        return self.stage in (FINISHED, ENDED)
-
-    def _end(self) -> list[Effect]:
+    def _end(self) -> None:
         self.stage = ENDED
         self._ended(self)
-        return self._settled(self.subscription)
 
     @classmethod
     def recovered(
@@ -165,9 +150,8 @@ class CallbackEpoch:
         brokers: Sequence[NodeId],
         doubt_s: float,
         ended: Callable[["CallbackEpoch"], None],
-        settled: Callable[[int], list[Effect]],
     ) -> "CallbackEpoch":
         """Found again after a crash: promises that are still open, or none, if the commit was carried out."""
-        epoch = cls(subscription, memo, executors, brokers, doubt_s, ended, settled)
+        epoch = cls(subscription, memo, executors, brokers, doubt_s, ended)
         epoch.stage = PROMISED if executors else FINISHED
         return epoch

@@ -4,7 +4,7 @@ Participants that work by callbacks have one `CallbackEpoch` per attempt that th
 keeps its promises itself (`EpochExecutor`) and is only found here.
 """
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from tops.core.callback_epoch import CallbackEpoch, EpochKey, epoch_key
@@ -44,7 +44,6 @@ class Promises:
         self._brokers, self._doubt_s = brokers, doubt_s
         self.epochs: dict[EpochKey, CallbackEpoch] = {}
         self._newest: dict[tuple[str, int, int], CallbackEpoch] = {}  # the attempt that counts, per number
-        self._held: dict[int, deque[PrepareEpoch]] = {}  # by compensatable participant: what waits for its turn
         self._decisions: OrderedDict[EpochId, tuple[str, frozenset[str]]] = OrderedDict()
 
     def on_prepare(self, prepare: PrepareEpoch) -> list[Effect]:
@@ -56,10 +55,6 @@ class Promises:
             return []  # late: this attempt has been decided
         if s is not None and s.replica is not None:
             return s.replica.on_prepare(prepare)
-        if number in self._voters.serial and self._busy(number, prepare.epoch):
-            # What it commits early may have to be undone, and then nothing later may be committed on top of it.
-            self._held.setdefault(number, deque()).append(prepare)
-            return []
         key = epoch_key(prepare.voter, prepare.epoch)
         newest = self._newest.get(key[:3])
         if newest is not None and newest.memo.epoch.attempt >= prepare.epoch.attempt:
@@ -78,28 +73,9 @@ class Promises:
                 effects += begun
             if executor is not None:
                 executors[member.tx] = executor
-        epoch = CallbackEpoch(number, memo, executors, self._brokers, self._doubt_s, self._epoch_ended, self._settled)
+        epoch = CallbackEpoch(number, memo, executors, self._brokers, self._doubt_s, self._epoch_ended)
         self._open_epoch(epoch)
         return effects + epoch.prepare(prepare.members)
-
-    def _busy(self, number: int, asked: EpochId) -> bool:
-        """Whether a participant is at another epoch than the one that it is asked to prepare, or to prepare anew."""
-        return any(
-            e.subscription == number and not e.settled and not e.memo.epoch.same_number(asked)
-            for e in self.epochs.values()
-        )
-
-    def _settled(self, number: int) -> list[Effect]:
-        """An epoch is over here: the next one that waited for it may be prepared."""
-        held = self._held.pop(number, None)
-        if held is None:
-            return []
-        effects: list[Effect] = []
-        while held and not self._busy(number, held[0].epoch):
-            effects += self.on_prepare(held.popleft())
-        if held:
-            self._held[number] = held
-        return effects
 
     def _one_shot(
         self, s: Subscription, epoch: EpochId, tx: TxId, events: tuple[Event, ...], former: SubTxExecutor | None
@@ -187,9 +163,7 @@ class Promises:
             for tx in promise.transactions:
                 spec = TxSpec(memo.epoch.event_type, TxType.DISTRIBUTED)
                 executors[tx] = self._sub_transactions.recover(tx, number, spec, memo)
-            epoch = CallbackEpoch.recovered(
-                number, memo, executors, self._brokers, self._doubt_s, self._epoch_ended, self._settled
-            )
+            epoch = CallbackEpoch.recovered(number, memo, executors, self._brokers, self._doubt_s, self._epoch_ended)
             self._open_epoch(epoch)
             effects += epoch.on_timer()
         return effects

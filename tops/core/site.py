@@ -195,14 +195,12 @@ class SiteCore:
         """
         return self._request(self.own.begin(request, spec, own))
 
-    def enlist(
-        self, number: int, promises: Sequence[Promise] = (), kept: Sequence[Memo] = (), compensatable: bool = False
-    ) -> list[Effect]:
+    def enlist(self, number: int, promises: Sequence[Promise] = (), kept: Sequence[Memo] = ()) -> list[Effect]:
         """Resources of the site's own for transactions that it begins; `number` names them as it does a subscription.
 
         `promises` and `kept` are what an earlier life promised through them, see `recover`.
         """
-        return self._carry_out(self.resources.enlist(number, promises, kept, compensatable=compensatable))
+        return self._carry_out(self.resources.enlist(number, promises, kept))
 
     def dismiss(self, number: int) -> list[Effect]:
         """These resources take part in nothing new."""

@@ -120,8 +120,6 @@ class Subscriptions:
         coordinator = self.rendezvous(wish.definitions[0].name)
         subscription = Subscription(number, wish, coordinator)
         self.all[number] = subscription
-        if wish.compensatable:
-            self.voters.serial.add(number)
         if wish.replica is not None:
             subscription.replica = EpochExecutor(
                 number,

@@ -87,11 +87,6 @@ class EpochId(Wire, frozen=True):
     def __str__(self) -> str:
         return f"{self.event_type}#{self.number}.{self.attempt}@{self.coordinator}.{self.incarnation}"
 
-    def same_number(self, other: "EpochId") -> bool:
-        """Whether both are attempts at one number of one life of a coordinator."""
-        mine = (self.event_type, self.number, self.coordinator, self.incarnation)
-        return mine == (other.event_type, other.number, other.coordinator, other.incarnation)
-
     def newer_than(self, other: "EpochId") -> bool:
         """Whether the coordinator sent this one out after the other."""
         return (self.incarnation, self.number, self.attempt) > (other.incarnation, other.number, other.attempt)

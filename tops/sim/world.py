@@ -7,8 +7,6 @@ must end.
 from collections.abc import Callable
 from random import Random
 
-import msgspec
-
 from tops.constraints import Predicate
 from tops.core.epochs import EpochOptions
 from tops.core.participation import SiteOptions, Wish
@@ -151,8 +149,6 @@ class World:
         prefers: tuple[Scope, ...] = (Scope.DISTRIBUTED,),
     ) -> int:
         number = len(app.subscriptions) + 1
-        if isinstance(database, CallbackDatabase) and database.compensatable:
-            wish = msgspec.structs.replace(wish, compensatable=True)
         app.subscriptions[number] = SimSubscription(number, wish, database, prefers)
         return number
 
