@@ -89,11 +89,11 @@ def visit(name: str, variant: int) -> int:
 @pytest.mark.parametrize("variant", [1, 2])
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_crash_between_any_two_effects_breaks_no_promise(name: str, variant: int) -> None:
-    assert visit(name, variant) >= 40
+    assert visit(name, variant) >= 30
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("variant", range(3, 20))
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_crash_between_any_two_effects_breaks_no_promise_in_any_variant(name: str, variant: int) -> None:
-    assert visit(name, variant) >= 40
+    assert visit(name, variant) >= 30

@@ -13,7 +13,7 @@ from tops.sim.faults import Faults
 from tops.sim.runner import Totals, run_seed, run_seeds
 
 REGRESSIONS = (
-    *(3, 10, 16, 18, 41, 66, 80, 84, 87, 100, 108, 234, 1054, 1164),
+    *(3, 10, 16, 18, 41, 66, 80, 84, 87, 100, 108, 234, 1054, 1164, 11_765),
     *(20014, 20028, 20078, 30028, 30032, 30129, 1_000_983),
 )
 FRESH = range(10_000, 12_000)

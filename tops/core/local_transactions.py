@@ -51,7 +51,8 @@ class LocalTransactions:
 
     def _relay(self, census: CensusOpened, initiator: Address, numbering: EventCoordinator | None) -> LocalRelay:
         tx, spec = census.tx, census.spec
-        keep_events = spec.event_type in self._known.logs_of
+        # Right after a restart a transaction may come before its type, and that may turn out to be a durable one.
+        keep_events = spec.event_type in self._known.logs_of or spec.event_type not in self._known.types
         relay = LocalRelay(tx, spec, initiator, keep_events=keep_events, numbering=numbering)
         self._open.relays[tx] = relay
         return relay
