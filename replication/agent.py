@@ -113,9 +113,7 @@ class Agent:
         await self.site.advertise(self.log_type)
         await bootstrap.copy_if_new(self)
         if self.policy.local_first:
-            publisher = OutboxPublisher(
-                self.site, self.log_type, self.resource, self.policy.plan(), self.participant.own
-            )
+            publisher = OutboxPublisher(self.site, self.log_type, self.resource, self.policy.plan())
             self.writes = LocalWrites(config, self.replica.name, self.site, self.resource, publisher, self.errors)
             await self.writes.start(self.participant)
             self._spawn(publisher.run())

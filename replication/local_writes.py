@@ -74,6 +74,8 @@ class LocalWrites:
         return f"another site's clock was {ahead_s:.1f} s ahead of this one: last-writer decisions may surprise"
 
     async def start(self, participant: ReplicaParticipant) -> None:
+        if not isinstance(self._apply, Folding):  # that one counts what comes back
+            self.publisher.own = participant.own
         if self._apply is None:
             return
         found = (await self._resource.read(f"select coalesce(max(clock), 0) as clock from {CLOCKS}")).rows
@@ -83,12 +85,11 @@ class LocalWrites:
         participant.turn = self._turn
 
     async def _resolved(self, entries: Sequence[Entry], _: Mapping[int, LogEntry]) -> list[Entry]:
-        """One at a time: who wins depends on the rows that the one before it left."""
         assert self._apply is not None
         before = self._apply.conflicts
-        resolved = await self._apply.resolved(entries[0])
+        resolved = await self._apply.resolved(entries)
         self._errors.conflict_count += self._apply.conflicts - before
-        return [resolved]
+        return resolved
 
     async def write(self, tx: str, encoded: bytes) -> WriteDone:
         """Commit here, with the record that it is to be published; repeated with the same id it is done once."""

@@ -168,7 +168,7 @@ class ReplicaParticipant(BatchParticipant):
         return self.reached
 
     def _entry(self, number: int, logged: LogEntry | None) -> Entry:
-        entry = _entry(number, logged)
+        entry = entry_of(number, logged)
         if not self.own or self.own.isdisjoint(member.tx for member in entry.members):
             return entry
         others = tuple(member for member in entry.members if member.tx not in self.own)
@@ -272,7 +272,8 @@ def _attempt(memo: Memo) -> Attempt:
     )
 
 
-def _entry(number: int, entry: LogEntry | None) -> Entry:
+def entry_of(number: int, entry: LogEntry | None) -> Entry:
+    """What the log holds under a number, as the adapter takes it."""
     if entry is None:
         return Entry(number, ())
     members: list[Member] = []

@@ -29,10 +29,9 @@ log = logging.getLogger("tops.replication")
 class OutboxPublisher:
     """The publishing half of a local-first replica."""
 
-    def __init__(self, site: Site, event_type: EventType, resource: Resource, plan: TxPlan, own: set[str]) -> None:
-        """`own`: where the ids of what is published are noted, since all of it comes back from the log."""
+    def __init__(self, site: Site, event_type: EventType, resource: Resource, plan: TxPlan) -> None:
         self._site, self._event_type, self._resource, self._plan = site, event_type, resource, plan
-        self._own = own
+        self.own: set[str] | None = None  # where the ids of what is published are noted: it comes back from the log
         self._work = asyncio.Event()
         self._waiting: dict[str, list[asyncio.Future[int]]] = {}
         self._published: OrderedDict[str, int] = OrderedDict()
@@ -86,7 +85,8 @@ class OutboxPublisher:
                 return
             encoded = _cut([encode_member(entry.member) for entry in entries])
             entries = entries[: len(encoded)]
-            self._own.update(entry.member.tx for entry in entries)
+            if self.own is not None:
+                self.own.update(entry.member.tx for entry in entries)
             outcome = await self._site.execute(
                 self._event_type,
                 self._plan.tx_type,

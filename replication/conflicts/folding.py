@@ -7,6 +7,7 @@ base; when the last change under way has come back, the base is what the site sh
 for is its own base. So after the same prefix of the log all bases are equal, whatever the function is.
 """
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import msgspec
@@ -62,15 +63,19 @@ class Folding:
         self.ranking, self.shapes, self.own_function = ranking, shapes, own_function
         self.conflicts = 0
 
-    async def resolved(self, entry: Entry) -> Entry:
-        """The entry as it is to be applied here. To be called, and its result applied, with the replica's turn."""
+    async def resolved(self, entries: Sequence[Entry]) -> list[Entry]:
+        """The first entry as it is to be applied here. To be called, and its result applied, with the replica's turn.
+
+        Always one: what is under way for a row changes with the one before.
+        """
+        entry = entries[0]
         if not entry.members:
-            return entry
+            return [entry]
         known = await self._known([m.idempotency_key for m in entry.members])
         fold = _Fold(self, entry.number)
         await fold.read([m for m in entry.members if not is_record(m)], self._resource)
         members = [m if is_record(m) else await self._member(m, fold, known) for m in entry.members]
-        return Entry(entry.number, tuple(members), entry.at_ms)
+        return [Entry(entry.number, tuple(members), entry.at_ms)]
 
     async def _member(self, member: Member, fold: "_Fold", known: dict[str, _Known]) -> Member:
         key, first = member.idempotency_key, known.get(member.idempotency_key)

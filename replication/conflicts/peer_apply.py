@@ -4,6 +4,7 @@ Each change is compared with the row's present version. If that is the one its w
 not, the two met, the higher version wins, and the conflict log shows what was kept and what was discarded.
 """
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -30,6 +31,7 @@ from tops.changes import Change, Delete, Member, Row, Update, Upsert
 from tops.ports import Entry, Resource
 
 Place = tuple[str, str]
+_TOGETHER = 256  # entries for which the rows are looked up at once; writers of this site wait meanwhile
 
 
 class PeerApply:
@@ -47,24 +49,31 @@ class PeerApply:
         self._ranking, self._shapes = ranking, shapes
         self.conflicts = 0
 
-    async def resolved(self, entry: Entry) -> Entry:
-        """The entry as it is to be applied here: without what is known already, with every row decided.
+    async def resolved(self, entries: Sequence[Entry]) -> list[Entry]:
+        """The first entries as they are to be applied here: without what is known already, with every row decided.
 
         To be called, and its result applied, with the replica's turn: nothing may change in between.
         """
-        if not entry.members:
-            return entry
-        known = await self._known_keys([m.idempotency_key for m in entry.members])
-        records = [m for m in entry.members if is_record(m)]
-        fresh = [m for m in entry.members if known.get(m.idempotency_key) != m.tx and not is_record(m)]
+        together = entries[:_TOGETHER]
+        members = [member for entry in together for member in entry.members]
+        if not members:
+            return list(together)
+        known = await self._known_keys([m.idempotency_key for m in members])
         keys = {
             (clock.key["table_name"], clock.key["key"]): key_in(change)
-            for member in fresh
+            for member in members
+            if not is_record(member)
             for change, clock in rows_of(member.changes)
         }
-        step = _Step(self, entry.number, await read_versions(self._resource, keys))
-        await step.read_images(keys)
-        members = [await step.member(member, known) for member in fresh] + records
+        rows = _Rows(self, await read_versions(self._resource, keys))
+        await rows.read_images(keys)
+        return [await self._entry(entry, rows, known) for entry in together]
+
+    async def _entry(self, entry: Entry, rows: "_Rows", known: dict[str, str]) -> Entry:
+        rows.begin(entry.number)
+        records = [m for m in entry.members if is_record(m)]
+        fresh = [m for m in entry.members if known.get(m.idempotency_key) != m.tx and not is_record(m)]
+        members = [await rows.member(member, known) for member in fresh] + records
         return Entry(entry.number, tuple(members), entry.at_ms)
 
     async def _known_keys(self, keys: list[str]) -> dict[str, str]:
@@ -75,13 +84,17 @@ class PeerApply:
         return {row["key"]: row["tx"] for row in found.rows}
 
 
-class _Step:
-    """One entry under way: versions and images as its earlier members left them."""
+class _Rows:
+    """Entries under way: versions and images as those before left them."""
 
-    def __init__(self, outer: PeerApply, number: int, versions: dict[Place, Version]) -> None:
-        self._outer, self._number, self._versions = outer, number, versions
+    def __init__(self, outer: PeerApply, versions: dict[Place, Version]) -> None:
+        self._outer, self._versions = outer, versions
         self._images: dict[Place, Row | None] = {}
-        self._lines = 0
+        self._number = self._lines = 0
+
+    def begin(self, number: int) -> None:
+        """The next entry is the one with this number."""
+        self._number, self._lines = number, 0
 
     async def read_images(self, keys: dict[Place, Row]) -> None:
         for table in sorted({table for table, _ in keys}):

@@ -13,12 +13,12 @@ from adapters import EmbeddedPostgres
 from replication import ReplicaSet
 from replication.conflicts.clock import wall_ms
 from replication.conflicts.tables import rows_of, version_in
+from replication.participant import entry_of
 from tests.integration.replication.clusters import eventually, rows_everywhere
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tops.changes import Change, Delete, Insert, Member, Row, Update
 from tops.errors import NotReachable, OutcomeUnknown
 from tops.messages import LogEntry
-from tops.ports import Entry
 
 HOT, DOOMED, COUNTER, WRITERS = range(8), range(20, 28), 50, 12
 SKEW_MS = {"r1": 0, "r2": 5_000, "r3": -5_000}
@@ -115,15 +115,15 @@ class Published:
         self.set: dict[tuple[str, Identity], str] = {}  # row and version -> the owner that it set
         self.seen: set[tuple[str, Identity]] = set()  # versions that somebody built upon
         participant = cluster.agents["r1"].participant
-        apply = participant.translate
-        assert apply is not None
+        apply = participant.apply_entries
 
-        async def noted(entry: Entry, logged: LogEntry | None) -> Entry:
-            for member in entry.members:
-                self._note(member)
-            return await apply(entry, logged)
+        async def noted(entries: tuple[LogEntry, ...], upto: int) -> int:
+            for logged in entries:
+                for member in entry_of(logged.number, logged).members:
+                    self._note(member)
+            return await apply(entries, upto)
 
-        participant.translate = noted
+        participant.apply_entries = noted  # type: ignore[method-assign]
 
     def _note(self, member: Member) -> None:
         for change, clock in rows_of(member.changes):
