@@ -18,6 +18,7 @@ from replication.divergence.canonical import NotOfType, sqlite_text
 from replication.divergence.places import keys_of, table_name, tables_named_in
 from replication.divergence.ports import Key, LogRecord
 from replication.divergence.schema import Column, CommonTable, ValueKind
+from replication.events import batch_in
 from replication.marked import barrier_of, repair_of
 from tops.changes import Change, Delete, Insert, Member, Row, Statement, Update, Upsert, decode_member
 from tops.messages import LogEntry
@@ -39,14 +40,14 @@ def members_of(entry: LogEntry, config: ReplicaSetConfig) -> Iterator[tuple[Orig
     replicas = {config.site_of(name): name for name in config.names}
     for logged in entry.transactions:
         publisher = logged.tx.rpartition(".")[0].rpartition(".")[0]
+        # What a replica committed first is published by its agent; anything else by its writer.
+        site = replicas.get(publisher) or publisher
         for event in logged.events:
-            member = decode_member(event.body["write"])
-            if barrier_of(member) is not None or repair_of(member) is not None:
-                continue
-            tx = member.tx if logged.tx_type is TxType.LOCAL else logged.tx
-            # What a replica committed first is published by its agent; anything else by its writer.
-            site = replicas.get(publisher) or publisher
-            yield Origin(entry.number, tx, site, datetime.fromtimestamp(event.body["at"] / 1000, UTC)), member
+            at = datetime.fromtimestamp(event.body["at"] / 1000, UTC)
+            for member in batch_in([event]) or [decode_member(event.body["write"])]:
+                if barrier_of(member) is None and repair_of(member) is None:
+                    tx = member.tx if logged.tx_type is TxType.LOCAL else logged.tx
+                    yield Origin(entry.number, tx, site, at), member
 
 
 class TableRecords:

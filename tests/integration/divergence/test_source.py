@@ -26,9 +26,14 @@ TABLE = (
 
 
 def config(databases: Databases, folder: Path) -> str:
-    replicas = "".join(f'[[replica_set.replica]]\nname = "{e.name}"\ndsn = "{e.dsn}"\n' for e in databases.endpoints)
+    replicas = "".join(
+        f'[[replica_set.replica]]\nname = "{e.name}"\nbroker = "b1"\ndsn = "{e.dsn}"\n' for e in databases.endpoints
+    )
     file = folder / "tops.toml"
-    file.write_text(f'[[replica_set]]\nname = "shop"\npolicy = "quorum"\ntables = ["accounts"]\n{replicas}')
+    file.write_text(
+        '[cluster]\nname = "shop"\n[[broker]]\nname = "b1"\nlisten = "127.0.0.1:7420"\ndata = "data"\n'
+        f'[[replica_set]]\nname = "shop"\npolicy = "quorum"\ntables = ["accounts"]\n{replicas}'
+    )
     return str(file)
 
 
@@ -124,7 +129,7 @@ def test_wrong_options_are_refused_by_name(spark: SparkSession, tmp_path: Path) 
         ({"table": "t"}, 'set the option "dsn"'),
         ({"dsn": "postgresql://x"}, 'set the option "table"'),
         ({"dsn": "oracle://x", "table": "t"}, "'oracle' is no known database"),
-        ({"set": "shop", "replica": "r9", "table": "t", "config": str(tmp_path / "none.toml")}, "no such file"),
+        ({"set": "shop", "replica": "r9", "table": "t", "config": str(tmp_path / "none.toml")}, "No such file"),
     ):
         with pytest.raises(PySparkException, match=message):
             spark.read.format("replica").options(**options).load()

@@ -67,13 +67,13 @@ class SmallCluster:
 
 _made = 0
 LIMITS = "heartbeat_s = 5\nsite_grace_s = 0.5"
-_free: list[str] = []  # databases of clusters that have ended: emptying one is cheaper than making one
+_free: dict[str, list[str]] = {}  # by server, databases of clusters that have ended: emptying one is cheap
 
 
 async def _database(server: EmbeddedPostgres) -> str:
     """An empty database."""
-    if _free:
-        return _free.pop()
+    if free := _free.get(server.dsn):
+        return free.pop()
     global _made
     _made += 1
     connection = await asyncpg.connect(server.dsn)
@@ -92,7 +92,7 @@ async def _give_back(server: EmbeddedPostgres, database: str) -> None:
         await connection.execute("drop schema public cascade; drop schema if exists tops cascade; create schema public")
     finally:
         await connection.close()
-    _free.append(database)
+    _free.setdefault(server.dsn, []).append(database)
 
 
 @asynccontextmanager
