@@ -26,7 +26,7 @@ from tops.changes import Change, Member, Statement
 from tops.errors import ConfigError, NotReachable
 from tops.ports import Resource
 
-HOLD_S = 120.0  # nobody keeps a database's dead rows alive for longer without asking again
+HOLD_S = 600.0  # a check that died keeps a database's dead rows alive for no longer
 TAKE_S = 5.0  # the replica waits for its snapshot, and for no longer
 GUARDS_MAX = 64
 REPAIR_CALL = "select tops.repair_row($1, $2)"

@@ -144,6 +144,7 @@ def repair(
     newest_by: Annotated[str, typer.Option(help="a column that grows, for --by newest without a log")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run/--execute", help="only show the plan, or carry it out")] = True,
     master: Master = "local[*]",
+    wait: Annotated[float, typer.Option(min=1, help="seconds that a replica has to reach a barrier")] = 60.0,
     keys: Keys = None,
     operator: Operator = "",
     output: Output = Format.TABLE,
@@ -171,7 +172,7 @@ def repair(
         _print_plan(planner.plan, output)
         typer.echo("nothing was written; carry it out with --execute", err=True)
         raise typer.Exit(1 if planner.plan.undecided_rows else 0)
-    where = _Where(described, out, keys, operator)
+    where = _Where(described, out, keys, operator, wait)
     if described.cluster is None:
         done = asyncio.run(carry_out(changes, DirectWriter(endpoints)))
     else:
@@ -197,7 +198,7 @@ async def _repaired_set(
 
     assert where.described.cluster is not None
     async with linked(where.described.cluster, where.described.name, keys=where.keys, operator=where.operator) as link:
-        return await SetRepair(link, endpoints, planner).run(differences)
+        return await SetRepair(link, endpoints, planner, where.wait_s).run(differences)
 
 
 @app.command()

@@ -30,7 +30,7 @@ from replication.divergence.places import Place, place
 from replication.divergence.ports import Engine, Key, ReplicaEndpoint, RowChange, SnapshotHandle
 from replication.divergence.repair import Planner, Repaired
 from replication.divergence.schema import CommonTable, ValueKind, common_table, literal, quoted
-from replication.divergence.set_barrier import SetBarrier
+from replication.divergence.set_barrier import WAIT_S, SetBarrier
 from replication.divergence.set_link import SetLink
 from replication.divergence.set_log import SetLog
 from replication.marked import Repair
@@ -66,14 +66,16 @@ class _Progress:
 class SetRepair:
     """Makes the rows of a set equal again, as a planner decides."""
 
-    def __init__(self, link: SetLink, endpoints: Sequence[ReplicaEndpoint], planner: Planner) -> None:
+    def __init__(
+        self, link: SetLink, endpoints: Sequence[ReplicaEndpoint], planner: Planner, wait_s: float = WAIT_S
+    ) -> None:
         for endpoint in endpoints:
             if endpoint.engine is not Engine.POSTGRES:
                 raise CheckRefused(
                     f"replica {endpoint.name}: only PostgreSQL replicas are repaired through the set; "
                     f"stop it and give the databases with --dsn"
                 )
-        self._link, self._endpoints, self._planner = link, list(endpoints), planner
+        self._link, self._endpoints, self._planner, self._wait_s = link, list(endpoints), planner, wait_s
         self._knowledge, self._log = SetKnowledge(link), SetLog(link)
         self._done = Repaired()
 
@@ -140,7 +142,7 @@ class SetRepair:
 
     @asynccontextmanager
     async def _look(self, table: CommonTable, keys: Sequence[Key]) -> AsyncIterator[_Look]:
-        barrier = SetBarrier(self._link)
+        barrier = SetBarrier(self._link, self._wait_s)
         try:
             handles = await barrier.open(self._endpoints)
             for endpoint in self._endpoints:

@@ -41,7 +41,7 @@ class CheckedSet:
 
     small: SmallCluster
     link: SetLink
-    spark: SparkSession
+    spark: SparkSession | None  # None: no checks, only barriers and repairs
     out: Path
 
     async def on(self, replica: str, *statements: str) -> None:
@@ -49,7 +49,7 @@ class CheckedSet:
         for statement in statements:
             await self.small.sql(replica, statement)
 
-    def check(self, options: CheckOptions | None = None, wait_s: float = 60.0, **more: Any) -> Check:
+    def check(self, options: CheckOptions | None = None, wait_s: float = 240.0, **more: Any) -> Check:
         described = load_set(str(self.small.cluster.path), "shop")
         options = options or CheckOptions()
         return Check(
@@ -81,7 +81,7 @@ class CheckedSet:
     ) -> Repaired:
         endpoints = load_set(str(self.small.cluster.path), "shop").endpoints
         planner = Planner([endpoint.name for endpoint in endpoints], by, **more)
-        return await kind(self.link, endpoints, planner).run(self.differences(result))
+        return await kind(self.link, endpoints, planner, 240.0).run(self.differences(result))
 
     async def logged_keys(self) -> AsyncIterator[str]:
         """The idempotency keys of all transactions in the set's log."""
@@ -94,7 +94,7 @@ class CheckedSet:
 
 @asynccontextmanager
 async def checked_set(
-    server: EmbeddedPostgres, folder: Path, spark: SparkSession, keys: str, *, rows: int, schema: str = SCHEMA
+    server: EmbeddedPostgres, folder: Path, spark: SparkSession | None, keys: str, *, rows: int, schema: str = SCHEMA
 ) -> AsyncIterator[CheckedSet]:
     """A set whose replicas begin with the same rows."""
     filled = f"{schema}\n{FILL.format(rows=rows)};\nanalyze t;"
@@ -140,16 +140,16 @@ class Writers:
 
 @asynccontextmanager
 async def writing(
-    checked: CheckedSet, rows: tuple[int, int], rate: int = 500, **more: Any
+    checked: CheckedSet, rows: tuple[int, int], rate: int = 500, writers: int = 16, **more: Any
 ) -> AsyncIterator[list[Writers]]:
     """Writers at every replica where every replica writes, together at this rate."""
     names = list(checked.small.databases)
-    async with checked.small.connect(names[0]) as one, checked.small.connect(names[1]) as two:
-        everyone = [Writers(shop, rows, rate // 2, **more) for shop in (one, two)]
-        tasks = [asyncio.ensure_future(writers.run()) for writers in everyone]
+    async with checked.small.connect(names[0]) as first, checked.small.connect(names[1]) as second:
+        everyone = [Writers(shop, rows, rate // 2, **more) for shop in (first, second)]
+        tasks = [asyncio.ensure_future(one.run(writers)) for one in everyone]
         try:
             yield everyone
         finally:
-            for writers in everyone:
-                writers.stop()
+            for one in everyone:
+                one.stop()
             await asyncio.gather(*tasks)
