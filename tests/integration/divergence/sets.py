@@ -23,6 +23,7 @@ from replication.divergence.set_link import SetLink, linked
 from replication.divergence.set_log import SetLog
 from replication.divergence.set_repair import SetRepair
 from replication.divergence.sets import load_set
+from replication.events import batch_in
 from replication.refusals import WriteRefused
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tops.changes import Change, Update, decode_member
@@ -89,7 +90,8 @@ class CheckedSet:
         async for entry in self.link.entries(told.oldest, told.decided):
             for logged in entry.transactions:
                 for event in logged.events:
-                    yield decode_member(event.body["write"]).idempotency_key
+                    for member in batch_in([event]) or [decode_member(event.body["write"])]:
+                        yield member.idempotency_key
 
 
 @asynccontextmanager

@@ -1,5 +1,6 @@
 """Why replicas of a running set differ: what its policies allow, and what happens past them, named by the log."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,15 +19,18 @@ from tops.changes import Row, Update
 QUORUM = 'policy = "quorum"\nwrite_quorum = 2'
 
 
-def keep_mine(table: str, key: Row, kept: Row, came: Row, kept_site: str, came_site: str) -> Row:
-    """No resolution at all: everybody keeps what was there first."""
-    return kept
+_turns = itertools.cycle([True, False])
+
+
+def moody(table: str, key: Row, kept: Row, came: Row, kept_site: str, came_site: str) -> Row:
+    """No resolution at all: what it decides depends on how often it was asked, not on the rows."""
+    return kept if next(_turns) else came
 
 
 async def test_peers_that_do_not_resolve_conflicts_diverge_and_both_writers_are_named(
     cluster_server: EmbeddedPostgres, folder: Path, spark: SparkSession
 ) -> None:
-    keys = f'policy = "peer-to-peer"\nresolver = "{__name__}:keep_mine"'
+    keys = f'policy = "peer-to-peer"\nresolver = "{__name__}:moody"'
     async with checked_set(cluster_server, folder, spark, keys, rows=100) as checked:
         async with checked.small.connect("r1") as one, checked.small.connect("r2") as two:
             for replica in ("r1", "r2"):
