@@ -5,11 +5,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from replication.calls import AnyAnswer, AnyQuestion, Caller
+from replication.calls import AnyAnswer, AnyQuestion, Caller, Read
 from replication.config import Cluster, ReplicaSetConfig
 from replication.events import log_type, write_body
 from replication.marked import KEY_TTL_S
 from replication.policies import policy_of
+from replication.values import pack_values
 from tops.changes import Change, Member
 from tops.constraints import AnyConstraint, AtLeast, OnlyFrom
 from tops.ids import TxId
@@ -50,6 +51,11 @@ class SetLink:
             local_outcome=plan.local_outcome,
         )
         return outcome.log_number or 0
+
+    async def applied(self, replica: str, number: int, wait_s: float) -> None:
+        """Return once the replica has applied the log up to a number; NotReachable if it does not get there in time."""
+        question = Read(sql="select 1", args=pack_values([]), at_least=number, wait_s=wait_s)
+        await self.ask(replica, question, wait_s + ASK_S)
 
     async def log(self) -> LogTold:
         """From where to where the log is kept."""

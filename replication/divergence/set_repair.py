@@ -196,6 +196,7 @@ class SetRepair:
                     number = await self._link.publish(repair.key, some)
                 except (TransactionAborted, OutcomeUnknown):
                     continue  # the next round sees what has become of it
+                await self._link.applied(replica, number, self._wait_s)  # until then the rows are guarded
                 self._done.transactions.append(f"{replica}: number {number} of the log")
 
     async def _versions(self, table: CommonTable, look: _Look, change: RowChange) -> list[str]:
