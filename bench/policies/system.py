@@ -11,6 +11,7 @@ connection to PostgreSQL carries one transaction at a time. With `own_links` eve
 import asyncio
 import shutil
 import tempfile
+from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from itertools import count
@@ -68,9 +69,9 @@ class PolicySystem(System):
             self._sets.append(await self._stack.enter_async_context(linked))
         await self._sets[0].wait_in_sync()
 
+    @abstractmethod
     async def launch(self, folder: Path, stack: AsyncExitStack) -> None:
         """Bring brokers and agents up; `stack` ends them."""
-        raise NotImplementedError
 
     def _written(self, folder: Path) -> Path:
         sync = str(list(self.servers)[:-1]).replace("'", '"')

@@ -4,6 +4,7 @@ A node can be crashed between any two effects. What is behind a `Persist` waits 
 that later inputs want done.
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
@@ -58,7 +59,7 @@ CALLS = (
 )
 
 
-class SimNode:
+class SimNode(ABC):
     """What brokers and sites have in common: being up, paused or down, and a queue of effects."""
 
     def __init__(self, world: "World", name: NodeId) -> None:
@@ -104,11 +105,13 @@ class SimNode:
         if self.up:
             self.world.network.node_up(self.name)
 
+    @abstractmethod
     def lose_memory(self) -> None:
-        raise NotImplementedError
+        """What the crash takes: everything that is not on disk."""
 
+    @abstractmethod
     def wake_up(self) -> None:
-        raise NotImplementedError
+        """Begin a life with what is on disk."""
 
     # ------------------------------------------------------------------------------------------------------- effects
 
@@ -183,14 +186,16 @@ class SimNode:
             del self._timers[key]
             self.act(self._timer, key)
 
+    @abstractmethod
     def _timer(self, key: Any) -> list[Effect]:
-        raise NotImplementedError
+        """What the machine does when a timer fires."""
 
     def receive(self, link: NodeId, message: LinkMessage) -> None:
         self.act(self._take, link, message)
 
+    @abstractmethod
     def _take(self, link: NodeId, message: LinkMessage) -> list[Effect]:
-        raise NotImplementedError
+        """What the machine does with a message."""
 
 
 class SimBroker(SimNode):
