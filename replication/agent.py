@@ -94,7 +94,7 @@ class Agent:
                 self.cluster.urls(self.replica.broker),
                 name=self.name,
                 cluster=brokers.cluster.name,
-                keys=self.replica.keys,
+                keys=self.cluster.keys_of(self.replica),
                 insecure=brokers.cluster.insecure,
                 options=SITE_OPTIONS,
                 timeout_s=60.0,

@@ -65,7 +65,7 @@ class ReplicaSetConfig(Table):
     on_apply_error: Literal["stop", "skip", "set-aside"] = "stop"
 
     write_token: str | None = None  # the bearer token for writes over HTTP; none: no writes over HTTP
-    http_keys: Path | None = None  # the keys under which a broker's HTTP side writes, where there are keys
+    http_keys: str | None = None  # the folder of the keys under which a broker's HTTP side writes; {broker} is its name
 
     allow_volatile: bool = False
     wait_s: Seconds = 5.0  # how long a read waits for its position unless it says otherwise
@@ -244,6 +244,16 @@ class Cluster:
     def data_of(self, replica_set: ReplicaSetConfig, replica: ReplicaConfig) -> Path:
         """Where an agent keeps what is not in its database; an embedded server's data lies there too."""
         return self.config.broker_named(replica.broker).data / "replicas" / replica_set.site_of(replica.name)
+
+    def keys_of(self, replica: ReplicaConfig) -> Path | None:
+        """The folder of an agent's keys; a relative one lies beside the file."""
+        return self.path.parent / replica.keys if replica.keys is not None else None
+
+    def http_keys_of(self, replica_set: ReplicaSetConfig, broker: str) -> Path | None:
+        """The folder of the keys under which a broker's HTTP side writes to the set: each broker needs its own."""
+        if replica_set.http_keys is None:
+            return None
+        return self.path.parent / replica_set.http_keys.replace("{broker}", broker)
 
     def schema_of(self, replica_set: ReplicaSetConfig) -> str | None:
         if replica_set.schema_file is None:

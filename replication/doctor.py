@@ -2,13 +2,14 @@
 
 import asyncio
 import time
+from pathlib import Path
 
 import asyncpg
 import msgspec
 
 from adapters.postgres.scripts import user_tables
 from replication.config import Cluster, ReplicaConfig, ReplicaSetConfig
-from replication.replica_set import connect
+from replication.replica_set import connect_by_file
 from tops.changes import volatile_part
 from tops.errors import TopsError
 
@@ -52,7 +53,7 @@ class Seen(msgspec.Struct):
     tables: dict[str, list[tuple[str, str, bool]]] = {}
 
 
-async def examine(cluster: Cluster, config: ReplicaSetConfig) -> list[Finding]:
+async def examine(cluster: Cluster, config: ReplicaSetConfig, keys: Path | None = None) -> list[Finding]:
     """All findings, the worst first; a set without any has one that says so."""
     findings: list[Finding] = []
     seen: dict[str, Seen] = {}
@@ -64,7 +65,7 @@ async def examine(cluster: Cluster, config: ReplicaSetConfig) -> list[Finding]:
             if looks is not None:
                 seen[replica.name] = looks
     findings += _differences(seen)
-    findings += await _running(cluster, config)
+    findings += await _running(cluster, config, keys)
     if embedded:
         findings.append(Finding("ok", ", ".join(embedded), "embedded PostgreSQL: its settings are ours"))
     rank = {"error": 0, "warning": 1, "ok": 2}
@@ -166,9 +167,12 @@ def _differences(seen: dict[str, Seen]) -> list[Finding]:
     return findings
 
 
-async def _running(cluster: Cluster, config: ReplicaSetConfig) -> list[Finding]:
+async def _running(cluster: Cluster, config: ReplicaSetConfig, keys: Path | None) -> list[Finding]:
     try:
-        async with asyncio.timeout(10.0), connect(cluster.urls(), config.name, timeout_s=3.0) as replica_set:
+        async with (
+            asyncio.timeout(10.0),
+            connect_by_file(cluster, config.name, keys=keys, timeout_s=3.0) as replica_set,
+        ):
             status = await replica_set.status()
     except (TopsError, TimeoutError) as error:
         return [Finding("warning", "", f"the set does not run: {error}", "tops up, or tops replica run")]

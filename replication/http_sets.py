@@ -130,8 +130,9 @@ class SetRoutes:
         async with self._turn:
             if config.name not in self._connected:
                 cluster = Cluster.load(self._path)
-                table = cluster.config.broker_named(self._broker)
-                link = connect(table.url, config.name, keys=config.http_keys, insecure=cluster.config.cluster.insecure)
+                table, insecure = cluster.config.broker_named(self._broker), cluster.config.cluster.insecure
+                keys = cluster.http_keys_of(config, self._broker)
+                link = connect(table.url, config.name, keys=keys, insecure=insecure)
                 self._connected[config.name] = await self._stack.enter_async_context(link)
             return self._connected[config.name]
 

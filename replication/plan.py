@@ -1,5 +1,7 @@
 """What has to be done so that what runs is what the file says."""
 
+from pathlib import Path
+
 import msgspec
 
 from replication.calls import Caller, Describe, Described
@@ -20,11 +22,11 @@ class Step(msgspec.Struct, frozen=True):
     order: str = ""
 
 
-async def plan_for(cluster: Cluster, wanted: ReplicaSetConfig) -> list[Step]:
+async def plan_for(cluster: Cluster, wanted: ReplicaSetConfig, keys: Path | None = None) -> list[Step]:
     """Compare the file with what the set's agents say they run."""
     brokers = cluster.config
     async with Site.connect(
-        cluster.urls(), name=f"plan-{wanted.name}", cluster=brokers.cluster.name, insecure=brokers.cluster.insecure
+        cluster.urls(), keys=keys, cluster=brokers.cluster.name, insecure=brokers.cluster.insecure
     ) as site:
         caller = Caller(site, wanted.name, site.brokers)
         await caller.start()

@@ -121,16 +121,18 @@ class Processes:
         return f"; its log ends:\n{text[-2000:]}"
 
 
-async def wait_ready(cluster: Cluster, names: Sequence[str], processes: Processes, timeout_s: float = 60.0) -> None:
+async def wait_ready(
+    cluster: Cluster, names: Sequence[str], processes: Processes, timeout_s: float = 60.0, keys: Path | None = None
+) -> None:
     """Returns when all replicas of these sets are in sync."""
-    from replication.replica_set import connect
+    from replication.replica_set import connect_by_file
 
     for name in names:
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
             processes.check()
             try:
-                async with connect(cluster.urls(), name, timeout_s=2.0) as replica_set:
+                async with connect_by_file(cluster, name, keys=keys, timeout_s=2.0) as replica_set:
                     await replica_set.wait_in_sync(max(1.0, deadline - asyncio.get_running_loop().time()))
                     break
             except NotReachable:

@@ -7,15 +7,14 @@ async with connect("ws://127.0.0.1:7420", "shop") as shop:
 
 import asyncio
 import random
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from replication.calls import Caller, Describe, Described, Order, RowsTold, Status, StatusTold, Told
 from replication.calls import Conflicts as ConflictsWanted
-from replication.config import ReplicaSetConfig
+from replication.config import Cluster, ReplicaSetConfig
 from replication.events import log_type
 from replication.policies import policy_of
 from replication.reads import Consistency, Reader, ReadResult
@@ -194,19 +193,25 @@ async def connect(
     """Connect to a replica set through one of the cluster's brokers.
 
     `prefer` names the replica that local-first writes and reads of `any` go to; without it, one at the broker that
-    this client is connected to. `timeout_s` bounds connecting, and then every write: after it the outcome is unknown.
+    this client is connected to. `keys` is the folder that `tops keys issue` wrote for this client. `timeout_s` bounds
+    connecting, and then every write: after it the outcome is unknown.
     Raises NotReachable if no broker, or no replica of the set, answers.
     """
     options = SiteOptions(retry_s=0.5, give_up_s=timeout_s)
-    client = name or f"client-{secrets.token_hex(6)}"
-    async with Site.connect(
-        url, name=client, keys=keys, insecure=insecure, timeout_s=timeout_s, options=options
-    ) as site:
+    async with Site.connect(url, name=name, keys=keys, insecure=insecure, timeout_s=timeout_s, options=options) as site:
         caller = Caller(site, replica_set, site.brokers)
         await caller.start()
         config = await _described(caller, replica_set, timeout_s)
         await site.advertise(log_type(replica_set))
         yield ReplicaSet(site, config, caller, prefer, timeout_s)
+
+
+def connect_by_file(
+    cluster: Cluster, replica_set: str, *, keys: Path | None = None, timeout_s: float = 10.0
+) -> AbstractAsyncContextManager[ReplicaSet]:
+    """`connect` to a set of this file, through any of its brokers."""
+    insecure = cluster.config.cluster.insecure
+    return connect(cluster.urls(), replica_set, keys=keys, insecure=insecure, timeout_s=timeout_s)
 
 
 async def _described(caller: Caller, replica_set: str, timeout_s: float) -> ReplicaSetConfig:

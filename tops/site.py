@@ -75,7 +75,7 @@ class Site:
         cls,
         url: str | Sequence[str],
         *,
-        name: str,
+        name: str | None = None,
         keys: Path | None = None,
         cluster: str | None = None,
         data: Path | None = None,
@@ -87,13 +87,17 @@ class Site:
     ) -> AsyncIterator["Site"]:
         """Connect to one of the brokers at `url`; if its connection breaks it is made again, there or at another.
 
-        `keys` is the folder that `tops keys issue` wrote. `data` is a directory for promises that must survive a
-        crash of this process. Raises NotReachable, NotAuthenticated or ConfigError; nothing is left open then.
+        `keys` is the folder that `tops keys issue` wrote; its certificate has the site's name, and a `name` given as
+        well must be the same. Without keys and name the site gets a random one. `data` is a directory for promises
+        that must survive a crash of this process. Raises NotReachable, NotAuthenticated or ConfigError; nothing is
+        left open then.
         """
         urls = [url] if isinstance(url, str) else list(url)
         if not urls:
             raise ConfigError("no broker's address was given")
         for each in urls:
+            if each.startswith("wss:") and keys is None:
+                raise ConfigError(f"{each}: this cluster wants keys: name the folder that `tops keys issue` wrote")
             check_connect(urlsplit(each).hostname or "", tls=each.startswith("wss:"), plain_words=insecure)
         journal = SiteJournal.open(data) if data is not None else None
         node: SiteNode | None = None
@@ -103,10 +107,11 @@ class Site:
                 own = Identity.with_keys(keys, incarnation, insecure)
             else:
                 cluster = cluster or await _cluster_at(urls, timeout_s)
+                name = name or f"site-{secrets.token_hex(6)}"
                 own = Identity.without_keys(cluster, Kind.SITE, name, incarnation, SITE_ROLE, insecure)
-            if own.party.identity.name != name:
+            if name not in (None, own.party.identity.name):
                 raise ConfigError(f"{keys}: these are the keys of {own.party.identity}, not of site {name!r}")
-            node = SiteNode(name, own, urls, options or SiteOptions(), heartbeat_s)
+            node = SiteNode(own.party.identity.name, own, urls, options or SiteOptions(), heartbeat_s)
             node.on_ended = on_ended
             await node.connect(timeout_s)
             yield cls(node, journal)

@@ -1,6 +1,7 @@
 """`tops write` and `tops read`: one write, one read, from the command line."""
 
 import json
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,15 +13,21 @@ from rich.table import Table
 from replication.config import Cluster
 from replication.reads import Consistency
 from replication.refusals import WriteRefused
-from replication.replica_set import connect
+from replication.replica_set import ReplicaSet, connect, connect_by_file
 
 ConfigOption = Annotated[Path, typer.Option("-c", "--config", help="The cluster's file.")]
 UrlOption = Annotated[str | None, typer.Option("--url", help="A broker's address, instead of the file.")]
+KeysOption = Annotated[
+    Path | None, typer.Option("--keys", envvar="TOPS_KEYS", help="The folder of your keys, where the cluster has keys.")
+]
 FormatOption = Annotated[str, typer.Option("--format", help="table or json.")]
 
 
-def addresses(config: Path, url: str | None) -> list[str]:
-    return [url] if url is not None else Cluster.load(config).urls()
+def opened(name: str, config: Path, url: str | None, keys: Path | None) -> AbstractAsyncContextManager[ReplicaSet]:
+    """The set, through the broker at `url`, or through any that the file names."""
+    if url is not None:
+        return connect(url, name, keys=keys)
+    return connect_by_file(Cluster.load(config), name, keys=keys)
 
 
 def argument(text: str) -> Any:
@@ -39,12 +46,13 @@ def write(
     key: Annotated[str, typer.Option("--key", help="An idempotency key: writing twice does it once.")] = "",
     config: ConfigOption = Path("tops.toml"),
     url: UrlOption = None,
+    keys: KeysOption = None,
     format: FormatOption = "table",
 ) -> None:
     """Write one statement as one transaction; exit 1 if it was refused."""
 
     async def run() -> dict[str, Any]:
-        async with connect(addresses(config, url), name) as replica_set:
+        async with opened(name, config, url, keys) as replica_set:
             done = await replica_set.execute(sql, *map(argument, arg or []), idempotency_key=key)
             return {"tx": done.tx, "token": done.token, "rows": sum(done.rows), "duplicate": done.duplicate}
 
@@ -66,12 +74,13 @@ def read(
     replica: Annotated[str | None, typer.Option("--replica", help="Read at this replica.")] = None,
     config: ConfigOption = Path("tops.toml"),
     url: UrlOption = None,
+    keys: KeysOption = None,
     format: FormatOption = "table",
 ) -> None:
     """Read one query from a replica that has come far enough."""
 
     async def run() -> list[dict[str, Any]]:
-        async with connect(addresses(config, url), name) as replica_set:
+        async with opened(name, config, url, keys) as replica_set:
             chosen: Consistency = consistency  # type: ignore[assignment]
             return await replica_set.fetch(
                 sql, *map(argument, arg or []), consistency=chosen, after=after, max_lag=max_lag, replica=replica

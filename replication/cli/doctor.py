@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 import uvloop
 
-from replication.cli.data import ConfigOption, FormatOption, show
+from replication.cli.data import ConfigOption, FormatOption, KeysOption, show
 from replication.config import Cluster
 from replication.doctor import examine
 
@@ -14,11 +14,12 @@ from replication.doctor import examine
 def doctor(
     name: Annotated[str, typer.Argument(help="The replica set.")],
     config: ConfigOption = Path("tops.toml"),
+    keys: KeysOption = None,
     format: FormatOption = "table",
 ) -> None:
     """Check primary keys, schemas, settings, clocks, versions and privileges; exit 1 if something is wrong."""
     cluster = Cluster.load(config)
-    findings = uvloop.run(examine(cluster, cluster.replica_set(name)))
+    findings = uvloop.run(examine(cluster, cluster.replica_set(name), keys))
     show([{"level": f.level, "replica": f.replica, "finding": f.text, "remedy": f.remedy} for f in findings], format)
     if any(f.level == "error" for f in findings):
         raise typer.Exit(1)

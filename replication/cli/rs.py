@@ -6,10 +6,9 @@ from typing import Annotated, Any
 import typer
 import uvloop
 
-from replication.cli.data import ConfigOption, FormatOption, UrlOption, addresses, show
+from replication.cli.data import ConfigOption, FormatOption, KeysOption, UrlOption, opened, show
 from replication.config import Cluster
 from replication.plan import plan_for
-from replication.replica_set import ReplicaSet, connect
 from tops.errors import NotReachable
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
@@ -41,19 +40,20 @@ def apply(
     name: NameArgument,
     config: ConfigOption = Path("tops.toml"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan.")] = False,
+    keys: KeysOption = None,
     format: FormatOption = "table",
 ) -> None:
     """Bring what runs to what the file says; shows the plan first."""
     cluster = Cluster.load(config)
     wanted = cluster.replica_set(name)
-    steps = uvloop.run(plan_for(cluster, wanted))
+    steps = uvloop.run(plan_for(cluster, wanted, keys))
     show([{"step": s.text, "how": s.how} for s in steps] or [{"step": "nothing to do", "how": ""}], format)
     if dry_run or not steps:
         return
     manual = [s for s in steps if not s.automatic]
     for step in steps:
         if step.automatic:
-            typer.echo(uvloop.run(_order(cluster.urls(), name, step.replica, step.order)), err=True)
+            typer.echo(uvloop.run(_order(config, name, step.replica, step.order, keys)), err=True)
     if manual:
         typer.echo("some steps need a hand: see above", err=True)
         raise typer.Exit(1)
@@ -61,13 +61,17 @@ def apply(
 
 @app.command()
 def status(
-    name: NameArgument, config: ConfigOption = Path("tops.toml"), url: UrlOption = None, format: FormatOption = "table"
+    name: NameArgument,
+    config: ConfigOption = Path("tops.toml"),
+    url: UrlOption = None,
+    keys: KeysOption = None,
+    format: FormatOption = "table",
 ) -> None:
     """Every replica: position, lag in seconds and transactions (network and apply), why it stopped; exit 1 if one is
     not in sync."""
 
     async def run() -> dict[str, Any]:
-        async with connect(addresses(config, url), name) as replica_set:
+        async with opened(name, config, url, keys) as replica_set:
             return await replica_set.status()
 
     found = uvloop.run(run())
@@ -89,21 +93,36 @@ def status(
 
 
 @app.command()
-def pause(name: NameArgument, replica: ReplicaOption = None, config: ConfigOption = Path("tops.toml")) -> None:
+def pause(
+    name: NameArgument,
+    replica: ReplicaOption = None,
+    config: ConfigOption = Path("tops.toml"),
+    keys: KeysOption = None,
+) -> None:
     """Stop applying; what was acknowledged stays, and the log waits."""
-    _tell_all(config, name, replica, "pause")
+    _tell_all(config, name, replica, "pause", keys)
 
 
 @app.command()
-def resume(name: NameArgument, replica: ReplicaOption = None, config: ConfigOption = Path("tops.toml")) -> None:
+def resume(
+    name: NameArgument,
+    replica: ReplicaOption = None,
+    config: ConfigOption = Path("tops.toml"),
+    keys: KeysOption = None,
+) -> None:
     """Go on after a pause, or after an error was mended."""
-    _tell_all(config, name, replica, "resume")
+    _tell_all(config, name, replica, "resume", keys)
 
 
 @app.command()
-def retry(name: NameArgument, replica: ReplicaOption = None, config: ConfigOption = Path("tops.toml")) -> None:
+def retry(
+    name: NameArgument,
+    replica: ReplicaOption = None,
+    config: ConfigOption = Path("tops.toml"),
+    keys: KeysOption = None,
+) -> None:
     """Try transactions that were set aside once more."""
-    _tell_all(config, name, replica, "retry")
+    _tell_all(config, name, replica, "retry", keys)
 
 
 @app.command()
@@ -112,25 +131,25 @@ def conflicts(
     limit: Annotated[int, typer.Option("--limit")] = 50,
     config: ConfigOption = Path("tops.toml"),
     url: UrlOption = None,
+    keys: KeysOption = None,
     format: FormatOption = "table",
 ) -> None:
     """The conflict log: kind, both versions, the winner."""
 
     async def run() -> list[dict[str, Any]]:
-        async with connect(addresses(config, url), name) as replica_set:
+        async with opened(name, config, url, keys) as replica_set:
             found = await replica_set.conflicts(limit)
             return [{"replica": replica, **row} for replica, rows in found.items() for row in rows]
 
     show(uvloop.run(run()), format)
 
 
-def _tell_all(config: Path, name: str, replica: str | None, what: str) -> None:
-    cluster = Cluster.load(config)
-    wanted = cluster.replica_set(name)
+def _tell_all(config: Path, name: str, replica: str | None, what: str, keys: Path | None) -> None:
+    wanted = Cluster.load(config).replica_set(name)
     failed = False
     for each in [wanted.replica_named(replica).name] if replica is not None else wanted.names:
         try:
-            typer.echo(uvloop.run(_order(cluster.urls(), name, each, what)))
+            typer.echo(uvloop.run(_order(config, name, each, what, keys)))
         except NotReachable as error:
             typer.echo(f"{each}: {error}", err=True)
             failed = True
@@ -138,7 +157,6 @@ def _tell_all(config: Path, name: str, replica: str | None, what: str) -> None:
         raise typer.Exit(3)
 
 
-async def _order(urls: list[str], name: str, replica: str, what: str) -> str:
-    replica_set: ReplicaSet
-    async with connect(urls, name) as replica_set:
+async def _order(config: Path, name: str, replica: str, what: str, keys: Path | None) -> str:
+    async with opened(name, config, None, keys) as replica_set:
         return await replica_set.order(replica, what)

@@ -9,21 +9,23 @@ import typer
 import uvloop
 from rich.console import Console
 
+from replication.cli.data import ConfigOption, KeysOption
 from replication.config import Cluster
 from replication.processes import Processes, wait_ready
 
 
 def up(
-    config: Annotated[Path, typer.Option("-c", "--config", help="The cluster's file.")] = Path("tops.toml"),
+    config: ConfigOption = Path("tops.toml"),
     logs: Annotated[Path | None, typer.Option("--logs", help="A folder for the processes' logs.")] = None,
     log_level: Annotated[str, typer.Option("--log-level")] = "warning",
+    keys: KeysOption = None,
 ) -> None:
     """Run all brokers and replicas of the file, each in its own process; Ctrl-C stops them in order."""
     cluster = Cluster.load(config)
-    raise typer.Exit(uvloop.run(_up(cluster, logs, log_level)))
+    raise typer.Exit(uvloop.run(_up(cluster, logs, log_level, keys)))
 
 
-async def _up(cluster: Cluster, logs: Path | None, log_level: str) -> int:
+async def _up(cluster: Cluster, logs: Path | None, log_level: str, keys: Path | None) -> int:
     console = Console(stderr=True)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -33,7 +35,8 @@ async def _up(cluster: Cluster, logs: Path | None, log_level: str) -> int:
     try:
         await processes.start_all()
         stopped = asyncio.ensure_future(stop.wait())
-        ready = asyncio.ensure_future(wait_ready(cluster, [s.name for s in cluster.replica_sets], processes))
+        names = [s.name for s in cluster.replica_sets]
+        ready = asyncio.ensure_future(wait_ready(cluster, names, processes, keys=keys))
         await asyncio.wait({stopped, ready}, return_when=asyncio.FIRST_COMPLETED)
         if not stop.is_set():
             ready.result()
