@@ -1,6 +1,6 @@
 """A connection that breaks between a request and its answer: the client hears the truth, or that nobody knows yet.
 
-A proxy in front of the broker loses the request or the answer of a write. What the client then hears is compared with
+A wire in front of the broker loses the request or the answer of a write. What the client then hears is compared with
 what is in the databases, for every policy; the same request sent again with its idempotency key counts once.
 """
 
@@ -17,8 +17,8 @@ from replication import ReplicaSet, connect
 from replication.refusals import WriteRefused
 from tests.integration.replication.clusters import rows_everywhere
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
-from tests.integration.replication.proxy import Loss, Proxy, proxy_to
 from tests.integration.replication.test_kills import POLICIES
+from tests.integration.replication.wires import Loss, Wire, wire_to
 from tops.changes import Change, Insert, Update
 from tops.errors import OutcomeUnknown, Retry, TopsError
 
@@ -77,15 +77,15 @@ async def repeated(cluster: SmallCluster, direct: ReplicaSet, row: int, loss: Lo
 async def unknown_write(cluster: SmallCluster, row: int, loss: Loss, key: str = "") -> AsyncIterator[OutcomeUnknown]:
     """A write whose request or answer is lost; on leaving, the connection is whole again and its client goes away."""
     async with (
-        proxy_to(cluster.cluster.urls()[0]) as proxy,
-        connect(proxy.url, "shop", prefer="r1", timeout_s=2.0) as shop,
+        wire_to(cluster.cluster.urls()[0]) as wire,
+        connect(wire.url, "shop", prefer="r1", timeout_s=2.0) as shop,
     ):
-        proxy.lose(loss)
+        wire.lose(loss)
         with pytest.raises(OutcomeUnknown) as unknown:
             await shop.write(add_to(row), idempotency_key=key)
-        assert proxy.lost.is_set()
+        assert wire.lost.is_set()
         yield unknown.value
-        proxy.cut()
+        wire.cut()
 
 
 async def some_requests(server: EmbeddedPostgres, folder: Path, policy: str, count: int) -> None:
@@ -93,15 +93,15 @@ async def some_requests(server: EmbeddedPostgres, folder: Path, policy: str, cou
     async with (
         small_cluster(server, folder, POLICIES[policy]) as cluster,
         cluster.connect(prefer="r1") as direct,
-        proxy_to(cluster.cluster.urls()[0]) as proxy,
+        wire_to(cluster.cluster.urls()[0]) as wire,
     ):
         await direct.write([Insert("accounts", {"id": 1, "balance": 0})])
         await direct.wait_in_sync()
         pick = random.Random(policy)
         for number in range(count):
-            async with connect(proxy.url, "shop", prefer="r1", timeout_s=5.0) as shop:
-                proxy.lose(pick.choice([Loss.REQUESTS, Loss.ANSWERS]))
-                cutting = asyncio.ensure_future(cut_when_lost(proxy))
+            async with connect(wire.url, "shop", prefer="r1", timeout_s=5.0) as shop:
+                wire.lose(pick.choice([Loss.REQUESTS, Loss.ANSWERS]))
+                cutting = asyncio.ensure_future(cut_when_lost(wire))
                 await insist(shop, f"request-{number}")
                 await cutting
 
@@ -119,9 +119,9 @@ async def insist(shop: ReplicaSet, key: str) -> None:
             return
 
 
-async def cut_when_lost(proxy: Proxy) -> None:
-    await proxy.lost.wait()
-    proxy.cut()
+async def cut_when_lost(wire: Wire) -> None:
+    await wire.lost.wait()
+    wire.cut()
 
 
 @pytest.mark.parametrize("policy", ["quorum", "peer-to-peer"])
