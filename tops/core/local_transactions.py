@@ -1,7 +1,7 @@
 """Local transactions on their way through the rendezvous: announced, relayed, and ended the same way for everybody."""
 
 from tops.core.event_coordinator import EventCoordinator
-from tops.core.known_types import KnownTypes
+from tops.core.known_types import UNKNOWN_TYPE, KnownTypes
 from tops.core.local_relay import LocalRelay
 from tops.core.open_transactions import OpenTransactions, RendezvousNode
 from tops.core.outcomes import Outcomes
@@ -65,6 +65,8 @@ class LocalTransactions:
 
     def commit(self, relay: LocalRelay, last_sequence: int | None) -> list[Effect]:
         lacking = relay.lacking(last_sequence)
+        if lacking is None and relay.spec.event_type not in self._known.types:
+            lacking = UNKNOWN_TYPE.format(relay.spec.event_type)  # it may be a durable one, and this would be lost
         if lacking is not None:
             return self.end(relay, Outcome.ABORTED, lacking)
         log = self._known.logs_of.get(relay.spec.event_type)

@@ -18,24 +18,25 @@ class Faults(msgspec.Struct, frozen=True):
     """
 
     latency_s: float = 0.003
-    crash: float = 0.3
+    until_s: float = 4.0  # many short runs with many faults reach more places than few long ones
+    crash: float = 0.6
     last_words: float = 0.7  # chance that what a node sent just before its crash still arrives at a neighbour
-    cut: float = 0.5
-    partition: float = 0.1
-    pause: float = 0.1
+    cut: float = 2.0
+    partition: float = 0.2
+    pause: float = 0.2
     duplicate: float = 0.5  # chance that a frame is repeated once more after a reconnection
     refuse_event: float = 0.02  # chance that a participant fails at an event
     refuse_prepare: float = 0.05
     slow_call: float = 0.05  # chance that a participant takes long
     sick_replica: float = 0.1  # chance that a run has a replica that refuses what the others accept
     odd_replica: float = 0.1  # chance that a run has a replica that changes other numbers of rows than the others
-    power_loss: float = 0.02  # everything at once
-    crash_at_effect: float = 0.0003  # chance that a node crashes just before it carries out an effect
+    power_loss: float = 0.04  # everything at once
+    crash_at_effect: float = 0.0006  # chance that a node crashes just before it carries out an effect
     slow_disk: float = 0.05  # chance that a record takes long to reach a broker's disk
     crash_at_write: float = 0.015  # chance that a broker crashes while a record is on its way to the disk
     crash_after_write: float = 0.01  # chance that it crashes shortly after: others are just hearing of it
-    move: float = 0.1  # a site goes to another broker without being cut off
-    resubscribe: float = 0.1  # a site ends a subscription and asks for it again
+    move: float = 0.2  # a site goes to another broker without being cut off
+    resubscribe: float = 0.2  # a site ends a subscription and asks for it again
 
     @classmethod
     def none(cls) -> "Faults":

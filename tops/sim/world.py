@@ -27,7 +27,6 @@ from tops.sim.trace import Trace
 from tops.sim.workload import DEFINITIONS, KEYS, Workload
 from tops.transactions import Scope
 
-SAFETY_S = 12.0
 LIVENESS_S = 60.0
 QUIET_S = 3  # so long must nothing be open before it is believed
 
@@ -189,7 +188,7 @@ class World:
         self.start()
         self.workload.start()
         self.nemesis.start()
-        self.advance(SAFETY_S, steps_max)
+        self.advance(self.faults.until_s, steps_max)
         self.workload.active = False
         self.nemesis.stop()
         self._until_quiet(steps_max)
