@@ -44,6 +44,7 @@ class Promises:
         self._brokers, self._doubt_s = brokers, doubt_s
         self.epochs: dict[EpochKey, CallbackEpoch] = {}
         self._newest: dict[tuple[str, int, int], CallbackEpoch] = {}  # the attempt that counts, per number
+        self._finished: dict[tuple[str, NodeId, int], dict[EpochKey, CallbackEpoch]] = {}  # not noted, per coordinator
         self._decisions: OrderedDict[EpochId, tuple[str, frozenset[str]]] = OrderedDict()
 
     def on_prepare(self, prepare: PrepareEpoch) -> list[Effect]:
@@ -59,7 +60,7 @@ class Promises:
         newest = self._newest.get(key[:3])
         if newest is not None and newest.memo.epoch.attempt >= prepare.epoch.attempt:
             return []
-        effects: list[Effect] = []
+        effects = self._forget_noted(prepare.epoch, prepare.noted)
         for attempt in range(1, prepare.epoch.attempt):
             known = self.epochs.get((*key[:3], attempt))
             if known is not None:
@@ -73,7 +74,9 @@ class Promises:
                 effects += begun
             if executor is not None:
                 executors[member.tx] = executor
-        epoch = CallbackEpoch(number, memo, executors, self._brokers, self._doubt_s, self._epoch_ended)
+        epoch = CallbackEpoch(
+            number, memo, executors, self._brokers, self._doubt_s, self._epoch_finished, self._epoch_ended
+        )
         self._open_epoch(epoch)
         return effects + epoch.prepare(prepare.members)
 
@@ -95,9 +98,26 @@ class Promises:
         self.epochs[key] = self._newest[key[:3]] = epoch
         self._voters.promise(epoch.memo.voter)
 
+    def _epoch_finished(self, epoch: CallbackEpoch) -> None:
+        self._finished.setdefault(_life(epoch.memo.epoch), {})[epoch.key] = epoch
+
+    def _forget_noted(self, latest: EpochId, below: int) -> list[Effect]:
+        """The coordinator has noted everything up to there; numbers finish in about their order."""
+        effects: list[Effect] = []
+        finished = self._finished.get(_life(latest))
+        while finished:
+            oldest = next(iter(finished.values()))
+            if oldest.memo.epoch.number >= below:
+                break
+            effects += oldest.on_noted()
+        return effects
+
     def _epoch_ended(self, epoch: CallbackEpoch) -> None:
         key = epoch.key
         del self.epochs[key]
+        finished = self._finished.get(_life(epoch.memo.epoch))
+        if finished is not None and finished.pop(key, None) is not None and not finished:
+            del self._finished[_life(epoch.memo.epoch)]
         if self._newest.get(key[:3]) is epoch:
             del self._newest[key[:3]]
         voter = epoch.memo.voter
@@ -163,7 +183,14 @@ class Promises:
             for tx in promise.transactions:
                 spec = TxSpec(memo.epoch.event_type, TxType.DISTRIBUTED)
                 executors[tx] = self._sub_transactions.recover(tx, number, spec, memo)
-            epoch = CallbackEpoch.recovered(number, memo, executors, self._brokers, self._doubt_s, self._epoch_ended)
+            epoch = CallbackEpoch.recovered(
+                number, memo, executors, self._brokers, self._doubt_s, self._epoch_finished, self._epoch_ended
+            )
             self._open_epoch(epoch)
             effects += epoch.on_timer()
         return effects
+
+
+def _life(epoch: EpochId) -> tuple[str, NodeId, int]:
+    """Whose numbers an epoch's is one of."""
+    return (epoch.event_type, epoch.coordinator, epoch.incarnation)
