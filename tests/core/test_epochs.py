@@ -403,8 +403,31 @@ def test_a_finish_is_noted_on_disk_before_a_voter_may_forget() -> None:
 
     assert isinstance(effects[0], Persist)
     assert isinstance(effects[0].record, FinishesNoted)
-    assert {n.voter for n in posted(effects, FinishNoted)} == {"a", "b"}
     assert epoch not in machine.core.decided
+    again = machine.core.on_finished(EpochFinished(epoch=epoch, voter="a", note=True), address("a"))
+    assert [n.voter for n in posted(again, FinishNoted)] == ["a"]
+
+
+def test_a_prepare_tells_below_which_number_everything_is_noted() -> None:
+    machine = Machine(durable=False)
+    for tx in ("t1", "t2", "t3"):
+        machine.core.submit(ready(tx, "ab"))
+    first, second, third = (epoch.id for epoch in machine.core.in_flight.values())
+    for epoch in list(machine.core.in_flight.values()):
+        for key in "ab":
+            vote = EpochVoted(epoch=epoch.id, digest=epoch.digest, voter=key, excluded={})
+            machine.core.on_voted(vote, 1)
+
+    def noted_after(epoch: EpochId, voters: str, tx: str) -> set[int]:
+        for voter in voters:
+            machine.core.on_finished(EpochFinished(epoch=epoch, voter=voter, note=True), address(voter))
+        machine.core.write_notes()
+        return {p.noted for p in posted(machine.core.submit(ready(tx, "ab")), PrepareEpoch)}
+
+    assert noted_after(second, "ab", "t4") == {1}  # nobody has finished the first
+    assert noted_after(first, "a", "t5") == {1}  # one of two has
+    assert noted_after(first, "b", "t6") == {3}
+    assert noted_after(third, "ab", "t7") == {4}  # which is not decided
 
 
 @pytest.mark.parametrize("durable", [True, False])

@@ -15,6 +15,7 @@ from rich.table import Table
 from tops.errors import ConfigError
 from tops.sim.faults import Faults
 from tops.sim.runner import Result, Totals, run_seed, run_seeds, shortest_failing_prefix
+from tops.sim.workers import WorkerDied
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 TRACE_LINES = 60
@@ -41,7 +42,7 @@ def run(
 ) -> None:
     """Run simulated clusters and check every promise; exit 1 if one is broken.
 
-    Ctrl-C ends many runs with the totals so far and the command that goes on from there.
+    Ctrl-C, or SIGTERM, ends many runs at once with the totals so far and the command that goes on from there.
     """
     chosen = parse_faults(faults or [])
     if seeds is None:
@@ -103,19 +104,24 @@ def _many(seeds: range, faults: Faults, processes: int, output: str) -> None:
         signal.signal(number, lambda *_: stopped.set())
     with (
         Progress(*columns, console=console, disable=not console.is_terminal) as progress,
-        closing(run_seeds(seeds, faults, processes or None)) as results,
+        closing(run_seeds(seeds, faults, processes or None, stopped.is_set)) as results,
     ):
         task = progress.add_task("seeds", total=len(seeds))
-        for result in results:
-            totals.add(result)
-            progress.advance(task)
-            _report(console, totals, result, len(seeds))
-            if stopped.is_set():
-                break
+        died: WorkerDied | None = None
+        try:
+            for result in results:
+                totals.add(result)
+                progress.advance(task)
+                _report(console, totals, result, len(seeds))
+        except WorkerDied as error:
+            died = error
     _print_totals(totals, seeds, output)
     left = len(seeds) - totals.runs
     if left:
         console.print(f"stopped; go on with: tops sim run --seeds {left} --start {seeds.start + totals.runs}")
+    if died is not None:
+        raise died
+    if left:
         sys.exit(STOPPED)
     if totals.bad:
         sys.exit(1)

@@ -17,7 +17,7 @@ from tops.core.routing import RoutingTable, Topology
 from tops.effects import Disseminate, Effect, Post, Send
 from tops.errors import InvalidEventType
 from tops.filters import Filter
-from tops.ids import NodeId, TxId, tx_id
+from tops.ids import NodeId, TxId
 from tops.messages import (
     Address,
     CensusOpened,
@@ -52,6 +52,7 @@ from tops.records import AnyRecord
 from tops.transactions import TxState
 
 TX_ROUTES_MAX = 100_000
+SEEN_AT_THE_EDGE = frozenset([StandingAnswered, CensusReplied])  # letters that tell what their sender takes
 
 
 class BrokerCore:
@@ -160,16 +161,20 @@ class BrokerCore:
         incarnation = site.incarnation
         sender = Address(self.name, handle, incarnation)
         released: list[Effect] = []
-        if type(body) is StandingAnswered:
-            self.edge.on_standing(site, body)
-        elif type(body) is CensusReplied:
-            held = self.edge.on_replied(site, body.tx, body.pseudonym)
-            released = self._release(site.name, held) if held else released
-        if to.broker != self.name or to.handle or type(body) is PeersAsked:
+        kind = type(body)
+        if kind in SEEN_AT_THE_EDGE:
+            if type(body) is StandingAnswered:
+                self.edge.on_standing(site, body)
+            elif type(body) is CensusReplied:
+                held = self.edge.on_replied(site, body.tx, body.pseudonym)
+                released = self._release(site.name, held) if held else released
+        if to.broker != self.name or to.handle or kind is PeersAsked:
             stamped = Envelope(to=to, sender=sender, incarnation=incarnation, body=body)
             return released + self._route(stamped, now)
-        effects = self.rendezvous.on_letter(body, sender, incarnation, now)
-        return self._carry_out(effects, now) if not released else released + self._carry_out(effects, now)
+        handler = self.rendezvous.letters.get(kind)
+        effects = handler(body, sender, incarnation, now) if handler is not None else []
+        carried = self._carry_out(effects, now) if effects else effects
+        return released + carried if released else carried
 
     def _release(self, site: NodeId, held: list[Publication]) -> list[Effect]:
         """What was held back until it was known what the site takes."""
@@ -183,21 +188,22 @@ class BrokerCore:
             hop = self.topology.next_hop(self.name, to.broker)
             return [] if hop is None else [Send(hop, envelope)]
         if to.handle:
-            return self._deliver(envelope)
+            delivered = self._deliver(envelope)
+            return [] if delivered is None else [delivered]
         if type(envelope.body) is PeersAsked:
             return [Send(s, envelope) for s in self.edge.subscribers_of(envelope.body.epoch.event_type)]
         effects = self.rendezvous.on_letter(envelope.body, envelope.sender, envelope.incarnation, now)
         return self._carry_out(effects, now)
 
-    def _deliver(self, envelope: Envelope) -> list[Effect]:
+    def _deliver(self, envelope: Envelope) -> Effect | None:
         """To whoever goes by the handle here, if it is still the life that is meant."""
         to, body = envelope.to, envelope.body
         site = self.edge.owners.get(to.handle)
         if site is None or (to.incarnation and to.incarnation != site.incarnation):
-            return []
+            return None
         if type(body) is MembershipAnswered and body.state is TxState.ABORTED:
             self.edge.dropped_out(site, body.tx)
-        return [Send(site.name, envelope)]
+        return Send(site.name, envelope)
 
     def post(self, to: Address, letter: Letter, now: float) -> list[Effect]:
         """A letter of the broker itself, not of a coordinator."""
@@ -210,17 +216,15 @@ class BrokerCore:
         self, effects: list[Effect], now: float, done: Publication | None = None, exclude: NodeId | None = None
     ) -> list[Effect]:
         """Turn the coordinator's wishes into messages. `done` has been passed to the subtree behind `exclude`."""
-        if not effects:
-            return effects
         carried: list[Effect] = []
         for effect in effects:
             if type(effect) is Post:
                 to = effect.to
                 envelope = Envelope(to=to, sender=self.address, incarnation=self.incarnation, body=effect.letter)
-                if to.broker == self.name and to.handle:
-                    carried += self._deliver(envelope)
-                else:
+                if to.broker != self.name or not to.handle:
                     carried += self._route(envelope, now)
+                elif (delivered := self._deliver(envelope)) is not None:
+                    carried.append(delivered)
             elif type(effect) is Disseminate:
                 publication = effect.publication
                 name, types = publication.event_type, self.rendezvous.types
@@ -387,7 +391,8 @@ class BrokerCore:
 
 def _may_publish(site: SiteLink, publication: Publication) -> bool:
     """Sites publish events, and announce and fill transactions of their own life; the rest comes from coordinators."""
-    if isinstance(publication, Published | EventsPublished):
+    if type(publication) is Published or type(publication) is EventsPublished:
         return True
-    own = tx_id(site.name, site.incarnation, 0).removesuffix("0")
-    return isinstance(publication, CensusOpened | TxPublished) and publication.tx.startswith(own)
+    if type(publication) is not TxPublished and type(publication) is not CensusOpened:
+        return False
+    return publication.tx.startswith(site.own_transactions)

@@ -3,7 +3,7 @@
 States: VOTING -> PROMISED -> FINISHING -> FINISHED -> gone.
 
 A commit that is carried out is told to the coordinator until it has noted it: it must remember the decision for as
-long as somebody may ask.
+long as somebody may ask. That it has is mostly heard with the next prepare, see `Promises`.
 """
 
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -45,13 +45,14 @@ class CallbackEpoch:
         executors: Mapping[TxId, SubTxExecutor],
         brokers: Sequence[NodeId],
         doubt_s: float,
+        finished: Callable[["CallbackEpoch"], None],
         ended: Callable[["CallbackEpoch"], None],
     ) -> None:
         self.subscription, self.memo, self.executors = subscription, memo, dict(executors)
         self.key = epoch_key(memo.voter, memo.epoch)
         self.stage = VOTING
         self.doubt = Doubt(memo, brokers, doubt_s)
-        self._ended = ended
+        self._finished_here, self._ended = finished, ended
         self._votes: dict[TxId, str | None] = {}
         self._unfinished: set[TxId] = set()
 
@@ -108,6 +109,7 @@ class CallbackEpoch:
             self._end()
             return []
         self.stage = FINISHED
+        self._finished_here(self)
         return self.on_timer()
 
     def on_timer(self) -> list[Effect]:
@@ -149,9 +151,10 @@ class CallbackEpoch:
         executors: Mapping[TxId, SubTxExecutor],
         brokers: Sequence[NodeId],
         doubt_s: float,
+        finished: Callable[["CallbackEpoch"], None],
         ended: Callable[["CallbackEpoch"], None],
     ) -> "CallbackEpoch":
         """Found again after a crash: promises that are still open, or none, if the commit was carried out."""
-        epoch = cls(subscription, memo, executors, brokers, doubt_s, ended)
+        epoch = cls(subscription, memo, executors, brokers, doubt_s, finished, ended)
         epoch.stage = PROMISED if executors else FINISHED
         return epoch

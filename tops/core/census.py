@@ -52,10 +52,10 @@ class Census:
         policy = self.spec.census
         if policy is None:
             return True
-        counted = self._counted()
-        if policy.replies is not None and counted >= policy.replies:
+        replies = policy.replies
+        if replies is not None and len(self.members) >= replies and self._counted() >= replies:
             return True
-        return policy.when_met and counted > 0 and self.unfulfilled() is None
+        return policy.when_met and self._counted() > 0 and self.unfulfilled() is None
 
     def _counted(self) -> int:
         return sum([m.counts for m in self.members.values()])
@@ -69,4 +69,4 @@ class Census:
 
     def hashed_members(self) -> frozenset[str]:
         """What is published when the census closes."""
-        return frozenset(hashed(m.pseudonym) for m in self.members.values())
+        return frozenset([hashed(m.pseudonym) for m in self.members.values()])

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import msgspec
 
 from tops.filters import Filter
-from tops.ids import NodeId, TxId, hashed, standing_pseudonym
+from tops.ids import NodeId, TxId, hashed, standing_pseudonym, tx_id
 from tops.messages import (
     CensusOpened,
     LocalCommitOrdered,
@@ -20,6 +20,7 @@ from tops.messages import (
     SubscriptionChanged,
     TxBegan,
     TxPublication,
+    TxPublished,
     TxSpec,
 )
 from tops.transactions import Scope, granted_scope
@@ -63,6 +64,10 @@ class SiteLink(msgspec.Struct):
     handles: OrderedDict[str, None] = msgspec.field(default_factory=OrderedDict)  # the latest used last
     contacts: dict[NodeId, set[str]] = {}  # rendezvous brokers it wrote to, and under which handles
     transactions: OrderedDict[TxId, Taken] = msgspec.field(default_factory=OrderedDict)
+    own_transactions: str = ""  # how the ids of transactions begin that this life of the site begins
+
+    def __post_init__(self) -> None:
+        self.own_transactions = tx_id(self.name, self.incarnation, 0).removesuffix("0")
 
 
 class Edge:
@@ -92,7 +97,8 @@ class Edge:
         """Whether the site may write to this broker under this handle: its own, or one that nobody else has here.
 
         The broker must hear when the site is gone."""
-        if handle in site.contacts.get(broker, ()):  # it is the site's for as long as it stands there
+        contacts = site.contacts.get(broker)
+        if contacts is not None and handle in contacts:  # it is the site's for as long as it stands there
             if handle != site.name:
                 site.handles.move_to_end(handle)
             return True
@@ -149,6 +155,8 @@ class Edge:
             if len(known.withheld) < WITHHELD_MAX:
                 known.withheld.append(publication)
             return False
+        if type(publication) is TxPublished:
+            return known.distributed or known.takes_any()
         if type(publication) is LocalCommitOrdered:
             return known.scope is not NONE  # whoever is only a distributed participant waits for a prepare
         if type(publication) is TxBegan and known.distributed and known.pseudonyms:

@@ -2,13 +2,16 @@
 
 On a durable type the log itself is the memory. On other types a commit is remembered until everyone of its committing
 set has told that it is carried out, and that has been noted on disk. No record means abort.
+
+Voters learn that their finish is noted from the next prepare that they get: it names the number below which everything
+is. Who gets none repeats its finish, and is answered.
 """
 
 import msgspec
 
 from tops.core.epoch import hashed_all
 from tops.core.event_log import EventLog
-from tops.effects import Effect, Persist, Post, ReadLog
+from tops.effects import Effect, Persist, Post, ReadLog, SetTimer
 from tops.ids import TxId
 from tops.messages import Address, EpochDecided, EpochId, FinishNoted, LogEntry
 from tops.records import FinishesNoted
@@ -27,21 +30,38 @@ class Decided(msgspec.Struct, frozen=True):
 class EpochMemory:
     """The decided epochs of one event type."""
 
-    def __init__(self, event_type: str, log: EventLog | None) -> None:
-        self.event_type, self.log = event_type, log
+    def __init__(self, event_type: str, incarnation: int, log: EventLog | None, note_after_s: float) -> None:
+        self.event_type, self.incarnation, self.log = event_type, incarnation, log
+        self._write_soon = SetTimer(("notes", event_type), note_after_s)
         self.decided: dict[EpochId, Decided] = {}
-        self.notes: dict[tuple[EpochId, str], Address] = {}  # finishes that are not on disk yet
+        self.notes: dict[tuple[EpochId, str], None] = {}  # finishes that are not on disk yet
+        self._open: dict[int, None] = {}  # of this life, not aborted and not wholly noted; in their order
         self.questions: dict[int, list[tuple[EpochId, str, str, Address]]] = {}  # waiting for the disk
+
+    def open(self, number: int) -> int:
+        """A number is given out; returns the one below which every commit of this life is noted by all its voters."""
+        self._open[number] = None
+        return next(iter(self._open))
+
+    def close(self, number: int) -> None:
+        """The number came to nothing: there is no commit that anybody could ask for."""
+        self._open.pop(number, None)
+
+    def on_finished(self, epoch: EpochId, voter: str, sender: Address) -> list[Effect]:
+        """A voter has carried out a commit: noted with the next ones, or told that it is noted already."""
+        decided = self.decided.get(epoch)
+        if decided is None or voter not in decided.committing:
+            return [Post(sender, FinishNoted(epoch=epoch, voter=voter))]
+        first = not self.notes
+        self.notes[epoch, voter] = None
+        return [self._write_soon] if first else []
 
     def write_notes(self) -> list[Effect]:
         """Remember, many at a time, who has finished; only then may a voter forget its promise."""
         notes, self.notes = self.notes, {}
         for epoch, voter in notes:
             self.forget(epoch, voter)
-        if not notes:
-            return []
-        told = [Post(to, FinishNoted(epoch=epoch, voter=voter)) for (epoch, voter), to in notes.items()]
-        return [Persist(FinishesNoted(event_type=self.event_type, finished=tuple(notes))), *told]
+        return [Persist(FinishesNoted(event_type=self.event_type, finished=tuple(notes)))] if notes else []
 
     def forget(self, epoch: EpochId, voter: str) -> None:
         """When the last one has finished nobody is going to ask any more."""
@@ -53,6 +73,8 @@ class EpochMemory:
             self.decided[epoch] = Decided(decided.digest, left, decided.transactions)
         else:
             del self.decided[epoch]
+            if epoch.incarnation == self.incarnation:
+                self.close(epoch.number)
 
     def answer(self, epoch: EpochId, digest: str, voter: str, asker: Address) -> list[Effect]:
         """A voter in doubt asks about an epoch that is not in flight."""

@@ -65,7 +65,7 @@ class EpochCoordinator:
         self.standing, self.log, self.outcomes = standing, log, outcomes
         self.predicates, self.options = predicates, options
         self.settled = settled  # what follows a decision for those who do not vote: local subscribers
-        self.memory = EpochMemory(event_type, log)
+        self.memory = EpochMemory(event_type, incarnation, log, options.note_after_s)
         self.waiting = EpochQueue(standing, predicates, options.members_max)
         self.held: set[TxId] = set()  # waiting here or in flight
         self.in_flight: dict[int, Epoch] = {}
@@ -149,8 +149,9 @@ class EpochCoordinator:
         epoch = Epoch(epoch_id, digest, group, voters, counted, votes={}, gone={}, finished=set(), outcomes=[])
         self.in_flight[number] = epoch
         window = self.options.sync_window_s if self.log is not None else group[0].spec.vote_timeout_s
+        noted = self.memory.open(number) if self.log is None else 0
         effects: list[Effect] = [
-            Post(m.address, PrepareEpoch(epoch=epoch_id, digest=digest, voter=key, members=members))
+            Post(m.address, PrepareEpoch(epoch=epoch_id, digest=digest, voter=key, members=members, noted=noted))
             for key, m in sorted(voters.items())
         ]
         effects.append(SetTimer(("epoch", self.event_type, number), window))
@@ -341,11 +342,7 @@ class EpochCoordinator:
     # ----------------------------------------------------------------------------------------------------- finishing
 
     def on_finished(self, finished: EpochFinished, sender: Address) -> list[Effect]:
-        effects: list[Effect] = []
-        if finished.note:
-            if not self.memory.notes:
-                effects.append(SetTimer(("notes", self.event_type), self.options.note_after_s))
-            self.memory.notes[finished.epoch, finished.voter] = sender
+        effects = self.memory.on_finished(finished.epoch, finished.voter, sender) if finished.note else []
         epoch = self.in_flight.get(finished.epoch.number)
         if epoch is not None and epoch.id == finished.epoch:
             epoch.finished.add(finished.voter)
@@ -378,7 +375,9 @@ class EpochCoordinator:
         for outcome, publisher in epoch.outcomes:
             told = msgspec.structs.replace(outcome, pending=pending) if pending else outcome
             effects += self.outcomes.settle(told, publisher)
-        if void and self.log is not None:
+        if void and self.log is None:
+            self.memory.close(number)
+        elif void and self.log is not None:
             entry = LogEntry(number=number)
             self.log.fill(entry)
             # Whoever hears that the number is void counts it as applied: it must not be given out again after a crash.

@@ -108,6 +108,10 @@ class Outcomes:
 def _split(tx: TxId) -> tuple[str, int, int] | None:
     """Origin, life and counter; None for an id of another make, which may hold anything."""
     words = tx.rsplit(".", 2)
-    if len(words) != 3 or not all(w.isascii() and w.isdigit() and len(w) < 20 for w in words[1:]):
+    if len(words) != 3 or not (_is_number(words[1]) and _is_number(words[2])):
         return None
     return words[0], int(words[1]), int(words[2])
+
+
+def _is_number(word: str) -> bool:
+    return len(word) < 20 and word.isascii() and word.isdigit()

@@ -25,7 +25,6 @@ from tops.messages import (
     LocalCommitOrdered,
     MembershipAnswered,
     Origin,
-    Publication,
     Published,
     ScopeChosen,
     TxAbandoned,
@@ -65,7 +64,8 @@ class Participation:
         self.executors, self.ended = self.sub_transactions.executors, self.sub_transactions.ended
         self.epochs = self.promises.epochs
         self.latest: OrderedDict[tuple[str, NodeId], tuple[int, int]] = OrderedDict()  # per publisher: life, number
-        self._publications: dict[type, Callable[[Any, Sequence[str], NodeId], list[Effect]]] = {
+        # What came down the tree, with the lineage of its type, which this site need not know.
+        self.publications: dict[type, Callable[[Any, Sequence[str], NodeId], list[Effect]]] = {
             TxPublished: self._event,
             Published: self._deliver,
             EventsPublished: self._deliver_all,
@@ -103,10 +103,6 @@ class Participation:
         return effects
 
     # ---------------------------------------------------------------------------------------------- publications
-
-    def on_publication(self, publication: Publication, lineage: Sequence[str], link: NodeId) -> list[Effect]:
-        """What came down the tree; `lineage` is its type's, which this site need not know."""
-        return self._publications[type(publication)](publication, lineage, link)
 
     def _event(self, published: TxPublished, lineage: Sequence[str], link: NodeId) -> list[Effect]:
         tx, sequence, event = published.tx, published.sequence, published.event

@@ -28,6 +28,8 @@ from tops.messages import (
 )
 from tops.transactions import TxType
 
+CoordinatorLife = tuple[str, NodeId, int]  # of an event type
+
 
 class Promises:
     """The epochs of one site's participants, from the prepare to the coordinator's note."""
@@ -43,7 +45,8 @@ class Promises:
         self._subscriptions, self._sub_transactions, self._voters = subscriptions, sub_transactions, voters
         self._brokers, self._doubt_s = brokers, doubt_s
         self.epochs: dict[EpochKey, CallbackEpoch] = {}
-        self._newest: dict[tuple[str, int, int], CallbackEpoch] = {}  # the attempt that counts, per number
+        self._retried: dict[tuple[str, int, int], CallbackEpoch] = {}  # the attempt that counts, if not the first
+        self._finished: dict[CoordinatorLife, dict[EpochKey, CallbackEpoch]] = {}  # not noted
         self._decisions: OrderedDict[EpochId, tuple[str, frozenset[str]]] = OrderedDict()
 
     def on_prepare(self, prepare: PrepareEpoch) -> list[Effect]:
@@ -56,10 +59,9 @@ class Promises:
         if s is not None and s.replica is not None:
             return s.replica.on_prepare(prepare)
         key = epoch_key(prepare.voter, prepare.epoch)
-        newest = self._newest.get(key[:3])
-        if newest is not None and newest.memo.epoch.attempt >= prepare.epoch.attempt:
+        if key in self.epochs or self._is_retried_later(key):
             return []
-        effects: list[Effect] = []
+        effects = self._forget_noted(prepare.epoch, prepare.noted)
         for attempt in range(1, prepare.epoch.attempt):
             known = self.epochs.get((*key[:3], attempt))
             if known is not None:
@@ -73,7 +75,9 @@ class Promises:
                 effects += begun
             if executor is not None:
                 executors[member.tx] = executor
-        epoch = CallbackEpoch(number, memo, executors, self._brokers, self._doubt_s, self._epoch_ended)
+        epoch = CallbackEpoch(
+            number, memo, executors, self._brokers, self._doubt_s, self._epoch_finished, self._epoch_ended
+        )
         self._open_epoch(epoch)
         return effects + epoch.prepare(prepare.members)
 
@@ -90,16 +94,39 @@ class Promises:
             effects += executor.on_event(sequence, event)
         return executor, effects
 
+    def _is_retried_later(self, key: EpochKey) -> bool:
+        later = self._retried.get(key[:3]) if self._retried else None
+        return later is not None and later.memo.epoch.attempt > key[3]
+
     def _open_epoch(self, epoch: CallbackEpoch) -> None:
         key = epoch.key
-        self.epochs[key] = self._newest[key[:3]] = epoch
+        self.epochs[key] = epoch
+        if key[3] > 1:
+            self._retried[key[:3]] = epoch
         self._voters.promise(epoch.memo.voter)
+
+    def _epoch_finished(self, epoch: CallbackEpoch) -> None:
+        self._finished.setdefault(coordinator_life(epoch.memo.epoch), {})[epoch.key] = epoch
+
+    def _forget_noted(self, latest: EpochId, below: int) -> list[Effect]:
+        """The coordinator has noted everything up to there; numbers finish in about their order."""
+        life = coordinator_life(latest)
+        finished = self._finished.get(life)
+        effects: list[Effect] = []
+        while finished:
+            key, oldest = next(iter(finished.items()))
+            if oldest.memo.epoch.number >= below:
+                return effects
+            del finished[key]
+            effects += oldest.on_noted()
+        self._finished.pop(life, None)
+        return effects
 
     def _epoch_ended(self, epoch: CallbackEpoch) -> None:
         key = epoch.key
         del self.epochs[key]
-        if self._newest.get(key[:3]) is epoch:
-            del self._newest[key[:3]]
+        if self._retried and self._retried.get(key[:3]) is epoch:
+            del self._retried[key[:3]]
         voter = epoch.memo.voter
         if self._voters.release(voter):
             s = self._subscriptions.by_voter(voter)
@@ -138,7 +165,14 @@ class Promises:
 
     def on_noted(self, noted: FinishNoted) -> list[Effect]:
         epoch = self.epochs.get(epoch_key(noted.voter, noted.epoch))
-        return epoch.on_noted() if epoch is not None and epoch.memo.epoch == noted.epoch else []
+        if epoch is None or epoch.memo.epoch != noted.epoch:
+            return []
+        life = coordinator_life(noted.epoch)
+        finished = self._finished.get(life, {})
+        finished.pop(epoch.key, None)
+        if not finished:
+            self._finished.pop(life, None)
+        return epoch.on_noted()
 
     def on_doubt(self, voter: str, incarnation: int, number: int, attempt: int) -> list[Effect]:
         """A promise, or a finish that is not noted, is old enough to ask or tell again."""
@@ -163,7 +197,14 @@ class Promises:
             for tx in promise.transactions:
                 spec = TxSpec(memo.epoch.event_type, TxType.DISTRIBUTED)
                 executors[tx] = self._sub_transactions.recover(tx, number, spec, memo)
-            epoch = CallbackEpoch.recovered(number, memo, executors, self._brokers, self._doubt_s, self._epoch_ended)
+            epoch = CallbackEpoch.recovered(
+                number, memo, executors, self._brokers, self._doubt_s, self._epoch_finished, self._epoch_ended
+            )
             self._open_epoch(epoch)
             effects += epoch.on_timer()
         return effects
+
+
+def coordinator_life(epoch: EpochId) -> CoordinatorLife:
+    """Whose numbers an epoch's is one of."""
+    return (epoch.event_type, epoch.coordinator, epoch.incarnation)

@@ -31,13 +31,15 @@ from tops.messages import (
 )
 from tops.transactions import Access, Outcome, TxState
 
+CENSUS, CENSUS_UNFULFILLED, ACTIVE, COMMITTING, COMMITTED, ABORTED = TxState  # looked at with every message
+
 
 class PublisherTx:
     """One transaction, seen from the site that publishes in it."""
 
     def __init__(self, tx: TxId, spec: TxSpec, coordinator: NodeId, begin: BeginTx | None = None) -> None:
         self.tx, self.spec, self.coordinator = tx, spec, coordinator
-        self.state = TxState.CENSUS
+        self.state = CENSUS
         self.begin_message = begin  # repeated until the census has ended
         self.numbering = EventCoordinator(tx, spec.event_type) if spec.access is Access.PRIVATE else None
         self.opening: int | None = None  # the request that waits for the census
@@ -56,15 +58,15 @@ class PublisherTx:
     # ------------------------------------------------------------------------------------------------------ opening
 
     def on_opened(self, opened: TxOpened) -> list[Effect]:
-        if self.state is not TxState.CENSUS:
+        if self.state is not CENSUS:
             return []
         self.state, request, self.opening, self.begin_message = opened.state, self.opening, None, None
-        if opened.state is TxState.ACTIVE:
+        if opened.state is ACTIVE:
             if self.numbering is not None:
                 self.numbering.open()
             return [] if request is None else [Answer(request, self.tx)]
         error: TopsError = TransactionAborted(self.tx, opened.reason)
-        if opened.state is TxState.CENSUS_UNFULFILLED:
+        if opened.state is CENSUS_UNFULFILLED:
             error = CensusUnfulfilled(self.tx, opened.reason)
         effects: list[Effect] = [TxEnded(self.tx, False, opened.reason)]
         return effects if request is None else [Answer(request, error=error), *effects]
@@ -73,7 +75,7 @@ class PublisherTx:
 
     def publish(self, request: int, event: Event) -> list[Effect]:
         """An event for the transaction: numbered here if the site is its only publisher."""
-        if self.state is not TxState.ACTIVE or self.wish is not None:
+        if self.state is not ACTIVE or self.wish is not None:
             return [Answer(request, error=TransactionClosed(self.tx, self.state.value))]
         if self.numbering is None:
             self.publishing[request] = event
@@ -94,12 +96,12 @@ class PublisherTx:
         """Ask for commitment, or wait once more after `UncheckedTransaction`."""
         if self.outcome is not None and not self.outcome.locals_wait:
             return [self._answer(request, self.outcome)]
-        if self.wish == "abort" or self.state not in (TxState.ACTIVE, TxState.COMMITTING, TxState.ABORTED):
+        if self.wish == "abort" or self.state not in (ACTIVE, COMMITTING, ABORTED):
             return [Answer(request, error=TransactionClosed(self.tx, self.state.value))]
         self.ending.append(request)
         self.wish, self.waited_s = "commit", 0.0
-        if self.state is TxState.ACTIVE:
-            self.state = TxState.COMMITTING
+        if self.state is ACTIVE:
+            self.state = COMMITTING
         last = None if self.numbering is None else self.numbering.last_sequence
         if self.numbering is not None:
             self.numbering.close(self.state)
@@ -127,11 +129,11 @@ class PublisherTx:
             return []
         self.outcome = outcome
         committed = outcome.outcome is Outcome.COMMITTED
-        self.state = TxState.COMMITTED if committed else TxState.ABORTED
+        self.state = COMMITTED if committed else ABORTED
         ended: list[Effect] = [] if known is not None else [TxEnded(self.tx, committed, outcome.reason)]
         if outcome.locals_wait:
             # Events and the final word still go to local subscribers.
-            self.state = TxState.ACTIVE if self.wish is None else TxState.COMMITTING
+            self.state = ACTIVE if self.wish is None else COMMITTING
             return ended
         aborting = self.wish == "abort"
         waiting, self.ending = self.ending, []
@@ -163,7 +165,7 @@ class PublisherTx:
         if self.waited_s > give_up_s:
             return self._give_up()
         to = Address(self.coordinator)
-        if self.begin_message is not None and self.state is TxState.CENSUS:
+        if self.begin_message is not None and self.state is CENSUS:
             return [Post(to, self.begin_message)]
         events: list[Effect] = [
             Post(to, PublishInTx(tx=self.tx, request=request, event=event))

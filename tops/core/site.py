@@ -45,6 +45,7 @@ from tops.messages import (
     PeerKnows,
     PeersAsked,
     PrepareEpoch,
+    Publication,
     PublishInTxAnswered,
     RouteAsked,
     RouteStands,
@@ -80,7 +81,7 @@ class SiteCore:
         options: SiteOptions | None = None,
     ) -> None:
         self.name, self.incarnation = name, incarnation
-        self._address = Address(NOWHERE, name)
+        self._address, self._unsigned = Address(NOWHERE, name), Address(NOWHERE)
         self.options = options or SiteOptions()
         directory = self.directory = TypeDirectory(brokers)
         self.brokers, self.types, self.advertised = directory.brokers, directory.types, directory.advertised
@@ -101,7 +102,7 @@ class SiteCore:
         self.reading_logs: dict[str, tuple[int, LogWanted]] = {}  # by the reader's name
         self.routes_asked: dict[int, int] = {}  # subscription -> the request that waits for its route
         self._retrying = False
-        self._letters = self._handlers()
+        self._letters, self._publications = self._handlers(), participation.publications
 
     def _handlers(self) -> dict[type, Callable[[Any], list[Effect]]]:
         promises, subscribed = self.participation.promises, self.participation.subscribed
@@ -153,11 +154,14 @@ class SiteCore:
             letter = message.body
             handler = self._letters.get(type(letter))
             if handler is not None:
-                return self._carry_out(handler(letter))
+                effects = handler(letter)
+                return self._carry_out(effects) if effects else effects
             if type(letter) is PeersAsked:
                 return self._carry_out(self.participation.promises.on_peers_asked(letter, message.sender))
         elif type(message) is Dissemination and self.link is not None:
-            return self._carry_out(self.participation.on_publication(message.publication, message.lineage, self.link))
+            publication = message.publication
+            effects = self._publications[type(publication)](publication, message.lineage, self.link)
+            return self._carry_out(effects) if effects else effects
         return []
 
     # --------------------------------------------------------------------------------------------- types and events
@@ -250,7 +254,8 @@ class SiteCore:
 
     def call_done(self, call: int, result: Any) -> list[Effect]:
         """A participant answered a call."""
-        return self._carry_out(self.calls.done(call, result))
+        effects = self.calls.done(call, result)
+        return self._carry_out(effects) if effects else effects
 
     def participant_abort(self, number: int, tx: TxId, reason: str) -> list[Effect]:
         """A participant gives up by itself, at any moment before its promise."""
@@ -371,9 +376,13 @@ class SiteCore:
             return [effect for effect in effects if not isinstance(effect, Post | Disseminate)]
         for index, effect in enumerate(effects):
             if type(effect) is Post:
-                effects[index] = Send(link, self._envelope(effect))
+                letter = effect.letter
+                speaks_as = HANDLES.get(type(letter))
+                sender = self._address if speaks_as is None else Address(NOWHERE, speaks_as(letter))
+                envelope = Envelope(to=effect.to, sender=sender, incarnation=self.incarnation, body=letter)
+                effects[index] = Send(link, envelope)
             elif type(effect) is Disseminate:
-                effects[index] = Send(link, self._dissemination(effect))
+                effects[index] = Send(link, self._dissemination(effect.publication))
         return effects
 
     def _request(self, effects: list[Effect]) -> list[Effect]:
@@ -384,21 +393,13 @@ class SiteCore:
             carried.append(SetTimer(RETRY, self.options.retry_s))
         return carried
 
-    def _envelope(self, post: Post) -> Envelope:
-        letter = post.letter
-        speaks_as = HANDLES.get(type(letter))
-        sender = self._address if speaks_as is None else Address(NOWHERE, speaks_as(letter))
-        return Envelope(to=post.to, sender=sender, incarnation=self.incarnation, body=letter)
-
-    def _dissemination(self, disseminate: Disseminate) -> Dissemination:
-        publication = disseminate.publication
+    def _dissemination(self, publication: Publication) -> Dissemination:
         event_type = publication.event_type
-        whole = self.types.whole(event_type)
         return Dissemination(
-            rendezvous=self.coordinator_of(event_type),
+            rendezvous=self.directory.coordinator_of(event_type),
             upward=True,
-            early=not whole.durable,
-            sender=Address(NOWHERE),
+            early=not self.types.whole(event_type).durable,
+            sender=self._unsigned,
             incarnation=self.incarnation,
             publication=publication,
             lineage=self.types.lineage(event_type),

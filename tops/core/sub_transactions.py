@@ -51,7 +51,7 @@ class SubTransactions:
             self._calls,
             voter=voter or pseudonym,
             pseudonym=pseudonym,
-            identity=self._site if needs_identity(spec.constraints) else None,
+            identity=self._site if spec.constraints and needs_identity(spec.constraints) else None,
             quiet_s=self._options.quiet_s,
             delivery_attempts=self._options.delivery_attempts,
             ended=self._ended,
@@ -84,12 +84,13 @@ class SubTransactions:
         return executor
 
     def _ended(self, executor: SubTxExecutor) -> list[Effect]:
-        executors = self.executors.get(executor.tx, {})
-        if executors.get(executor.subscription) is executor:
-            del executors[executor.subscription]
+        tx, subscription = executor.tx, executor.subscription
+        executors = self.executors.get(tx, {})
+        if executors.get(subscription) is executor:
+            del executors[subscription]
             if not executors:
-                del self.executors[executor.tx]
-                self.ended[executor.tx] = None
+                del self.executors[tx]
+                self.ended[tx] = None
                 trim(self.ended)
         if executor.voter == executor.pseudonym:
             self._voters.forget_unless_promised(executor.voter)

@@ -152,7 +152,10 @@ class SubTxExecutor:
             return self.give_up(f"event {sequence} arrived after event {self.last_sequence}")
         self.last_sequence = sequence
         self.events.append(event)
-        return self._do(self._notify, sequence, event, 1)
+        if self._busy:
+            self._steps.append(partial(self._notify, sequence, event, 1))
+            return []
+        return self._notify(sequence, event, 1)
 
     def _notify(self, sequence: int, event: Event, attempt: int) -> list[Effect]:
         self._busy, self._notifying = True, (sequence, event, attempt)
@@ -167,7 +170,7 @@ class SubTxExecutor:
             self._busy = False
             return self.give_up(reason)
         self._busy = False
-        return self._next()
+        return self._next() if self._steps else []
 
     def give_up(self, reason: str) -> list[Effect]:
         """This participant fails, by itself; nobody is bound yet."""
@@ -241,7 +244,8 @@ class SubTxExecutor:
         then, self._preparing, self._busy = self._preparing, None, False
         if then is None:
             raise InvariantBroken(f"{self.tx} was prepared, and nobody asked for it")
-        return then(reason) + self._next()
+        effects = then(reason)
+        return effects + self._next() if self._steps else effects
 
     def finish(self, committed: bool, done: Callable[[], list[Effect]]) -> list[Effect]:
         """The decision, for whoever has promised."""

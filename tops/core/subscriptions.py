@@ -71,14 +71,12 @@ class Subscription(msgspec.Struct):
     request: int | None = None  # answered when the standing answer counts
     replica: EpochExecutor | None = None
     reader: LogReader | None = None
+    type_name: str = ""
+    family: str = ""
 
-    @property
-    def type_name(self) -> str:
-        return self.wish.definitions[-1].name
-
-    @property
-    def family(self) -> str:
-        return self.wish.definitions[0].name
+    def __post_init__(self) -> None:
+        definitions = self.wish.definitions
+        self.type_name, self.family = definitions[-1].name, definitions[0].name
 
     def matches(self, lineage: Sequence[str], attributes: dict[str, object]) -> bool:
         return self.type_name in lineage and self.wish.filter.matches(attributes)

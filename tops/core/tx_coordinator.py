@@ -31,6 +31,8 @@ from tops.messages import (
 )
 from tops.transactions import LocalOutcome, ScopeLimit, TxState
 
+CENSUS, CENSUS_UNFULFILLED, ACTIVE, COMMITTING, COMMITTED, ABORTED = TxState  # looked at with every message
+
 
 def decided_within_s(spec: TxSpec) -> float:
     """How long after `begin` a transaction is given up unless it is decided; a deadline can only shorten it."""
@@ -56,7 +58,7 @@ class TxCoordinator:
         one_shot: tuple[Event, ...] | None = None,
     ) -> None:
         self.tx, self.spec, self.initiator = tx, spec, initiator
-        self.state = TxState.CENSUS
+        self.state = CENSUS
         self.census = Census(tx, spec, predicates)
         self.predicates = predicates
         self.numbering = numbering  # the event coordinator, where it sits here: public and one-shot transactions
@@ -90,20 +92,20 @@ class TxCoordinator:
         return effects
 
     def on_replied(self, member: Member) -> list[Effect]:
-        if self.state is not TxState.CENSUS:
+        if self.state is not CENSUS:
             return []  # it finds out from the published list that it is not on it
         self.census.answer(member)
         return self.close_census() if self.census.may_close() else []
 
     def close_census(self) -> list[Effect]:
         """The first test of the constraints."""
-        if self.state is not TxState.CENSUS:
+        if self.state is not CENSUS:
             return []
         effects: list[Effect] = [CancelTimer(("census", self.tx))]
         lacking = self.census.unfulfilled()
         if lacking is not None:
-            return effects + self._fail(f"census: {lacking}", TxState.CENSUS_UNFULFILLED)
-        self.state = TxState.ACTIVE
+            return effects + self._fail(f"census: {lacking}", CENSUS_UNFULFILLED)
+        self.state = ACTIVE
         self.joined = frozenset(self.members)
         if self.numbering is not None:
             self.numbering.open()
@@ -117,7 +119,7 @@ class TxCoordinator:
 
     def on_event(self, published: TxPublished) -> list[Effect]:
         """The sequence is checked here as well as at every participant."""
-        if self.state is not TxState.ACTIVE and not self.detached:
+        if self.state is not ACTIVE and not self.detached:
             return []
         if published.sequence != self.last_sequence + 1:
             return self._fail(f"event {published.sequence} arrived after event {self.last_sequence}")
@@ -129,10 +131,10 @@ class TxCoordinator:
     def on_participant_lost(self, voter: str, reason: str) -> list[Effect]:
         """A participant gave up or died: the second test of the constraints."""
         member = self.members.get(voter)
-        if member is None or self.state not in (TxState.CENSUS, TxState.ACTIVE):
+        if member is None or self.state not in (CENSUS, ACTIVE):
             return []
         del self.members[voter]
-        if self.state is TxState.CENSUS:
+        if self.state is CENSUS:
             return []
         lacking = shortfall(self.ready(), self.joined, self.members, self.predicates)
         if lacking is None and not member.counts:
@@ -152,11 +154,11 @@ class TxCoordinator:
         if self.detached and last_sequence in (None, self.last_sequence):
             self.detached = False
             return [CancelTimer(("deadline", self.tx)), self._local_commit()]
-        if self.state is not TxState.ACTIVE:
+        if self.state is not ACTIVE:
             return []
         if last_sequence is not None and last_sequence != self.last_sequence:
             return self._fail(f"{self.last_sequence} of {last_sequence} events arrived")
-        self.state = TxState.COMMITTING
+        self.state = COMMITTING
         if self.numbering is not None:
             self.numbering.close(self.state)
         if self.spec.local_outcome is LocalOutcome.INDEPENDENT:
@@ -177,7 +179,7 @@ class TxCoordinator:
 
     def settled(self, committed: bool) -> list[Effect]:
         """The epoch ended; local subscribers that follow hear of it now."""
-        self.state = TxState.COMMITTED if committed else TxState.ABORTED
+        self.state = COMMITTED if committed else ABORTED
         effects: list[Effect] = [CancelTimer(("deadline", self.tx))]
         if self.spec.local_outcome is LocalOutcome.FOLLOWS:
             effects.append(self._local_commit() if committed else self._abandoned("the transaction aborted", False))
@@ -191,7 +193,7 @@ class TxCoordinator:
         order = LocalCommitOrdered(tx=self.tx, event_type=self.spec.event_type, last_sequence=self.last_sequence)
         return Disseminate(order)
 
-    def _fail(self, reason: str, state: TxState = TxState.ABORTED, *, distributed_only: bool = False) -> list[Effect]:
+    def _fail(self, reason: str, state: TxState = ABORTED, *, distributed_only: bool = False) -> list[Effect]:
         distributed_only = distributed_only and self._has_independent_locals()
         self.state, self.failed, self.detached = state, reason, distributed_only
         effects: list[Effect] = [CancelTimer(("census", self.tx)), self._abandoned(reason, distributed_only)]
@@ -200,7 +202,7 @@ class TxCoordinator:
         if self.numbering is not None:
             self.numbering.close(state)
         effects.append(CancelTimer(("deadline", self.tx)))
-        if state is TxState.CENSUS_UNFULFILLED and self.one_shot is None:
+        if state is CENSUS_UNFULFILLED and self.one_shot is None:
             effects.append(Post(self.initiator, TxOpened(tx=self.tx, state=state, reason=reason)))
         return effects
 

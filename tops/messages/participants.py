@@ -74,12 +74,17 @@ class MembershipAnswered(Message, frozen=True):
 
 
 class PrepareEpoch(Message, frozen=True):
-    """Apply these transactions in this order and promise to commit them; other attempts of the number are void."""
+    """Apply these transactions in this order and promise to commit them; other attempts of the number are void.
+
+    It also tells what a `FinishNoted` would, for all epochs of this life of the coordinator with a number below
+    `noted`.
+    """
 
     epoch: EpochId
     digest: str
     voter: str
     members: tuple[EpochMember, ...]
+    noted: int = 0
 
 
 class EpochVoted(Message, frozen=True):
@@ -118,7 +123,10 @@ class EpochFinished(Message, frozen=True):
 
 
 class FinishNoted(Message, frozen=True):
-    """The coordinator is not going to be asked by this voter any more, and the voter may forget its promise."""
+    """The coordinator is not going to be asked by this voter any more, and the voter may forget its promise.
+
+    Said only to a voter that asks for it by repeating its `EpochFinished`: most hear it with their next prepare.
+    """
 
     epoch: EpochId
     voter: str

@@ -1,15 +1,15 @@
 """Runs of the simulator: one seed with its trace, many seeds, and the shortest failing prefix of a bad one."""
 
 import gc
-import multiprocessing
 import os
 import signal
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import msgspec
 
 from tops.sim.checkers import violations
 from tops.sim.faults import Faults
+from tops.sim.workers import in_order
 from tops.sim.world import World
 
 RUNS_PER_JOB = 8
@@ -62,16 +62,18 @@ class Totals(msgspec.Struct):
 
 
 def run_seeds(
-    seeds: Sequence[int], faults: Faults | None = None, processes: int | None = None
+    seeds: Sequence[int],
+    faults: Faults | None = None,
+    processes: int | None = None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Generator[Result, None, None]:
     """Many runs, on all cores unless told otherwise; results come in the order of the seeds.
 
-    Whoever stops early closes the iterator: what is under way is dropped then.
+    Whoever stops early closes the iterator, or lets `stopped` say so: what is under way is dropped then.
     """
     chunks = [(seeds[i : i + RUNS_PER_JOB], faults) for i in range(0, len(seeds), RUNS_PER_JOB)]
-    with multiprocessing.Pool(processes or os.cpu_count() or 1, initializer=_begin_work) as pool:
-        for results in pool.imap(_run_chunk, chunks):
-            yield from results
+    for results in in_order(_run_chunk, chunks, processes or os.cpu_count() or 1, _begin_work, stopped):
+        yield from results
 
 
 def _begin_work() -> None:
