@@ -8,7 +8,7 @@ from tops.core.outcomes import Outcomes
 from tops.core.tx_coordinator import decided_within_s
 from tops.effects import Disseminate, Effect, Persist, SetTimer
 from tops.ids import NodeId
-from tops.messages import Address, CensusOpened, RunOneShot, TxOutcome, TxPublished
+from tops.messages import Address, CensusOpened, OneShot, RunOneShots, TxOutcome, TxPublished, TxSpec
 from tops.records import LogAppended
 from tops.transactions import Outcome, TxState
 
@@ -29,21 +29,27 @@ class LocalTransactions:
         self._open.publishers[tx] = (NodeId(initiator.handle), incarnation)
         return self.open(census, initiator, None)
 
-    def on_one_shot(self, m: RunOneShot, sender: Address) -> list[Effect]:
+    def on_one_shots(self, m: RunOneShots, sender: Address) -> list[Effect]:
+        effects: list[Effect] = []
+        for one in m.transactions:
+            effects += self._on_one_shot(one, m.spec, sender)
+        return effects
+
+    def _on_one_shot(self, one: OneShot, spec: TxSpec, sender: Address) -> list[Effect]:
         """Announced, relayed and committed at once: it is never open."""
-        if self._outcomes.is_refused(m.tx):
-            return self._outcomes.ask(m.tx, sender, alive=False)
-        refusal = self._known.refusal(m.spec)
+        if self._outcomes.is_refused(one.tx):
+            return self._outcomes.ask(one.tx, sender, alive=False)
+        refusal = self._known.refusal(spec)
         if refusal is not None:
-            return self._outcomes.settle(TxOutcome(tx=m.tx, outcome=Outcome.ABORTED, reason=refusal), sender)
+            return self._outcomes.settle(TxOutcome(tx=one.tx, outcome=Outcome.ABORTED, reason=refusal), sender)
         me, incarnation = self._node.me, self._node.incarnation
-        census = CensusOpened(tx=m.tx, spec=m.spec, coordinator=me, incarnation=incarnation, initiator=sender)
+        census = CensusOpened(tx=one.tx, spec=spec, coordinator=me, incarnation=incarnation, initiator=sender)
         relay = self._relay(census, sender, None)
         effects: list[Effect] = [Disseminate(census)]
-        for sequence, event in enumerate(m.events, start=1):
-            published = TxPublished(tx=m.tx, event_type=m.spec.event_type, sequence=sequence, event=event)
+        for sequence, event in enumerate(one.events, start=1):
+            published = TxPublished(tx=one.tx, event_type=spec.event_type, sequence=sequence, event=event)
             effects += self.on_event(relay, published)
-        return effects + self.commit(relay, len(m.events))
+        return effects + self.commit(relay, len(one.events))
 
     def open(self, census: CensusOpened, initiator: Address, numbering: EventCoordinator | None) -> list[Effect]:
         self._relay(census, initiator, numbering)

@@ -53,6 +53,14 @@ class PublisherTx:
         self.own: tuple[int, Pseudonym] | None = None  # resources of the site's own that take part, and their name
         self.operator = False  # somebody else's private one, which this site can only end
 
+    @classmethod
+    def of_one_shot(cls, tx: TxId, spec: TxSpec, coordinator: NodeId, request: int) -> "PublisherTx":
+        """One that is committing from its beginning, on behalf of that request."""
+        own_tx = cls(tx, spec, coordinator)
+        own_tx.one_shot, own_tx.state, own_tx.wish = True, TxState.COMMITTING, "commit"
+        own_tx.ending.append(request)
+        return own_tx
+
     # ------------------------------------------------------------------------------------------------------ opening
 
     def on_opened(self, opened: TxOpened) -> list[Effect]:
