@@ -181,6 +181,9 @@ class SiteNode:
             await self.link.room()
 
     def _perform(self, effect: Effect) -> None:
+        if type(effect) is Answer:
+            self._answer(effect)
+            return
         match effect:
             case Send(link=name, message=message):
                 if self.link is not None and self.link.name == name:
@@ -193,13 +196,6 @@ class SiteNode:
                 driver = self.drivers.get(subscription)
                 if driver is not None:
                     driver.deliver(event, tx)
-            case Answer(request=request, value=value, error=error):
-                answer = self._answers.get(request)
-                if answer is not None and not answer.done():
-                    if error is not None:
-                        answer.set_exception(error)
-                    else:
-                        answer.set_result(value)
             case Call(subscription=subscription):
                 driver = self.drivers.get(subscription)
                 if driver is not None:
@@ -217,6 +213,15 @@ class SiteNode:
                     self.on_ended(tx, committed, reason)
             case Alarm(kind=kind, text=text):
                 log.warning(text, extra={"node": self.name, "alarm": kind})
+
+    def _answer(self, given: Answer) -> None:
+        answer = self._answers.get(given.request)
+        if answer is None or answer.done():
+            return
+        if given.error is not None:
+            answer.set_exception(given.error)
+        else:
+            answer.set_result(given.value)
 
     def call_done(self, call: int, result: Any) -> None:
         self.act(self.core.call_done(call, result))
