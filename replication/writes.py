@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import secrets
+import time
 
 import msgspec
 
@@ -17,7 +18,7 @@ from replication.verdicts import VerdictAsker
 from tops.changes import Change, Member, Row, Statement, check_statement, content_digest, encode_member
 from tops.errors import InvalidTransaction, NotReachable, OutcomeUnknown, Retry, TopsError, TransactionAborted
 from tops.ids import TxId
-from tops.messages import TxOutcome
+from tops.messages import TxOutcome, TxSpec
 from tops.site import Site
 from tops.transactions import Outcome, TxType
 
@@ -54,6 +55,15 @@ class Writer:
         self._site, self._config, self._policy, self._caller = site, config, policy, caller
         self._prefer, self._patience_s = prefer, patience_s
         self._log_type = log_type(config.name)
+        plan = policy.plan()
+        self._spec = TxSpec(  # of every write: stated once
+            self._log_type.name,
+            plan.tx_type,
+            limit=plan.limit,
+            constraints=plan.constraints,
+            local_outcome=plan.local_outcome,
+            census=None,
+        )
         self._position, self._replica = 0, ""
         self._verdicts = VerdictAsker(
             caller, lambda: [config.site_of(name) for name in self._by_nearness()], patience_s
@@ -83,13 +93,13 @@ class Writer:
 
     async def _insist(self, member: Member, reads: bytes) -> WriteResult:
         """Passing conflicts are tried again with back-off; too few replicas for as long as the set says."""
-        deadline = asyncio.get_running_loop().time() + self._config.block_s
+        deadline = time.monotonic() + self._config.block_s
         pause_s, tries = RETRY_FIRST_S, 0
         while True:
             try:
                 return await self._once(member, reads)
             except TooFewReplicas:
-                if self._config.on_failure != "block" or asyncio.get_running_loop().time() > deadline:
+                if self._config.on_failure != "block" or time.monotonic() > deadline:
                     raise
             except WriteRefused as refused:
                 tries += 1
@@ -115,22 +125,14 @@ class Writer:
 
     async def _coordinated(self, member: Member, reads: bytes) -> WriteResult:
         """The transaction goes by the coordinator's id, and so does every question about it."""
-        plan = self._policy.plan()
         try:
-            outcome = await self._site.execute(
-                self._log_type,
-                plan.tx_type,
-                events=[write_body(member, reads)],
-                limit=plan.limit,
-                constraints=plan.constraints,
-                local_outcome=plan.local_outcome,
-            )
+            outcome = await self._site.run(self._spec, [write_body(member, reads)])
         except TransactionAborted as aborted:
             error = self._named(understand(aborted.tx, aborted.reason))
             if isinstance(error, Duplicate):
                 return WriteResult(error.tx, str(error.number), position=error.number, duplicate=True)
             raise error from None
-        if plan.tx_type is TxType.LOCAL and (refusal := await self._refusal(outcome)) is not None:
+        if self._spec.tx_type is TxType.LOCAL and (refusal := await self._refusal(outcome)) is not None:
             raise refusal
         return self._result(outcome)
 
@@ -210,12 +212,11 @@ class Writer:
     async def _coordinated_outcome(self, tx: str, key: str) -> str:
         """The coordinator refuses an id that it has never heard of, for good, before it says so. With a key, the same
         request may have been committed by another transaction."""
-        plan = self._policy.plan()
-        outcome = await self._site.ask_outcome(tx, self._log_type, plan.tx_type)
+        outcome = await self._site.ask_outcome(tx, self._log_type, self._spec.tx_type)
         if outcome.outcome is Outcome.UNKNOWN:
             raise OutcomeUnknown(tx, f"the coordinator ({outcome.reason})")
         refused = outcome.outcome is Outcome.ABORTED
-        if not refused and plan.tx_type is TxType.LOCAL:
+        if not refused and self._spec.tx_type is TxType.LOCAL:
             refused = await self._refusal(outcome) is not None
         return "aborted" if refused and not (key and await self._is_held(key)) else "committed"
 

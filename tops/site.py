@@ -359,17 +359,20 @@ class Site:
             vote_timeout_s,
             decide_within_s,
         )
+        return await self.run(spec, events)
+
+    async def run(self, spec: TxSpec, events: Sequence[Body | tuple[TypeOrName, Body]]) -> TxOutcome:
+        """What `execute` does, for whoever runs many transactions with properties that were stated once."""
         self._node.check_refused("begin", spec.event_type)
         await self._node.room()
-        if tx_type is TxType.LOCAL and not self._is_durable(spec.event_type):
+        if spec.tx_type is TxType.LOCAL and not self._is_durable(spec.event_type):
             # Its events take the short way to subscribers beside us; what goes into a log passes the rendezvous first.
             tx = await self.begin(spec)
             for event in _events(spec.event_type, events):
                 await tx.publish(event.type, event.body)
             return await tx.commit()
         made = _events(spec.event_type, events)
-        outcome: TxOutcome = await self._node.request(lambda request: self._node.core.execute(request, spec, made))
-        return outcome
+        return await self._node.execute(spec, made, _checked_size(made))
 
     async def ask_outcome(self, tx: str, event_type: TypeOrName, tx_type: TxType = TxType.DISTRIBUTED) -> TxOutcome:
         """What became of a transaction, also one of an earlier life of this site.
@@ -604,9 +607,14 @@ def _check_size(size: int) -> None:
 
 
 def _events(tx_type: str, events: Sequence[Body | tuple[TypeOrName, Body]]) -> tuple[Event, ...]:
-    made = tuple(Event(_name(e[0]), dict(e[1])) if isinstance(e, tuple) else Event(tx_type, dict(e)) for e in events)
-    _check_size(sum(len(encode_body(event.body)) for event in made))
-    return made
+    return tuple([Event(_name(e[0]), dict(e[1])) if isinstance(e, tuple) else Event(tx_type, dict(e)) for e in events])
+
+
+def _checked_size(events: Sequence[Event]) -> int:
+    """How many bytes of a message the events take, at most as many as it may hold."""
+    size = sum([len(encode_body(event.body)) for event in events])
+    _check_size(size)
+    return size
 
 
 def _standing_scope(taker: Participant, scope: Scope | None, replica: int | None) -> Scope | None:

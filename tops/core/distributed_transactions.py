@@ -18,8 +18,9 @@ from tops.messages import (
     CensusReplied,
     LocalCommitOrdered,
     MembershipAnswered,
+    OneShot,
     ParticipantAborted,
-    RunOneShot,
+    RunOneShots,
     TxAbandoned,
     TxOpened,
     TxOutcome,
@@ -82,41 +83,44 @@ class DistributedTransactions:
             return effects + self.commit(coordinator, None)
         return effects
 
-    def on_one_shot(self, m: RunOneShot, sender: Address, incarnation: int, now: float) -> list[Effect]:
-        alive = self.holds(m.tx, m.spec.event_type)
-        if alive or self._outcomes.is_refused(m.tx):
-            return self._outcomes.ask(m.tx, sender, alive)
-        refusal = self._known.refusal(m.spec)
-        if refusal is not None:
-            outcome = TxOutcome(tx=m.tx, outcome=Outcome.ABORTED, reason=refusal)
-            return self._outcomes.settle(outcome, sender)
-        epochs = self._known.epochs_of(m.spec)
-        if epochs.holds(m.tx):
-            return []  # said twice
-        if m.spec.census is not None:
-            numbering = EventCoordinator(m.tx, m.spec.event_type)
-            coordinator = self.coordinator(m.tx, m.spec, sender, numbering)
-            coordinator.one_shot = m.events
-            return self.open(coordinator)
-        ready = ReadyTx(m.tx, m.spec, sender, len(m.events), m.events, m.events)
-        effects: list[Effect] = []
+    def on_one_shots(self, m: RunOneShots, sender: Address) -> list[Effect]:
+        spec, effects = m.spec, list[Effect]()
+        refusal = self._known.refusal(spec)
+        ready: dict[TxId, ReadyTx] = {}
+        for one in m.transactions:
+            tx = one.tx
+            alive = self.holds(tx, spec.event_type)
+            if alive or self._outcomes.is_refused(tx):
+                effects += self._outcomes.ask(tx, sender, alive)
+            elif refusal is not None:
+                effects += self._outcomes.settle(TxOutcome(tx=tx, outcome=Outcome.ABORTED, reason=refusal), sender)
+            elif spec.census is not None:
+                coordinator = self.coordinator(tx, spec, sender, EventCoordinator(tx, spec.event_type))
+                coordinator.one_shot = one.events
+                effects += self.open(coordinator)
+            else:
+                ready.setdefault(tx, ReadyTx(tx, spec, sender, len(one.events), one.events, one.events))
+        if not ready:
+            return effects
+        epochs = self._known.epochs_of(spec)
         if epochs.log is None:
-            effects += self._announce_one_shot(m, sender)
-        return effects + epochs.submit(ready)
+            for r in ready.values():
+                effects += self._announce_one_shot(OneShot(r.tx, r.logged_events), spec, sender)
+        return effects + epochs.submit(*ready.values())
 
-    def _announce_one_shot(self, m: RunOneShot, sender: Address) -> list[Effect]:
+    def _announce_one_shot(self, one: OneShot, spec: TxSpec, sender: Address) -> list[Effect]:
         """Local and non-transactional subscribers take a one-shot as they take any transaction."""
-        if m.spec.limit is ScopeLimit.DISTRIBUTED:
+        if spec.limit is ScopeLimit.DISTRIBUTED:
             return []
         census = CensusOpened(
-            tx=m.tx, spec=m.spec, coordinator=self._node.me, incarnation=self._node.incarnation, initiator=sender
+            tx=one.tx, spec=spec, coordinator=self._node.me, incarnation=self._node.incarnation, initiator=sender
         )
         effects: list[Effect] = [Disseminate(census)]
-        for sequence, event in enumerate(m.events, start=1):
-            published = TxPublished(tx=m.tx, event_type=m.spec.event_type, sequence=sequence, event=event)
+        for sequence, event in enumerate(one.events, start=1):
+            published = TxPublished(tx=one.tx, event_type=spec.event_type, sequence=sequence, event=event)
             effects.append(Disseminate(published))
-        if m.spec.local_outcome is LocalOutcome.INDEPENDENT:
-            order = LocalCommitOrdered(tx=m.tx, event_type=m.spec.event_type, last_sequence=len(m.events))
+        if spec.local_outcome is LocalOutcome.INDEPENDENT:
+            order = LocalCommitOrdered(tx=one.tx, event_type=spec.event_type, last_sequence=len(one.events))
             effects.append(Disseminate(order))
         return effects
 

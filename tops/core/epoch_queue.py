@@ -44,6 +44,9 @@ class EpochQueue:
         met: set[object] = set()  # constraints that hold with these voters; many members share theirs
         while self.ready and len(group) < self.members_max:
             ready = self.ready[0]
+            if group and _is_alike(ready, group[-1]):
+                group.append(self.ready.popleft())
+                continue
             own = self._voters_of(ready)
             if group and (own.keys() != voters.keys() or ready.alone or group[0].alone):
                 break
@@ -76,3 +79,10 @@ class EpochQueue:
         if lacking is None:
             met.add(constraints)
         return lacking
+
+
+def _is_alike(ready: ReadyTx, other: ReadyTx) -> bool:
+    """Whether it goes without looking that what is true of the other is true of it: they came with the same letter."""
+    if ready.spec is not other.spec or ready.alone or other.alone:
+        return False
+    return ready.members is None and other.members is None

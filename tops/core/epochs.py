@@ -88,10 +88,10 @@ class EpochCoordinator:
 
     # ------------------------------------------------------------------------------------------------ forming an epoch
 
-    def submit(self, ready: ReadyTx) -> list[Effect]:
-        """A transaction is ready to be prepared; it starts at once if nothing is in its way."""
-        self.queue.append(ready)
-        self.held.add(ready.tx)
+    def submit(self, *ready: ReadyTx) -> list[Effect]:
+        """Transactions are ready to be prepared; they start at once, and together, if nothing is in their way."""
+        self.queue.extend(ready)
+        self.held.update([r.tx for r in ready])
         return self.start()
 
     def withdraw(self, tx: TxId) -> bool:
@@ -372,9 +372,11 @@ class EpochCoordinator:
         self.held.difference_update(epoch.committed)
         effects: list[Effect] = [CancelTimer(("epoch", self.event_type, number))]
         pending = tuple(sorted(epoch.voters[k].identity or k for k in epoch.committing - epoch.finished))
-        for outcome, publisher in epoch.outcomes:
-            told = msgspec.structs.replace(outcome, pending=pending) if pending else outcome
-            effects += self.outcomes.settle(told, publisher)
+        if pending:
+            epoch.outcomes = [(msgspec.structs.replace(o, pending=pending), to) for o, to in epoch.outcomes]
+            for outcome, _ in epoch.outcomes:
+                self.outcomes.remember(outcome)
+        effects += self.outcomes.settle_commits(epoch.outcomes)
         if void and self.log is None:
             self.memory.close(number)
         elif void and self.log is not None:

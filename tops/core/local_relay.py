@@ -2,13 +2,13 @@
 
 Each subscriber coordinates its own sub-transaction. The rendezvous only makes sure that all of them are told the same
 end: the commit order follows a complete sequence, and a publisher that dies is an abort behind its last event. On a
-durable type the whole transaction becomes one entry of the log.
+durable type the whole transaction becomes an entry of the log, or a part of one.
 """
 
 from tops.core.event_coordinator import EventCoordinator
 from tops.effects import Disseminate, Effect
 from tops.ids import TxId
-from tops.messages import Address, Event, LocalCommitOrdered, LogEntry, LoggedTx, TxAbandoned, TxPublished, TxSpec
+from tops.messages import Address, Event, LocalCommitOrdered, LoggedTx, TxAbandoned, TxPublished, TxSpec
 
 
 class LocalRelay:
@@ -46,9 +46,8 @@ class LocalRelay:
     def abandon_order(self, reason: str) -> Effect:
         return Disseminate(TxAbandoned(tx=self.tx, event_type=self.spec.event_type, reason=reason))
 
-    def entry(self, number: int) -> LogEntry:
+    def logged(self) -> LoggedTx:
         """The transaction as it stands in a durable type's log."""
-        logged = LoggedTx(
+        return LoggedTx(
             self.tx, self.spec.event_type, tuple(self.events), self.spec.attributes, self.spec.limit, self.spec.tx_type
         )
-        return LogEntry(number=number, transactions=(logged,))

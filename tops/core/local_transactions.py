@@ -1,5 +1,7 @@
 """Local transactions on their way through the rendezvous: announced, relayed, and ended the same way for everybody."""
 
+from collections.abc import Sequence
+
 from tops.core.event_coordinator import EventCoordinator
 from tops.core.known_types import UNKNOWN_TYPE, KnownTypes
 from tops.core.local_relay import LocalRelay
@@ -7,8 +9,8 @@ from tops.core.open_transactions import OpenTransactions, RendezvousNode
 from tops.core.outcomes import Outcomes
 from tops.core.tx_coordinator import decided_within_s
 from tops.effects import Disseminate, Effect, Persist, SetTimer
-from tops.ids import NodeId
-from tops.messages import Address, CensusOpened, RunOneShot, TxOutcome, TxPublished
+from tops.ids import NodeId, TxId
+from tops.messages import Address, CensusOpened, Event, LogEntry, RunOneShots, TxOutcome, TxPublished, TxSpec
 from tops.records import LogAppended
 from tops.transactions import Outcome, TxState
 
@@ -29,28 +31,37 @@ class LocalTransactions:
         self._open.publishers[tx] = (NodeId(initiator.handle), incarnation)
         return self.open(census, initiator, None)
 
-    def on_one_shot(self, m: RunOneShot, sender: Address) -> list[Effect]:
-        """Announced, relayed and committed at once: it is never open."""
-        if self._outcomes.is_refused(m.tx):
-            return self._outcomes.ask(m.tx, sender, alive=False)
+    def on_one_shots(self, m: RunOneShots, sender: Address) -> list[Effect]:
+        """Announced, relayed and committed at once: they are never open. In a log they share a number."""
+        effects: list[Effect] = []
         refusal = self._known.refusal(m.spec)
-        if refusal is not None:
-            return self._outcomes.settle(TxOutcome(tx=m.tx, outcome=Outcome.ABORTED, reason=refusal), sender)
-        me, incarnation = self._node.me, self._node.incarnation
-        census = CensusOpened(tx=m.tx, spec=m.spec, coordinator=me, incarnation=incarnation, initiator=sender)
-        relay = self._relay(census, sender, None)
+        fresh: dict[TxId, LocalRelay] = {}
+        for one in m.transactions:
+            if self._outcomes.is_refused(one.tx):
+                effects += self._outcomes.ask(one.tx, sender, alive=False)
+            elif refusal is not None:
+                effects += self._outcomes.settle(TxOutcome(tx=one.tx, outcome=Outcome.ABORTED, reason=refusal), sender)
+            elif one.tx not in fresh:
+                relay = fresh[one.tx] = self._relay(one.tx, m.spec, sender, None)
+                effects += self._announced(relay, one.events)
+        return effects + self._committed(list(fresh.values())) if fresh else effects
+
+    def _announced(self, relay: LocalRelay, events: Sequence[Event]) -> list[Effect]:
+        """What subscribers hear of a one-shot before its end."""
+        tx, spec, me, incarnation = relay.tx, relay.spec, self._node.me, self._node.incarnation
+        census = CensusOpened(tx=tx, spec=spec, coordinator=me, incarnation=incarnation, initiator=relay.initiator)
         effects: list[Effect] = [Disseminate(census)]
-        for sequence, event in enumerate(m.events, start=1):
-            published = TxPublished(tx=m.tx, event_type=m.spec.event_type, sequence=sequence, event=event)
-            effects += self.on_event(relay, published)
-        return effects + self.commit(relay, len(m.events))
+        for sequence, event in enumerate(events, start=1):
+            published = TxPublished(tx=tx, event_type=spec.event_type, sequence=sequence, event=event)
+            relay.on_event(published)
+            effects.append(Disseminate(published))
+        return effects
 
     def open(self, census: CensusOpened, initiator: Address, numbering: EventCoordinator | None) -> list[Effect]:
-        self._relay(census, initiator, numbering)
+        self._relay(census.tx, census.spec, initiator, numbering)
         return [Disseminate(census), SetTimer(("deadline", census.tx), decided_within_s(census.spec))]
 
-    def _relay(self, census: CensusOpened, initiator: Address, numbering: EventCoordinator | None) -> LocalRelay:
-        tx, spec = census.tx, census.spec
+    def _relay(self, tx: TxId, spec: TxSpec, initiator: Address, numbering: EventCoordinator | None) -> LocalRelay:
         # Right after a restart a transaction may come before its type, and that may turn out to be a durable one.
         keep_events = spec.event_type in self._known.logs_of or spec.event_type not in self._known.types
         relay = LocalRelay(tx, spec, initiator, keep_events=keep_events, numbering=numbering)
@@ -69,28 +80,42 @@ class LocalTransactions:
             lacking = UNKNOWN_TYPE.format(relay.spec.event_type)  # it may be a durable one, and this would be lost
         if lacking is not None:
             return self.end(relay, Outcome.ABORTED, lacking)
-        log = self._known.logs_of.get(relay.spec.event_type)
-        if log is None:
-            return [relay.commit_order(), *self.end(relay, Outcome.COMMITTED, "")]
-        entry = relay.entry(log.reserve())
-        log.fill(entry)
-        return [
-            Persist(LogAppended(event_type=log.event_type, entry=entry)),
-            relay.commit_order(),
-            *self.end(relay, Outcome.COMMITTED, "", entry.number),
-            *log.pump_all(),
-        ]
+        return self._committed([relay])
 
-    def end(self, relay: LocalRelay, outcome: Outcome, reason: str, log_number: int | None = None) -> list[Effect]:
-        del self._open.relays[relay.tx]
-        self._open.publishers.pop(relay.tx, None)
-        if relay.numbering is not None:
-            relay.numbering.close(TxState.COMMITTED if outcome is Outcome.COMMITTED else TxState.ABORTED)
-        ended = TxOutcome(tx=relay.tx, outcome=outcome, reason=reason, log_number=log_number)
+    def _committed(self, relays: Sequence[LocalRelay]) -> list[Effect]:
+        """Transactions of one type that are whole; in a log they are one entry."""
+        log = self._known.logs_of.get(relays[0].spec.event_type)
+        if log is None:
+            return [e for r in relays for e in (r.commit_order(), *self.end(r, Outcome.COMMITTED, ""))]
+        entry = LogEntry(number=log.reserve(), transactions=tuple([relay.logged() for relay in relays]))
+        log.fill(entry)
+        effects: list[Effect] = [Persist(LogAppended(event_type=log.event_type, entry=entry))]
+        effects += [relay.commit_order() for relay in relays]
+        effects += self._ended_together(relays, entry.number)
+        return effects + log.pump_all()
+
+    def _ended_together(self, relays: Sequence[LocalRelay], number: int) -> list[Effect]:
+        outcomes: list[tuple[TxOutcome, Address]] = []
+        for relay in relays:
+            self._close(relay, Outcome.COMMITTED)
+            outcome = TxOutcome(tx=relay.tx, outcome=Outcome.COMMITTED, log_number=number)
+            self._outcomes.remember(outcome)
+            outcomes.append((outcome, relay.initiator))
+        return self._outcomes.settle_commits(outcomes)
+
+    def end(self, relay: LocalRelay, outcome: Outcome, reason: str) -> list[Effect]:
+        self._close(relay, outcome)
+        ended = TxOutcome(tx=relay.tx, outcome=outcome, reason=reason)
         effects = self._outcomes.settle(ended, relay.initiator)
         if outcome is Outcome.ABORTED:
             effects.insert(0, relay.abandon_order(reason))
         return effects
+
+    def _close(self, relay: LocalRelay, outcome: Outcome) -> None:
+        del self._open.relays[relay.tx]
+        self._open.publishers.pop(relay.tx, None)
+        if relay.numbering is not None:
+            relay.numbering.close(TxState.COMMITTED if outcome is Outcome.COMMITTED else TxState.ABORTED)
 
     def on_publisher_lost(self, life: tuple[NodeId, int], reason: str) -> list[Effect]:
         effects: list[Effect] = []

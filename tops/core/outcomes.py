@@ -5,13 +5,17 @@ after a refusal of that id is on disk, so that a late arrival can't apply; one t
 "unknown".
 """
 
+import re
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from tops.effects import Effect, Persist, Post
 from tops.ids import TxId
-from tops.messages import Address, TxOutcome
+from tops.messages import Address, TxOutcome, TxOutcomes
 from tops.records import TxRefused
 from tops.transactions import Outcome
+
+_MADE = re.compile(r"(.*)\.([0-9]{1,19})\.([0-9]{1,19})", re.DOTALL)
 
 
 class Outcomes:
@@ -77,11 +81,25 @@ class Outcomes:
             self.aborted[outcome.tx] = outcome.reason
             if len(self.aborted) > self.keep_max:
                 self.aborted.popitem(last=False)
-        askers = self.askers.pop(outcome.tx, None)
+        return [Post(address, outcome) for address in self._told(outcome.tx, publisher)]
+
+    def settle_commits(self, outcomes: Iterable[tuple[TxOutcome, Address]]) -> list[Effect]:
+        """Transactions that are remembered as committed are finished: everybody hears at once what is for them."""
+        letters: dict[Address, list[TxOutcome]] = {}
+        for outcome, publisher in outcomes:
+            for address in self._told(outcome.tx, publisher):
+                letters.setdefault(address, []).append(outcome)
+        return [
+            Post(address, told[0] if len(told) == 1 else TxOutcomes(outcomes=tuple(told)))
+            for address, told in letters.items()
+        ]
+
+    def _told(self, tx: TxId, publisher: Address | None) -> Iterable[Address]:
+        """Who is to hear of the end: its publisher, and whoever asked meanwhile."""
+        askers = self.askers.pop(tx, None) if self.askers else None
         if askers is None:
-            return [] if publisher is None else [Post(publisher, outcome)]
-        told = dict.fromkeys([publisher, *askers] if publisher is not None else askers)
-        return [Post(address, outcome) for address in told]
+            return () if publisher is None else (publisher,)
+        return dict.fromkeys([publisher, *askers] if publisher is not None else askers)
 
     def ask(self, tx: TxId, asker: Address, alive: bool) -> list[Effect]:
         """Somebody wants to know. `alive`: the coordinator is still at it, and the answer comes when it ends."""
@@ -107,11 +125,5 @@ class Outcomes:
 
 def _split(tx: TxId) -> tuple[str, int, int] | None:
     """Origin, life and counter; None for an id of another make, which may hold anything."""
-    words = tx.rsplit(".", 2)
-    if len(words) != 3 or not (_is_number(words[1]) and _is_number(words[2])):
-        return None
-    return words[0], int(words[1]), int(words[2])
-
-
-def _is_number(word: str) -> bool:
-    return len(word) < 20 and word.isascii() and word.isdigit()
+    made = _MADE.fullmatch(tx)
+    return None if made is None else (made[1], int(made[2]), int(made[3]))

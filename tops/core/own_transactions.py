@@ -1,6 +1,7 @@
 """The transactions that a site publishes in: begun, carried to their end, and asked after."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from tops.constraints import check_consistent
 from tops.core.own_resources import OwnResources
@@ -26,11 +27,14 @@ from tops.messages import (
     BeginTx,
     CensusOpened,
     Event,
+    OneShot,
     PublisherDone,
     PublishInTxAnswered,
     RunOneShot,
+    RunOneShots,
     TxOpened,
     TxOutcome,
+    TxOutcomes,
     TxPublished,
     TxSpec,
     VotesMissing,
@@ -84,17 +88,36 @@ class OwnTransactions:
 
     def execute(self, request: int, spec: TxSpec, events: tuple[Event, ...]) -> list[Effect]:
         """A one-shot: begin, all events and commit in one message; answered with the outcome."""
+        return self.execute_all(spec, [(request, events)])
+
+    def execute_all(self, spec: TxSpec, wanted: Sequence[tuple[int, tuple[Event, ...]]]) -> list[Effect]:
+        """One-shots of one kind, each with its request: all of them in one message."""
         error = self._problem_with_spec(spec)
-        for event in events:
-            error = error or self.directory.problem_with(event)
         if error is not None:
-            return [Answer(request, error=error)]
-        tx = self._new_id()
+            return [Answer(request, error=error) for request, _ in wanted]
+        effects: list[Effect] = []
+        run: list[OneShot] = []
         coordinator = self.directory.coordinator_of(spec.event_type)
-        own_tx = self.transactions[tx] = PublisherTx(tx, spec, coordinator)
-        own_tx.one_shot, own_tx.state, own_tx.wish = True, TxState.COMMITTING, "commit"
-        own_tx.ending.append(request)
-        return [Post(Address(coordinator), RunOneShot(tx=tx, spec=spec, events=events))]
+        for request, events in wanted:
+            error = self._problem_with_events(events)
+            if error is not None:
+                effects.append(Answer(request, error=error))
+                continue
+            tx = self._new_id()
+            self.transactions[tx] = PublisherTx.of_one_shot(tx, spec, coordinator, request)
+            run.append(OneShot(tx, events))
+        if len(run) == 1:
+            effects.append(Post(Address(coordinator), RunOneShot(tx=run[0].tx, spec=spec, events=run[0].events)))
+        elif run:
+            effects.append(Post(Address(coordinator), RunOneShots(spec=spec, transactions=tuple(run))))
+        return effects
+
+    def _problem_with_events(self, events: tuple[Event, ...]) -> TopsError | None:
+        for event in events:
+            error = self.directory.problem_with(event)
+            if error is not None:
+                return error
+        return None
 
     def _problem_with_spec(self, spec: TxSpec) -> TopsError | None:
         if spec.event_type not in self.directory.advertised:
@@ -210,6 +233,9 @@ class OwnTransactions:
 
     def _ask(self, question: AskOutcome) -> list[Effect]:
         return [Post(Address(self.directory.coordinator_of(question.event_type)), question)]
+
+    def on_outcomes(self, letter: TxOutcomes) -> list[Effect]:
+        return [effect for outcome in letter.outcomes for effect in self.on_outcome(outcome)]
 
     def on_outcome(self, outcome: TxOutcome) -> list[Effect]:
         effects: list[Effect] = []

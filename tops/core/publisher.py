@@ -37,11 +37,14 @@ CENSUS, CENSUS_UNFULFILLED, ACTIVE, COMMITTING, COMMITTED, ABORTED = TxState  # 
 class PublisherTx:
     """One transaction, seen from the site that publishes in it."""
 
-    def __init__(self, tx: TxId, spec: TxSpec, coordinator: NodeId, begin: BeginTx | None = None) -> None:
+    def __init__(
+        self, tx: TxId, spec: TxSpec, coordinator: NodeId, begin: BeginTx | None = None, *, one_shot: bool = False
+    ) -> None:
         self.tx, self.spec, self.coordinator = tx, spec, coordinator
         self.state = CENSUS
         self.begin_message = begin  # repeated until the census has ended
-        self.numbering = EventCoordinator(tx, spec.event_type) if spec.access is Access.PRIVATE else None
+        numbers = spec.access is Access.PRIVATE and not one_shot
+        self.numbering = EventCoordinator(tx, spec.event_type) if numbers else None
         self.opening: int | None = None  # the request that waits for the census
         self.ending: list[int] = []  # requests that wait for the outcome
         self.publishing: dict[int, Event] = {}  # public: requests that wait for a sequence number
@@ -49,11 +52,19 @@ class PublisherTx:
         self.reason = ""
         self.outcome: TxOutcome | None = None
         self.waited_s = 0.0
-        self.one_shot = False
+        self.one_shot = one_shot
         self.unchecked = False  # the application was told that votes are missing, and may not come back
         self.contributed = False  # somebody else's transaction
         self.own: tuple[int, Pseudonym] | None = None  # resources of the site's own that take part, and their name
         self.operator = False  # somebody else's private one, which this site can only end
+
+    @classmethod
+    def of_one_shot(cls, tx: TxId, spec: TxSpec, coordinator: NodeId, request: int) -> "PublisherTx":
+        """One that is committing from its beginning, on behalf of that request."""
+        own_tx = cls(tx, spec, coordinator, one_shot=True)
+        own_tx.state, own_tx.wish = TxState.COMMITTING, "commit"
+        own_tx.ending.append(request)
+        return own_tx
 
     # ------------------------------------------------------------------------------------------------------ opening
 

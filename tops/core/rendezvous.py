@@ -41,6 +41,7 @@ from tops.messages import (
     LogEntry,
     LogWanted,
     MembershipAnswered,
+    OneShot,
     ParticipantAborted,
     ParticipantLost,
     Publication,
@@ -51,6 +52,7 @@ from tops.messages import (
     RouteAsked,
     RouteStands,
     RunOneShot,
+    RunOneShots,
     StandingAnswered,
     StandingWithdrawn,
     TxOutcome,
@@ -98,6 +100,7 @@ class Rendezvous:
             BeginTx: self.distributed.on_begin,
             BeginPublic: self.public.on_begin,
             RunOneShot: self._run_one_shot,
+            RunOneShots: self._run_one_shots,
             CensusReplied: self.distributed.on_replied,
             StandingAnswered: self.standing.on_answered,
             StandingWithdrawn: self.standing.on_withdrawn,
@@ -144,9 +147,13 @@ class Rendezvous:
     # --------------------------------------------------------------------------------------------------- commitment
 
     def _run_one_shot(self, m: RunOneShot, sender: Address, incarnation: int, now: float) -> list[Effect]:
+        one = RunOneShots(spec=m.spec, transactions=(OneShot(m.tx, m.events),))
+        return self._run_one_shots(one, sender, incarnation, now)
+
+    def _run_one_shots(self, m: RunOneShots, sender: Address, incarnation: int, now: float) -> list[Effect]:
         if m.spec.tx_type is TxType.LOCAL:
-            return self.local.on_one_shot(m, sender)
-        return self.distributed.on_one_shot(m, sender, incarnation, now)
+            return self.local.on_one_shots(m, sender)
+        return self.distributed.on_one_shots(m, sender)
 
     def _commit(self, m: CommitTx, sender: Address, incarnation: int, now: float) -> list[Effect]:
         owner = self.open.owner(m.tx)

@@ -52,6 +52,7 @@ from tops.messages import (
     StandingAccepted,
     TxOpened,
     TxOutcome,
+    TxOutcomes,
     TxSpec,
     TypeAnswered,
     VotesMissing,
@@ -116,6 +117,7 @@ class SiteCore:
             StandingAccepted: subscribed.on_accepted,
             MembershipAnswered: self.participation.on_membership,
             TxOutcome: self.own.on_outcome,
+            TxOutcomes: self.own.on_outcomes,
             TxOpened: self.own.on_opened,
             PublishInTxAnswered: self.own.on_tx_letter,
             VotesMissing: self.own.on_tx_letter,
@@ -213,6 +215,10 @@ class SiteCore:
     def execute(self, request: int, spec: TxSpec, events: tuple[Event, ...]) -> list[Effect]:
         """A one-shot: begin, all events and commit in one message; answered with the outcome."""
         return self._request(self.own.execute(request, spec, events))
+
+    def execute_all(self, spec: TxSpec, wanted: Sequence[tuple[int, tuple[Event, ...]]]) -> list[Effect]:
+        """One-shots of one kind, each with the request that is answered with its outcome; they travel together."""
+        return self._request(self.own.execute_all(spec, wanted))
 
     def contribute(self, tx: TxId, spec: TxSpec) -> None:
         """Publish in somebody else's public transaction, whose announcement this site has seen."""

@@ -47,8 +47,10 @@ from tops.messages.publishers import (
     PublishInTx,
     PublishInTxAnswered,
     RunOneShot,
+    RunOneShots,
     TxOpened,
     TxOutcome,
+    TxOutcomes,
     VotesMissing,
 )
 from tops.messages.values import Address, Definitions, Message
@@ -97,6 +99,8 @@ Letter = (
     | LogEnded
     | TypeAdvertised
     | TypeAnswered
+    | RunOneShots
+    | TxOutcomes
 )
 
 

@@ -1,7 +1,7 @@
 """Letters between a publisher of a transaction and its coordinator."""
 
 from tops.ids import NodeId, Pseudonym, TxId
-from tops.messages.values import Event, Message, TxSpec
+from tops.messages.values import Event, Message, TxSpec, Wire
 from tops.transactions import Outcome, TxState, TxType
 
 
@@ -19,6 +19,20 @@ class RunOneShot(Message, frozen=True):
     tx: TxId
     spec: TxSpec
     events: tuple[Event, ...]
+
+
+class OneShot(Wire, frozen=True):
+    """One of the transactions that a publisher runs together."""
+
+    tx: TxId
+    events: tuple[Event, ...]
+
+
+class RunOneShots(Message, frozen=True):
+    """Several transactions of one kind, each with a fate of its own: what `RunOneShot` is for one."""
+
+    spec: TxSpec
+    transactions: tuple[OneShot, ...]
 
 
 class BeginPublic(Message, frozen=True):
@@ -101,6 +115,12 @@ class TxOutcome(Message, frozen=True):
     rows: tuple[int, ...] = ()
     locals_wait: bool = False
     result: bytes = b""
+
+
+class TxOutcomes(Message, frozen=True):
+    """Several transactions of one publisher ended at the same time."""
+
+    outcomes: tuple[TxOutcome, ...]
 
 
 class AskOutcome(Message, frozen=True):

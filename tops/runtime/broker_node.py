@@ -84,7 +84,8 @@ class BrokerNode:
                 if not (self.refusing and self._turned_away(link, message)):
                     self.outbox.put(core.receive(name, message, now))
             elif guard is not None:
-                self._refuse(link, refusal.subject, refusal.error.verb, refusal.error.event_type, str(refusal.error))
+                for subject in refusal.subjects:
+                    self._refuse(link, subject, refusal.error.verb, refusal.error.event_type, str(refusal.error))
         return 0.0 if guard is None else self._pause(name, len(messages), now)
 
     def _turned_away(self, link: Link, message: LinkMessage) -> bool:

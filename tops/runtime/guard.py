@@ -39,6 +39,7 @@ from tops.messages import (
     PublishInTx,
     RouteAsked,
     RunOneShot,
+    RunOneShots,
     ScopeChosen,
     StandingAnswered,
     StandingWithdrawn,
@@ -53,9 +54,9 @@ Right = tuple[Verb, str]
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """A message that was not acted on."""
+    """A message that was not acted on; `subjects` has one for each request of the site that it answers."""
 
-    subject: str
+    subjects: tuple[str, ...]
     error: PermissionDenied
 
 
@@ -64,6 +65,10 @@ _RIGHTS: dict[type, Callable[[Any], Iterable[Right]]] = {
     BeginTx: lambda m: [(Verb.BEGIN, m.spec.event_type)],
     BeginPublic: lambda m: [(Verb.BEGIN, m.spec.event_type)],
     RunOneShot: lambda m: [(Verb.BEGIN, m.spec.event_type), *((Verb.PUBLISH, e.type) for e in m.events)],
+    RunOneShots: lambda m: [
+        (Verb.BEGIN, m.spec.event_type),
+        *{(Verb.PUBLISH, e.type) for one in m.transactions for e in one.events},
+    ],
     PublishInTx: lambda m: [(Verb.PUBLISH, m.event.type)],
     StandingAnswered: lambda m: [(Verb.SUBSCRIBE, m.event_type)],
     StandingWithdrawn: lambda m: [(Verb.SUBSCRIBE, m.event_type)],
@@ -124,7 +129,7 @@ class Guard:
             elif type(message) is not ScopeChosen:
                 raise ProtocolError(f"{self.identity} sent a {type(message).__name__}, which only brokers send")
         except PermissionDenied as error:
-            return Refusal(_subject(message), error)
+            return Refusal(_subjects(message), error)
         return None
 
     def _check_publication(self, message: Dissemination) -> None:
@@ -155,6 +160,9 @@ class Guard:
             raise ProtocolError(f"{self.identity} sent a {kind.__name__}, which only brokers send")
         if kind in _OF_A_PUBLISHER:
             self._check_origin(_transaction_of(letter))
+        elif type(letter) is RunOneShots:
+            for one in letter.transactions:
+                self._check_origin(one.tx)
         for right in rights(letter):
             if right not in self._granted:
                 self._grant(right)
@@ -206,6 +214,12 @@ class Guard:
         if len(readable) == len(delivered.entries):
             return envelope
         return msgspec.structs.replace(envelope, body=msgspec.structs.replace(delivered, entries=readable))
+
+
+def _subjects(message: LinkMessage) -> tuple[str, ...]:
+    if type(message) is Envelope and type(message.body) is RunOneShots:
+        return tuple(f"tx {one.tx}" for one in message.body.transactions)
+    return (_subject(message),)
 
 
 def _subject(message: LinkMessage) -> str:

@@ -30,7 +30,7 @@ from tops.effects import (
 )
 from tops.errors import ConfigError, NotAuthenticated, NotReachable, PermissionDenied, ProtocolError, TopsError
 from tops.ids import NodeId, TxId
-from tops.messages import LinkMessage, encode_body
+from tops.messages import Event, LinkMessage, TxOutcome, TxSpec, encode_body
 from tops.runtime.connections import open_socket
 from tops.runtime.identity import HANDSHAKE_TIMEOUT_S, Self
 from tops.runtime.link import Link, Socket, exchange_meet
@@ -44,6 +44,7 @@ REDIAL_FIRST_S, REDIAL_MAX_S = 0.05, 1.0
 BACKLOG_MAX = 100_000  # ordinary events that participants have not got to; beyond it nothing more is read
 BACKLOG_PAUSE_S = 0.01
 TOGETHER_MAX = 1024  # events in one message
+ONE_SHOTS_MAX = 64  # one-shots in one message: as many as an epoch takes
 TOGETHER_BYTES_MAX = MESSAGE_BYTES_MAX // 2
 
 log = logging.getLogger("tops.site")
@@ -75,6 +76,9 @@ class SiteNode:
         self._together: list[tuple[int, dict[str, Any], msgspec.Raw]] = []  # published in this turn of the loop
         self._together_type = ""
         self._together_bytes = 0
+        self._one_shots: list[tuple[int, tuple[Event, ...]]] = []  # asked for in this turn of the loop
+        self._one_shots_spec: TxSpec | None = None
+        self._one_shots_bytes = 0
 
     # ------------------------------------------------------------------------------------------------------ requests
 
@@ -82,6 +86,8 @@ class SiteNode:
         """Carry out what the machine wants, behind the events that were published before."""
         if self._together:
             self._publish_together()
+        if self._one_shots:
+            self._execute_together()
         self.outbox.put(effects)
 
     def publish_soon(self, event_type: str, body: dict[str, Any], request: int) -> None:
@@ -124,6 +130,34 @@ class SiteNode:
         finally:
             self._answers.pop(request, None)
 
+    async def execute(self, spec: TxSpec, events: tuple[Event, ...], size: int) -> TxOutcome:
+        """A one-shot with so many bytes of events; those of one kind and one turn of the loop travel together."""
+        together = self._one_shots
+        if not together:
+            asyncio.get_running_loop().call_soon(self._execute_together)
+        elif (
+            spec != self._one_shots_spec
+            or len(together) >= ONE_SHOTS_MAX
+            or self._one_shots_bytes + size > TOGETHER_BYTES_MAX
+        ):
+            self._execute_together()
+        request = self.next_request()
+        answer: asyncio.Future[TxOutcome] = asyncio.get_running_loop().create_future()
+        self._answers[request] = answer
+        self._one_shots_spec = spec
+        self._one_shots.append((request, events))
+        self._one_shots_bytes += size
+        try:
+            return await answer
+        finally:
+            del self._answers[request]
+
+    def _execute_together(self) -> None:
+        together, spec = self._one_shots, self._one_shots_spec
+        if together and spec is not None:
+            self._one_shots, self._one_shots_bytes = [], 0
+            self.outbox.put(self.core.execute_all(spec, together))
+
     def next_request(self) -> int:
         self._requests += 1
         return self._requests
@@ -147,6 +181,9 @@ class SiteNode:
             await self.link.room()
 
     def _perform(self, effect: Effect) -> None:
+        if type(effect) is Answer:
+            self._answer(effect)
+            return
         match effect:
             case Send(link=name, message=message):
                 if self.link is not None and self.link.name == name:
@@ -159,13 +196,6 @@ class SiteNode:
                 driver = self.drivers.get(subscription)
                 if driver is not None:
                     driver.deliver(event, tx)
-            case Answer(request=request, value=value, error=error):
-                answer = self._answers.get(request)
-                if answer is not None and not answer.done():
-                    if error is not None:
-                        answer.set_exception(error)
-                    else:
-                        answer.set_result(value)
             case Call(subscription=subscription):
                 driver = self.drivers.get(subscription)
                 if driver is not None:
@@ -183,6 +213,15 @@ class SiteNode:
                     self.on_ended(tx, committed, reason)
             case Alarm(kind=kind, text=text):
                 log.warning(text, extra={"node": self.name, "alarm": kind})
+
+    def _answer(self, given: Answer) -> None:
+        answer = self._answers.get(given.request)
+        if answer is None or answer.done():
+            return
+        if given.error is not None:
+            answer.set_exception(given.error)
+        else:
+            answer.set_result(given.value)
 
     def call_done(self, call: int, result: Any) -> None:
         self.act(self.core.call_done(call, result))
