@@ -1,12 +1,15 @@
 """What the applications of a simulated cluster do: every kind of transaction that there is, at random times."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from tops.constraints import AnyConstraint, AtLeast, Deadline, MaxParticipants, MinParticipants, OnlyFrom, Required
+from tops.effects import Effect
 from tops.errors import OutcomeUnknown, TopsError, TransactionAborted, TransactionClosed, UncheckedTransaction
 from tops.event_types import EventType
-from tops.ids import TxId, tx_id
+from tops.ids import TxId
 from tops.messages import AskOutcome, CensusPolicy, Definitions, Event, TxSpec
 from tops.sim.history import TxHistory
 from tops.sim.site_app import Ask, Script, SiteApp, Sleep
@@ -187,20 +190,38 @@ class Workload:
                 app.site.act(lambda: app.site.core.done(tx))
 
     def one_shot(self, app: SiteApp) -> Script:
-        """Everything in one message: asked at a census, or by standing answers."""
+        """Everything in one message: asked at a census, by standing answers, or logged first; some in one letter."""
         rng = self.world.rng
-        event_type = self._one_of(app, "plain", "other", "other", "other.child")
-        spec = self.spec(event_type, TxType.DISTRIBUTED, Access.PRIVATE)
+        if rng.random() < 0.3:
+            event_type, tx_type = self._one_of(app, "plain", "log", "set", "set"), TxType.LOCAL
+        else:
+            event_type, tx_type = self._one_of(app, "plain", "other", "other", "other.child"), TxType.DISTRIBUTED
+        spec = self.spec(event_type, tx_type, Access.PRIVATE)
         if event_type != "plain":
             spec = _standing_only(spec)
-        yield from self._execute(app, spec, [self.event(event_type) for _ in range(rng.randint(1, 3))])
+        letter = Letter(rng.choice([1, 1, 3]))
+        for _ in range(letter.room):
+            events = [self.event(event_type) for _ in range(rng.randint(1, 3))]
+            app.run(self._execute(app, spec, events, letter))
+        yield Sleep(0)
 
     def one_shot_on_set(self, app: SiteApp) -> Script:
         """A replicated write."""
-        rng = self.world.rng
+        return self._execute(app, self._replicated_write(), self._written(), Letter(1))
+
+    def burst_on_set(self, app: SiteApp) -> Script:
+        """Many replicated writes at once: they share epochs, and those of one kind a letter."""
+        letter, spec = Letter(self.world.rng.randint(1, 5)), self._replicated_write()
+        for _ in range(letter.room):
+            app.run(self._execute(app, spec, self._written(), letter))
+        for _ in range(self.world.rng.randint(2, 5)):
+            app.run(self.one_shot_on_set(app))
+        yield Sleep(0)
+
+    def _replicated_write(self) -> TxSpec:
         replicas = frozenset(self.world.replicas)
-        enough = rng.choice([1, len(replicas) // 2 + 1, len(replicas)])
-        spec = TxSpec(
+        enough = self.world.rng.choice([1, len(replicas) // 2 + 1, len(replicas)])
+        return TxSpec(
             "set",
             TxType.DISTRIBUTED,
             limit=ScopeLimit.LOCAL,
@@ -209,29 +230,21 @@ class Workload:
             local_outcome=LocalOutcome.FOLLOWS,
             census=None,
         )
-        yield from self._execute(app, spec, [self.event("set") for _ in range(rng.randint(1, 2))])
 
-    def burst_on_set(self, app: SiteApp) -> Script:
-        """Many replicated writes at once: they share epochs."""
-        for _ in range(self.world.rng.randint(3, 10)):
-            app.run(self.one_shot_on_set(app))
-        yield Sleep(0)
+    def _written(self) -> list[Event]:
+        return [self.event("set") for _ in range(self.world.rng.randint(1, 2))]
 
-    def _execute(self, app: SiteApp, spec: TxSpec, events: list[Event]) -> Script:
-        site = app.site
+    def _execute(self, app: SiteApp, spec: TxSpec, events: list[Event], letter: "Letter") -> Script:
+        """A one-shot that goes off when its letter is full."""
         started: list[TxId] = []
 
-        def ask(request: int) -> list[Any]:
-            effects = site.core.execute(request, spec, tuple(events))
-            tx = tx_id(site.name, site.incarnation, site.core.counter)
-            if tx in site.core.transactions:
-                started.append(tx)
-                marks = [e.body["mark"] for e in events]
-                self.world.history.transactions[tx] = TxHistory(tx, spec, site.name, marks)
-            return effects
+        def begun(tx: TxId) -> None:
+            started.append(tx)
+            marks = [e.body["mark"] for e in events]
+            self.world.history.transactions[tx] = TxHistory(tx, spec, app.site.name, marks)
 
         try:
-            outcome = yield ask
+            outcome = yield lambda request: letter.add(app, spec, Wanted(request, tuple(events), begun))
             self.world.history.tell(started[0], outcome.outcome.value)
         except TransactionAborted as aborted:
             self.world.history.tell(TxId(aborted.tx), "aborted")
@@ -248,6 +261,33 @@ class Workload:
         outcome = yield lambda request: app.site.core.ask_outcome(request, question)
         if outcome.outcome is not Outcome.UNKNOWN:
             self.world.history.outcomes.setdefault(chosen.tx, set()).add(outcome.outcome.value)
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """A one-shot that waits for its letter."""
+
+    request: int
+    events: tuple[Event, ...]
+    begun: Callable[[TxId], None]
+
+
+class Letter:
+    """One-shots of one kind that a site sends together."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self._wanted: list[Wanted] = []
+
+    def add(self, app: SiteApp, spec: TxSpec, wanted: Wanted) -> list[Effect]:
+        self._wanted.append(wanted)
+        if len(self._wanted) < self.room:
+            return []
+        core = app.site.core
+        before = set(core.transactions)
+        effects = core.execute_all(spec, [(w.request, w.events) for w in self._wanted])
+        for each, tx in zip(self._wanted, [tx for tx in core.transactions if tx not in before], strict=False):
+            each.begun(tx)
+        return effects
 
 
 def _standing_only(spec: TxSpec) -> TxSpec:
