@@ -31,11 +31,12 @@ from tops.effects import (
 from tops.errors import ConfigError, NotAuthenticated, NotReachable, PermissionDenied, ProtocolError, TopsError
 from tops.ids import NodeId, TxId
 from tops.messages import LinkMessage, encode_body
-from tops.runtime.connections import open_socket
+from tops.runtime.connections import client_session, open_socket
 from tops.runtime.identity import HANDSHAKE_TIMEOUT_S, Self
-from tops.runtime.link import Link, Socket, exchange_meet
+from tops.runtime.link import Link, exchange_meet
 from tops.runtime.outbox import Outbox
 from tops.runtime.participant_driver import ParticipantDriver
+from tops.runtime.sockets import Socket
 from tops.runtime.timers import Timers
 from tops.runtime.wire import MESSAGE_BYTES_MAX, AnyWord, Meet, Refused, encode_message, meeting
 from tops.security import Peer
@@ -236,7 +237,7 @@ class SiteNode:
 
     async def connect(self, timeout_s: float) -> None:
         """Returns when the first broker has taken us in; NotReachable if none does in time."""
-        self._session = aiohttp.ClientSession()
+        self._session = client_session()
         self._first = asyncio.get_running_loop().create_future()
         self._connecting = asyncio.ensure_future(self._keep_connected())
         try:
@@ -275,7 +276,7 @@ class SiteNode:
 
     async def _connect_once(self, url: str) -> None:
         assert self._session is not None
-        async with open_socket(self._session, url, self.own, self.heartbeat_s) as socket:
+        async with await open_socket(self._session, url, self.own, self.heartbeat_s) as socket:
             peer = await self.own.introduce(socket, urlsplit(url).hostname or "")
             await self._serve(socket, peer)
 
