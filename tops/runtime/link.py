@@ -55,6 +55,7 @@ class Link:
     def __init__(self, name: NodeId, incarnation: int, session_name: str) -> None:
         self.name, self.incarnation, self.session_name = name, incarnation, session_name
         self.session = LinkSession()
+        self._loop = asyncio.get_running_loop()  # kept: to ask for it costs a system call each time
         self.queued_bytes = 0
         self.received_messages = self.sent_messages = self.received_bytes = self.sent_bytes = 0
         self.parted: str | None = None  # why the other end closed, if it said so
@@ -96,6 +97,11 @@ class Link:
         self.queued_bytes += len(encoded)
         self._wake()
 
+    def send_now(self) -> None:
+        """Send what is queued without waiting for the end of the loop's turn: for what somebody waits for and what
+        would rarely get company until then."""
+        self._write()
+
     def say(self, word: AnyWord) -> None:
         """A word about the link; lost if there is no connection."""
         if self._socket is not None:
@@ -112,7 +118,7 @@ class Link:
     async def room(self) -> None:
         """Returns when there is room for more; whoever may be slowed down waits here."""
         while self.queued_bytes > ROOM_BYTES:
-            waiting = asyncio.get_running_loop().create_future()
+            waiting = self._loop.create_future()
             self._room.append(waiting)
             await waiting
 
@@ -120,7 +126,7 @@ class Link:
         """Returns when everything posted so far has arrived at the other end."""
         target = self.session.sent + (1 if self._queue else 0)
         while self._queue or (self._on_the_way and self._on_the_way[0][0] <= target):
-            arrived = asyncio.get_running_loop().create_future()
+            arrived = self._loop.create_future()
             self._flushes.append(arrived)
             self._wake()
             await arrived
@@ -184,10 +190,13 @@ class Link:
         """There is something to send: at the end of this turn of the loop, with all that comes until then."""
         if not self._woken and self._socket is not None:
             self._woken = True
-            asyncio.get_running_loop().call_soon(self._write)
+            self._loop.call_soon(self._woken_up)
+
+    def _woken_up(self) -> None:
+        self._woken = False
+        self._write()
 
     def _write(self) -> None:
-        self._woken = False
         socket = self._socket
         if socket is None or self._draining is not None:
             return
@@ -225,7 +234,9 @@ class Link:
         return None
 
     def _next_frame(self) -> bytes:
-        queue, messages, size = self._queue, [], 0
+        queue = self._queue
+        encoded = queue.popleft()
+        messages, size = [msgspec.Raw(encoded)], len(encoded)
         while queue and size < BATCH_BYTES:
             encoded = queue.popleft()
             size += len(encoded)
@@ -285,9 +296,8 @@ class Link:
         if isinstance(item, Frame):
             pause_s = self._take(item, len(data), owner)
             if pause_s > 0:
-                loop = asyncio.get_running_loop()
-                self._resting = loop.create_future()
-                loop.call_later(pause_s, _release, [self._resting])
+                self._resting = self._loop.create_future()
+                self._loop.call_later(pause_s, _release, [self._resting])
         elif isinstance(item, Parting):
             self.parted = item.reason
         elif isinstance(item, AcknowledgementWanted):
@@ -308,7 +318,7 @@ class Link:
         if self.session.received - self._told >= ACKNOWLEDGE_FRAMES or self._untold_bytes >= ACKNOWLEDGE_BYTES:
             self._acknowledge_now()
         elif self._acknowledge_later is None:
-            self._acknowledge_later = asyncio.get_running_loop().call_later(ACKNOWLEDGE_AFTER_S, self._later)
+            self._acknowledge_later = self._loop.call_later(ACKNOWLEDGE_AFTER_S, self._later)
         return pause_s
 
     def _later(self) -> None:

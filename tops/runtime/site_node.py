@@ -44,6 +44,7 @@ from tops.security import Peer
 REDIAL_FIRST_S, REDIAL_MAX_S = 0.05, 1.0
 BACKLOG_MAX = 100_000  # ordinary events that participants have not got to; beyond it nothing more is read
 BACKLOG_PAUSE_S = 0.01
+BACKLOG_LOOK = 64  # messages between two looks at it
 TOGETHER_MAX = 1024  # events in one message
 TOGETHER_BYTES_MAX = MESSAGE_BYTES_MAX // 2
 
@@ -76,6 +77,7 @@ class SiteNode:
         self._together: list[tuple[int, dict[str, Any], msgspec.Raw]] = []  # published in this turn of the loop
         self._together_type = ""
         self._together_bytes = 0
+        self._taken = 0  # messages since the last look at the backlog
 
     # ------------------------------------------------------------------------------------------------------ requests
 
@@ -113,6 +115,8 @@ class SiteNode:
         else:
             bodies = tuple(encoded for _, _, encoded in together)
             self.outbox.put(self.core.publish_all(self._together_type, bodies))
+        if self.link is not None:
+            self.link.send_now()  # this is the end of the turn already
 
     async def publish_confirmed(self, event_type: str, body: dict[str, Any]) -> int | None:
         """An event of a durable type; returns its number when it is on disk."""
@@ -194,8 +198,12 @@ class SiteNode:
         core, now, put = self.core, _now(), self.outbox.put
         for message in messages:
             put(core.receive(message, now))
-        if any(driver.backlog > BACKLOG_MAX for driver in self.drivers.values()):
-            return BACKLOG_PAUSE_S
+        self._taken += len(messages)
+        if self._taken >= BACKLOG_LOOK:
+            self._taken = 0
+            if any(driver.backlog > BACKLOG_MAX for driver in self.drivers.values()):
+                self._taken = BACKLOG_LOOK  # look again at the next one
+                return BACKLOG_PAUSE_S
         return 0.0
 
     def hear(self, link: Link, word: AnyWord) -> None:
@@ -347,4 +355,4 @@ class SiteNode:
 
 
 def _now() -> float:
-    return asyncio.get_running_loop().time()
+    return time.monotonic()  # the loop's clock

@@ -8,6 +8,7 @@ as it must be.
 
 import asyncio
 from collections.abc import Callable
+from time import monotonic
 from typing import Any, Final
 
 import aiohttp
@@ -42,7 +43,20 @@ class DirectQueue(WebSocketDataQueue):
         return message
 
 
-class AcceptedSocket(web.WebSocketResponse):
+class _Heard:
+    """Tells the library that the other end lives, but not with every message: its timer is not worth one each."""
+
+    _heartbeat: float | None
+    _heard_at = 0.0
+
+    def _on_data_received(self) -> None:
+        now = monotonic()
+        if now - self._heard_at > (self._heartbeat or 0.0) / 8:
+            self._heard_at = now
+            super()._on_data_received()  # type: ignore[misc]
+
+
+class AcceptedSocket(_Heard, web.WebSocketResponse):
     """The accepting end: reads only little until it knows who is there."""
 
     _reader: Any
@@ -60,7 +74,7 @@ class AcceptedSocket(web.WebSocketResponse):
         request.protocol.set_parser(self._parser, data_received_cb=self._on_data_received)
 
 
-class DialledSocket(aiohttp.ClientWebSocketResponse):
+class DialledSocket(_Heard, aiohttp.ClientWebSocketResponse):
     """The dialling end; in use from the moment the connection stands, when the other end is still silent."""
 
     _reader: Any
