@@ -30,6 +30,7 @@ from tops.security import AuditLog, Kind
 
 WATCH_S = 0.05
 REVOCATIONS_S = 5.0
+ROOM_BYTES = 2**20  # by which the journal's files grow
 SEGMENTS_KEPT = 16  # the journal's size is cut in this many parts, which are dropped one by one
 
 log = logging.getLogger("tops.broker")
@@ -210,4 +211,5 @@ class Broker:
 
 
 def _journal_options(table: BrokerTable) -> JournalOptions:
-    return JournalOptions(segment_bytes=max(2**20, min(64 * 2**20, table.retention.size // SEGMENTS_KEPT)))
+    segment_bytes = max(2**20, min(64 * 2**20, table.retention.size // SEGMENTS_KEPT))
+    return JournalOptions(segment_bytes=segment_bytes, room_bytes=ROOM_BYTES)

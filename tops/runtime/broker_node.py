@@ -18,6 +18,8 @@ from tops.ids import NodeId
 from tops.messages import (
     Address,
     Dissemination,
+    Envelope,
+    EventConfirmed,
     EventsPublished,
     EventsRefused,
     LinkMessage,
@@ -161,6 +163,8 @@ class BrokerNode:
                 return
             self._encoded = (message, encoded)
         link.post(encoded)
+        if type(message) is Envelope and type(message.body) is EventConfirmed:
+            link.send_now()  # its publisher waits; subscribers get the event after it
         if guard is not None and link.pending_bytes > self.limits.queue_bytes_max:
             self._too_slow(link)
 
@@ -306,4 +310,4 @@ class _Recording:
 
 
 def _now() -> float:
-    return asyncio.get_running_loop().time()
+    return time.monotonic()  # the loop's clock

@@ -16,11 +16,11 @@ from aiohttp import web
 
 from tops.errors import LimitExceeded, NotAuthenticated, ProtocolError, TopsError
 from tops.ids import NodeId
-from tops.runtime.accepted_socket import AcceptedSocket
 from tops.runtime.broker_node import BrokerNode
 from tops.runtime.guard import Guard
 from tops.runtime.identity import HANDSHAKE_TIMEOUT_S, Self
-from tops.runtime.link import Link, Socket, exchange_meet
+from tops.runtime.link import Link, exchange_meet
+from tops.runtime.sockets import AcceptedSocket, DialledSocket, Socket
 from tops.runtime.wire import FRAME_BYTES_MAX
 from tops.security import HANDSHAKE_BYTES_MAX, ConnectionBudget, Kind, Peer, Permissions, peer_identity, utc_now
 
@@ -116,7 +116,7 @@ class Connections:
 
     def dial(self, urls: dict[NodeId, str]) -> None:
         """Keep a connection to every neighbour that it is our part to dial."""
-        self._session = aiohttp.ClientSession()
+        self._session = client_session()
         for neighbour in self.node.core.topology.neighbours[self.node.name]:
             if self.node.name < neighbour:
                 self._dialling.append(asyncio.ensure_future(self._keep_dialling(neighbour, urls[neighbour])))
@@ -136,7 +136,7 @@ class Connections:
 
     async def _dial_once(self, neighbour: NodeId, url: str) -> None:
         assert self._session is not None
-        async with open_socket(self._session, url, self.own, self.node.limits.heartbeat_s) as socket:
+        async with await open_socket(self._session, url, self.own, self.node.limits.heartbeat_s) as socket:
             peer = await self.own.introduce(socket, urlsplit(url).hostname or "", expected=neighbour)
             await self._serve(socket, peer, None, accepting=False)
 
@@ -165,12 +165,15 @@ class Connections:
             await self._session.close()
 
 
-def open_socket(
-    session: aiohttp.ClientSession, url: str, own: Self, heartbeat_s: float
-) -> "aiohttp.client._BaseRequestContextManager[aiohttp.ClientWebSocketResponse]":
+def client_session() -> aiohttp.ClientSession:
+    """What `open_socket` needs."""
+    return aiohttp.ClientSession(ws_response_class=DialledSocket)
+
+
+async def open_socket(session: aiohttp.ClientSession, url: str, own: Self, heartbeat_s: float) -> DialledSocket:
     """A connection to a broker's link path, by its `ws://` or `wss://` address."""
     tls = own.client_tls() if url.startswith("wss:") else None
-    return session.ws_connect(
+    socket = await session.ws_connect(
         f"{url.rstrip('/')}/link",
         heartbeat=heartbeat_s,
         max_msg_size=FRAME_BYTES_MAX,
@@ -178,3 +181,6 @@ def open_socket(
         ssl=tls if tls is not None else True,
         timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
     )
+    assert isinstance(socket, DialledSocket), "the session is one of `client_session`"
+    socket.read_up_to(FRAME_BYTES_MAX)
+    return socket

@@ -4,7 +4,8 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from tops.runtime.link import Socket, receive_bytes
+from tops.runtime.link import receive_bytes
+from tops.runtime.sockets import Socket
 from tops.security import (
     Acceptor,
     Channel,

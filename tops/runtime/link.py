@@ -1,9 +1,9 @@
-"""One neighbour: a session that outlives connections, and the two loops that serve a connection while there is one.
+"""One neighbour: a session that outlives connections, and what serves a connection while there is one.
 
-What is posted is queued as bytes. The writer puts all that is queued into one frame, so frames grow with the load and
-nothing waits when there is none. At most `WINDOW_BYTES` are on their way unacknowledged; what is beyond stays in the
-queue, whose size its owner watches. An owner under pressure holds acknowledgements back, which stops the other end
-without ever stopping to read: answers to heartbeats, votes and decisions still come in.
+What is posted is queued as bytes. At the end of the loop's turn all that is queued is put into one frame, so frames
+grow with the load and nothing waits when there is none. At most `WINDOW_BYTES` are on their way unacknowledged; what is
+beyond stays in the queue, whose size its owner watches. An owner under pressure holds acknowledgements back, which
+stops the other end without ever stopping to read: answers to heartbeats, votes and decisions still come in.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from tops.errors import ProtocolError, TopsError
 from tops.ids import NodeId
 from tops.messages import LinkMessage
 from tops.runtime.fault_points import fault_point
+from tops.runtime.sockets import Socket, drained, hand_over, write
 from tops.runtime.wire import (
     BATCH_BYTES,
     AcknowledgementWanted,
@@ -38,8 +39,6 @@ ACKNOWLEDGE_AFTER_S: Final = 0.2
 
 _FAULT_POINT: Final = fault_point()
 
-Socket = aiohttp.web.WebSocketResponse | aiohttp.ClientWebSocketResponse
-
 
 class LinkOwner(Protocol):
     """Who hears what arrives."""
@@ -56,6 +55,7 @@ class Link:
     def __init__(self, name: NodeId, incarnation: int, session_name: str) -> None:
         self.name, self.incarnation, self.session_name = name, incarnation, session_name
         self.session = LinkSession()
+        self._loop = asyncio.get_running_loop()  # kept: to ask for it costs a system call each time
         self.queued_bytes = 0
         self.received_messages = self.sent_messages = self.received_bytes = self.sent_bytes = 0
         self.parted: str | None = None  # why the other end closed, if it said so
@@ -67,7 +67,11 @@ class Link:
         self._untold_bytes = 0
         self._acknowledge = self._holding = False
         self._acknowledge_later: asyncio.TimerHandle | None = None
-        self._wake = asyncio.Event()
+        self._repeated: deque[Frame] = deque()  # what a new connection must carry first
+        self._woken = False
+        self._draining: asyncio.Task[None] | None = None  # the connection is full
+        self._resting: asyncio.Future[None] | None = None  # until then nothing is taken from the other end
+        self._failure: Exception | None = None  # of what arrived, for the reader
         self._room: list[asyncio.Future[None]] = []
         self._flushes: list[asyncio.Future[None]] = []
         self._flush_asked = 0  # up to which frame an acknowledgement was asked for
@@ -91,25 +95,30 @@ class Link:
         """Queue one message, as `encode_message` gave it."""
         self._queue.append(encoded)
         self.queued_bytes += len(encoded)
-        self._wake.set()
+        self._wake()
+
+    def send_now(self) -> None:
+        """Send what is queued without waiting for the end of the loop's turn: for what somebody waits for and what
+        would rarely get company until then."""
+        self._write()
 
     def say(self, word: AnyWord) -> None:
         """A word about the link; lost if there is no connection."""
         if self._socket is not None:
             self._words.append(word)
-            self._wake.set()
+            self._wake()
 
     def hold(self, holding: bool) -> None:
         """Stop or go on telling the other end what was received, so that it stops or goes on sending."""
         if self._holding and not holding:
             self._acknowledge = True
-            self._wake.set()
+            self._wake()
         self._holding = holding
 
     async def room(self) -> None:
         """Returns when there is room for more; whoever may be slowed down waits here."""
         while self.queued_bytes > ROOM_BYTES:
-            waiting = asyncio.get_running_loop().create_future()
+            waiting = self._loop.create_future()
             self._room.append(waiting)
             await waiting
 
@@ -117,9 +126,9 @@ class Link:
         """Returns when everything posted so far has arrived at the other end."""
         target = self.session.sent + (1 if self._queue else 0)
         while self._queue or (self._on_the_way and self._on_the_way[0][0] <= target):
-            arrived = asyncio.get_running_loop().create_future()
+            arrived = self._loop.create_future()
             self._flushes.append(arrived)
-            self._wake.set()
+            self._wake()
             await arrived
 
     def close(self, reason: str) -> None:
@@ -153,15 +162,18 @@ class Link:
         self._words.clear()
         self._acknowledge = False
         self._flush_asked = 0
+        self._failure = self._resting = None
         self._confirm(received_by_peer)
-        writer = asyncio.ensure_future(self._write(socket, self.session.resume(received_by_peer)))
+        self._repeated = deque(self.session.resume(received_by_peer))
+        self._wake()
         try:
             await self._read(socket, owner)
         finally:
             self._socket = None
-            writer.cancel()
-            with suppress(asyncio.CancelledError, ConnectionError, RuntimeError):
-                await writer
+            hand_over(socket, None)
+            if self._draining is not None:
+                self._draining.cancel()
+                self._draining = None
             if self._acknowledge_later is not None:
                 self._acknowledge_later.cancel()
                 self._acknowledge_later = None
@@ -174,29 +186,57 @@ class Link:
         """Returns when no connection is being served."""
         await self._released.wait()
 
-    async def _write(self, socket: Socket, repeated: list[Frame]) -> None:
-        for frame in repeated:
-            await socket.send_bytes(encode_frame(frame))
-        while True:
-            while self._words:
-                await socket.send_bytes(encode_word(self._words.popleft()))
-            if self._queue and self._on_the_way_bytes < WINDOW_BYTES:
-                frame_bytes = self._next_frame()
-                if _FAULT_POINT is not None:
-                    _FAULT_POINT.leaving(frame_bytes)
-                await socket.send_bytes(frame_bytes)
-            elif self._flushes and self._flush_asked < self.session.sent:
-                self._flush_asked = self.session.sent
-                await socket.send_bytes(encode_word(AcknowledgementWanted()))
-            elif self._acknowledge:
-                self._tell()
-                await socket.send_bytes(encode_frame(Frame(0, self._told)))
-            else:
-                self._wake.clear()
-                await self._wake.wait()
+    def _wake(self) -> None:
+        """There is something to send: at the end of this turn of the loop, with all that comes until then."""
+        if not self._woken and self._socket is not None:
+            self._woken = True
+            self._loop.call_soon(self._woken_up)
+
+    def _woken_up(self) -> None:
+        self._woken = False
+        self._write()
+
+    def _write(self) -> None:
+        socket = self._socket
+        if socket is None or self._draining is not None:
+            return
+        try:
+            while (data := self._next_data()) is not None:
+                if not write(socket, data):
+                    self._draining = asyncio.ensure_future(self._go_on_when_drained(socket))
+                    return
+        except ConnectionError:
+            return  # the reader hears of it as well, and what was not acknowledged is sent again
+
+    async def _go_on_when_drained(self, socket: Socket) -> None:
+        with suppress(ConnectionError):
+            await drained(socket)
+            self._draining = None
+            self._write()
+
+    def _next_data(self) -> bytes | None:
+        """The next message for the connection, if there is one."""
+        if self._repeated:
+            return encode_frame(self._repeated.popleft())
+        if self._words:
+            return encode_word(self._words.popleft())
+        if self._queue and self._on_the_way_bytes < WINDOW_BYTES:
+            frame = self._next_frame()
+            if _FAULT_POINT is not None:
+                _FAULT_POINT.leaving(frame)
+            return frame
+        if self._flushes and self._flush_asked < self.session.sent:
+            self._flush_asked = self.session.sent
+            return encode_word(AcknowledgementWanted())
+        if self._acknowledge:
+            self._tell()
+            return encode_frame(Frame(0, self._told))
+        return None
 
     def _next_frame(self) -> bytes:
-        queue, messages, size = self._queue, [], 0
+        queue = self._queue
+        encoded = queue.popleft()
+        messages, size = [msgspec.Raw(encoded)], len(encoded)
         while queue and size < BATCH_BYTES:
             encoded = queue.popleft()
             size += len(encoded)
@@ -222,29 +262,50 @@ class Link:
         self._acknowledge = False
 
     async def _read(self, socket: Socket, owner: LinkOwner) -> None:
+        """What is not taken in the moment it arrives is taken here; so are the end and whatever went wrong."""
+
+        def arrived_now(data: bytes) -> bool:
+            if self._failure is not None or self._resting is not None:
+                return False
+            try:
+                self._hear(data, owner)
+            except Exception as failure:
+                self._failure = failure
+                return False
+            return True
+
+        hand_over(socket, arrived_now)
         while True:
             arrived = await socket.receive()
+            if self._failure is not None:
+                raise self._failure
             if arrived.type is not aiohttp.WSMsgType.BINARY:
                 if arrived.type is aiohttp.WSMsgType.TEXT:
                     raise ProtocolError("the other end sent text where only binary messages are spoken")
                 if arrived.type is aiohttp.WSMsgType.ERROR and isinstance(arrived.data, aiohttp.WebSocketError):
                     raise ProtocolError(f"the other end broke the WebSocket protocol: {arrived.data}")
                 return
-            data = cast(bytes, arrived.data)
-            self.received_bytes += len(data)
-            item = decode(data)
-            if isinstance(item, Frame):
-                pause_s = self._take(item, len(data), owner)
-                if pause_s > 0:
-                    await asyncio.sleep(pause_s)
-            elif isinstance(item, Parting):
-                self.parted = item.reason
-            elif isinstance(item, AcknowledgementWanted):
-                self._acknowledge_now()
-            elif isinstance(item, Meet):
-                raise ProtocolError("the other end introduced its session twice")
-            else:
-                owner.hear(self, item)
+            if self._resting is not None:  # ended here only: what arrives meanwhile stays behind this message
+                await self._resting
+                self._resting = None
+            self._hear(cast(bytes, arrived.data), owner)
+
+    def _hear(self, data: bytes, owner: LinkOwner) -> None:
+        self.received_bytes += len(data)
+        item = decode(data)
+        if isinstance(item, Frame):
+            pause_s = self._take(item, len(data), owner)
+            if pause_s > 0:
+                self._resting = self._loop.create_future()
+                self._loop.call_later(pause_s, _release, [self._resting])
+        elif isinstance(item, Parting):
+            self.parted = item.reason
+        elif isinstance(item, AcknowledgementWanted):
+            self._acknowledge_now()
+        elif isinstance(item, Meet):
+            raise ProtocolError("the other end introduced its session twice")
+        else:
+            owner.hear(self, item)
 
     def _take(self, frame: Frame, size: int, owner: LinkOwner) -> float:
         self._confirm(frame.received)
@@ -257,7 +318,7 @@ class Link:
         if self.session.received - self._told >= ACKNOWLEDGE_FRAMES or self._untold_bytes >= ACKNOWLEDGE_BYTES:
             self._acknowledge_now()
         elif self._acknowledge_later is None:
-            self._acknowledge_later = asyncio.get_running_loop().call_later(ACKNOWLEDGE_AFTER_S, self._later)
+            self._acknowledge_later = self._loop.call_later(ACKNOWLEDGE_AFTER_S, self._later)
         return pause_s
 
     def _later(self) -> None:
@@ -268,7 +329,7 @@ class Link:
     def _acknowledge_now(self) -> None:
         if not self._holding:
             self._acknowledge = True
-            self._wake.set()
+            self._wake()
 
     def _confirm(self, received: int) -> None:
         """The other end has everything up to this frame."""
@@ -279,7 +340,7 @@ class Link:
             return
         while frames and frames[0][0] <= received:
             self._on_the_way_bytes -= frames.popleft()[1]
-        self._wake.set()
+        self._wake()
         _release(self._flushes)
 
 

@@ -31,11 +31,12 @@ from tops.effects import (
 from tops.errors import ConfigError, NotAuthenticated, NotReachable, PermissionDenied, ProtocolError, TopsError
 from tops.ids import NodeId, TxId
 from tops.messages import Event, LinkMessage, TxOutcome, TxSpec, encode_body
-from tops.runtime.connections import open_socket
+from tops.runtime.connections import client_session, open_socket
 from tops.runtime.identity import HANDSHAKE_TIMEOUT_S, Self
-from tops.runtime.link import Link, Socket, exchange_meet
+from tops.runtime.link import Link, exchange_meet
 from tops.runtime.outbox import Outbox
 from tops.runtime.participant_driver import ParticipantDriver
+from tops.runtime.sockets import Socket
 from tops.runtime.timers import Timers
 from tops.runtime.wire import MESSAGE_BYTES_MAX, AnyWord, Meet, Refused, encode_message, meeting
 from tops.security import Peer
@@ -43,6 +44,7 @@ from tops.security import Peer
 REDIAL_FIRST_S, REDIAL_MAX_S = 0.05, 1.0
 BACKLOG_MAX = 100_000  # ordinary events that participants have not got to; beyond it nothing more is read
 BACKLOG_PAUSE_S = 0.01
+BACKLOG_LOOK = 64  # messages between two looks at it
 TOGETHER_MAX = 1024  # events in one message
 ONE_SHOTS_MAX = 64  # one-shots in one message: as many as an epoch takes
 TOGETHER_BYTES_MAX = MESSAGE_BYTES_MAX // 2
@@ -79,6 +81,7 @@ class SiteNode:
         self._one_shots: list[tuple[int, tuple[Event, ...]]] = []  # asked for in this turn of the loop
         self._one_shots_spec: TxSpec | None = None
         self._one_shots_bytes = 0
+        self._taken = 0  # messages since the last look at the backlog
 
     # ------------------------------------------------------------------------------------------------------ requests
 
@@ -118,6 +121,8 @@ class SiteNode:
         else:
             bodies = tuple(encoded for _, _, encoded in together)
             self.outbox.put(self.core.publish_all(self._together_type, bodies))
+        if self.link is not None:
+            self.link.send_now()  # this is the end of the turn already
 
     async def publish_confirmed(self, event_type: str, body: dict[str, Any]) -> int | None:
         """An event of a durable type; returns its number when it is on disk."""
@@ -232,8 +237,12 @@ class SiteNode:
         core, now, put = self.core, _now(), self.outbox.put
         for message in messages:
             put(core.receive(message, now))
-        if any(driver.backlog > BACKLOG_MAX for driver in self.drivers.values()):
-            return BACKLOG_PAUSE_S
+        self._taken += len(messages)
+        if self._taken >= BACKLOG_LOOK:
+            self._taken = 0
+            if any(driver.backlog > BACKLOG_MAX for driver in self.drivers.values()):
+                self._taken = BACKLOG_LOOK  # look again at the next one
+                return BACKLOG_PAUSE_S
         return 0.0
 
     def hear(self, link: Link, word: AnyWord) -> None:
@@ -275,7 +284,7 @@ class SiteNode:
 
     async def connect(self, timeout_s: float) -> None:
         """Returns when the first broker has taken us in; NotReachable if none does in time."""
-        self._session = aiohttp.ClientSession()
+        self._session = client_session()
         self._first = asyncio.get_running_loop().create_future()
         self._connecting = asyncio.ensure_future(self._keep_connected())
         try:
@@ -314,7 +323,7 @@ class SiteNode:
 
     async def _connect_once(self, url: str) -> None:
         assert self._session is not None
-        async with open_socket(self._session, url, self.own, self.heartbeat_s) as socket:
+        async with await open_socket(self._session, url, self.own, self.heartbeat_s) as socket:
             peer = await self.own.introduce(socket, urlsplit(url).hostname or "")
             await self._serve(socket, peer)
 
@@ -385,4 +394,4 @@ class SiteNode:
 
 
 def _now() -> float:
-    return asyncio.get_running_loop().time()
+    return time.monotonic()  # the loop's clock

@@ -5,6 +5,7 @@ import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from tops.runtime.journal import Disk, JournalOptions
@@ -12,6 +13,7 @@ from tops.runtime.journal.reader import read_records
 from tops.runtime.journal.store import Store
 
 SMALL = JournalOptions(segment_bytes=200, batch_bytes_max=100)
+ROOMY = replace(SMALL, room_bytes=64)
 
 
 @contextmanager
@@ -27,9 +29,11 @@ def records_in(store: Store) -> list[tuple[int, bytes]]:
     return list(read_records(str(store.directory), lambda: store.segments, store.first_sequence))
 
 
-def write_sample(directory: Path, commits: Sequence[Sequence[bytes]]) -> list[tuple[int, bytes]]:
+def write_sample(
+    directory: Path, commits: Sequence[Sequence[bytes]], options: JournalOptions = SMALL
+) -> list[tuple[int, bytes]]:
     """A cleanly closed journal of these commits, and what must be read from it."""
-    with opened(directory) as store:
+    with opened(directory, options) as store:
         for records in commits:
             store.commit(records)
         store.seal()
@@ -123,6 +127,11 @@ class PowerCutDisk(Disk):
             self._note(descriptor)
             raise
         super().write(descriptor, data, offset)
+        self._note(descriptor)
+
+    def reserve(self, descriptor: int, offset: int, size: int) -> None:
+        self._step()
+        super().reserve(descriptor, offset, size)
         self._note(descriptor)
 
     def truncate(self, descriptor: int, size: int) -> None:

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from journal_support import PowerCut, PowerCutDisk, opened, records_in, write_sample
+from journal_support import ROOMY, SMALL, PowerCut, PowerCutDisk, opened, records_in, write_sample
 
+from tops.runtime.journal import JournalOptions
 from tops.runtime.journal.store import Store
 
 Operation = Callable[[Store], object]
@@ -40,24 +41,27 @@ def allowed_after(operation: str, before: list[tuple[int, bytes]], image: list[t
     raise AssertionError(operation)
 
 
+@pytest.mark.parametrize("options", [SMALL, ROOMY], ids=["as long as needed", "with room"])
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_stop_at_any_step_leaves_the_state_before_or_after(tmp_path: Path, operation: str) -> None:
+def test_a_stop_at_any_step_leaves_the_state_before_or_after(
+    tmp_path: Path, operation: str, options: JournalOptions
+) -> None:
     outcomes = set()
     for stop_at in range(1000):
         directory = tmp_path / str(stop_at)
-        before = write_sample(directory, COMMITS)
+        before = write_sample(directory, COMMITS, options)
         disk = PowerCutDisk(directory, stop_at)
-        finished = stopped(lambda store: OPERATIONS[operation](store), directory, disk)
+        finished = stopped(lambda store: OPERATIONS[operation](store), directory, disk, options)
 
         for image in disk.left_behind(tmp_path / "images"):
-            with opened(image) as store:
+            with opened(image, options) as store:
                 found, following = records_in(store), store.next_sequence
                 assert allowed_after(operation, before, found), f"step {stop_at}, {image.name}: {found}"
                 assert not found or following == found[-1][0] + 1
                 assert following >= before[-1][0] + 1, "sequence numbers never go back"
                 outcomes.add(tuple(found) == tuple(before))
                 store.commit([b"life goes on"])
-            with opened(image) as store:
+            with opened(image, options) as store:
                 assert records_in(store) == [*found, (following, b"life goes on")]
                 assert store.recovery.torn_bytes == 0
                 assert store.recovery.removed_files == ()
@@ -69,10 +73,10 @@ def test_a_stop_at_any_step_leaves_the_state_before_or_after(tmp_path: Path, ope
         assert outcomes == {True, False}, "stops before and after the moment it counts were both met"
 
 
-def stopped(operation: Operation, directory: Path, disk: PowerCutDisk) -> bool:
+def stopped(operation: Operation, directory: Path, disk: PowerCutDisk, options: JournalOptions = SMALL) -> bool:
     """Runs until the cut; True when the operation was through before it came."""
     try:
-        with opened(directory, disk=disk) as store:
+        with opened(directory, options, disk) as store:
             operation(store)
     except PowerCut:
         return False

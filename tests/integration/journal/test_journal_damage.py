@@ -5,10 +5,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from journal_support import SMALL, files_in, opened, records_in, write_sample
+from journal_support import ROOMY, SMALL, files_in, opened, records_in, write_sample
 
 from tops.errors import JournalCorrupt
 from tops.runtime.journal import Journal
+from tops.runtime.journal.format import SEGMENT_HEADER_BYTES
 
 COMMITS = [
     [b"alpha", b""],
@@ -292,3 +293,39 @@ async def test_a_refusal_names_the_file_the_place_and_what_to_do_and_releases_th
 
     async with Journal.open(journal, SMALL) as mended:
         assert list(mended.read(1)) == records
+
+
+def test_room_at_the_end_of_a_segment_holds_nothing_and_hides_nothing(journal: Path) -> None:
+    records = write_sample(journal, [*COMMITS, [b"last"]], ROOMY)
+    with opened(journal, ROOMY) as store:
+        assert (records_in(store), store.recovery.torn_bytes) == (records, 0)
+        ends = {segment.path: segment.end for segment in store.segments}
+        path = store.segments[-1].path
+    whole, end = path.read_bytes(), ends[path]
+    assert len(whole) > end, "there is room"
+    assert [p.stat().st_size for p in segments_of(journal)[:-1]] == [ends[p] for p in segments_of(journal)[:-1]]
+
+    for position in range(len(whole)):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x11]) + whole[position + 1 :])
+        if position < end:
+            with pytest.raises(JournalCorrupt), opened(journal, ROOMY):
+                pass
+        else:
+            with opened(journal, ROOMY) as store:
+                assert (records_in(store), store.recovery.torn_bytes) == (records, len(whole) - end)
+    for length in range(end, len(whole)):
+        path.write_bytes(whole[:length])
+        with opened(journal, ROOMY) as store:
+            assert (records_in(store), store.recovery.torn_bytes) == (records, 0)
+
+
+def test_a_last_batch_that_turned_into_zeros_is_missed(journal: Path) -> None:
+    """Zeros pass for room only behind what was durable."""
+    write_sample(journal, [*COMMITS, [b"last"]], ROOMY)
+    for path in segments_of(journal):
+        whole = path.read_bytes()
+        path.write_bytes(whole[:SEGMENT_HEADER_BYTES].ljust(len(whole), b"\0"))
+
+        with pytest.raises(JournalCorrupt), opened(journal, ROOMY):
+            pass
+        path.write_bytes(whole)

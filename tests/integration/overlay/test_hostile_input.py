@@ -46,10 +46,11 @@ from tops.messages import (
     TxSpec,
     TypeAdvertised,
 )
-from tops.runtime.connections import open_socket
+from tops.runtime.connections import client_session, open_socket
 from tops.runtime.guard import Guard
 from tops.runtime.identity import Self
 from tops.runtime.link import exchange_meet, receive_bytes
+from tops.runtime.sockets import DialledSocket
 from tops.runtime.wire import decode, encode_frame, encode_message, encode_word, meeting
 from tops.security import HANDSHAKE_BYTES_MAX, Identity, Kind, Permissions
 
@@ -191,9 +192,7 @@ async def test_a_hundred_thousand_hostile_frames_leave_the_broker_serving(servin
     assert await serves(serving)
 
 
-async def open_link(
-    session: aiohttp.ClientSession, broker: Broker, name: str, incarnation: int
-) -> aiohttp.ClientWebSocketResponse:
+async def open_link(session: aiohttp.ClientSession, broker: Broker, name: str, incarnation: int) -> DialledSocket:
     own = Self.without_keys("test", Kind.SITE, name, incarnation, "writer")
     socket = await open_socket(session, broker.url, own, 30)
     await own.introduce(socket, "127.0.0.1")
@@ -220,7 +219,7 @@ async def open_link(
 )
 async def test_a_broken_frame_ends_its_connection_and_no_other(serving: Broker, data: bytes) -> None:
     async with (
-        aiohttp.ClientSession() as session,
+        client_session() as session,
         Site.connect(serving.url, name="bystander", cluster="test") as bystander,
     ):
         socket = await open_link(session, serving, "hostile", 1)
@@ -234,7 +233,7 @@ async def test_a_broken_frame_ends_its_connection_and_no_other(serving: Broker, 
 
 
 async def test_a_frame_over_the_limit_is_refused_unread(serving: Broker) -> None:
-    async with aiohttp.ClientSession() as session:
+    async with client_session() as session:
         socket = await open_link(session, serving, "large", 1)
         with pytest.raises((ProtocolError, ConnectionError)):
             await socket.send_bytes(b"\0" + bytes(9 * 2**20))
@@ -244,7 +243,7 @@ async def test_a_frame_over_the_limit_is_refused_unread(serving: Broker) -> None
 
 
 async def test_a_stranger_is_read_a_few_kilobytes_and_a_known_site_megabytes(serving: Broker) -> None:
-    async with aiohttp.ClientSession() as session:
+    async with client_session() as session:
         stranger = await session.ws_connect(f"{serving.url}/link")
         await stranger.send_bytes(bytes(HANDSHAKE_BYTES_MAX + 2))
         answer = await stranger.receive(timeout=10)
@@ -257,7 +256,7 @@ async def test_a_stranger_is_read_a_few_kilobytes_and_a_known_site_megabytes(ser
 
 
 async def test_text_and_strangers_are_turned_away(serving: Broker) -> None:
-    async with aiohttp.ClientSession() as session:
+    async with client_session() as session:
         socket = await open_link(session, serving, "texter", 1)
         await socket.send_str("hello")
         with pytest.raises(ProtocolError):
@@ -284,7 +283,7 @@ async def test_a_reader_that_never_reads_is_cut_off_and_costs_no_memory(tmp_path
     try:
         await cluster.start()
         process = psutil.Process(cluster.processes["b1"].pid)
-        async with cluster.site("publisher") as publisher, aiohttp.ClientSession() as session:
+        async with cluster.site("publisher") as publisher, client_session() as session:
             await publisher.advertise(payload)
             own = Self.without_keys("test", Kind.SITE, "sleeper", 1, "writer")
             socket = await open_socket(session, cluster.url("b1"), own, 30)

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 
-import aiohttp
 import pytest
 import pytest_asyncio
 
@@ -14,7 +13,7 @@ from tests.integration.overlay.secured import CLUSTER, Secured, issue, secured_b
 from tops import EventType, Outcome, Scope, TxType
 from tops.errors import ConfigError, NotAuthenticated, NotReachable, PermissionDenied, ProtocolError, TopsError
 from tops.messages import CensusPolicy
-from tops.runtime.connections import open_socket
+from tops.runtime.connections import client_session, open_socket
 from tops.runtime.identity import Self
 from tops.runtime.link import receive_bytes
 from tops.security import Authority, Initiator, fresh_nonce, tls_channel, utc_now
@@ -213,15 +212,15 @@ def NODE_GONE(secured: Secured, name: str) -> bool:
 async def test_a_recorded_handshake_opens_no_second_connection(secured: Secured) -> None:
     own = Self.with_keys(secured.keys("victim"), 7)
     url = secured.broker.url
-    async with aiohttp.ClientSession() as session:
-        async with open_socket(session, url, own, 5) as socket:
+    async with client_session() as session:
+        async with await open_socket(session, url, own, 5) as socket:
             initiator = Initiator(own.party, tls_channel(socket.get_extra_info("ssl_object")), fresh_nonce())
             hello = initiator.hello()
             await socket.send_bytes(hello)
             proof, _ = initiator.on_welcome(await receive_bytes(socket, 5), utc_now())
             await socket.send_bytes(proof)
             await receive_bytes(socket, 5)  # the broker says which session it has: we are in
-        async with open_socket(session, url, own, 5) as replayed:
+        async with await open_socket(session, url, own, 5) as replayed:
             await replayed.send_bytes(hello)
             await receive_bytes(replayed, 5)  # a welcome to somebody else's nonce
             await replayed.send_bytes(proof)
@@ -233,7 +232,7 @@ async def test_a_site_can_t_take_a_brokers_name_nor_a_newer_lifes_place(secured:
     url = secured.broker.url
     async with secured.site("twin") as _:
         old = Self.with_keys(secured.broker.table.keys.parent / "twin", 1)  # type: ignore[union-attr]
-        async with aiohttp.ClientSession() as session, open_socket(session, url, old, 5) as socket:
+        async with client_session() as session, await open_socket(session, url, old, 5) as socket:
             await old.introduce(socket, "127.0.0.1")
             with pytest.raises(ProtocolError, match="newer life"):
                 await receive_bytes(socket, 5)

@@ -5,6 +5,8 @@ from pathlib import Path
 
 # macOS has no fdatasync; its fsync is the nearest.
 _datasync = getattr(os, "fdatasync", os.fsync)
+# macOS can't reserve either; a longer file of holes is the nearest.
+_reserve = getattr(os, "posix_fallocate", lambda descriptor, offset, size: os.ftruncate(descriptor, offset + size))
 
 
 class Disk:
@@ -19,6 +21,10 @@ class Disk:
             written = os.pwrite(descriptor, remaining, offset)
             remaining = remaining[written:]
             offset += written
+
+    def reserve(self, descriptor: int, offset: int, size: int) -> None:
+        """Makes the file longer by zeros, so that writes there do not change its length."""
+        _reserve(descriptor, offset, size)
 
     def truncate(self, descriptor: int, size: int) -> None:
         os.ftruncate(descriptor, size)

@@ -7,6 +7,9 @@ acknowledged is refused. Three facts tell them apart, each enough to refuse:
 - the damage lies below the watermark, or below what was synced before the segment got its name;
 - a valid batch header lies behind it: a batch is written only when the one before it is durable;
 - it is not in the last segment: a segment is begun only when the one before it is durable.
+
+Zeros up to the end of a file are room that was made and not used; that no batch was turned into zeros is what the
+watermark and the header of the next segment tell.
 """
 
 import os
@@ -121,6 +124,8 @@ def _verify(header: SegmentHeader, path: Path, durable_bytes: int, may_be_torn: 
                 segment.extend(batch.end, len(batch.records), batch.chain)
         except Damaged as damage:
             place, problem = segment.end + damage.at, str(damage)
+            if segment.end >= durable_bytes and reader.only_zeros_follow(size):
+                return segment, 0
             if not may_be_torn:
                 raise JournalCorrupt(str(path), place, f"{problem}, and a later segment exists") from damage
             if segment.end < durable_bytes:

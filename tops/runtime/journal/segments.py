@@ -95,6 +95,10 @@ class BatchReader:
             self.offset = body_start + header.body_bytes
             yield Batch(header, records, chain, self.offset)
 
+    def only_zeros_follow(self, end: int) -> bool:
+        """Whether nothing was written behind the place where reading stopped."""
+        return not os.pread(self._descriptor, end - self.offset, self.offset).strip(b"\0")
+
     def later_batch_header(self, end: int) -> int | None:
         """The offset of a valid batch header after the place where reading stopped, if there is one."""
         data = os.pread(self._descriptor, end - self.offset, self.offset)
