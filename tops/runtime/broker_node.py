@@ -300,9 +300,9 @@ class _Recording:
         self._store, self._recorded = store, recorded
         self.is_durable, self.when_durable = store.is_durable, store.when_durable
 
-    def append(self, record: object) -> int:
+    def append(self, record: object, *, soon: bool = True) -> int:
         self._recorded(record)
-        return self._store.append(record)  # type: ignore[arg-type]
+        return self._store.append(record, soon=soon)  # type: ignore[arg-type]
 
 
 def _now() -> float:
