@@ -175,8 +175,9 @@ class BrokerNode:
                 log.info("committed", extra={"node": self.name, "epoch": str(epoch), "tx": transactions})
             case LogAppended(entry=entry) if entry.transactions:
                 self.counters["decisions"] += 1
-                ids = [t.tx for t in entry.transactions]
-                log.info("committed", extra={"node": self.name, "number": entry.number, "tx": ids})
+                if log.isEnabledFor(logging.INFO):
+                    ids = [t.tx for t in entry.transactions]
+                    log.info("committed", extra={"node": self.name, "number": entry.number, "tx": ids})
 
     def alarm(self, kind: str, text: str) -> None:
         """Something an operator must see."""
