@@ -91,7 +91,6 @@ class Certifier:
         self, entry: Entry, reads: dict[str, list[Lock]], newest: dict[Place, int], keys: dict[str, int]
     ) -> Entry:
         members: list[Member] = []
-        written: set[Place] = set()
         for member in entry.members:
             broken = self._broken(entry.number, reads.get(member.tx, []), newest)
             if broken is not None and not await self._repeated(member, entry.at_ms, keys):
@@ -100,13 +99,14 @@ class Certifier:
             if member.idempotency_key:
                 keys[member.idempotency_key] = entry.at_ms + member.key_ttl_s * 1000
             members.append(member)
-            # The next member of the entry comes after this one.
-            places = await self._places.written_by(member.changes)
-            newest.update(dict.fromkeys(places, entry.number))
-            written |= places
+            if reads:  # the next member of the entry comes after this one
+                places = await self._places.written_by(member.changes)
+                newest.update(dict.fromkeys(places, entry.number))
+        written = await self._places.written_by([change for member in members for change in member.changes])
         if written:
-            self._judged.append((entry.number, frozenset(written)))
-            members += self._records(entry.number, frozenset(written), members[-1])
+            newest.update(dict.fromkeys(written, entry.number))
+            self._judged.append((entry.number, written))
+            members += self._records(entry.number, written, members[-1])
         return Entry(entry.number, tuple(members), entry.at_ms)
 
     def _broken(self, number: int, locks: Sequence[Lock], newest: dict[Place, int]) -> str | None:

@@ -83,7 +83,7 @@ def batch_in(events: Sequence[Event]) -> list[Member]:
 
 
 def at_ms(events: Sequence[Event]) -> int:
-    return max((int(event.body["at"]) for event in events), default=0)
+    return max([int(event.body["at"]) for event in events], default=0)
 
 
 def now_ms() -> int:

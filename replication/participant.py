@@ -108,7 +108,7 @@ class ReplicaParticipant(BatchParticipant):
         if not self.resumed.is_set():
             return BatchPrepared({m.tx: f"replica {self.site} is paused: {self.stopped}" for m in members})
         self.prepared[memo.epoch.number] = time.monotonic()
-        batch = tuple(self._own(member, memo.epoch.number) for member in logged)
+        batch = tuple([self._own(member, memo.epoch.number) for member in logged])
         if waited := self._waited_for(logged):
             self._barriers[memo.epoch.number] = waited
         try:
@@ -116,15 +116,18 @@ class ReplicaParticipant(BatchParticipant):
         except (ResourceRefused, NotReachable, OutcomeUnknown, StaleAttempt) as error:
             return BatchPrepared({m.tx: f"unavailable: {error}" for m in members})
         excluded = {vote.tx: describe(vote.excluded) for vote in prepared.votes if vote.excluded is not None}
-        repairs = [repair_of(member) is not None for member in logged]  # differ from replica to replica, as they should
+        # Repairs differ from replica to replica, as they should: nobody compares what they did.
+        repairs = {member.tx for member in logged if member.idempotency_key and repair_of(member) is not None}
+        rows = tuple([() if vote.tx in repairs else vote.rows for vote in prepared.votes])
+        if not any(vote.returned and vote.tx not in repairs for vote in prepared.votes):
+            return BatchPrepared(excluded, rows)
         results = tuple(
             msgspec.msgpack.encode([pack_rows(rows) for rows in vote.returned])
-            if vote.returned and not addressed
+            if vote.returned and vote.tx not in repairs
             else b""
-            for vote, addressed in zip(prepared.votes, repairs, strict=True)
+            for vote in prepared.votes
         )
-        rows = tuple(() if addressed else vote.rows for vote, addressed in zip(prepared.votes, repairs, strict=True))
-        return BatchPrepared(excluded, rows, results if any(results) else ())
+        return BatchPrepared(excluded, rows, results)
 
     async def finish_batch(self, memo: Memo, committed: bool) -> None:
         attempt = _attempt(memo)
@@ -213,7 +216,7 @@ class ReplicaParticipant(BatchParticipant):
 
     def _own(self, member: Member, number: int) -> Member:
         """A transaction as it is carried out here: a repair is for one replica, and only while it is right."""
-        repair = repair_of(member)
+        repair = repair_of(member) if member.idempotency_key else None
         if repair is None:
             if self.visitor is not None:
                 self.visitor.saw(member, number)

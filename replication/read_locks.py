@@ -6,13 +6,14 @@ have one spelling here lock a row, and every other read or write counts for the 
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
 
 from replication.conflicts.tables import Shapes, TableShape
-from tops.changes import Change, Insert, InvalidChange, Row, RowChange, Statement
+from tops.changes import Change, Insert, InvalidChange, Row, Statement
 from tops.ports import Resource
 
 TABLE = ""  # as a key: any row of the table
@@ -64,6 +65,14 @@ def decode_locks(data: bytes) -> list[Lock]:
     return _decoder.decode(data)
 
 
+class _Written(NamedTuple):
+    """A table that is written: the name that the set's list has for it, and what its changes touch."""
+
+    listed: str
+    shape: TableShape | None
+    reaches_others: bool
+
+
 class Places:
     """The places that queries read and changes write, in the tables of one replica set."""
 
@@ -89,24 +98,29 @@ class Places:
     async def written_by(self, changes: Sequence[Change]) -> frozenset[Place]:
         """Rows and their tables; for what does not tell all its rows, the tables as a whole."""
         places: set[Place] = set()
+        tables: dict[str, _Written] = {}
         for change in changes:
             if isinstance(change, Statement):
                 words = _words(change.sql)
                 hidden = await self._reaches_others(words) or await self._hides_tables(words)
                 places |= _whole(self._tables if hidden else self._named_by(words) or self._tables)
             elif not change.table.startswith("tops."):
-                table, key = self._listed(change.table), await self._row_written(change)
-                places |= {(table, TABLE), (table, BY_STATEMENT if key is None else key)}
-                if await self._reaches_others({table.split(".")[-1]}):
-                    places |= _whole(self._tables)
+                known = tables.get(change.table)
+                if known is None:
+                    known = tables[change.table] = await self._written(change.table)
+                    places.add((known.listed, TABLE))
+                    if known.reaches_others:
+                        places |= _whole(self._tables)
+                row = change.values if isinstance(change, Insert) else change.key
+                key = spelled(known.shape, row) if known.shape is not None else None
+                places.add((known.listed, BY_STATEMENT if key is None else key))
         return frozenset(places)
 
-    async def _row_written(self, change: RowChange) -> str | None:
-        try:
-            shape = await self._shapes.of(change.table)
-        except InvalidChange:
-            return None  # the database is going to refuse it
-        return spelled(shape, change.values if isinstance(change, Insert) else change.key)
+    async def _written(self, table: str) -> _Written:
+        listed, shape = self._listed(table), None
+        with suppress(InvalidChange):  # the database is going to refuse the change
+            shape = await self._shapes.of(table)
+        return _Written(listed, shape, await self._reaches_others({listed.split(".")[-1]}))
 
     def _listed(self, name: str) -> str:
         """The table under the name that the set's list has for it."""
@@ -156,6 +170,8 @@ def _key_in(where: str, shape: TableShape, args: Sequence[Any]) -> str | None:
 
 def spelled(shape: TableShape, row: Row) -> str | None:
     """A row's key in its one spelling; None where only the database could tell which spellings are the same."""
+    if len(shape.key) == 1 and type(value := row.get(shape.key[0])) is int:
+        return f"[{value}]" if shape.types[shape.key[0]] in _INTEGERS else None
     values: list[Any] = []
     for column in shape.key:
         value, sql_type = row.get(column), shape.types[column].partition("(")[0]

@@ -16,7 +16,7 @@ from adapters.postgres.session import Connection, Session
 from adapters.postgres.sqlstates import exclusion, is_connection_loss, is_passing, is_schema_change
 from adapters.postgres.statements import TELL, Statements
 from adapters.postgres.steps import Step, have_one_shape, one_step, plan, shape_of
-from tops.changes import InvalidChange, Row, Statement, content_digest
+from tops.changes import Change, Insert, InvalidChange, Row, Statement, content_digest
 from tops.ports import Exclusion, MemberVote, Why
 
 # Checked after every statement, as if each member were alone: of two members one must not make good what the other did.
@@ -66,6 +66,22 @@ async def _steps(statements: Statements, jobs: Sequence[Job]) -> list[Step]:
     numbers = [job.number for job in jobs for _ in job.member.changes]
     if not changes:
         return []
+    own = _own_record(changes)
+    if own is None:
+        return await _steps_of(statements, numbers, changes)
+    before = await _steps_of(statements, numbers[:-1], changes[:-1])
+    return before + await _steps_of(statements, numbers[-1:], [own])
+
+
+def _own_record(changes: list[Change]) -> Insert | None:
+    """What is written down behind the changes that it is about: apart from it they are often of one shape."""
+    last = changes[-1]
+    if len(changes) == 1 or not isinstance(last, Insert) or isinstance(changes[0], Insert):
+        return None
+    return last if last.table.startswith("tops.") else None
+
+
+async def _steps_of(statements: Statements, numbers: list[int], changes: list[Change]) -> list[Step]:
     if have_one_shape(changes):
         shape = shape_of(changes[0])
         common = statements.known.get(shape) or await statements.traits(changes[0], shape)

@@ -15,8 +15,10 @@ from tops.messages import (
     Event,
     LogWanted,
     Message,
+    OneShot,
     PrepareEpoch,
     RunOneShot,
+    RunOneShots,
     StandingAnswered,
     TxSpec,
     TypeAdvertised,
@@ -88,6 +90,11 @@ class DrivenRendezvous:
     def one_shot(self, tx: str, spec: TxSpec) -> list[Effect]:
         run = RunOneShot(tx=TxId(tx), spec=spec, events=(Event(spec.event_type, {"mark": tx, "key": "a"}),))
         return self.hear(run, PUBLISHER)
+
+    def one_shots(self, spec: TxSpec, *transactions: str) -> list[Effect]:
+        """Several in one letter."""
+        several = [OneShot(TxId(tx), (Event(spec.event_type, {"mark": tx, "key": "a"}),)) for tx in transactions]
+        return self.hear(RunOneShots(spec=spec, transactions=tuple(several)), PUBLISHER)
 
     def vote(self, prepare: PrepareEpoch, *excluded: TxId, rows: tuple[tuple[int, ...], ...] = ()) -> list[Effect]:
         vote = EpochVoted(

@@ -8,7 +8,17 @@ from tops.constraints import AnyConstraint, Deadline, MaxParticipants, MinPartic
 from tops.effects import Alarm, Persist, Post
 from tops.filters import Filter
 from tops.ids import TxId
-from tops.messages import Address, AskMembership, AskOutcome, LogDelivered, PrepareEpoch, TxOutcome, TxSpec
+from tops.messages import (
+    Address,
+    AskMembership,
+    AskOutcome,
+    EpochFinished,
+    LogDelivered,
+    PrepareEpoch,
+    TxOutcome,
+    TxOutcomes,
+    TxSpec,
+)
 from tops.records import LogAppended, TxRefused
 from tops.transactions import Outcome, ScopeLimit, TxType
 
@@ -154,3 +164,32 @@ def test_a_local_one_shot_that_arrives_after_it_was_said_to_be_aborted_is_not_lo
     assert [e.record for e in told if isinstance(e, Persist)] == [TxRefused(tx=TxId("p.1.1"))]
     assert not any(isinstance(e, Persist) for e in late)
     assert [outcome.outcome for outcome in posts(late, TxOutcome)] == [Outcome.ABORTED]
+
+
+def test_one_shots_that_arrive_together_are_prepared_together_and_their_publisher_hears_of_all_at_once() -> None:
+    rendezvous = DrivenRendezvous()
+    rendezvous.stand("v", "set", "replica", position=0)
+    (prepare,) = posts(rendezvous.one_shots(standing_only("set"), "p.1.1", "p.1.2", "p.1.2", "p.1.3"), PrepareEpoch)
+    rendezvous.vote(prepare, TxId("p.1.2"))
+
+    finished = EpochFinished(epoch=prepare.epoch, voter="v", note=False)
+    (told,) = posts(rendezvous.hear(finished, Address(ME, "v", 1)), TxOutcomes)
+    again = rendezvous.one_shots(standing_only("set"), "p.1.1", "p.1.2", "p.1.4")
+
+    assert [m.tx for m in prepare.members] == ["p.1.1", "p.1.2", "p.1.3"]
+    assert [o.tx for o in told.outcomes] == ["p.1.1", "p.1.3"]
+    assert [o.outcome for o in posts(again, TxOutcome)] == [Outcome.COMMITTED, Outcome.ABORTED]
+    assert [m.tx for m in posts(again, PrepareEpoch)[0].members] == ["p.1.4"]
+
+
+def test_local_one_shots_that_arrive_together_are_one_entry_of_the_log() -> None:
+    rendezvous = DrivenRendezvous()
+    rendezvous.one_shot("p.1.1", local_one_shot())
+
+    effects = rendezvous.one_shots(local_one_shot(), "p.1.1", "p.1.2", "p.1.3", "p.1.3")
+
+    (entry,) = [e.record.entry for e in effects if isinstance(e, Persist) and isinstance(e.record, LogAppended)]
+    (told,) = posts(effects, TxOutcomes)
+    assert [logged.tx for logged in entry.transactions] == ["p.1.2", "p.1.3"]
+    assert [(o.tx, o.log_number) for o in told.outcomes] == [("p.1.2", entry.number), ("p.1.3", entry.number)]
+    assert [(o.tx, o.log_number) for o in posts(effects, TxOutcome)] == [("p.1.1", entry.number - 1)]

@@ -7,6 +7,7 @@ coordinator's duties for the types that meet here (`Rendezvous`). The broker tur
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from typing import get_args
 
 import msgspec
 
@@ -53,6 +54,7 @@ from tops.transactions import TxState
 
 TX_ROUTES_MAX = 100_000
 SEEN_AT_THE_EDGE = frozenset([StandingAnswered, CensusReplied])  # letters that tell what their sender takes
+FOLLOWING = frozenset(get_args(TxPublication)) - {CensusOpened}  # they go where the transaction was announced
 
 
 class BrokerCore:
@@ -227,6 +229,8 @@ class BrokerCore:
                     carried.append(delivered)
             elif type(effect) is Disseminate:
                 publication = effect.publication
+                if type(publication) in FOLLOWING and publication.tx not in self.tx_routes:  # type: ignore[union-attr]
+                    continue  # nobody heard of its beginning
                 name, types = publication.event_type, self.rendezvous.types
                 lineage = types.lineage(name) if name in types else (name,)
                 carried += self._descend(publication, lineage, self.name, exclude if publication is done else None)
@@ -254,15 +258,20 @@ class BrokerCore:
     ) -> list[Effect]:
         if type(publication) is EventsPublished:
             return self._descend_events(publication, lineage, rendezvous, exclude)
+        if type(publication) is Published:
+            links = self.table.interested(lineage, publication.event.body)
+        else:
+            links = self._links_of(publication, lineage)
+        if not links:
+            return []
         skip = (exclude, self.topology.next_hop(self.name, rendezvous))
         downward = self._downward(publication, lineage, rendezvous)
         if type(publication) is Published:
-            links = self.table.interested(lineage, publication.event.body)
             return [Send(link, downward) for link in links if link not in skip]
         tx, edge = publication.tx, self.edge
         effects: list[Effect] = [
             Send(link, downward)
-            for link in self._links_of(publication, lineage)
+            for link in links
             if link not in skip and (link not in edge.sites or edge.pass_on(link, tx, publication, lineage))
         ]
         if type(publication) is LocalCommitOrdered or (
@@ -301,6 +310,8 @@ class BrokerCore:
         """Where the transaction was announced; its events are not matched again."""
         if type(publication) is CensusOpened:
             links = self.table.interested(lineage, publication.spec.attributes)
+            if not links:
+                return links
             self.tx_routes[publication.tx] = links
             if len(self.tx_routes) > TX_ROUTES_MAX:
                 self.tx_routes.popitem(last=False)

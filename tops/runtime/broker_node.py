@@ -179,8 +179,9 @@ class BrokerNode:
                 log.info("committed", extra={"node": self.name, "epoch": str(epoch), "tx": transactions})
             case LogAppended(entry=entry) if entry.transactions:
                 self.counters["decisions"] += 1
-                ids = [t.tx for t in entry.transactions]
-                log.info("committed", extra={"node": self.name, "number": entry.number, "tx": ids})
+                if log.isEnabledFor(logging.INFO):
+                    ids = [t.tx for t in entry.transactions]
+                    log.info("committed", extra={"node": self.name, "number": entry.number, "tx": ids})
 
     def alarm(self, kind: str, text: str) -> None:
         """Something an operator must see."""
@@ -304,9 +305,9 @@ class _Recording:
         self._store, self._recorded = store, recorded
         self.is_durable, self.when_durable = store.is_durable, store.when_durable
 
-    def append(self, record: object) -> int:
+    def append(self, record: object, *, soon: bool = True) -> int:
         self._recorded(record)
-        return self._store.append(record)  # type: ignore[arg-type]
+        return self._store.append(record, soon=soon)  # type: ignore[arg-type]
 
 
 def _now() -> float:

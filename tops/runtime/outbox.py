@@ -16,8 +16,8 @@ from tops.records import AnyRecord
 class RecordKeeper(Protocol):
     """What the outbox needs of a journal."""
 
-    def append(self, record: AnyRecord) -> int:
-        """Queue a record; returns its number in the journal."""
+    def append(self, record: AnyRecord, *, soon: bool = True) -> int:
+        """Queue a record; returns its number in the journal. If not `soon`, nobody waits for it."""
 
     def is_durable(self, sequence: int) -> bool: ...
 
@@ -44,15 +44,15 @@ class Outbox:
             if kind is Persist:
                 queue.append(self._record(effect.record))  # type: ignore[attr-defined]
             elif kind is Note:
-                self._record(effect.record)  # type: ignore[attr-defined]
+                self._record(effect.record, soon=False)  # type: ignore[attr-defined]
             else:
                 queue.append(effect)
         if not self._waiting and not self._draining:
             self._drain()
 
-    def _record(self, record: AnyRecord) -> int:
+    def _record(self, record: AnyRecord, *, soon: bool = True) -> int:
         assert self._keeper is not None, "a node without a journal was asked to keep a record"
-        return self._keeper.append(record)
+        return self._keeper.append(record, soon=soon)
 
     def _drain(self) -> None:
         queue, perform = self._queue, self._perform

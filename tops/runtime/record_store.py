@@ -110,8 +110,8 @@ class RecordStore:
                 str(self.directory), 0, f"record {sequence} is whole and yet none of this version's: {error}"
             ) from None
 
-    def append(self, record: AnyRecord) -> int:
-        sequence = self.journal.append(_encoder.encode(record))
+    def append(self, record: AnyRecord, *, soon: bool = True) -> int:
+        sequence = self.journal.append(_encoder.encode(record), soon=soon)
         if isinstance(record, LogAppended):
             self._index(record, sequence)
         return sequence

@@ -1,5 +1,6 @@
 """What a serializable transaction depends on is what it has read, however the query was written."""
 
+import asyncio
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,25 @@ async def test_a_change_that_no_replica_can_carry_out_is_refused_and_holds_up_no
         await shop.wait_in_sync()
         balances = [await cluster.sql(name, "select balance from accounts") for name in ("r1", "r2", "r3")]
         assert [[tuple(row) for row in rows] for rows in balances] == [[(5,)]] * 3
+
+
+async def test_of_transactions_that_read_the_same_and_arrive_together_one_commits(
+    server: EmbeddedPostgres, folder: Path
+) -> None:
+    async with small_cluster(server, folder, 'policy = "serializable"') as cluster, cluster.connect() as shop:
+        await shop.write([Insert("accounts", {"id": 1, "balance": 0})])
+        everybody_has_read = asyncio.Barrier(4)
+
+        async def increment() -> None:
+            async with shop.transaction() as tx:
+                (row,) = await tx.fetch("select balance from accounts where id = $1", 1)
+                await tx.update("accounts", key={"id": 1}, values={"balance": row["balance"] + 1})
+                await everybody_has_read.wait()
+
+        ended = await asyncio.gather(*(increment() for _ in range(4)), return_exceptions=True)
+
+        assert sorted(type(e).__name__ for e in ended) == ["NoneType", *["SerializationFailure"] * 3]
+        assert await shop.fetchval("select balance from accounts where id = 1", consistency="current") == 1
 
 
 async def test_a_replica_that_was_restarted_judges_as_before(server: EmbeddedPostgres, folder: Path) -> None:

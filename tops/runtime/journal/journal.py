@@ -20,6 +20,8 @@ from tops.runtime.journal.reader import read_records
 from tops.runtime.journal.store import JournalOptions, JournalStatistics, Store
 from tops.runtime.journal.writer import Job, Writer
 
+UNHURRIED_S = 0.05
+
 
 class Journal:
     """An append-only log of byte strings, numbered without gaps, that survives whatever it has acknowledged.
@@ -39,6 +41,7 @@ class Journal:
         self.recovery = store.recovery
         self._next_sequence = self._durable_sequence = store.next_sequence
         self._wake_is_scheduled = False
+        self._wake_later: asyncio.TimerHandle | None = None
         self._waiting: list[tuple[int, int, Callable[[], object]]] = []  # a heap: sequence, order of arrival, callback
         self._arrivals = 0
         self._futures: set[asyncio.Future[Any]] = set()
@@ -89,13 +92,21 @@ class Journal:
     def statistics(self) -> JournalStatistics:
         return replace(self._store.statistics)
 
-    def append(self, record: bytes) -> int:
-        """Queues a record and returns its number; what one turn of the loop appends shares a group commit."""
+    def append(self, record: bytes, *, soon: bool = True) -> int:
+        """Queues a record and returns its number; what one turn of the loop appends shares a group commit.
+
+        One that nobody waits for need not be written `soon`: it goes with the next one that must, or after a while.
+        """
         self._check_usable()
         _check_size(record)
         sequence = self._next_sequence
         self._next_sequence += 1
-        self._enqueue(record)
+        if soon:
+            self._enqueue(record)
+        else:
+            self._writer.put(record)
+            if self._wake_later is None:
+                self._wake_later = self._running_loop().call_later(UNHURRIED_S, self._wake)
         return sequence
 
     def when_durable(self, sequence: int, callback: Callable[[], object]) -> None:
@@ -114,6 +125,7 @@ class Journal:
         self._check_usable()
         if self._next_sequence == self._durable_sequence:
             return
+        self._wake_soon()
         future = self._future()
         self.when_durable(self._next_sequence - 1, lambda: _resolve(future, None))
         await future
@@ -204,6 +216,9 @@ class Journal:
 
     def _enqueue(self, item: bytes | Job) -> None:
         self._writer.put(item)
+        self._wake_soon()
+
+    def _wake_soon(self) -> None:
         if not self._wake_is_scheduled:
             # Woken at the end of the loop's turn, the writer finds all that the turn appended: one sync for it.
             self._wake_is_scheduled = True
@@ -211,6 +226,9 @@ class Journal:
 
     def _wake(self) -> None:
         self._wake_is_scheduled = False
+        if self._wake_later is not None:
+            self._wake_later.cancel()
+            self._wake_later = None
         if self._closed or self._failure is not None:
             return
         if self._writer.commit_here():
