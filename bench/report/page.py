@@ -12,6 +12,7 @@ CAPTIONS = {
     "throughput": "Throughput: the bar is the median of the runs, the line on it their range.",
     "latency": "Latency of one operation as a client sees it.",
     "figures": "We against each peer, in alternating pairs.",
+    "growth": "Time over table sizes.",
     "phases": "Where the time of one transaction goes.",
 }
 STYLE = """
@@ -25,7 +26,7 @@ th { color: #5f6c7b; font-weight: 600 }
 """
 ROW_KEYS = (
     "system", "workload", "clients", "tps", "tps_low", "tps_high", "p50_ms", "p95_ms", "p99_ms",
-    "applied_tps", "settle_s", "aborted", "errors",
+    "rows", "seconds", "rows_per_s", "peak_memory_mb", "applied_tps", "settle_s", "aborted", "errors",
     "fsyncs_per_tx", "messages_per_tx", "bytes_per_tx", "others_cores", "load_average", "runs",
 )  # fmt: skip
 FIGURE_KEYS = ("ratio", "low", "high", "ours", "theirs", "runs", "least", "aim")

@@ -42,7 +42,7 @@ Bar = tuple[int, Row, str]  # its place from below, what it shows, its colour
 
 
 def draw(record: Result, directory: Path) -> list[Path]:
-    """`NAME-throughput`, `-latency`, `-figures`, `-phases` as PNG and SVG, those that the record has data for."""
+    """`NAME-throughput`, `-latency`, `-figures`, `-growth`, `-phases` as PNG and SVG, where there is data for it."""
     directory.mkdir(parents=True, exist_ok=True)
     ours = {name.split(".")[0] for name in record["figures"]} | set(record.get("ours", ()))
     written: list[Path] = []
@@ -63,6 +63,8 @@ def _pictures(record: Result, ours: set[str]) -> dict[str, Figure]:
         pictures["latency"] = _panels(timed, ours, _latency, "ms: dot p50, bar to p95, tick p99 (logarithmic)")
     if record["figures"]:
         pictures["figures"] = _ratios(record["figures"])
+    if sized := _by_size(rows):
+        pictures["growth"] = _growth(sized, ours)
     if any(row.get("phases") for row in rows):
         pictures["phases"] = _phases([row for row in rows if row.get("phases")])
     return pictures
@@ -153,6 +155,32 @@ def _ratios(figures: Mapping[str, Row]) -> Figure:
     ax.margins(x=0.2)
     _plain_logarithmic(ax)
     ax.set_xlabel("median of the pairs with worst and best; above 1 we are better; | must be reached")
+    return picture
+
+
+def _by_size(rows: Sequence[Row]) -> dict[str, list[tuple[int, float]]]:
+    """Seconds over table sizes, for the systems that were run on enough of them to show a curve."""
+    sized: dict[str, list[tuple[int, float]]] = {}
+    for row in rows:
+        if row.get("seconds") is not None and row.get("rows") is not None:
+            sized.setdefault(row["system"], []).append((row["rows"], row["seconds"]))
+    return {system: sorted(points) for system, points in sized.items() if len(points) > 2}
+
+
+def _growth(sized: Mapping[str, list[tuple[int, float]]], ours: set[str]) -> Figure:
+    picture = Figure(figsize=(6, 3.4), layout="constrained")
+    ax = picture.subplots()
+    for system, points in sized.items():
+        sizes, seconds = zip(*points, strict=True)
+        ax.plot(sizes, seconds, marker="o", color=OURS if system in ours else PEER, label=system)
+        for size, second in points:
+            ax.annotate(f"{second:.1f} s", (size, second), xytext=(6, -10), textcoords="offset points", fontsize=8)
+    ax.set_xlim(left=0)
+    ax.set_ylim(bottom=0)
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 1e6:g} M"))
+    ax.set_xlabel("rows of each table")
+    ax.set_ylabel("seconds")
+    ax.legend(frameon=False)
     return picture
 
 

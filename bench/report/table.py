@@ -26,6 +26,10 @@ COLUMNS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "settle_s": ("lag s", lambda value: f"{value:.2f}"),
     "cpu_cores": ("cores", lambda value: f"{sum(value.values()):.2f}"),
     "others_cores": ("others", lambda value: f"{value:.2f}"),
+    "rows": ("rows", lambda value: f"{value:,}"),
+    "seconds": ("seconds", lambda value: f"{value:.2f}"),
+    "rows_per_s": ("rows/s", lambda value: f"{value:,}"),
+    "peak_memory_mb": ("memory MB", lambda value: f"{value:,.0f}"),
     "runs": ("runs", str),
 }
 # Given up one after the other where a terminal is too narrow; the JSON and the page have them all.

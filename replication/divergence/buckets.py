@@ -12,6 +12,7 @@ import msgspec
 
 BUCKET_ROWS = 1_000
 BUCKETS_MAX = 200_000
+_CLOSER = 5  # bits: a thirty-second of a bucket
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
 
 
@@ -76,3 +77,8 @@ def split_further(buckets: RangeBuckets, rows: int) -> RangeBuckets | None:
     if rows <= 8 * BUCKET_ROWS or buckets.shift == 0:
         return None
     return RangeBuckets(max(0, buckets.shift - max(1, (rows // BUCKET_ROWS).bit_length())))
+
+
+def closer(buckets: RangeBuckets) -> RangeBuckets:
+    """Buckets of a few rows, for what is known to differ somewhere."""
+    return RangeBuckets(max(0, buckets.shift - _CLOSER))

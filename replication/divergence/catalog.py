@@ -150,7 +150,8 @@ async def _describe_postgres(connection: asyncpg.Connection, endpoint: ReplicaEn
     estimate = found["tuples"]
     if estimate < 0:  # never analysed
         estimate = await connection.fetchval(f"SELECT count(*) FROM {quoted(schema)}.{quoted(name)}")
-    described = TableSchema(Engine.POSTGRES, schema, name, columns, key, estimate, found["relpages"])
+    pages = max(0, found["relpages"])  # a partitioned table has -1: its partitions have the pages
+    described = TableSchema(Engine.POSTGRES, schema, name, columns, key, estimate, pages)
     return await _with_key_range(connection, described) if described.integer_key else described
 
 
@@ -236,7 +237,8 @@ def _describe_sqlite(endpoint: ReplicaEndpoint, table: str) -> TableSchema:
         if not schema.integer_key:
             return schema
         low, high = connection.execute(
-            f"SELECT min({quoted(key[0])}), max({quoted(key[0])}) FROM {quoted(name)}"
+            f"SELECT min({quoted(key[0])}), max({quoted(key[0])}) FROM {quoted(name)} "
+            f"WHERE typeof({quoted(key[0])}) = 'integer'"
         ).fetchone()
     return TableSchema(Engine.SQLITE, "main", name, described, key, rows, 0, True, low, high)
 

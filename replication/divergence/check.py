@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
@@ -20,7 +21,6 @@ from replication.divergence.catalog import LostConnection, Server
 from replication.divergence.errors import CheckRefused
 from replication.divergence.folder import RunFolder, RunState, Unit
 from replication.divergence.history import history_table
-from replication.divergence.leads import SetKnowledge
 from replication.divergence.merge import merged
 from replication.divergence.model import CheckResult, Limit, LimitKind, ReplicaState
 from replication.divergence.options import CheckOptions, Method
@@ -31,6 +31,9 @@ from replication.divergence.snapshots import SnapshotBarrier
 from replication.divergence.splits import key_ranges
 from replication.divergence.table_check import TableCheck
 from tops.errors import ConfigError, InvariantBroken, NotReachable
+
+if TYPE_CHECKING:
+    from replication.divergence.leads import SetKnowledge
 
 
 class Quiet:
@@ -52,7 +55,7 @@ class Check:
         set_name: str = "databases",
         policy: str = "",
         log: TransactionLog | None = None,
-        knowledge: SetKnowledge | None = None,
+        knowledge: "SetKnowledge | None" = None,
         new_barrier: Callable[[], Barrier] = SnapshotBarrier,
         progress: Progress | None = None,
         spark: SparkSession | None = None,

@@ -272,11 +272,7 @@ def _checked(where: _Where, options: CheckOptions, log: str, resume: str) -> "Ch
 async def _check(where: _Where, options: CheckOptions, log: str, resume: str, progress: "_Bars") -> "CheckResult":
     """A check of plain databases, or of a running set: at a barrier in its log, explained by its log."""
     from replication.divergence.check import Check
-    from replication.divergence.leads import SetKnowledge
     from replication.divergence.logs import ParquetLog
-    from replication.divergence.set_barrier import SetBarrier
-    from replication.divergence.set_link import linked
-    from replication.divergence.set_log import SetLog
 
     described = where.described
     common: dict[str, Any] = {"set_name": described.name, "policy": described.policy, "progress": progress}
@@ -284,6 +280,12 @@ async def _check(where: _Where, options: CheckOptions, log: str, resume: str, pr
     if described.cluster is None:
         one = Check(described.endpoints, options, where.out, log=given, **common)
         return await (one.resume(resume) if resume else one.run())
+
+    from replication.divergence.leads import SetKnowledge
+    from replication.divergence.set_barrier import SetBarrier
+    from replication.divergence.set_link import linked
+    from replication.divergence.set_log import SetLog
+
     async with linked(described.cluster, described.name, keys=where.keys, operator=where.operator) as link:
         one = Check(
             described.endpoints,

@@ -3,12 +3,14 @@
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 
 from replication.divergence.checksums import Checksum
 from replication.divergence.model import Suspect
 from replication.divergence.rows import BUCKET, RowsRequest
+from replication.divergence.session import register
 from replication.divergence.source import REPLICA, encode_plan
 
 _HASH, _VERSIONS, _KEY = "tops_hash", "tops_versions", "tops_key"
@@ -16,7 +18,14 @@ _LOW_WORD = 0xFFFFFFFF
 
 
 def canonical_rows(spark: SparkSession, requests: Sequence[RowsRequest]) -> DataFrame:
+    """Read by Spark's workers."""
+    register(spark)
     return spark.read.format("replica").option("plan", encode_plan(requests)).load()
+
+
+def rows_at_hand(spark: SparkSession, rows: pa.Table) -> DataFrame:
+    """Read already, and few: one partition needs no shuffle."""
+    return spark.createDataFrame(rows).coalesce(1)
 
 
 def bucket_checksums(spark: SparkSession, requests: Sequence[RowsRequest]) -> dict[str, dict[int, Checksum]]:
@@ -35,15 +44,17 @@ def bucket_checksums(spark: SparkSession, requests: Sequence[RowsRequest]) -> di
     return found
 
 
-def suspects(spark: SparkSession, requests: Sequence[RowsRequest], cap: int) -> Iterator[Suspect]:
-    """All keys whose rows differ, at most `cap` of them; arrives partition by partition, so memory stays bounded."""
+def suspects(rows: DataFrame, requests: Sequence[RowsRequest], cap: int) -> Iterator[Suspect]:
+    """All keys whose rows differ, at most `cap` of them; arrives partition by partition, so memory stays bounded.
+
+    `rows` holds what the requests are for.
+    """
     columns = [column.name for column in requests[0].columns]
     replicas = list(dict.fromkeys(request.handle.replica for request in requests))
     key = [f.col(_quoted(name)) for name in requests[0].key]
     version = f.struct(f.col(REPLICA), f.col(_HASH), f.array(*(f.col(_quoted(name)) for name in columns)).alias("row"))
     versions = (
-        canonical_rows(spark, requests)
-        .withColumn(_HASH, _row_hash(columns))
+        rows.withColumn(_HASH, _row_hash(columns))
         .groupBy(f.array(*key).alias(_KEY))
         .agg(
             f.min(BUCKET).alias(BUCKET),

@@ -19,7 +19,7 @@ from replication.divergence.errors import JavaMissing
 
 JAVA_MIN = 17
 # A check is short: compiling little and collecting simply starts sooner than it loses later.
-_SHORT_LIVED = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto -Xlog:disable"
+SHORT_LIVED = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto -Xlog:disable"
 
 
 def require_java() -> str:
@@ -40,32 +40,31 @@ def options(java_version: str) -> str:
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "tops"
     archive = cache / f"spark-{pyspark.__version__}-java-{java_version}.jsa"
     if " " in str(archive):  # these options have no quoting
-        return _SHORT_LIVED
+        return SHORT_LIVED
     try:
         cache.mkdir(parents=True, exist_ok=True)
         _adopt(archive)
     except OSError:
-        return _SHORT_LIVED
+        return SHORT_LIVED
     if archive.exists():
-        return f"{_SHORT_LIVED} -XX:SharedArchiveFile={archive}"
-    return f"{_SHORT_LIVED} -XX:ArchiveClassesAtExit={archive.with_suffix(f'.{os.getpid()}')}"
+        return f"{SHORT_LIVED} -XX:SharedArchiveFile={archive}"
+    if _in_use_by_java(f"{archive.parent / archive.stem}."):
+        return SHORT_LIVED  # writing an archive takes many seconds of processor time: one is enough
+    return f"{SHORT_LIVED} -XX:ArchiveClassesAtExit={archive.with_suffix(f'.{os.getpid()}')}"
 
 
 def _adopt(archive: Path) -> None:
     """Take what an earlier run left; a JVM writes its archive after the program that started it has ended."""
-    if archive.exists():
-        return
     for left in sorted(archive.parent.glob(f"{archive.stem}.*[0-9]")):
         writer = int(left.suffix[1:])
-        if not psutil.pid_exists(writer) and not _being_written(left):
+        if not psutil.pid_exists(writer) and not _in_use_by_java(str(left)):
             with suppress(OSError):
-                left.replace(archive)
-            return
+                left.unlink() if archive.exists() else left.replace(archive)
 
 
-def _being_written(file: Path) -> bool:
+def _in_use_by_java(file: str) -> bool:
     for process in psutil.process_iter(["name"]):
         with suppress(psutil.Error):
-            if process.info["name"] == "java" and any(str(file) in argument for argument in process.cmdline()):
+            if process.info["name"] == "java" and any(file in argument for argument in process.cmdline()):
                 return True
     return False

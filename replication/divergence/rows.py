@@ -14,18 +14,18 @@ import adbc_driver_manager
 import adbc_driver_postgresql.dbapi as adbc
 import pyarrow as pa
 
-from replication.divergence.buckets import Buckets, HashBuckets, KeyRange, RangeBuckets
+from replication.divergence.buckets import HIGHEST, LOWEST, Buckets, HashBuckets, KeyRange, RangeBuckets
 from replication.divergence.canonical import (
-    NOT_OF_TYPE,
     SESSION_SETTINGS,
-    NotOfType,
+    is_marked,
     json_text,
+    marked,
     postgres_text,
     sqlite_text,
 )
 from replication.divergence.catalog import LostConnection, sqlite
 from replication.divergence.checksums import bucket_expression, key_expression
-from replication.divergence.errors import SnapshotLost
+from replication.divergence.errors import CheckRefused, SnapshotLost
 from replication.divergence.ports import Engine, Key, SnapshotHandle
 from replication.divergence.schema import Column, CommonTable, TableSchema, ValueKind, literal, quoted
 
@@ -102,6 +102,8 @@ def session(handle: SnapshotHandle) -> Iterator[Any]:
             yield cursor
     except (adbc_driver_manager.OperationalError, adbc_driver_manager.InternalError) as error:
         raise LostConnection(handle.replica, error) from error
+    except adbc_driver_manager.Error as error:
+        raise CheckRefused(f"replica {handle.replica} refused a statement: {error}") from error
 
 
 def _enter(cursor: Any, handle: SnapshotHandle) -> None:
@@ -112,6 +114,12 @@ def _enter(cursor: Any, handle: SnapshotHandle) -> None:
 
 
 def _read_postgres(request: RowsRequest) -> Iterator[pa.RecordBatch]:
+    if request.where.keys:
+        # What is not even a value of the key's type is nowhere in this database.
+        keys = tuple(key for key in request.where.keys if not any(map(is_marked, key)))
+        if not keys:
+            return
+        request = request.at(replace(request.where, keys=keys))
     wanted = arrow_schema(request.columns)
     with session(request.handle) as cursor:
         if request.where.ranges or request.where.keys:
@@ -171,9 +179,9 @@ def conditions_of(request: RowsRequest) -> tuple[str, str]:
     source, where, conditions = request.schema.qualified, request.where, list(request.where.conditions)
     if request.schema.engine is Engine.SQLITE:
         if where.ranges:
-            alternatives = (f"{quoted(request.key[0])} BETWEEN {r.low} AND {r.high}" for r in where.ranges)
+            alternatives = (_sqlite_range(quoted(request.key[0]), r) for r in where.ranges)
             conditions.append("(" + " OR ".join(alternatives) + ")")
-        if where.keys and request.schema.integer_key:
+        if where.keys and request.schema.integer_key and not any(is_marked(k) for (k,) in where.keys):
             conditions.append(f"{quoted(request.key[0])} IN ({', '.join(str(int(k)) for (k,) in where.keys)})")
         return quoted(request.schema.name), _where(conditions)
     if where.ranges:
@@ -190,6 +198,14 @@ def conditions_of(request: RowsRequest) -> tuple[str, str]:
         bucket = bucket_expression(request.buckets, f"({key_expression(table, request.schema)})")
         conditions.append(f"{bucket} = ANY ('{{{','.join(map(str, where.buckets))}}}'::int8[])")
     return source, _where(conditions)
+
+
+def _sqlite_range(name: str, keys: KeyRange) -> str:
+    """Ranges that leave no gap: SQLite lets a key be any value, and sorts text and bytes after all numbers."""
+    if keys.high == HIGHEST:
+        return f"({name} >= {keys.low} OR {name} IS NULL)" if keys.low > LOWEST else "true"
+    low = f"{name} >= {keys.low}" if keys.low > LOWEST else "true"
+    return f"({low} AND {name} < {keys.high + 1})"
 
 
 def _where(conditions: Sequence[str]) -> str:
@@ -231,15 +247,16 @@ def _read_sqlite(request: RowsRequest) -> Iterator[pa.RecordBatch]:
         while rows := cursor.fetchmany(BATCH_ROWS):
             kept = []
             for row in rows:
-                texts = [sqlite_text(column.kind, value) for column, value in zip(request.columns, row, strict=True)]
+                both = zip(request.columns, row, strict=True)
+                texts = [marked(sqlite_text(column.kind, value)) for column, value in both]
                 key = tuple(texts[index] for index in key_at)
                 bucket = _bucket_of(request.buckets, key)
                 if (wanted_keys and key not in wanted_keys) or (wanted_buckets and bucket not in wanted_buckets):
                     continue
                 if request.exact:
-                    both = enumerate(zip(texts, row, strict=True))
-                    texts = [text if index in key_at else _as_stored(value) for index, (text, value) in both]
-                kept.append((bucket, *(NOT_OF_TYPE + t if isinstance(t, NotOfType) else t for t in texts)))
+                    stored = enumerate(zip(texts, row, strict=True))
+                    texts = [text if index in key_at else _as_stored(value) for index, (text, value) in stored]
+                kept.append((bucket, *texts))
             if kept:
                 arrays = [pa.array(values, field.type) for values, field in _columns(kept, request)]
                 yield pa.record_batch(arrays, arrow_schema(request.columns))
@@ -264,7 +281,8 @@ def _sqlite_rows(connection: sqlite3.Connection, request: RowsRequest) -> sqlite
 def _bucket_of(buckets: Buckets, key: Sequence[str | None]) -> int:
     if isinstance(buckets, HashBuckets):
         return buckets.of(key)
-    return buckets.of(int(key[0])) if key and key[0] is not None and not isinstance(key[0], NotOfType) else 0
+    number = key[0] if key else None
+    return buckets.of(HIGHEST if number is None or is_marked(number) else int(number))
 
 
 def _decoded(raw: bytes) -> str | bytes:

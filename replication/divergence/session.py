@@ -18,6 +18,7 @@ _SETTINGS = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
+    "spark.sql.caseSensitive": "true",  # "v" and "V" are two columns in PostgreSQL
     "spark.sql.shuffle.partitions": "4",
     "spark.log.level": "ERROR",
     "spark.driver.memory": "1g",
@@ -25,7 +26,7 @@ _SETTINGS = {
 
 
 def start(master: str = "local[*]", settings: dict[str, str] | None = None) -> SparkSession:
-    """A session with the data source `replica` registered; an existing one of this process is used again."""
+    """A session for the jobs of a check; an existing one of this process is used again."""
     version = jvm.require_java()
     # Workers need this package: on other machines it must be installed, on this one its folder is enough.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -42,12 +43,11 @@ def start(master: str = "local[*]", settings: dict[str, str] | None = None) -> S
     except Exception as error:  # Spark's own failures to start share no better class
         reason = str(getattr(error, "java_exception", error)).splitlines()[0]
         raise NotReachable(f"Spark did not start on {master}: {reason}") from error
-    register(spark)
     return spark
 
 
 def register(spark: SparkSession) -> None:
-    """Make `spark.read.format("replica")` work in a session of the user's own."""
+    """Make `spark.read.format("replica")` work in this session; it starts a Python worker, so not before it is used."""
     from replication.divergence.source import ReplicaSource
 
     spark.dataSource.register(ReplicaSource)

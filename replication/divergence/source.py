@@ -38,7 +38,6 @@ from replication.divergence.catalog import describe
 from replication.divergence.ports import ReplicaEndpoint, SnapshotHandle
 from replication.divergence.rows import BUCKET, RowsRequest, Where, arrow_schema, read
 from replication.divergence.schema import Column, TableSchema, quoted
-from replication.divergence.sets import endpoint_of
 from replication.divergence.splits import split
 from tops.errors import ConfigError
 
@@ -100,8 +99,11 @@ class PlanReader(DataSourceReader):
 def canonical_batches(request: RowsRequest) -> Iterator[pa.RecordBatch]:
     for batch in read(request):
         name = pa.array([request.handle.replica] * batch.num_rows, pa.string())
-        names = pa.schema([(REPLICA, pa.string()), *arrow_schema(request.columns)])
-        yield pa.record_batch([name, *batch.columns], names)
+        yield pa.record_batch([name, *batch.columns], canonical_schema(request.columns))
+
+
+def canonical_schema(columns: Sequence[Column]) -> pa.Schema:
+    return pa.schema([(REPLICA, pa.string()), *arrow_schema(columns)])
 
 
 class _TableRead:
@@ -136,6 +138,8 @@ def _endpoint(options: Mapping[str, str]) -> ReplicaEndpoint:
     if dsn := options.get("dsn"):
         return ReplicaEndpoint(options.get("replica", "replica"), dsn)
     if (set_name := options.get("set")) and (replica := options.get("replica")):
+        from replication.divergence.sets import endpoint_of  # the cluster's file is read by nobody else here
+
         return endpoint_of(options.get("config", "tops.toml"), set_name, replica)
     raise ConfigError('data source "replica": set the option "dsn", or both "set" and "replica"')
 

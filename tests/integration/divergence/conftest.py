@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from adapters import EmbeddedPostgres
-from replication.divergence import session
+from replication.divergence import jvm, session
 from replication.divergence.check import Check
 from replication.divergence.folder import read_differences
 from replication.divergence.model import CheckResult, Difference
@@ -27,7 +27,8 @@ QUICK = CheckOptions(settle_s=0.0)
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    started = session.start("local[2]")
+    # This JVM lives long: that it leaves an archive of classes behind would only delay the end of the tests.
+    started = session.start("local[2]", {"spark.driver.extraJavaOptions": jvm.SHORT_LIVED})
     yield started
     started.stop()
 

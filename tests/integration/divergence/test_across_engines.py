@@ -1,6 +1,7 @@
 """PostgreSQL and SQLite compared with each other: the same values in other clothes are equal, others are not."""
 
 import sqlite3
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -99,6 +100,21 @@ async def test_text_keys_that_each_engine_sorts_its_own_way_are_matched(database
     assert result.tables[0].counts == {"embedded": {"changed": 4}}
 
 
+@pytest.mark.parametrize("declared", ["text", "bigint"])
+async def test_keys_that_are_not_of_their_columns_type_are_compared_too(
+    databases: Databases, tmp_path: Path, declared: str
+) -> None:
+    table = f"CREATE TABLE t (id {declared} PRIMARY KEY NOT NULL, v int)"
+    one, other = (
+        replace(embedded(tmp_path / f"{name}.db", table, f"INSERT INTO t VALUES (x'ff', {v}), (5, 0)"), name=name)
+        for name, v in (("one", 1), ("other", 2))
+    )
+
+    result = await databases.compare("t", endpoints=[one, other])
+
+    assert [d.columns for d in databases.differences(result)] == [("v",)]
+
+
 async def test_the_snapshot_of_an_embedded_database_is_one_moment(databases: Databases, tmp_path: Path) -> None:
     """A row that is written after the barrier is not half seen: it is not seen at all."""
     endpoint = embedded(tmp_path / "one.db", "CREATE TABLE t (id integer PRIMARY KEY)", "INSERT INTO t VALUES (1)")
@@ -150,6 +166,11 @@ async def test_python_writes_numbers_as_postgresql_does(databases: Databases) ->
         (ValueKind.TIMESTAMPTZ, 12),
         (ValueKind.TEXT, b"\xff"),
         (ValueKind.BOOLEAN, 7),
+        (ValueKind.NUMERIC, "1_000"),
+        (ValueKind.FLOAT4, 1e300),
+        (ValueKind.DATE, "2024-01-01 10:00"),
+        (ValueKind.TIME, "10:00+02:00"),
+        (ValueKind.TIMESTAMP, "2024-01-01 10:00:00.123456789"),
     ],
 )
 def test_a_value_that_is_not_of_its_columns_type_is_marked(kind: ValueKind, value: object) -> None:

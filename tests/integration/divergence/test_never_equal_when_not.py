@@ -7,6 +7,7 @@ import asyncpg
 import pytest
 
 from replication.divergence.buckets import HIGHEST, LOWEST, RangeBuckets, integer_buckets
+from replication.divergence.errors import CheckRefused
 from replication.divergence.model import Verdict
 from replication.divergence.options import Method
 from tests.integration.divergence.conftest import QUICK, Databases, kinds
@@ -169,6 +170,65 @@ async def test_a_change_at_the_end_of_ten_megabytes_is_seen_and_not_carried_arou
 
         assert kinds(found) == {(("1",), "r2", "changed", ("v",)), (("1",), "r3", "changed", ("b",))}
         assert all(len(value or "") < 2000 for d in found for value in (d.actual or {}).values())
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_text_that_spells_the_digest_of_a_long_one_is_not_taken_for_it(
+    databases: Databases, method: Method
+) -> None:
+    await databases.everywhere("CREATE TABLE t (id int PRIMARY KEY, v text, doc jsonb)")
+    await databases.everywhere("INSERT INTO t VALUES (1, repeat('x', 2000))")
+    digest = "repeat('x', 48) || '… [2000 bytes, sha256 ' || encode(sha256(convert_to(v, 'UTF8')), 'hex') || ']'"
+    await databases.on("r2", f"UPDATE t SET v = {digest}")
+
+    result = await databases.compare("t", options=replace(QUICK, method=method))
+
+    assert kinds(databases.differences(result)) == {(("1",), "r2", "changed", ("v",))}
+
+
+async def test_rows_that_a_policy_hides_from_the_reader_are_not_called_equal(databases: Databases) -> None:
+    await databases.everywhere(
+        "CREATE TABLE t (id int PRIMARY KEY, v int)",
+        "INSERT INTO t VALUES (1, 1)",
+        "ALTER TABLE t ENABLE ROW LEVEL SECURITY",
+        "DROP ROLE IF EXISTS tenant",
+        "CREATE ROLE tenant LOGIN PASSWORD 'x'",
+        "GRANT SELECT ON t TO tenant",
+    )
+    await databases.on("r2", "UPDATE t SET v = 2")
+    seen = [replace(e, dsn=f"postgresql://tenant:x@{e.dsn.partition('@')[2]}") for e in databases.endpoints]
+
+    with pytest.raises(CheckRefused, match="row-level security"):
+        await databases.compare("t", endpoints=seen)
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_columns_whose_names_differ_in_case_only_are_two(databases: Databases, method: Method) -> None:
+    await databases.everywhere(
+        'CREATE TABLE t (id int PRIMARY KEY, v int, "V" int)', "INSERT INTO t VALUES (1, 5, 6), (2, 5, 6)"
+    )
+    await databases.on("r3", 'UPDATE t SET "V" = 5 WHERE id = 1')
+
+    result = await databases.compare("t", options=replace(QUICK, method=method))
+
+    assert kinds(databases.differences(result)) == {(("1",), "r3", "changed", ("V",))}
+
+
+async def test_a_partitioned_table_is_read_in_all_its_partitions(
+    databases: Databases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("replication.divergence.table_check.PARTITION_ROWS", 100)
+    await databases.everywhere(
+        "CREATE TABLE t (k text PRIMARY KEY, v int) PARTITION BY HASH (k)",
+        *(f"CREATE TABLE t{i} PARTITION OF t FOR VALUES WITH (MODULUS 2, REMAINDER {i})" for i in (0, 1)),
+        "INSERT INTO t SELECT i, i FROM generate_series(1, 500) i",
+        "ANALYZE t",
+    )
+    await databases.on("r2", "UPDATE t SET v = -1 WHERE v % 100 = 0")
+
+    result = await databases.compare("t")
+
+    assert {d.key for d in databases.differences(result)} == {(str(i * 100),) for i in range(1, 6)}
 
 
 async def test_replica_names_that_begin_alike_are_not_mixed_up(databases: Databases) -> None:

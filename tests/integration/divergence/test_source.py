@@ -13,6 +13,7 @@ from replication.divergence.buckets import HashBuckets, KeyRange, RangeBuckets
 from replication.divergence.ports import Engine, Key, SnapshotHandle
 from replication.divergence.rows import RowsRequest, Where, postgres_query
 from replication.divergence.schema import Column, TableSchema, ValueKind
+from replication.divergence.session import register
 from replication.divergence.snapshots import SnapshotBarrier
 from tests.integration.divergence.conftest import Databases
 
@@ -23,6 +24,11 @@ TABLE = (
     "'2024-01-01 12:00Z', '\\x01', '{\"a\": 1}' FROM generate_series(1, 1000) i",
     "ANALYZE accounts",
 )
+
+
+@pytest.fixture(autouse=True)
+def registered(spark: SparkSession) -> None:
+    register(spark)
 
 
 def config(databases: Databases, folder: Path) -> str:
