@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from adapters import PostgresAdapter
 from adapters.postgres.copying import Loader, copy_out
 from adapters.postgres.scripts import user_tables
-from replication.calls import Caller, CopyChunk, CopyWanted, Located, Where
+from replication.calls import CopyChunk, CopyWanted, Located, Where
+from replication.conversation import Caller
 from tops.errors import NotReachable, TopsError
 
 if TYPE_CHECKING:

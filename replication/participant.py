@@ -58,7 +58,7 @@ class ReplicaParticipant(BatchParticipant):
         self.visitor: Visitor | None = None  # a check's, if one may come
         self._barriers: dict[int, list[str]] = {}  # barriers that somebody waits for, by prepared number
         self._moved = asyncio.Condition()
-        self.own: set[str] = set()  # committed here before they were logged: not to be done again when they come back
+        self.own: set[bytes] = set()  # batches committed here before they were logged: not to be done again
 
     # ------------------------------------------------------------------------------------------------- positions
 
@@ -168,13 +168,19 @@ class ReplicaParticipant(BatchParticipant):
         return self.reached
 
     def _entry(self, number: int, logged: LogEntry | None) -> Entry:
-        entry = entry_of(number, logged)
-        if not self.own or self.own.isdisjoint(member.tx for member in entry.members):
-            return entry
-        others = tuple(member for member in entry.members if member.tx not in self.own)
-        # Known by its id only once: what is logged again after a lost answer is found by its idempotency key.
-        self.own.difference_update(member.tx for member in entry.members)
-        return Entry(number, others, entry.at_ms)
+        if logged is None or not self.own:
+            return entry_of(number, logged)
+        batches = {event.body.get("batch") for one in logged.transactions for event in one.events}
+        mine = self.own & batches
+        if not mine:
+            return entry_of(number, logged)
+        # Passed over only once: what is logged again after a lost answer is found by its idempotency keys.
+        self.own -= mine
+        others = tuple(
+            one for one in logged.transactions if mine.isdisjoint(event.body.get("batch") for event in one.events)
+        )
+        left = entry_of(number, msgspec.structs.replace(logged, transactions=others))
+        return Entry(number, left.members, at_ms([event for one in logged.transactions for event in one.events]))
 
     async def _apply(self, work: Sequence[Entry], logged: dict[int, LogEntry]) -> Applied:
         if self.translate is None:

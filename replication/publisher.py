@@ -10,15 +10,14 @@ from collections import OrderedDict
 
 from replication.events import batch_body
 from replication.policies import TxPlan
-from tops.changes import encode_member
 from tops.errors import TopsError
 from tops.event_types import EventType
-from tops.ports import Resource
+from tops.ports import OutboxEntry, Resource
 from tops.site import Site
 
-BATCH_MAX = 256
+BATCH_MAX = 1_000
 BATCH_BYTES_MAX = 2 * 2**20
-LINGER_S = 0.01  # what is committed meanwhile travels in the same batch
+LINGER_S = 0.02  # what is committed meanwhile travels in the same batch
 POLL_S = 1.0
 AGAIN_S = 0.2
 REMEMBERED_MAX = 10_000
@@ -31,7 +30,7 @@ class OutboxPublisher:
 
     def __init__(self, site: Site, event_type: EventType, resource: Resource, plan: TxPlan) -> None:
         self._site, self._event_type, self._resource, self._plan = site, event_type, resource, plan
-        self.own: set[str] | None = None  # where the ids of what is published are noted: it comes back from the log
+        self.own: set[bytes] | None = None  # where batches are noted that are published: they come back from the log
         self._work = asyncio.Event()
         self._waiting: dict[str, list[asyncio.Future[int]]] = {}
         self._published: OrderedDict[str, int] = OrderedDict()
@@ -40,9 +39,9 @@ class OutboxPublisher:
         self.resumed = asyncio.Event()
         self.resumed.set()
 
-    def wake(self) -> None:
-        """Something was committed."""
-        self.unpublished += 1
+    def wake(self, committed: int) -> None:
+        """So many transactions were committed."""
+        self.unpublished += committed
         self._work.set()
 
     async def logged(self, tx: str, timeout_s: float) -> int:
@@ -83,19 +82,19 @@ class OutboxPublisher:
             self.unpublished, full = len(entries), len(entries) == BATCH_MAX
             if not entries:
                 return
-            encoded = _cut([encode_member(entry.member) for entry in entries])
-            entries = entries[: len(encoded)]
+            entries = _cut(entries)
+            body = batch_body([entry.encoded for entry in entries])
             if self.own is not None:
-                self.own.update(entry.member.tx for entry in entries)
+                self.own.add(body["batch"])
             outcome = await self._site.execute(
                 self._event_type,
                 self._plan.tx_type,
-                events=[batch_body(encoded)],
+                events=[body],
                 limit=self._plan.limit,
             )
             await self._resource.mark_published(entries[-1].id)
             for entry in entries:
-                self._tell(entry.member.tx, outcome.log_number or 0)
+                self._tell(entry.tx, outcome.log_number or 0)
 
     def _tell(self, tx: str, number: int) -> None:
         self._published[tx] = number
@@ -106,11 +105,11 @@ class OutboxPublisher:
                 future.set_result(number)
 
 
-def _cut(encoded: list[bytes]) -> list[bytes]:
+def _cut(entries: list[OutboxEntry]) -> list[OutboxEntry]:
     """As many as fit into one message, one at least."""
     size = 0
-    for place, member in enumerate(encoded):
-        size += len(member)
+    for place, entry in enumerate(entries):
+        size += len(entry.encoded)
         if size > BATCH_BYTES_MAX and place:
-            return encoded[:place]
-    return encoded
+            return entries[:place]
+    return entries

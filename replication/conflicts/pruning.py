@@ -11,10 +11,11 @@ import secrets
 import time
 
 from adapters.postgres.scripts import run_script
-from replication.calls import Caller, Status, StatusTold
+from replication.calls import Status, StatusTold
 from replication.config import ReplicaSetConfig
 from replication.conflicts.clock import reading_at, wall_ms
 from replication.conflicts.tables import CLOCKS, CONFLICTS
+from replication.conversation import Caller
 from replication.events import write_body
 from replication.participant import ReplicaParticipant
 from replication.policies import TxPlan
