@@ -291,7 +291,8 @@ async def test_a_record_for_publication_never_appears_behind_one_already_seen(
     """A sequence alone would let a later id commit first; a reader would pass the earlier one by."""
     slow = await connect(database)
     await slow.execute("BEGIN")
-    first = await slow.fetchval("select tops.next_outbox_id('shop')")
+    await slow.execute("select pg_advisory_xact_lock(hashtext('tops.outbox'), hashtext('shop'))")
+    first = await slow.fetchval("select nextval('tops.outbox_ids')")
     async with database.open("shop", lock_timeout_s=30.0) as patient:
         later = asyncio.create_task(patient.write_local(member("later", balance(1, 1))))
         watcher = await connect(database)
