@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 ASK_S = 2.0
 CHUNK_S = 60.0
 IDLE_MAX_S = 120.0
-OWN_TABLES = ("tops.row_clocks", "tops.write_sets", "tops.idempotency_keys", "tops.row_versions", "tops.conflicts")
+OWN_TABLES = (
+    "tops.row_clocks",
+    "tops.row_sums",
+    "tops.write_sets",
+    "tops.idempotency_keys",
+    "tops.row_versions",
+    "tops.conflicts",
+)
 
 log = logging.getLogger("tops.replication")
 

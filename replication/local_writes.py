@@ -82,6 +82,8 @@ class LocalWrites:
         self.clock.skew_ms = 0
         participant.translate = self._resolved
         participant.turn = self._turn
+        if isinstance(self._apply, PeerApply):
+            participant.on_failed_entry = self._apply.unless_looked_at(participant.on_failed_entry)
 
     async def _resolved(self, entries: Sequence[Entry], _: Mapping[int, LogEntry]) -> list[Entry]:
         assert self._apply is not None
@@ -123,9 +125,8 @@ class LocalWrites:
             return WriteDone(replica=self._replica, tx=refused.first_tx or tx, rows=(), duplicate=True)
         if refused is not None:
             return WriteDone(replica=self._replica, tx=tx, rows=(), refused=describe(refused))
-        rows = vote.rows if self._peer is None else vote.rows[::2]
         returned = msgspec.msgpack.encode([pack_rows(rows) for rows in vote.returned]) if vote.returned else b""
-        return WriteDone(replica=self._replica, tx=tx, rows=rows, returned=returned)
+        return WriteDone(replica=self._replica, tx=tx, rows=vote.rows, returned=returned)
 
     async def _commit(self, members: Sequence[Member]) -> list[MemberVote | TopsError]:
         """At the primary: statements are for its database to refuse, unless they would differ elsewhere."""
@@ -150,16 +151,18 @@ class LocalWrites:
             answer = loop.create_future()
             answers.append(answer)
             try:
-                self._waiting.append((member, await peer.places(member), answer))
+                places = await peer.places(member)
             except TopsError as error:
                 answer.set_exception(error)
+            else:
+                self._waiting.append((member, places, answer))
         if self._worker is None or self._worker.done():
             self._worker = asyncio.ensure_future(self._write_all(peer))
         return [await _told(answer) for answer in answers]
 
     async def _write_all(self, peer: PeerWrites) -> None:
         while self._waiting:
-            group = self._disjoint()
+            group = self._disjoint(peer)
             async with self._turn:
                 try:
                     await self._write_group(peer, group)
@@ -168,27 +171,49 @@ class LocalWrites:
                         if not answer.done():
                             answer.set_exception(error)
 
-    def _disjoint(self) -> list[Waiting]:
+    def _disjoint(self, peer: PeerWrites) -> list[Waiting]:
         """Writers that come together and touch different rows share a turn: none builds on what another may fail at."""
         group: list[Waiting] = []
         taken: set[tuple[str, str]] = set()
+        added: set[tuple[str, str]] = set()  # to such rows others may add as well
         left: list[Waiting] = []
         for waiting in self._waiting:
-            if taken.isdisjoint(waiting[1]) and len(group) < GROUP_MAX:
+            adds = peer.needs_nothing(waiting[0])
+            free = taken.isdisjoint(waiting[1]) and (adds or added.isdisjoint(waiting[1]))
+            if free and len(group) < GROUP_MAX:
                 group.append(waiting)
             else:
                 left.append(waiting)
-            taken.update(waiting[1])
+                adds = False  # nobody may pass it
+            (added if adds else taken).update(waiting[1])
         self._waiting = left
         return group
 
     async def _write_group(self, peer: PeerWrites, group: list[Waiting]) -> None:
-        known = await peer.known({place: key for _, places, _ in group for place, key in places.items()})
-        members = [await peer.versioned(member, known) for member, _, _ in group]
-        votes = await self._resource.write_all_local(members)
-        for (_, _, answer), vote in zip(group, votes, strict=True):
-            if not answer.done():
-                answer.set_result(vote)
+        """Increments first, without a look at their rows; whose row is not there is done with the others."""
+        adding = [waiting for waiting in group if peer.needs_nothing(waiting[0])]
+        others = [waiting for waiting in group if not peer.needs_nothing(waiting[0])]
+        if adding:
+            written = [await peer.added(member) for member, _, _ in adding]
+            others += await self._write_versioned(adding, written, again=True)
+        if others:
+            known = await peer.known({place: key for _, places, _ in others for place, key in places.items()})
+            written = [await peer.versioned(member, known) for member, _, _ in others]
+            await self._write_versioned(others, written)
+
+    async def _write_versioned(
+        self, group: list[Waiting], written: list[tuple[Member, list[int | None]]], *, again: bool = False
+    ) -> list[Waiting]:
+        """Answers the writers; with `again` not those whose rows are not there, which are returned."""
+        votes = await self._resource.write_all_local([member for member, _ in written])
+        left = []
+        for waiting, (_, went), vote in zip(group, written, votes, strict=True):
+            if again and vote.excluded is not None and vote.excluded.why is Why.VERSION:
+                left.append(waiting)
+            elif not waiting[2].done():
+                rows = tuple(0 if place is None else vote.rows[place] for place in went) if vote.rows else ()
+                waiting[2].set_result(msgspec.structs.replace(vote, rows=rows))
+        return left
 
     async def _logged(self, tx: str) -> int:
         try:

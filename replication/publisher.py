@@ -17,7 +17,9 @@ from tops.site import Site
 
 BATCH_MAX = 1_000
 BATCH_BYTES_MAX = 2 * 2**20
-LINGER_S = 0.02  # what is committed meanwhile travels in the same batch
+# What is committed meanwhile travels in the same batch; under load it is worth waiting for more.
+LINGER_S, LINGER_BUSY_S = 0.01, 0.04
+BUSY = 32  # entries of the batch before
 POLL_S = 1.0
 AGAIN_S = 0.2
 REMEMBERED_MAX = 10_000
@@ -35,6 +37,7 @@ class OutboxPublisher:
         self._waiting: dict[str, list[asyncio.Future[int]]] = {}
         self._published: OrderedDict[str, int] = OrderedDict()
         self.unpublished = 0
+        self._last = 0  # how many entries there were when we looked last
         self.problem = ""
         self.resumed = asyncio.Event()
         self.resumed.set()
@@ -72,14 +75,13 @@ class OutboxPublisher:
                 continue
 
     async def _publish_all(self) -> None:
-        full = False
         while True:
             await self.resumed.wait()
-            if not (full or self._waiting):
+            if not (self._last == BATCH_MAX or self._waiting):
                 # Nobody waits for the log: a batch costs every replica a transaction, whatever its size.
-                await asyncio.sleep(LINGER_S)
+                await asyncio.sleep(LINGER_BUSY_S if self._last >= BUSY else LINGER_S)
             entries = await self._resource.unpublished(BATCH_MAX)
-            self.unpublished, full = len(entries), len(entries) == BATCH_MAX
+            self.unpublished = self._last = len(entries)
             if not entries:
                 return
             entries = _cut(entries)

@@ -113,7 +113,7 @@ class _Fold:
             for member in members
             for change, clock in rows_of(member.changes)
         }
-        versions, stored = await read_versions(resource, keys), await read_bases(resource, keys)
+        versions, stored = await read_versions(resource, keys, in_record=True), await read_bases(resource, keys)
         for table in sorted({table for table, _ in keys}):
             mine = [place for place in keys if place[0] == table]
             shape = await self._outer.shapes.of(table)

@@ -14,7 +14,7 @@ from adapters.postgres.scripts import run_script
 from replication.calls import Status, StatusTold
 from replication.config import ReplicaSetConfig
 from replication.conflicts.clock import reading_at, wall_ms
-from replication.conflicts.tables import CLOCKS, CONFLICTS
+from replication.conflicts.tables import CLOCKS, CONFLICTS, SUMS
 from replication.conversation import Caller
 from replication.events import write_body
 from replication.participant import ReplicaParticipant
@@ -37,6 +37,10 @@ _OLD = (
 _DROP = (
     f"delete from {CLOCKS} where deleted and (table_name, key, clock, site) in "
     "(select * from unnest($1::text[], $2::text[], $3::bigint[], $4::text[]))"
+)
+_DROP_SUMS = (
+    f"delete from {SUMS} s where (table_name, key) in (select * from unnest($1::text[], $2::text[])) "
+    f"and not exists (select from {CLOCKS} c where c.table_name = s.table_name and c.key = s.key)"
 )
 _OUTBOX = (
     "select coalesce(min(id), 0) as oldest, coalesce(max(id), 0) as newest from tops.outbox where replica_set = $1"
@@ -117,7 +121,8 @@ class Pruning:
             return
         await self._everyone_past(await self._logged_head())
         columns = [[row[name] for row in found] for name in ("table_name", "key", "clock", "site")]
-        order = Member(TxId(f"prune-{secrets.token_hex(8)}!"), (Statement(_DROP, tuple(columns)),))
+        drops = (Statement(_DROP, tuple(columns)), Statement(_DROP_SUMS, tuple(columns[:2])))
+        order = Member(TxId(f"prune-{secrets.token_hex(8)}!"), drops)
         await self._site.execute(self._log_type, self._plan.tx_type, events=[write_body(order)], limit=self._plan.limit)
         log.info("records of deleted rows are dropped", extra={"replica": self._replica, "rows": len(found)})
 
