@@ -19,7 +19,7 @@ BATCH_MAX = 1_000
 BATCH_BYTES_MAX = 2 * 2**20
 # What is committed meanwhile travels in the same batch; under load it is worth waiting for more.
 LINGER_S, LINGER_BUSY_S = 0.01, 0.04
-BUSY = 32  # entries of the batch before
+BUSY = 8  # entries of the batch before
 POLL_S = 1.0
 AGAIN_S = 0.2
 REMEMBERED_MAX = 10_000

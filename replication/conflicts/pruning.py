@@ -14,7 +14,7 @@ from adapters.postgres.scripts import run_script
 from replication.calls import Status, StatusTold
 from replication.config import ReplicaSetConfig
 from replication.conflicts.clock import reading_at, wall_ms
-from replication.conflicts.tables import CLOCKS, CONFLICTS, SUMS
+from replication.conflicts.tables import CLOCKS, CONFLICTS, KEYS, LOGGED_KEYS, SUMS
 from replication.conversation import Caller
 from replication.events import write_body
 from replication.participant import ReplicaParticipant
@@ -111,7 +111,9 @@ class Pruning:
             self._dsn,
             f"delete from {CONFLICTS} where number <= {everyone} "
             f"and at < now() - interval '{self._config.keep_conflicts_s:f} seconds' "
-            f"and (kind not in {REFUSALS} or number <= {everyone - REFUSALS_KEPT})",
+            f"and (kind not in {REFUSALS} or number <= {everyone - REFUSALS_KEPT});"
+            f"delete from {LOGGED_KEYS} l where not exists "
+            f"(select from {KEYS} k where (k.replica_set, k.key, k.tx) = (l.replica_set, l.key, l.tx))",
         )
 
     async def _tombstones(self) -> None:

@@ -14,7 +14,7 @@ from tops.ports import Resource
 CLOCKS, SUMS = "tops.row_clocks", "tops.row_sums"
 CONFLICTS, SET_ASIDE = "tops.conflicts", "tops.set_aside"
 WRITE_SETS = "tops.write_sets"
-KEYS = "tops.idempotency_keys"
+KEYS, LOGGED_KEYS = "tops.idempotency_keys", "tops.logged_keys"
 DDL = f"""
 create table if not exists {CLOCKS} (
     table_name text not null, key text not null, generation bigint not null, deleted boolean not null,
@@ -28,6 +28,9 @@ create table if not exists {CONFLICTS} (
     id text primary key, at timestamptz not null, kind text not null, table_name text not null, key text not null,
     winner text not null, kept text, discarded text, resolver text not null, number bigint not null, tx text not null);
 create index if not exists conflicts_at on {CONFLICTS} (at);
+create table if not exists {LOGGED_KEYS} (
+    replica_set text not null, key text not null, tx text not null, number bigint not null,
+    primary key (replica_set, key));
 create table if not exists {SET_ASIDE} (
     tx text primary key, at timestamptz not null, number bigint not null, member bytea not null, reason text not null);
 create table if not exists {WRITE_SETS} (number bigint primary key, places text not null);

@@ -12,7 +12,7 @@ import pytest
 from adapters import EmbeddedPostgres, PostgresAdapter
 from adapters.postgres.promises import Promises
 from tests.contract.harness import PostgresDatabase, attempt, entry, epoch, member
-from tops.changes import Change, Insert, Statement, Update, encode_member
+from tops.changes import Change, Delete, Insert, Statement, Update, encode_member
 from tops.errors import (
     AgentReplaced,
     ConfigError,
@@ -530,6 +530,7 @@ async def test_a_trigger_that_waits_for_the_end_finds_what_its_own_member_left(
         Statement("update tops.position set prefix = 77"),
         Statement('delete from "tops" . "applied"'),
         Update("tops.position", {"replica_set": "shop"}, {"prefix": 77}),
+        Delete("tops.idempotency_keys", {"replica_set": "shop", "key": "k"}),
         Insert('"tops"."applied"', {"replica_set": "shop", "number": 5}),
     ],
     ids=str,

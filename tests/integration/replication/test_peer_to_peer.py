@@ -246,14 +246,17 @@ async def test_a_row_deleted_at_one_site_and_updated_at_another_stays_deleted(
         await shop.write([Delete("accounts", {"id": 2})])
         async with cluster.connect(prefer="r2") as there:
             await there.write([Update("accounts", {"id": 2}, {"owner": "later"})])
+        async with cluster.connect(prefer="r3") as there:
+            await there.write([Update("accounts", {"id": 2}, add={"balance": 7})])
         for site in cluster.databases:
             heal(cluster, site)
         await shop.wait_in_sync()
 
         found = await rows_everywhere(shop, "select owner from accounts where id = 2")
         assert found == {"r1": [], "r2": [], "r3": []}
-        kinds = {line["kind"] for lines in (await shop.conflicts()).values() for line in lines}
-        assert kinds <= {"update_deleted", "delete_origin_differs"}
+        lines = [line for lines in (await shop.conflicts()).values() for line in lines]
+        assert {line["kind"] for line in lines} <= {"update_deleted", "delete_origin_differs"}
+        assert {"add": {"balance": "7"}} in [json.loads(line["discarded"]) for line in lines]
 
         await shop.write([Insert("accounts", {"id": 2, "owner": "again", "balance": 1})])
         await shop.wait_in_sync()
