@@ -33,6 +33,7 @@ from tops.site import Site
 
 LOGGED_WITHIN_S = 10.0
 GROUP_MAX = 128
+GATHER_S = 0.025  # entries of all sites that a peer applies at once
 Waiting = tuple[Member, dict[tuple[str, str], Row], asyncio.Future[MemberVote]]
 
 
@@ -80,6 +81,7 @@ class LocalWrites:
         found = (await self._resource.read(f"select coalesce(max(clock), 0) as clock from {CLOCKS}")).rows
         self.clock.see(int(found[0]["clock"]))
         self.clock.skew_ms = 0
+        participant.gather_s = GATHER_S
         participant.translate = self._resolved
         participant.turn = self._turn
         if isinstance(self._apply, PeerApply):
