@@ -6,17 +6,18 @@ for it, and says why when it can't go on.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from adapters.postgres.scripts import user_tables
 from replication import bootstrap, calls
 from replication.apply_errors import ApplyErrors
-from replication.calls import Answerer, AnyAnswer, AnyQuestion
+from replication.calls import AnyAnswer, AnyQuestion
 from replication.certification import Certifier
 from replication.config import HIDDEN, Cluster, ReplicaSetConfig
 from replication.conflicts.pruning import Flushed, Pruning
+from replication.conversation import Answerer
 from replication.databases import ReplicaDatabase, patiently
 from replication.divergence.at_replica import AtReplica
 from replication.events import log_type
@@ -26,7 +27,6 @@ from replication.participant import ReplicaParticipant
 from replication.policies import policy_of
 from replication.publisher import OutboxPublisher
 from replication.values import pack_rows, unpack_values
-from tops.changes import decode_member
 from tops.core.participation import SiteOptions
 from tops.errors import ConfigError, NotReachable
 from tops.ports import Resource
@@ -125,7 +125,7 @@ class Agent:
         await self.site.subscribe(self.log_type, participant=self.participant, durable=self.name)
         self.lag = LagTracker(self.site, self.log_type, self.participant)
         stack.push_async_callback(self.copies.close)
-        answerer = Answerer(self.site, config.name, self.site.brokers, self._answer)
+        answerer = Answerer(self.site, config.name, self.site.brokers, self._answer, self._write)
         stack.push_async_callback(answerer.close)
         await answerer.start()
         self._spawn(self.lag.run())
@@ -173,11 +173,6 @@ class Agent:
             case calls.Judgement(asked=asked, wait_s=wait_s):
                 await self.participant.wait_for(max(number for number, _ in asked), wait_s)
                 return calls.Judged(refused=await self.participant.verdicts.of(asked))
-            case calls.Write(tx=tx, member=member):
-                if self.writes is None:
-                    raise ConfigError(f"replica set {self.config.name!r} takes writes at its coordinator")
-                self.visitor.saw_local(decode_member(member))
-                return await self.writes.write(tx, member)
             case calls.Status():
                 return calls.StatusTold(replica=self.replica.name, fields=await self.status())
             case calls.Conflicts(limit=limit):
@@ -186,8 +181,16 @@ class Agent:
                 return calls.Told(text=await self._order(what, argument))
             case calls.CopyWanted(copy=copy, number=number):
                 return await self.copies.chunk(self, copy, number)
+            case calls.Write():
+                (answer,) = await self._write([question])
+                return answer
             case _:
                 return await self.visitor.answer(question)
+
+    async def _write(self, asked: Sequence[calls.Write]) -> Sequence[AnyAnswer]:
+        if self.writes is None:
+            raise ConfigError(f"replica set {self.config.name!r} takes writes at its coordinator")
+        return await self.writes.write(asked, self.visitor)
 
     async def _read(self, read: calls.Read) -> calls.ReadDone:
         if read.max_lag_s is not None and (lag := self.lag.lag()).seconds > read.max_lag_s:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from adapters import PostgresAdapter
 from adapters.postgres.copying import Loader, copy_out
 from adapters.postgres.scripts import user_tables
-from replication.calls import Caller, CopyChunk, CopyWanted, Located, Where
+from replication.calls import CopyChunk, CopyWanted, Located, Where
+from replication.conversation import Caller
 from tops.errors import NotReachable, TopsError
 
 if TYPE_CHECKING:
@@ -23,7 +24,15 @@ if TYPE_CHECKING:
 ASK_S = 2.0
 CHUNK_S = 60.0
 IDLE_MAX_S = 120.0
-OWN_TABLES = ("tops.row_clocks", "tops.write_sets", "tops.idempotency_keys", "tops.row_versions", "tops.conflicts")
+OWN_TABLES = (
+    "tops.row_clocks",
+    "tops.row_sums",
+    "tops.write_sets",
+    "tops.idempotency_keys",
+    "tops.logged_keys",
+    "tops.row_versions",
+    "tops.conflicts",
+)
 
 log = logging.getLogger("tops.replication")
 

@@ -1,27 +1,10 @@
-"""Questions from clients to replicas, and their answers: what can be asked, and how it travels.
+"""Questions from clients to replicas, and their answers: what can be asked; `replication.conversation` carries it."""
 
-Carried as ordinary events through the brokers, so an answer can be lost with a link; whoever asks gives a time bound
-and asks elsewhere, or again. What may not be done twice carries the transaction's id or an idempotency key.
-"""
-
-import asyncio
-import itertools
-import logging
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from replication.events import answer_type, question_type
-from tops.errors import NotReachable, Retry, TopsError
-from tops.filters import Filter
-from tops.participants import Participant, Received
-from tops.site import Site
-
-PARALLEL_MAX = 256  # questions that one agent works at; more wait their turn
-
-log = logging.getLogger("tops.replication")
+from tops.errors import Retry, TopsError
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
@@ -137,6 +120,10 @@ class Failed(Answered, frozen=True):
     text: str
     retry: str
 
+    @classmethod
+    def because(cls, error: TopsError) -> "Failed":
+        return cls(kind=type(error).__name__, text=str(error), retry=error.retry.value)
+
 
 class Described(Answered, frozen=True):
     replica: str
@@ -248,6 +235,18 @@ _questions: msgspec.msgpack.Decoder[AnyQuestion] = msgspec.msgpack.Decoder(AnyQu
 _answers: msgspec.msgpack.Decoder[AnyAnswer] = msgspec.msgpack.Decoder(AnyAnswer)
 
 
+def encode(said: AnyQuestion | AnyAnswer) -> bytes:
+    return _encoder.encode(said)
+
+
+def decode_question(encoded: bytes | msgspec.Raw) -> AnyQuestion:
+    return _questions.decode(encoded)
+
+
+def decode_answer(encoded: bytes | msgspec.Raw) -> AnyAnswer:
+    return _answers.decode(encoded)
+
+
 class ReplicaFailed(TopsError):
     """A replica could not do what was asked; `kind` is its error's name."""
 
@@ -255,118 +254,3 @@ class ReplicaFailed(TopsError):
         self.replica, self.kind = replica, failed.kind
         self.retry = Retry(failed.retry)
         super().__init__(f"{replica}: {failed.text}")
-
-
-class Caller(Participant):
-    """A client's end: asks replicas of one set, and matches answers to questions."""
-
-    def __init__(self, site: Site, replica_set: str, brokers: tuple[str, ...]) -> None:
-        super().__init__()
-        self._site = site
-        self._asked = question_type(replica_set, brokers)
-        self._answered = answer_type(replica_set, brokers)
-        self._waiting: dict[int, tuple[str, asyncio.Queue[AnyAnswer]]] = {}
-        self._numbers = itertools.count(1)
-
-    async def start(self) -> None:
-        """Be ready to ask."""
-        await self._site.advertise(self._asked)
-        await self._site.subscribe(self._answered, Filter.where("to", "=", self._site.name), participant=self)
-        await self._site.flush()
-
-    def on_notify(self, event: Received) -> None:
-        waiting = self._waiting.get(event.body["number"])
-        if waiting is not None:
-            waiting[1].put_nowait(_answers.decode(event.body["body"]))
-
-    async def ask(self, to: str, question: AnyQuestion, timeout_s: float) -> AnyAnswer:
-        """Ask one replica's agent (or, with `*`, all: the first answer counts)."""
-        answers = await self._ask(to, question, timeout_s, 1)
-        if not answers:
-            whom = f"replica agent {to}" if to != "*" else "no replica's agent"
-            raise NotReachable(f"{whom} {'did not answer' if to != '*' else 'answered'} within {timeout_s:g} s")
-        answer = answers[0]
-        if isinstance(answer, Failed):
-            raise ReplicaFailed(to, answer)
-        return answer
-
-    async def ask_all(
-        self, question: AnyQuestion, timeout_s: float, enough: int, counts: Callable[[AnyAnswer], bool] = bool
-    ) -> list[AnyAnswer]:
-        """Ask every replica; returns with `enough` answers that count, or with those that came in time."""
-        return await self._ask("*", question, timeout_s, enough, counts)
-
-    async def _ask(
-        self,
-        to: str,
-        question: AnyQuestion,
-        timeout_s: float,
-        enough: int,
-        counts: Callable[[AnyAnswer], bool] = bool,
-    ) -> list[AnyAnswer]:
-        number, queue = next(self._numbers), asyncio.Queue[AnyAnswer]()
-        self._waiting[number] = (to, queue)
-        body = {"to": to, "reply_to": self._site.name, "number": number, "body": _encoder.encode(question)}
-        answers: list[AnyAnswer] = []
-        try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await self._site.publish(self._asked, body)
-                    while enough > 0 or not queue.empty():
-                        answers.append(await queue.get())
-                        enough -= counts(answers[-1])
-        finally:
-            del self._waiting[number]
-        return answers
-
-
-class Answerer(Participant):
-    """An agent's end: works at questions, each in its own task, and publishes the answers."""
-
-    def __init__(
-        self,
-        site: Site,
-        replica_set: str,
-        brokers: tuple[str, ...],
-        answer: Callable[[AnyQuestion], Awaitable[AnyAnswer]],
-    ) -> None:
-        super().__init__()
-        self._site, self._answer = site, answer
-        self._asked = question_type(replica_set, brokers)
-        self._answered = answer_type(replica_set, brokers)
-        self._turn = asyncio.Semaphore(PARALLEL_MAX)
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def start(self) -> None:
-        await self._site.advertise(self._answered)
-        mine = Filter.where("to", "in", [self._site.name, "*"])
-        await self._site.subscribe(self._asked, mine, participant=self)
-        await self._site.flush()
-
-    def on_notify(self, event: Received) -> None:
-        task = asyncio.ensure_future(self._work(event))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _work(self, event: Received) -> None:
-        async with self._turn:
-            answer = await self._answer_or_failure(event.body["body"])
-        with suppress(NotReachable):  # whoever asked asks again
-            body = {"to": event.body["reply_to"], "number": event.body["number"], "body": _encoder.encode(answer)}
-            await self._site.publish(self._answered, body)
-
-    async def _answer_or_failure(self, body: bytes) -> AnyAnswer:
-        try:
-            return await self._answer(_questions.decode(body))
-        except TopsError as error:
-            return Failed(kind=type(error).__name__, text=str(error), retry=error.retry.value)
-        except Exception as error:
-            log.exception("a question could not be answered")
-            # Nobody knows how far it got: a write may have been committed before this.
-            text, ask_first = f"{type(error).__name__}: {error}", Retry.ASK_FIRST.value
-            return Failed(kind=type(error).__name__, text=text, retry=ask_first)
-
-    async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)

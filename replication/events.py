@@ -9,6 +9,7 @@ three: a set depends on one broker and not on three.
 import time
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import msgspec
 
@@ -38,13 +39,13 @@ def _beside(name: str, suffix: str, brokers: tuple[str, ...]) -> str:
 def question_type(replica_set: str, brokers: Sequence[str]) -> EventType:
     """For the replica named in `to`."""
     name = _beside(f"rs.{replica_set}", "ask", tuple(brokers))
-    return EventType(name, {"to": str, "reply_to": str, "number": int, "body": bytes})
+    return EventType(name, {"to": str, "reply_to": str, "body": bytes})
 
 
 def answer_type(replica_set: str, brokers: Sequence[str]) -> EventType:
     """For the client named in `to`."""
     name = _beside(f"rs.{replica_set}", "answer", tuple(brokers))
-    return EventType(name, {"to": str, "number": int, "body": bytes})
+    return EventType(name, {"to": str, "body": bytes})
 
 
 def write_body(member: Member, reads: bytes = b"") -> dict[str, object]:
@@ -53,7 +54,7 @@ def write_body(member: Member, reads: bytes = b"") -> dict[str, object]:
     return {"at": now_ms(), "write": encode_member(member), "reads": reads}
 
 
-def batch_body(members: Sequence[bytes]) -> dict[str, object]:
+def batch_body(members: Sequence[bytes]) -> dict[str, Any]:
     """Transactions that a replica has committed, encoded one by one, as the body of one event."""
     return {"at": now_ms(), "write": b"", "reads": b"", "batch": msgspec.msgpack.encode(members)}
 

@@ -5,13 +5,12 @@ the log take the same lock, so that a decision and what it was based on can't dr
 """
 
 import asyncio
-import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from replication.apply_errors import ApplyErrors
-from replication.calls import WriteDone
+from replication.calls import Failed, Write, WriteDone
 from replication.config import ReplicaSetConfig
 from replication.conflicts.clock import HybridClock, wall_ms
 from replication.conflicts.folding import Folding
@@ -20,20 +19,21 @@ from replication.conflicts.peer_writes import PeerWrites
 from replication.conflicts.resolvers import own_function
 from replication.conflicts.tables import CLOCKS, Shapes
 from replication.conflicts.versions import Ranking
+from replication.divergence.at_replica import AtReplica
 from replication.participant import ReplicaParticipant
 from replication.publisher import OutboxPublisher
 from replication.refusals import describe
 from replication.values import pack_rows
-from tops.changes import Member, Row, check_statement, decode_member
-from tops.errors import MemberRefused, OutcomeUnknown
+from tops.changes import Member, Row, Statement, check_statement, decode_member
+from tops.errors import OutcomeUnknown, TopsError
 from tops.ids import TxId
 from tops.messages import LogEntry
-from tops.ports import Entry, Exclusion, MemberVote, Resource, Why
+from tops.ports import Entry, MemberVote, Resource, Why
 from tops.site import Site
 
-_ALREADY = re.compile(r"committed already by transaction (\S+)")
 LOGGED_WITHIN_S = 10.0
 GROUP_MAX = 128
+GATHER_S = 0.025  # entries of all sites that a peer applies at once
 Waiting = tuple[Member, dict[tuple[str, str], Row], asyncio.Future[MemberVote]]
 
 
@@ -81,8 +81,11 @@ class LocalWrites:
         found = (await self._resource.read(f"select coalesce(max(clock), 0) as clock from {CLOCKS}")).rows
         self.clock.see(int(found[0]["clock"]))
         self.clock.skew_ms = 0
+        participant.gather_s = GATHER_S
         participant.translate = self._resolved
         participant.turn = self._turn
+        if isinstance(self._apply, PeerApply):
+            participant.on_failed_entry = self._apply.unless_looked_at(participant.on_failed_entry)
 
     async def _resolved(self, entries: Sequence[Entry], _: Mapping[int, LogEntry]) -> list[Entry]:
         assert self._apply is not None
@@ -91,41 +94,77 @@ class LocalWrites:
         self._errors.conflict_count += self._apply.conflicts - before
         return resolved
 
-    async def write(self, tx: str, encoded: bytes) -> WriteDone:
-        """Commit here, with the record that it is to be published; repeated with the same id it is done once."""
-        member = msgspec.structs.replace(decode_member(encoded), tx=TxId(tx))
-        if not member.idempotency_key:
-            member = msgspec.structs.replace(member, idempotency_key=f"tx:{tx}")
-        try:
-            vote, returned = await self._commit(member), b""
-        except MemberRefused as refused:
-            already = _ALREADY.search(refused.reason)
-            if already is None:
-                return WriteDone(replica=self._replica, tx=tx, rows=(), refused=_described(refused))
-            return WriteDone(replica=self._replica, tx=already[1], rows=(), duplicate=True)
-        if vote.returned:
-            returned = msgspec.msgpack.encode([pack_rows(rows) for rows in vote.returned])
-        self.publisher.wake()
-        position = await self._logged(tx) if self._config.ack == "logged" and self._peer is None else None
-        rows = vote.rows if self._peer is None else vote.rows[::2]
-        return WriteDone(replica=self._replica, tx=tx, rows=rows, returned=returned, position=position)
+    async def write(self, asked: Sequence[Write], visitor: AtReplica) -> Sequence[WriteDone | Failed]:
+        """Commit here, with the records that they are to be published; repeated with the same id a write is done once.
 
-    async def _commit(self, member: Member) -> MemberVote:
-        if self._peer is None:
+        Each by itself: what becomes of one means nothing to the others.
+        """
+        members = [_member(one) for one in asked]
+        for member in members:
+            visitor.saw_local(member)
+        votes = await (self._commit(members) if self._peer is None else self._commit_versioned(members, self._peer))
+        committed = sum(isinstance(vote, MemberVote) and vote.excluded is None for vote in votes)
+        if committed:
+            self.publisher.wake(committed)
+        if self._config.ack == "logged" and self._peer is None:
+            return await asyncio.gather(*map(self._done_and_logged, members, votes))
+        return [self._done(member.tx, vote) for member, vote in zip(members, votes, strict=True)]
+
+    async def _done_and_logged(self, member: Member, vote: MemberVote | TopsError) -> WriteDone | Failed:
+        done = self._done(member.tx, vote)
+        if isinstance(done, Failed) or done.refused or done.duplicate:
+            return done
+        try:
+            return msgspec.structs.replace(done, position=await self._logged(member.tx))
+        except OutcomeUnknown as error:
+            return Failed.because(error)
+
+    def _done(self, tx: str, vote: MemberVote | TopsError) -> WriteDone | Failed:
+        if isinstance(vote, TopsError):
+            return Failed.because(vote)
+        refused = vote.excluded
+        if refused is not None and refused.why is Why.DUPLICATE:
+            return WriteDone(replica=self._replica, tx=refused.first_tx or tx, rows=(), duplicate=True)
+        if refused is not None:
+            return WriteDone(replica=self._replica, tx=tx, rows=(), refused=describe(refused))
+        returned = msgspec.msgpack.encode([pack_rows(rows) for rows in vote.returned]) if vote.returned else b""
+        return WriteDone(replica=self._replica, tx=tx, rows=vote.rows, returned=returned)
+
+    async def _commit(self, members: Sequence[Member]) -> list[MemberVote | TopsError]:
+        """At the primary: statements are for its database to refuse, unless they would differ elsewhere."""
+        problems = [self._problem(member) for member in members]
+        fine = [member for member, problem in zip(members, problems, strict=True) if problem is None]
+        votes = iter(await self._resource.write_all_local(fine))
+        return [problem if problem is not None else next(votes) for problem in problems]
+
+    def _problem(self, member: Member) -> TopsError | None:
+        try:
             for change in member.changes:
-                if sql := getattr(change, "sql", None):
-                    check_statement(sql, allow_volatile=self._config.allow_volatile)
-            return await self._resource.write_local(member)
-        answer: asyncio.Future[MemberVote] = asyncio.get_running_loop().create_future()
-        places = await self._peer.places(member)
-        self._waiting.append((member, places, answer))
+                if isinstance(change, Statement):
+                    check_statement(change.sql, allow_volatile=self._config.allow_volatile)
+        except TopsError as error:
+            return error
+        return None
+
+    async def _commit_versioned(self, members: Sequence[Member], peer: PeerWrites) -> list[MemberVote | TopsError]:
+        loop = asyncio.get_running_loop()
+        answers: list[asyncio.Future[MemberVote]] = []
+        for member in members:
+            answer = loop.create_future()
+            answers.append(answer)
+            try:
+                places = await peer.places(member)
+            except TopsError as error:
+                answer.set_exception(error)
+            else:
+                self._waiting.append((member, places, answer))
         if self._worker is None or self._worker.done():
-            self._worker = asyncio.ensure_future(self._write_all(self._peer))
-        return await answer
+            self._worker = asyncio.ensure_future(self._write_all(peer))
+        return [await _told(answer) for answer in answers]
 
     async def _write_all(self, peer: PeerWrites) -> None:
         while self._waiting:
-            group = self._disjoint()
+            group = self._disjoint(peer)
             async with self._turn:
                 try:
                     await self._write_group(peer, group)
@@ -134,31 +173,49 @@ class LocalWrites:
                         if not answer.done():
                             answer.set_exception(error)
 
-    def _disjoint(self) -> list[Waiting]:
+    def _disjoint(self, peer: PeerWrites) -> list[Waiting]:
         """Writers that come together and touch different rows share a turn: none builds on what another may fail at."""
         group: list[Waiting] = []
         taken: set[tuple[str, str]] = set()
+        added: set[tuple[str, str]] = set()  # to such rows others may add as well
         left: list[Waiting] = []
         for waiting in self._waiting:
-            if taken.isdisjoint(waiting[1]) and len(group) < GROUP_MAX:
+            adds = peer.needs_nothing(waiting[0])
+            free = taken.isdisjoint(waiting[1]) and (adds or added.isdisjoint(waiting[1]))
+            if free and len(group) < GROUP_MAX:
                 group.append(waiting)
             else:
                 left.append(waiting)
-            taken.update(waiting[1])
+                adds = False  # nobody may pass it
+            (added if adds else taken).update(waiting[1])
         self._waiting = left
         return group
 
     async def _write_group(self, peer: PeerWrites, group: list[Waiting]) -> None:
-        known = await peer.known({place: key for _, places, _ in group for place, key in places.items()})
-        members = [await peer.versioned(member, known) for member, _, _ in group]
-        votes = await asyncio.gather(*(self._resource.write_local(m) for m in members), return_exceptions=True)
-        for (_, _, answer), vote in zip(group, votes, strict=True):
-            if answer.done():
-                continue
-            if isinstance(vote, BaseException):
-                answer.set_exception(vote)
-            else:
-                answer.set_result(vote)
+        """Increments first, without a look at their rows; whose row is not there is done with the others."""
+        adding = [waiting for waiting in group if peer.needs_nothing(waiting[0])]
+        others = [waiting for waiting in group if not peer.needs_nothing(waiting[0])]
+        if adding:
+            written = [await peer.added(member) for member, _, _ in adding]
+            others += await self._write_versioned(adding, written, again=True)
+        if others:
+            known = await peer.known({place: key for _, places, _ in others for place, key in places.items()})
+            written = [await peer.versioned(member, known) for member, _, _ in others]
+            await self._write_versioned(others, written)
+
+    async def _write_versioned(
+        self, group: list[Waiting], written: list[tuple[Member, list[int | None]]], *, again: bool = False
+    ) -> list[Waiting]:
+        """Answers the writers; with `again` not those whose rows are not there, which are returned."""
+        votes = await self._resource.write_all_local([member for member, _ in written])
+        left = []
+        for waiting, (_, went), vote in zip(group, written, votes, strict=True):
+            if again and vote.excluded is not None and vote.excluded.why is Why.VERSION:
+                left.append(waiting)
+            elif not waiting[2].done():
+                rows = tuple(0 if place is None else vote.rows[place] for place in went) if vote.rows else ()
+                waiting[2].set_result(msgspec.structs.replace(vote, rows=rows))
+        return left
 
     async def _logged(self, tx: str) -> int:
         try:
@@ -168,8 +225,17 @@ class LocalWrites:
             raise OutcomeUnknown(tx, "the set's log") from None
 
 
-def _described(refused: MemberRefused) -> str:
-    why = Why.CONSTRAINT if refused.sqlstate.startswith("23") else Why.ERROR
-    if "in use with other content" in refused.reason:
-        why = Why.KEY_REUSED
-    return describe(Exclusion(why, refused.sqlstate, refused.reason))
+async def _told(answer: asyncio.Future[MemberVote]) -> MemberVote | TopsError:
+    try:
+        return await answer
+    except TopsError as error:
+        return error
+
+
+def _member(asked: Write) -> Member:
+    """Under the id that its writer gave it, and known by that unless it has a key."""
+    member = decode_member(asked.member)
+    if member.idempotency_key:
+        return msgspec.structs.replace(member, tx=TxId(asked.tx))
+    # Nothing but this very transaction comes under its own id: what it consists of need not be told apart.
+    return msgspec.structs.replace(member, tx=TxId(asked.tx), idempotency_key=f"tx:{asked.tx}", content="tx")

@@ -58,7 +58,9 @@ class ReplicaParticipant(BatchParticipant):
         self.visitor: Visitor | None = None  # a check's, if one may come
         self._barriers: dict[int, list[str]] = {}  # barriers that somebody waits for, by prepared number
         self._moved = asyncio.Condition()
-        self.own: set[str] = set()  # committed here before they were logged: not to be done again when they come back
+        self._awaited = 0  # how many wait for a position
+        self.gather_s = 0.0  # how long after one apply the next begins, unless somebody waits for it
+        self.own: set[bytes] = set()  # batches committed here before they were logged: not to be done again
 
     # ------------------------------------------------------------------------------------------------- positions
 
@@ -84,6 +86,7 @@ class ReplicaParticipant(BatchParticipant):
 
     async def wait_for(self, position: int, timeout_s: float) -> None:
         """Return when everything up to `position` is applied here; NotReachable after the bound."""
+        self._awaited += 1
         try:
             async with asyncio.timeout(timeout_s), self._moved:
                 await self._moved.wait_for(lambda: self.reached >= position)
@@ -92,6 +95,8 @@ class ReplicaParticipant(BatchParticipant):
                 f"replica {self.site} is at position {self.reached} and did not reach {position} "
                 f"within {timeout_s:g} s{f': {self.stopped}' if self.stopped else ''}"
             ) from None
+        finally:
+            self._awaited -= 1
 
     async def _reach(self, position: int) -> None:
         async with self._moved:
@@ -146,6 +151,9 @@ class ReplicaParticipant(BatchParticipant):
     async def apply_entries(self, entries: tuple[LogEntry, ...], upto: int) -> int:
         """Each entry once and in order; numbers that hold nothing for us only move the position."""
         self.received = max(self.received, upto)
+        if self.gather_s and not self._awaited:
+            # What comes meanwhile is applied with the next entries: a transaction costs much, a row in it little.
+            await asyncio.sleep(self.applied_at + self.gather_s - time.monotonic())
         known = {entry.number: entry for entry in entries}
         work = [self._entry(number, known.get(number)) for number in range(self.reached + 1, upto + 1)]
         pause_s = RETRY_FIRST_S
@@ -171,13 +179,19 @@ class ReplicaParticipant(BatchParticipant):
         return self.reached
 
     def _entry(self, number: int, logged: LogEntry | None) -> Entry:
-        entry = entry_of(number, logged)
-        if not self.own or self.own.isdisjoint(member.tx for member in entry.members):
-            return entry
-        others = tuple(member for member in entry.members if member.tx not in self.own)
-        # Known by its id only once: what is logged again after a lost answer is found by its idempotency key.
-        self.own.difference_update(member.tx for member in entry.members)
-        return Entry(number, others, entry.at_ms)
+        if logged is None or not self.own:
+            return entry_of(number, logged)
+        batches = {event.body.get("batch") for one in logged.transactions for event in one.events}
+        mine = self.own & batches
+        if not mine:
+            return entry_of(number, logged)
+        # Passed over only once: what is logged again after a lost answer is found by its idempotency keys.
+        self.own -= mine
+        others = tuple(
+            one for one in logged.transactions if mine.isdisjoint(event.body.get("batch") for event in one.events)
+        )
+        left = entry_of(number, msgspec.structs.replace(logged, transactions=others))
+        return Entry(number, left.members, at_ms([event for one in logged.transactions for event in one.events]))
 
     async def _apply(self, work: Sequence[Entry], logged: dict[int, LogEntry]) -> Applied:
         if self.translate is None:

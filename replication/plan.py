@@ -4,8 +4,9 @@ from pathlib import Path
 
 import msgspec
 
-from replication.calls import Caller, Describe, Described
+from replication.calls import Describe, Described
 from replication.config import HIDDEN, Cluster, ReplicaSetConfig
+from replication.conversation import Caller
 from tops.site import Site
 
 ASK_S = 3.0

@@ -10,15 +10,16 @@ from collections import OrderedDict
 
 from replication.events import batch_body
 from replication.policies import TxPlan
-from tops.changes import encode_member
 from tops.errors import TopsError
 from tops.event_types import EventType
-from tops.ports import Resource
+from tops.ports import OutboxEntry, Resource
 from tops.site import Site
 
-BATCH_MAX = 256
+BATCH_MAX = 1_000
 BATCH_BYTES_MAX = 2 * 2**20
-LINGER_S = 0.01  # what is committed meanwhile travels in the same batch
+# What is committed meanwhile travels in the same batch; under load it is worth waiting for more.
+LINGER_S, LINGER_BUSY_S = 0.01, 0.04
+BUSY = 8  # entries of the batch before
 POLL_S = 1.0
 AGAIN_S = 0.2
 REMEMBERED_MAX = 10_000
@@ -31,18 +32,19 @@ class OutboxPublisher:
 
     def __init__(self, site: Site, event_type: EventType, resource: Resource, plan: TxPlan) -> None:
         self._site, self._event_type, self._resource, self._plan = site, event_type, resource, plan
-        self.own: set[str] | None = None  # where the ids of what is published are noted: it comes back from the log
+        self.own: set[bytes] | None = None  # where batches are noted that are published: they come back from the log
         self._work = asyncio.Event()
         self._waiting: dict[str, list[asyncio.Future[int]]] = {}
         self._published: OrderedDict[str, int] = OrderedDict()
         self.unpublished = 0
+        self._last = 0  # how many entries there were when we looked last
         self.problem = ""
         self.resumed = asyncio.Event()
         self.resumed.set()
 
-    def wake(self) -> None:
-        """Something was committed."""
-        self.unpublished += 1
+    def wake(self, committed: int) -> None:
+        """So many transactions were committed."""
+        self.unpublished += committed
         self._work.set()
 
     async def logged(self, tx: str, timeout_s: float) -> int:
@@ -73,29 +75,28 @@ class OutboxPublisher:
                 continue
 
     async def _publish_all(self) -> None:
-        full = False
         while True:
             await self.resumed.wait()
-            if not (full or self._waiting):
+            if not (self._last == BATCH_MAX or self._waiting):
                 # Nobody waits for the log: a batch costs every replica a transaction, whatever its size.
-                await asyncio.sleep(LINGER_S)
+                await asyncio.sleep(LINGER_BUSY_S if self._last >= BUSY else LINGER_S)
             entries = await self._resource.unpublished(BATCH_MAX)
-            self.unpublished, full = len(entries), len(entries) == BATCH_MAX
+            self.unpublished = self._last = len(entries)
             if not entries:
                 return
-            encoded = _cut([encode_member(entry.member) for entry in entries])
-            entries = entries[: len(encoded)]
+            entries = _cut(entries)
+            body = batch_body([entry.encoded for entry in entries])
             if self.own is not None:
-                self.own.update(entry.member.tx for entry in entries)
+                self.own.add(body["batch"])
             outcome = await self._site.execute(
                 self._event_type,
                 self._plan.tx_type,
-                events=[batch_body(encoded)],
+                events=[body],
                 limit=self._plan.limit,
             )
             await self._resource.mark_published(entries[-1].id)
             for entry in entries:
-                self._tell(entry.member.tx, outcome.log_number or 0)
+                self._tell(entry.tx, outcome.log_number or 0)
 
     def _tell(self, tx: str, number: int) -> None:
         self._published[tx] = number
@@ -106,11 +107,11 @@ class OutboxPublisher:
                 future.set_result(number)
 
 
-def _cut(encoded: list[bytes]) -> list[bytes]:
+def _cut(entries: list[OutboxEntry]) -> list[OutboxEntry]:
     """As many as fit into one message, one at least."""
     size = 0
-    for place, member in enumerate(encoded):
-        size += len(member)
+    for place, entry in enumerate(entries):
+        size += len(entry.encoded)
         if size > BATCH_BYTES_MAX and place:
-            return encoded[:place]
-    return encoded
+            return entries[:place]
+    return entries

@@ -16,7 +16,6 @@ import msgspec
 
 from replication.calls import (
     AnyAnswer,
-    Caller,
     Failed,
     Located,
     LockedRead,
@@ -27,6 +26,7 @@ from replication.calls import (
     Where,
 )
 from replication.config import ReplicaSetConfig
+from replication.conversation import Caller
 from replication.events import log_type
 from replication.policies import Policy
 from replication.read_locks import Lock

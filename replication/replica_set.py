@@ -12,9 +12,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from replication.calls import Caller, Describe, Described, Order, RowsTold, Status, StatusTold, Told
 from replication.calls import Conflicts as ConflictsWanted
+from replication.calls import Describe, Described, Order, RowsTold, Status, StatusTold, Told
 from replication.config import Cluster, ReplicaSetConfig
+from replication.conversation import Caller
 from replication.events import log_type
 from replication.policies import policy_of
 from replication.reads import Consistency, Reader, ReadResult

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from replication.calls import Caller, Judged, Judgement, ReplicaFailed
+from replication.calls import Judged, Judgement, ReplicaFailed
 from replication.conflicts.tables import CONFLICTS, is_record, refusal_id
+from replication.conversation import Caller
 from tops.changes import Upsert
 from tops.errors import NotReachable, OutcomeUnknown
 from tops.ports import Entry, Resource

@@ -7,8 +7,9 @@ import time
 
 import msgspec
 
-from replication.calls import Caller, Read, ReadDone, ReplicaFailed, Write, WriteDone
+from replication.calls import Read, ReadDone, ReplicaFailed, Write, WriteDone
 from replication.config import ReplicaSetConfig
+from replication.conversation import Caller
 from replication.events import log_type, write_body
 from replication.marked import RESERVED
 from replication.policies import Policy, Route

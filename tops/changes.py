@@ -27,22 +27,27 @@ class Insert(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="insert
 
 
 class Update(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="update"):
-    """New values for, or amounts added to, columns of the row with that primary key; no such row: 0 rows, no error."""
+    """New values for, or amounts added to, columns of the row with that primary key.
+
+    No such row: 0 rows and no error, unless it must exist.
+    """
 
     table: str
     key: Row
     values: Row = {}
     add: Row = {}
     expect_version: int | None = None
+    must_exist: bool = False
 
 
 class Upsert(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="upsert"):
-    """The row has these values afterwards, whether it existed or not."""
+    """The row has these values afterwards, whether it existed or not; what is to be added, a new row begins with."""
 
     table: str
     key: Row
     values: Row = {}
     expect_version: int | None = None
+    add: Row = {}
 
 
 class Delete(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="delete"):

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from tops.changes import Member, Row, Value
+from tops.changes import Member, Row, Value, decode_member
 from tops.ids import NodeId, TxId
 
 
@@ -117,10 +117,15 @@ class ReadResult(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class OutboxEntry(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A transaction committed here that is still to be published; ids grow in commit order."""
+    """A transaction committed here that is still to be published, as it was encoded then; ids grow in commit order."""
 
     id: int
-    member: Member
+    tx: TxId
+    encoded: bytes
+
+    @property
+    def member(self) -> Member:
+        return decode_member(self.encoded)
 
 
 class Health(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -181,6 +186,9 @@ class Resource(Protocol):
 
     async def write_local(self, member: Member) -> MemberVote:
         """Commit a transaction here and, with it, the record that it is to be published. Raises MemberRefused."""
+
+    async def write_all_local(self, members: Sequence[Member]) -> list[MemberVote]:
+        """The same for several at once, each by itself: what becomes of one means nothing to the others."""
 
     async def unpublished(self, limit: int = 1_000) -> list[OutboxEntry]:
         """The oldest entries in commit order; none appears later with a smaller id than one seen."""

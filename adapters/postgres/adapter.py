@@ -12,7 +12,7 @@ from adapters.postgres.reading import PostgresSnapshot, Readers, snapshot
 from adapters.postgres.row_sql import version_sql
 from adapters.postgres.session import Connection, Options, Session
 from adapters.postgres.statements import Statements
-from tops.changes import Member, Row, Value, decode_member
+from tops.changes import Member, Row, Value
 from tops.ports import (
     Applied,
     Attempt,
@@ -114,14 +114,17 @@ class PostgresAdapter:
     async def write_local(self, member: Member) -> MemberVote:
         return await self._outbox.write(member)
 
+    async def write_all_local(self, members: Sequence[Member]) -> list[MemberVote]:
+        return await self._outbox.write_all(members)
+
     async def unpublished(self, limit: int = 1_000) -> list[OutboxEntry]:
         found = await self._readers.read(
             self.replica_set,
-            "select id, member from tops.outbox where replica_set = $1 order by id limit $2",
+            "select id, tx, member from tops.outbox where replica_set = $1 order by id limit $2",
             (self.replica_set, limit),
             with_position=False,
         )
-        return [OutboxEntry(row["id"], decode_member(row["member"])) for row in found.rows]
+        return [OutboxEntry(row["id"], row["tx"], row["member"]) for row in found.rows]
 
     async def mark_published(self, up_to: int) -> None:
         await self._outbox.mark_published(up_to)

@@ -9,7 +9,6 @@ import re
 from tops.changes import InvalidChange
 
 OWN_TABLES = ("schema_version", "applied", "position", "row_versions", "idempotency_keys", "outbox")
-_SHARED = ("idempotency_keys",)  # replication notes there under which number a key came back from the log
 
 _CULPRIT = re.compile(
     r"""
@@ -36,5 +35,5 @@ def check_harmless(sql: str, *, only_reads: bool = False) -> None:
 def check_table(sql_name: str) -> None:
     """Refuse row changes of tables that are the adapter's alone, named as the catalogue quotes them."""
     schema, _, name = sql_name.partition(".")
-    if schema == '"tops"' and (table := name.strip('"')) in OWN_TABLES and table not in _SHARED:
+    if schema == '"tops"' and name.strip('"') in OWN_TABLES:
         raise InvalidChange(f"{sql_name} is the adapter's own memory: leave it alone")

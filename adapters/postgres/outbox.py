@@ -6,6 +6,7 @@ Writers that come together share a database transaction, so that its cost is sha
 import asyncio
 import time
 from collections.abc import Sequence
+from itertools import islice
 
 from adapters.postgres.book import Book
 from adapters.postgres.literals import quote
@@ -20,22 +21,27 @@ from tops.ports import MemberVote
 _GROUP_MAX = 256
 _NO_NUMBER = 0  # its place in the log is not known yet
 
+Waiting = tuple[Sequence[Member], asyncio.Future[list[MemberVote]]]
+
 
 class Outbox:
     def __init__(self, book: Book) -> None:
         self._book = book
-        self._waiting: list[tuple[Member, asyncio.Future[MemberVote]]] = []
+        self._waiting: list[Waiting] = []
         self._writer: asyncio.Task[None] | None = None
 
     async def write(self, member: Member) -> MemberVote:
-        answer: asyncio.Future[MemberVote] = asyncio.get_running_loop().create_future()
-        self._waiting.append((member, answer))
-        if self._writer is None or self._writer.done():
-            self._writer = asyncio.create_task(self._write_all())
-        vote = await answer
+        (vote,) = await self.write_all([member])
         if vote.excluded is not None:
             raise MemberRefused(self._book.where, member.tx, vote.excluded.message, vote.excluded.sqlstate)
         return vote
+
+    async def write_all(self, members: Sequence[Member]) -> list[MemberVote]:
+        answer: asyncio.Future[list[MemberVote]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((members, answer))
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.create_task(self._write_waiting())
+        return await answer
 
     async def finish(self) -> None:
         if self._writer is not None:
@@ -52,19 +58,31 @@ class Outbox:
 
         await self._book.run(work, "marking entries as published")
 
-    async def _write_all(self) -> None:
+    async def _write_waiting(self) -> None:
         while self._waiting:
-            group, self._waiting = self._waiting[:_GROUP_MAX], self._waiting[_GROUP_MAX:]
+            group = self._next_group()
             try:
-                votes = await self._write_group([member for member, _ in group])
+                votes = iter(await self._write_group([member for members, _ in group for member in members]))
             except Exception as error:
                 for _, answer in group:
                     if not answer.done():
                         answer.set_exception(error)
                 continue
-            for (_, answer), vote in zip(group, votes, strict=True):
+            for members, answer in group:
+                told = list(islice(votes, len(members)))
                 if not answer.done():
-                    answer.set_result(vote)
+                    answer.set_result(told)
+
+    def _next_group(self) -> list[Waiting]:
+        """From the front of the queue, as many as may share a transaction; one call's members always do."""
+        size = 0
+        for place, (members, _) in enumerate(self._waiting):
+            size += len(members)
+            if size > _GROUP_MAX and place:
+                group, self._waiting = self._waiting[:place], self._waiting[place:]
+                return group
+        group, self._waiting = self._waiting, []
+        return group
 
     async def _write_group(self, members: Sequence[Member]) -> Sequence[MemberVote]:
         now_ms = time.time_ns() // 1_000_000
@@ -74,6 +92,8 @@ class Outbox:
             votes = await self._fast(connection, statements, jobs)
             return votes if votes is not None else await self._slow(connection, statements, jobs)
 
+        if not members:
+            return []
         return await self._book.run(work, f"writing transaction {members[0].tx} and {len(members) - 1} more")
 
     async def _fast(

@@ -31,10 +31,13 @@ _KEYS = """with changed as (
         content = excluded.content, tx = excluded.tx, number = excluded.number, expires_ms = excluded.expires_ms
      where known.expires_ms <= $7::bigint returning 1)
   select tops.affected($8::int, count(*)) from changed"""
-_OUTBOX = """with changed as (
+# Ids must grow in commit order: whoever draws some holds the lock until it has committed.
+_OUTBOX = """with locked as materialized (
+    select pg_advisory_xact_lock(hashtext('tops.outbox'), hashtext($1::text))),
+  changed as (
     insert into tops.outbox (replica_set, id, tx, member)
-    select $1::text, tops.next_outbox_id($1), s.tx, s.member from unnest($2::text[], $3::bytea[]) as s(tx, member)
-    returning 1)
+    select $1::text, nextval('tops.outbox_ids'), s.tx, s.member
+      from locked, unnest($2::text[], $3::bytea[]) as s(tx, member) returning 1)
   select tops.affected($4::int, count(*)) from changed"""
 
 

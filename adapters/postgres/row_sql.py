@@ -66,15 +66,19 @@ def row_change_sql(change: RowChange, table: Table) -> Sql:
             if table.has_side_effects:  # a trigger may leave a row out
                 return arrays.counted(f"{insert} {arrays.source}")
             return Sql(f"{insert} {arrays.lockstep}", tuple(arrays.parts), counted=False)
-        case Upsert(_, key, values):
+        case Upsert(_, key, values, _, add):
             columns: list[tuple[Source, str]] = [
                 *(("key", name) for name in key),
                 *(("values", name) for name in values),
+                *(("add", name) for name in add),
             ]
             insert = _insert(arrays, table, columns)
             target = ", ".join(map(identifier, table.key))
-            settings = ", ".join(f"{identifier(name)} = excluded.{identifier(name)}" for name in values or table.key)
-            return arrays.counted(f"{insert} {arrays.source} on conflict ({target}) do update set {settings}")
+            settings = [f"{identifier(name)} = excluded.{identifier(name)}" for name in values]
+            settings += [f"{identifier(name)} = t.{identifier(name)} + excluded.{identifier(name)}" for name in add]
+            settings = settings or [f"{identifier(name)} = excluded.{identifier(name)}" for name in table.key]
+            update = f"do update set {', '.join(settings)}"
+            return arrays.counted(f"{insert} {arrays.source} on conflict ({target}) {update}")
         case Delete():
             where = _where(arrays, table)
             return arrays.counted(f"delete from {table.sql_name} as t using {arrays.source} where {where}")
@@ -94,7 +98,7 @@ def _insert(arrays: _Arrays, table: Table, columns: list[tuple[Source, str]]) ->
     names = ", ".join(identifier(name) for _, name in columns)
     taken = ", ".join(arrays.take(attribute, name, table.column(name)) for attribute, name in columns)
     # A replicated row brings its identity along, also where the column would rather make its own.
-    return f"insert into {table.sql_name} ({names}) overriding system value select {taken} from"
+    return f"insert into {table.sql_name} as t ({names}) overriding system value select {taken} from"
 
 
 def _where(arrays: _Arrays, table: Table) -> str:

@@ -26,12 +26,6 @@ create table if not exists tops.idempotency_keys (
     expires_ms bigint not null, primary key (replica_set, key));
 
 create sequence if not exists tops.outbox_ids;
--- Ids must grow in commit order: whoever draws one holds the lock until it has committed.
-create or replace function tops.next_outbox_id(of_set text) returns bigint language plpgsql as $$
-begin
-    perform pg_advisory_xact_lock(hashtext('tops.outbox'), hashtext(of_set));
-    return nextval('tops.outbox_ids');
-end $$;
 create table if not exists tops.outbox (
     replica_set text not null, id bigint not null, tx text not null, member bytea not null,
     primary key (replica_set, id));

@@ -62,5 +62,6 @@ def exclusion(error: asyncpg.PostgresError | InvalidChange) -> Exclusion:
         table = getattr(error, "table_name", None) or "?"
         name = getattr(error, "constraint_name", None) or getattr(error, "column_name", None) or "?"
         return Exclusion(why=Why.CONSTRAINT, sqlstate=code, message=f"{kind} constraint {name} of table {table}")
-    why = Why.VERSION if code == WRONG_VERSION else Why.ERROR
+    # Alone, a change that must hit a row is the only one whose count is checked.
+    why = Why.VERSION if code in (WRONG_VERSION, WRONG_COUNT) else Why.ERROR
     return Exclusion(why=why, sqlstate=code, message=str(getattr(error, "message", None) or error))

@@ -10,7 +10,8 @@ rows than it should, the whole plan is dropped and the members run one by one.
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from operator import attrgetter
+from itertools import chain
+from operator import attrgetter, itemgetter
 from typing import Any, cast
 from uuid import UUID
 
@@ -60,8 +61,8 @@ def shape_of(change: Change) -> Shape:
         insert = cast(Insert, change)
         return ("insert", insert.table, tuple(insert.values))
     match change:
-        case Upsert(table, key, assigned, expected):
-            return ("upsert", table, tuple(key), tuple(assigned), expected is not None)
+        case Upsert(table, key, assigned, expected, add):
+            return ("upsert", table, tuple(key), tuple(assigned), expected is not None, tuple(add))
         case Delete(table, key, expected):
             return ("delete", table, tuple(key), expected is not None)
         case Statement(sql):
@@ -76,10 +77,13 @@ def check(change: RowChange, table: Table, *, allow_volatile: bool) -> None:
     match change:
         case Insert(_, values):
             table.check_insert(values, allow_volatile=allow_volatile)
-        case Upsert(_, key, values):
+        case Upsert(_, key, values, _, add):
             table.check_key(key)
             table.check_values(values)
-            table.check_insert({**key, **values}, allow_volatile=allow_volatile)
+            table.check_values(add)
+            table.check_insert({**key, **values, **add}, allow_volatile=allow_volatile)
+            if add:
+                table.check_assigned_once(values, add)
         case Update(_, key, values, add):
             table.check_key(key)
             table.check_values(values)
@@ -133,7 +137,7 @@ def plan(changes: Iterable[tuple[int, Traits, Change]]) -> list[Step]:
 def have_one_shape(changes: list[Change]) -> bool:
     """Whether all are of one shape; most batches are, and asking all at once is cheaper than one by one."""
     kinds = set(map(type, changes))
-    if kinds == {Update}:
+    if kinds in ({Update}, {Upsert}):
         plain = set(map(_VERSION, changes)) == {None} and _one_table(changes)
         return plain and all(_same_names(changes, of) for of in (_KEY, _VALUES, _ADD))
     return kinds == {Insert} and _one_table(changes) and _same_names(changes, _VALUES)
@@ -147,15 +151,54 @@ def _same_names(changes: list[Change], of: Callable[[Any], Row]) -> bool:
     return len(set(map(tuple, map(of, changes)))) == 1
 
 
-def one_step(numbers: list[int], traits: Traits, changes: list[Change]) -> Step | None:
-    """Changes of one shape as one step, if their rows are different ones and may share a statement."""
-    column = traits.integer_key
-    if column is None or not traits.can_share:
+def layers(numbers: list[int], traits: Traits, changes: list[Change]) -> list[Step] | None:
+    """Changes of one shape as few steps, if they may share statements: the first of every row, then the second of those
+    that have one, and so on. None if their rows can't be told apart at a glance."""
+    keys = _plain_keys(traits, changes) if traits.can_share else None
+    if keys is None:
         return None
-    keys = [row.get(column) for row in map(traits.row, changes)]
-    if set(map(type, keys)) != {int} or len(set(keys)) < len(keys):
+    if len(set(keys)) == len(keys):
+        return [Step(traits, changes, numbers, opaque=traits.opaque)]
+    if type(changes[0]) is Insert:
+        return None  # only one of them can succeed
+    steps: list[Step] = []
+    seen: dict[Hashable, int] = {}
+    for number, key, change in zip(numbers, keys, changes, strict=True):
+        depth = seen[key] = seen.get(key, -1) + 1
+        if depth == len(steps):
+            steps.append(Step(traits, [], [], opaque=traits.opaque))
+        steps[depth].changes.append(change)
+        steps[depth].numbers.append(number)
+    return steps
+
+
+def side_by_side(groups: list[tuple[Traits, list[Step] | None]]) -> list[Step] | None:
+    """Steps of several shapes one shape after the other, if no change minds that others go before it."""
+    if len({traits.oid for traits, _ in groups}) < len(groups):
+        return None  # of one row the order matters
+    steps: list[Step] = []
+    for traits, own in groups:
+        if own is None or traits.opaque or not traits.can_move:
+            return None
+        steps += own
+    return steps
+
+
+def _plain_keys(traits: Traits, changes: list[Change]) -> list[Hashable] | None:
+    """The rows' names, where they are integers or texts, which have one spelling."""
+    table, rows = traits.table, map(traits.row, changes)
+    if table is None:
         return None
-    return Step(traits, changes, numbers, opaque=traits.opaque)
+    try:
+        if traits.integer_key is not None:
+            keys = list(map(itemgetter(traits.integer_key), rows))
+            return keys if set(map(type, keys)) == {int} else None
+        if len(table.key) < 2 or any(table.columns[column].name != "text" for column in table.key):
+            return None
+        keys = list(map(itemgetter(*table.key), rows))
+    except KeyError:
+        return None
+    return keys if set(map(type, chain.from_iterable(keys))) == {str} else None
 
 
 def _step_for(steps: list[Step], traits: Traits, key: Key) -> Step | None:
@@ -179,8 +222,8 @@ def _can_share(change: RowChange, table: Table) -> bool:
             return True  # rows are only added, in order; parents are in other tables
         case Delete():
             return not table.referenced_columns
-        case Upsert(_, _, values):
-            return not table.unique_columns and table.referenced_columns.isdisjoint(values)
+        case Upsert(_, _, values, _, add):
+            return not table.unique_columns and table.referenced_columns.isdisjoint([*values, *add])
         case Update(_, _, values, add):
             tied = table.unique_columns | table.referenced_columns
             return tied.isdisjoint(values) and tied.isdisjoint(add)

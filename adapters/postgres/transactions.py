@@ -15,8 +15,8 @@ from adapters.postgres.reading import BEYOND_PYTHON
 from adapters.postgres.session import Connection, Session
 from adapters.postgres.sqlstates import exclusion, is_connection_loss, is_passing, is_schema_change
 from adapters.postgres.statements import TELL, Statements
-from adapters.postgres.steps import Step, have_one_shape, one_step, plan, shape_of
-from tops.changes import Change, Insert, InvalidChange, Row, Statement, content_digest
+from adapters.postgres.steps import Step, Traits, have_one_shape, layers, plan, shape_of, side_by_side
+from tops.changes import Change, Insert, InvalidChange, Row, Statement, Update, content_digest
 from tops.ports import Exclusion, MemberVote, Why
 
 # Checked after every statement, as if each member were alone: of two members one must not make good what the other did.
@@ -66,11 +66,13 @@ async def _steps(statements: Statements, jobs: Sequence[Job]) -> list[Step]:
     numbers = [job.number for job in jobs for _ in job.member.changes]
     if not changes:
         return []
+    sizes = [len(job.member.changes) for job in jobs]
     own = _own_record(changes)
     if own is None:
-        return await _steps_of(statements, numbers, changes)
-    before = await _steps_of(statements, numbers[:-1], changes[:-1])
-    return before + await _steps_of(statements, numbers[-1:], [own])
+        return await _steps_of(statements, sizes, numbers, changes)
+    sizes = [*sizes[:-1], *([sizes[-1] - 1] if sizes[-1] > 1 else [])]
+    before = await _steps_of(statements, sizes, numbers[:-1], changes[:-1])
+    return before + await _steps_of(statements, [1], numbers[-1:], [own])
 
 
 def _own_record(changes: list[Change]) -> Insert | None:
@@ -81,16 +83,40 @@ def _own_record(changes: list[Change]) -> Insert | None:
     return last if last.table.startswith("tops.") else None
 
 
-async def _steps_of(statements: Statements, numbers: list[int], changes: list[Change]) -> list[Step]:
+async def _steps_of(statements: Statements, sizes: list[int], numbers: list[int], changes: list[Change]) -> list[Step]:
+    """`sizes` says how many of the changes are each member's."""
     if have_one_shape(changes):
-        shape = shape_of(changes[0])
-        common = statements.known.get(shape) or await statements.traits(changes[0], shape)
-        step = one_step(numbers, common, changes)
-        return [step] if step is not None else plan(zip(numbers, repeat(common), changes))
+        common = await _traits(statements, changes[0])
+        return layers(numbers, common, changes) or plan(zip(numbers, repeat(common), changes))
+    steps = await _alike(statements, sizes, numbers, changes)
+    if steps is not None:
+        return steps
     shapes = list(map(shape_of, changes))
     for unknown in set(shapes) - statements.known.keys():
         await statements.traits(changes[shapes.index(unknown)], unknown)
     return plan(zip(numbers, [statements.known[shape] for shape in shapes], changes, strict=True))
+
+
+async def _alike(
+    statements: Statements, sizes: list[int], numbers: list[int], changes: list[Change]
+) -> list[Step] | None:
+    """Steps for members that all do the same few things to other rows; None if they don't."""
+    size = sizes[0]
+    if set(sizes) != {size}:
+        return None
+    columns = [changes[place::size] for place in range(size)]
+    if not all(map(have_one_shape, columns)):
+        return None
+    groups = []
+    for place, column in enumerate(columns):
+        traits = await _traits(statements, column[0])
+        groups.append((traits, layers(numbers[place::size], traits, column)))
+    return side_by_side(groups)
+
+
+async def _traits(statements: Statements, change: Change) -> Traits:
+    shape = shape_of(change)
+    return statements.known.get(shape) or await statements.traits(change, shape)
 
 
 async def send_fast(
@@ -179,7 +205,11 @@ class SlowPath:
                     texts.append([call.text(change.args)] if call.counted else call.text(change.args))
                 else:
                     (step,) = plan([(job.number, traits, change)])
-                    texts.append([call.text(step, TELL) for call in await self._statements.calls_for(step)])
+                    calls = await self._statements.calls_for(step)
+                    if isinstance(change, Update) and change.must_exist:
+                        texts.append([call.text(step, 1) for call in calls] + [f"SELECT tops.affected({TELL},1)"])
+                    else:
+                        texts.append([call.text(step, TELL) for call in calls])
         except (InvalidChange, asyncpg.PostgresError) as error:
             if is_connection_loss(error) or is_passing(error):
                 raise

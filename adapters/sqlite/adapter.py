@@ -169,6 +169,15 @@ class SqliteAdapter:
         await self._in_thread(work)
 
     async def write_local(self, member: Member) -> MemberVote:
+        vote = await self._write_one(member)
+        if vote.excluded is not None:
+            raise MemberRefused(self.where, member.tx, vote.excluded.message, vote.excluded.sqlstate)
+        return vote
+
+    async def write_all_local(self, members: Sequence[Member]) -> list[MemberVote]:
+        return [await self._write_one(member) for member in members]
+
+    async def _write_one(self, member: Member) -> MemberVote:
         def work() -> MemberVote:
             with self._transaction():
                 vote = self._work.run(0, time.time_ns() // 1_000_000, member)
@@ -183,10 +192,7 @@ class SqliteAdapter:
                     )
             return vote
 
-        vote = await self._in_thread(work)
-        if vote.excluded is not None:
-            raise MemberRefused(self.where, member.tx, vote.excluded.message, vote.excluded.sqlstate)
-        return vote
+        return await self._in_thread(work)
 
     async def unpublished(self, limit: int = 1_000) -> list[OutboxEntry]:
         def work() -> list[OutboxEntry]:
@@ -194,7 +200,7 @@ class SqliteAdapter:
                 "select id, member from tops_outbox where replica_set = ? order by id limit ?",
                 (self.replica_set, limit),
             )
-            return [OutboxEntry(number, decode_member(member)) for number, member in rows]
+            return [OutboxEntry(number, decode_member(member).tx, member) for number, member in rows]
 
         return await self._in_thread(work)
 

@@ -139,6 +139,8 @@ class Work:
             self._check_version(change, table, expected)
         sql, values = _sql(change, table)
         count = self._connection.execute(sql, [_plain(value) for value in values]).rowcount
+        if count == 0 and getattr(change, "must_exist", False):
+            raise WrongVersion(f"0 rows of {table.name} affected, not 1")
         if change.table in self._versioned and number > 0:  # a local write has no number yet
             self._write_version(number, change, table)
         return count, ()
@@ -286,10 +288,14 @@ def _sql(change: RowChange, table: _Table) -> tuple[str, list[Value]]:
     match change:
         case Insert(_, values):
             return _insert(name, values)
-        case Upsert(_, key, values):
-            sql, arguments = _insert(name, {**key, **values})
+        case Upsert(_, key, values, _, add):
+            sql, arguments = _insert(name, {**key, **values, **add})
             target = ", ".join(map(quoted, table.key))
-            assigned = ", ".join(f"{quoted(column)} = excluded.{quoted(column)}" for column in values or table.key)
+            plain = values if values or add else table.key
+            assigned = ", ".join(
+                [f"{quoted(column)} = excluded.{quoted(column)}" for column in plain]
+                + [f"{quoted(column)} = {quoted(column)} + excluded.{quoted(column)}" for column in add]
+            )
             return f"{sql} on conflict ({target}) do update set {assigned}", arguments
         case Delete(_, key):
             return f"delete from {name} where {_where(key)}", list(key.values())

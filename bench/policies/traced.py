@@ -19,7 +19,7 @@ from tops.runtime.journal.disk import Disk
 def install(trace: Trace) -> None:
     trace.around_async(PostgresAdapter, "prepare", Clock.PREPARE, lambda _, epoch: len(epoch.members))
     trace.around_async(PostgresAdapter, "commit", Clock.COMMIT)
-    trace.around_async(PostgresAdapter, "write_local", Clock.WRITE)
+    trace.around_async(PostgresAdapter, "write_all_local", Clock.WRITE, lambda _, members: len(members))
     trace.around_async(
         PostgresAdapter, "apply", Clock.APPLY, lambda _, entries: sum(len(entry.members) for entry in entries)
     )

@@ -17,6 +17,7 @@ from replication.conflicts.resolvers import OwnFunction
 from replication.conflicts.tables import (
     CLOCKS,
     KEYS,
+    LOGGED_KEYS,
     Shapes,
     TableShape,
     as_text,
@@ -87,12 +88,15 @@ class Folding:
             return Member(member.tx, ())  # the log has it already
         changes = await fold.member(member, folded=first.number == 0, landed=ours)
         first.number = fold.number if ours else -fold.number
-        noted = Update(KEYS, {"replica_set": self._set, "key": key}, {"number": first.number})
+        noted = Upsert(LOGGED_KEYS, {"replica_set": self._set, "key": key}, {"tx": first.tx, "number": first.number})
         return Member(member.tx, (*changes, noted))
 
     async def _known(self, keys: list[str]) -> dict[str, _Known]:
         found = await self._resource.read(
-            f"select key, tx, number from {KEYS} where replica_set = $1 and key = any($2::text[])", (self._set, keys)
+            f"select k.key, k.tx, coalesce(l.number, k.number) as number from {KEYS} k "
+            f"left join {LOGGED_KEYS} l on (l.replica_set, l.key, l.tx) = (k.replica_set, k.key, k.tx) "
+            "where k.replica_set = $1 and k.key = any($2::text[])",
+            (self._set, keys),
         )
         return {row["key"]: _Known(row["tx"], row["number"]) for row in found.rows}
 
@@ -113,7 +117,7 @@ class _Fold:
             for member in members
             for change, clock in rows_of(member.changes)
         }
-        versions, stored = await read_versions(resource, keys), await read_bases(resource, keys)
+        versions, stored = await read_versions(resource, keys, in_record=True), await read_bases(resource, keys)
         for table in sorted({table for table, _ in keys}):
             mine = [place for place in keys if place[0] == table]
             shape = await self._outer.shapes.of(table)

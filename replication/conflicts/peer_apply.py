@@ -4,7 +4,7 @@ Each change is compared with the row's present version. If that is the one its w
 not, the two met, the higher version wins, and the conflict log shows what was kept and what was discarded.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,8 +13,10 @@ import msgspec
 from replication.conflicts.clock import HybridClock
 from replication.conflicts.tables import (
     KEYS,
+    SUMS,
     Shapes,
     TableShape,
+    adds_alone,
     clock_change,
     conflict_kind,
     conflict_row,
@@ -23,14 +25,17 @@ from replication.conflicts.tables import (
     read_rows,
     read_versions,
     rows_of,
+    sums_set,
     values_in,
     version_in,
 )
 from replication.conflicts.versions import Ranking, Version, base_of, from_json, on_top
-from tops.changes import Change, Delete, Member, Row, Update, Upsert
-from tops.ports import Entry, Resource
+from tops.changes import Change, Delete, Member, Row, Upsert
+from tops.ports import Entry, EntryFailed, Resource, Why
 
 Place = tuple[str, str]
+FailedEntry = Callable[[Entry, EntryFailed], Awaitable[Entry | None]]
+_NOT_AS_TRUSTED = (Why.VERSION, Why.KEY_REUSED)
 _TOGETHER = 256  # entries for which the rows are looked up at once; writers of this site wait meanwhile
 
 
@@ -47,6 +52,7 @@ class PeerApply:
     ) -> None:
         self._set, self._resource, self._clock = replica_set, resource, clock
         self._ranking, self._shapes = ranking, shapes
+        self._distrusted: set[int] = set()  # entries whose increments did not go through unseen
         self.conflicts = 0
 
     async def resolved(self, entries: Sequence[Entry]) -> list[Entry]:
@@ -55,25 +61,46 @@ class PeerApply:
         To be called, and its result applied, with the replica's turn: nothing may change in between.
         """
         together = entries[:_TOGETHER]
-        members = [member for entry in together for member in entry.members]
-        if not members:
-            return list(together)
-        known = await self._known_keys([m.idempotency_key for m in members])
         keys = {
-            (clock.key["table_name"], clock.key["key"]): key_in(change)
-            for member in members
-            if not is_record(member)
-            for change, clock in rows_of(member.changes)
+            _place(record): key_in(change)
+            for entry in together
+            for member in entry.members
+            if self._must_look(entry, member)
+            for change, record in rows_of(member.changes)
         }
+        if not keys:
+            return list(together)
         rows = _Rows(self, await read_versions(self._resource, keys))
         await rows.read_images(keys)
+        looked_at = [
+            member.idempotency_key
+            for entry in together
+            for member in entry.members
+            if not is_record(member) and rows.meets(member)
+        ]
+        known = await self._known_keys(looked_at)
         return [await self._entry(entry, rows, known) for entry in together]
+
+    def _must_look(self, entry: Entry, member: Member) -> bool:
+        """Increments need no look at their rows, unless it turned out that one is not there or was made before."""
+        return not is_record(member) and (entry.number in self._distrusted or not adds_alone(member.changes))
+
+    def unless_looked_at(self, otherwise: FailedEntry | None) -> FailedEntry:
+        """What to do with an entry that fails: look at its rows first, if they were not looked at."""
+
+        async def on_failed(entry: Entry, failed: EntryFailed) -> Entry | None:
+            if failed.reason.why in _NOT_AS_TRUSTED and entry.number not in self._distrusted:
+                self._distrusted = {entry.number}  # those before it are applied
+                return None
+            return await otherwise(entry, failed) if otherwise is not None else None
+
+        return on_failed
 
     async def _entry(self, entry: Entry, rows: "_Rows", known: dict[str, str]) -> Entry:
         rows.begin(entry.number)
         records = [m for m in entry.members if is_record(m)]
         fresh = [m for m in entry.members if known.get(m.idempotency_key) != m.tx and not is_record(m)]
-        members = [await rows.member(member, known) for member in fresh] + records
+        members = [await rows.member(m, known) if rows.meets(m) else m for m in fresh] + records
         return Entry(entry.number, tuple(members), entry.at_ms)
 
     async def _known_keys(self, keys: list[str]) -> dict[str, str]:
@@ -82,6 +109,10 @@ class PeerApply:
             f"select key, tx from {KEYS} where replica_set = $1 and key = any($2::text[])", (self._set, keys)
         )
         return {row["key"]: row["tx"] for row in found.rows}
+
+
+def _place(record: Upsert) -> Place:
+    return record.key["table_name"], record.key["key"]
 
 
 class _Rows:
@@ -103,6 +134,10 @@ class _Rows:
             found = await read_rows(self._outer._resource, shape, [shape.key_of(keys[place]) for place in mine])
             self._images.update(zip(mine, found, strict=True))
 
+    def meets(self, member: Member) -> bool:
+        """Whether the transaction touches rows that were looked at."""
+        return any(_place(record) in self._images for _, record in rows_of(member.changes))
+
     async def member(self, member: Member, known: dict[str, str]) -> Member:
         """One transaction; written before at another site, under the same key, its increments are there already."""
         again = member.idempotency_key in known
@@ -114,29 +149,28 @@ class _Rows:
         return msgspec.structs.replace(member, changes=tuple(changes), idempotency_key=key)
 
     async def _row(self, tx: str, change: Change, clock: Upsert, *, again: bool) -> list[Change]:
-        table = clock.key["table_name"]
-        shape = await self._outer._shapes.of(table)
+        place = _place(clock)
+        if clock.table == SUMS:
+            return self._add(tx, place, change, clock) if not again else []
+        shape = await self._outer._shapes.of(place[0])
         told = from_json(clock.values["change"])
         incoming = version_in(clock)
         self._outer._clock.see(incoming.clock)
         key = shape.key_of(key_in(change))
-        place: Place = (table, clock.key["key"])
         current = self._versions.get(place, Version())
-        if told["kind"] == "add":
-            if again:
-                return []
-            return self._add(tx, shape, key, place, current, told["add"])
         return self._set(tx, shape, key, place, current, incoming, change, clock, told)
 
-    def _add(self, tx: str, shape: TableShape, key: Row, place: Place, current: Version, add: Row) -> list[Change]:
-        after = self._versions[place] = current.added(add)
-        record = clock_change(*place, after, current, {"kind": "add", "key": key, "add": add})
+    def _add(self, tx: str, place: Place, change: Change, record: Upsert) -> list[Change]:
+        if place not in self._images:
+            return [change, record]
+        current, add = self._versions.get(place, Version()), {record.key["column_name"]: record.add["amount"]}
+        self._versions[place] = current.added(add)
         image = self._images[place]
         if image is None:
             kind = "update_deleted" if current.deleted else "update_missing"
             return [record, self._line(tx, kind, place, current.site, None, {"add": add})]
         self._images[place] = {**image, **on_top({c: image[c] for c in add}, Version().added(add).adds)}
-        return [Update(shape.name, key, add=add), record]
+        return [change, record]
 
     def _set(
         self, tx: str, shape: TableShape, key: Row, place: Place, current: Version, incoming: Version, change: Change,
@@ -161,7 +195,8 @@ class _Rows:
         if not wins:
             return lines
         self._versions[place] = merged
-        return self._write(shape, key, place, None if incoming.deleted else new, current, kind) + lines
+        sums = sums_set(*place, current.adds, adds)
+        return self._write(shape, key, place, None if incoming.deleted else new, current, kind) + sums + lines
 
     def _write(
         self, shape: TableShape, key: Row, place: Place, image: Row | None, before: Version, kind: str
@@ -190,7 +225,8 @@ class _Rows:
             if not wins or (image is None and kind == "update"):
                 return lines
             self._versions[place] = incoming
-            return self._write(shape, key, place, None if incoming.deleted else new, current, kind) + lines
+            sums = sums_set(*place, current.adds, incoming.adds)
+            return self._write(shape, key, place, None if incoming.deleted else new, current, kind) + sums + lines
         if current.deleted or incoming.generation < current.generation:
             return [self._line(tx, conflict_kind(kind, current, image), place, current.site, image, new)]
         taken, lost, replaced = {}, {}, {}

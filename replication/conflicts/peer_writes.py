@@ -10,13 +10,16 @@ import msgspec
 from replication.conflicts.clock import HybridClock
 from replication.conflicts.tables import (
     CLOCKS,
+    FLOATS,
     Shapes,
     TableShape,
     clock_change,
     key_text,
+    only_adds,
     read_bases,
     read_rows,
     read_versions,
+    sum_change,
 )
 from replication.conflicts.versions import Base, Ranking, Version, on_top
 from tops.changes import Change, Delete, Insert, InvalidChange, Member, Row, Statement, Update, Upsert
@@ -54,12 +57,14 @@ class PeerWrites:
                 )
             shape = await self._shapes.of(change.table)
             key = shape.key_of(change.values if isinstance(change, Insert) else change.key)
+            if isinstance(change, Update):
+                _check_sums(shape, change.add)
             found[shape.name, key_text(key)] = key
         return found
 
     async def known(self, places: dict[tuple[str, str], Row]) -> Known:
         """What is in the database about these rows. To be called with the replica's turn."""
-        versions = await read_versions(self._resource, places)
+        versions = await read_versions(self._resource, places, in_record=self._folding)
         if self._folding:
             self._bases = await read_bases(self._resource, places)
         known: Known = {}
@@ -70,13 +75,32 @@ class PeerWrites:
                 known[place] = (versions.get(place, Version()), image)
         return known
 
-    async def versioned(self, member: Member, known: Known) -> Member:
-        """The same transaction, row by row, each followed by its version."""
+    def needs_nothing(self, member: Member) -> bool:
+        """Whether the transaction can be written without a look at its rows, if they are there."""
+        return not self._folding and only_adds(member.changes)
+
+    async def versioned(self, member: Member, known: Known) -> tuple[Member, list[int | None]]:
+        """The same transaction, row by row, each followed by its version, and where in it each of the application's
+        changes went (None: it changes nothing)."""
         changes: list[Change] = []
+        went: list[int | None] = []
         for change in member.changes:
-            if not isinstance(change, Statement):
-                changes += await self._row(change, known)
-        return msgspec.structs.replace(member, changes=tuple(changes))
+            steps = await self._row(change, known) if not isinstance(change, Statement) else []
+            went.append(len(changes) if steps else None)
+            changes += steps
+        return msgspec.structs.replace(member, changes=tuple(changes)), went
+
+    async def added(self, member: Member) -> tuple[Member, list[int | None]]:
+        """The same for one that `needs_nothing`: refused with `Why.VERSION` if one of the rows is not there."""
+        changes: list[Change] = []
+        went: list[int | None] = []
+        for change in member.changes:
+            assert isinstance(change, Update)
+            shape = await self._shapes.of(change.table)
+            key = shape.key_of(change.key)
+            went.append(len(changes))
+            changes += self._increments(shape, key, key_text(key), change.add)
+        return msgspec.structs.replace(member, changes=tuple(changes)), went
 
     async def _row(self, change: Insert | Update | Upsert | Delete, known: Known) -> list[Change]:
         shape = await self._shapes.of(change.table)
@@ -154,19 +178,33 @@ class PeerWrites:
         return [Delete(shape.name, key), clock_change(*place, after, before, {"kind": "delete", "key": key})]
 
     def _add(self, shape: TableShape, key: Row, place: tuple[str, str], add: Row, known: Known) -> list[Change]:
-        for column in add:
-            if column in shape.floats:
-                raise InvalidChange(
-                    f"column {column!r} of {shape.name!r}: sums of floats depend on their order; use numeric"
-                )
+        steps = self._increments(shape, key, place[1], add)
         before, image = known[place]
         after = before.added(add)
         if image is not None:
             one = Version().added(add).adds
             image = {**image, **on_top({c: image[c] for c in add}, one)}
         known[place] = (after, image)
+        if not self._folding:
+            return steps
         amounts = {name: str(value) for name, value in add.items()}
         return [
             Update(shape.name, key, add=add),
             clock_change(*place, after, before, {"kind": "add", "key": key, "add": amounts}),
         ]
+
+    def _increments(self, shape: TableShape, key: Row, named: str, add: Row) -> list[Change]:
+        """Column by column, each followed by the record of its sum."""
+        steps: list[Change] = []
+        for column, amount in add.items():
+            steps.append(Update(shape.name, key, add={column: amount}, must_exist=True))
+            steps.append(sum_change(shape.name, named, column, amount))
+        return steps
+
+
+def _check_sums(shape: TableShape, add: Row) -> None:
+    for column in add:
+        if shape.types.get(column) in FLOATS:
+            raise InvalidChange(
+                f"column {column!r} of {shape.name!r}: sums of floats depend on their order; use numeric"
+            )

@@ -11,10 +11,11 @@ import secrets
 import time
 
 from adapters.postgres.scripts import run_script
-from replication.calls import Caller, Status, StatusTold
+from replication.calls import Status, StatusTold
 from replication.config import ReplicaSetConfig
 from replication.conflicts.clock import reading_at, wall_ms
-from replication.conflicts.tables import CLOCKS, CONFLICTS
+from replication.conflicts.tables import CLOCKS, CONFLICTS, KEYS, LOGGED_KEYS, SUMS
+from replication.conversation import Caller
 from replication.events import write_body
 from replication.participant import ReplicaParticipant
 from replication.policies import TxPlan
@@ -36,6 +37,10 @@ _OLD = (
 _DROP = (
     f"delete from {CLOCKS} where deleted and (table_name, key, clock, site) in "
     "(select * from unnest($1::text[], $2::text[], $3::bigint[], $4::text[]))"
+)
+_DROP_SUMS = (
+    f"delete from {SUMS} s where (table_name, key) in (select * from unnest($1::text[], $2::text[])) "
+    f"and not exists (select from {CLOCKS} c where c.table_name = s.table_name and c.key = s.key)"
 )
 _OUTBOX = (
     "select coalesce(min(id), 0) as oldest, coalesce(max(id), 0) as newest from tops.outbox where replica_set = $1"
@@ -106,7 +111,9 @@ class Pruning:
             self._dsn,
             f"delete from {CONFLICTS} where number <= {everyone} "
             f"and at < now() - interval '{self._config.keep_conflicts_s:f} seconds' "
-            f"and (kind not in {REFUSALS} or number <= {everyone - REFUSALS_KEPT})",
+            f"and (kind not in {REFUSALS} or number <= {everyone - REFUSALS_KEPT});"
+            f"delete from {LOGGED_KEYS} l where not exists "
+            f"(select from {KEYS} k where (k.replica_set, k.key, k.tx) = (l.replica_set, l.key, l.tx))",
         )
 
     async def _tombstones(self) -> None:
@@ -116,7 +123,8 @@ class Pruning:
             return
         await self._everyone_past(await self._logged_head())
         columns = [[row[name] for row in found] for name in ("table_name", "key", "clock", "site")]
-        order = Member(TxId(f"prune-{secrets.token_hex(8)}!"), (Statement(_DROP, tuple(columns)),))
+        drops = (Statement(_DROP, tuple(columns)), Statement(_DROP_SUMS, tuple(columns[:2])))
+        order = Member(TxId(f"prune-{secrets.token_hex(8)}!"), drops)
         await self._site.execute(self._log_type, self._plan.tx_type, events=[write_body(order)], limit=self._plan.limit)
         log.info("records of deleted rows are dropped", extra={"replica": self._replica, "rows": len(found)})
 

@@ -11,19 +11,26 @@ from tops.changes import Change, Delete, Insert, InvalidChange, Member, Row, Upd
 from tops.ids import TxId
 from tops.ports import Resource
 
-CLOCKS, CONFLICTS, SET_ASIDE = "tops.row_clocks", "tops.conflicts", "tops.set_aside"
+CLOCKS, SUMS = "tops.row_clocks", "tops.row_sums"
+CONFLICTS, SET_ASIDE = "tops.conflicts", "tops.set_aside"
 WRITE_SETS = "tops.write_sets"
-KEYS = "tops.idempotency_keys"
+KEYS, LOGGED_KEYS = "tops.idempotency_keys", "tops.logged_keys"
 DDL = f"""
 create table if not exists {CLOCKS} (
     table_name text not null, key text not null, generation bigint not null, deleted boolean not null,
     edits bigint not null, clock bigint not null, site text not null, adds text not null, columns text not null,
     previous text not null, change text not null, base text not null default '', waiting int not null default 0,
     primary key (table_name, key)) with (fillfactor = 70);
+create table if not exists {SUMS} (
+    table_name text not null, key text not null, column_name text not null, amount numeric not null,
+    primary key (table_name, key, column_name)) with (fillfactor = 70);
 create table if not exists {CONFLICTS} (
     id text primary key, at timestamptz not null, kind text not null, table_name text not null, key text not null,
     winner text not null, kept text, discarded text, resolver text not null, number bigint not null, tx text not null);
 create index if not exists conflicts_at on {CONFLICTS} (at);
+create table if not exists {LOGGED_KEYS} (
+    replica_set text not null, key text not null, tx text not null, number bigint not null,
+    primary key (replica_set, key));
 create table if not exists {SET_ASIDE} (
     tx text primary key, at timestamptz not null, number bigint not null, member bytea not null, reason text not null);
 create table if not exists {WRITE_SETS} (number bigint primary key, places text not null);
@@ -37,7 +44,19 @@ select a.attname as name, a.attgenerated <> '' as generated, pg_get_expr(d.adbin
   left join pg_index i on i.indrelid = a.attrelid and i.indisprimary
  where a.attrelid = to_regclass($1) and a.attnum > 0 and not a.attisdropped order by a.attnum
 """
-_FLOATS = frozenset({"real", "double precision"})
+_RECORDS = (
+    f"select table_name, key, generation, deleted, edits, clock, site, adds, columns from {CLOCKS} "
+    "where (table_name, key) in (select * from unnest($1::text[], $2::text[]))"
+)
+_RECORDS_AND_SUMS = f"""
+select k.table_name, k.key, coalesce(c.generation, 0) as generation, coalesce(c.deleted, false) as deleted,
+       coalesce(c.edits, 0) as edits, coalesce(c.clock, 0) as clock, coalesce(c.site, '') as site,
+       coalesce((select json_object_agg(s.column_name, s.amount::text)::text from {SUMS} s
+                  where s.table_name = k.table_name and s.key = k.key), '{{}}') as adds,
+       coalesce(c.columns, '{{}}') as columns
+  from unnest($1::text[], $2::text[]) as k(table_name, key) left join {CLOCKS} c using (table_name, key)
+"""
+FLOATS = frozenset({"real", "double precision"})
 
 
 class TableShape(msgspec.Struct, frozen=True):
@@ -53,10 +72,6 @@ class TableShape(msgspec.Struct, frozen=True):
     def sql_name(self) -> str:
         schema, name = split_table_name(self.name)
         return _quoted(name) if schema is None else f"{_quoted(schema)}.{_quoted(name)}"
-
-    @property
-    def floats(self) -> frozenset[str]:
-        return frozenset(name for name, sql_type in self.types.items() if sql_type in _FLOATS)
 
     def key_of(self, change: Row) -> Row:
         missing = [name for name in self.key if name not in change]
@@ -114,14 +129,18 @@ def key_text(key: Row) -> str:
     return to_json({name: str(value) for name, value in key.items()})
 
 
-async def read_versions(resource: Resource, keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Version]:
-    """What is known of these rows; rows without a record are of generation 0."""
+async def read_versions(
+    resource: Resource, keys: Iterable[tuple[str, str]], *, in_record: bool = False
+) -> dict[tuple[str, str], Version]:
+    """What is known of these rows; rows without a record are of generation 0.
+
+    `in_record`: the increments are those that the record itself names, and not the sums that are kept beside it.
+    """
     wanted = sorted(set(keys))
     if not wanted:
         return {}
     found = await resource.read(
-        f"select table_name, key, generation, deleted, edits, clock, site, adds, columns from {CLOCKS} "
-        "where (table_name, key) in (select * from unnest($1::text[], $2::text[]))",
+        _RECORDS if in_record else _RECORDS_AND_SUMS,
         ([table for table, _ in wanted], [key for _, key in wanted]),
     )
     return {
@@ -163,6 +182,30 @@ def clock_change(table: str, key: str, version: Version, previous: Version, chan
         "change": to_json(change),
     }
     return Upsert(CLOCKS, {"table_name": table, "key": key}, values)
+
+
+def sum_change(table: str, key: str, column: str, amount: Value) -> Upsert:
+    """Records an increment: the sum of all that were ever made is what two replicas' rows differ by."""
+    return Upsert(SUMS, {"table_name": table, "key": key, "column_name": column}, add={"amount": str(amount)})
+
+
+def sums_set(table: str, key: str, before: dict[str, str], after: dict[str, str]) -> list[Change]:
+    """Makes sums others than they are."""
+    return [
+        Upsert(SUMS, {"table_name": table, "key": key, "column_name": column}, {"amount": after.get(column, "0")})
+        for column in {**before, **after}
+        if before.get(column, "0") != after.get(column, "0")
+    ]
+
+
+def only_adds(changes: Sequence[Change]) -> bool:
+    """Increments commute with everything: nothing has to be known of their rows, but that they are there."""
+    return all(isinstance(change, Update) and change.add and not change.values for change in changes)
+
+
+def adds_alone(changes: Sequence[Change]) -> bool:
+    """The same of a published member, where each is followed by its record."""
+    return bool(changes) and all(isinstance(record, Upsert) and record.table == SUMS for record in changes[1::2])
 
 
 def version_in(change: Upsert) -> Version:
@@ -290,11 +333,11 @@ def as_text(value: Value) -> str | None:
 
 
 def rows_of(changes: Sequence[Change]) -> list[tuple[Change, Upsert]]:
-    """A published member's changes in pairs: what was done to a row, and the row's version afterwards."""
+    """A published member's changes in pairs: what was done to a row, and the row's version afterwards, or the sum."""
     pairs = []
     for index in range(0, len(changes), 2):
         change, clock = changes[index], changes[index + 1]
-        if not isinstance(clock, Upsert) or clock.table != CLOCKS:
+        if not isinstance(clock, Upsert) or clock.table not in (CLOCKS, SUMS):
             raise InvalidChange("a published change of a peer-to-peer set lacks its version")
         pairs.append((change, clock))
     return pairs

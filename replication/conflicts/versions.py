@@ -96,8 +96,11 @@ def shifted(value: Value, amount: str | None, sign: int) -> Value:
     return int(total) if total == total.to_integral_value() and "." not in str(value) else str(total)
 
 
+_encode = json.JSONEncoder(default=str, sort_keys=True).encode
+
+
 def to_json(value: Any) -> str:
-    return json.dumps(value, default=str, sort_keys=True)
+    return _encode(value)
 
 
 def from_json(text: str) -> Any:

@@ -5,8 +5,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from replication.calls import AnyAnswer, AnyQuestion, Caller, Read
+from replication.calls import AnyAnswer, AnyQuestion, Read
 from replication.config import Cluster, ReplicaSetConfig
+from replication.conversation import Caller
 from replication.events import log_type, write_body
 from replication.marked import KEY_TTL_S
 from replication.policies import policy_of

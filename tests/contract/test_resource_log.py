@@ -9,6 +9,7 @@ import pytest
 
 from tests.contract.harness import Database, attempt, entry, epoch, member
 from tops.changes import (
+    Change,
     Delete,
     Insert,
     InvalidChange,
@@ -321,6 +322,51 @@ async def test_a_repeated_transaction_in_the_log_is_applied_once(resource: Resou
 
     assert (result.position, result.failed) == (2, None)
     assert await database.sql("select bal from acct where id = 1") == [(101,)]
+
+
+# -- changes that say how they meet the row
+
+
+async def test_what_an_upsert_adds_a_new_row_begins_with(resource: Resource, database: Database) -> None:
+    new = Upsert("acct", {"id": 9}, {"note": "new"}, add={"bal": 5})
+    members = [member("t1", new), member("t2", new), member("t3", Upsert("acct", {"id": 1}, add={"bal": 5}))]
+
+    result = await resource.apply([entry(number, one) for number, one in enumerate(members, 1)])
+
+    assert (result.position, result.failed) == (3, None)
+    assert await database.sql("select id, bal from acct where id in (1, 9) order by id") == [(1, 105), (9, 10)]
+
+
+async def test_an_update_whose_row_must_exist_fails_alone_if_it_does_not(
+    resource: Resource, database: Database
+) -> None:
+    missing = Update("acct", {"id": 99}, add={"bal": 1}, must_exist=True)
+    there = Update("acct", {"id": 1}, add={"bal": 1}, must_exist=True)
+
+    votes = await resource.write_all_local([member("t1", there), member("t2", balance(2, 1), missing)])
+    result = await resource.apply([entry(1, member("t3", there)), entry(2, member("t4", balance(2, 1), missing))])
+
+    assert votes[0].rows == (1,)
+    assert votes[1].excluded is not None and votes[1].excluded.why is Why.VERSION
+    assert result.position == 1
+    assert result.failed is not None and result.failed.reason.why is Why.VERSION
+    assert await database.sql("select bal from acct where id in (1, 2) order by id") == [(102,), (100,)]
+
+
+async def test_members_that_do_alike_do_what_they_would_one_by_one(resource: Resource, database: Database) -> None:
+    await database.sql("create table plain (id int primary key, n int not null)")
+    await database.sql("create table tally (name text, part text, n int not null, last int, primary key (name, part))")
+    await database.sql("insert into plain values (0, 0), (1, 0), (2, 0)")
+
+    def alike(n: int) -> tuple[Change, ...]:
+        counted = Upsert("tally", {"name": "x", "part": str(n % 4)}, {"last": n}, add={"n": 1})
+        return Update("plain", {"id": n % 3}, add={"n": n}), counted
+
+    result = await resource.apply([entry(n, member(f"t{n}", *alike(n))) for n in range(1, 21)])
+
+    assert (result.position, result.failed) == (20, None)
+    assert await database.sql("select n from plain order by id") == [(63,), (70,), (77,)]
+    assert await database.sql("select n, last from tally order by part") == [(5, 20), (5, 17), (5, 18), (5, 19)]
 
 
 # -- local writes

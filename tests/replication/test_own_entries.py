@@ -42,7 +42,7 @@ async def test_own_transactions_are_passed_over_and_those_of_others_are_applied(
     participant = ReplicaParticipant(database, "rs.shop", "shop-r1", Scope.LOCAL)
     mine, theirs = adding(1, "r1.a"), adding(10, "r2.a")
     await database.write_local(mine)
-    participant.own.add(mine.tx)
+    participant.own.add(batch_body([encode_member(mine)])["batch"])
 
     reached = await participant.apply_entries((logged(1, mine), logged(2, theirs)), 2)
 
@@ -55,7 +55,7 @@ async def test_a_batch_that_was_logged_twice_is_known_by_its_keys_the_second_tim
     participant = ReplicaParticipant(database, "rs.shop", "shop-r1", Scope.LOCAL)
     mine = adding(1, "r1.a")
     await database.write_local(mine)
-    participant.own.add(mine.tx)
+    participant.own.add(batch_body([encode_member(mine)])["batch"])
 
     reached = await participant.apply_entries((logged(1, mine), logged(2, mine)), 2)
 

@@ -12,7 +12,7 @@ import pytest
 from adapters import EmbeddedPostgres, PostgresAdapter
 from adapters.postgres.promises import Promises
 from tests.contract.harness import PostgresDatabase, attempt, entry, epoch, member
-from tops.changes import Change, Insert, Statement, Update, encode_member
+from tops.changes import Change, Delete, Insert, Statement, Update, encode_member
 from tops.errors import (
     AgentReplaced,
     ConfigError,
@@ -291,7 +291,8 @@ async def test_a_record_for_publication_never_appears_behind_one_already_seen(
     """A sequence alone would let a later id commit first; a reader would pass the earlier one by."""
     slow = await connect(database)
     await slow.execute("BEGIN")
-    first = await slow.fetchval("select tops.next_outbox_id('shop')")
+    await slow.execute("select pg_advisory_xact_lock(hashtext('tops.outbox'), hashtext('shop'))")
+    first = await slow.fetchval("select nextval('tops.outbox_ids')")
     async with database.open("shop", lock_timeout_s=30.0) as patient:
         later = asyncio.create_task(patient.write_local(member("later", balance(1, 1))))
         watcher = await connect(database)
@@ -529,6 +530,7 @@ async def test_a_trigger_that_waits_for_the_end_finds_what_its_own_member_left(
         Statement("update tops.position set prefix = 77"),
         Statement('delete from "tops" . "applied"'),
         Update("tops.position", {"replica_set": "shop"}, {"prefix": 77}),
+        Delete("tops.idempotency_keys", {"replica_set": "shop", "key": "k"}),
         Insert('"tops"."applied"', {"replica_set": "shop", "number": 5}),
     ],
     ids=str,

@@ -1,0 +1,238 @@
+"""How questions and answers travel between clients and replicas: as ordinary events through the brokers.
+
+What is said to one party in one turn of the loop is one event: clients that write together are answered together, and
+write together again. An answer can be lost with a link; whoever asks gives a time bound and asks elsewhere, or again.
+What may not be done twice carries the transaction's id or an idempotency key.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
+
+import msgspec
+
+from replication import calls
+from replication.calls import AnyAnswer, AnyQuestion, Failed, ReplicaFailed
+from replication.events import answer_type, question_type
+from tops.errors import NotReachable, Retry, TopsError
+from tops.filters import Filter
+from tops.participants import Participant, Received
+from tops.site import Site
+
+PARALLEL_MAX = 256  # pieces of work that one agent is at; more wait their turn
+BUNDLE_BYTES_MAX = 2**20  # unless one alone is longer
+
+Said = tuple[int, msgspec.Raw]  # the number of the question, and the question or the answer to it
+
+log = logging.getLogger("tops.replication")
+_encoder = msgspec.msgpack.Encoder()
+_bundles: msgspec.msgpack.Decoder[list[Said]] = msgspec.msgpack.Decoder(list[Said])
+
+
+class Bundles:
+    """Gathers what is said to each party until the loop's turn is over, and publishes it in order."""
+
+    def __init__(
+        self,
+        publish: Callable[[str, bytes], Awaitable[object]],
+        failed: Callable[[Sequence[Said], TopsError], None],
+    ) -> None:
+        self._publish, self._failed = publish, failed
+        self._waiting: dict[str, list[Said]] = {}
+        self._sender: asyncio.Task[None] | None = None
+
+    def put(self, to: str, number: int, said: bytes) -> None:
+        self._waiting.setdefault(to, []).append((number, msgspec.Raw(said)))
+        if self._sender is None or self._sender.done():
+            self._sender = asyncio.ensure_future(self._send_all())
+
+    async def _send_all(self) -> None:
+        while self._waiting:
+            to = next(iter(self._waiting))
+            for bundle in _bundled(self._waiting.pop(to)):
+                try:
+                    await self._publish(to, _encoder.encode(bundle))
+                except TopsError as error:
+                    self._failed(bundle, error)
+
+
+def _bundled(said: list[Said]) -> Iterator[list[Said]]:
+    """In as few events as their size allows."""
+    start = size = 0
+    for place, (_, one) in enumerate(said):
+        size += len(memoryview(one))
+        if size > BUNDLE_BYTES_MAX and place > start:
+            yield said[start:place]
+            start, size = place, len(memoryview(one))
+    yield said[start:]
+
+
+class Caller(Participant):
+    """A client's end: asks replicas of one set, and matches answers to questions."""
+
+    def __init__(self, site: Site, replica_set: str, brokers: tuple[str, ...]) -> None:
+        super().__init__()
+        self._site = site
+        self._asked = question_type(replica_set, brokers)
+        self._answered = answer_type(replica_set, brokers)
+        self._waiting: dict[int, Callable[[AnyAnswer | TopsError], None]] = {}
+        self._numbers = itertools.count(1)
+        self._bundles = Bundles(self._publish, self._unpublished)
+
+    async def start(self) -> None:
+        """Be ready to ask."""
+        await self._site.advertise(self._asked)
+        await self._site.subscribe(self._answered, Filter.where("to", "=", self._site.name), participant=self)
+        await self._site.flush()
+
+    async def _publish(self, to: str, body: bytes) -> None:
+        await self._site.publish(self._asked, {"to": to, "reply_to": self._site.name, "body": body})
+
+    def _unpublished(self, questions: Sequence[Said], error: TopsError) -> None:
+        for number, _ in questions:
+            if number in self._waiting:
+                self._waiting[number](error)
+
+    def on_notify(self, event: Received) -> None:
+        for number, answer in _bundles.decode(event.body["body"]):
+            hear = self._waiting.get(number)
+            if hear is not None:
+                hear(calls.decode_answer(answer))
+
+    async def ask(self, to: str, question: AnyQuestion, timeout_s: float) -> AnyAnswer:
+        """Ask one replica's agent (or, with `*`, all: the first answer counts)."""
+        loop = asyncio.get_running_loop()
+        heard: asyncio.Future[AnyAnswer | TopsError | None] = loop.create_future()
+        timer = loop.call_later(timeout_s, _hear, heard, None)
+        number = next(self._numbers)
+        self._waiting[number] = lambda answer: _hear(heard, answer)
+        try:
+            self._bundles.put(to, number, calls.encode(question))
+            answer = await heard
+        finally:
+            timer.cancel()
+            del self._waiting[number]
+        if answer is None:
+            whom = f"replica agent {to}" if to != "*" else "no replica's agent"
+            raise NotReachable(f"{whom} {'did not answer' if to != '*' else 'answered'} within {timeout_s:g} s")
+        if isinstance(answer, TopsError):
+            raise answer
+        if isinstance(answer, Failed):
+            raise ReplicaFailed(to, answer)
+        return answer
+
+    async def ask_all(
+        self, question: AnyQuestion, timeout_s: float, enough: int, counts: Callable[[AnyAnswer], bool] = bool
+    ) -> list[AnyAnswer]:
+        """Ask every replica; returns with `enough` answers that count, or with those that came in time."""
+        number, heard = next(self._numbers), asyncio.Queue[AnyAnswer | TopsError]()
+        self._waiting[number] = heard.put_nowait
+        answers: list[AnyAnswer] = []
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    self._bundles.put("*", number, calls.encode(question))
+                    while enough > 0 or not heard.empty():
+                        answer = await heard.get()
+                        if isinstance(answer, TopsError):
+                            raise answer
+                        answers.append(answer)
+                        enough -= counts(answer)
+        finally:
+            del self._waiting[number]
+        return answers
+
+
+def _hear(heard: asyncio.Future[AnyAnswer | TopsError | None], answer: AnyAnswer | TopsError | None) -> None:
+    if not heard.done():
+        heard.set_result(answer)
+
+
+class Answerer(Participant):
+    """An agent's end: works at questions, each in its own task and writes that came together in one, and publishes the
+    answers."""
+
+    def __init__(
+        self,
+        site: Site,
+        replica_set: str,
+        brokers: tuple[str, ...],
+        answer: Callable[[AnyQuestion], Awaitable[AnyAnswer]],
+        write: Callable[[Sequence[calls.Write]], Awaitable[Sequence[AnyAnswer]]],
+    ) -> None:
+        super().__init__()
+        self._site, self._answer, self._write = site, answer, write
+        self._asked = question_type(replica_set, brokers)
+        self._answered = answer_type(replica_set, brokers)
+        self._turn = asyncio.Semaphore(PARALLEL_MAX)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._bundles = Bundles(self._publish, self._unpublished)
+
+    async def start(self) -> None:
+        await self._site.advertise(self._answered)
+        mine = Filter.where("to", "in", [self._site.name, "*"])
+        await self._site.subscribe(self._asked, mine, participant=self)
+        await self._site.flush()
+
+    async def _publish(self, to: str, body: bytes) -> None:
+        await self._site.publish(self._answered, {"to": to, "body": body})
+
+    def _unpublished(self, answers: Sequence[Said], error: TopsError) -> None:
+        """Whoever asked asks again."""
+        log.info("answers could not be sent", extra={"answers": len(answers), "reason": str(error)})
+
+    def on_notify(self, event: Received) -> None:
+        reply_to, numbers, writes = event.body["reply_to"], [], []
+        for number, encoded in _bundles.decode(event.body["body"]):
+            try:
+                question = calls.decode_question(encoded)
+            except msgspec.DecodeError as error:
+                self._tell(reply_to, [number], [_failure(error)])
+                continue
+            if isinstance(question, calls.Write):
+                numbers.append(number)
+                writes.append(question)
+            else:
+                self._begin(self._work(reply_to, number, question))
+        if writes:
+            self._begin(self._work_together(reply_to, numbers, writes))
+
+    def _begin(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _work(self, reply_to: str, number: int, question: AnyQuestion) -> None:
+        async with self._turn:
+            try:
+                answer = await self._answer(question)
+            except Exception as error:
+                answer = _failure(error)
+        self._tell(reply_to, [number], [answer])
+
+    async def _work_together(self, reply_to: str, numbers: Sequence[int], writes: Sequence[calls.Write]) -> None:
+        async with self._turn:
+            try:
+                answers = await self._write(writes)
+            except Exception as error:
+                answers = [_failure(error)] * len(writes)
+        self._tell(reply_to, numbers, answers)
+
+    def _tell(self, reply_to: str, numbers: Sequence[int], answers: Sequence[AnyAnswer]) -> None:
+        for number, answer in zip(numbers, answers, strict=True):
+            self._bundles.put(reply_to, number, calls.encode(answer))
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _failure(error: Exception) -> Failed:
+    if isinstance(error, TopsError):
+        return Failed.because(error)
+    log.error("a question could not be answered", exc_info=error)
+    # Nobody knows how far it got: a write may have been committed before this.
+    return Failed(kind=type(error).__name__, text=f"{type(error).__name__}: {error}", retry=Retry.ASK_FIRST.value)
