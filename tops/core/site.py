@@ -60,6 +60,7 @@ from tops.messages import (
 from tops.transactions import LocalOutcome, TxType
 
 RETRY = ("retry",)
+OUTWARD = frozenset([Post, Disseminate])  # effects that become messages on the link
 NOWHERE = NodeId("")  # a site does not know where it is; its broker does
 # Participants speak under the name they vote under; everybody else under the site's.
 HANDLES = {
@@ -381,14 +382,11 @@ class SiteCore:
         if link is None:
             return [effect for effect in effects if not isinstance(effect, Post | Disseminate)]
         for index, effect in enumerate(effects):
-            if type(effect) is Post:
-                letter = effect.letter
-                speaks_as = HANDLES.get(type(letter))
-                sender = self._address if speaks_as is None else Address(NOWHERE, speaks_as(letter))
-                envelope = Envelope(to=effect.to, sender=sender, incarnation=self.incarnation, body=letter)
-                effects[index] = Send(link, envelope)
-            elif type(effect) is Disseminate:
-                effects[index] = Send(link, self._dissemination(effect.publication))
+            if type(effect) in OUTWARD:
+                if type(effect) is Post:
+                    effects[index] = Send(link, self._envelope(effect.to, effect.letter))
+                elif type(effect) is Disseminate:
+                    effects[index] = Send(link, self._dissemination(effect.publication))
         return effects
 
     def _request(self, effects: list[Effect]) -> list[Effect]:
@@ -398,6 +396,11 @@ class SiteCore:
             self._retrying = True
             carried.append(SetTimer(RETRY, self.options.retry_s))
         return carried
+
+    def _envelope(self, to: Address, letter: Letter) -> Envelope:
+        speaks_as = HANDLES.get(type(letter))
+        sender = self._address if speaks_as is None else Address(NOWHERE, speaks_as(letter))
+        return Envelope(to=to, sender=sender, incarnation=self.incarnation, body=letter)
 
     def _dissemination(self, publication: Publication) -> Dissemination:
         event_type = publication.event_type

@@ -233,7 +233,11 @@ class SubTxExecutor:
             self.state, self._voting = PROMISED, None
             return voted(None)
 
-        return [*overtaken, *self._disarm(), *self._do(self._prepare, memo, prepared)]
+        effects = overtaken + self._disarm() if self._armed else overtaken
+        if self._busy:
+            self._steps.append(partial(self._prepare, memo, prepared))
+            return effects
+        return effects + self._prepare(memo, prepared)
 
     def _prepare(self, memo: Memo | None, then: Voted) -> list[Effect]:
         self._busy, self._preparing = True, then
@@ -256,7 +260,10 @@ class SubTxExecutor:
         if self.state is not PROMISED:
             return self.abandon(reason)
         self.undoing = not committed
-        return self._do(self._finish, committed, reason)
+        if self._busy:
+            self._steps.append(partial(self._finish, committed, reason))
+            return []
+        return self._finish(committed, reason)
 
     def _finish(self, committed: bool, reason: str) -> list[Effect]:
         self._busy = True
@@ -315,7 +322,7 @@ class SubTxExecutor:
         if self.state is ENDED:
             return []
         self.state = ENDED
-        effects = self._disarm() + self._ended(self)
+        effects = self._disarm() + self._ended(self) if self._armed else self._ended(self)
         waiting, self._when_ended = self._when_ended, []
         for done in waiting:
             effects += done()
