@@ -13,6 +13,7 @@ executors.
 import asyncio
 import json
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from typing import Any
 import adbc_driver_postgresql.dbapi as adbc
 import asyncpg
 import psutil
+import pyspark
 from pyspark.sql import SparkSession
 
 from adapters import EmbeddedPostgres
@@ -344,5 +346,7 @@ def _executors(bench: Bench, million: int) -> None:
         spark = session.start(f"local-cluster[{count},1,1024]")
         files.check(spark, "rows")
         seconds[count] = [files.warm(spark, "rows", f"{count} executor{'s'[: count - 1]}") for _ in range(3)]
+        application = spark.sparkContext.applicationId
         spark.stop()
+        shutil.rmtree(Path(pyspark.__file__).parent / "work" / application, ignore_errors=True)  # its executors' logs
     bench.compare("executors.two_vs_one", seconds[2], seconds[1])

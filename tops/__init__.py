@@ -13,18 +13,14 @@ One transaction, file by file:
 The machines in `core` do no I/O: `runtime` carries out what they ask for, and `sim` does so on virtual time.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from tops import constraints
-    from tops.errors import TopsError
-    from tops.event_types import EventType
-    from tops.filters import Filter
-    from tops.participants import BatchParticipant, Participant, Received, Resource
-    from tops.runtime.broker import Broker
-    from tops.site import Site, Subscription, Transaction
-    from tops.transactions import Access, LocalOutcome, Outcome, Scope, ScopeLimit, TxState, TxType
+from tops import constraints
+from tops.errors import TopsError
+from tops.event_types import EventType
+from tops.filters import Filter
+from tops.participants import BatchParticipant, Participant, Received, Resource
+from tops.runtime.broker import Broker
+from tops.site import Site, Subscription, Transaction
+from tops.transactions import Access, LocalOutcome, Outcome, Scope, ScopeLimit, TxState, TxType
 
 __all__ = [
     "Access",
@@ -47,23 +43,3 @@ __all__ = [
     "TxType",
     "constraints",
 ]
-
-# Names are looked up when they are used: whoever needs an error class alone does not load a broker.
-_HOMES = {
-    "errors": ("TopsError",),
-    "event_types": ("EventType",),
-    "filters": ("Filter",),
-    "participants": ("BatchParticipant", "Participant", "Received", "Resource"),
-    "runtime.broker": ("Broker",),
-    "site": ("Site", "Subscription", "Transaction"),
-    "transactions": ("Access", "LocalOutcome", "Outcome", "Scope", "ScopeLimit", "TxState", "TxType"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(f"tops.{home}"), name)
-    if name == "constraints":
-        return import_module("tops.constraints")
-    raise AttributeError(f"module 'tops' has no attribute {name!r}")
