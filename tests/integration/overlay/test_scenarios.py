@@ -6,8 +6,9 @@ from contextlib import AsyncExitStack
 import pytest
 
 from tests.integration.overlay.cluster import Cluster, Recorder, event_type, until
+from tests.integration.overlay.core_scenarios import SCENARIOS, run_scenario
 from tops import Access, EventType, Filter, Outcome, Scope, ScopeLimit, Site, TxType, constraints
-from tops.errors import CensusUnfulfilled, InvalidEvent, NotAdvertised, TransactionAborted, TransactionClosed
+from tops.errors import InvalidEvent, NotAdvertised, TransactionAborted, TransactionClosed
 from tops.messages import CensusPolicy
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -23,6 +24,11 @@ def census(replies: int) -> CensusPolicy:
 async def sites(stack: AsyncExitStack, cluster: Cluster, number: int) -> list[Site]:
     """A publisher and subscribers, spread over the brokers."""
     return [await stack.enter_async_context(cluster.site(f"s{i}", i)) for i in range(number)]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+async def test_a_scenario_of_the_core(cluster: Cluster, scenario: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    await run_scenario(scenario, cluster, monkeypatch)
 
 
 async def test_a_subscriber_gets_the_matching_events_of_a_publisher_in_order(cluster: Cluster) -> None:
@@ -160,42 +166,6 @@ async def test_a_participant_that_fails_aborts_everybody(cluster: Cluster, refus
         assert good.committed == bad.committed == []
 
 
-async def test_with_constraints_that_still_hold_the_rest_commits(cluster: Cluster) -> None:
-    orders = event_type()
-    async with AsyncExitStack() as stack:
-        publisher, one, two = await sites(stack, cluster, 3)
-        await publisher.advertise(orders)
-        good, bad = Recorder(), Recorder(refuse="prepare")
-        await one.subscribe(orders, participant=good)
-        await two.subscribe(orders, participant=bad)
-
-        async with publisher.transaction(
-            orders, TxType.DISTRIBUTED, constraints=[constraints.MinParticipants(1)], census=census(2)
-        ) as tx:
-            await tx.publish(orders, {"id": 1})
-
-        assert tx.committed
-        assert (good.committed, bad.committed) == ([tx.id], [])
-        await until(lambda: tx.id in bad.aborted)
-
-
-async def test_a_census_without_enough_participants_sends_no_event(cluster: Cluster) -> None:
-    orders = event_type()
-    async with AsyncExitStack() as stack:
-        publisher, one = await sites(stack, cluster, 2)
-        await publisher.advertise(orders)
-        alone = Recorder()
-        await one.subscribe(orders, participant=alone)
-
-        with pytest.raises(CensusUnfulfilled):
-            async with publisher.transaction(
-                orders, TxType.DISTRIBUTED, constraints=[constraints.MinParticipants(2)], census=census(1)
-            ):
-                pytest.fail("the transaction must not open")
-
-        assert alone.events == {}
-
-
 async def test_an_exception_in_the_block_aborts_the_transaction_everywhere(cluster: Cluster) -> None:
     orders = event_type()
     async with AsyncExitStack() as stack:
@@ -214,23 +184,6 @@ async def test_an_exception_in_the_block_aborts_the_transaction_everywhere(clust
         assert distributed.committed == local.committed == []
         with pytest.raises((TransactionClosed, TransactionAborted)):
             await tx.publish(orders, {"id": 2})
-
-
-async def test_in_a_local_transaction_every_subscriber_decides_for_itself(cluster: Cluster) -> None:
-    orders = event_type()
-    async with AsyncExitStack() as stack:
-        publisher, one, two = await sites(stack, cluster, 3)
-        await publisher.advertise(orders)
-        good, bad = Recorder(Scope.LOCAL), Recorder(Scope.LOCAL, refuse="prepare")
-        await one.subscribe(orders, participant=good)
-        await two.subscribe(orders, participant=bad)
-
-        async with publisher.transaction(orders, TxType.LOCAL) as tx:
-            await tx.publish(orders, {"id": 1})
-            await tx.publish(orders, {"id": 2})
-
-        await until(lambda: tx.id in good.committed and tx.id in bad.aborted)
-        assert good.events[tx.id] == [1, 2]
 
 
 async def test_whoever_stays_out_sees_no_event_of_the_transaction(cluster: Cluster) -> None:

@@ -1,0 +1,257 @@
+"""The verbs of the core's scenarios (`tests/scenarios/cluster.py`) over real broker processes and the client library.
+
+Scenarios are plain functions: they run in a thread beside the test's event loop, and everything that waits runs there.
+Where simulated time would pass, this waits for what must have happened by then.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Coroutine
+from concurrent.futures import Future
+from contextlib import AsyncExitStack
+from typing import Any
+
+import msgspec
+
+from tests.integration.overlay.cluster import Cluster
+from tests.scenarios.cluster import ATTRIBUTES, tx_spec
+from tops import EventType, Participant, Received, Scope, Site, TxType
+from tops.ids import TxId, tx_id
+from tops.messages import CensusPolicy, TxOutcome, TxSpec
+from tops.site import Transaction
+
+WAIT_S = 60.0
+
+
+class Pending:
+    """A request that a site has made and that may be answered already."""
+
+    def __init__(self, future: "Future[Any]") -> None:
+        self._future = future
+
+    def result(self) -> Any:
+        return self._future.result(WAIT_S)
+
+    def failure(self) -> BaseException:
+        error = self._future.exception(WAIT_S)
+        assert error is not None, f"answered {self._future.result()!r} where an error was due"
+        return error
+
+
+class Actor(Participant):
+    """A participant that does as it is told and writes down what happens; by the names of the simulator's calls."""
+
+    def __init__(self, scope: Scope, compensatable: bool, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self.scope, self.compensatable, self._loop = scope, compensatable, loop
+        self.refuses: set[str] = set()
+        self.refuses_prepare = False
+        self.holds: set[str] = set()
+        self.calls: list[tuple[str, TxId | None]] = []
+        self.joined: dict[TxId, Scope] = {}
+        self.ended: dict[TxId, bool] = {}
+        self._seen: list[tuple[TxId | None, str]] = []
+        self._released = asyncio.Event()
+
+    def on_join(self, tx: TxId, spec: TxSpec) -> Scope:
+        self.calls.append(("AskJoin", tx))
+        self.joined[tx] = self.scope
+        return self.scope
+
+    def on_notify(self, event: Received) -> None:
+        self._seen.append((event.tx, event.body["mark"]))
+
+    def on_notify_tx(self, event: Received) -> None:
+        self.calls.append(("NotifyTx", event.tx))
+        self._seen.append((event.tx, event.body["mark"]))
+        if event.body["mark"] in self.refuses:
+            raise ValueError(f"{event.body['mark']} can't be processed")
+
+    async def on_prepare(self, tx: TxId) -> None:
+        self.calls.append(("PrepareTx", tx))
+        if "PrepareTx" in self.holds:
+            await self._released.wait()
+        if self.refuses_prepare:
+            raise ValueError("the resource can't prepare")
+
+    def on_commit(self, tx: TxId) -> Awaitable[None] | None:
+        self.calls.append(("CommitTxCall", tx))
+        self.ended[tx] = True
+        return None
+
+    def on_abort(self, tx: TxId, reason: str) -> Awaitable[None] | None:
+        self.calls.append(("AbortTxCall", tx))
+        self.ended[tx] = False
+        return None
+
+    def asked(self, kind: str, tx: TxId | None = None) -> int:
+        return sum(k == kind and (tx is None or t == tx) for k, t in self.calls)
+
+    def seen(self, tx: TxId | None = None) -> list[str]:
+        return [mark for t, mark in list(self._seen) if t == tx]
+
+    def committed(self, tx: TxId) -> tuple[str, ...] | None:
+        return tuple(self.seen(tx)) if self.ended.get(tx) else None
+
+    def prepared(self) -> bool:
+        return any(kind == "PrepareTx" and tx not in self.ended for kind, tx in self.calls)
+
+    def release(self) -> None:
+        self.holds.clear()
+        self._loop.call_soon_threadsafe(self._released.set)
+
+
+class Client:
+    """One site, by the verbs of the client library."""
+
+    def __init__(self, cluster: "ProcessCluster", name: str, site: Site, outcomes: list[tuple[TxId, bool]]) -> None:
+        self.cluster, self.name, self.site, self.outcomes = cluster, name, site, outcomes
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.cluster.run_to_end(work)
+
+    def advertise(self, *event_types: str) -> None:
+        for name in event_types:
+            self._run(self.site.advertise(self.cluster.type(name)))
+
+    def subscribe(
+        self, event_type: str, scope: Scope = Scope.DISTRIBUTED, *, standing: bool = False, compensatable: bool = False
+    ) -> Actor:
+        actor = Actor(scope, compensatable, self.cluster.loop)
+        wanted = self.cluster.type(event_type)
+        self._run(self.site.subscribe(wanted, participant=actor, scope=scope if standing else None))
+        self.cluster.actors.append((event_type, actor))
+        return actor
+
+    def publish(self, event_type: str, mark: str, *, tx: TxId | None = None) -> Any:
+        wanted, body = self.cluster.type(event_type), {"mark": mark, "key": "a"}
+        if tx is not None:
+            self.cluster.marks.setdefault(tx, []).append(mark)
+            return self._run(self.cluster.transactions[self.name, tx].publish(wanted, body))
+        takers = [actor for name, actor in self.cluster.actors if name == event_type]
+        self.cluster.ordinary += [(actor, mark) for actor in takers]
+        return self._run(self.site.publish(wanted, body))
+
+    def begin_soon(self, event_type: str, tx_type: TxType = TxType.DISTRIBUTED, **properties: Any) -> Pending:
+        joining = [a for name, a in self.cluster.actors if name == event_type and a.scope is Scope.DISTRIBUTED]
+        # As short as in the simulator would be too short for a machine under load: the last answer closes it.
+        properties.setdefault("census", CensusPolicy(timeout_s=20.0 if joining else 0.3, replies=len(joining) or None))
+        spec = msgspec.structs.replace(
+            tx_spec(event_type, tx_type, **properties), event_type=self.cluster.type(event_type).name
+        )
+
+        async def begin() -> TxId:
+            transaction = await self.site.begin(spec)
+            self.cluster.transactions[self.name, transaction.id] = transaction
+            return transaction.id
+
+        return Pending(self.cluster.start(begin()))
+
+    def begin(self, event_type: str, tx_type: TxType = TxType.DISTRIBUTED, **properties: Any) -> TxId:
+        tx: TxId = self.begin_soon(event_type, tx_type, **properties).result()
+        return tx
+
+    def contribute(self, tx: TxId) -> None:
+        spec = next(t.spec for (_, known), t in self.cluster.transactions.items() if known == tx)
+
+        async def contribute() -> Transaction:
+            return self.site.contribute(tx, spec)
+
+        self.cluster.transactions[self.name, tx] = self._run(contribute())
+
+    def done(self, tx: TxId) -> None:
+        self.cluster.loop.call_soon_threadsafe(self.cluster.transactions[self.name, tx].done)
+
+    def commit_soon(self, tx: TxId) -> Pending:
+        return Pending(self.cluster.start(self.cluster.transactions[self.name, tx].commit()))
+
+    def commit(self, tx: TxId) -> TxOutcome:
+        outcome: TxOutcome = self.commit_soon(tx).result()
+        return outcome
+
+    def abort(self, tx: TxId, reason: str = "changed its mind") -> TxOutcome:
+        outcome: TxOutcome = self._run(self.cluster.transactions[self.name, tx].abort(reason))
+        return outcome
+
+    def told(self, tx: TxId) -> list[bool]:
+        return [committed for t, committed in self.outcomes if t == tx]
+
+    def last_tx(self) -> TxId:
+        return tx_id(self.site._node.name, self.site.incarnation, self.site._node.core.counter)
+
+
+class ProcessCluster:
+    """The sites of one scenario at brokers that run already; its event types are its own."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, brokers: Cluster, *sites: str) -> None:
+        """To be called in a thread beside the loop's."""
+        self.loop, self._run_name = loop, secrets.token_hex(4)
+        self.actors: list[tuple[str, Actor]] = []
+        self.ordinary: list[tuple[Actor, str]] = []  # who must have got which ordinary event
+        self.transactions: dict[tuple[str, TxId], Transaction] = {}
+        self.marks: dict[TxId, list[str]] = {}
+        self._stack = AsyncExitStack()
+        self._clients: dict[str, Client] = {}
+        for place, name in enumerate(sites):
+            self._clients[name] = self.run_to_end(self._connect(brokers, name, place))
+
+    async def _connect(self, brokers: Cluster, name: str, place: int) -> Client:
+        ended: list[tuple[TxId, bool]] = []
+        site = await self._stack.enter_async_context(
+            brokers.site(
+                f"{name}-{self._run_name}",
+                place,
+                on_ended=lambda tx, committed, reason: ended.append((tx, committed)),
+            )
+        )
+        return Client(self, name, site, ended)
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> "Future[Any]":
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def run_to_end(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.start(work).result(WAIT_S)
+
+    def __getitem__(self, name: str) -> Client:
+        return self._clients[name]
+
+    def define(self, name: str) -> None:
+        """Every type of a scenario has the usual attributes."""
+
+    def type(self, name: str) -> EventType:
+        return EventType(f"{name}-{self._run_name}", ATTRIBUTES, optional=("key", "bad"))
+
+    def settle(self) -> None:
+        """Until whoever takes part in something has heard its end, and ordinary events are where they belong."""
+        end = time.monotonic() + WAIT_S
+        while not self._settled():
+            assert time.monotonic() < end, "something stays open"
+            time.sleep(0.02)
+
+    def _settled(self) -> bool:
+        begun = {tx for _, tx in self.transactions}
+        outcomes = {t: c for client in self._clients.values() for t, c in list(client.outcomes) if t in begun}
+        joined = [(actor, tx) for _, actor in self.actors for tx in list(actor.joined) if tx in outcomes]
+        return all(mark in actor.seen() for actor, mark in self.ordinary) and all(
+            self._over(actor, tx, outcomes[tx]) for actor, tx in joined
+        )
+
+    def _over(self, actor: Actor, tx: TxId, committed: bool) -> bool:
+        match actor.joined[tx]:
+            case Scope.LOCAL | Scope.DISTRIBUTED:
+                return tx in actor.ended
+            case Scope.NON_TRANSACTIONAL if committed:
+                return len(actor.seen(tx)) == len(self.marks[tx])
+        return True
+
+    def check(self) -> None:
+        """Nothing stays open, and nobody has a part of a transaction only."""
+        self.settle()
+        for _, actor in self.actors:
+            assert not actor.prepared()
+            for tx, committed in actor.ended.items():
+                assert not committed or actor.seen(tx) == self.marks.get(tx, [])
+
+    async def close(self) -> None:
+        await self._stack.aclose()
