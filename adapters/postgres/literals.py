@@ -154,12 +154,13 @@ def array_literal(values: list[Value], sql_type: SqlType) -> str:
     """One literal that holds a column's values of all rows of a batch."""
     # The two common cases, without a call per value.
     kinds = set(map(type, values))
-    if sql_type.is_integer and kinds == {int}:
+    if sql_type.category == "N" and kinds == {int}:
         return f"'{{{','.join(map(str, values))}}}'"
     if sql_type.category == "S" and kinds == {str}:
         joined = '","'.join(values)
         if "\\" not in joined and joined.count('"') == 2 * (len(values) - 1):
             return quote(f'{{"{joined}"}}')
+        return quote("{" + ",".join(map(_element, values)) + "}")
     return quote("{" + ",".join([_element(text_form(value, sql_type)) for value in values]) + "}")
 
 

@@ -163,7 +163,7 @@ class _Rows:
     def _add(self, tx: str, place: Place, change: Change, record: Upsert) -> list[Change]:
         if place not in self._images:
             return [change, record]
-        current, add = self._versions.get(place, Version()), {record.key["column_name"]: record.add["amount"]}
+        current, add = self._versions.get(place, Version()), {record.key["column_name"]: str(record.add["amount"])}
         self._versions[place] = current.added(add)
         image = self._images[place]
         if image is None:

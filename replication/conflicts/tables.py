@@ -186,7 +186,7 @@ def clock_change(table: str, key: str, version: Version, previous: Version, chan
 
 def sum_change(table: str, key: str, column: str, amount: Value) -> Upsert:
     """Records an increment: the sum of all that were ever made is what two replicas' rows differ by."""
-    return Upsert(SUMS, {"table_name": table, "key": key, "column_name": column}, add={"amount": str(amount)})
+    return Upsert(SUMS, {"table_name": table, "key": key, "column_name": column}, add={"amount": amount})
 
 
 def sums_set(table: str, key: str, before: dict[str, str], after: dict[str, str]) -> list[Change]:
