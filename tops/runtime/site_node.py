@@ -121,8 +121,7 @@ class SiteNode:
         else:
             bodies = tuple(encoded for _, _, encoded in together)
             self.outbox.put(self.core.publish_all(self._together_type, bodies))
-        if self.link is not None:
-            self.link.send_now()  # this is the end of the turn already
+        self._send_now()
 
     async def publish_confirmed(self, event_type: str, body: dict[str, Any]) -> int | None:
         """An event of a durable type; returns its number when it is on disk."""
@@ -162,6 +161,12 @@ class SiteNode:
         if together and spec is not None:
             self._one_shots, self._one_shots_bytes = [], 0
             self.outbox.put(self.core.execute_all(spec, together))
+            self._send_now()
+
+    def _send_now(self) -> None:
+        """What was gathered for a turn of the loop need not wait for the end of the next one."""
+        if self.link is not None:
+            self.link.send_now()
 
     def next_request(self) -> int:
         self._requests += 1
