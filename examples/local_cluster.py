@@ -2,12 +2,12 @@
 
 import asyncio
 import shutil
-import socket
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from adapters.embedded_postgres import free_port
 from replication.agent import Agent
 from replication.config import Cluster
 from replication.demo import quiet
@@ -20,10 +20,7 @@ async def local_cluster(name: str, settings: str, schema: str, replicas: int = 3
     quiet()
     folder = Path(tempfile.mkdtemp(prefix=f"tops-{name}-"))
     folder.chmod(0o755)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    lines = [f'[cluster]\nname = "{name}"\n[[broker]]\nname = "b1"\nlisten = "127.0.0.1:{port}"\ndata = "./b1"']
+    lines = [f'[cluster]\nname = "{name}"\n[[broker]]\nname = "b1"\nlisten = "127.0.0.1:{free_port()}"\ndata = "./b1"']
     lines.append(f'[[replica_set]]\nname = "{name}"\nschema = "schema.sql"\n{settings}')
     lines += [f'[[replica_set.replica]]\nname = "r{n}"\nbroker = "b1"' for n in range(1, replicas + 1)]
     (folder / "schema.sql").write_text(schema)

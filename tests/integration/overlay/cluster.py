@@ -5,7 +5,6 @@ import itertools
 import os
 import secrets
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -14,6 +13,7 @@ from typing import Any
 
 import aiohttp
 
+from adapters.embedded_postgres import free_port
 from tops import EventType, Participant, Received, Scope, Site
 from tops.core.participation import SiteOptions
 from tops.ids import TxId
@@ -39,14 +39,11 @@ TOPOLOGIES: dict[str, Links] = {
 
 
 def free_ports(number: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(number)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Below the ports that the system gives to whoever connects: none of them is taken before its broker starts."""
+    ports: set[int] = set()
+    while len(ports) < number:
+        ports.add(free_port())
+    return list(ports)
 
 
 class Cluster:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from tests.integration.overlay.cluster import Cluster
+from tests.integration.overlay.cluster import Cluster, until
 from tests.scenarios.cluster import ATTRIBUTES, tx_spec
 from tops import EventType, Participant, Received, Scope, Site, TxType
 from tops.ids import TxId, tx_id
@@ -42,9 +42,9 @@ class Pending:
 class Actor(Participant):
     """A participant that does as it is told and writes down what happens; by the names of the simulator's calls."""
 
-    def __init__(self, scope: Scope, compensatable: bool, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, scope: Scope, compensatable: bool, standing: bool, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
-        self.scope, self.compensatable, self._loop = scope, compensatable, loop
+        self.scope, self.compensatable, self.standing, self._loop = scope, compensatable, standing, loop
         self.refuses: set[str] = set()
         self.refuses_prepare = False
         self.holds: set[str] = set()
@@ -118,7 +118,7 @@ class Client:
     def subscribe(
         self, event_type: str, scope: Scope = Scope.DISTRIBUTED, *, standing: bool = False, compensatable: bool = False
     ) -> Actor:
-        actor = Actor(scope, compensatable, self.cluster.loop)
+        actor = Actor(scope, compensatable, standing, self.cluster.loop)
         wanted = self.cluster.type(event_type)
         self._run(self.site.subscribe(wanted, participant=actor, scope=scope if standing else None))
         self.cluster.actors.append((event_type, actor))
@@ -141,8 +141,13 @@ class Client:
             tx_spec(event_type, tx_type, **properties), event_type=self.cluster.type(event_type).name
         )
 
+        asked = {a: a.asked("AskJoin") for name, a in self.cluster.actors if name == event_type and not a.standing}
+
         async def begin() -> TxId:
-            transaction = await self.site.begin(spec)
+            try:
+                transaction = await self.site.begin(spec)
+            finally:  # whom the census did not wait for hears of it all the same
+                await until(lambda: all(actor.asked("AskJoin") > before for actor, before in asked.items()))
             self.cluster.transactions[self.name, transaction.id] = transaction
             return transaction.id
 

@@ -2,11 +2,11 @@
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from adapters.embedded_postgres import free_port
 from replication import ReplicaSet, connect
 from replication.config import Cluster
 from replication.processes import Processes, wait_ready
@@ -17,12 +17,6 @@ create table accounts (
 create table transfers (id text primary key, source int not null, target int not null, amount bigint not null);
 create table lists (key int primary key, items text not null default '');
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def toml(folder: Path, sets: Mapping[str, str], brokers: int, replicas: int, schema: str = SCHEMA) -> Path:

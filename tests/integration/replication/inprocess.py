@@ -9,10 +9,11 @@ from pathlib import Path
 import asyncpg
 
 from adapters import EmbeddedPostgres
+from adapters.embedded_postgres import free_port
 from replication import ReplicaSet, connect
 from replication.agent import Agent
 from replication.config import Cluster
-from tests.integration.replication.clusters import SCHEMA, free_port
+from tests.integration.replication.clusters import SCHEMA
 from tops.runtime.broker import Broker
 
 

@@ -10,12 +10,13 @@ import pytest
 from aiohttp import web
 
 from adapters import EmbeddedPostgres
+from adapters.embedded_postgres import free_port
 from replication.config import Cluster
 from replication.doctor import Finding, examine
 from replication.http import serve_agent
 from replication.http_sets import SetRoutes
 from replication.refusals import TooFewReplicas
-from tests.integration.replication.clusters import eventually, free_port
+from tests.integration.replication.clusters import eventually
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tests.integration.replication.test_command_line import tops
 from tops.changes import Insert, Update, Upsert

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from adapters import EmbeddedPostgres
+from adapters.embedded_postgres import free_port
 from replication.config import Cluster
 from replication.reads import TooFewReaders
-from tests.integration.replication.clusters import SCHEMA, eventually, free_port
+from tests.integration.replication.clusters import SCHEMA, eventually
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tops.changes import Upsert
 from tops.errors import NotReachable, TopsError

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import aiohttp
 
+from adapters.embedded_postgres import free_port
 from replication.config import Cluster
 from tests.integration.overlay.secured import issue
-from tests.integration.replication.clusters import SCHEMA, free_port
+from tests.integration.replication.clusters import SCHEMA
 from tests.integration.replication.test_command_line import tops
 from tops.security import Authority, Kind, utc_now
 
