@@ -12,7 +12,7 @@ $(STAMP): pyproject.toml requirements.lock
 	@echo "== creating $(VENV) and installing the project (once)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --upgrade pip
-	@$(BIN)/python -m pip install --quiet -c requirements.lock -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet -c requirements.lock -e '.[dev,bench]'
 	@touch $@
 
 demo: $(STAMP)

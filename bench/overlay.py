@@ -41,6 +41,7 @@ RECEIVE_TIMEOUT_S = 120.0
 START_TIMEOUT_S = 30.0
 FILTERS = (100, 300, 1000, 3000, 10_000)
 PRICES = 100_000
+CLIENTS = {"publish": BATCH, "f256": 256, "f1": 1}  # events that are on their way at once, by figure
 
 
 class OurBroker:
@@ -268,35 +269,77 @@ def _row(system: str, clients: int, deliveries: list[Delivery], received: bool) 
     }
 
 
+class Sides:
+    """What both sides did, by figure; theirs stays empty where there is no NATS."""
+
+    def __init__(self) -> None:
+        self.ours: dict[str, list[Delivery]] = {name: [] for name in CLIENTS}
+        self.theirs: dict[str, list[Delivery]] = {name: [] for name in CLIENTS}
+
+    async def pair(self, broker: OurBroker, server: NatsServer | None, events: dict[str, int]) -> None:
+        """One run of each, ours and theirs in turn."""
+        self.ours["publish"].append(await our_delivery(broker, events["publish"]))
+        if server is not None:
+            self.theirs["publish"].append(await core_delivery(server, events["publish"]))
+        for name in ("f256", "f1"):
+            self.ours[name].append(await our_durable_delivery(broker, events[name], CLIENTS[name]))
+            if server is not None:
+                self.theirs[name].append(await jetstream_delivery(server, events[name], in_flight=CLIENTS[name]))
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [
+            _row(f"{system}_{name}", CLIENTS[name], deliveries[name], received=name == "publish")
+            for name in CLIENTS
+            for system, deliveries in (("tops", self.ours), ("nats", self.theirs))
+            if deliveries[name]
+        ]
+
+    def figures(self) -> dict[str, dict[str, Any]]:
+        compared = {
+            "publish.vs_nats_core": ("publish", "received_per_s", Better.HIGHER),
+            "durable.f256.vs_jetstream": ("f256", "published_per_s", Better.HIGHER),
+            "durable.f1.latency_vs_jetstream": ("f1", "p50_ms", Better.LOWER),
+        }
+        found: dict[str, dict[str, Any]] = {}
+        for figure, (name, quantity, better) in compared.items():
+            if self.theirs[name]:
+                pairs = zip(self.ours[name], self.theirs[name], strict=True)
+                values = [(getattr(ours, quantity), getattr(theirs, quantity)) for ours, theirs in pairs]
+                found[figure] = {**Figure.of_pairs(values, better).record()}
+        return found
+
+
+@asynccontextmanager
+async def nats_server(versions: dict[str, str], missing: dict[str, str]) -> AsyncIterator[NatsServer | None]:
+    """The peer; where it is not installed that is said at once, and ours is measured all the same."""
+    server = NatsServer()
+    try:
+        await server.__aenter__()
+    except SystemUnavailable as error:
+        missing["nats"] = str(error)
+        say(f"NATS is not measured, and there are no figures beside it: {error}")
+        yield None
+        return
+    try:
+        versions["nats-server"] = await server.version()
+        yield server
+    finally:
+        await server.__aexit__()
+
+
 async def measure(quick: bool) -> Result:
-    pairs, events, durable, single = (3, 40_000, 8_000, 300) if quick else (5, 300_000, 60_000, 2000)
-    deliveries: dict[str, list[tuple[Delivery, Delivery]]] = {"publish": [], "f256": [], "f1": []}
-    missing: dict[str, str] = {}
-    versions = package_versions()
-    async with our_broker() as broker:
-        try:
-            async with NatsServer() as server:
-                versions["nats-server"] = await server.version()
-                for number in range(pairs):
-                    say(f"pair {number + 1} of {pairs}")
-                    ours = await our_delivery(broker, events)
-                    deliveries["publish"].append((ours, await core_delivery(server, events)))
-                    ours = await our_durable_delivery(broker, durable, 256)
-                    theirs = await jetstream_delivery(server, durable, in_flight=256)
-                    deliveries["f256"].append((ours, theirs))
-                    ours = await our_durable_delivery(broker, single, 1)
-                    deliveries["f1"].append((ours, await jetstream_delivery(server, single, in_flight=1)))
-        except SystemUnavailable as error:
-            missing["nats"] = str(error)
+    pairs = 3 if quick else 5
+    events = (
+        {"publish": 40_000, "f256": 8_000, "f1": 300} if quick else {"publish": 300_000, "f256": 60_000, "f1": 2000}
+    )
+    sides, missing, versions = Sides(), dict[str, str](), package_versions()
+    async with our_broker() as broker, nats_server(versions, missing) as server:
+        for number in range(pairs):
+            say(f"pair {number + 1} of {pairs}")
+            await sides.pair(broker, server, events)
     say("sites and filters of one broker")
     sites = 400 if quick else 2000
     measures = await capacity(sites)
-    rows = [
-        _row(system, clients, [pair[side] for pair in deliveries[name]], received=name == "publish")
-        for name, clients in (("publish", BATCH), ("f256", 256), ("f1", 1))
-        for side, system in ((0, f"tops_{name}"), (1, f"nats_{name}"))
-        if deliveries[name]
-    ]
     return {
         "name": "overlay",
         "machine": describe_machine(),
@@ -305,26 +348,12 @@ async def measure(quick: bool) -> Result:
             "tops": {"description": "one broker process, sites over WebSocket", "promise": "confirmed: on disk"},
             "nats": {"description": "nats-server with nats-py", "promise": "JetStream: acknowledged, not yet on disk"},
         },
-        "rows": rows,
-        "figures": _figures(deliveries),
+        "rows": sides.rows(),
+        "figures": sides.figures(),
         "measures": {**measures, **matching_curve()},
         "missing": missing,
         "left_out": [f"{sites} of 2,000 sites, {pairs} of 5 pairs"] if quick else [],
     }
-
-
-def _figures(deliveries: dict[str, list[tuple[Delivery, Delivery]]]) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    if deliveries["publish"]:
-        rates = [(a.received_per_s, b.received_per_s) for a, b in deliveries["publish"]]
-        found["publish.vs_nats_core"] = {**Figure.of_pairs(rates, Better.HIGHER).record()}
-    if deliveries["f256"]:
-        rates = [(a.published_per_s, b.published_per_s) for a, b in deliveries["f256"]]
-        found["durable.f256.vs_jetstream"] = {**Figure.of_pairs(rates, Better.HIGHER).record()}
-    if deliveries["f1"]:
-        waits = [(a.p50_ms, b.p50_ms) for a, b in deliveries["f1"]]
-        found["durable.f1.latency_vs_jetstream"] = {**Figure.of_pairs(waits, Better.LOWER).record()}
-    return found
 
 
 def run(quick: bool) -> Result:

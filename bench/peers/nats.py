@@ -197,4 +197,6 @@ def _driver() -> Any:
     try:
         return import_module("nats")
     except ImportError as error:
-        raise SystemUnavailable("the NATS client is not installed: pip install nats-py") from error
+        raise SystemUnavailable(
+            "the NATS client is not installed: pip install nats-py, or 'tops-replication[bench]'"
+        ) from error
