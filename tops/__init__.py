@@ -19,7 +19,9 @@ from tops.event_types import EventType
 from tops.filters import Filter
 from tops.participants import BatchParticipant, Participant, Received, Resource
 from tops.runtime.broker import Broker
-from tops.site import Site, Subscription, Transaction
+from tops.site import Site
+from tops.site_subscriptions import Subscription
+from tops.site_transactions import Transaction
 from tops.transactions import Access, LocalOutcome, Outcome, Scope, ScopeLimit, TxState, TxType
 
 __all__ = [

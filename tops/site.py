@@ -10,9 +10,8 @@ The protocol is `tops.core.site`; the connection, its failover and the calls to 
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,8 +21,8 @@ import aiohttp
 from tops.constraints import AnyConstraint
 from tops.core.participation import SiteOptions, Wish
 from tops.core.site import default_local_outcome
-from tops.effects import Effect, Memo, Promise
-from tops.errors import ConfigError, InvalidEventType, NotAdvertised, NotReachable, ProtocolError
+from tops.effects import Effect
+from tops.errors import ConfigError, InvalidEventType, NotAdvertised, NotReachable
 from tops.event_types import EventType
 from tops.filters import Filter
 from tops.ids import NodeId, TxId
@@ -31,33 +30,29 @@ from tops.messages import (
     AskOutcome,
     CensusPolicy,
     Definitions,
-    Event,
-    LogDelivered,
     LogEntry,
     LogTold,
     TxOutcome,
     TxSpec,
-    encode_body,
 )
-from tops.participants import BatchParticipant, Participant, Received
+from tops.participants import BatchParticipant, Participant
 from tops.runtime.collector import Collector
 from tops.runtime.identity import Self as Identity
 from tops.runtime.link import ROOM_BYTES
+from tops.runtime.outgoing import Body, TypeOrName, checked_size, events_of, name_of
 from tops.runtime.participant_driver import ParticipantDriver
 from tops.runtime.site_journal import SiteJournal, new_incarnation
 from tops.runtime.site_node import Ended, SiteNode
-from tops.runtime.wire import MESSAGE_BYTES_MAX
 from tops.security import Kind, check_connect
-from tops.transactions import Access, LocalOutcome, Outcome, Scope, ScopeLimit, TxType
+from tops.site_logs import ask_log, read_log
+from tops.site_subscriptions import Enlisted, Subscription, remembered, standing_scope
+from tops.site_transactions import Transaction
+from tops.transactions import Access, LocalOutcome, Scope, ScopeLimit, TxType
 
-Body = Mapping[str, Any]
-TypeOrName = EventType | str
 log = logging.getLogger("tops.site")
 DRAIN_S = 2.0
-EVENT_BYTES_MAX = MESSAGE_BYTES_MAX - 64 * 1024  # room for what is around the events
 ROUTE_S = 5.0
 OWN_PREFIX = "own/"  # keeps the names of enlisted resources apart from those of subscriptions
-READ_MAX = 256  # entries of a log in one answer
 SITE_ROLE = "writer"  # without keys it is the broker that gives the role; this one is only said
 
 
@@ -157,7 +152,7 @@ class Site:
 
     async def publish(self, event_type: TypeOrName, body: dict[str, Any]) -> int | None:
         """Publish an ordinary event. For a durable type it is on disk when this returns, under the number returned."""
-        node, name = self._node, _name(event_type)
+        node, name = self._node, name_of(event_type)
         link = node.link
         if link is not None and link.queued_bytes > ROOM_BYTES:
             await link.room()
@@ -184,6 +179,10 @@ class Site:
         if family not in self._node.core.types:
             self._node.core.types.define(EventType(family))
 
+    def _know(self, event_type: EventType) -> None:
+        if event_type.name not in self._node.core.types:
+            self._node.core.types.define_all(self._definitions(event_type))
+
     def _definitions(self, event_type: EventType) -> Definitions:
         self._types[event_type.name] = event_type
         chain = [event_type]
@@ -207,7 +206,7 @@ class Site:
         scope: Scope | None = None,
         start: str = "now",
         position: int | None = None,
-    ) -> "Subscription":
+    ) -> Subscription:
         """Receive events of the type, and of its children, that match.
 
         Without a participant, iterate over the subscription. `durable` names a subscription that survives
@@ -223,11 +222,11 @@ class Site:
         key = durable or event_type.name
         journal = None if isinstance(taker, BatchParticipant) else self._journal
         driver = ParticipantDriver(taker, node.call_done, key, journal)
-        replica, promises, kept = await _remembered(taker, driver)
+        replica, promises, kept = await remembered(taker, driver)
         wish = Wish(
             definitions=self._definitions(event_type),
             filter=where if where is not None else Filter(),
-            scope=_standing_scope(taker, scope, replica),
+            scope=standing_scope(taker, scope, replica),
             durable=durable,
             start=start,
             replica=replica,
@@ -278,8 +277,8 @@ class Site:
         census: CensusPolicy | None = CensusPolicy(),  # noqa: B008 - immutable
         vote_timeout_s: float = 5.0,
         decide_within_s: float = 60.0,
-        own: "Enlisted | None" = None,
-    ) -> AsyncIterator["Transaction"]:
+        own: Enlisted | None = None,
+    ) -> AsyncIterator[Transaction]:
         """A transaction that commits on leaving and aborts on an exception; `TransactionAborted` if it can't commit."""
         spec = self._spec(
             event_type,
@@ -303,7 +302,7 @@ class Site:
         if tx.outcome is None:
             await tx.commit()
 
-    async def begin(self, spec: TxSpec, own: "Enlisted | None" = None) -> "Transaction":
+    async def begin(self, spec: TxSpec, own: Enlisted | None = None) -> Transaction:
         """Open a transaction; returns when events may be published in it. The caller commits or aborts.
 
         `own`: resources of this site that must commit with it; for private distributed transactions.
@@ -313,7 +312,7 @@ class Site:
         tx: TxId = await self._node.request(lambda request: self._node.core.begin(request, spec, number))
         return Transaction(self._node, tx, spec)
 
-    async def enlist(self, participant: Participant, *, name: str) -> "Enlisted":
+    async def enlist(self, participant: Participant, *, name: str) -> Enlisted:
         """Let resources of this site's own take part in transactions that it begins with `own=`.
 
         The participant gets every event that this site publishes in such a transaction, and its callbacks are those
@@ -368,20 +367,20 @@ class Site:
         if spec.tx_type is TxType.LOCAL and not self._is_durable(spec.event_type):
             # Its events take the short way to subscribers beside us; what goes into a log passes the rendezvous first.
             tx = await self.begin(spec)
-            for event in _events(spec.event_type, events):
+            for event in events_of(spec.event_type, events):
                 await tx.publish(event.type, event.body)
             return await tx.commit()
-        made = _events(spec.event_type, events)
-        return await self._node.execute(spec, made, _checked_size(made))
+        made = events_of(spec.event_type, events)
+        return await self._node.execute(spec, made, checked_size(made))
 
     async def ask_outcome(self, tx: str, event_type: TypeOrName, tx_type: TxType = TxType.DISTRIBUTED) -> TxOutcome:
         """What became of a transaction, also one of an earlier life of this site.
 
         One that its coordinator has never heard of is refused for good, and aborted therefore.
         """
-        if isinstance(event_type, EventType) and event_type.name not in self._node.core.types:
-            self._node.core.types.define_all(self._definitions(event_type))
-        question = AskOutcome(tx=TxId(tx), tx_type=tx_type, event_type=_name(event_type))
+        if isinstance(event_type, EventType):
+            self._know(event_type)
+        question = AskOutcome(tx=TxId(tx), tx_type=tx_type, event_type=name_of(event_type))
         outcome: TxOutcome = await self._node.request(
             lambda request: self._node.core.ask_outcome(request, question), f"tx {tx}"
         )
@@ -392,27 +391,10 @@ class Site:
 
         Raises NotReachable when the coordinator does not answer in time.
         """
-        node, core = self._node, self._node.core
-        if event_type.name not in core.types:
-            core.types.define_all(self._definitions(event_type))
-        request = 0
+        self._know(event_type)
+        return await ask_log(self._node, event_type.name, timeout_s)
 
-        def ask(number: int) -> list[Effect]:
-            nonlocal request
-            request = number
-            return core.ask_log(number, event_type.name)
-
-        try:
-            async with asyncio.timeout(timeout_s):
-                told: LogTold = await node.request(ask)
-                return told
-        except TimeoutError:
-            coordinator = core.coordinator_of(event_type.name)
-            raise NotReachable(f"broker {coordinator}, which keeps the log of {event_type.name!r}, is silent") from None
-        finally:
-            core.forget_log(request)
-
-    async def read_log(
+    def read_log(
         self, event_type: EventType, first: int, last: int, *, timeout_s: float = 10.0
     ) -> AsyncIterator[LogEntry]:
         """The entries of a durable type's log from one number to another, as its coordinator keeps them.
@@ -420,30 +402,10 @@ class Site:
         For looking things up: nothing is acknowledged, and nothing is kept for the reader's sake. Numbers that hold
         nothing are left out. Raises NotReachable when `first` is no longer kept, or nobody answers in time.
         """
-        node, core = self._node, self._node.core
-        if event_type.name not in core.types:
-            core.types.define_all(self._definitions(event_type))
-        name, after = f"{self.name}~{secrets.token_hex(4)}", first - 1
-        try:
-            while after < last:
-                async with asyncio.timeout(timeout_s):
-                    delivered: LogDelivered = await node.request(
-                        partial(
-                            core.read_log, name=name, event_type=event_type.name, after=after, entries_max=READ_MAX
-                        ),
-                        f"log {name}",
-                    )
-                for entry in delivered.entries:
-                    if entry.number <= last:
-                        yield entry
-                after = delivered.upto
-        except TimeoutError:
-            coordinator = core.coordinator_of(event_type.name)
-            raise NotReachable(f"broker {coordinator}, which keeps the log of {event_type.name!r}, is silent") from None
-        finally:
-            node.act(core.read_log_done(name, event_type.name))
+        self._know(event_type)
+        return read_log(self._node, event_type.name, first, last, timeout_s)
 
-    def contribute(self, tx: str, spec: TxSpec) -> "Transaction":
+    def contribute(self, tx: str, spec: TxSpec) -> Transaction:
         """Publish in somebody else's public transaction; `done()` says that this site has said all it wants."""
         self._node.core.contribute(TxId(tx), spec)
         return Transaction(self._node, TxId(tx), spec)
@@ -465,7 +427,7 @@ class Site:
         vote_timeout_s: float,
         decide_within_s: float,
     ) -> TxSpec:
-        name = _name(event_type)
+        name = name_of(event_type)
         if local_outcome is None:
             local_outcome = default_local_outcome(self._is_durable(name), tx_type)
         return TxSpec(
@@ -480,160 +442,6 @@ class Site:
             vote_timeout_s=vote_timeout_s,
             decide_within_s=decide_within_s,
         )
-
-
-class Transaction:
-    """One transaction, seen from a site that publishes in it."""
-
-    def __init__(self, node: SiteNode, tx: TxId, spec: TxSpec) -> None:
-        self._node, self.id, self.spec = node, tx, spec
-        self.outcome: TxOutcome | None = None
-
-    async def publish(self, event_type: TypeOrName, body: Body) -> int:
-        """An event of the transaction; returns its place in it. TransactionClosed once it is committing or over."""
-        await self._node.room()
-        event = _event(_name(event_type), body)
-        sequence: int = await self._node.request(
-            lambda request: self._node.core.tx_publish(request, self.id, event), f"tx {self.id}"
-        )
-        return sequence
-
-    async def commit(self) -> TxOutcome:
-        """Ask for commitment and wait for the end.
-
-        Raises TransactionAborted, OutcomeUnknown, or UncheckedTransaction: then `wait` again, or `abort`.
-        """
-        self.outcome = await self._node.request(
-            lambda request: self._node.core.commit(request, self.id), f"tx {self.id}"
-        )
-        return self.outcome
-
-    async def wait(self) -> TxOutcome:
-        """Wait once more after UncheckedTransaction."""
-        return await self.commit()
-
-    async def abort(self, reason: str = "aborted by its publisher") -> TxOutcome:
-        """Give it up; returns the outcome, which is a commit if that was decided before."""
-        self.outcome = await self._node.request(
-            lambda request: self._node.core.abort(request, self.id, reason), f"tx {self.id}"
-        )
-        return self.outcome
-
-    def done(self) -> None:
-        """A contributor to a public transaction has said all it wants: its death no longer matters."""
-        self._node.act(self._node.core.done(self.id))
-
-    @property
-    def committed(self) -> bool:
-        return self.outcome is not None and self.outcome.outcome is Outcome.COMMITTED
-
-
-class Subscription:
-    """One subscription; without a participant of its own, iterate over it."""
-
-    def __init__(self, node: SiteNode, number: int, participant: Participant) -> None:
-        self._node, self.number, self.participant = node, number, participant
-
-    def __aiter__(self) -> AsyncIterator[Received]:
-        if not isinstance(self.participant, Collector):
-            raise TypeError("this subscription has a participant, which receives its events")
-        return self.participant
-
-    async def unsubscribe(self, *, forget: bool = False, timeout_s: float = 5.0) -> None:
-        """End it; whoever takes part in a transaction through it gives up. A durable name is kept by its broker.
-
-        With `forget` that ends as well: the broker keeps nothing of the log for the name, which is free for a new
-        subscription. NotReachable if its broker does not answer; it is ended here, then, and may be there.
-        """
-        node = self._node
-        known = node.core.participation.subscriptions.get(self.number)
-        node.act(node.core.unsubscribe(self.number))
-        driver = node.drivers.pop(self.number, None)
-        if driver is not None:
-            driver.close()
-        if forget and known is not None and known.wish.durable is not None:
-            await _end_log(node, known.type_name, known.wish.durable, timeout_s)
-
-    def abort(self, tx: str, reason: str) -> None:
-        """Give up a transaction by itself, at any moment before the promise."""
-        self._node.act(self._node.core.participant_abort(self.number, TxId(tx), reason))
-
-
-async def _end_log(node: SiteNode, event_type: str, name: str, timeout_s: float) -> None:
-    asked: list[int] = []
-
-    def ask(request: int) -> list[Effect]:
-        asked.append(request)
-        return node.core.end_log(request, event_type, name)
-
-    try:
-        async with asyncio.timeout(timeout_s):
-            await node.request(ask, f"log {name}")
-    except TimeoutError:
-        broker = node.core.coordinator_of(event_type)
-        raise NotReachable(
-            f"broker {broker} did not say within {timeout_s} s that {name!r} has ended: try again"
-        ) from None
-    finally:
-        for request in asked:
-            node.core.forget_log(request)
-
-
-class Enlisted:
-    """Resources of a site's own that can take part in transactions that it begins."""
-
-    def __init__(self, node: SiteNode, number: int, participant: Participant) -> None:
-        self._node, self.number, self.participant = node, number, participant
-
-    def dismiss(self) -> None:
-        """They take part in nothing new, and give up what they have not promised."""
-        self._node.act(self._node.core.dismiss(self.number))
-
-
-def _name(event_type: TypeOrName) -> str:
-    return event_type if isinstance(event_type, str) else event_type.name
-
-
-def _event(event_type: str, body: Body) -> Event:
-    """An event that fits into a message, or ProtocolError; before the machine has heard of it, so nothing is left."""
-    event = Event(event_type, dict(body))
-    _check_size(len(encode_body(event.body)))
-    return event
-
-
-def _check_size(size: int) -> None:
-    if size > EVENT_BYTES_MAX:
-        raise ProtocolError(f"{size} bytes of events are over the limit of {EVENT_BYTES_MAX} for a message: split it")
-
-
-def _events(tx_type: str, events: Sequence[Body | tuple[TypeOrName, Body]]) -> tuple[Event, ...]:
-    return tuple([Event(_name(e[0]), dict(e[1])) if isinstance(e, tuple) else Event(tx_type, dict(e)) for e in events])
-
-
-def _checked_size(events: Sequence[Event]) -> int:
-    """How many bytes of a message the events take, at most as many as it may hold."""
-    size = sum([len(encode_body(event.body)) for event in events])
-    _check_size(size)
-    return size
-
-
-def _standing_scope(taker: Participant, scope: Scope | None, replica: int | None) -> Scope | None:
-    if replica is not None:
-        return taker.scope
-    if scope is not None or isinstance(taker, Collector):
-        return taker.scope if scope is None else scope
-    return None
-
-
-async def _remembered(
-    taker: Participant, driver: ParticipantDriver
-) -> tuple[int | None, Sequence[Promise], Sequence[Memo]]:
-    """A replica's position; open promises; promises that are kept and perhaps not noted."""
-    if isinstance(taker, BatchParticipant):
-        memos = await taker.promises()
-        return await taker.position(), [Promise(memo, memo.transactions) for memo in memos], ()
-    promises, kept = driver.promises()
-    return None, promises, kept
 
 
 async def _cluster_at(urls: Sequence[str], timeout_s: float) -> str:

@@ -19,7 +19,7 @@ from tests.scenarios.cluster import ATTRIBUTES, tx_spec
 from tops import EventType, Participant, Received, Scope, Site, TxType
 from tops.ids import TxId, tx_id
 from tops.messages import CensusPolicy, TxOutcome, TxSpec
-from tops.site import Transaction
+from tops.site_transactions import Transaction
 
 WAIT_S = 60.0
 
