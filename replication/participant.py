@@ -140,11 +140,12 @@ class ReplicaParticipant(BatchParticipant):
             await self.resource.commit(attempt)
         else:
             await self.resource.rollback(attempt)
-        self.prepared.pop(attempt.number, None)
         waited = self._barriers.pop(attempt.number, [])
         if committed:
             await self._at_barriers(waited, attempt.number)
             await self._reach(attempt.number)
+        # Last: whoever asks where we are must hear of the number, as promised or as reached, at every moment.
+        self.prepared.pop(attempt.number, None)
 
     # -------------------------------------------------------------------------------------------------------- the log
 
