@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from adapters import PostgresAdapter
 from adapters.postgres.copying import Loader, copy_out
-from adapters.postgres.scripts import user_tables
+from adapters.postgres.scripts import run_script, user_tables
 from replication.calls import CopyChunk, CopyWanted, Located, Where
+from replication.conflicts.tables import BEGAN
 from replication.conversation import Caller
 from tops.errors import NotReachable, TopsError
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from replication.agent import Agent
 
 ASK_S = 2.0
+SOURCE_TRIES = 15
 CHUNK_S = 60.0
 IDLE_MAX_S = 120.0
 OWN_TABLES = (
@@ -96,41 +98,44 @@ async def _chunks(agent: "Agent") -> AsyncGenerator[CopyChunk, None]:
 
 
 async def copy_if_new(agent: "Agent") -> None:
-    """Give an empty replica a copy if some other replica of the set has come further than the log's beginning."""
+    """Give a replica that was not there when the log began a copy of another one's data.
+
+    The log alone would not do: the others may have begun with rows that were never written through it.
+    """
     if agent.database.is_sqlite or (await agent.resource.applied()).prefix > 0:
+        return
+    told = await agent.site.ask_log(agent.log_type, timeout_s=30.0)
+    if told.decided == 0:  # a set that begins: everyone starts from the data that is there
+        await run_script(
+            agent.database.dsn, f"insert into {BEGAN} values ('{agent.config.name}') on conflict do nothing"
+        )
+        return
+    began = await agent.resource.read(f"select from {BEGAN} where replica_set = $1", (agent.config.name,))
+    if began.rows and told.oldest <= 1:
         return
     caller = Caller(agent.site, agent.config.name, agent.site.brokers)
     await caller.start()
-    sources = await _sources(agent, caller)
-    for source in sources:
+    for source in await _sources(agent, caller):
         try:
             await _copy_from(agent, caller, source)
         except TopsError as error:
             log.warning("a copy failed and left nothing", extra={"source": source, "reason": str(error)})
         else:
             return
-    if sources:
-        raise NotReachable(f"replica {agent.replica.name!r} is new, and no other replica could give it a copy")
+    raise NotReachable(
+        f"replica {agent.replica.name!r} is new, and no other replica could give it a copy: start another one first"
+    )
 
 
 async def _sources(agent: "Agent", caller: Caller) -> list[str]:
     """Other replicas with something to copy, the furthest first."""
-    told = await agent.site.ask_log(agent.log_type, timeout_s=30.0)
-    if told.decided == 0:
-        return []  # a set that begins: everyone starts from the data that is there
-    found: list[Located] = []
-    for _ in range(15):
-        others = len(agent.config.replica) - 1
-        answers = await caller.ask_all(Where(), ASK_S, others)
+    for _ in range(SOURCE_TRIES):
+        answers = await caller.ask_all(Where(), ASK_S, len(agent.config.replica) - 1)
         found = [a for a in answers if isinstance(a, Located) and a.position > 0]
         if found:
-            break
+            return [agent.config.site_of(a.replica) for a in sorted(found, key=lambda a: -a.position)]
         await asyncio.sleep(ASK_S / 4)
-    if not found and told.oldest > 1:
-        raise NotReachable(
-            f"replica {agent.replica.name!r} is new and the log begins at {told.oldest}: start another replica first"
-        )
-    return [agent.config.site_of(a.replica) for a in sorted(found, key=lambda a: -a.position)]
+    return []
 
 
 async def _copy_from(agent: "Agent", caller: Caller, source: str) -> None:

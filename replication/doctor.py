@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import asyncpg
@@ -51,6 +52,7 @@ class Seen(msgspec.Struct):
     version: str = ""
     clock_ahead_s: float = 0.0
     tables: dict[str, list[tuple[str, str, bool]]] = {}
+    filled: dict[str, bool] = {}  # whether a table holds rows, of a database that has followed no log yet
 
 
 async def examine(cluster: Cluster, config: ReplicaSetConfig, keys: Path | None = None) -> list[Finding]:
@@ -90,7 +92,7 @@ async def _database(config: ReplicaSetConfig, replica: ReplicaConfig, dsn: str) 
 async def _look(
     config: ReplicaSetConfig, replica: ReplicaConfig, dsn: str, connection: "asyncpg.Connection[asyncpg.Record]"
 ) -> tuple[list[Finding], Seen]:
-    name, findings, seen = replica.name, [], Seen(tables={})
+    name, findings, seen = replica.name, [], Seen(tables={}, filled={})
     seen.version = str(await connection.fetchval("show server_version"))
     before = time.time()
     there = float(await connection.fetchval("select extract(epoch from clock_timestamp())"))
@@ -109,7 +111,20 @@ async def _look(
         findings.append(Finding("error", name, "no right to create the schema tops", "grant create on database … to …"))
     for table in await user_tables(dsn) if config.tables == "*" else config.tables:
         findings += await _table(config, name, connection, table, seen)
+    with suppress(asyncpg.InsufficientPrivilegeError):  # which is a finding already
+        if await _is_new(connection, config.name):
+            for table in seen.tables:
+                quoted = await connection.fetchval("select to_regclass($1)::text", table)
+                seen.filled[table] = await connection.fetchval(f"select exists (select from {quoted})")
     return findings, seen
+
+
+async def _is_new(connection: "asyncpg.Connection[asyncpg.Record]", replica_set: str) -> bool:
+    """Whether this database has taken nothing from the set's log so far."""
+    if await connection.fetchval("select to_regclass('tops.position') is null"):
+        return True
+    followed = "select exists (select from tops.position where replica_set = $1 and prefix > 0)"
+    return not await connection.fetchval(followed, replica_set)
 
 
 async def _table(
@@ -164,6 +179,13 @@ def _differences(seen: dict[str, Seen]) -> list[Finding]:
             if first.tables[table] != seen[name].tables[table]:
                 text = f"table {table} differs from that of {names[0]}"
                 findings.append(Finding("error", name, text, "make the columns and types the same"))
+        for table in sorted(first.filled.keys() & seen[name].filled.keys()):
+            if first.filled[table] != seen[name].filled[table]:
+                text = (
+                    f"table {table} holds {'rows' if seen[name].filled[table] else 'none'} here, unlike at {names[0]}"
+                )
+                remedy = "a set begins with what its databases hold: load the same rows into all of them"
+                findings.append(Finding("error", name, text, remedy))
     return findings
 
 

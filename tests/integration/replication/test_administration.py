@@ -80,7 +80,9 @@ async def database_with(server: EmbeddedPostgres, name: str, schema: str) -> str
 async def test_doctor_finds_what_would_go_wrong_and_names_the_replica_and_the_remedy(
     server: EmbeddedPostgres, folder: Path
 ) -> None:
-    good = await database_with(server, "doctor1", "create table t (id int primary key, n int)")
+    good = await database_with(
+        server, "doctor1", "create table t (id int primary key, n int); insert into t values (1)"
+    )
     schema = "create table t (id int, n bigint unique default (random() * 9)::bigint, s serial)"
     await database_with(server, "doctor2", f"{schema}; grant select on t to reader")
     dsns = {
@@ -99,6 +101,7 @@ async def test_doctor_finds_what_would_go_wrong_and_names_the_replica_and_the_re
         ("r2", "no right to create the schema tops"),
         ("r2", "column t.s draws from a sequence, which every replica has for itself"),
         ("r2", "table t differs from that of r1"),
+        ("r2", "table t holds none here, unlike at r1"),
     ]:
         assert (replica, text) in errors, f"not found: {replica}: {text}"
     assert any(replica == "r3" for replica, _ in errors), "an unreachable server is an error"

@@ -7,11 +7,13 @@ import asyncpg
 import pytest
 
 from adapters import EmbeddedPostgres
+from replication import bootstrap
 from replication.refusals import TooFewReplicas
 from tests.integration.replication.clusters import eventually, rows_everywhere
 from tests.integration.replication.inprocess import small_cluster
 from tests.integration.replication.workloads import fill, transfer
 from tops.changes import Insert, Update, Upsert
+from tops.errors import NotReachable
 
 
 @pytest.mark.parametrize(
@@ -51,6 +53,30 @@ async def test_a_new_replica_gets_a_copy_and_catches_up_while_writes_go_on(
         assert len(transfers["r3"]) == 20 + written
         assert transfers["r1"] == transfers["r3"]
         assert accounts["r1"] == accounts["r3"]
+
+
+async def test_a_replica_that_was_not_there_when_the_log_began_is_not_made_from_the_log_alone(
+    server: EmbeddedPostgres, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with small_cluster(server, folder, 'policy = "quorum"\nwrite_quorum = 2') as cluster:
+        for replica in cluster.databases:
+            await cluster.sql(replica, "insert into accounts values (7, 'from before', 7)")
+        async with cluster.connect() as shop:
+            await shop.write([Insert("accounts", {"id": 1, "balance": 1})])
+        await cluster.stop("r1", "r2", "r3")
+        connection = await asyncpg.connect(server.dsn)
+        await connection.execute(f'drop database "{cluster.databases["r3"]}" with (force)')
+        await connection.execute(f'create database "{cluster.databases["r3"]}"')
+        await connection.close()
+
+        monkeypatch.setattr(bootstrap, "SOURCE_TRIES", 1)
+        with pytest.raises(NotReachable, match="start another one first"):
+            await cluster.start("r3")
+        monkeypatch.undo()
+        await cluster.start("r1", "r2", "r3")
+        async with cluster.connect() as shop:
+            await shop.wait_in_sync()
+            assert await shop.fetchval("select balance from accounts where id = 7", replica="r3") == 7
 
 
 async def test_too_few_replicas_are_named_at_once_or_waited_for_or_done_without(
