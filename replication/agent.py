@@ -28,11 +28,12 @@ from replication.policies import policy_of
 from replication.publisher import OutboxPublisher
 from replication.values import pack_rows, unpack_values
 from tops.core.participation import SiteOptions
-from tops.errors import ConfigError, NotReachable
+from tops.errors import AgentReplaced, ConfigError, NotReachable, TopsError
 from tops.ports import Resource
 from tops.site import Site
 from tops.transactions import Scope
 
+LOOK_S = 2.0  # between two looks whether the database is still ours
 SITE_OPTIONS = SiteOptions(renew_s=0.5, retry_s=0.5, give_up_s=10.0)
 
 log = logging.getLogger("tops.replication")
@@ -141,8 +142,21 @@ class Agent:
                 self.policy.plan(),
             )
             self._spawn(self.pruning.run())
-        self._spawn(self.database.watch() if self.replica.dsn is None else asyncio.Event().wait())
+        self._spawn(self._until_replaced())
+        if self.replica.dsn is None:
+            self._spawn(self.database.watch())
         log.info("replica serves", extra={"replica": self.name, "position": self.participant.reached})
+
+    async def _until_replaced(self) -> None:
+        """Ends with AgentReplaced when another agent has taken the database: there is nothing left to do here."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await self.resource.applied()
+            except AgentReplaced:
+                raise
+            except TopsError as error:
+                log.debug("the database does not tell how far it is", extra={"reason": str(error)})
 
     def _spawn(self, work: Any) -> None:
         self._tasks.append(asyncio.ensure_future(work))
@@ -222,10 +236,11 @@ class Agent:
         """What an operator must know about this replica."""
         lag, participant = self.lag.lag(), self.participant
         told = self.lag.told
-        in_sync = told is not None and (
-            self.name in told.in_sync
-            if participant.scope is Scope.DISTRIBUTED
-            else lag.linked and lag.transactions == 0
+        # What the coordinator said a while ago is not true for whoever can't hear it take that back.
+        in_sync = (
+            lag.linked
+            and told is not None
+            and (self.name in told.in_sync if participant.scope is Scope.DISTRIBUTED else lag.transactions == 0)
         )
         return {
             "replica": self.replica.name,

@@ -10,12 +10,13 @@ import pytest
 
 from adapters import EmbeddedPostgres
 from adapters.embedded_postgres import free_port
+from replication.agent import Agent
 from replication.config import Cluster
 from replication.reads import TooFewReaders
 from tests.integration.replication.clusters import SCHEMA, eventually
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tops.changes import Upsert
-from tops.errors import NotReachable, TopsError
+from tops.errors import AgentReplaced, NotReachable, TopsError
 
 BALANCE = "select balance from accounts where id = 1"
 PARTS = ("b1", "b2", "r1", "r2", "r3")
@@ -127,6 +128,29 @@ async def test_a_replica_that_is_cut_off_from_the_others_serves_no_current_and_n
             return True
 
         await eventually(refused, what="a current read being refused without a coordinator")
+
+
+async def is_out(agent: Agent) -> bool:
+    return not (await agent.status())["in_sync"]
+
+
+@pytest.mark.parametrize("keys", ['policy = "write-all"', 'policy = "primary-site"\nprimary = "r3"'])
+async def test_an_agent_whose_database_was_taken_by_another_ends_and_says_so(
+    server: EmbeddedPostgres, folder: Path, keys: str
+) -> None:
+    async with small_cluster(server, folder, keys) as cluster, cluster.connect() as shop:
+        old = cluster.agents["r3"]
+        ending = asyncio.ensure_future(old.wait())
+        async with Agent.run(cluster.cluster, "shop", "r3"):
+            for number in range(1, 6):
+                await shop.write([Upsert("accounts", {"id": 1}, {"balance": number})])
+
+            async with asyncio.timeout(60.0):
+                with pytest.raises(AgentReplaced, match="another agent has taken over"):
+                    await ending
+            await shop.wait_in_sync()
+            await eventually(lambda: is_out(old), what="the old one no longer saying that it is in sync")
+            assert await shop.fetchval(BALANCE, replica="r3") == 5
 
 
 async def test_an_agent_waits_for_a_database_that_is_not_there_yet(folder: Path) -> None:
