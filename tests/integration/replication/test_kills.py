@@ -1,6 +1,7 @@
 """Every policy, in real processes: a replica and a broker are killed under load, and nothing is lost or doubled."""
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ POLICIES = {
     "serializable": 'policy = "serializable"',
     "ordered": 'policy = "peer-to-peer"\norder = "ordered"',
 }
+IN_SYNC_S = 30.0  # after everything is back
 # The reads that see everything acknowledged, whatever happens to a replica or a broker.
 PROMISED: dict[str, tuple[Consistency, ...]] = {
     "write-all": ("any", "current", "quorum"),
@@ -34,8 +36,8 @@ PROMISED: dict[str, tuple[Consistency, ...]] = {
 async def test_acknowledged_writes_survive_kills_and_replicas_end_equal(policy: str, folder: Path) -> None:
     async with running(folder, {"shop": POLICIES[policy]}) as cluster, cluster.connect() as shop:
         await fill(shop)
-        record = await run_with_kills(cluster, PROMISED.get(policy, ()))
-        await shop.wait_in_sync(30.0)
+        record, healed = await run_with_kills(cluster, PROMISED.get(policy, ()))
+        await shop.wait_in_sync(healed + IN_SYNC_S - time.monotonic())
 
         assert record.other == []
         assert violations(record.seen) == []
@@ -43,8 +45,9 @@ async def test_acknowledged_writes_survive_kills_and_replicas_end_equal(policy: 
         await check_nothing_prepared(shop)
 
 
-async def run_with_kills(cluster: RunningCluster, consistencies: tuple[Consistency, ...]) -> Record:
-    """Writers at every site and a reader for each promise, while a replica and a broker are killed and come back."""
+async def run_with_kills(cluster: RunningCluster, consistencies: tuple[Consistency, ...]) -> tuple[Record, float]:
+    """Writers at every site and a reader for each promise, while a replica and a broker are killed and come back; tells
+    also when both had been started again."""
     record, stop = Record(), asyncio.Event()
     sites = cluster.cluster.replica_set("shop").names * 2
     work = [
@@ -61,11 +64,35 @@ async def run_with_kills(cluster: RunningCluster, consistencies: tuple[Consisten
         await record.grows(noticed, len(sites), "writers noticing that a broker is gone")
         await cluster.processes.start("broker/b2")
         await cluster.processes.start("shop/r2")
+        healed = time.monotonic()
         await record.grows(acknowledged, 50, "writes after everything is back")
         if consistencies:
             await record.grows(reads, 3 * len(consistencies), "reads after everything is back")
         stop.set()
-    return record
+    return record, healed
+
+
+@pytest.mark.parametrize("ack", ["logged", "local"])
+async def test_a_primary_that_is_killed_under_forwarded_writes_loses_and_doubles_none(ack: str, folder: Path) -> None:
+    keys = f'{POLICIES["primary-site"]}\nack = "{ack}"'
+    async with running(folder, {"shop": keys}) as cluster, cluster.connect() as shop:
+        await fill(shop)
+        record, stop = Record(), asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            for number, site in enumerate(("r2", "r3", "r2", "r3")):
+                group.create_task(write_until(cluster, site, number, stop, record))
+            for _ in range(2):
+                await record.grows(acknowledged, 30, "writes before the primary is killed")
+                await cluster.processes.kill("shop/r1")
+                await record.grows(unknown, 1, "a writer noticing that the primary is gone")
+                await cluster.processes.start("shop/r1")
+            await record.grows(acknowledged, 30, "writes after the primary is back")
+            stop.set()
+        await shop.wait_in_sync(IN_SYNC_S)
+
+        assert record.other == []
+        await check_replicas(shop, record)
+        await check_nothing_prepared(shop)
 
 
 def acknowledged(record: Record) -> int:
@@ -76,6 +103,10 @@ def noticed(record: Record) -> int:
     return record.noticed
 
 
+def unknown(record: Record) -> int:
+    return record.unknown
+
+
 def reads(record: Record) -> int:
     return len(record.seen.seen)
 
@@ -83,8 +114,9 @@ def reads(record: Record) -> int:
 async def check_replicas(shop: ReplicaSet, record: Record) -> None:
     accounts = await rows_everywhere(shop, "select id, owner, balance from accounts order by id")
     transfers = await rows_everywhere(shop, "select id, source, target, amount from transfers order by id")
-    assert accounts["r1"] == accounts["r2"] == accounts["r3"]
-    assert transfers["r1"] == transfers["r2"] == transfers["r3"]
+    lists = await rows_everywhere(shop, "select key, items from lists order by key")
+    for table in (accounts, transfers, lists):
+        assert table["r1"] == table["r2"] == table["r3"]
     found = {row[0] for row in transfers["r1"]}
     assert record.acknowledged - found == set(), "acknowledged writes are lost"
     assert found & record.refused.keys() == set(), "refused writes are there"
