@@ -92,4 +92,5 @@ class ApplyErrors:
                 vote = await apply_aside(resource, decode_member(row["member"]), _FORGET)
                 done += vote.excluded is None
         await self.count()
-        return f"{done} of {len(rows)} transactions were applied; {self.set_aside_count} are still set aside"
+        left = f"{self.set_aside_count} are still set aside"
+        return f"{self._replica}: {done} of {len(rows)} transactions were applied; {left}"

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationInfo, field_validator, model_validator
 
-from tops.config import Config, Name, Seconds, Table, load_config
+from tops.config import Config, Name, Seconds, Table, error_at, load_config
 from tops.errors import ConfigError
 
 PolicyName = Literal["peer-to-peer", "primary-site", "write-all", "quorum", "combined", "serializable"]
@@ -146,14 +146,17 @@ class ReplicaSetConfig(Table):
             raise ValueError(f"write_quorum belongs to the policy quorum, not to {self.policy}")
         if self.write_quorum is not None and self.write_quorum > n:
             raise ValueError(f"write_quorum is {self.write_quorum}, but there are {n} replicas")
-        if self.policy != "quorum":
+        if self.read_quorum is None:
             return
-        if self.read_quorum is not None and self.read_quorum > n:
-            raise ValueError(f"read_quorum is {self.read_quorum}, but there are {n} replicas")
-        if self.reads_needed + self.writes_needed <= n:
+        if self.policy not in ("quorum", "write-all", "combined"):
+            raise ValueError(f"read_quorum belongs to policies with quorum reads, not to {self.policy}")
+        voters = len(self.sync) if self.policy == "combined" else n
+        if self.read_quorum > voters:
+            raise ValueError(f"read_quorum is {self.read_quorum}, but {voters} replicas vote")
+        if self.reads_needed + self.writes_needed <= voters:
             raise ValueError(
-                f"a read of {self.reads_needed} and a write of {self.writes_needed} of {n} replicas need not meet: "
-                f"make read_quorum at least {n - self.writes_needed + 1}"
+                f"a read of {self.reads_needed} and a write of {self.writes_needed} of {voters} replicas need not "
+                f"meet: make read_quorum at least {voters - self.writes_needed + 1}"
             )
 
     def _check_members(self) -> None:
@@ -192,43 +195,30 @@ class Cluster:
     def load(cls, path: Path) -> "Cluster":
         """Read and check the file; every problem is a ConfigError with file, line and key."""
         cluster = cls(path, load_config(path, {"replica_set": _SECTION}))
-        cluster._check(path)
+        cluster._check()
         return cluster
 
-    def _check(self, path: Path) -> None:
+    def _check(self) -> None:
         brokers = {b.name for b in self.config.broker}
         seen_sets: set[str] = set()
         seen_sites: set[str] = set()
         tables: dict[tuple[str, str], str] = {}
-        for replica_set in self.replica_sets:
-            where = f"{path}: replica set {replica_set.name!r}"
+        for index, replica_set in enumerate(self.replica_sets):
             if replica_set.name in seen_sets:
-                raise ConfigError(f"{where}: is there twice")
+                raise self._error((index, "name"), f"{replica_set.name!r} is there twice")
             seen_sets.add(replica_set.name)
-            for replica in replica_set.replica:
+            for place, replica in enumerate(replica_set.replica):
                 if replica.broker not in brokers:
-                    raise ConfigError(f"{where}, replica {replica.name!r}: no [[broker]] is named {replica.broker!r}")
+                    raise self._error((index, "replica", place, "broker"), f"no [[broker]] is named {replica.broker!r}")
                 site = replica_set.site_of(replica.name)
                 if site in seen_sites:
-                    raise ConfigError(f"{where}, replica {replica.name!r}: the name {site!r} is taken by another one")
+                    raise self._error((index, "replica", place, "name"), f"{site!r} is taken by another one")
                 seen_sites.add(site)
-                self._check_shared(where, replica_set, replica, tables)
+                if problem := _shared(replica_set, replica, tables):
+                    raise self._error((index, "replica", place, "dsn"), problem)
 
-    def _check_shared(
-        self, where: str, replica_set: ReplicaSetConfig, replica: ReplicaConfig, tables: dict[tuple[str, str], str]
-    ) -> None:
-        """Two sets never share a table in one database: each has a log of its own."""
-        if replica.dsn is None:
-            return
-        for table in ["*"] if replica_set.tables == "*" else replica_set.tables:
-            for other, name in tables.items():
-                if (
-                    other[0] == replica.dsn
-                    and name != replica_set.name
-                    and (table in ("*", other[1]) or other[1] == "*")
-                ):
-                    raise ConfigError(f"{where}, replica {replica.name!r}: table {table} is also in set {name!r}")
-            tables[replica.dsn, table] = replica_set.name
+    def _error(self, where: tuple[str | int, ...], problem: str) -> ConfigError:
+        return error_at(self.path, self.path.read_text(encoding="utf-8"), ("replica_set", *where), problem)
 
     def replica_set(self, name: str) -> ReplicaSetConfig:
         for found in self.replica_sets:
@@ -262,6 +252,17 @@ class Cluster:
         try:
             return file.read_text(encoding="utf-8")
         except OSError as error:
-            raise ConfigError(
-                f"{self.path}: replica set {replica_set.name!r}: schema: {file}: {error.strerror}"
-            ) from None
+            where = (self.replica_sets.index(replica_set), "schema")
+            raise self._error(where, f"{file}: {error.strerror}") from None
+
+
+def _shared(replica_set: ReplicaSetConfig, replica: ReplicaConfig, tables: dict[tuple[str, str], str]) -> str:
+    """Two sets never share a table in one database: each has a log of its own. `tables` are those of earlier sets."""
+    if replica.dsn is None:
+        return ""
+    for table in ["*"] if replica_set.tables == "*" else replica_set.tables:
+        for (dsn, other), name in tables.items():
+            if dsn == replica.dsn and name != replica_set.name and (table in ("*", other) or other == "*"):
+                return f"table {table} of this database is also in set {name!r}"
+        tables[replica.dsn, table] = replica_set.name
+    return ""

@@ -99,7 +99,6 @@ def _write_config(folder: Path, policies: tuple[str, ...], servers: list[Embedde
         lines.append(f'[[replica_set]]\nname = "{_name(policy)}"\npolicy = "{policy}"\nschema = "bank.sql"')
         lines.append('tables = ["accounts", "transfers"]')
         lines += {"combined": ['sync = ["r1", "r2"]'], "primary-site": ['primary = "r1"']}.get(policy, [])
-        lines += ['on_failure = "degrade"'] if policy == "write-all" else []
         for number, server in enumerate(servers, start=1):
             dsn = server.dsn_for(_name(policy))
             lines.append(

@@ -176,29 +176,29 @@ def _check_whole(config: Config, path: Path, text: str) -> None:
     for table, names in (("broker", [b.name for b in config.broker]), ("role", [r.name for r in config.role])):
         for index, name in enumerate(names):
             if name in names[:index]:
-                raise _error(path, text, (table, index, "name"), f"{name!r} is there twice")
+                raise error_at(path, text, (table, index, "name"), f"{name!r} is there twice")
     names = [b.name for b in config.broker]
     for index, broker in enumerate(config.broker):
         for other in broker.links or []:
             if other not in names:
-                raise _error(path, text, ("broker", index, "links"), f"{other!r} is no [[broker]] of this file")
+                raise error_at(path, text, ("broker", index, "links"), f"{other!r} is no [[broker]] of this file")
         try:
             check_listen(broker.host, tls=broker.keys is not None, plain_words=config.cluster.insecure)
         except ConfigError as error:
-            raise _error(path, text, ("broker", index, "listen"), str(error)) from None
+            raise error_at(path, text, ("broker", index, "listen"), str(error)) from None
     if len({broker.keys is None for broker in config.broker}) > 1:
         index = next(i for i, b in enumerate(config.broker) if b.keys is None)
-        raise _error(path, text, ("broker", index, "name"), "has no keys while other brokers have; give it some")
+        raise error_at(path, text, ("broker", index, "name"), "has no keys while other brokers have; give it some")
     topology = config.topology()
     first = topology.brokers[0]
     for index, broker in enumerate(config.broker):
         if broker.name != first and topology.next_hop(NodeId(broker.name), first) is None:
-            raise _error(path, text, ("broker", index, "links"), f"no way leads from {broker.name!r} to {first!r}")
+            raise error_at(path, text, ("broker", index, "links"), f"no way leads from {broker.name!r} to {first!r}")
     for index, role in enumerate(config.role):
         try:
             Permissions([Role.parse(role.name, role.allow, role.deny)])
         except ConfigError as error:
-            raise _error(path, text, ("role", index, "name"), str(error)) from None
+            raise error_at(path, text, ("role", index, "name"), str(error)) from None
 
 
 def _validated(model: TypeAdapter[Any], raw: Any, path: Path, text: str, prefix: tuple[str | int, ...]) -> Any:
@@ -209,7 +209,7 @@ def _validated(model: TypeAdapter[Any], raw: Any, path: Path, text: str, prefix:
         problem = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
             problem = "is not a key that is known here"
-        raise _error(path, text, (*prefix, *first["loc"]), problem) from None
+        raise error_at(path, text, (*prefix, *first["loc"]), problem) from None
 
 
 def _resolved(value: Any, where: tuple[str | int, ...], path: Path, text: str) -> Any:
@@ -226,7 +226,7 @@ def _resolved(value: Any, where: tuple[str | int, ...], path: Path, text: str) -
     def from_environment(found: re.Match[str]) -> str:
         replacement = os.environ.get(found[1])
         if replacement is None:
-            raise _error(path, text, where, f"the environment has no variable {found[1]}")
+            raise error_at(path, text, where, f"the environment has no variable {found[1]}")
         if secret and replacement:
             register_secret(replacement)
         return replacement
@@ -239,13 +239,14 @@ def _from_file(value: str, where: tuple[str | int, ...], path: Path, text: str) 
     try:
         content = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise _error(path, text, where, f"{file} can't be read: {error}") from None
+        raise error_at(path, text, where, f"{file} can't be read: {error}") from None
     if content:
         register_secret(content)
     return content
 
 
-def _error(path: Path, text: str, where: tuple[str | int, ...], problem: str) -> ConfigError:
+def error_at(path: Path, text: str, where: tuple[str | int, ...], problem: str) -> ConfigError:
+    """A problem with a key of the file, told with file, line and key."""
     line = _line_of(text, where)
     key = ".".join(str(part) if isinstance(part, str) else f"[{part + 1}]" for part in where).replace(".[", "[")
     return ConfigError(f"{path}, line {line}: {key}: {problem}")

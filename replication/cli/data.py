@@ -1,7 +1,9 @@
 """`tops write` and `tops read`: one write, one read, from the command line."""
 
 import json
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,20 +16,30 @@ from replication.config import Cluster
 from replication.reads import Consistency
 from replication.refusals import WriteRefused
 from replication.replica_set import ReplicaSet, connect, connect_by_file
+from tops.errors import OutcomeUnknown
 
 ConfigOption = Annotated[Path, typer.Option("-c", "--config", help="The cluster's file.")]
 UrlOption = Annotated[str | None, typer.Option("--url", help="A broker's address, instead of the file.")]
 KeysOption = Annotated[
     Path | None, typer.Option("--keys", envvar="TOPS_KEYS", help="The folder of your keys, where the cluster has keys.")
 ]
-FormatOption = Annotated[str, typer.Option("--format", help="table or json.")]
+
+
+class Format(Enum):
+    TABLE = "table"
+    JSON = "json"
+
+
+FormatOption = Annotated[Format, typer.Option("--format", help="How to print.")]
 
 
 def opened(name: str, config: Path, url: str | None, keys: Path | None) -> AbstractAsyncContextManager[ReplicaSet]:
     """The set, through the broker at `url`, or through any that the file names."""
     if url is not None:
         return connect(url, name, keys=keys)
-    return connect_by_file(Cluster.load(config), name, keys=keys)
+    cluster = Cluster.load(config)
+    cluster.replica_set(name)  # a name that the file does not have is refused before anybody is asked
+    return connect_by_file(cluster, name, keys=keys)
 
 
 def argument(text: str) -> Any:
@@ -47,20 +59,30 @@ def write(
     config: ConfigOption = Path("tops.toml"),
     url: UrlOption = None,
     keys: KeysOption = None,
-    format: FormatOption = "table",
+    format: FormatOption = Format.TABLE,
 ) -> None:
     """Write one statement as one transaction; exit 1 if it was refused."""
 
     async def run() -> dict[str, Any]:
         async with opened(name, config, url, keys) as replica_set:
             done = await replica_set.execute(sql, *map(argument, arg or []), idempotency_key=key)
-            return {"tx": done.tx, "token": done.token, "rows": sum(done.rows), "duplicate": done.duplicate}
+            return {
+                "tx": done.tx,
+                "token": done.token,
+                "rows": sum(done.rows),
+                "duplicate": done.duplicate,
+                "pending": ", ".join(done.pending),
+            }
 
     try:
         result = uvloop.run(run())
     except WriteRefused as refused:
         typer.echo(f"refused: {refused}", err=True)
         raise typer.Exit(1) from None
+    except OutcomeUnknown as unknown:
+        again = "; or write it again with the same --key" if key else ""
+        typer.echo(f"unknown: {unknown}\ntops rs outcome {name} {unknown.tx} tells it{again}", err=True)
+        raise typer.Exit(3) from None
     show([result], format)
 
 
@@ -75,7 +97,7 @@ def read(
     config: ConfigOption = Path("tops.toml"),
     url: UrlOption = None,
     keys: KeysOption = None,
-    format: FormatOption = "table",
+    format: FormatOption = Format.TABLE,
 ) -> None:
     """Read one query from a replica that has come far enough."""
 
@@ -89,15 +111,15 @@ def read(
     show(uvloop.run(run()), format)
 
 
-def show(rows: list[dict[str, Any]], format: str) -> None:
-    """Rows as a table for people, or as JSON for programs."""
-    if format == "json":
+def show(rows: list[dict[str, Any]], format: Format, heads: Mapping[str, str] | None = None) -> None:
+    """Rows as a table for people, with these heads for columns that have long names, or as JSON for programs."""
+    if format is Format.JSON:
         typer.echo(json.dumps(rows, default=str))
         return
     if not rows:
         typer.echo("no rows")
         return
-    table = Table(*[str(name) for name in rows[0]])
+    table = Table(*[(heads or {}).get(name, str(name)) for name in rows[0]])
     for row in rows:
         table.add_row(*["" if value is None else str(value) for value in row.values()])
     Console().print(table)

@@ -36,13 +36,17 @@ def demo(
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
     console.print(_table(reports))
+    console.print("one down: acknowledged while a server was dead; write-all then refuses, as it promises")
+    if unknown := sum(r.unknown for r in reports):
+        console.print(f"{unknown} answers were lost with the server: neither acknowledged nor refused")
     console.print(f"done in {time.monotonic() - began:.0f} s" + (f"; kept in {keep}" if keep else ""))
     if not all(r.equal and r.balance_kept and r.lost == 0 for r in reports):
         sys.exit(1)
 
 
 def _table(reports: list[Report]) -> Table:
-    table = Table("policy", "writes", "one down", "refused", "per s", "catch-up", "lost", "replicas")
+    table = Table("policy", "writes", "one\ndown", "refused", "per s", "catch\nup", "lost", "data")
+    table.columns[0].no_wrap = True
     for r in reports:
         data = "equal" if r.equal and r.balance_kept else "WRONG"
         catch_up = f"{r.caught_up_s:.1f} s"

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 import uvloop
 
-from replication.cli.data import ConfigOption, FormatOption, KeysOption, show
+from replication.cli.data import ConfigOption, Format, FormatOption, KeysOption, show
 from replication.config import Cluster
 from replication.doctor import examine
 
@@ -15,7 +15,7 @@ def doctor(
     name: Annotated[str, typer.Argument(help="The replica set.")],
     config: ConfigOption = Path("tops.toml"),
     keys: KeysOption = None,
-    format: FormatOption = "table",
+    format: FormatOption = Format.TABLE,
 ) -> None:
     """Check primary keys, schemas, settings, clocks, versions and privileges; exit 1 if something is wrong."""
     cluster = Cluster.load(config)

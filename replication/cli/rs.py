@@ -6,19 +6,27 @@ from typing import Annotated, Any
 import typer
 import uvloop
 
-from replication.cli.data import ConfigOption, FormatOption, KeysOption, UrlOption, opened, show
+from replication.cli.data import ConfigOption, Format, FormatOption, KeysOption, UrlOption, opened, show
 from replication.config import Cluster
 from replication.plan import plan_for
-from tops.errors import NotReachable
+from tops.errors import NotReachable, OutcomeUnknown
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 
 NameArgument = Annotated[str, typer.Argument(help="The replica set.")]
 ReplicaOption = Annotated[str | None, typer.Option("--replica", help="One replica; without it, all.")]
-STATUS_COLUMNS = (
-    "replica", "in_sync", "position", "lag_s", "lag_transactions", "lag_network", "lag_apply", "conflicts",
-    "set_aside", "stopped",
-)  # fmt: skip
+# What `status` shows, under heads that leave room for long names of replicas on 80 columns.
+STATUS_HEADS = {
+    "replica": "replica",
+    "in_sync": "in\nsync",
+    "position": "at\nnumber",
+    "lag_s": "lag\nin s",
+    "lag_transactions": "lag\nin tx",
+    "lag_network": "not\nhere",
+    "lag_apply": "not\napplied",
+    "conflicts": "con-\nflicts",
+    "set_aside": "set\naside",
+}
 
 
 @app.callback()
@@ -31,6 +39,7 @@ def validate(config: ConfigOption = Path("tops.toml")) -> None:
     """Check the file without starting or asking anything; exit 2 with file, line and key if it is wrong."""
     cluster = Cluster.load(config)
     for replica_set in cluster.replica_sets:
+        cluster.schema_of(replica_set)
         typer.echo(f"{replica_set.name}: {replica_set.policy}, replicas {', '.join(replica_set.names)}")
     typer.echo(f"{config} is fine")
 
@@ -41,7 +50,7 @@ def apply(
     config: ConfigOption = Path("tops.toml"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan.")] = False,
     keys: KeysOption = None,
-    format: FormatOption = "table",
+    format: FormatOption = Format.TABLE,
 ) -> None:
     """Bring what runs to what the file says; shows the plan first."""
     cluster = Cluster.load(config)
@@ -65,7 +74,7 @@ def status(
     config: ConfigOption = Path("tops.toml"),
     url: UrlOption = None,
     keys: KeysOption = None,
-    format: FormatOption = "table",
+    format: FormatOption = Format.TABLE,
 ) -> None:
     """Every replica: position, lag in seconds and transactions (network and apply), why it stopped; exit 1 if one is
     not in sync."""
@@ -75,20 +84,57 @@ def status(
             return await replica_set.status()
 
     found = uvloop.run(run())
-    if format == "json":
-        show([found], "json")
+    if format is Format.JSON:
+        show([found], format)
     else:
         coordinator = found["coordinator"]
         head = f"log at {coordinator['head']}" if coordinator["reachable"] else f"coordinator: {coordinator['problem']}"
         typer.echo(f"{name}: {found['policy']}, {head}")
-        show(
-            [
-                {c: r.get(c, "unreachable" if c == "stopped" else None) for c in STATUS_COLUMNS}
-                for r in found["replicas"]
-            ],
-            "table",
-        )
+        figures = [{column: _shown(r.get(column)) for column in STATUS_HEADS} for r in found["replicas"]]
+        show(figures, format, STATUS_HEADS)
+        for replica in found["replicas"]:
+            for trouble in _troubles(replica):
+                typer.echo(f"{replica['replica']}: {trouble}")
     if not all(r["in_sync"] for r in found["replicas"]):
+        raise typer.Exit(1)
+
+
+def _shown(value: Any) -> Any:
+    return ("yes" if value else "no") if isinstance(value, bool) else value
+
+
+def _troubles(replica: dict[str, Any]) -> list[str]:
+    """What an operator has to know about a replica beside its figures."""
+    if replica.get("unreachable"):
+        return ["its agent does not answer"]
+    troubles = [f"stopped: {replica['stopped']}"] if replica["stopped"] else []
+    troubles += [] if replica["linked"] else ["it does not reach the set's coordinator"]
+    troubles += ["may differ from the others: see conflicts"] if replica["divergent"] else []
+    return troubles + ([replica["warning"]] if replica["warning"] else [])
+
+
+@app.command()
+def outcome(
+    name: NameArgument,
+    tx: Annotated[str, typer.Argument(help="The id that came with the answer, or instead of it.")],
+    key: Annotated[str, typer.Option("--key", help="The idempotency key of the write, if it had one.")] = "",
+    config: ConfigOption = Path("tops.toml"),
+    url: UrlOption = None,
+    keys: KeysOption = None,
+) -> None:
+    """What became of a write whose answer was lost; exit 1 if it was aborted, 3 if whoever knows can't be asked."""
+
+    async def run() -> str:
+        async with opened(name, config, url, keys) as replica_set:
+            return await replica_set.outcome(tx, idempotency_key=key)
+
+    try:
+        told = uvloop.run(run())
+    except OutcomeUnknown as unknown:
+        typer.echo(f"unknown: {unknown}", err=True)
+        raise typer.Exit(3) from None
+    typer.echo(f"{tx}: {told}")
+    if told != "committed":
         raise typer.Exit(1)
 
 
@@ -132,16 +178,33 @@ def conflicts(
     config: ConfigOption = Path("tops.toml"),
     url: UrlOption = None,
     keys: KeysOption = None,
-    format: FormatOption = "table",
+    format: FormatOption = Format.TABLE,
 ) -> None:
-    """The conflict log: kind, both versions, the winner."""
+    """The conflict log of every replica, newest first: kind, both versions, the winner; and what was set aside."""
 
     async def run() -> list[dict[str, Any]]:
         async with opened(name, config, url, keys) as replica_set:
             found = await replica_set.conflicts(limit)
             return [{"replica": replica, **row} for replica, rows in found.items() for row in rows]
 
-    show(uvloop.run(run()), format)
+    found = uvloop.run(run())
+    if format is Format.JSON:
+        show(found, format)
+        return
+    for row in found:
+        typer.echo(_conflict(row))
+    typer.echo(f"{len(found)} conflicts" if found else "no conflicts")
+
+
+def _conflict(row: dict[str, Any]) -> str:
+    """A conflict as some lines: both versions side by side would not fit."""
+    head = f"{row['at']:%Y-%m-%d %H:%M:%S}  {row['replica']}  {row['kind']}"
+    if row["kind"] == "set_aside":
+        return f"{head}  transaction {row['tx']}, number {row['number']}\n  reason     {row['reason']}"
+    lines = [f"{head}  {row['table_name']} {row['key']}".rstrip()]
+    lines.append(f"  winner     {row['winner']} ({row['resolver']}), transaction {row['tx']}, number {row['number']}")
+    lines += [f"  {version:10} {row[version]}" for version in ("kept", "discarded") if row[version] is not None]
+    return "\n".join(lines)
 
 
 def _tell_all(config: Path, name: str, replica: str | None, what: str, keys: Path | None) -> None:

@@ -20,13 +20,17 @@ def up(
     log_level: Annotated[str, typer.Option("--log-level")] = "warning",
     keys: KeysOption = None,
 ) -> None:
-    """Run all brokers and replicas of the file, each in its own process; Ctrl-C stops them in order."""
+    """Run all brokers and replicas of the file, each in its own process; Ctrl-C stops them in order.
+
+    A part that is killed is started again; if one gives up by itself, the rest is stopped and the exit code is 1."""
     cluster = Cluster.load(config)
+    for replica_set in cluster.replica_sets:
+        cluster.schema_of(replica_set)  # a file that is not there is told once, before anything runs
     raise typer.Exit(uvloop.run(_up(cluster, logs, log_level, keys)))
 
 
 async def _up(cluster: Cluster, logs: Path | None, log_level: str, keys: Path | None) -> int:
-    console = Console(stderr=True)
+    console = Console(stderr=True, soft_wrap=True)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -41,15 +45,25 @@ async def _up(cluster: Cluster, logs: Path | None, log_level: str, keys: Path | 
         if not stop.is_set():
             ready.result()
             console.print(f"ready: {', '.join(processes.parts)}; write to {cluster.urls()[0]}; Ctrl-C stops")
-            ended = asyncio.ensure_future(processes.first_end())
-            await asyncio.wait({stopped, ended}, return_when=asyncio.FIRST_COMPLETED)
-            if not stop.is_set():
-                part, code = ended.result()
-                console.print(f"{part} ended with code {code}; stopping the rest")
-                return 1
-            ended.cancel()
-        else:
-            ready.cancel()
+            return await _serve(processes, stop, console)
+        ready.cancel()
     finally:
         await processes.stop_all()
     return 0
+
+
+async def _serve(processes: Processes, stop: asyncio.Event, console: Console) -> int:
+    """Until it is told to stop, or a part gives up; one that was killed is started again."""
+    stopped = asyncio.ensure_future(stop.wait())
+    while True:
+        ended = asyncio.ensure_future(processes.first_end())
+        await asyncio.wait({stopped, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set():
+            ended.cancel()
+            return 0
+        part, code = ended.result()
+        if code >= 0:
+            console.print(f"{part} ended with code {code}; stopping the rest")
+            return 1
+        console.print(f"{part} was ended by signal {-code}; it is started again")
+        await processes.start(part)

@@ -30,6 +30,9 @@ def load(tmp_path: Path, keys: str, replicas: int = 3) -> Cluster:
         ('policy = "quorum"\nwrite_quorum = 2\nread_quorum = 1', "need not meet"),
         ('policy = "quorum"\nwrite_qorum = 2', "write_qorum: is not a key"),
         ('policy = "write-all"\nwrite_quorum = 2', "belongs to the policy quorum"),
+        ('policy = "write-all"\non_failure = "degrade"\nread_quorum = 1', "need not meet"),
+        ('policy = "combined"\nsync = ["r1", "r2"]\nread_quorum = 3', "3, but 2 replicas vote"),
+        ('policy = "primary-site"\nprimary = "r1"\nread_quorum = 1', "not to primary-site"),
         ('policy = "combined"', "needs `sync`"),
         ('policy = "combined"\nsync = ["r9"]', "'r9'"),
         ('policy = "primary-site"', "needs `primary`"),
@@ -53,8 +56,15 @@ def test_a_replica_at_no_broker_is_refused(tmp_path: Path) -> None:
         HEAD + '[[replica_set]]\nname = "s"\npolicy = "quorum"\n[[replica_set.replica]]\nname = "r"\nbroker = "b9"'
     )
 
-    with pytest.raises(ConfigError, match="b9"):
+    with pytest.raises(ConfigError, match=r"line 12: replica_set\[1\].replica\[1\].broker: .*'b9'"):
         Cluster.load(path)
+
+
+def test_a_schema_that_is_not_there_is_told_with_its_line(tmp_path: Path) -> None:
+    cluster = load(tmp_path, 'policy = "quorum"\nschema = "gone.sql"')
+
+    with pytest.raises(ConfigError, match=r"line 11: replica_set\[1\].schema: .*gone.sql"):
+        cluster.schema_of(cluster.replica_set("shop"))
 
 
 def test_two_sets_never_share_a_table_of_one_database(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
-"""The commands and the HTTP side of a running cluster, from outside."""
+"""The commands and the HTTP side of a running cluster, from outside, and what the README tells to paste."""
 
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import aiohttp
 import psutil
 
+from adapters.embedded_postgres import free_port
 from replication import connect
 from replication.config import Cluster
 from tests.integration.replication.clusters import RunningCluster, running, toml
@@ -26,7 +28,7 @@ async def tops(cluster: Cluster, *arguments: str) -> tuple[int, str, str]:
         str(cluster.path),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        env=environment(),
     )
     out, err = await process.communicate()
     assert process.returncode is not None
@@ -37,8 +39,20 @@ async def test_the_command_line_and_http_work_on_a_running_set(folder: Path) -> 
     keys = 'policy = "quorum"\nwrite_quorum = 2\nwrite_token = "secret-token"'
     async with running(folder, {"shop": keys}, brokers=1) as cluster:
         await write_read_status(cluster)
+        await wrong_use(cluster)
         await http(cluster)
         await pause_and_resume(cluster)
+
+
+async def wrong_use(cluster: RunningCluster) -> None:
+    code, _, err = await tops(cluster.cluster, "rs", "status", "shoop")
+    assert (code, "the file has shop" in err) == (2, True)
+    code, _, err = await tops(cluster.cluster, "read", "shop", "--sql", "select 1", "--format", "xml")
+    assert (code, "xml" in err) == (2, True)
+    code, out, _ = await tops(cluster.cluster, "rs", "outcome", "shop", "nobody.1.1")
+    assert (code, out) == (1, "nobody.1.1: aborted\n")
+    code, out, _ = await tops(cluster.cluster, "rs", "conflicts", "shop")
+    assert (code, out) == (0, "no conflicts\n")
 
 
 async def write_read_status(cluster: RunningCluster) -> None:
@@ -96,10 +110,48 @@ async def pause_and_resume(cluster: RunningCluster) -> None:
         await shop.execute("update accounts set balance = balance + 1 where id = 1")
     code, out, _ = await tops(cluster.cluster, "rs", "status", "shop")
     assert code == 1
+    assert "r3: stopped: paused by an operator" in out
+    assert "…" not in out, "something does not fit on 80 columns"
+    code, out, _ = await tops(cluster.cluster, "rs", "retry", "shop", "--replica", "r1")
+    assert (code, out.startswith("r1: 0 of 0")) == (0, True)
     code, out, _ = await tops(cluster.cluster, "rs", "resume", "shop", "--replica", "r3")
     assert code == 0
     async with cluster.connect() as shop:
         await shop.wait_in_sync()
+
+
+async def test_the_five_minutes_of_the_readme_work_as_they_are_pasted(folder: Path) -> None:
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    readme = readme.replace("source .venv/bin/activate\n", "").replace("~/shop", str(folder / "shop"))
+    readme = readme.replace("7420", str(free_port()))
+    up, commands = re.findall(r"```sh\n(.*?)```", readme, re.DOTALL)
+    (program,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    tops_on_path = f'tops() {{ "{sys.executable}" -m tops "$@"; }}\n'
+    running = await pasted(tops_on_path + up.replace("\ntops up", f"\nexec {sys.executable} -m tops up"))
+    try:
+        assert running.stderr is not None
+        assert "ready" in (await running.stderr.readline()).decode()
+        told = await pasted(f"cd {folder}/shop\n{tops_on_path}set -e\n{commands}")
+        out, err = await told.communicate()
+        assert told.returncode == 0, err.decode()
+        assert "100" in out.decode()
+        asked = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE, env=environment()
+        )
+        out, _ = await asked.communicate()
+        assert out.decode() == "{'balance': 90}\n"
+    finally:
+        running.send_signal(signal.SIGINT)
+        assert await running.wait() == 0
+
+
+async def pasted(script: str) -> asyncio.subprocess.Process:
+    pipe = asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec("bash", "-c", script, stdout=pipe, stderr=pipe, env=environment())
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
 
 
 async def test_tops_up_runs_everything_and_stops_it_on_an_interrupt(folder: Path) -> None:
@@ -108,7 +160,7 @@ async def test_tops_up_runs_everything_and_stops_it_on_an_interrupt(folder: Path
         sys.executable,
         *("-m", "tops", "up", "-c", str(cluster.path), "--logs", str(folder / "logs")),
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        env=environment(),
     )
     try:
         assert process.stderr is not None
@@ -117,6 +169,11 @@ async def test_tops_up_runs_everything_and_stops_it_on_an_interrupt(folder: Path
             await shop.execute("insert into accounts values (1, '', 1)")
             pids = [int(pid.read_text().split()[0]) for pid in folder.rglob("postmaster.pid")]
             assert len(pids) == 2
+            killed = next(p for p in psutil.Process(process.pid).children() if "shop/r2" in p.cmdline())
+            killed.kill()
+            assert "shop/r2 was ended by signal 9" in (await process.stderr.readline()).decode()
+            await shop.wait_in_sync()
+            pids = [int(pid.read_text().split()[0]) for pid in folder.rglob("postmaster.pid")]
         process.send_signal(signal.SIGINT)
         assert await process.wait() == 0
     finally:
@@ -131,7 +188,7 @@ async def test_the_demo_keeps_every_write_and_ends_with_equal_replicas() -> None
         sys.executable,
         *("-m", "tops", "demo", "--policy", "quorum"),
         stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        env=environment(),
     )
     out, _ = await process.communicate()
 
