@@ -35,6 +35,22 @@ class InSyncChanged(Record, frozen=True):
     in_sync: frozenset[str]
 
 
+class TailLost(Record, frozen=True):
+    """The journal's end was cut off after a crash: this log is known up to `end`, and may have gone on. Until a
+    `TailFound` follows, nothing newer is presumed to be aborted and no number is given out."""
+
+    event_type: str
+    end: int
+
+
+class TailFound(Record, frozen=True):
+    """Everybody who was in sync has told how far it is. What lies between `end` and `reached` is at replicas alone."""
+
+    event_type: str
+    end: int
+    reached: int
+
+
 class EpochCommitted(Record, frozen=True):
     """The decision on an epoch of a type that keeps no log."""
 
@@ -77,6 +93,8 @@ AnyRecord = (
     | TypeDefined
     | LogAppended
     | InSyncChanged
+    | TailLost
+    | TailFound
     | EpochCommitted
     | FinishesNoted
     | TxRefused

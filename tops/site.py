@@ -325,7 +325,7 @@ class Site:
         driver = ParticipantDriver(participant, node.call_done, f"{OWN_PREFIX}{name}", self._journal)
         promises, kept = driver.promises()
         node.drivers[number] = driver
-        node.act(node.core.enlist(number, promises, kept))
+        node.act(node.core.enlist(number, promises, kept, participant.compensatable))
         return Enlisted(node, number, participant)
 
     async def execute(

@@ -199,7 +199,14 @@ class Client:
     ) -> Participant:
         """`scope` is what it answers when it is asked, or its standing answer to every census."""
         interest = where if where is not None else Filter.everything()
-        wish = Wish(self.cluster.types[event_type], interest, scope if standing else None, durable, start)
+        wish = Wish(
+            self.cluster.types[event_type],
+            interest,
+            scope if standing else None,
+            durable,
+            start,
+            compensatable=compensatable,
+        )
         return self._subscribe(wish, CallbackDatabase(compensatable), scope)
 
     def replicate(self, event_type: str) -> Participant:
@@ -227,7 +234,7 @@ class Client:
         database = CallbackDatabase(compensatable)
         number = self.cluster.world.enlist(self.app, database)
         participant = self.app.participants[number] = Participant(self.app, number, Scope.DISTRIBUTED, database)
-        self.node.act(self.node.core.enlist, number)
+        self.node.act(self.node.core.enlist, number, (), (), compensatable)
         return participant
 
     def unsubscribe(self, participant: Participant) -> None:

@@ -47,12 +47,13 @@ class CallbackEpoch:
         doubt_s: float,
         finished: Callable[["CallbackEpoch"], None],
         ended: Callable[["CallbackEpoch"], None],
+        settled: Callable[[int], list[Effect]],
     ) -> None:
         self.subscription, self.memo, self.executors = subscription, memo, dict(executors)
         self.key = epoch_key(memo.voter, memo.epoch)
         self.stage = VOTING
         self.doubt = Doubt(memo, brokers, doubt_s)
-        self._finished_here, self._ended = finished, ended
+        self._finished_here, self._ended, self._settled = finished, ended, settled
         self._votes: dict[TxId, str | None] = {}
         self._unfinished: set[TxId] = set()
 
@@ -78,7 +79,7 @@ class CallbackEpoch:
         told = Post(Address(memo.epoch.coordinator), vote)
         if len(excluded) == len(memo.transactions):
             self._end()  # nothing was promised, there is no decision to wait for
-            return [told]
+            return [told, *self._settled(self.subscription)]
         return [told, self.doubt.wait()]
 
     def on_decided(self, committing: frozenset[str]) -> list[Effect]:
@@ -93,9 +94,21 @@ class CallbackEpoch:
         effects: list[Effect] = [] if committed and live else [CancelTimer(self.doubt.timer)]
         if not live:
             self._end()
+            return effects + self._settled(self.subscription)
+        if not committed:
+            return effects + self._undo(list(live.items()))
         for tx, executor in live.items():
-            effects += executor.finish(committed, partial(self._finished, tx, committed))
+            effects += executor.finish(True, partial(self._finished, tx, True))
         return effects
+
+    def _undo(self, left: list[tuple[TxId, SubTxExecutor]]) -> list[Effect]:
+        """The latest first, one after the other: what was committed early is compensated in reverse order."""
+        if not left:
+            return []
+        tx, executor = left.pop()
+        if not self.holds(executor):  # prepared anew meanwhile
+            return self._finished(tx, False) + self._undo(left)
+        return executor.finish(False, lambda: self._finished(tx, False) + self._undo(left))
 
     def holds(self, executor: SubTxExecutor) -> bool:
         """Whether the sub-transaction was last prepared here: a later epoch may have prepared it anew, and owns it."""
@@ -107,10 +120,10 @@ class CallbackEpoch:
             return []
         if not committed:
             self._end()
-            return []
+            return self._settled(self.subscription)
         self.stage = FINISHED
         self._finished_here(self)
-        return self.on_timer()
+        return self.on_timer() + self._settled(self.subscription)
 
     def on_timer(self) -> list[Effect]:
         """Ask for the decision, or tell that it is carried out, once more."""
@@ -139,6 +152,11 @@ class CallbackEpoch:
                 effects += executor.finish(False, list)
         return effects
 
+    @property
+    def settled(self) -> bool:
+        """Whether its outcome has been carried out here."""
+        return self.stage is FINISHED or self.stage is ENDED
+
     def _end(self) -> None:
         self.stage = ENDED
         self._ended(self)
@@ -153,8 +171,9 @@ class CallbackEpoch:
         doubt_s: float,
         finished: Callable[["CallbackEpoch"], None],
         ended: Callable[["CallbackEpoch"], None],
+        settled: Callable[[int], list[Effect]],
     ) -> "CallbackEpoch":
         """Found again after a crash: promises that are still open, or none, if the commit was carried out."""
-        epoch = cls(subscription, memo, executors, brokers, doubt_s, finished, ended)
+        epoch = cls(subscription, memo, executors, brokers, doubt_s, finished, ended, settled)
         epoch.stage = PROMISED if executors else FINISHED
         return epoch

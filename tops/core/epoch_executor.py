@@ -38,6 +38,7 @@ from tops.messages import (
 )
 
 COLLECTED_MAX = 10_000
+COMMITTED_KEPT = 64
 ENTRIES_AT_ONCE = 256  # or as many as one delivery brings
 
 
@@ -73,6 +74,8 @@ class EpochExecutor:
         self._decision: frozenset[str] | None = None
         self._log: dict[tuple[int, int], LogDelivered] = {}
         self._leaving = False
+        self._accepted: tuple[TxId, ...] = ()  # of the epoch that is promised: what this replica does not exclude
+        self._committed: OrderedDict[int, tuple[TxId, ...]] = OrderedDict()  # the latest numbers
 
     @property
     def received(self) -> int:
@@ -113,7 +116,9 @@ class EpochExecutor:
         memo = self.memo
 
         def prepared(result: BatchPrepared) -> list[Effect]:
-            return self._prepared(memo, _aligned(result, memo, missing), missing)
+            excluded = {**missing, **result.excluded}
+            self._accepted = tuple([tx for tx in memo.transactions if tx not in excluded])
+            return self._prepared(memo, _aligned(result, memo, missing), excluded)
 
         call = self._calls.open(prepared)
         return [PrepareBatch(self.subscription, call, memo, members)]
@@ -133,7 +138,7 @@ class EpochExecutor:
                 whole.append(EpochMember(member.tx, member.last_sequence, tuple(events)))
         return tuple(whole), missing
 
-    def _prepared(self, memo: Memo, result: BatchPrepared, missing: dict[TxId, str]) -> list[Effect]:
+    def _prepared(self, memo: Memo, result: BatchPrepared, excluded: dict[TxId, str]) -> list[Effect]:
         self.work = Work.PROMISED
         self.doubt = Doubt(memo, self._brokers, self._doubt_s)
         if self._decision is not None:
@@ -144,7 +149,7 @@ class EpochExecutor:
             epoch=memo.epoch,
             digest=memo.digest,
             voter=memo.voter,
-            excluded={**missing, **result.excluded},
+            excluded=excluded,
             rows=result.rows,
             results=result.results,
         )
@@ -185,11 +190,18 @@ class EpochExecutor:
         effects: list[Effect] = []
         if committed:
             self.position = max(self.position, memo.epoch.number)
+            self._committed[memo.epoch.number] = self._accepted
+            if len(self._committed) > COMMITTED_KEPT:
+                self._committed.popitem(last=False)
             finished = EpochFinished(epoch=memo.epoch, voter=memo.voter, note=False)
             effects.append(Post(Address(memo.epoch.coordinator), finished))
             for tx in memo.transactions:
                 self.collected.pop(tx, None)
         return effects + self._go_on()
+
+    def committed_after(self, number: int) -> tuple[TxId, ...]:
+        """What it remembers to have committed behind a number of the log."""
+        return tuple(tx for n, transactions in self._committed.items() if n > number for tx in transactions)
 
     # ------------------------------------------------------------------------------------------------------- the log
 
@@ -273,6 +285,7 @@ class EpochExecutor:
 
     def _resume_doubt(self) -> list[Effect]:
         self.memo = self.doubts.popleft()
+        self._accepted = self.memo.transactions
         self.work = Work.PROMISED
         self.doubt = Doubt(self.memo, self._brokers, self._doubt_s)
         return self.doubt.ask()

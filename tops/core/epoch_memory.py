@@ -81,6 +81,8 @@ class EpochMemory:
         if self.log is None:
             known = self.decided.get(epoch)
             committing = known.committing if known is not None else frozenset()
+        elif epoch.number in self.log.missing or (self.log.lost is not None and epoch.number > self.log.lost.end):
+            return []  # a replica may have committed it: only who heard the decision can tell
         elif epoch.number > self.log.last_number or epoch.number in self.log.tail or epoch.number in self.log.undecided:
             committing = _committing(self.log.tail.get(epoch.number), epoch)
         else:

@@ -123,7 +123,7 @@ class EpochCoordinator:
         """A log takes one epoch at a time. Without one, interactive transactions neither wait nor are waited for:
         their publishers may take long to say what is to become of them."""
         if self.log is not None:
-            return not self.in_flight
+            return not self.in_flight and self.log.lost is None
         interactive = self.queue[0].members is not None
         return interactive or all(m.members is not None for e in self.in_flight.values() for m in e.members)
 

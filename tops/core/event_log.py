@@ -13,12 +13,25 @@ import msgspec
 
 from tops.effects import Effect, Post, ReadLog
 from tops.filters import Filter
-from tops.ids import NodeId
+from tops.ids import NodeId, TxId
 from tops.messages import Address, LogDelivered, LogEntry, LogRefused, Origin
 
 ENTRIES_PER_DELIVERY = 256
 BYTES_PER_DELIVERY = 1 << 20
 DELIVERIES_MAX = 2  # on their way: one to work at, one to go on with; what is decided meanwhile shares the next
+
+
+class LostTail(msgspec.Struct):
+    """The end of a log whose journal was cut off behind it, and what those say who were in sync with it."""
+
+    end: int
+    asked: frozenset[str]
+    reached: dict[str, int] = {}
+    transactions: dict[TxId, None] = {}
+
+    @property
+    def unheard(self) -> frozenset[str]:
+        return self.asked - self.reached.keys()
 
 
 class Feed(msgspec.Struct):
@@ -69,6 +82,8 @@ class EventLog:
         self.undecided: set[int] = set()
         self.feeds: dict[str, Feed] = {}
         self.published: dict[NodeId, tuple[int, int]] = {}  # publisher -> its latest life, its last publication
+        self.lost: LostTail | None = None  # whether it went on is being asked for
+        self.missing = range(0)  # numbers that replicas alone know: no abort is presumed of them
         self._measured: tuple[LogEntry | None, int] = (None, 0)  # the last entry that was delivered, and its size
 
     def reserve(self) -> int:
@@ -89,6 +104,12 @@ class EventLog:
             self.published[entry.origin.site] = (entry.origin.incarnation, entry.origin.number)
         while len(self.tail) > self.tail_max:
             self.tail.popitem(last=False)
+
+    def resume_after(self, end: int, reached: int) -> None:
+        """What follows `end` is lost here, and replicas have come to `reached`: go on behind that."""
+        self.lost, self.missing = None, range(end + 1, reached + 1)
+        if self.missing:
+            self.last_number, self.oldest = max(self.last_number, reached), max(self.oldest, reached + 1)
 
     def recognise(self, origin: Origin) -> Repetition:
         """A publisher numbers what it publishes to a family without gaps, and repeats what is not confirmed."""

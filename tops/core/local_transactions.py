@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from tops.core.event_coordinator import EventCoordinator
 from tops.core.known_types import UNKNOWN_TYPE, KnownTypes
 from tops.core.local_relay import LocalRelay
+from tops.core.lost_tails import TAIL_LOST
 from tops.core.open_transactions import OpenTransactions, RendezvousNode
 from tops.core.outcomes import Outcomes
 from tops.core.tx_coordinator import decided_within_s
@@ -87,6 +88,8 @@ class LocalTransactions:
         log = self._known.logs_of.get(relays[0].spec.event_type)
         if log is None:
             return [e for r in relays for e in (r.commit_order(), *self.end(r, Outcome.COMMITTED, ""))]
+        if log.lost is not None:
+            return [e for r in relays for e in self.end(r, Outcome.ABORTED, TAIL_LOST)]
         entry = LogEntry(number=log.reserve(), transactions=tuple([relay.logged() for relay in relays]))
         log.fill(entry)
         effects: list[Effect] = [Persist(LogAppended(event_type=log.event_type, entry=entry))]

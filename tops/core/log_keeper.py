@@ -5,6 +5,7 @@ import msgspec
 from tops.core.epochs import QUESTION
 from tops.core.event_log import EventLog, Feed, Repetition, is_start
 from tops.core.known_types import KnownTypes
+from tops.core.lost_tails import LostTails
 from tops.effects import Disseminate, Effect, Note, Persist, Post
 from tops.errors import InvariantBroken
 from tops.messages import (
@@ -29,8 +30,8 @@ from tops.records import LogAppended, SubscriptionKept
 class LogKeeper:
     """Numbers and keeps what is published to durable types, and feeds whoever reads on from a position."""
 
-    def __init__(self, known: KnownTypes) -> None:
-        self._known = known
+    def __init__(self, known: KnownTypes, lost_tails: LostTails) -> None:
+        self._known, self._lost_tails = known, lost_tails
 
     # -------------------------------------------------------------------------------------------------- publishing
 
@@ -38,6 +39,8 @@ class LogKeeper:
         log = self._known.logs_of.get(published.event.type)
         if log is None:
             return [Disseminate(published)]
+        if log.lost is not None:
+            return []  # no number can be given out: the publisher says it again
         seen = log.recognise(published.origin)
         if seen is Repetition.REPEATED:
             return [Post(publisher, EventConfirmed(origin=published.origin))]
@@ -57,6 +60,8 @@ class LogKeeper:
         log = self._known.logs_of.get(published.event_type)
         if log is None:
             return [Disseminate(published)]
+        if log.lost is not None:
+            return []
         last = published.origin
         bodies = [body for encoded in published.bodies if (body := decode_body(encoded)) is not None]
         if not bodies or len(bodies) < len(published.bodies) or last.number < len(bodies):
@@ -95,6 +100,7 @@ class LogKeeper:
             position = known.position if known is not None else _start(m.start, log)
         if known is None or known.position != position:
             effects.append(Note(SubscriptionKept(event_type=log.event_type, name=m.name, position=position)))
+        effects += self._lost_tails.on_wanted(log, m, sender)
         feed = Feed(m.name, wanted.name, sender, m.filter, position, position, m.credit, m.voter)
         return effects + log.want(feed)
 
@@ -114,7 +120,8 @@ class LogKeeper:
         if log is None or m.name not in log.feeds:
             return [told]
         log.end(m.name)
-        return [Persist(SubscriptionKept(event_type=log.event_type, name=m.name, position=-1)), told]
+        kept = Persist(SubscriptionKept(event_type=log.event_type, name=m.name, position=-1))
+        return [kept, told, *self._lost_tails.on_ended(log, m.name)]
 
     def on_asked(self, m: AskLog, sender: Address, incarnation: int, now: float) -> list[Effect]:
         log = self._known.logs_of.get(m.event_type)

@@ -101,8 +101,9 @@ class Outcomes:
             return () if publisher is None else (publisher,)
         return dict.fromkeys([publisher, *askers] if publisher is not None else askers)
 
-    def ask(self, tx: TxId, asker: Address, alive: bool) -> list[Effect]:
-        """Somebody wants to know. `alive`: the coordinator is still at it, and the answer comes when it ends."""
+    def ask(self, tx: TxId, asker: Address, alive: bool, *, presume: bool = True) -> list[Effect]:
+        """Somebody wants to know. `alive`: the coordinator is still at it, and the answer comes when it ends.
+        `presume`: what is not remembered was aborted, for no record was lost."""
         if tx in self.aborted:
             return [Post(asker, TxOutcome(tx=tx, outcome=Outcome.ABORTED, reason=self.aborted[tx]))]
         if alive:  # also one that is decided, until its committing set has finished
@@ -116,7 +117,10 @@ class Outcomes:
         if tx not in self.refused and self._may_be_forgotten(tx):
             reason = "it ended too long ago to be remembered"
             return [Post(asker, TxOutcome(tx=tx, outcome=Outcome.UNKNOWN, reason=reason))]
-        answer = Post(asker, TxOutcome(tx=tx, outcome=Outcome.ABORTED, reason="the coordinator has no record of it"))
+        outcome, reason = Outcome.ABORTED, "the coordinator has no record of it"
+        if not presume:
+            outcome, reason = Outcome.UNKNOWN, "the coordinator has no record of it, and lost some"
+        answer = Post(asker, TxOutcome(tx=tx, outcome=outcome, reason=reason))
         if tx in self.refused:
             return [answer]
         self.refuse(tx)

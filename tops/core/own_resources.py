@@ -28,9 +28,13 @@ class OwnResources:
         self._sub_transactions, self._promises, self._voters = sub_transactions, promises, voters
         self._entropy = entropy
 
-    def enlist(self, number: int, promises: Sequence[Promise], kept: Sequence[Memo]) -> list[Effect]:
+    def enlist(
+        self, number: int, promises: Sequence[Promise], kept: Sequence[Memo], *, compensatable: bool
+    ) -> list[Effect]:
         """One more; what an earlier life of the site promised through it is settled first."""
         self._voters.own.add(number)
+        if compensatable:
+            self._voters.serial.add(number)
         return self._promises.recover(number, promises, kept)
 
     def dismiss(self, number: int) -> list[Effect]:

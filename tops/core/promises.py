@@ -12,22 +12,27 @@ from tops.core.remembering import trim
 from tops.core.sub_transactions import SubTransactions
 from tops.core.sub_tx_executor import SubTxExecutor
 from tops.core.subscriptions import Subscription, Subscriptions
+from tops.core.turns import Turn, Turns
 from tops.core.voters import Voters
 from tops.effects import Effect, Memo, Post, Promise
 from tops.ids import NodeId, TxId, standing_pseudonym
 from tops.messages import (
     Address,
+    AskReached,
     EpochDecided,
     EpochId,
+    EpochVoted,
     Event,
     FinishNoted,
     PeerKnows,
     PeersAsked,
     PrepareEpoch,
+    ReachedTold,
     TxSpec,
 )
 from tops.transactions import TxType
 
+BUSY = "the participant is at another epoch, which it may have to undo"
 CoordinatorLife = tuple[str, NodeId, int]  # of an event type
 
 
@@ -47,6 +52,7 @@ class Promises:
         self.epochs: dict[EpochKey, CallbackEpoch] = {}
         self._retried: dict[tuple[str, int, int], CallbackEpoch] = {}  # the attempt that counts, if not the first
         self._finished: dict[CoordinatorLife, dict[EpochKey, CallbackEpoch]] = {}  # not noted
+        self._turns = Turns(self.epochs, voters)
         self._decisions: OrderedDict[EpochId, tuple[str, frozenset[str]]] = OrderedDict()
 
     def on_prepare(self, prepare: PrepareEpoch) -> list[Effect]:
@@ -58,6 +64,12 @@ class Promises:
             return []  # late: this attempt has been decided
         if s is not None and s.replica is not None:
             return s.replica.on_prepare(prepare)
+        if number in self._voters.serial:
+            turn = self._turns.ask(number, prepare)
+            if turn is Turn.LATER:
+                return []
+            if turn is Turn.NEVER:
+                return self._decline(number, prepare)
         key = epoch_key(prepare.voter, prepare.epoch)
         if key in self.epochs or self._is_retried_later(key):
             return []
@@ -76,10 +88,43 @@ class Promises:
             if executor is not None:
                 executors[member.tx] = executor
         epoch = CallbackEpoch(
-            number, memo, executors, self._brokers, self._doubt_s, self._epoch_finished, self._epoch_ended
+            number,
+            memo,
+            executors,
+            self._brokers,
+            self._doubt_s,
+            self._epoch_finished,
+            self._epoch_ended,
+            self._next_turn,
         )
         self._open_epoch(epoch)
         return effects + epoch.prepare(prepare.members)
+
+    def _decline(self, number: int, prepare: PrepareEpoch) -> list[Effect]:
+        """A NO to all of it, which is undone here as far as it was begun."""
+        excluded = dict.fromkeys([m.tx for m in prepare.members], BUSY)
+        vote = EpochVoted(epoch=prepare.epoch, digest=prepare.digest, voter=prepare.voter, excluded=excluded)
+        effects: list[Effect] = [Post(Address(prepare.epoch.coordinator), vote)]
+        return effects + self._abandon(number, prepare, BUSY)
+
+    def _abandon(self, number: int, prepare: PrepareEpoch, reason: str) -> list[Effect]:
+        found = [self._sub_transactions.get(m.tx, number) for m in prepare.members]
+        return [effect for e in found if e is not None for effect in e.abandon(reason)]
+
+    def _next_turn(self, number: int) -> list[Effect]:
+        """An epoch is settled at a participant: one that waited for it may be prepared now."""
+        prepare = self._turns.next(number) if number in self._voters.serial else None
+        if prepare is None:
+            return []
+        effects = self.on_prepare(prepare)
+        self._release(prepare.voter)
+        return effects
+
+    def _release(self, voter: str) -> None:
+        if self._voters.release(voter):
+            s = self._subscriptions.by_voter(voter)
+            if s is None or s.voter != voter:  # a name for one transaction, or for a link that is gone
+                self._voters.names.pop(voter, None)
 
     def _one_shot(
         self, s: Subscription, epoch: EpochId, tx: TxId, events: tuple[Event, ...], former: SubTxExecutor | None
@@ -127,14 +172,15 @@ class Promises:
         del self.epochs[key]
         if self._retried and self._retried.get(key[:3]) is epoch:
             del self._retried[key[:3]]
-        voter = epoch.memo.voter
-        if self._voters.release(voter):
-            s = self._subscriptions.by_voter(voter)
-            if s is None or s.voter != voter:  # a name for one transaction, or for a link that is gone
-                self._voters.names.pop(voter, None)
+        self._release(epoch.memo.voter)
 
     def on_decided(self, decided: EpochDecided) -> list[Effect]:
         self._remember(decided.epoch, decided.digest, decided.committing)
+        waiting = self._turns.withdraw(self._voters.subscription(decided.voter), decided.epoch)
+        if waiting is not None:
+            effects = self._abandon(self._voters.subscription(decided.voter), waiting, "it was decided without a vote")
+            self._release(waiting.voter)
+            return effects
         return self._learn(decided.voter, decided.epoch, decided.digest, decided.committing)
 
     def _remember(self, epoch: EpochId, digest: str, committing: frozenset[str]) -> None:
@@ -162,6 +208,21 @@ class Promises:
             if s.replica is not None:
                 effects += s.replica.learn(knows.epoch, knows.digest, knows.committing)
         return effects
+
+    def on_reached_asked(self, asked: AskReached) -> list[Effect]:
+        """A coordinator whose journal lost its end: tell what is applied here, and what was heard to be committed."""
+        replica = self._subscriptions.replica_named(asked.name, asked.event_type)
+        if replica is None:
+            return []
+        committed = [epoch for epoch, (_, committing) in self._decisions.items() if committing]
+        heard = [epoch.number for epoch in committed if epoch.event_type == asked.event_type]
+        told = ReachedTold(
+            event_type=asked.event_type,
+            incarnation=asked.incarnation,
+            reached=max([replica.position, *heard]),
+            transactions=replica.committed_after(asked.end),
+        )
+        return [Post(Address(self._subscriptions.rendezvous(asked.event_type)), told)]
 
     def on_noted(self, noted: FinishNoted) -> list[Effect]:
         epoch = self.epochs.get(epoch_key(noted.voter, noted.epoch))
@@ -198,7 +259,14 @@ class Promises:
                 spec = TxSpec(memo.epoch.event_type, TxType.DISTRIBUTED)
                 executors[tx] = self._sub_transactions.recover(tx, number, spec, memo)
             epoch = CallbackEpoch.recovered(
-                number, memo, executors, self._brokers, self._doubt_s, self._epoch_finished, self._epoch_ended
+                number,
+                memo,
+                executors,
+                self._brokers,
+                self._doubt_s,
+                self._epoch_finished,
+                self._epoch_ended,
+                self._next_turn,
             )
             self._open_epoch(epoch)
             effects += epoch.on_timer()

@@ -15,6 +15,7 @@ from tops.core.event_log import Feed
 from tops.core.known_types import KnownTypes
 from tops.core.local_transactions import LocalTransactions
 from tops.core.log_keeper import LogKeeper
+from tops.core.lost_tails import LostTails
 from tops.core.open_transactions import OpenTransactions, RendezvousNode, RendezvousOptions
 from tops.core.outcomes import Outcomes
 from tops.core.public_transactions import PublicTransactions
@@ -49,6 +50,7 @@ from tops.messages import (
     PublisherDone,
     PublisherLost,
     PublishInTx,
+    ReachedTold,
     RouteAsked,
     RouteStands,
     RunOneShot,
@@ -68,6 +70,8 @@ from tops.records import (
     OutcomesForgotten,
     Started,
     SubscriptionKept,
+    TailFound,
+    TailLost,
     TxRefused,
     TypeDefined,
 )
@@ -90,7 +94,8 @@ class Rendezvous:
         transactions = self.open = OpenTransactions()
         self.coordinators, self.relays = transactions.coordinators, transactions.relays
         self.publishers = transactions.publishers
-        self.log_keeper = LogKeeper(known)
+        self.lost_tails = LostTails(node, known, outcomes)
+        self.log_keeper = LogKeeper(known, self.lost_tails)
         self.local = LocalTransactions(node, known, transactions, outcomes)
         self.distributed = DistributedTransactions(node, known, transactions, outcomes)
         self.public = PublicTransactions(node, known, transactions, outcomes, self.local, self.distributed)
@@ -119,6 +124,7 @@ class Rendezvous:
             LogWanted: self.log_keeper.on_wanted,
             AskLog: self.log_keeper.on_asked,
             EndLog: self.log_keeper.on_end,
+            ReachedTold: self.lost_tails.on_told,
             RouteAsked: self._route_asked,
         }
 
@@ -249,7 +255,10 @@ class Rendezvous:
         if not alive and not remembered and not self.outcomes.is_refused(m.tx):
             reason = "the broker keeps no record of local transactions, and was restarted"
             return [Post(sender, TxOutcome(tx=m.tx, outcome=Outcome.UNKNOWN, reason=reason))]
-        return self.outcomes.ask(m.tx, sender, alive)
+        log = self.logs_of.get(m.event_type)
+        if log is not None and log.lost is not None and not alive and not self.outcomes.is_refused(m.tx):
+            return []  # a replica may have committed it: who asks does so again
+        return self.outcomes.ask(m.tx, sender, alive, presume=log is None or not log.missing)
 
     def _route_asked(self, m: RouteAsked, sender: Address, incarnation: int, now: float) -> list[Effect]:
         return [Post(sender, RouteStands(subscription=m.subscription))]
@@ -266,6 +275,8 @@ class Rendezvous:
                 return self.epochs[event_type].on_timer(int(number))
             case ("notes", event_type):
                 return self.epochs[event_type].write_notes()
+            case ("tail", event_type):
+                return self.lost_tails.on_timer(event_type)
             case ("lease", event_type):
                 return self.standing.on_lease(event_type, now)
         return []
@@ -296,6 +307,8 @@ class Rendezvous:
                 self.epochs[name].recover(record)
             case EpochCommitted(epoch=epoch):
                 self.epochs[epoch.event_type].recover(record)
+            case TailLost() | TailFound():
+                self.lost_tails.recover(record)
             case FinishesNoted(event_type=name):
                 self.epochs[name].recover(record)
             case TxRefused(tx=tx):
@@ -310,6 +323,6 @@ class Rendezvous:
                 else:
                     log.feeds[feed] = Feed(feed, name, Address(self.node.me), Filter.nothing(), position, position, 0)
 
-    def recovered(self) -> list[Effect]:
-        """The journal is read: numbers that were given out and never decided are void."""
-        return self.log_keeper.fill_gaps()
+    def recovered(self, torn: bool) -> list[Effect]:
+        """The journal is read: numbers that were given out and never decided are void. `torn`: its end was cut off."""
+        return self.log_keeper.fill_gaps() + self.lost_tails.recovered(torn)

@@ -25,6 +25,7 @@ from tops.messages import (
     Address,
     AskLog,
     AskOutcome,
+    AskReached,
     Definitions,
     Dissemination,
     EndLog,
@@ -127,6 +128,7 @@ class SiteCore:
             TypeAnswered: self.events.on_type_answered,
             RouteStands: self._on_route,
             LogTold: self._on_log_told,
+            AskReached: promises.on_reached_asked,
             LogEnded: self._on_log_ended,
         }
 
@@ -202,12 +204,14 @@ class SiteCore:
         """
         return self._request(self.own.begin(request, spec, own))
 
-    def enlist(self, number: int, promises: Sequence[Promise] = (), kept: Sequence[Memo] = ()) -> list[Effect]:
+    def enlist(
+        self, number: int, promises: Sequence[Promise] = (), kept: Sequence[Memo] = (), compensatable: bool = False
+    ) -> list[Effect]:
         """Resources of the site's own for transactions that it begins; `number` names them as it does a subscription.
 
         `promises` and `kept` are what an earlier life promised through them, see `recover`.
         """
-        return self._carry_out(self.resources.enlist(number, promises, kept))
+        return self._carry_out(self.resources.enlist(number, promises, kept, compensatable=compensatable))
 
     def dismiss(self, number: int) -> list[Effect]:
         """These resources take part in nothing new."""

@@ -118,6 +118,8 @@ class Subscriptions:
         coordinator = self.rendezvous(wish.definitions[0].name)
         subscription = Subscription(number, wish, coordinator)
         self.all[number] = subscription
+        if wish.compensatable:
+            self.voters.serial.add(number)
         if wish.replica is not None:
             subscription.replica = EpochExecutor(
                 number,
@@ -183,6 +185,11 @@ class Subscriptions:
         if left is not None and left.replica is not None and left.replica.promised_as(voter):
             return left.replica
         return here.replica if here is not None else None
+
+    def replica_named(self, name: str, family: str) -> EpochExecutor | None:
+        """The replica behind a durable subscription."""
+        found = [s.replica for s in self.all.values() if s.wish.durable == name and s.family == family]
+        return found[0] if found else None
 
     def announce(self, s: Subscription, link: NodeId | None) -> list[Effect]:
         """Tell a broker that knows nothing of this subscription everything about it."""

@@ -9,6 +9,7 @@ class Voters:
     def __init__(self) -> None:
         self.names: dict[str, int] = {}  # what we vote under -> subscription
         self.own: set[int] = set()  # participants in the site's own transactions: numbers without a subscription
+        self.serial: set[int] = set()  # compensatable participants: they are at one epoch at a time
         self._promised: dict[str, int] = {}  # what we vote under -> epochs that are open
 
     def subscription(self, voter: str) -> int:

@@ -18,6 +18,7 @@ from tops.messages.links import (
 )
 from tops.messages.logs import (
     AskLog,
+    AskReached,
     EndLog,
     EventConfirmed,
     EventsRefused,
@@ -27,6 +28,7 @@ from tops.messages.logs import (
     LogRefused,
     LogTold,
     LogWanted,
+    ReachedTold,
     RouteAsked,
     RouteStands,
     TypeAdvertised,
@@ -106,6 +108,7 @@ __all__ = [
     "AskLog",
     "AskMembership",
     "AskOutcome",
+    "AskReached",
     "BeginPublic",
     "BeginTx",
     "CensusOpened",
@@ -152,6 +155,7 @@ __all__ = [
     "Published",
     "PublisherDone",
     "PublisherLost",
+    "ReachedTold",
     "RouteAdded",
     "RouteAsked",
     "RouteRemoved",

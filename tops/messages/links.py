@@ -4,6 +4,7 @@ from tops.filters import Filter
 from tops.ids import NodeId, TxId
 from tops.messages.logs import (
     AskLog,
+    AskReached,
     EndLog,
     EventConfirmed,
     EventsRefused,
@@ -12,6 +13,7 @@ from tops.messages.logs import (
     LogRefused,
     LogTold,
     LogWanted,
+    ReachedTold,
     RouteAsked,
     RouteStands,
     TypeAdvertised,
@@ -101,6 +103,8 @@ Letter = (
     | TypeAnswered
     | RunOneShots
     | TxOutcomes
+    | AskReached
+    | ReachedTold
 )
 
 

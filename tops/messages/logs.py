@@ -1,6 +1,7 @@
 """Letters about event types and their logs: advertising, confirming what is on disk, reading on from a position."""
 
 from tops.filters import Filter
+from tops.ids import TxId
 from tops.messages.values import Definitions, LogEntry, Message, Origin, Wire
 
 
@@ -83,6 +84,25 @@ class LogWanted(Message, frozen=True):
     credit: int
     voter: str | None  # what it votes under, if it votes: what it committed itself is not sent to it again
     passing: bool = False  # a reader of what is there: one delivery, nothing is kept for it; position -1: it is done
+
+
+class AskReached(Message, frozen=True):
+    """The coordinator's journal may have lost what was behind `end`: how far has this replica come?"""
+
+    name: str  # of the durable subscription
+    event_type: str
+    incarnation: int
+    end: int
+
+
+class ReachedTold(Message, frozen=True):
+    """What a replica has applied, or heard to be decided, of a log; and the transactions that it remembers to have
+    committed behind the end that it was asked about."""
+
+    event_type: str
+    incarnation: int  # of the coordinator that asked
+    reached: int
+    transactions: tuple[TxId, ...]
 
 
 class LogDelivered(Message, frozen=True):

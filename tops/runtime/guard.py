@@ -37,6 +37,7 @@ from tops.messages import (
     Published,
     PublisherDone,
     PublishInTx,
+    ReachedTold,
     RouteAsked,
     RunOneShot,
     RunOneShots,
@@ -80,6 +81,7 @@ _RIGHTS: dict[type, Callable[[Any], Iterable[Right]]] = {
     AskMembership: lambda m: [(Verb.SUBSCRIBE, m.event_type)],
     AskLog: lambda m: [(Verb.SUBSCRIBE, m.event_type)],
     EndLog: lambda m: [(Verb.SUBSCRIBE, m.event_type)],
+    ReachedTold: lambda m: [(Verb.SUBSCRIBE, m.event_type)],
     LogWanted: lambda m: [(Verb.SUBSCRIBE, m.definitions[-1].name)],
     # These name a transaction only; that its events may be published or received was checked before.
     CommitTx: lambda m: (),

@@ -19,6 +19,8 @@ from tops.records import (
     OutcomesForgotten,
     Started,
     SubscriptionKept,
+    TailFound,
+    TailLost,
     TxRefused,
     TypeDefined,
 )
@@ -120,6 +122,10 @@ class Retainer:
             yield TypeDefined(event_type=rendezvous.types.definitions(name)[-1])
         for log in rendezvous.logs.values():
             yield from _last_entry(log)
+            if log.missing:
+                yield TailFound(event_type=log.event_type, end=log.missing[0] - 1, reached=log.missing[-1])
+            if log.lost is not None:
+                yield TailLost(event_type=log.event_type, end=log.lost.end)
             for feed in log.subscribers:
                 yield SubscriptionKept(event_type=log.event_type, name=feed.name, position=feed.position)
         for family, epochs in rendezvous.epochs.items():

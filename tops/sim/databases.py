@@ -98,6 +98,9 @@ class CallbackDatabase:
             if tx in self.compensated:
                 raise Broken(f"{tx} is compensated twice")
             self.compensated[tx] = tuple(reversed(work))
+            later = [t for t in list(self.committed)[list(self.committed).index(tx) + 1 :] if t not in self.early]
+            if later:
+                raise Broken(f"{tx} is compensated under {later}, which were committed on top of it")
             del self.committed[tx]
 
     def _offer(self, number: int | None, tx: TxId | None) -> None:

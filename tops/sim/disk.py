@@ -12,6 +12,7 @@ class SimDisk:
     def __init__(self) -> None:
         self.records: list[AnyRecord] = []
         self.synced = 0
+        self.torn = False  # whether the last crash took something
 
     def append(self, record: AnyRecord) -> None:
         self.records.append(record)
@@ -21,7 +22,11 @@ class SimDisk:
 
     def crash(self, rng: Random) -> None:
         """Power is gone: the unsynced tail is lost from some point on."""
-        kept = rng.randint(self.synced, len(self.records))
+        self.cut(rng.randint(self.synced, len(self.records)))
+
+    def cut(self, kept: int) -> None:
+        """Only so many records are left. A disk that keeps its word cuts off nothing that was synced."""
+        self.torn = kept < len(self.records)
         del self.records[kept:]
         self.synced = kept
 

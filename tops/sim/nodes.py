@@ -7,6 +7,7 @@ that later inputs want done.
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tops.core.broker import BrokerCore
@@ -218,7 +219,7 @@ class SimBroker(SimNode):
         self.disk.sync()
         for record in self.disk.records:
             self.core.recover(record)
-        self.act(self.core.recovered, self.world.clock.now)
+        self.act(partial(self.core.recovered, self.world.clock.now, torn=self.disk.torn))
 
     def _persist(self, persist: Persist) -> None:
         record = persist.record

@@ -72,7 +72,7 @@ class SiteApp:
         for s in self.subscriptions.values():
             promises, kept = s.database.promises(), s.database.kept()
             if s.own:
-                site.act(site.core.enlist, s.number, promises, kept)
+                site.act(site.core.enlist, s.number, promises, kept, s.wish.compensatable)
                 continue
             self._subscribe(s)
             site.act(site.core.recover, s.number, promises, kept)

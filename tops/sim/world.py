@@ -7,6 +7,8 @@ must end.
 from collections.abc import Callable
 from random import Random
 
+import msgspec
+
 from tops.constraints import Predicate
 from tops.core.epochs import EpochOptions
 from tops.core.participation import SiteOptions, Wish
@@ -148,6 +150,8 @@ class World:
         prefers: tuple[Scope, ...] = (Scope.DISTRIBUTED,),
     ) -> int:
         number = len(app.subscriptions) + 1
+        if isinstance(database, CallbackDatabase) and database.compensatable:
+            wish = msgspec.structs.replace(wish, compensatable=True)
         app.subscriptions[number] = SimSubscription(number, wish, database, prefers)
         return number
 

@@ -1,0 +1,128 @@
+"""Logs whose last records may be lost: a crash tore the journal's end, and it was cut off.
+
+Nothing that was told rests on a record that never came to the disk, if the disk keeps its word. In case it did not,
+whoever was in sync is asked how far it has come before any number behind the end is given out again, and before
+anything behind it is presumed to be aborted. What a replica has beyond the end stays: the log goes on behind that, and
+who lacks it finds it no longer kept, and is copied anew.
+"""
+
+from collections.abc import Mapping
+
+from tops.core.epochs import EpochCoordinator
+from tops.core.event_log import EventLog, LostTail
+from tops.core.known_types import KnownTypes
+from tops.core.open_transactions import RendezvousNode
+from tops.core.outcomes import Outcomes
+from tops.effects import Alarm, Effect, Persist, Post, SetTimer
+from tops.messages import Address, AskReached, LogWanted, ReachedTold, TxOutcome
+from tops.records import InSyncChanged, TailFound, TailLost
+from tops.transactions import Outcome
+
+TAIL_LOST = "the coordinator's journal lost its end in a crash: its replicas are asked how far they are"
+
+
+class LostTails:
+    """The logs of one rendezvous, from a journal that was cut off to the word of everybody who was in sync."""
+
+    def __init__(self, node: RendezvousNode, known: KnownTypes, outcomes: Outcomes) -> None:
+        self._node, self._known, self._outcomes = node, known, outcomes
+
+    def recover(self, record: TailLost | TailFound) -> None:
+        log = self._known.logs[record.event_type]
+        if isinstance(record, TailLost):
+            log.lost = LostTail(record.end, frozenset())
+        else:
+            log.resume_after(record.end, record.reached)
+
+    def recovered(self, torn: bool) -> list[Effect]:
+        """The journal is read. Whoever was in sync is asked when it is heard of."""
+        effects: list[Effect] = []
+        for log in self._known.logs.values():
+            in_sync = self._epochs(log).standing.in_sync
+            if (torn or log.lost is not None) and (in_sync or log.subscribers):
+                end = log.lost.end if log.lost is not None else log.last_number
+                log.lost = LostTail(end, in_sync, reached={}, transactions={})
+                text = f"{log.event_type} may have gone on behind {end}: waiting to hear from {_names(in_sync)}"
+                effects += [Persist(TailLost(event_type=log.event_type, end=end)), Alarm("tail-lost", text)]
+                if not in_sync:
+                    # Nobody votes. Those who follow are heard for a while: one that is gone must not stop the others.
+                    effects.append(SetTimer(("tail", log.event_type), self._node.options.lease_s))
+        return effects
+
+    def on_timer(self, event_type: str) -> list[Effect]:
+        log = self._known.logs[event_type]
+        return [] if log.lost is None else self._look(log, log.lost)
+
+    def on_wanted(self, log: EventLog, m: LogWanted, sender: Address) -> list[Effect]:
+        """A durable subscription is there."""
+        lost = log.lost
+        if lost is None:
+            if m.position is None or m.position <= log.last_number or m.voter is not None:
+                return []  # a voter's position is judged with its standing answer
+            text = f"{m.name} has taken {m.position}, and the log of {log.event_type} ends at {log.last_number}"
+            return [Alarm("ahead-of-log", text)]
+        if m.position is not None and sender.handle not in lost.asked:
+            lost.reached[sender.handle] = max(m.position, lost.reached.get(sender.handle, 0))
+        if sender.handle not in lost.unheard:
+            return []
+        ask = AskReached(name=m.name, event_type=log.event_type, incarnation=self._node.incarnation, end=lost.end)
+        return [Post(sender, ask)]
+
+    def on_told(self, m: ReachedTold, sender: Address, incarnation: int, now: float) -> list[Effect]:
+        log = self._known.logs.get(m.event_type)
+        if log is None or log.lost is None or m.incarnation != self._node.incarnation:
+            return []
+        if sender.handle not in log.lost.asked:
+            return []
+        log.lost.reached[sender.handle] = m.reached
+        log.lost.transactions.update(dict.fromkeys(m.transactions))
+        return self._look(log, log.lost)
+
+    def on_ended(self, log: EventLog, name: str) -> list[Effect]:
+        """An operator has ended the durable subscription of a replica that is gone for good: nobody to wait for."""
+        lost = log.lost
+        if lost is None or name not in lost.asked:
+            return []
+        lost.asked -= {name}
+        return self._look(log, lost)
+
+    def _look(self, log: EventLog, lost: LostTail) -> list[Effect]:
+        return [] if lost.unheard else self._found(log, lost)
+
+    def _found(self, log: EventLog, lost: LostTail) -> list[Effect]:
+        """Everybody has told: the log goes on behind the furthest of them."""
+        epochs = self._epochs(log)
+        reached = max(lost.reached.values(), default=lost.end)
+        log.resume_after(lost.end, reached)
+        effects: list[Effect] = [Persist(TailFound(event_type=log.event_type, end=lost.end, reached=reached))]
+        if log.missing:
+            effects += self._adopt(log, lost, epochs)
+        return effects + epochs.start()
+
+    def _adopt(self, log: EventLog, lost: LostTail, epochs: EpochCoordinator) -> list[Effect]:
+        effects: list[Effect] = []
+        for tx in lost.transactions:
+            repeated = next((ready.publisher for ready in epochs.queue if ready.tx == tx), None)
+            epochs.withdraw(tx)
+            effects += self._outcomes.settle(TxOutcome(tx=tx, outcome=Outcome.COMMITTED), repeated)
+        reached = log.missing[-1]
+        ahead = _at(lost.reached, reached)
+        text = (
+            f"{_names(ahead)} applied {log.event_type} up to {reached}, and the journal was cut off behind {lost.end}: "
+            f"what lies between is at them alone, and whoever lacks it must be copied from one of them"
+        )
+        in_sync = epochs.standing.in_sync & ahead
+        epochs.standing.in_sync = in_sync
+        changed = InSyncChanged(event_type=log.event_type, in_sync=in_sync)
+        return [Persist(changed), Alarm("ahead-of-log", text), *effects]
+
+    def _epochs(self, log: EventLog) -> EpochCoordinator:
+        return self._known.epochs[log.event_type]
+
+
+def _at(reached: Mapping[str, int], number: int) -> frozenset[str]:
+    return frozenset(name for name, position in reached.items() if position == number)
+
+
+def _names(names: frozenset[str]) -> str:
+    return ", ".join(sorted(names)) or "nobody"

@@ -1,0 +1,71 @@
+"""Compensatable participants take one epoch at a time.
+
+What such a participant has promised is committed already. If it has to be undone nothing later may lie on top of it,
+so the next epoch waits until the one before is settled here. Two participants that wait for each other's epochs would
+wait for ever, so an epoch waits only for one that comes before it in an order on which everybody agrees; one that finds
+a later one at work is declined. The coordinator learns nothing of all this: it gets a vote, sooner or later.
+"""
+
+from collections.abc import Mapping
+from enum import Enum
+
+from tops.core.callback_epoch import CallbackEpoch, EpochKey
+from tops.core.voters import Voters
+from tops.messages import EpochId, PrepareEpoch
+
+
+class Turn(Enum):
+    NOW = "now"
+    LATER = "later"  # kept until the epochs before it are settled
+    NEVER = "never"
+
+
+class Turns:
+    """Which epoch each compensatable participant of a site is at, and what waits."""
+
+    def __init__(self, epochs: Mapping[EpochKey, CallbackEpoch], voters: Voters) -> None:
+        self._epochs, self._voters = epochs, voters
+        self._waiting: dict[int, dict[tuple[str, str, int, int], PrepareEpoch]] = {}
+
+    def ask(self, participant: int, prepare: PrepareEpoch) -> Turn:
+        """Whether this one may be prepared; a new attempt at what is at work always may."""
+        mine = _order(prepare.epoch)
+        at_work = [_order(epoch.memo.epoch) for epoch in self._at_work(participant)]
+        if mine in at_work or not at_work:
+            return Turn.NOW
+        if mine < max(at_work):
+            return Turn.NEVER
+        waiting = self._waiting.setdefault(participant, {})
+        known = waiting.get(mine)
+        if known is None:
+            self._voters.promise(prepare.voter)  # the name is needed when the turn comes
+        if known is None or known.epoch.attempt < prepare.epoch.attempt:
+            waiting[mine] = prepare
+        return Turn.LATER
+
+    def next(self, participant: int) -> PrepareEpoch | None:
+        """The first of those that wait, if nothing is at work."""
+        waiting = self._waiting.get(participant)
+        if not waiting or self._at_work(participant):
+            return None
+        return self._take(participant, min(waiting))
+
+    def withdraw(self, participant: int, epoch: EpochId) -> PrepareEpoch | None:
+        """It was decided while it waited."""
+        waiting = self._waiting.get(participant)
+        known = waiting.get(_order(epoch)) if waiting else None
+        return self._take(participant, _order(epoch)) if known is not None and known.epoch == epoch else None
+
+    def _at_work(self, participant: int) -> list[CallbackEpoch]:
+        return [e for e in self._epochs.values() if e.subscription == participant and not e.settled]
+
+    def _take(self, participant: int, order: tuple[str, str, int, int]) -> PrepareEpoch:
+        waiting = self._waiting[participant]
+        prepare = waiting.pop(order)
+        if not waiting:
+            del self._waiting[participant]
+        return prepare
+
+
+def _order(epoch: EpochId) -> tuple[str, str, int, int]:
+    return (epoch.event_type, epoch.coordinator, epoch.incarnation, epoch.number)
