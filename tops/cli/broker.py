@@ -12,6 +12,7 @@ import uvloop
 from tops.config import load_config
 from tops.errors import JournalFailed
 from tops.runtime.broker import Broker
+from tops.runtime.garbage import collect_rarely
 from tops.runtime.logs import configure_logging
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
@@ -30,6 +31,7 @@ def run(
 ) -> None:
     """Run until SIGINT or SIGTERM; exit 2 when refused, 1 when the journal failed."""
     configure_logging(log_level)
+    collect_rarely()
     try:
         uvloop.run(_serve(config, name))
     except JournalFailed as error:

@@ -47,6 +47,8 @@ class LostTails:
                 if not in_sync:
                     # Nobody votes. Those who follow are heard for a while: one that is gone must not stop the others.
                     effects.append(SetTimer(("tail", log.event_type), self._node.options.lease_s))
+            else:
+                log.lost = None  # nobody is left who could tell
         return effects
 
     def on_timer(self, event_type: str) -> list[Effect]:
@@ -54,16 +56,14 @@ class LostTails:
         return [] if log.lost is None else self._look(log, log.lost)
 
     def on_wanted(self, log: EventLog, m: LogWanted, sender: Address) -> list[Effect]:
-        """A durable subscription is there."""
+        """A durable subscription is there: if it is a replica's, it can tell, whether it is waited for or not."""
         lost = log.lost
         if lost is None:
             if m.position is None or m.position <= log.last_number or m.voter is not None:
                 return []  # a voter's position is judged with its standing answer
             text = f"{m.name} has taken {m.position}, and the log of {log.event_type} ends at {log.last_number}"
             return [Alarm("ahead-of-log", text)]
-        if m.position is not None and sender.handle not in lost.asked:
-            lost.reached[sender.handle] = max(m.position, lost.reached.get(sender.handle, 0))
-        if sender.handle not in lost.unheard:
+        if sender.handle in lost.reached:
             return []
         ask = AskReached(name=m.name, event_type=log.event_type, incarnation=self._node.incarnation, end=lost.end)
         return [Post(sender, ask)]
@@ -72,19 +72,21 @@ class LostTails:
         log = self._known.logs.get(m.event_type)
         if log is None or log.lost is None or m.incarnation != self._node.incarnation:
             return []
-        if sender.handle not in log.lost.asked:
-            return []
         log.lost.reached[sender.handle] = m.reached
         log.lost.transactions.update(dict.fromkeys(m.transactions))
-        return self._look(log, log.lost)
+        return self._look(log, log.lost) if log.lost.asked else []  # without voters the time decides
 
     def on_ended(self, log: EventLog, name: str) -> list[Effect]:
         """An operator has ended the durable subscription of a replica that is gone for good: nobody to wait for."""
-        lost = log.lost
-        if lost is None or name not in lost.asked:
+        standing = self._epochs(log).standing
+        if name not in standing.in_sync:
             return []
-        lost.asked -= {name}
-        return self._look(log, lost)
+        standing.in_sync -= {name}
+        effects: list[Effect] = [Persist(InSyncChanged(event_type=log.event_type, in_sync=standing.in_sync))]
+        if log.lost is None:
+            return effects
+        log.lost.asked -= {name}
+        return effects + self._look(log, log.lost)
 
     def _look(self, log: EventLog, lost: LostTail) -> list[Effect]:
         return [] if lost.unheard else self._found(log, lost)
