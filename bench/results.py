@@ -15,11 +15,16 @@ Result = dict[str, Any]  # what `tops bench NAME --format json` prints
 
 
 def rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """One row per system, workload and number of clients, in the order of their first run: medians over the runs."""
+    """One row per system, workload and number of clients: medians over the runs.
+
+    Rows of one load stand together, since those are what a reader compares; otherwise in the order of their first run.
+    """
     groups: dict[tuple[str, str, int], list[Run]] = {}
     for run in runs:
         groups.setdefault((run.system, run.workload, run.clients), []).append(run)
-    return [_row(group) for group in groups.values()]
+    workloads = list(dict.fromkeys(run.workload for run in runs))
+    ordered = sorted(groups.values(), key=lambda group: (workloads.index(group[0].workload), group[0].clients))
+    return [_row(group) for group in ordered]
 
 
 def figures(
@@ -116,7 +121,7 @@ def _row(group: Sequence[Run]) -> dict[str, Any]:
         "fsyncs_per_tx": _median_of_known(run.fsyncs_per_tx for run in group),
         "messages_per_tx": _median_of_known(run.messages_per_tx for run in group),
         "bytes_per_tx": _median_of_known(run.bytes_per_tx for run in group),
-        "phases": _medians([run.phases for run in group], 7),
+        "phases": _medians([run.phases for run in group if run.phases], 7),  # not every run has clocks
         "load_average": max(run.load_average for run in group),
     }
 
@@ -131,4 +136,5 @@ def _median_of_known(values: Iterable[float | None]) -> float | None:
 
 
 def _medians(records: Sequence[Mapping[str, float]], digits: int) -> dict[str, float]:
-    return {name: _median((record.get(name, 0.0) for record in records), digits) for name in records[0]}
+    names = dict.fromkeys(name for record in records for name in record)
+    return {name: _median((record.get(name, 0.0) for record in records), digits) for name in names}

@@ -42,7 +42,7 @@ async def _run(quick: bool, profile: bool, names: Sequence[str]) -> Result:
     if quick or names:
         left_out.append("the matrix of all policies, workloads, numbers of clients and of replicas")
     else:
-        compared.runs += await _matrix(dataset, compared, profile=profile)
+        compared.runs += await _matrix(dataset, compared)
     return {
         "name": "policies",
         "machine": describe_machine(),
@@ -57,8 +57,9 @@ async def _run(quick: bool, profile: bool, names: Sequence[str]) -> Result:
     }
 
 
-async def _matrix(dataset: Dataset, compared: Compared, *, profile: bool) -> list[Run]:
-    """Every policy × workload × clients × replicas, one system at a time."""
+async def _matrix(dataset: Dataset, compared: Compared) -> list[Run]:
+    """Every policy × workload × clients × replicas, one system at a time, with the clocks of a profile: nothing here is
+    compared with a peer."""
     runs: list[Run] = []
     # Shared by all systems: an id that a workload gives occurs once.
     workloads: list[Workload] = [
@@ -69,13 +70,11 @@ async def _matrix(dataset: Dataset, compared: Compared, *, profile: bool) -> lis
     ]
     systems = [
         *(
-            ProcessCluster(
-                case, replicas, name=case.name if replicas == 3 else f"{case.name}_{replicas}", profile=profile
-            )
-            for replicas in REPLICAS
+            ProcessCluster(case, replicas, name=f"{case.name}{suffix}", profile=True)
+            for replicas, suffix in REPLICAS.items()
             for case in CASES
         ),
-        ProcessCluster(CASES[0], name=f"{CASES[0].name}_own_links", own_links=True, profile=profile),
+        ProcessCluster(CASES[0], name=f"{CASES[0].name}_own_links", own_links=True, profile=True),
     ]
     for place, system in enumerate(systems, start=1):
         say(f"{place} of {len(systems)}")

@@ -1,7 +1,7 @@
 """One HTML page with the pictures inside: it can be mailed, kept and opened without anything else."""
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,9 @@ from typing import Any
 from bench.results import Result
 
 CAPTIONS = {
-    "throughput": "Throughput: the bar is the median of the runs, the line on it their range.",
-    "latency": "Latency of one operation as a client sees it.",
-    "figures": "We against each peer, in alternating pairs.",
+    "throughput": "Throughput: the bar is the median of the runs, the line on it their range. Blue is ours.",
+    "latency": "Latency of one operation as a client sees it. Blue is ours.",
+    "figures": "We against each peer, in alternating pairs. Orange is below what must be reached.",
     "growth": "Time over table sizes.",
     "phases": "Where the time of one transaction goes.",
 }
@@ -39,7 +39,8 @@ def write_page(record: Result, pictures: Sequence[Path], directory: Path) -> Pat
     return path
 
 
-def render(record: Result, pictures: Iterable[Path]) -> str:
+def render(record: Result, pictures: Sequence[Path]) -> str:
+    """What was to be shown first, then all that was measured."""
     machine, rows = record["machine"], record["rows"]
     keys = [key for key in ROW_KEYS if any(row.get(key) is not None for row in rows)]
     figures = [[name, *(figure.get(key) for key in FIGURE_KEYS)] for name, figure in record["figures"].items()]
@@ -49,8 +50,9 @@ def render(record: Result, pictures: Iterable[Path]) -> str:
         f"<p class=note>{escape(_sentence(machine))} {escape(_sentence(record['versions']))}</p>",
         *(_notes("Not measured", [f"{name}: {why}" for name, why in record.get("missing", {}).items()])),
         *(_notes("Left out", record.get("left_out", []))),
-        *(_picture(record["name"], path) for path in pictures),
+        *(_picture(record["name"], path) for path in pictures if path.stem.endswith("-figures")),
         *(_table("Figures (above 1 we are better)", ["figure", *FIGURE_KEYS], figures)),
+        *(_picture(record["name"], path) for path in pictures if not path.stem.endswith("-figures")),
         *(_table("Runs", keys, [[row.get(key) for key in keys] for row in rows])),
         *(_table("Other measures", ["measure", "median", "low", "high", "runs"], measures)),
         *(_table("CPU", ["system", "workload", "clients", "cores kept busy, by process"], _cpu(rows), "text")),

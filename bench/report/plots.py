@@ -8,6 +8,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from bench.results import Result
@@ -19,7 +20,7 @@ PHASE_COLOURS = (
     "#1f6fb2", "#5aa9a3", "#e0a63b", "#c2571a", "#7d5ba6", "#4c7a34",
     "#a34a6b", "#8fa3b8", "#20456b", "#9bc4a0", "#6b4f2a", "#c9a3c9",
 )  # fmt: skip
-LEGEND_COLUMNS = 7
+LEGEND_INCHES = 1.2  # of a column
 STYLE: Any = {
     "font.size": 9,
     "text.color": INK,
@@ -188,21 +189,21 @@ def _phases(rows: Sequence[Row]) -> Figure:
     """Where the time of one transaction goes: a stacked bar per system and load."""
     found = dict.fromkeys(phase for row in rows for phase in row["phases"])
     phases = [phase for phase in PHASES if phase in found] + [phase for phase in found if phase not in PHASES]
-    picture = Figure(figsize=(9, 1.5 + 0.4 * len(rows)), layout="constrained")
-    ax = picture.subplots()
-    rows = rows[::-1]
-    left = [0.0] * len(rows)
-    for number, phase in enumerate(phases):
-        widths = [row["phases"].get(phase, 0.0) * 1e3 for row in rows]
-        colour = PHASE_COLOURS[number % len(PHASE_COLOURS)]
-        ax.barh(range(len(rows)), widths, left=left, height=0.62, color=colour, edgecolor="white", label=phase)
-        left = [begin + width for begin, width in zip(left, widths, strict=True)]
-    for place, total in enumerate(left):
-        ax.annotate(f"{total:.2f} ms", (total, place), xytext=(4, 0), textcoords="offset points", va="center")
-    labels = [f"{row['system']}, {row.get('workload', '')} c={row.get('clients', '')}" for row in rows]
-    ax.set_yticks(range(len(rows)), labels)
-    ax.grid(axis="y", visible=False)
-    ax.margins(x=0.12)
-    ax.set_xlabel("ms per transaction")
-    picture.legend(loc="outside upper left", ncols=min(len(phases), LEGEND_COLUMNS), frameon=False)
+    colours = {phase: PHASE_COLOURS[number % len(PHASE_COLOURS)] for number, phase in enumerate(phases)}
+
+    def stacked(ax: Axes, bars: list[Bar]) -> None:
+        for place, row, _ in bars:
+            left = 0.0
+            for phase in phases:
+                width = row["phases"].get(phase, 0.0) * 1e3
+                ax.barh(place, width, left=left, height=0.62, color=colours[phase], edgecolor="white", linewidth=0.5)
+                left += width
+            ax.annotate(f"{left:.3g}", (left, place), xytext=(4, 0), textcoords="offset points", va="center")
+        ax.set_xlim(0, 1.2 * max(sum(row["phases"].values()) * 1e3 for _, row, _ in bars))
+        ax.xaxis.set_major_locator(MaxNLocator(4))
+
+    picture = _panels(rows, set(), stacked, "ms per transaction")
+    handles = [Patch(color=colours[phase], label=phase) for phase in phases]
+    columns = min(len(phases), max(2, int(picture.get_figwidth() / LEGEND_INCHES)))
+    picture.legend(handles=handles, loc="outside upper left", ncols=columns, frameon=False)
     return picture

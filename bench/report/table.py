@@ -87,11 +87,15 @@ def _rows(record: Result, shown: Sequence[str]) -> Table:
     for key in shown:
         table.add_column(COLUMNS[key][0], justify="right", no_wrap=True)
     for number, row in enumerate(rows):
-        load_changes = number + 1 < len(rows) and rows[number + 1].get("clients") != row.get("clients")
+        load_changes = number + 1 < len(rows) and _load(rows[number + 1]) != _load(row)
         cells = ["" if row.get(key) is None else COLUMNS[key][1](row[key]) for key in shown]
         workload = [row.get("workload", "")] if len(table.columns) > len(cells) + 2 else []
         table.add_row(row["system"], *workload, str(row.get("clients", "")), *cells, end_section=load_changes)
     return table
+
+
+def _load(row: Mapping[str, Any]) -> tuple[Any, Any]:
+    return row.get("workload"), row.get("clients")
 
 
 def _figures(figures: Mapping[str, Mapping[str, Any]]) -> Table:

@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -61,6 +62,23 @@ def test_a_row_is_the_median_of_its_runs_with_their_range() -> None:
     assert (row["system"], row["clients"], row["runs"]) == ("write_all", 16, 2)
     assert (row["tps_low"], row["tps"], row["tps_high"]) == (9000.0, 10000.0, 11000.0)
     assert row["aborted"] == 2
+
+
+def test_rows_of_one_load_stand_together() -> None:
+    runs = [run(system, 1000.0, clients) for system in ("write_all", "quorum") for clients in (64, 1)]
+
+    assert [(row["clients"], row["system"]) for row in rows(runs)] == [
+        (1, "write_all"),
+        (1, "quorum"),
+        (64, "write_all"),
+        (64, "quorum"),
+    ]
+
+
+def test_phases_are_those_of_the_runs_that_had_clocks() -> None:
+    without = replace(RUNS[0], phases={})
+
+    assert rows([without, RUNS[2]])[0]["phases"] == {"database": 0.001, "disk": 0.0005}
 
 
 def test_figures_pair_the_runs_of_a_round() -> None:
@@ -128,6 +146,7 @@ def test_the_page_needs_nothing_but_itself(record: Result, tmp_path: Path) -> No
     assert page.count("<img ") == 4
     assert all(source.startswith("data:") for source in re.findall(r'src="([^"]*)"', page))
     assert not re.search(r"<(script|link)\b", page)
+    assert page.index("alternating pairs") < page.index("<h2>Figures") < page.index("Throughput:")
     assert "three &lt;replicas&gt;" in page
     assert "mariadbd is not installed" in page
 
