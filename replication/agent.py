@@ -185,6 +185,7 @@ class Agent:
                     raise ConfigError(f"replica set {self.config.name!r} is not serializable")
                 return await self.certifier.read(self.replica.name, sql, unpack_values(args))
             case calls.Judgement(asked=asked, wait_s=wait_s):
+                self.participant.pace.hurry()  # also if it is applied: this is where its writers ask
                 await self.participant.wait_for(max(number for number, _ in asked), wait_s)
                 return calls.Judged(refused=await self.participant.verdicts.of(asked))
             case calls.Status():

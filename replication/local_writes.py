@@ -6,6 +6,7 @@ the log take the same lock, so that a decision and what it was based on can't dr
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -33,8 +34,15 @@ from tops.site import Site
 
 LOGGED_WITHIN_S = 10.0
 GROUP_MAX = 128
-GATHER_S = 0.025  # entries of all sites that a peer applies at once
-Waiting = tuple[Member, dict[tuple[str, str], Row], asyncio.Future[MemberVote]]
+
+
+class Waiting(NamedTuple):
+    """A write of a peer-to-peer set on its way into the database."""
+
+    member: Member
+    places: dict[tuple[str, str], Row]
+    adds: bool  # it can be written without a look at its rows
+    answer: asyncio.Future[MemberVote]
 
 
 class LocalWrites:
@@ -81,7 +89,6 @@ class LocalWrites:
         found = (await self._resource.read(f"select coalesce(max(clock), 0) as clock from {CLOCKS}")).rows
         self.clock.see(int(found[0]["clock"]))
         self.clock.skew_ms = 0
-        participant.gather_s = GATHER_S
         participant.translate = self._resolved
         participant.turn = self._turn
         if isinstance(self._apply, PeerApply):
@@ -157,50 +164,50 @@ class LocalWrites:
             except TopsError as error:
                 answer.set_exception(error)
             else:
-                self._waiting.append((member, places, answer))
+                self._waiting.append(Waiting(member, places, peer.needs_nothing(member), answer))
         if self._worker is None or self._worker.done():
             self._worker = asyncio.ensure_future(self._write_all(peer))
         return [await _told(answer) for answer in answers]
 
     async def _write_all(self, peer: PeerWrites) -> None:
         while self._waiting:
-            group = self._disjoint(peer)
+            group = self._disjoint()
             async with self._turn:
                 try:
                     await self._write_group(peer, group)
                 except Exception as error:
-                    for _, _, answer in group:
-                        if not answer.done():
-                            answer.set_exception(error)
+                    for waiting in group:
+                        if not waiting.answer.done():
+                            waiting.answer.set_exception(error)
 
-    def _disjoint(self, peer: PeerWrites) -> list[Waiting]:
+    def _disjoint(self) -> list[Waiting]:
         """Writers that come together and touch different rows share a turn: none builds on what another may fail at."""
         group: list[Waiting] = []
         taken: set[tuple[str, str]] = set()
         added: set[tuple[str, str]] = set()  # to such rows others may add as well
         left: list[Waiting] = []
         for waiting in self._waiting:
-            adds = peer.needs_nothing(waiting[0])
-            free = taken.isdisjoint(waiting[1]) and (adds or added.isdisjoint(waiting[1]))
+            adds, places = waiting.adds, waiting.places
+            free = taken.isdisjoint(places) and (adds or added.isdisjoint(places))
             if free and len(group) < GROUP_MAX:
                 group.append(waiting)
             else:
                 left.append(waiting)
                 adds = False  # nobody may pass it
-            (added if adds else taken).update(waiting[1])
+            (added if adds else taken).update(places)
         self._waiting = left
         return group
 
     async def _write_group(self, peer: PeerWrites, group: list[Waiting]) -> None:
         """Increments first, without a look at their rows; whose row is not there is done with the others."""
-        adding = [waiting for waiting in group if peer.needs_nothing(waiting[0])]
-        others = [waiting for waiting in group if not peer.needs_nothing(waiting[0])]
+        adding = [waiting for waiting in group if waiting.adds]
+        others = [waiting for waiting in group if not waiting.adds]
         if adding:
-            written = [await peer.added(member) for member, _, _ in adding]
+            written = [await peer.added(waiting.member) for waiting in adding]
             others += await self._write_versioned(adding, written, again=True)
         if others:
-            known = await peer.known({place: key for _, places, _ in others for place, key in places.items()})
-            written = [await peer.versioned(member, known) for member, _, _ in others]
+            known = await peer.known({place: key for waiting in others for place, key in waiting.places.items()})
+            written = [await peer.versioned(waiting.member, known) for waiting in others]
             await self._write_versioned(others, written)
 
     async def _write_versioned(
@@ -212,9 +219,9 @@ class LocalWrites:
         for waiting, (_, went), vote in zip(group, written, votes, strict=True):
             if again and vote.excluded is not None and vote.excluded.why is Why.VERSION:
                 left.append(waiting)
-            elif not waiting[2].done():
-                rows = tuple(0 if place is None else vote.rows[place] for place in went) if vote.rows else ()
-                waiting[2].set_result(msgspec.structs.replace(vote, rows=rows))
+            elif not waiting.answer.done():
+                rows = tuple([0 if place is None else vote.rows[place] for place in went]) if vote.rows else ()
+                waiting.answer.set_result(msgspec.structs.replace(vote, rows=rows))
         return left
 
     async def _logged(self, tx: str) -> int:

@@ -15,6 +15,7 @@ import msgspec
 
 from replication.events import at_ms, batch_in, member_of, published_members
 from replication.marked import Visitor, barrier_of, repair_of
+from replication.pace import GATHER_S, Pace
 from replication.refusals import describe
 from replication.values import pack_rows
 from replication.verdicts import Verdicts
@@ -58,8 +59,7 @@ class ReplicaParticipant(BatchParticipant):
         self.visitor: Visitor | None = None  # a check's, if one may come
         self._barriers: dict[int, list[str]] = {}  # barriers that somebody waits for, by prepared number
         self._moved = asyncio.Condition()
-        self._awaited = 0  # how many wait for a position
-        self.gather_s = 0.0  # how long after one apply the next begins, unless somebody waits for it
+        self.pace = Pace(GATHER_S if scope is Scope.LOCAL else 0.0)
         self.own: set[bytes] = set()  # batches committed here before they were logged: not to be done again
 
     # ------------------------------------------------------------------------------------------------- positions
@@ -86,7 +86,8 @@ class ReplicaParticipant(BatchParticipant):
 
     async def wait_for(self, position: int, timeout_s: float) -> None:
         """Return when everything up to `position` is applied here; NotReachable after the bound."""
-        self._awaited += 1
+        if position > self.reached:
+            self.pace.hurry()
         try:
             async with asyncio.timeout(timeout_s), self._moved:
                 await self._moved.wait_for(lambda: self.reached >= position)
@@ -95,8 +96,6 @@ class ReplicaParticipant(BatchParticipant):
                 f"replica {self.site} is at position {self.reached} and did not reach {position} "
                 f"within {timeout_s:g} s{f': {self.stopped}' if self.stopped else ''}"
             ) from None
-        finally:
-            self._awaited -= 1
 
     async def _reach(self, position: int) -> None:
         async with self._moved:
@@ -152,9 +151,7 @@ class ReplicaParticipant(BatchParticipant):
     async def apply_entries(self, entries: tuple[LogEntry, ...], upto: int) -> int:
         """Each entry once and in order; numbers that hold nothing for us only move the position."""
         self.received = max(self.received, upto)
-        if self.gather_s and not self._awaited:
-            # What comes meanwhile is applied with the next entries: a transaction costs much, a row in it little.
-            await asyncio.sleep(self.applied_at + self.gather_s - time.monotonic())
+        await self.pace.gathered(self.applied_at)  # what comes meanwhile is applied with the next entries
         known = {entry.number: entry for entry in entries}
         work = [self._entry(number, known.get(number)) for number in range(self.reached + 1, upto + 1)]
         pause_s = RETRY_FIRST_S

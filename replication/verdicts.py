@@ -1,12 +1,13 @@
 """Writes that are logged first and applied then may be refused then, by every replica alike: who remembers, who asks.
 
 A replica remembers what it refused in this life; what was before, it looks up in its conflict log. A client asks about
-all its waiting writes at once: one question is on its way at a time, and the next one takes along what came meanwhile.
+all writes at once that were logged together; while several questions are on their way, the next one gathers more.
 """
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -19,6 +20,7 @@ from tops.ports import Entry, Resource
 
 REMEMBERED_MAX = 100_000
 ASKED_MAX = 1_000
+QUESTIONS_MAX = 4  # on their way: writes that were logged later need not wait for the answer to earlier ones
 REFUSALS = ("apply_error", "serialization")
 _LOOK_UP = f"select id, discarded from {CONFLICTS} where id = any($1::text[]) and kind = any($2::text[])"
 
@@ -71,17 +73,23 @@ class VerdictAsker:
     def __init__(self, caller: Caller, sites: Callable[[], list[str]], timeout_s: float) -> None:
         self._caller, self._sites, self._timeout_s = caller, sites, timeout_s
         self._waiting: list[tuple[int, str, asyncio.Future[str]]] = []
-        self._asking: asyncio.Task[None] | None = None
+        self._asking: set[asyncio.Task[Any] | None] = set()
 
     async def refusal(self, number: int, tx: str) -> str:
         """Why that transaction was refused, or nothing; OutcomeUnknown if no replica tells in time."""
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._waiting.append((number, tx, answer))
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.ensure_future(self._ask_all())
+        if len(self._waiting) == 1 and len(self._asking) < QUESTIONS_MAX:
+            self._asking.add(asyncio.ensure_future(self._ask_all()))
         return await answer
 
     async def _ask_all(self) -> None:
+        try:
+            await self._ask_while_some_wait()
+        finally:  # at once, and not when the task's end is told: who comes next must not rely on us
+            self._asking.remove(asyncio.current_task())
+
+    async def _ask_while_some_wait(self) -> None:
         while self._waiting:
             asked, self._waiting = self._waiting[:ASKED_MAX], self._waiting[ASKED_MAX:]
             try:

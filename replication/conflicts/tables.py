@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -128,7 +129,14 @@ class Shapes:
 
 
 def key_text(key: Row) -> str:
+    if len(key) == 1:
+        ((name, value),) = key.items()
+        if type(value) is int:  # as below, for the most common key of all
+            return f'{{{_name_text(name)}: "{value}"}}'
     return to_json({name: str(value) for name, value in key.items()})
+
+
+_name_text = lru_cache(maxsize=1_000)(to_json)
 
 
 async def read_versions(

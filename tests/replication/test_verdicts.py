@@ -1,0 +1,68 @@
+"""How a client asks whether its logged writes were refused: few questions, and nobody is forgotten."""
+
+import asyncio
+from typing import Any, cast
+
+from replication.calls import Judged, Judgement
+from replication.conversation import Caller
+from replication.verdicts import QUESTIONS_MAX, VerdictAsker
+
+PATIENCE_S = 30.0
+
+
+class Replica:
+    """Answers when it is let; refuses writes with odd numbers."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Judgement, asyncio.Future[None]]] = []
+
+    async def ask(self, to: str, question: Judgement, timeout_s: float) -> Judged:
+        let: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.asked.append((question, let))
+        await let
+        return Judged(refused={tx: "odd" for number, tx in question.asked if number % 2})
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_what_is_logged_together_is_one_question_and_later_writes_do_not_wait_for_its_answer() -> None:
+    replica = Replica()
+    asker = VerdictAsker(cast(Caller, replica), lambda: ["r1"], PATIENCE_S)
+    waiting: list[asyncio.Future[Any]] = []
+    for number in range(QUESTIONS_MAX + 3):
+        waiting += [asyncio.ensure_future(asker.refusal(number, f"{number}.{n}")) for n in range(5)]
+        await settle()
+    assert [len(question.asked) for question, _ in replica.asked] == [5] * QUESTIONS_MAX
+
+    replica.asked[0][1].set_result(None)  # the last of the first ones stay unanswered
+    await settle()
+
+    assert len(replica.asked[-1][0].asked) == 15, "those that found no room are asked about together"
+    for _, let in replica.asked[1:]:
+        let.set_result(None)
+    found = await asyncio.wait_for(asyncio.gather(*waiting), PATIENCE_S)
+    assert found == ["odd" if number % 2 else "" for number in range(QUESTIONS_MAX + 3) for _ in range(5)]
+
+
+async def test_who_comes_as_the_last_answer_arrives_is_asked_about_as_well() -> None:
+    replica = Replica()
+    asker = VerdictAsker(cast(Caller, replica), lambda: ["r1"], PATIENCE_S)
+    found = list[str]()
+
+    async def write_and_write_again(number: int) -> None:
+        found.append(await asker.refusal(number, "a"))
+        found.append(await asker.refusal(number + 1, "b"))
+
+    writers = [asyncio.ensure_future(write_and_write_again(number)) for number in range(0, 2 * QUESTIONS_MAX, 2)]
+    answered = 0
+    while not all(writer.done() for writer in writers):
+        await settle()
+        assert len(replica.asked) > answered, "a write waits, and nobody asks"
+        for _, let in replica.asked[answered:]:
+            let.set_result(None)
+        answered = len(replica.asked)
+        await settle()
+    assert sorted(found) == [""] * QUESTIONS_MAX + ["odd"] * QUESTIONS_MAX
