@@ -126,6 +126,7 @@ class EmbeddedPostgres:
     def __enter__(self) -> Self:
         if self.running:
             return self
+        self._release()  # one that died by itself: its number is taken, which the next one minds, until it is reaped
         try:
             self._make_data()
             self._port = self._port or free_port()

@@ -9,7 +9,7 @@ from pathlib import Path
 from adapters import EmbeddedPostgres, PostgresAdapter, SqliteAdapter
 from adapters.postgres.scripts import missing_tables, run_script
 from replication.config import ReplicaConfig, ReplicaSetConfig
-from tops.errors import ConfigError, NotReachable
+from tops.errors import ConfigError, NotReachable, TopsError
 from tops.ports import Resource
 
 START_PATIENCE_S = 60.0
@@ -52,13 +52,16 @@ class ReplicaDatabase:
                 return
 
     async def watch(self) -> None:
-        """A server of ours that died is started again."""
+        """A server of ours that died is started again, until it is there."""
         while self._server is not None:
             await asyncio.sleep(WATCH_S)
             if not self._server.running:
                 self.restarts += 1
                 log.warning("the embedded server died and is started again", extra={"replica": self._replica.name})
-                await self.start()
+                try:
+                    await self.start()
+                except TopsError as error:  # what is left of the old one may still hold its memory, or the disk is full
+                    log.error("it does not start", extra={"replica": self._replica.name, "reason": str(error)})
 
     async def stop(self) -> None:
         if self._server is not None:

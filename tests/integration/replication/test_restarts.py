@@ -3,13 +3,16 @@
 import asyncio
 import contextlib
 import itertools
+import os
 import random
+import signal
 from pathlib import Path
 
 import pytest
 
 from adapters import EmbeddedPostgres
 from adapters.embedded_postgres import free_port
+from replication import connect
 from replication.agent import Agent
 from replication.config import Cluster
 from replication.reads import TooFewReaders
@@ -17,6 +20,7 @@ from tests.integration.replication.clusters import SCHEMA, eventually
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tops.changes import Upsert
 from tops.errors import AgentReplaced, NotReachable, TopsError
+from tops.runtime.broker import Broker
 
 BALANCE = "select balance from accounts where id = 1"
 PARTS = ("b1", "b2", "r1", "r2", "r3")
@@ -151,6 +155,34 @@ async def test_an_agent_whose_database_was_taken_by_another_ends_and_says_so(
             await shop.wait_in_sync()
             await eventually(lambda: is_out(old), what="the old one no longer saying that it is in sync")
             assert await shop.fetchval(BALANCE, replica="r3") == 5
+
+
+async def test_an_agent_starts_its_own_server_again_when_only_its_postmaster_is_killed(folder: Path) -> None:
+    path = folder / "tops.toml"
+    path.write_text(
+        f'[cluster]\nname = "test"\n[[broker]]\nname = "b1"\nlisten = "127.0.0.1:{free_port()}"\n'
+        f'data = "{folder}/b1"\n'
+        '[[replica_set]]\nname = "shop"\nschema = "schema.sql"\npolicy = "quorum"\n'
+        '[[replica_set.replica]]\nname = "r1"\nbroker = "b1"\n'
+    )
+    (folder / "schema.sql").write_text(SCHEMA)
+    cluster = Cluster.load(path)
+    async with (
+        Broker.run(cluster.config, "b1"),
+        Agent.run(cluster, "shop", "r1") as agent,
+        connect(cluster.urls(), "shop") as shop,
+    ):
+        for number in range(1, 4):
+            await shop.write([Upsert("accounts", {"id": 1}, {"balance": number})])
+            (lock,) = folder.rglob("postmaster.pid")
+            os.kill(int(lock.read_text().split()[0]), signal.SIGKILL)
+            await eventually(lambda number=number: restarted(agent, number), what="the server being started again")
+            await shop.wait_in_sync()
+            assert await shop.fetchval(BALANCE, consistency="current") == number
+
+
+async def restarted(agent: Agent, times: int) -> bool:
+    return agent.database.restarts >= times and bool(await agent.resource.applied())
 
 
 async def test_an_agent_waits_for_a_database_that_is_not_there_yet(folder: Path) -> None:
