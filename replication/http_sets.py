@@ -6,6 +6,7 @@ set's `write_token` as a bearer token; an `Idempotency-Key` header makes it safe
 
 import asyncio
 import hmac
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -75,7 +76,7 @@ class SetRoutes:
         self._path, self._broker = path, broker
         self._connected: dict[str, ReplicaSet] = {}
         self._stack = AsyncExitStack()
-        self._turn = asyncio.Lock()
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # a set that is away holds up no other
 
     def add_to(self, app: web.Application) -> None:
         app.router.add_get("/v1/replica-sets", self._list)
@@ -127,7 +128,7 @@ class SetRoutes:
         return Cluster.load(self._path).replica_set(request.match_info["name"])
 
     async def _set(self, config: ReplicaSetConfig) -> ReplicaSet:
-        async with self._turn:
+        async with self._turns[config.name]:
             if config.name not in self._connected:
                 cluster = Cluster.load(self._path)
                 table, insecure = cluster.config.broker_named(self._broker), cluster.config.cluster.insecure

@@ -171,7 +171,8 @@ class ReplicaSet:
             if head is not None and not late:
                 return
             if asyncio.get_running_loop().time() > deadline:
-                raise NotReachable(f"not in sync after {timeout_s:g} s: {', '.join(late)}")
+                problem = f"; the coordinator: {status['coordinator']['problem']}" if head is None else ""
+                raise NotReachable(f"not in sync after {timeout_s:g} s: {', '.join(late) or 'nobody knows'}{problem}")
             await asyncio.sleep(0.2)
 
 

@@ -189,7 +189,13 @@ async def test_writes_over_http_need_the_token_and_count_once_per_key(server: Em
         try:
             for token in (None, "", "Secret", "secret2"):
                 assert (await post(insert, token))[0] == 403
+            path = cluster.cluster.path
+            away = "[[replica_set]]\nname = 'away'\npolicy = 'quorum'\n[[replica_set.replica]]\nname='a'\nbroker='b1'"
+            path.write_text(f"{path.read_text()}\n{away}")
+            waiting = asyncio.ensure_future(session.get(f"{url}/away"))
             assert (await post(insert))[0] == 200
+            assert not waiting.done(), "a set that is away held up another one"
+            assert (await waiting).status == 503
             results = await asyncio.gather(*(post(add, key="k") for _ in range(4)))
             assert [status for status, _ in results] == [200] * 4
             assert len({body["tx"] for _, body in results}) == 1
