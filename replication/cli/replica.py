@@ -12,6 +12,7 @@ from replication.agent import Agent
 from replication.config import Cluster
 from replication.http import serve_agent
 from tops.errors import ConfigError
+from tops.runtime.garbage import collect_rarely
 from tops.runtime.logs import configure_logging
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
@@ -32,6 +33,7 @@ def run(
 ) -> None:
     """Run one replica's agent until SIGINT or SIGTERM."""
     configure_logging(log_level)
+    collect_rarely()
     cluster = Cluster.load(config)
     set_name, replica_name = find_replica(cluster, name)
     uvloop.run(serve(cluster, set_name, replica_name))
