@@ -113,11 +113,10 @@ class Promises:
 
     def _next_turn(self, number: int) -> list[Effect]:
         """An epoch is settled at a participant: one that waited for it may be prepared now."""
-        prepare = self._turns.next(number) if number in self._voters.serial else None
-        if prepare is None:
-            return []
-        effects = self.on_prepare(prepare)
-        self._release(prepare.voter)
+        effects: list[Effect] = []
+        while number in self._voters.serial and (prepare := self._turns.next(number)) is not None:
+            effects += self.on_prepare(prepare)  # nothing comes of one that was decided meanwhile
+            self._release(prepare.voter)
         return effects
 
     def _release(self, voter: str) -> None:
