@@ -80,6 +80,9 @@ class Agent:
     async def _start(self, stack: AsyncExitStack) -> None:
         stack.push_async_callback(self.database.stop)
         await self.database.start()
+        stack.callback(self._cancel)
+        if self.replica.dsn is None:
+            self._spawn(self.database.watch())  # from now on: what follows waits for a server that died
         schema = self.cluster.schema_of(self.config)
         await patiently(lambda: self.database.ensure_schema(schema))
         self.resource = self.database.resource()
@@ -143,8 +146,6 @@ class Agent:
             )
             self._spawn(self.pruning.run())
         self._spawn(self._until_replaced())
-        if self.replica.dsn is None:
-            self._spawn(self.database.watch())
         log.info("replica serves", extra={"replica": self.name, "position": self.participant.reached})
 
     async def _until_replaced(self) -> None:

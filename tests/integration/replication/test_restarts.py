@@ -15,11 +15,13 @@ from adapters.embedded_postgres import free_port
 from replication import connect
 from replication.agent import Agent
 from replication.config import Cluster
+from replication.databases import ReplicaDatabase
 from replication.reads import TooFewReaders
 from tests.integration.replication.clusters import SCHEMA, eventually
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tops.changes import Upsert
 from tops.errors import AgentReplaced, NotReachable, TopsError
+from tops.ports import Resource
 from tops.runtime.broker import Broker
 
 BALANCE = "select balance from accounts where id = 1"
@@ -157,7 +159,8 @@ async def test_an_agent_whose_database_was_taken_by_another_ends_and_says_so(
             assert await shop.fetchval(BALANCE, replica="r3") == 5
 
 
-async def test_an_agent_starts_its_own_server_again_when_only_its_postmaster_is_killed(folder: Path) -> None:
+def embedded(folder: Path) -> Cluster:
+    """One replica with a server of its own."""
     path = folder / "tops.toml"
     path.write_text(
         f'[cluster]\nname = "test"\n[[broker]]\nname = "b1"\nlisten = "127.0.0.1:{free_port()}"\n'
@@ -166,7 +169,16 @@ async def test_an_agent_starts_its_own_server_again_when_only_its_postmaster_is_
         '[[replica_set.replica]]\nname = "r1"\nbroker = "b1"\n'
     )
     (folder / "schema.sql").write_text(SCHEMA)
-    cluster = Cluster.load(path)
+    return Cluster.load(path)
+
+
+def kill_postmaster(folder: Path) -> None:
+    (lock,) = folder.rglob("postmaster.pid")
+    os.kill(int(lock.read_text().split()[0]), signal.SIGKILL)
+
+
+async def test_an_agent_starts_its_own_server_again_when_only_its_postmaster_is_killed(folder: Path) -> None:
+    cluster = embedded(folder)
     async with (
         Broker.run(cluster.config, "b1"),
         Agent.run(cluster, "shop", "r1") as agent,
@@ -174,11 +186,28 @@ async def test_an_agent_starts_its_own_server_again_when_only_its_postmaster_is_
     ):
         for number in range(1, 4):
             await shop.write([Upsert("accounts", {"id": 1}, {"balance": number})])
-            (lock,) = folder.rglob("postmaster.pid")
-            os.kill(int(lock.read_text().split()[0]), signal.SIGKILL)
+            kill_postmaster(folder)
             await eventually(lambda number=number: restarted(agent, number), what="the server being started again")
             await shop.wait_in_sync()
             assert await shop.fetchval(BALANCE, consistency="current") == number
+
+
+async def test_a_server_that_dies_while_its_agent_starts_is_started_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, resource = embedded(folder), ReplicaDatabase.resource
+
+    def killed(database: ReplicaDatabase) -> Resource:
+        kill_postmaster(folder)
+        return resource(database)
+
+    monkeypatch.setattr(ReplicaDatabase, "resource", killed)
+    async with (
+        Broker.run(cluster.config, "b1"),
+        Agent.run(cluster, "shop", "r1"),
+        connect(cluster.urls(), "shop") as shop,
+    ):
+        await shop.write([Upsert("accounts", {"id": 1}, {"balance": 1})])
 
 
 async def restarted(agent: Agent, times: int) -> bool:
