@@ -7,13 +7,20 @@ import asyncpg
 import pytest
 
 from adapters import EmbeddedPostgres
-from replication import bootstrap
+from replication import bootstrap, connect
 from replication.refusals import TooFewReplicas
 from tests.integration.replication.clusters import eventually, rows_everywhere
 from tests.integration.replication.inprocess import small_cluster
 from tests.integration.replication.workloads import fill, transfer
 from tops.changes import Insert, Update, Upsert
-from tops.errors import NotReachable
+from tops.core.routing import rendezvous_of
+from tops.errors import NotReachable, OutcomeUnknown
+from tops.ids import NodeId
+
+HELD = """
+select from pg_locks where relation = 'accounts'::regclass and pid <> pg_backend_pid()
+   and database = (select oid from pg_database where datname = current_database())
+"""
 
 
 @pytest.mark.parametrize(
@@ -168,3 +175,39 @@ async def test_lag_is_zero_when_idle_and_rises_when_apply_or_the_link_stands_sti
             return bool(status["lag_s"] > 3.0 and not status["linked"] and not await agent.healthy())
 
         await eventually(unlinked, what="the lag rising while the coordinator is away")
+
+
+@pytest.mark.parametrize("ack", ["local", "logged"])
+async def test_a_primary_acknowledges_before_or_after_its_write_is_in_the_log_as_the_set_says(
+    server: EmbeddedPostgres, folder: Path, ack: str
+) -> None:
+    keys = f'policy = "primary-site"\nprimary = "r1"\nack = "{ack}"'
+    async with small_cluster(server, folder, keys, brokers=2) as cluster:
+        coordinator = rendezvous_of((NodeId("b1"), NodeId("b2")), "rs.shop")
+        beside = next(r.name for r in cluster.cluster.replica_set("shop").replica if r.broker != coordinator)
+        assert beside == "r1", "the primary is at the broker that stays"
+        url = cluster.cluster.config.broker_named("b1").url
+        async with connect(url, "shop", prefer="r1", timeout_s=2.0) as shop:
+            await cluster.stop_broker(coordinator)
+            if ack == "local":
+                await shop.write([Insert("accounts", {"id": 1, "balance": 1})])
+            else:
+                with pytest.raises(OutcomeUnknown) as unknown:
+                    await shop.write([Insert("accounts", {"id": 1, "balance": 1})])
+            assert await cluster.sql("r1", "select balance from accounts") != []
+            await cluster.start_broker(coordinator)
+            await shop.wait_in_sync()
+            assert ack == "local" or await shop.outcome(unknown.value.tx) == "committed"
+            assert await shop.fetchval("select balance from accounts where id = 1", replica="r3") == 1
+
+
+async def test_a_transaction_that_is_not_committed_yet_holds_up_nobody(server: EmbeddedPostgres, folder: Path) -> None:
+    async with small_cluster(server, folder, 'policy = "write-all"') as cluster, cluster.connect() as shop:
+        await shop.write([Insert("accounts", {"id": 1, "balance": 0})])
+        async with shop.transaction() as lunch:
+            await lunch.update("accounts", key={"id": 1}, add={"balance": 10})
+            for replica in cluster.databases:
+                assert await cluster.sql(replica, HELD) == []
+            await shop.write([Update("accounts", {"id": 1}, add={"balance": 1})])
+        for replica in cluster.databases:
+            assert await shop.fetchval("select balance from accounts where id = 1", replica=replica) == 11
