@@ -31,6 +31,7 @@ from tops.site import Site
 T = TypeVar("T")
 DESCRIBE_S = 2.0
 STATUS_S = 2.0
+CONFLICTS_S = 10.0  # a long log takes its time
 
 
 class ReplicaSet:
@@ -152,7 +153,7 @@ class ReplicaSet:
 
     async def conflicts(self, limit: int = 100) -> dict[str, list[Row]]:
         """The conflict log of every replica that answers, newest first."""
-        answers = await self._caller.ask_all(ConflictsWanted(limit=limit), STATUS_S, len(self.config.replica))
+        answers = await self._caller.ask_all(ConflictsWanted(limit=limit), CONFLICTS_S, len(self.config.replica))
         return {a.replica: unpack_rows(a.rows) for a in answers if isinstance(a, RowsTold)}
 
     async def order(self, replica: str, what: str, argument: str = "") -> str:

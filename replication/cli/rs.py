@@ -1,5 +1,6 @@
 """`tops rs`: replica sets: check the file, compare it with what runs, see how they are, pause and resume."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -180,27 +181,33 @@ def conflicts(
     keys: KeysOption = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """The conflict log of every replica, newest first: kind, both versions, the winner; and what was set aside."""
+    """The conflict log of every replica, newest first: kind, both versions, the winner; and what was set aside.
+    Exit 3 if a replica does not answer."""
 
-    async def run() -> list[dict[str, Any]]:
+    async def run() -> tuple[list[dict[str, Any]], list[str]]:
         async with opened(name, config, url, keys) as replica_set:
-            found = await replica_set.conflicts(limit)
-            return [{"replica": replica, **row} for replica, rows in found.items() for row in rows]
+            told = await replica_set.conflicts(limit)
+            rows = [{"replica": replica, **row} for replica, rows in told.items() for row in rows]
+            return rows, [replica for replica in replica_set.config.names if replica not in told]
 
-    found = uvloop.run(run())
+    found, silent = uvloop.run(run())
     if format is Format.JSON:
         show(found, format)
-        return
-    for row in found:
-        typer.echo(_conflict(row))
-    typer.echo(f"{len(found)} conflicts" if found else "no conflicts")
+    else:
+        for row in found:
+            typer.echo(_conflict(row))
+        typer.echo(f"{len(found)} conflict{'s' * (len(found) > 1)}" if found else "no conflicts")
+    if silent:
+        typer.echo(f"{', '.join(silent)}: no answer; what is in their logs is not shown", err=True)
+        raise typer.Exit(3)
 
 
 def _conflict(row: dict[str, Any]) -> str:
     """A conflict as some lines: both versions side by side would not fit."""
     head = f"{row['at']:%Y-%m-%d %H:%M:%S}  {row['replica']}  {row['kind']}"
-    if row["kind"] == "set_aside":
-        return f"{head}  transaction {row['tx']}, number {row['number']}\n  reason     {row['reason']}"
+    if not row["table_name"]:  # a whole transaction that was set aside or refused
+        reason = row["reason"] if row["kind"] == "set_aside" else ", ".join(json.loads(row["discarded"]))
+        return f"{head}  transaction {row['tx']}, number {row['number']}\n  reason     {reason}"
     lines = [f"{head}  {row['table_name']} {row['key']}".rstrip()]
     lines.append(f"  winner     {row['winner']} ({row['resolver']}), transaction {row['tx']}, number {row['number']}")
     lines += [f"  {version:10} {row[version]}" for version in ("kept", "discarded") if row[version] is not None]

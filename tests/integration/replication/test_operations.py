@@ -11,6 +11,7 @@ from replication import bootstrap, connect
 from replication.refusals import TooFewReplicas
 from tests.integration.replication.clusters import eventually, rows_everywhere
 from tests.integration.replication.inprocess import small_cluster
+from tests.integration.replication.test_command_line import tops
 from tests.integration.replication.workloads import fill, transfer
 from tops.changes import Insert, Update, Upsert
 from tops.core.routing import rendezvous_of
@@ -137,6 +138,9 @@ async def test_a_change_that_can_not_be_applied_does_what_the_set_says(
             assert not await cluster.agents["r3"].healthy()
         else:
             assert await shop.fetchval("select balance from accounts where id = 2", replica="r3") == 2
+            _, out, err = await tops(cluster.cluster, "rs", "conflicts", "shop")
+            kind = {"skip": "apply_error", "set-aside": "set_aside"}[reaction]
+            assert (f"  r3  {kind}  " in out, "accounts_pkey" in out, "\n1 conflict\n" in out) == (True,) * 3, out + err
         await cluster.sql("r3", "delete from accounts where id = 1")
         if reaction == "stop":
             await shop.order("r3", "resume")
