@@ -72,7 +72,7 @@ async def run_with_kills(cluster: RunningCluster, consistencies: tuple[Consisten
     return record, healed
 
 
-@pytest.mark.parametrize("ack", ["logged", "local"])
+@pytest.mark.parametrize("ack", ["logged", pytest.param("local", marks=pytest.mark.long)])
 async def test_a_primary_that_is_killed_under_forwarded_writes_loses_and_doubles_none(ack: str, folder: Path) -> None:
     keys = f'{POLICIES["primary-site"]}\nack = "{ack}"'
     async with running(folder, {"shop": keys}) as cluster, cluster.connect() as shop:
