@@ -7,7 +7,7 @@ caller is cancelled: the server would not stop half-way either, and nobody would
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -35,6 +35,8 @@ _SETTINGS = {
     "idle_in_transaction_session_timeout": "0",
     "jit": "off",
 }
+# Our own statements are planned once: they go by key, and to plan them for each epoch costs as much as to run them.
+_PLANNED_ONCE = {"plan_cache_mode": "force_generic_plan"}
 _LOCK_PATIENCE_S = 10.0
 _REPLAN_AFTER_S = 5.0
 
@@ -52,10 +54,13 @@ class Options:
         return self.statement_timeout_s + 5.0
 
 
-async def connect(dsn: str, where: str, application: str, options: Options) -> Connection:
+async def connect(
+    dsn: str, where: str, application: str, options: Options, more_settings: Mapping[str, str] | None = None
+) -> Connection:
     """A connection whose settings we know; what keeps us out is said in our words."""
     settings = {
         **_SETTINGS,
+        **(more_settings or {}),
         "application_name": application,
         "lock_timeout": f"{options.lock_timeout_s * 1000:.0f}",
         "statement_timeout": f"{options.statement_timeout_s * 1000:.0f}",
@@ -98,7 +103,7 @@ class Session:
 
     async def run(self, work: Callable[[Connection, Statements], Coroutine[Any, Any, T]], what: str) -> T:
         """Do a piece of work when its turn comes; `what` names it if the connection breaks in the middle."""
-        task = asyncio.ensure_future(self._run(work, what))
+        task = asyncio.get_running_loop().create_task(self._run(work, what))
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return await asyncio.shield(task)
@@ -166,7 +171,7 @@ class Session:
             raise AgentReplaced(self.where, "another agent has taken over this replica; stop this one")
         if self._connection is not None and self._statements is not None and not self._connection.is_closed():
             return self._connection, self._statements
-        connection = await connect(self._dsn, self.where, self._application, self._options)
+        connection = await connect(self._dsn, self.where, self._application, self._options, _PLANNED_ONCE)
         try:
             await self._lock(connection, take_over=take_over)
             await schema.ensure(connection, self.where)

@@ -22,6 +22,8 @@ from tops.ports import Exclusion, MemberVote, Why
 # Checked after every statement, as if each member were alone: of two members one must not make good what the other did.
 _CHECK_AT_ONCE = "SET CONSTRAINTS ALL IMMEDIATE"
 _CHECK_LATER = "SET CONSTRAINTS ALL DEFERRED"
+# What a user's statement is about may differ from call to call as much as its values: the server may plan each.
+_PLAN_AS_USUAL = "SET LOCAL plan_cache_mode TO auto"
 # A name stands for all constraints of that name in the schema; those that wait by themselves are to go on waiting.
 _IMMEDIATE_BY_NATURE = """
 select string_agg(format('%I.%I', nspname, conname), ', ') from (
@@ -53,6 +55,8 @@ async def fast_texts(statements: Statements, replica_set: str, jobs: Sequence[Jo
             user_call = statements.user_call(first)
             if isinstance(user_call, Exclusion) or not user_call.counted:
                 return None
+            if _PLAN_AS_USUAL not in texts:
+                texts.append(_PLAN_AS_USUAL)
             texts.append(user_call.text(first.args))
     except (InvalidChange, asyncpg.PostgresError) as error:
         if is_connection_loss(error):
@@ -236,7 +240,7 @@ class SlowPath:
     async def _carry_out(self, written: Written) -> MemberVote:
         rows: list[int] = []
         returned: list[tuple[Row, ...]] = []
-        pending = ["SAVEPOINT tops_member", *([written.keys] if written.keys else [])]
+        pending = [_PLAN_AS_USUAL, "SAVEPOINT tops_member", *([written.keys] if written.keys else [])]
         for texts in written.texts:
             if isinstance(texts, list):
                 pending += texts

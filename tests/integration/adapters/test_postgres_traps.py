@@ -555,6 +555,24 @@ async def test_words_in_strings_and_comments_are_no_calls(adapter: PostgresAdapt
     assert answer.votes[0].rows == (1,)
 
 
+@pytest.mark.parametrize("more", [(), (balance(2, -1000),)], ids=["together", "one by one"])
+async def test_users_statements_may_be_planned_for_their_values_while_our_own_are_planned_once(
+    database: PostgresDatabase, adapter: PostgresAdapter, more: tuple[Change, ...]
+) -> None:
+    await database.sql(
+        "create function mode() returns trigger language plpgsql as "
+        "$$ begin new.note := current_setting('plan_cache_mode'); return new; end $$;"
+        "create trigger noting before update on acct for each row execute function mode()"
+    )
+    own, users = member("t1", balance(1, 1)), member("t2", Statement("update acct set bal = bal + 1 where id = 3"))
+
+    await adapter.prepare(epoch(1, own, users, *(member(f"t{3 + place}", one) for place, one in enumerate(more))))
+    await adapter.commit(attempt(1))
+
+    noted = await database.sql("select id, note from acct where id in (1, 3) order by id")
+    assert [tuple(row) for row in noted] == [(1, "auto" if more else "force_generic_plan"), (3, "auto")]
+
+
 async def test_a_read_cannot_open_its_session_for_writing(adapter: PostgresAdapter) -> None:
     with pytest.raises(TopsError, match="set_config"):
         await adapter.read("select set_config('default_transaction_read_only', 'off', false)")
