@@ -94,6 +94,13 @@ class Participant:
         """Whether its database holds an open promise."""
         return bool(self.database.memos())
 
+    def taken(self, tx: TxId) -> Scope:
+        """The scope that it really had, judged by what its database and its application got."""
+        if self.committed(tx) is None:
+            return Scope.NON_TRANSACTIONAL if self.seen(tx) else Scope.NONE
+        assert isinstance(self.database, CallbackDatabase)
+        return Scope.DISTRIBUTED if tx in self.database.committed else Scope.LOCAL
+
 
 class ScriptedApp(SiteApp):
     """An application that does what its participants are told to do, and nothing at random."""
@@ -141,16 +148,20 @@ class Pending:
         self.value: Any = None
         self.error: TopsError | None = None
 
+    def wait(self) -> None:
+        """Wait for the answer, whatever it is."""
+        self.cluster.until(lambda: self.done, "a request was not answered")
+
     def result(self) -> Any:
         """Wait for the answer; errors are raised."""
-        self.cluster.until(lambda: self.done, "a request was not answered")
+        self.wait()
         if self.error is not None:
             raise self.error
         return self.value
 
     def failure(self) -> TopsError:
         """Wait for the error that this must end in."""
-        self.cluster.until(lambda: self.done, "a request was not answered")
+        self.wait()
         assert self.error is not None, f"answered {self.value!r} where an error was due"
         return self.error
 
@@ -432,10 +443,14 @@ class Cluster:
             pass
 
     def until(self, condition: Callable[[], bool], otherwise: str) -> None:
-        end = self.world.clock.now + ANSWER_WITHIN_S
+        self.within(ANSWER_WITHIN_S, condition, otherwise)
+
+    def within(self, seconds: float, condition: Callable[[], bool], otherwise: str) -> None:
+        """Let time pass until the condition holds, which must not take longer than this."""
+        end = self.world.clock.now + seconds
         while not condition():
             if not self.world.clock.step(end):
-                raise AssertionError(f"{otherwise} within {ANSWER_WITHIN_S} simulated seconds")
+                raise AssertionError(f"{otherwise} within {seconds} simulated seconds")
 
     def settle(self) -> None:
         """Until nothing is open."""

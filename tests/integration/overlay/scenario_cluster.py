@@ -7,7 +7,7 @@ Where simulated time would pass, this waits for what must have happened by then.
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from typing import Any
@@ -16,12 +16,18 @@ import msgspec
 
 from tests.integration.overlay.cluster import Cluster, until
 from tests.scenarios.cluster import ATTRIBUTES, tx_spec
-from tops import EventType, Participant, Received, Scope, Site, TxType
+from tops import EventType, Participant, Received, Scope, Site, Subscription, TxType
+from tops.constraints import AnyConstraint, AtLeast, Deadline, OnlyFrom, Required
+from tops.core.sub_tx_executor import SubTxExecutor
+from tops.errors import InvalidTransaction, TopsError
 from tops.ids import TxId, tx_id
 from tops.messages import CensusPolicy, TxOutcome, TxSpec
 from tops.site_transactions import Transaction
+from tops.transactions import granted_scope
 
 WAIT_S = 60.0
+SLOWER = 3.0  # times of a scenario, when something ends by itself, are so much longer on a machine that may be busy
+PATIENCE = 20.0  # and what must happen within some time may take so much longer
 
 
 class Pending:
@@ -29,6 +35,17 @@ class Pending:
 
     def __init__(self, future: "Future[Any]") -> None:
         self._future = future
+
+    @property
+    def done(self) -> bool:
+        return self._future.done()
+
+    @property
+    def error(self) -> BaseException | None:
+        return self._future.exception(WAIT_S)
+
+    def wait(self) -> None:
+        self._future.exception(WAIT_S)
 
     def result(self) -> Any:
         return self._future.result(WAIT_S)
@@ -42,9 +59,12 @@ class Pending:
 class Actor(Participant):
     """A participant that does as it is told and writes down what happens; by the names of the simulator's calls."""
 
-    def __init__(self, scope: Scope, compensatable: bool, standing: bool, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, site: str, scope: Scope, compensatable: bool, standing: bool, loop: asyncio.AbstractEventLoop
+    ) -> None:
         super().__init__()
-        self.scope, self.compensatable, self.standing, self._loop = scope, compensatable, standing, loop
+        self.site, self.scope, self.compensatable, self.standing = site, scope, compensatable, standing
+        self._loop = loop
         self.refuses: set[str] = set()
         self.refuses_prepare = False
         self.holds: set[str] = set()
@@ -52,11 +72,16 @@ class Actor(Participant):
         self.joined: dict[TxId, Scope] = {}
         self.ended: dict[TxId, bool] = {}
         self._seen: list[tuple[TxId | None, str]] = []
+        self._undone: dict[TxId, list[str]] = {}
         self._released = asyncio.Event()
+        self._scopes: dict[TxId, Scope] = {}  # which the machine behind it had when it prepared
+        self.subscription: Subscription
 
-    def on_join(self, tx: TxId, spec: TxSpec) -> Scope:
+    async def on_join(self, tx: TxId, spec: TxSpec) -> Scope:
         self.calls.append(("AskJoin", tx))
-        self.joined[tx] = self.scope
+        await self._held("AskJoin")
+        refused = spec.tx_type is TxType.LOCAL and self.scope is Scope.DISTRIBUTED  # only a standing answer is lowered
+        self.joined[tx] = Scope.NONE if refused else granted_scope(self.scope, spec.limit, spec.tx_type)
         return self.scope
 
     def on_notify(self, event: Received) -> None:
@@ -70,20 +95,28 @@ class Actor(Participant):
 
     async def on_prepare(self, tx: TxId) -> None:
         self.calls.append(("PrepareTx", tx))
-        if "PrepareTx" in self.holds:
-            await self._released.wait()
+        executor = self._executor(tx)
+        assert executor is not None
+        self._scopes[tx] = executor.scope
+        await self._held("PrepareTx")
         if self.refuses_prepare:
             raise ValueError("the resource can't prepare")
 
-    def on_commit(self, tx: TxId) -> Awaitable[None] | None:
+    def on_commit(self, tx: TxId) -> None:
         self.calls.append(("CommitTxCall", tx))
         self.ended[tx] = True
-        return None
 
-    def on_abort(self, tx: TxId, reason: str) -> Awaitable[None] | None:
+    def on_abort(self, tx: TxId, reason: str) -> None:
         self.calls.append(("AbortTxCall", tx))
         self.ended[tx] = False
-        return None
+
+    def on_compensate(self, event: Received) -> None:
+        assert event.tx is not None
+        self._undone.setdefault(event.tx, []).append(event.body["mark"])
+
+    async def _held(self, kind: str) -> None:
+        if kind in self.holds:
+            await self._released.wait()
 
     def asked(self, kind: str, tx: TxId | None = None) -> int:
         return sum(k == kind and (tx is None or t == tx) for k, t in self.calls)
@@ -93,6 +126,23 @@ class Actor(Participant):
 
     def committed(self, tx: TxId) -> tuple[str, ...] | None:
         return tuple(self.seen(tx)) if self.ended.get(tx) else None
+
+    def compensated(self, tx: TxId) -> tuple[str, ...] | None:
+        return tuple(self._undone[tx]) if tx in self._undone else None
+
+    def taken(self, tx: TxId) -> Scope:
+        """The scope that it really had, judged by what it was called for."""
+        if self.committed(tx) is None:
+            return Scope.NON_TRANSACTIONAL if self.seen(tx) else Scope.NONE
+        return self._scopes[tx]
+
+    def takes_part(self, tx: TxId) -> bool:
+        """Whether it waits for something of this transaction."""
+        return self._executor(tx) is not None
+
+    def _executor(self, tx: TxId) -> SubTxExecutor | None:
+        core = self.subscription._node.core
+        return core.participation.executors.get(tx, {}).get(self.subscription.number)
 
     def prepared(self) -> bool:
         return any(kind == "PrepareTx" and tx not in self.ended for kind, tx in self.calls)
@@ -118,9 +168,11 @@ class Client:
     def subscribe(
         self, event_type: str, scope: Scope = Scope.DISTRIBUTED, *, standing: bool = False, compensatable: bool = False
     ) -> Actor:
-        actor = Actor(scope, compensatable, standing, self.cluster.loop)
+        actor = Actor(self.name, scope, compensatable, standing, self.cluster.loop)
         wanted = self.cluster.type(event_type)
-        self._run(self.site.subscribe(wanted, participant=actor, scope=scope if standing else None))
+        actor.subscription = self._run(
+            self.site.subscribe(wanted, participant=actor, scope=scope if standing else None)
+        )
         self.cluster.actors.append((event_type, actor))
         return actor
 
@@ -134,20 +186,37 @@ class Client:
         return self._run(self.site.publish(wanted, body))
 
     def begin_soon(self, event_type: str, tx_type: TxType = TxType.DISTRIBUTED, **properties: Any) -> Pending:
-        joining = [a for name, a in self.cluster.actors if name == event_type and a.scope is Scope.DISTRIBUTED]
+        limits = [each.ids for each in properties.get("constraints", ()) if isinstance(each, OnlyFrom)]
+        joining = [
+            actor
+            for name, actor in self.cluster.actors
+            if name == event_type and actor.scope is Scope.DISTRIBUTED and all(actor.site in ids for ids in limits)
+        ]
         # As short as in the simulator would be too short for a machine under load: the last answer closes it.
-        properties.setdefault("census", CensusPolicy(timeout_s=20.0 if joining else 0.3, replies=len(joining) or None))
+        wanted = CensusPolicy(timeout_s=20.0 if joining else 0.3, replies=len(joining) or None)
+        if "census" in properties:
+            wanted = msgspec.structs.replace(properties["census"], timeout_s=properties["census"].timeout_s * SLOWER)
+        properties["census"] = wanted
+        properties["vote_timeout_s"] = properties.get("vote_timeout_s", 5.0) * SLOWER
+        properties["constraints"] = self.cluster.constraints(properties.get("constraints", ()))
         spec = msgspec.structs.replace(
             tx_spec(event_type, tx_type, **properties), event_type=self.cluster.type(event_type).name
         )
 
         asked = {a: a.asked("AskJoin") for name, a in self.cluster.actors if name == event_type and not a.standing}
 
+        def all_asked() -> bool:
+            return all(actor.asked("AskJoin") > before for actor, before in asked.items())
+
         async def begin() -> TxId:
             try:
                 transaction = await self.site.begin(spec)
-            finally:  # whom the census did not wait for hears of it all the same
-                await until(lambda: all(actor.asked("AskJoin") > before for actor, before in asked.items()))
+            except InvalidTransaction:  # nobody hears of it
+                raise
+            except TopsError:
+                await until(all_asked)
+                raise
+            await until(all_asked)  # whom the census did not wait for hears of it all the same
             self.cluster.transactions[self.name, transaction.id] = transaction
             return transaction.id
 
@@ -174,6 +243,12 @@ class Client:
     def commit(self, tx: TxId) -> TxOutcome:
         outcome: TxOutcome = self.commit_soon(tx).result()
         return outcome
+
+    def wait(self, tx: TxId) -> TxOutcome:
+        return self.commit(tx)
+
+    def give_up(self, participant: Actor, tx: TxId, reason: str = "gave up") -> None:
+        self.cluster.loop.call_soon_threadsafe(participant.subscription.abort, tx, reason)
 
     def abort(self, tx: TxId, reason: str = "changed its mind") -> TxOutcome:
         outcome: TxOutcome = self._run(self.cluster.transactions[self.name, tx].abort(reason))
@@ -224,6 +299,24 @@ class ProcessCluster:
     def define(self, name: str) -> None:
         """Every type of a scenario has the usual attributes."""
 
+    def constraints(self, wanted: Sequence[AnyConstraint]) -> tuple[AnyConstraint, ...]:
+        """With the names that the scenario's sites have here, and deadlines for this machine."""
+        return tuple([self._constraint(each) for each in wanted])
+
+    def _constraint(self, wanted: AnyConstraint) -> AnyConstraint:
+        match wanted:
+            case Required(ids=ids) | OnlyFrom(ids=ids) | AtLeast(ids=ids):
+                return msgspec.structs.replace(wanted, ids=frozenset(f"{name}-{self._run_name}" for name in ids))
+            case Deadline(seconds=seconds):
+                return Deadline(seconds * 1.5)
+        return wanted
+
+    def within(self, seconds: float, condition: Callable[[], bool], otherwise: str) -> None:
+        end = time.monotonic() + seconds * PATIENCE
+        while not condition():
+            assert time.monotonic() < end, otherwise
+            time.sleep(0.02)
+
     def type(self, name: str) -> EventType:
         return EventType(f"{name}-{self._run_name}", ATTRIBUTES, optional=("key", "bad"))
 
@@ -237,15 +330,27 @@ class ProcessCluster:
     def _settled(self) -> bool:
         begun = {tx for _, tx in self.transactions}
         outcomes = {t: c for client in self._clients.values() for t, c in list(client.outcomes) if t in begun}
-        joined = [(actor, tx) for _, actor in self.actors for tx in list(actor.joined) if tx in outcomes]
         return all(mark in actor.seen() for actor, mark in self.ordinary) and all(
-            self._over(actor, tx, outcomes[tx]) for actor, tx in joined
+            self._over(actor, self._scope(name, actor, transaction), tx, outcomes[tx])
+            for name, actor in self.actors
+            for (_, tx), transaction in self.transactions.items()
+            if tx in outcomes
         )
 
-    def _over(self, actor: Actor, tx: TxId, committed: bool) -> bool:
-        match actor.joined[tx]:
+    def _scope(self, type_name: str, actor: Actor, transaction: Transaction) -> Scope:
+        """How much of a transaction a participant takes."""
+        spec = transaction.spec
+        if not actor.standing or spec.event_type != self.type(type_name).name:
+            return actor.joined.get(transaction.id, Scope.NONE)
+        return granted_scope(actor.scope, spec.limit, spec.tx_type)
+
+    def _over(self, actor: Actor, scope: Scope, tx: TxId, committed: bool) -> bool:
+        match scope:
             case Scope.LOCAL | Scope.DISTRIBUTED:
-                return tx in actor.ended
+                if not actor.standing and not actor.takes_part(tx):  # it has ended there, or was turned away
+                    return True
+                # What was committed early is undone first.
+                return tx in actor.ended and (committed or scope is Scope.LOCAL or not actor.ended[tx])
             case Scope.NON_TRANSACTIONAL if committed:
                 return len(actor.seen(tx)) == len(self.marks[tx])
         return True

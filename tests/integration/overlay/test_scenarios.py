@@ -6,7 +6,6 @@ from contextlib import AsyncExitStack
 import pytest
 
 from tests.integration.overlay.cluster import Cluster, Recorder, event_type, until
-from tests.integration.overlay.core_scenarios import SCENARIOS, run_scenario
 from tops import Access, EventType, Filter, Outcome, Scope, ScopeLimit, Site, TxType, constraints
 from tops.errors import InvalidEvent, NotAdvertised, TransactionAborted, TransactionClosed
 from tops.messages import CensusPolicy
@@ -24,11 +23,6 @@ def census(replies: int) -> CensusPolicy:
 async def sites(stack: AsyncExitStack, cluster: Cluster, number: int) -> list[Site]:
     """A publisher and subscribers, spread over the brokers."""
     return [await stack.enter_async_context(cluster.site(f"s{i}", i)) for i in range(number)]
-
-
-@pytest.mark.parametrize("scenario", SCENARIOS)
-async def test_a_scenario_of_the_core(cluster: Cluster, scenario: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    await run_scenario(scenario, cluster, monkeypatch)
 
 
 async def test_a_subscriber_gets_the_matching_events_of_a_publisher_in_order(cluster: Cluster) -> None:
