@@ -3,6 +3,7 @@
 import asyncio
 import json
 import ssl
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -92,16 +93,20 @@ def abort(
 def resolve(
     tx: Id,
     event_type: Annotated[str, typer.Option("--event-type", help="What the transaction travelled under.")],
+    force: Annotated[bool, typer.Option("--force", help="Abort it if it is undecided.")] = False,
+    wait_s: Annotated[float, typer.Option("--wait", help="Seconds in which it may still end by itself.")] = 3.0,
     url: Url = LOCAL,
     keys: Keys = None,
     operator: Operator = "tops-operator",
 ) -> None:
-    """Settle what became of a transaction; exit 1 if the answer is "aborted".
+    """Settle what became of a transaction; exit 1 if it was aborted, or is undecided.
 
-    One that its coordinator has never heard of is refused for good: whatever of it arrives later has no effect.
+    One that its coordinator has never heard of is refused for good: whatever of it arrives later has no effect. One
+    that is undecided, because a promise is missing, stays so without --force; with it the coordinator aborts it, and
+    whoever has promised rolls back. A decision that was taken stands, whatever is forced.
     """
     typer.echo("warning: an id that the coordinator does not know is refused for good", err=True)
-    outcome = asyncio.run(_resolved(url, keys, operator, tx, event_type))
+    outcome = asyncio.run(_resolved(url, keys, operator, tx, event_type, force, wait_s))
     typer.echo(f"{tx}: {outcome.outcome.value}" + (f" ({outcome.reason})" if outcome.reason else ""))
     if outcome.outcome is not Outcome.COMMITTED:
         raise typer.Exit(1)
@@ -145,10 +150,29 @@ async def _aborted(
         return await site.contribute(TxId(tx), spec).abort(reason)
 
 
-async def _resolved(urls: list[str], keys: Path | None, operator: str, tx: str, event_type: str) -> TxOutcome:
+async def _resolved(
+    urls: list[str], keys: Path | None, operator: str, tx: str, event_type: str, force: bool, wait_s: float
+) -> TxOutcome:
+    """What became of it; if it is undecided, that, or what --force makes of it."""
     async with Site.connect(urls, name=operator, keys=keys, timeout_s=TIMEOUT_S) as site:
         site.know_type(event_type)
-        return await site.ask_outcome(tx, event_type)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                return await site.ask_outcome(tx, event_type)
+        try:
+            undecided = await _shown(urls, keys, tx)
+        except UnknownTransaction:
+            raise NotReachable(
+                f"the coordinator of {event_type!r} is silent: start its broker again, its journal has the decision"
+            ) from None
+        missing = ", ".join(undecided.get("missing", ())) or "nobody"
+        if not force:
+            reason = f"{undecided['state']}; votes missing from {missing}; --force aborts it"
+            return TxOutcome(tx=TxId(tx), outcome=Outcome.UNKNOWN, reason=reason)
+        typer.echo(f"warning: {tx} is {undecided['state']}, and aborted by force; missing: {missing}", err=True)
+        spec = TxSpec(event_type, TxType.DISTRIBUTED, access=Access.PUBLIC)
+        async with asyncio.timeout(TIMEOUT_S):
+            return await site.contribute(TxId(tx), spec).abort("ended by an operator, by force")
 
 
 def _session() -> aiohttp.ClientSession:
