@@ -214,7 +214,7 @@ class Rendezvous:
 
     def _publisher_lost(self, m: PublisherLost, sender: Address, incarnation: int, now: float) -> list[Effect]:
         """An undecided transaction of a dead publisher is aborted, behind its last accepted event."""
-        life, reason = (m.site, m.incarnation), f"publisher {m.site} died"
+        life, reason = (m.site, m.incarnation), f"publisher {m.site} died, or moved to another broker"
         return self.local.on_publisher_lost(life, reason) + self.distributed.on_publisher_lost(life, reason)
 
     # --------------------------------------------------------------------------------------------------- questions

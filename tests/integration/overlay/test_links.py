@@ -15,7 +15,7 @@ from tops.core.participation import SiteOptions
 from tops.core.routing import rendezvous_of
 from tops.errors import NotReachable, TransactionAborted
 from tops.ids import NodeId
-from tops.messages import CensusPolicy
+from tops.messages import CensusPolicy, TxSpec
 from tops.runtime.wire import Pressed
 from tops.transactions import Outcome, TxType
 
@@ -237,5 +237,38 @@ async def test_the_outcome_of_a_transaction_is_known_though_a_site_moved_in_the_
                     assert participant.committed == []
                 elif tx.id in participant.committed:
                     assert participant.events[tx.id] == [1, 2]
+    finally:
+        await cluster.stop()
+
+
+async def test_a_transaction_of_a_site_that_left_a_living_broker_ends_with_a_reason_and_a_known_outcome(
+    tmp_path: Path,
+) -> None:
+    """The old broker can't tell a site that moved from one that died; nobody is left in doubt either way."""
+    orders = type_that_meets_at("b1")
+    cluster = Cluster(tmp_path, THREE, "[broker.limits]\nsite_grace_s = 1\nheartbeat_s = 60")
+    try:
+        await cluster.start()
+        async with (
+            cluster.site("publisher", "b2", heartbeat_s=0.5) as publisher,
+            cluster.site("participant", "b1") as other,
+        ):
+            await publisher.advertise(orders)
+            participant = Recorder()
+            await other.subscribe(orders, participant=participant)
+            spec = TxSpec(orders.name, TxType.DISTRIBUTED, census=CensusPolicy(timeout_s=20.0, replies=1))
+            tx = await publisher.begin(spec)
+            await tx.publish(orders, {"id": 1})
+            await until(lambda: participant.events.get(tx.id) == [1], 60)
+            cluster.signal("b2", signal.SIGSTOP)
+            await until(lambda: publisher.broker != "b2" and _connected(publisher), 60)
+            cluster.signal("b2", signal.SIGCONT)
+            await until(lambda: tx.id in participant.aborted, 60)
+
+            with pytest.raises(TransactionAborted, match="moved to another broker"):
+                await tx.commit()
+            assert (await publisher.ask_outcome(tx.id, orders)).outcome is Outcome.ABORTED
+            again = await publisher.begin(spec)
+            assert (await again.commit()).outcome is Outcome.COMMITTED
     finally:
         await cluster.stop()
