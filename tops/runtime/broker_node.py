@@ -90,6 +90,10 @@ class BrokerNode:
                     self._refuse(link, subject, refusal.error.verb, refusal.error.event_type, str(refusal.error))
         return 0.0 if guard is None else self._pause(name, len(messages), now)
 
+    def pause(self, link: Link) -> float:
+        """A site's rate is reckoned when its messages are taken, not while it waits."""
+        return 0.0
+
     def _turned_away(self, link: Link, message: LinkMessage) -> bool:
         """There is no room for more durable events: their publisher hears it, and may try again later."""
         if type(message) is not Dissemination or message.rendezvous != self.name:

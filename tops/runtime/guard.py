@@ -118,6 +118,8 @@ class Guard:
                     name = publication.event.type
                     if name not in self._publishable:
                         self._permissions.check(self.identity, Verb.PUBLISH, name)
+                        if len(self._publishable) >= GRANTED_MAX:
+                            self._publishable.clear()
                         self._publishable.add(name)
                     return None
                 self._check_publication(message)
@@ -201,7 +203,7 @@ class Guard:
         known = self._readable.get(event_type)
         if known is None:
             known = self._permissions.allowed(self.identity, Verb.SUBSCRIBE, event_type)
-            if len(self._readable) > 10_000:
+            if len(self._readable) >= GRANTED_MAX:
                 self._readable.clear()
             self._readable[event_type] = known
         return known

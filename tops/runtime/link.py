@@ -46,6 +46,9 @@ class LinkOwner(Protocol):
     def take(self, link: "Link", messages: tuple[LinkMessage, ...]) -> float:
         """Messages in order; returns for how many seconds nothing more should be read from this link."""
 
+    def pause(self, link: "Link") -> float:
+        """Asked when that time is over: for how many more seconds."""
+
     def hear(self, link: "Link", word: AnyWord) -> None: ...
 
 
@@ -287,6 +290,10 @@ class Link:
                 return
             if self._resting is not None:  # ended here only: what arrives meanwhile stays behind this message
                 await self._resting
+                while self._closing is None and not socket.closed and (pause_s := owner.pause(self)) > 0:
+                    await self._rest(pause_s)
+                if self._closing is not None or socket.closed:
+                    return  # what was not taken is not acknowledged either
                 self._resting = None
             self._hear(cast(bytes, arrived.data), owner)
 
@@ -296,8 +303,7 @@ class Link:
         if isinstance(item, Frame):
             pause_s = self._take(item, len(data), owner)
             if pause_s > 0:
-                self._resting = self._loop.create_future()
-                self._loop.call_later(pause_s, _release, [self._resting])
+                self._resting = self._rest(pause_s)
         elif isinstance(item, Parting):
             self.parted = item.reason
         elif isinstance(item, AcknowledgementWanted):
@@ -306,6 +312,11 @@ class Link:
             raise ProtocolError("the other end introduced its session twice")
         else:
             owner.hear(self, item)
+
+    def _rest(self, pause_s: float) -> "asyncio.Future[None]":
+        resting = self._loop.create_future()
+        self._loop.call_later(pause_s, _release, [resting])
+        return resting
 
     def _take(self, frame: Frame, size: int, owner: LinkOwner) -> float:
         self._confirm(frame.received)

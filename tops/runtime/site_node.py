@@ -43,8 +43,9 @@ from tops.security import Peer
 
 REDIAL_FIRST_S, REDIAL_MAX_S = 0.05, 1.0
 BACKLOG_MAX = 100_000  # ordinary events that participants have not got to; beyond it nothing more is read
+BACKLOG_BYTES_MAX = 64 * 2**20  # that arrived since participants had last got to everything; the same
 BACKLOG_PAUSE_S = 0.01
-BACKLOG_LOOK = 64  # messages between two looks at it
+BACKLOG_LOOK, BACKLOG_LOOK_BYTES = 64, 2**20  # messages, or bytes, between two looks at it
 TOGETHER_MAX = 1024  # events in one message
 ONE_SHOTS_MAX = 64  # one-shots in one message: as many as an epoch takes
 TOGETHER_BYTES_MAX = MESSAGE_BYTES_MAX // 2
@@ -82,6 +83,8 @@ class SiteNode:
         self._one_shots_spec: TxSpec | None = None
         self._one_shots_bytes = 0
         self._taken = 0  # messages since the last look at the backlog
+        self._looked_bytes = 0  # what the link had received at that look
+        self._backlog_bytes = 0  # at most so much of what was received has not been got to
 
     # ------------------------------------------------------------------------------------------------------ requests
 
@@ -243,12 +246,19 @@ class SiteNode:
         for message in messages:
             put(core.receive(message, now))
         self._taken += len(messages)
-        if self._taken >= BACKLOG_LOOK:
-            self._taken = 0
-            if any(driver.backlog > BACKLOG_MAX for driver in self.drivers.values()):
-                self._taken = BACKLOG_LOOK  # look again at the next one
-                return BACKLOG_PAUSE_S
+        if self._taken >= BACKLOG_LOOK or link.received_bytes - self._looked_bytes >= BACKLOG_LOOK_BYTES:
+            return self.pause(link)
         return 0.0
+
+    def pause(self, link: Link) -> float:
+        """For how long nothing more should be read, because participants are too far behind."""
+        self._taken = 0
+        self._backlog_bytes += link.received_bytes - self._looked_bytes
+        self._looked_bytes = link.received_bytes
+        backlog = max([driver.backlog for driver in self.drivers.values()], default=0)
+        if not backlog:
+            self._backlog_bytes = 0
+        return BACKLOG_PAUSE_S if backlog > BACKLOG_MAX or self._backlog_bytes > BACKLOG_BYTES_MAX else 0.0
 
     def hear(self, link: Link, word: AnyWord) -> None:
         if not isinstance(word, Refused):
@@ -363,6 +373,7 @@ class SiteNode:
     def _new_link(self, peer: Peer, met: Meet) -> Link:
         old = self.link
         link = self.link = Link(NodeId(peer.identity.name), peer.incarnation, met.proposal)
+        self._looked_bytes = 0
         if old is not None:
             # What the old link held is said again where it matters; nobody must wait for room in it any more.
             old.abandon()

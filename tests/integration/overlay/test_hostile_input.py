@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from tests.integration.overlay.cluster import TOPOLOGIES, Cluster, Recorder, event_type, until
-from tops import Broker, EventType, Filter, Scope, Site, TxType
+from tops import Broker, EventType, Filter, Participant, Received, Scope, Site, TxType
 from tops.config import parse_config
 from tops.core.link_session import Frame
 from tops.errors import ProtocolError
@@ -48,8 +48,9 @@ from tops.messages import (
     TxSpec,
     TypeAdvertised,
 )
+from tops.runtime import site_node
 from tops.runtime.connections import client_session, open_socket
-from tops.runtime.guard import Guard
+from tops.runtime.guard import GRANTED_MAX, Guard
 from tops.runtime.identity import Self
 from tops.runtime.link import exchange_meet, receive_bytes
 from tops.runtime.sockets import DialledSocket
@@ -280,6 +281,18 @@ async def test_an_event_that_no_frame_could_hold_is_refused_at_its_publisher(ser
         assert await site.publish(blob, {"data": b"small"}) == 1
 
 
+def test_a_site_that_names_ever_new_types_costs_no_memory() -> None:
+    me = NodeId("s")
+    guard = Guard(Identity("test", Kind.SITE, me, "admin"), Permissions(), ["b1"])
+
+    for i in range(GRANTED_MAX + 10):
+        event = Published(event=Event(f"t{i}", {}), origin=Origin(f"t{i}", me, 1, 1))
+        assert guard.refusal(Dissemination(NodeId("b1"), True, True, Address(NodeId("b1"), me), 1, event)) is None
+        assert guard.may_read(f"t{i}")
+
+    assert len(guard._publishable) <= GRANTED_MAX and len(guard._readable) <= GRANTED_MAX
+
+
 async def test_a_reader_that_never_reads_is_cut_off_and_costs_no_memory(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, TOPOLOGIES["single"], '[broker.limits]\nqueue_bytes_max = "2 MiB"')
     payload = EventType("flood", {"data": bytes})
@@ -308,6 +321,45 @@ async def test_a_reader_that_never_reads_is_cut_off_and_costs_no_memory(tmp_path
             assert grown < 40 * 2**20, f"{grown} bytes for a queue of 2 MiB, after 64 MiB of events"
     finally:
         await cluster.stop()
+
+
+class Stuck(Participant):
+    """Takes an event and never comes back."""
+
+    async def on_notify(self, event: Received) -> None:
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("bound", ["BACKLOG_MAX", "BACKLOG_BYTES_MAX"])
+async def test_a_site_whose_participant_is_stuck_stops_reading_and_its_memory_stays_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    """It read one frame in every pause, for ever, so that its broker never took it for slow."""
+    monkeypatch.setattr(site_node, bound, {"BACKLOG_MAX": 64, "BACKLOG_BYTES_MAX": 4 * 2**20}[bound])
+    monkeypatch.setattr(site_node, "BACKLOG_PAUSE_S", 0.0005)
+    cluster = Cluster(tmp_path, TOPOLOGIES["single"])
+    payload = EventType("flood", {"data": bytes})
+    try:
+        await cluster.start()
+        async with cluster.site("publisher") as publisher, cluster.site("stuck") as stuck:
+            await publisher.advertise(payload)
+            subscription = await stuck.subscribe(payload, participant=Stuck())
+            first_life = stuck._node.link
+            assert first_life is not None
+
+            for _ in range(2000):
+                await publisher.publish(payload, {"data": bytes(32 * 1024)})
+            await publisher.flush()
+
+            await until(lambda: _slow_readers(cluster), 60)  # it does not read any more
+            assert first_life.received_bytes < 20 * 2**20, "of the 64 MiB that were sent"
+            assert stuck._node.drivers[subscription.number].backlog * 32 * 1024 < 20 * 2**20
+    finally:
+        await cluster.stop()
+
+
+async def _slow_readers(cluster: Cluster) -> bool:
+    return '"slow reader cut off"' in (cluster.directory / "b1.log").read_text()
 
 
 async def _subscribed(cluster: Cluster, site: str) -> bool:
