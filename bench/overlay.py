@@ -296,16 +296,16 @@ class Sides:
 
     def figures(self) -> dict[str, dict[str, Any]]:
         compared = {
-            "publish.vs_nats_core": ("publish", "received_per_s", Better.HIGHER),
-            "durable.f256.vs_jetstream": ("f256", "published_per_s", Better.HIGHER),
-            "durable.f1.latency_vs_jetstream": ("f1", "p50_ms", Better.LOWER),
+            "publish.vs_nats_core": ("publish", "received_per_s", Better.HIGHER, 1.0),
+            "durable.f256.vs_jetstream": ("f256", "published_per_s", Better.HIGHER, 1.0),
+            "durable.f1.latency_vs_jetstream": ("f1", "p50_ms", Better.LOWER, 0.5),
         }
         found: dict[str, dict[str, Any]] = {}
-        for figure, (name, quantity, better) in compared.items():
+        for figure, (name, quantity, better, least) in compared.items():
             if self.theirs[name]:
                 pairs = zip(self.ours[name], self.theirs[name], strict=True)
                 values = [(getattr(ours, quantity), getattr(theirs, quantity)) for ours, theirs in pairs]
-                found[figure] = {**Figure.of_pairs(values, better).record()}
+                found[figure] = {**Figure.of_pairs(values, better).record(), "least": least}
         return found
 
 

@@ -57,7 +57,8 @@ class Retainer:
             return
         self._looked_at = now
         journal = self.node.store.journal
-        self._marks.append((now, journal.next_sequence))
+        if self.retention.age is not None:
+            self._marks.append((now, journal.next_sequence))
         keep_from = self._needed_from()
         over = journal.size_bytes > self.retention.size
         if not over:
