@@ -133,13 +133,13 @@ class Contender:
             load_before = load_average()
             fsyncs_before = await system.fsyncs()
             traffic_before = await system.traffic()
-            system.phases()  # what happened before this run is not part of it
+            system.phases(0)  # what happened before this run is not part of it
             cpu = CpuMeter(system.processes())
             began = time.perf_counter()
             tally = Tally(began + load.warmup_s, began + load.warmup_s + load.duration_s)
             await self._drive_all(clients, workload, tally, seed)
             loaded_s = time.perf_counter() - began
-            cpu_s, others_cpu_s, phases = cpu.used(), cpu.used_by_others(), dict(system.phases())
+            cpu_s, others_cpu_s, phases = cpu.used(), cpu.used_by_others(), dict(system.phases(tally.committed))
             settle_began = time.perf_counter()
             await self._settle()
             settle_s = time.perf_counter() - settle_began

@@ -90,8 +90,9 @@ class System(Protocol):
         """Messages and bytes so far; None when that can't be learned. Asked while the clients are connected."""
         return None
 
-    def phases(self) -> Mapping[str, float]:
-        """Seconds per transaction spent in each phase (see `PHASES`), over the transactions since the last call."""
+    def phases(self, operations: int) -> Mapping[str, float]:
+        """Seconds per operation spent in each phase (see `PHASES`), since the last call; there were so many, reads
+        among them. 0: what was before is to be forgotten."""
         return {}
 
     async def versions(self) -> Mapping[str, str]:

@@ -48,7 +48,7 @@ class HandWrittenTwoPhaseCommit(PostgresSystem):
     async def settle(self) -> None:
         """A client is answered when all three have committed."""
 
-    def phases(self) -> Mapping[str, float]:
+    def phases(self, operations: int) -> Mapping[str, float]:
         """By statement, averaged over the nodes; `slowest node` is the wait for the last one of each phase."""
         means = {name: seconds / self._transactions for name, seconds in self._phases.items()}
         self._phases.clear()

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 class PolicyCase:
     """One way of replicating. `keys`: its lines in `[[replica_set]]`; `{sync}` stands for all replicas but the last.
 
-    `writers`: how many replicas clients hand their writes to, where the policy lets them choose. `applied_first`: a
-    client is answered once the nearest replica has applied its write from the log.
+    `writers`: how many replicas clients hand their writes to, where the policy lets them choose. `logged_first`,
+    `applied_first`: a client is answered once its write is in the log, and once the nearest replica has applied it from
+    there.
     """
 
     name: str
     keys: str
     promise: str
     writers: int = 1
+    logged_first: bool = True
     applied_first: bool = False
 
 
@@ -34,6 +36,7 @@ CASES = (
         "primary",
         'policy = "primary-site"\nprimary = "r1"\nack = "local"',
         "on disk at the primary, as one PostgreSQL promises; the others follow",
+        logged_first=False,
     ),
     PolicyCase(
         "primary_logged",
@@ -45,6 +48,7 @@ CASES = (
         'policy = "peer-to-peer"',
         "on disk at the replica that took it; the others follow, and concurrent changes end the same everywhere",
         writers=3,
+        logged_first=False,
     ),
     PolicyCase(
         "p2p_ordered",

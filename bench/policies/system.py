@@ -157,7 +157,7 @@ class ProcessCluster(PolicySystem):
         if self._profile:
             traces = folder / "traces"
             traces.mkdir()
-            self._reader = TraceReader(traces, self.replicas, applied_first=self.case.applied_first)
+            self._reader = TraceReader(traces, self.replicas, self.case)
             processes = Processes(
                 self.cluster,
                 folder / "logs",
@@ -178,9 +178,9 @@ class ProcessCluster(PolicySystem):
         named = {"broker" if part == "broker/b1" else part.replace(f"{SET}/", "agent "): p for part, p in parts.items()}
         return {**named, **super().processes()}
 
-    def phases(self) -> Mapping[str, float]:
+    def phases(self, operations: int) -> Mapping[str, float]:
         """With `profile`; `waiting` is what the parts' own time leaves of a client's latency."""
-        return self._reader.phases() if self._reader is not None else {}
+        return self._reader.phases(operations) if self._reader is not None else {}
 
 
 class OneProcess(PolicySystem):

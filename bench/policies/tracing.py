@@ -12,6 +12,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+from bench.policies.catalog import PolicyCase
+
 VARIABLE = "TOPS_BENCH_TRACE"  # the folder with one file per process
 _SLOT_BYTES = 16
 Weight = Callable[..., float]
@@ -83,14 +85,13 @@ class Trace:
 class TraceReader:
     """The harness's side: what all processes of a cluster spent since it last looked."""
 
-    def __init__(self, folder: Path, replicas: int, *, applied_first: bool) -> None:
-        """`applied_first`: a client is answered after the apply, which then is part of its latency."""
-        self._folder, self._replicas, self._applied_first = folder, replicas, applied_first
+    def __init__(self, folder: Path, replicas: int, case: PolicyCase) -> None:
+        self._folder, self._replicas, self._case = folder, replicas, case
         self._before = [0.0] * (2 * len(Clock))
         self._client_before = time.process_time()
 
-    def phases(self) -> dict[str, float]:
-        """Seconds per transaction, by the names of `bench.systems.PHASES`."""
+    def phases(self, operations: int) -> dict[str, float]:
+        """Seconds per operation, by the names of `bench.systems.PHASES`; what a write takes counts by their share."""
         now: list[float] = [
             sum(values) for values in zip(*(Trace(p).read() for p in self._folder.iterdir()), strict=True)
         ]
@@ -104,21 +105,21 @@ class TraceReader:
         def total(clock: Clock) -> float:
             return spent[2 * clock]
 
-        transactions = self._transactions(spent)
-        if not transactions:
+        if not operations:
             return {}
+        writes = min(self._transactions(spent) / operations, 1.0)
         database = mean(Clock.PREPARE) + mean(Clock.COMMIT) + mean(Clock.WRITE)
-        database += mean(Clock.APPLY) if self._applied_first else 0.0
+        database += mean(Clock.APPLY) if self._case.applied_first else 0.0
         return {
-            "site": client_s / transactions,
-            "broker": max(total(Clock.BROKER) - total(Clock.COORDINATOR), 0.0) / transactions,
-            "coordinator": total(Clock.COORDINATOR) / transactions,
-            "executor": max(2 * mean(Clock.PARTICIPANT) - database, 0.0),
-            "database": database,
-            "disk": mean(Clock.DISK),
+            "site": client_s / operations,
+            "broker": max(total(Clock.BROKER) - total(Clock.COORDINATOR), 0.0) / operations,
+            "coordinator": total(Clock.COORDINATOR) / operations,
+            "executor": writes * max(2 * mean(Clock.PARTICIPANT) - database, 0.0),
+            "database": writes * database,
+            "disk": writes * mean(Clock.DISK) if self._case.logged_first else 0.0,
         }
 
     def _transactions(self, spent: list[float]) -> float:
         """Prepared and applied at every replica, written at one."""
-        everywhere = spent[2 * Clock.PREPARE + 1] or (spent[2 * Clock.APPLY + 1] if self._applied_first else 0.0)
+        everywhere = spent[2 * Clock.PREPARE + 1] or (spent[2 * Clock.APPLY + 1] if self._case.applied_first else 0.0)
         return everywhere / self._replicas or spent[2 * Clock.WRITE + 1]

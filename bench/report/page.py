@@ -13,7 +13,7 @@ CAPTIONS = {
     "latency": "Latency of one operation as a client sees it. Blue is ours.",
     "figures": "We against each peer, in alternating pairs. Orange is below what must be reached.",
     "growth": "Time over table sizes.",
-    "phases": "Where the time of one transaction goes.",
+    "phases": "Where the time of one operation goes.",
 }
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2933; max-width: 70rem; margin: 2rem auto; padding: 0 1rem }
@@ -56,7 +56,7 @@ def render(record: Result, pictures: Sequence[Path]) -> str:
         *(_table("Runs", keys, [[row.get(key) for key in keys] for row in rows])),
         *(_table("Other measures", ["measure", "median", "low", "high", "runs"], measures)),
         *(_table("CPU", ["system", "workload", "clients", "cores kept busy, by process"], _cpu(rows), "text")),
-        *(_table("Phases", ["system", "workload", "clients", "ms per transaction"], _phases(rows), "text")),
+        *(_table("Phases", ["system", "workload", "clients", "ms per operation"], _phases(rows), "text")),
         *(_table("Systems", ["system", "what runs", "what “committed” promises"], _systems(record), "text")),
     ]
     head = f"<meta charset=utf-8><title>tops bench {escape(record['name'])}</title><style>{STYLE}</style>"

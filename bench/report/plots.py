@@ -186,7 +186,7 @@ def _growth(sized: Mapping[str, list[tuple[int, float]]], ours: set[str]) -> Fig
 
 
 def _phases(rows: Sequence[Row]) -> Figure:
-    """Where the time of one transaction goes: a stacked bar per system and load."""
+    """Where the time of one operation goes: a stacked bar per system and load."""
     found = dict.fromkeys(phase for row in rows for phase in row["phases"])
     phases = [phase for phase in PHASES if phase in found] + [phase for phase in found if phase not in PHASES]
     colours = {phase: PHASE_COLOURS[number % len(PHASE_COLOURS)] for number, phase in enumerate(phases)}
@@ -202,7 +202,7 @@ def _phases(rows: Sequence[Row]) -> Figure:
         ax.set_xlim(0, 1.2 * max(sum(row["phases"].values()) * 1e3 for _, row, _ in bars))
         ax.xaxis.set_major_locator(MaxNLocator(4))
 
-    picture = _panels(rows, set(), stacked, "ms per transaction")
+    picture = _panels(rows, set(), stacked, "ms per operation")
     handles = [Patch(color=colours[phase], label=phase) for phase in phases]
     columns = min(len(phases), max(2, int(picture.get_figwidth() / LEGEND_INCHES)))
     picture.legend(handles=handles, loc="outside upper left", ncols=columns, frameon=False)

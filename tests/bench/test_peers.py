@@ -92,9 +92,10 @@ async def test_a_profiled_system_tells_the_time_of_each_statement_and_of_the_wai
     async with Contender.started(system, DATASET) as contender:
         run = await contender.measure(SingleRowUpdate(DATASET), LOAD, seed=1)
 
-    assert set(run.phases) == {"begin", "statements", "prepare", "commit prepared", "slowest node"}
+    # On a busy machine a client also waits for its turn; what it waited in the warm-up is no part of the latency.
+    assert set(run.phases) - {"waiting"} == {"begin", "statements", "prepare", "commit prepared", "slowest node"}
     assert all(seconds > 0 for seconds in run.phases.values())
-    assert system.phases() == {}  # told once, for the transactions since the last time
+    assert system.phases(0) == {}  # told once, for the transactions since the last time
 
 
 async def test_a_logical_backlog_reaches_both_subscribers() -> None:

@@ -162,14 +162,34 @@ tops_journal_fsyncs_total 3.0
 
 def test_the_time_of_a_batch_counts_in_full_for_each_member_and_once_between_two_looks(tmp_path: Path) -> None:
     agents = [Trace(tmp_path / name) for name in ("1", "2")]
-    reader = TraceReader(tmp_path, replicas=2, applied_first=False)
+    reader = TraceReader(tmp_path, 2, case_named("write_all"))
     for agent in agents:
         agent.add(Clock.PREPARE, 0.010, weight=4)
         agent.add(Clock.COMMIT, 0.002)
     agents[0].add(Clock.DISK, 0.001)
 
-    phases = reader.phases()
+    phases = reader.phases(4)
 
     assert phases["database"] == pytest.approx(0.012)
     assert phases["disk"] == pytest.approx(0.001)
-    assert reader.phases() == {}
+    assert reader.phases(0) == {}
+
+
+def test_among_reads_the_time_of_writes_counts_by_their_share(tmp_path: Path) -> None:
+    agent, reader = Trace(tmp_path / "1"), TraceReader(tmp_path, 1, case_named("write_all"))
+    agent.add(Clock.PREPARE, 0.010, weight=5)
+    agent.add(Clock.BROKER, 0.200)
+
+    phases = reader.phases(100)
+
+    assert phases["database"] == pytest.approx(0.010 * 0.05)
+    assert phases["broker"] == pytest.approx(0.002)
+
+
+@pytest.mark.parametrize(("policy", "disk"), [("primary", 0.0), ("primary_logged", 0.001)])
+def test_the_journal_counts_for_whoever_waits_for_the_log(tmp_path: Path, policy: str, disk: float) -> None:
+    agent, reader = Trace(tmp_path / "1"), TraceReader(tmp_path, 1, case_named(policy))
+    agent.add(Clock.WRITE, 0.010, weight=5)
+    agent.add(Clock.DISK, 0.001)
+
+    assert reader.phases(5)["disk"] == pytest.approx(disk)
