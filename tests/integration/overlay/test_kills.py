@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import signal
+import subprocess
 import sys
 import traceback
 from collections import Counter
@@ -318,6 +319,9 @@ def _record(began: datetime, done: Counter[str], result: str) -> None:
         "began": began.isoformat(timespec="seconds"),
         "minutes": round((datetime.now(UTC) - began).total_seconds() / 60, 1),
         "command": "pytest -m long tests/integration/overlay/test_kills.py",
+        "commit": subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True)
+        .stdout.decode()
+        .strip(),
         "result": result,
         "kills": sum(n for what, n in done.items() if what.startswith("SIGKILL")),
         "pauses": sum(n for what, n in done.items() if what.startswith("SIGSTOP")),
