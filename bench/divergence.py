@@ -1,6 +1,6 @@
 """How fast a check is: against data-diff and against reading both tables out, over table sizes, over executors.
 
-    tops bench divergence [--quick] [--format json]
+    tops bench divergence [--quick] [--figures NAME,…] [--format json]
 
 Two PostgreSQL servers hold (bigint key, int, 32-character text, timestamptz) with 100 differences: 30 rows missing, 20
 extra, 50 changed. Contenders alternate on the same two databases in the same run, and each must find all 100 keys.
@@ -44,8 +44,10 @@ from replication.divergence.check import Check
 from replication.divergence.model import CheckResult
 from replication.divergence.options import CheckOptions
 from replication.divergence.ports import ReplicaEndpoint
+from tops.errors import ConfigError
 
 MILLION = 1_000_000
+ROUNDS = 3
 KEYS_DIFFERING = 100
 COLUMNS = "number,label,at"
 SERVER = {"fsync": "off", "shared_buffers": "1GB", "max_wal_size": "16GB", "autovacuum": "off"}
@@ -64,6 +66,7 @@ class Bench:
         self._endpoints, self._python, self._folder = endpoints, python, folder
         self._seconds: dict[tuple[str, int], list[float]] = {}
         self._memory_mb: dict[tuple[str, int], float] = {}
+        self._loaded: set[str] = set()
         self.figures: dict[str, dict[str, Any]] = {}
 
     @property
@@ -89,12 +92,16 @@ class Bench:
     def load(self, rows: int) -> str:
         """The same table on both servers, and the differences on the second."""
         table = f"rows{rows}"
+        if table in self._loaded:
+            return table
+        self._loaded.add(table)
         began = time.monotonic()
         asyncio.run(_load([endpoint.dsn for endpoint in self._endpoints], table, rows))
         say(f"loaded 2 x {rows:,} rows in {time.monotonic() - began:.0f} s")
         return table
 
     def drop(self, table: str) -> None:
+        self._loaded.discard(table)
         asyncio.run(_everywhere([endpoint.dsn for endpoint in self._endpoints], f"DROP TABLE {table}"))
 
     def theirs(self, table: str) -> float:
@@ -239,8 +246,13 @@ def _read_out(dsn: str, table: str) -> int:
         return sum(batch.num_rows for batch in cursor.fetch_record_batch())
 
 
-def run(quick: bool, million: int = MILLION) -> Result:
-    """Measure, and return the results as `tops bench` prints them; a smaller `million` makes smaller tables."""
+def run(quick: bool, figures: Sequence[str] = (), million: int = MILLION) -> Result:
+    """Measure, and return the results as `tops bench` prints them.
+
+    `figures`: measure these alone, with what is measured beside them. A smaller `million` makes smaller tables.
+    """
+    parts = _chosen(figures or (_FIGURES[_five_million] if quick else _ALL_FIGURES))
+    left_out = [name for part, names in _FIGURES.items() if part not in parts for name in names]
     python = data_diff.install()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tops-bench-") as folder:
@@ -248,11 +260,8 @@ def run(quick: bool, million: int = MILLION) -> Result:
         try:
             endpoints = [ReplicaEndpoint(f"r{i}", server.dsn) for i, server in enumerate(servers, start=1)]
             bench = Bench(endpoints, python, Path(folder))
-            _five_million(bench, 1 if quick else 3, million)
-            if not quick:
-                _curve(bench, million)
-                _twenty_million(bench, million)
-                _executors(bench, million)
+            for part in parts:
+                part(bench, 1 if quick else ROUNDS, million)
         finally:
             for server in servers:
                 server.__exit__(None, None, None)
@@ -268,7 +277,7 @@ def run(quick: bool, million: int = MILLION) -> Result:
         },
         "ours": [row["system"] for row in bench.rows if row["peak_memory_mb"] is not None],
         "quick": quick,
-        "left_out": ["check20m", "curve", "executors", "more than one round"] if quick else [],
+        "left_out": [*left_out, "more than one round"] if quick else left_out,
         "seconds": round(time.monotonic() - began, 1),
         "peak_memory_mb": max(row["peak_memory_mb"] or 0.0 for row in bench.rows),
         "rows": bench.rows,
@@ -276,7 +285,7 @@ def run(quick: bool, million: int = MILLION) -> Result:
     }
 
 
-def _five_million(bench: Bench, runs: int, million: int) -> None:
+def _five_million(bench: Bench, rounds: int, million: int) -> None:
     table = bench.load(5 * million)
     bench.cold(table)
     _await_class_archives()
@@ -285,7 +294,7 @@ def _five_million(bench: Bench, runs: int, million: int) -> None:
     bench.check(spark, table)
     bench.forget()
     seconds = bench.alternate(
-        runs,
+        rounds,
         {
             "tops cold": lambda: bench.cold(table),
             "data-diff": lambda: bench.theirs(table),
@@ -313,14 +322,14 @@ def _writes_archive(process: psutil.Process) -> bool:
         return False
 
 
-def _curve(bench: Bench, million: int) -> None:
+def _curve(bench: Bench, rounds: int, million: int) -> None:
     """Seconds over table sizes. The figure sets ten million rows beside the line through one and five million."""
     spark = session.start()
     seconds: dict[int, list[float]] = {}
     for millions in (1, 2, 5, 10):
-        table = f"rows{millions * million}" if millions == 5 else bench.load(millions * million)
+        table = bench.load(millions * million)
         bench.check(spark, table)
-        seconds[millions] = [bench.warm(spark, table) for _ in range(3)]
+        seconds[millions] = [bench.warm(spark, table) for _ in range(rounds)]
         say(f"  {millions * million:,} rows: {median(seconds[millions]):.2f} s")
         bench.drop(table)
     spark.stop()
@@ -328,15 +337,15 @@ def _curve(bench: Bench, million: int) -> None:
     bench.compare("check10m_warm.vs_linear", seconds[10], line)
 
 
-def _twenty_million(bench: Bench, million: int) -> None:
+def _twenty_million(bench: Bench, rounds: int, million: int) -> None:
     table = bench.load(20 * million)
     contenders = {"tops cold": lambda: bench.cold(table), "data-diff": lambda: bench.theirs(table)}
-    seconds = bench.alternate(2, contenders)
+    seconds = bench.alternate(min(2, rounds), contenders)
     bench.compare("check20m.vs_data_diff", seconds["tops cold"], seconds["data-diff"], 4)
     bench.drop(table)
 
 
-def _executors(bench: Bench, million: int) -> None:
+def _executors(bench: Bench, rounds: int, million: int) -> None:
     """Canonical checksums, the part that Spark computes, with one executor and with two, of one core each.
 
     Between files: a database server beside one executor would use the other core already."""
@@ -345,8 +354,25 @@ def _executors(bench: Bench, million: int) -> None:
     for count in (1, 2):
         spark = session.start(f"local-cluster[{count},1,1024]")
         files.check(spark, "rows")
-        seconds[count] = [files.warm(spark, "rows", f"{count} executor{'s'[: count - 1]}") for _ in range(3)]
+        seconds[count] = [files.warm(spark, "rows", f"{count} executor{'s'[: count - 1]}") for _ in range(rounds)]
         application = spark.sparkContext.applicationId
         spark.stop()
         shutil.rmtree(Path(pyspark.__file__).parent / "work" / application, ignore_errors=True)  # its executors' logs
     bench.compare("executors.two_vs_one", seconds[2], seconds[1])
+
+
+# What each part of the benchmark measures.
+_FIGURES: Mapping[Callable[[Bench, int, int], None], Sequence[str]] = {
+    _five_million: ("check5m.vs_data_diff", "check5m_warm.vs_data_diff", "check5m_warm.vs_plain_read"),
+    _curve: ("check10m_warm.vs_linear",),
+    _twenty_million: ("check20m.vs_data_diff",),
+    _executors: ("executors.two_vs_one",),
+}
+_ALL_FIGURES = [name for names in _FIGURES.values() for name in names]
+
+
+def _chosen(figures: Sequence[str]) -> list[Callable[[Bench, int, int], None]]:
+    unknown = [name for name in figures if name not in _ALL_FIGURES]
+    if unknown:
+        raise ConfigError(f"there is no figure {unknown[0]!r}; there are {', '.join(_ALL_FIGURES)}")
+    return [part for part, names in _FIGURES.items() if set(names) & set(figures)]
