@@ -33,6 +33,11 @@ SESSION_SETTINGS = {
     "bytea_output": "hex",
     "lc_monetary": "C",
     "client_encoding": "UTF8",
+    # Keys are written into statements as constants.
+    "standard_conforming_strings": "on",
+    # A check takes its time; limits that protect a server from applications would only leave it half done.
+    "statement_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
     # An index range is the point of reading by bucket; JIT costs more than it saves on these statements.
     "jit": "off",
     # A policy that hides rows from this role is an error rather than a table that looks emptier than it is.
@@ -74,14 +79,13 @@ def postgres_text(column: Column, *, digest: bool = True) -> str:
             return f"({name} + 0::float8)::text"
         case ValueKind.BYTES:
             return _digested_bytes(name) if digest else f"encode({name}, 'hex')"
-        case ValueKind.JSON:
-            return f"{name}::jsonb::text"
         case ValueKind.TEXT | ValueKind.OTHER:
             return _digested_text(f"{name}::text") if digest else f"{name}::text"
         case ValueKind.CHAR:
             return f"rtrim({name}::text, ' ')"
         case ValueKind.BOOLEAN:
-            return f"{name}::boolean::text"
+            # The other replica's column may be a number there: 1 is true, and 2 is no truth value.
+            return f"CASE {name}::text WHEN '1' THEN 'true' WHEN '0' THEN 'false' ELSE {name}::text END"
         case _:
             return f"{name}::text"
 
@@ -110,11 +114,16 @@ def digested(text: str, raw: bytes) -> str:
 
 
 def json_text(text: str | None) -> str | None:
-    """JSON with sorted keys and numbers without needless digits; equal documents have equal text."""
+    """JSON with sorted keys and numbers without needless digits; equal documents have equal text.
+
+    A text that is no document, or one that is too deep to be read, stays as the database spells it.
+    """
     if text is None:
         return None
-    plain = _json_document(json.loads(text, parse_float=Decimal, parse_int=Decimal))
-    return digested(plain, plain.encode())
+    try:
+        return _json(text)
+    except (ValueError, RecursionError):
+        return digested(text, text.encode())
 
 
 def _json_document(value: Any) -> str:
@@ -170,18 +179,20 @@ def _shortest_single(value: float) -> str:
     return next(text for text in candidates if struct.pack("f", float(text)) == exact)
 
 
-def sqlite_text(kind: ValueKind, value: object) -> str | None:
+def sqlite_text(kind: ValueKind, value: object, *, digest: bool = True) -> str | None:
     """Canonical text of what SQLite returned; `NotOfType` where it is not a value of the kind."""
     if value is None:
         return None
     try:
+        if not digest and kind in _WHOLE:
+            return _WHOLE[kind](value)
         return _SQLITE[kind](value)
-    except (ValueError, TypeError, OverflowError, InvalidOperation, UnicodeDecodeError):
+    except (ValueError, TypeError, OverflowError, InvalidOperation, UnicodeDecodeError, RecursionError):
         return NotOfType(_anything(value))
 
 
 def _integer(value: object) -> str:
-    if isinstance(value, int) or (isinstance(value, str) and value.strip().lstrip("+-").isdigit()):
+    if isinstance(value, int) or (isinstance(value, str) and value.isascii() and value.strip().lstrip("+-").isdigit()):
         return str(int(value))
     raise TypeError(value)
 
@@ -191,8 +202,8 @@ def _numeric(value: object) -> str:
 
 
 def _number(value: object) -> int | float | str:
-    """Python reads 1_000 as a thousand; to a database it is text."""
-    if not isinstance(value, int | float | str) or (isinstance(value, str) and "_" in value):
+    """Python reads 1_000 as a thousand, and digits of any script; to a database they are text."""
+    if not isinstance(value, int | float | str) or (isinstance(value, str) and ("_" in value or not value.isascii())):
         raise TypeError(value)
     return value
 
@@ -212,15 +223,24 @@ def _float(value: object, *, single: bool) -> str:
 
 
 def _text(value: object) -> str:
+    return digested(_whole_text(value), str(value).encode())
+
+
+def _whole_text(value: object) -> str:
     if isinstance(value, bytes):
         raise TypeError(value)
-    return digested(str(value), str(value).encode())
+    return str(value)
 
 
 def _bytes(value: object) -> str:
+    raw = _raw(value)
+    return digested(raw[:DIGEST_OVER_BYTES].hex(), raw)
+
+
+def _raw(value: object) -> bytes:
     if not isinstance(value, bytes):
         raise TypeError(value)
-    return digested(value[:DIGEST_OVER_BYTES].hex(), value)
+    return value
 
 
 def _timestamp(value: object, *, zoned: bool) -> str:
@@ -262,6 +282,8 @@ def _time_text(value: time) -> str:
 def _date(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(value)
+    if value in ("infinity", "-infinity"):
+        return value
     if value[10:] and not _MIDNIGHT.fullmatch(value[10:]):
         raise ValueError(value)
     return date.fromisoformat(value[:10]).isoformat()
@@ -270,7 +292,8 @@ def _date(value: object) -> str:
 def _json(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(value)
-    return json_text(value) or ""
+    plain = _json_document(json.loads(value, parse_float=Decimal, parse_int=Decimal))
+    return digested(plain, plain.encode())
 
 
 def _anything(value: object) -> str:
@@ -293,4 +316,11 @@ _SQLITE: dict[ValueKind, Callable[[object], str]] = {
     ValueKind.UUID: lambda value: str(UUID(bytes=value) if isinstance(value, bytes) else UUID(str(value))),
     ValueKind.JSON: _json,
     ValueKind.OTHER: _text,
+}
+# Keys are looked up by their text: a digest finds no row.
+_WHOLE: dict[ValueKind, Callable[[object], str]] = {
+    ValueKind.TEXT: _whole_text,
+    ValueKind.CHAR: lambda value: _whole_text(value).rstrip(" "),
+    ValueKind.OTHER: _whole_text,
+    ValueKind.BYTES: lambda value: _raw(value).hex(),
 }

@@ -17,6 +17,7 @@ from replication.divergence.canonical import SESSION_SETTINGS
 from replication.divergence.errors import CheckRefused, SnapshotLost
 from replication.divergence.ports import Engine, ReplicaEndpoint, SnapshotHandle
 from replication.divergence.schema import Column, TableSchema, ValueKind, quoted
+from tops.changes import split_table_name
 from tops.errors import NotReachable
 
 CONNECT_TIMEOUT_S = 10.0
@@ -113,8 +114,8 @@ async def tables_of(endpoint: ReplicaEndpoint) -> list[str]:
     """All tables a user made; outside the schema `public` with their schema's name."""
     if endpoint.engine is Engine.SQLITE:
         with sqlite(endpoint.name, endpoint.path) as lite:
-            query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY 1"
-            return [name for (name,) in lite.execute(query) if not name.startswith(f"{OWN_SCHEMA}_")]
+            query = "SELECT name FROM sqlite_master WHERE type = 'table' AND substr(name, 1, 7) <> 'sqlite_' ORDER BY 1"
+            return [_plain_or_quoted(name) for (name,) in lite.execute(query) if not name.startswith(f"{OWN_SCHEMA}_")]
     async with postgres(endpoint.name, endpoint.dsn) as connection:
         rows = await connection.fetch(
             "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
@@ -122,7 +123,13 @@ async def tables_of(endpoint: ReplicaEndpoint) -> list[str]:
             "AND n.nspname NOT IN ('information_schema', $1) ORDER BY 1, 2",
             OWN_SCHEMA,
         )
-    return [name if schema == "public" else f"{schema}.{name}" for schema, name in rows]
+    named = [(_plain_or_quoted(schema), _plain_or_quoted(name)) for schema, name in rows]
+    return [name if schema == "public" else f"{schema}.{name}" for schema, name in named]
+
+
+def _plain_or_quoted(name: str) -> str:
+    """As users name it: a dot inside a name is not the one after a schema."""
+    return quoted(name) if "." in name or '"' in name else name
 
 
 async def describe(endpoint: ReplicaEndpoint, table: str) -> TableSchema:
@@ -134,7 +141,7 @@ async def describe(endpoint: ReplicaEndpoint, table: str) -> TableSchema:
 
 
 async def _describe_postgres(connection: asyncpg.Connection, endpoint: ReplicaEndpoint, table: str) -> TableSchema:
-    schema, _, name = table.rpartition(".")
+    schema, name = split_table_name(table)
     schema = schema or "public"
     found = await connection.fetchrow(
         "SELECT c.oid, c.reltuples::int8 AS tuples, c.relpages FROM pg_class c "
@@ -177,7 +184,9 @@ _COLUMNS = """
         FROM base JOIN pg_type d ON d.oid = base.oid JOIN pg_type b ON b.oid = d.typbasetype
         WHERE base.typtype = 'd'
     )
-    SELECT a.attname, format_type(a.atttypid, a.atttypmod) AS declared, base.typname, a.attnotnull,
+    SELECT a.attname, format_type(a.atttypid, a.atttypmod) AS declared, base.typname,
+           a.attnotnull AND NOT EXISTS (SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+                                        WHERE i.inhparent = $1 AND NOT c.relispartition) AS never_null,
            a.attgenerated <> '' AS generated
     FROM pg_attribute a JOIN base ON base.attnum = a.attnum AND base.typtype <> 'd'
     WHERE a.attrelid = $1 ORDER BY a.attnum
@@ -218,11 +227,11 @@ _POSTGRES_KINDS = {
 
 def _postgres_column(record: Any) -> Column:
     kind = _POSTGRES_KINDS.get(record["typname"], ValueKind.OTHER)
-    return Column(record["attname"], record["declared"], kind, not record["attnotnull"], record["generated"])
+    return Column(record["attname"], record["declared"], kind, not record["never_null"], record["generated"])
 
 
 def _describe_sqlite(endpoint: ReplicaEndpoint, table: str) -> TableSchema:
-    name = table.rpartition(".")[2]
+    name = split_table_name(table)[1]
     with sqlite(endpoint.name, endpoint.path) as connection:
         columns = connection.execute(f"PRAGMA table_xinfo({quoted(name)})").fetchall()
         if not columns:

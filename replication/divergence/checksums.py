@@ -34,6 +34,7 @@ def seed_of(column: str) -> int:
     return int.from_bytes(hashlib.blake2b(column.encode(), digest_size=8).digest(), "big", signed=True)
 
 
+_KEY = "tops_key"  # as no column of a user's is called
 # The hash of a double tells microseconds apart between these years; beyond, and for infinity, the text is hashed.
 _EPOCH_EXACT = ("'1700-01-01'", "'2240-01-01'")
 
@@ -80,7 +81,7 @@ def key_expression(table: CommonTable, schema: TableSchema) -> str:
     return expression
 
 
-def bucket_expression(buckets: Buckets, key: str = "k") -> str:
+def bucket_expression(buckets: Buckets, key: str = _KEY) -> str:
     if isinstance(buckets, RangeBuckets):
         return f"({key} >> {buckets.shift})"
     return f"(({key} >> 20) & {buckets.count - 1})"
@@ -91,13 +92,13 @@ def checksum_query(
 ) -> str:
     """SQL for (bucket, rows, total) of a table, or of these key ranges of it."""
     key_number = key_expression(table, schema)
-    hashes = [f"hashint8extended(k >> 32, k # {_number(seed_of('key'))})"]
+    hashes = [f"hashint8extended({_KEY} >> 32, {_KEY} # {_number(seed_of('key'))})"]
     for column in table.columns:
         if column.name not in table.key:
             seed = _number(seed_of("column " + column.name))
-            expression = column_hash(column, f"k # {seed}")
+            expression = column_hash(column, f"{_KEY} # {seed}")
             hashes.append(f"coalesce({expression}, {seed})" if column.nullable else expression)
-    inner = ", ".join([f"{key_number} AS k", *(quoted(c.name) for c in table.columns if c.name not in table.key)])
+    inner = ", ".join([f"{key_number} AS {_KEY}", *(quoted(c.name) for c in table.columns if c.name not in table.key)])
     total = " # ".join(f"({expression})" for expression in hashes)
     # OFFSET 0 keeps the hash of a compound key from being computed once per column; an integer key is free.
     fence = "" if table.integer_key else " OFFSET 0"

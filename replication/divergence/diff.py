@@ -8,6 +8,7 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 
 from replication.divergence.checksums import Checksum
+from replication.divergence.errors import CheckRefused
 from replication.divergence.model import Suspect
 from replication.divergence.rows import BUCKET, RowsRequest
 from replication.divergence.session import register
@@ -28,10 +29,13 @@ def rows_at_hand(spark: SparkSession, rows: pa.Table) -> DataFrame:
     return spark.createDataFrame(rows).coalesce(1)
 
 
-def bucket_checksums(spark: SparkSession, requests: Sequence[RowsRequest]) -> dict[str, dict[int, Checksum]]:
-    """Checksums of all buckets of all replicas, from canonical text: for databases that do not hash alike."""
+def bucket_checksums(rows: DataFrame, requests: Sequence[RowsRequest]) -> dict[str, dict[int, Checksum]]:
+    """Checksums of all buckets of all replicas, from canonical text: for databases that do not hash alike.
+
+    `rows` holds what the requests are for.
+    """
     names = [column.name for column in requests[0].columns]
-    hashed = canonical_rows(spark, requests).select(REPLICA, BUCKET, _row_hash(names).alias(_HASH))
+    hashed = rows.select(REPLICA, BUCKET, _row_hash(names).alias(_HASH))
     # Two sums of half words: the exact sum of 64-bit hashes does not fit a long, and a decimal is slow.
     sums = hashed.groupBy(REPLICA, BUCKET).agg(
         f.count("*").alias("rows"),
@@ -72,8 +76,12 @@ def suspects(rows: DataFrame, requests: Sequence[RowsRequest], cap: int) -> Iter
 
 
 def _suspect(row: Row, replicas: Sequence[str]) -> Suspect:
+    key = tuple(row[_KEY])
     seen = {version[REPLICA]: tuple(version["row"]) for version in row[_VERSIONS]}
-    return Suspect(tuple(row[_KEY]), row[BUCKET], {replica: seen.get(replica) for replica in replicas})
+    # Children of an inherited table do not share its key, and SQLite lets a key be NULL.
+    if len(seen) < len(row[_VERSIONS]) or None in key:
+        raise CheckRefused(f"rows with the key {key} can't be told apart: it must be there and unique in each replica")
+    return Suspect(key, row[BUCKET], {replica: seen.get(replica) for replica in replicas})
 
 
 def _row_hash(names: Sequence[str]) -> Column:

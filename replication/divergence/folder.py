@@ -11,6 +11,7 @@ Every file appears whole or not at all. A lock keeps two checks out of one folde
 
 import fcntl
 import os
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -21,6 +22,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from replication.divergence.buckets import KeyRange
 from replication.divergence.errors import AlreadyRunning
 from replication.divergence.model import CheckResult, Difference, Limit, Suspect, TableResult
 from tops.errors import ConfigError
@@ -65,6 +67,7 @@ class RunState(msgspec.Struct):
     replicas: list[str]
     started_at: str
     resumed: int = 0
+    shards: dict[str, list[KeyRange]] = msgspec.field(default_factory=dict)  # by table: how the first run cut its keys
     units: list[Unit] = msgspec.field(default_factory=list)
 
 
@@ -95,7 +98,8 @@ class RunFolder:
         write_whole(self.path / "state.json", msgspec.json.encode(state))
 
     def part(self, unit: str) -> Path:
-        return self.path / f"part-{''.join(c if c.isalnum() else '_' for c in unit)}.parquet"
+        readable = "".join(c if c.isalnum() else "_" for c in unit)[:100]
+        return self.path / f"part-{readable}-{zlib.crc32(unit.encode()):08x}.parquet"  # a.b and a_b are two
 
     def finish(self, result: CheckResult, parts: Sequence[Path], history: pa.Table) -> None:
         """Results first, then the end of the state: a crash in between only repeats this."""

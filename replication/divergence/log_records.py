@@ -82,7 +82,7 @@ class TableRecords:
         return table_name(change.table) == self._name
 
     def _key_text(self, values: Row) -> Key | None:
-        texts = tuple(_text(self._columns[name], values[name]) for name in self._table.key)
+        texts = tuple(_text(self._columns[name], values[name], digest=False) for name in self._table.key)
         return tuple(text for text in texts if text is not None) if all(t is not None for t in texts) else None
 
     def _record(self, origin: Origin, key: Key, change: Change, following: Change | None) -> LogRecord:
@@ -132,11 +132,11 @@ class TableRecords:
         return texts, tuple(unknown)
 
 
-def _text(column: Column, value: Any) -> str | None:
+def _text(column: Column, value: Any, *, digest: bool = True) -> str | None:
     """Canonical text of a value from the log; None where only a server could write it."""
     if column.kind is ValueKind.OTHER:
         return None
-    text = sqlite_text(column.kind, _plain(column.kind, value))
+    text = sqlite_text(column.kind, _plain(column.kind, value), digest=digest)
     return None if isinstance(text, NotOfType) else text
 
 

@@ -26,6 +26,7 @@ def _joined(parts: Sequence[TableResult]) -> TableResult:
         rows=dict(_summed([part.rows for part in parts])),
         method=first.method,
         buckets=sum(part.buckets for part in parts),
+        bucket_ends=_ends([end for part in parts for end in part.bucket_ends]),
         buckets_differing=[bucket for part in parts for bucket in part.buckets_differing],
         rows_read=sum(part.rows_read for part in parts),
         settled=sum(part.settled for part in parts),
@@ -37,6 +38,10 @@ def _joined(parts: Sequence[TableResult]) -> TableResult:
         examples=_examples(parts),
         seconds=sum(part.seconds for part in parts),
     )
+
+
+def _ends(ends: Sequence[int]) -> tuple[int, ...]:
+    return (min(ends), max(ends)) if ends else ()
 
 
 def _summed(parts: Sequence[dict[str, int]]) -> Counter[str]:

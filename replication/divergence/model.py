@@ -115,6 +115,7 @@ class TableResult(msgspec.Struct, kw_only=True):
     method: str  # "native" or "canonical" checksums
     buckets: int
     buckets_differing: list[BucketDifference]
+    bucket_ends: tuple[int, ...] = ()  # the first and the last; none in an empty table
     rows_read: int  # rows fetched one by one, over all replicas
     settled: int  # rows that differed at first and no longer when looked at again
     counts: dict[str, dict[str, int]]  # replica -> kind -> rows

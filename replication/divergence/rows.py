@@ -31,6 +31,7 @@ from replication.divergence.schema import Column, CommonTable, TableSchema, Valu
 
 BUCKET = "tops_bucket"
 BATCH_ROWS = 10_000
+_SERVER_SAID_NO = "ERROR: "  # a connection that ends is FATAL, or has no word of the server at all
 _OPTIONS = "connect_timeout=10&tcp_user_timeout=30000&keepalives_idle=10"
 
 
@@ -104,6 +105,10 @@ def session(handle: SnapshotHandle) -> Iterator[Any]:
         raise LostConnection(handle.replica, error) from error
     except adbc_driver_manager.Error as error:
         raise CheckRefused(f"replica {handle.replica} refused a statement: {error}") from error
+    except OSError as error:  # while batches arrive, whatever goes wrong is this
+        if _SERVER_SAID_NO in str(error):
+            raise CheckRefused(f"replica {handle.replica} refused a statement: {error}") from error
+        raise LostConnection(handle.replica, error) from error
 
 
 def _enter(cursor: Any, handle: SnapshotHandle) -> None:
@@ -187,7 +192,8 @@ def conditions_of(request: RowsRequest) -> tuple[str, str]:
     if where.ranges:
         # A join with the ranges reads each by the index, however many there are.
         values = ", ".join(f"({_int8(r.low)}, {_int8(r.high)})" for r in where.ranges)
-        source += f" JOIN (VALUES {values}) AS wanted_range(low, high) ON {quoted(request.key[0])} BETWEEN low AND high"
+        source += f" JOIN (VALUES {values}) AS wanted_range(tops_low, tops_high) "
+        source += f"ON {quoted(request.key[0])} BETWEEN tops_low AND tops_high"
     if where.keys:
         source += f" JOIN ({_keys_as_values(request)}) AS wanted_key ON {_keys_match(request)}"
     if where.blocks:
@@ -218,13 +224,13 @@ def _int8(value: int) -> str:
 
 def _keys_as_values(request: RowsRequest) -> str:
     rows = ", ".join("(" + ", ".join(map(literal, key)) + ")" for key in request.where.keys)
-    names = ", ".join(f"k{i}" for i in range(len(request.key)))
+    names = ", ".join(f"tops_k{i}" for i in range(len(request.key)))
     return f"SELECT * FROM (VALUES {rows}) AS k({names})"
 
 
 def _keys_match(request: RowsRequest) -> str:
     return " AND ".join(
-        f"{request.schema.qualified}.{quoted(name)} = {from_text(request.schema.column(name), f'wanted_key.k{i}')}"
+        f"{request.schema.qualified}.{quoted(name)} = {from_text(request.schema.column(name), f'wanted_key.tops_k{i}')}"
         for i, name in enumerate(request.key)
     )
 
@@ -248,7 +254,10 @@ def _read_sqlite(request: RowsRequest) -> Iterator[pa.RecordBatch]:
             kept = []
             for row in rows:
                 both = zip(request.columns, row, strict=True)
-                texts = [marked(sqlite_text(column.kind, value)) for column, value in both]
+                texts = [
+                    marked(sqlite_text(column.kind, value, digest=column.name not in request.key))
+                    for column, value in both
+                ]
                 key = tuple(texts[index] for index in key_at)
                 bucket = _bucket_of(request.buckets, key)
                 if (wanted_keys and key not in wanted_keys) or (wanted_buckets and bucket not in wanted_buckets):

@@ -3,12 +3,14 @@
 import os
 import sys
 from pathlib import Path
+from weakref import WeakSet
 
 from pyspark.sql import SparkSession
 
 from replication.divergence import jvm
 from tops.errors import NotReachable
 
+_registered: WeakSet[SparkSession] = WeakSet()
 _ROOT = Path(__file__).resolve().parents[2]
 
 _SETTINGS = {
@@ -47,7 +49,9 @@ def start(master: str = "local[*]", settings: dict[str, str] | None = None) -> S
 
 
 def register(spark: SparkSession) -> None:
-    """Make `spark.read.format("replica")` work in this session; it starts a Python worker, so not before it is used."""
+    """Make `spark.read.format("replica")` work in this session; it starts a Python worker, so once, when it is used."""
     from replication.divergence.source import ReplicaSource
 
-    spark.dataSource.register(ReplicaSource)
+    if spark not in _registered:
+        spark.dataSource.register(ReplicaSource)
+        _registered.add(spark)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from replication.divergence import checksums, diff, rows
 from replication.divergence.background import in_thread
@@ -92,7 +92,9 @@ class TableCheck:
 
     async def _checksums(self) -> dict[str, dict[int, Checksum]]:
         if not self._native:
-            return await self._spark(lambda spark: diff.bucket_checksums(spark, self._everything()))
+            requests = self._everything()
+            frame = await self._frame(requests, self._rows_everywhere)
+            return await self._spark(lambda spark: diff.bucket_checksums(frame(spark), requests))
         names = list(self._around.handles)
         done = await asyncio.gather(*(self._native_checksums(name, self._buckets, [self._range]) for name in names))
         return dict(zip(names, done, strict=True))
@@ -166,14 +168,24 @@ class TableCheck:
 
     async def _fill(self, spool: Spool, requests: Sequence[rows.RowsRequest]) -> None:
         """Have Spark compare the rows of the differing buckets."""
-        at_hand = await read_here(requests) if self._native and self._rows_read <= ROWS_MAX and requests else None
+        if not requests:
+            return
+        # Where only we know a row's bucket, finding it means reading the table.
+        frame = await self._frame(requests, self._rows_read if self._native else self._rows_everywhere)
+        await self._spark(lambda spark: spool.fill(diff.suspects(frame(spark), requests, self._around.cap + 1)))
 
-        def compare(spark: SparkSession) -> None:
-            frame = diff.canonical_rows(spark, requests) if at_hand is None else diff.rows_at_hand(spark, at_hand)
-            spool.fill(diff.suspects(frame, requests, self._around.cap + 1))
+    @property
+    def _rows_everywhere(self) -> int:
+        return self._table.rows_estimate * len(self._around.handles)
 
-        if requests:
-            await self._spark(compare)
+    async def _frame(
+        self, requests: Sequence[rows.RowsRequest], rows_expected: int
+    ) -> Callable[[SparkSession], DataFrame]:
+        """Canonical rows: read here if they are few, else by Spark's workers."""
+        at_hand = await read_here(requests) if rows_expected <= ROWS_MAX else None
+        if at_hand is not None:
+            return lambda spark: diff.rows_at_hand(spark, at_hand)
+        return lambda spark: diff.canonical_rows(spark, requests)
 
     def _must_account_for(self, suspicious: Mapping[int, int], spool: Spool) -> None:
         """Checksums that differ without a row that does would mean that rows were not read: better no verdict."""
@@ -213,14 +225,15 @@ class TableCheck:
         suspicious: Mapping[int, int],
         seconds: float,
     ) -> TableResult:
-        table = self._table
+        table, every = self._table, set().union(*sums.values())
         return TableResult(
             table=table.label,
             key=table.key,
             columns=table.names,
             rows={replica: sum(c.rows for c in buckets.values()) for replica, buckets in sums.items()},
             method="native" if self._native else "canonical",
-            buckets=len(set().union(*sums.values())),
+            buckets=len(every),
+            bucket_ends=(min(every), max(every)) if every else (),
             buckets_differing=[BucketDifference(b, suspicious[b], found.buckets[b]) for b in sorted(suspicious)],
             rows_read=self._rows_read,
             settled=found.settled,
@@ -255,4 +268,6 @@ def failure_of(error: PySparkException) -> TopsError:
         return NotReachable(match[1])
     if match := re.search(r"SnapshotLost: (.*)", text):
         return SnapshotLost(match[1])
+    if match := re.search(r"CheckRefused: (.*)", text):
+        return CheckRefused(match[1])
     return CheckRefused(f"Spark could not run the check: {text.strip().splitlines()[0]}")

@@ -181,7 +181,8 @@ def _change_sqlite(
     now = connection.execute(f"SELECT {columns} FROM {name} WHERE {condition}", key).fetchone()
     texts = None
     if now is not None:
-        texts = {c.name: sqlite_text(c.kind, value) for c, value in zip(table.columns, now, strict=True)}
+        both = zip(table.columns, now, strict=True)
+        texts = {c.name: sqlite_text(c.kind, value, digest=c.name not in table.key) for c, value in both}
     if not _same(texts, change.seen):
         raise RowMoved(change.replica, change.table, change.key)
     if stored is None:

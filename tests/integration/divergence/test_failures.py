@@ -218,6 +218,53 @@ async def test_a_big_table_is_resumed_by_key_range(databases: Databases) -> None
     assert result.tables[0].rows == {"r1": 4000, "r2": 4000, "r3": 4000}
 
 
+async def test_a_table_that_has_grown_is_resumed_with_the_cuts_it_was_begun_with(databases: Databases) -> None:
+    await databases.everywhere(
+        "CREATE TABLE t (id int PRIMARY KEY, v int)",
+        "INSERT INTO t SELECT i, i FROM generate_series(1, 4000) i",
+        "ANALYZE t",
+    )
+    ranges = 0
+
+    class StopAtSecondRange:
+        def step(self, table: str, phase: str, done: int, total: int) -> None:
+            nonlocal ranges
+            ranges += phase == "checksums"
+            if ranges == 2:
+                raise Stopped
+
+    options = replace(QUICK, shard_rows=1000)
+    with pytest.raises(Stopped):
+        await databases.compare("t", options=options, progress=StopAtSecondRange())
+    (run,) = [path.name for path in databases.out.iterdir() if path.is_dir()]
+    await databases.everywhere("INSERT INTO t SELECT i, i FROM generate_series(4001, 8000) i")
+    await databases.on("r1", "UPDATE t SET v = 0 WHERE id = 1500")
+    result = await databases.check("t", options=options).resume(run)
+
+    assert {d.key for d in databases.differences(result)} == {("1500",)}
+    assert result.tables[0].rows == {"r1": 8000, "r2": 8000, "r3": 8000}
+
+
+async def test_what_was_compared_without_a_replica_is_compared_again_when_it_is_back(databases: Databases) -> None:
+    await databases.everywhere(*ROWS, "CREATE TABLE u (id int PRIMARY KEY, v int)", "INSERT INTO u VALUES (1, 1)")
+    await databases.on("r3", "UPDATE t SET v = 0 WHERE id = 5")
+    first, second, third = databases.endpoints
+
+    class StopAtSecondTable:
+        def step(self, table: str, phase: str, done: int, total: int) -> None:
+            if table == "u":
+                raise Stopped
+
+    away = [first, second, replace(third, dsn=nowhere().dsn)]
+    with pytest.raises(Stopped):
+        await databases.compare("t", "u", progress=StopAtSecondTable(), endpoints=away)
+    (run,) = [path.name for path in databases.out.iterdir() if path.is_dir()]
+    result = await databases.check("t", "u").resume(run)
+
+    assert {(d.table, d.replica) for d in databases.differences(result)} == {("t", "r3")}
+    assert result.verdict is Verdict.DIFFERENT
+
+
 async def test_resuming_with_other_replicas_is_refused(databases: Databases) -> None:
     await databases.everywhere(*ROWS)
 

@@ -50,6 +50,26 @@ async def test_changes_that_would_cancel_out_do_not(databases: Databases, change
     assert {d.key for d in databases.differences(result)} == {("10",), ("11",)}
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("key", ["bigint", "text"])
+async def test_what_sparks_workers_read_in_parts_is_the_same(
+    databases: Databases, monkeypatch: pytest.MonkeyPatch, key: str, method: Method
+) -> None:
+    monkeypatch.setattr("replication.divergence.table_check.ROWS_MAX", -1)
+    monkeypatch.setattr("replication.divergence.table_check.PARTITION_ROWS", 400)
+    await databases.everywhere(
+        f"CREATE TABLE t (k {key} PRIMARY KEY, v int)",
+        "INSERT INTO t SELECT i, i FROM generate_series(-600, 600) i",
+        "ANALYZE t",
+    )
+    await databases.on("r2", "UPDATE t SET v = 1000 WHERE v IN (-600, -1, 0, 600)", "DELETE FROM t WHERE v = 77")
+
+    result = await databases.compare("t", options=replace(QUICK, method=method))
+
+    changed = {((str(k),), "r2", "changed", ("v",)) for k in (-600, -1, 0, 600)}
+    assert kinds(databases.differences(result)) == {*changed, (("77",), "r2", "missing", ())}
+
+
 async def test_values_swapped_between_two_columns_are_seen(databases: Databases) -> None:
     await databases.everywhere("CREATE TABLE t (id int PRIMARY KEY, a int, b int)", "INSERT INTO t VALUES (1, 5, 6)")
     await databases.on("r3", "UPDATE t SET a = b, b = a")

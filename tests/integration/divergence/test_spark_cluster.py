@@ -63,11 +63,12 @@ def master(tmp_path: Path) -> Iterator[str]:
 async def test_a_check_on_a_standalone_cluster_finds_the_same(
     databases: Databases, tmp_path: Path, master: str
 ) -> None:
+    # More rows than the driver would read by itself.
     await databases.everywhere(
         "CREATE TABLE t (id bigint PRIMARY KEY, v text)",
-        "INSERT INTO t SELECT i, md5(i::text) FROM generate_series(1, 5000) i",
+        "INSERT INTO t SELECT i, md5(i::text) FROM generate_series(1, 70000) i",
     )
-    await databases.on("r3", "UPDATE t SET v = 'x' WHERE id IN (1, 2500, 5000)", "DELETE FROM t WHERE id = 77")
+    await databases.on("r3", "UPDATE t SET v = 'x' WHERE id IN (1, 2500, 70000)", "DELETE FROM t WHERE id = 77")
 
     given = [*addresses(databases), "--master", master, "--method", "canonical", "--format", "json"]
     answer = tops("check", *given, "--table", "t", cwd=tmp_path)
