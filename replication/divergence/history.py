@@ -1,5 +1,6 @@
 """The history of checks as a Parquet table, and the Spark job that shows trends in it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def history_table(result: CheckResult) -> pa.Table:
                     "table": table.table,
                     "replica": replica.name,
                     "rows": table.rows.get(replica.name),
-                    "differences": sum(n for kind, n in kinds.items() if kind != Kind.IN_FLIGHT),
+                    "differences": _differences(kinds) if replica.name in table.rows else None,  # not seen is not clean
                     "settled": table.settled,
                     "position": replica.position,
                     "lag_entries": replica.lag_entries,
@@ -63,6 +64,10 @@ def history_table(result: CheckResult) -> pa.Table:
     return pa.Table.from_pylist(lines, HISTORY)
 
 
+def _differences(kinds: Mapping[str, int]) -> int:
+    return sum(n for kind, n in kinds.items() if kind != Kind.IN_FLIGHT)
+
+
 class Trends:
     """What the history of a folder of checks tells."""
 
@@ -70,7 +75,7 @@ class Trends:
         folder = out / "history"
         if not folder.is_dir() or not any(folder.glob("*.parquet")):
             raise ConfigError(f"{folder}: no history of checks there; run a check first")
-        self._checks = spark.read.parquet(str(folder))
+        self._checks = spark.read.parquet(str(folder)).where("differences IS NOT NULL")
 
     def divergence_rate(self) -> DataFrame:
         """By policy: how many checks found something, and differing rows per million compared."""

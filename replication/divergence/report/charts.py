@@ -29,11 +29,14 @@ def bars(rows: Sequence[tuple[str, Mapping[str, int]]]) -> str:
     largest = max((sum(parts.values()) for _, parts in rows), default=0)
     if not largest:
         return ""
-    label, bar, height = 190, _WIDTH - 190 - 90, 30
+    label, bar, height = 190, _WIDTH - 190 - 150, 30
     body = []
     for index, (name, parts) in enumerate(rows):
         y, x = index * height + 4, float(label)
-        body.append(f'<text x="{label - 10}" y="{y + 15}" text-anchor="end">{escape(name)}</text>')
+        body.append(
+            f'<text x="{label - 10}" y="{y + 15}" text-anchor="end">{escape(_short(name))}'
+            f"<title>{escape(name)}</title></text>"
+        )
         for kind, count in parts.items():
             width = max(2.0, bar * count / largest)
             body.append(
@@ -41,21 +44,32 @@ def bars(rows: Sequence[tuple[str, Mapping[str, int]]]) -> str:
                 f"<title>{escape(name)}: {count:,} {escape(kind)}</title></rect>"
             )
             x += width
-        body.append(f'<text x="{x + 8:.1f}" y="{y + 15}" class="n">{sum(parts.values()):,}</text>')
+        body.append(f'<text x="{x + 8:.1f}" y="{y + 15}" class="n">{_total(parts)}</text>')
     return _svg(len(rows) * height + 4, body)
 
 
+def _short(name: str, longest: int = 24) -> str:
+    """The end of a long name tells more than its beginning."""
+    return name if len(name) <= longest else "…" + name[1 - longest :]
+
+
+def _total(parts: Mapping[str, int]) -> str:
+    """What is in flight is no difference, and is counted by itself."""
+    moving = parts.get(Kind.IN_FLIGHT.value, 0)
+    return f"{sum(parts.values()) - moving:,}" + (f" + {moving:,} in flight" if moving else "")
+
+
 def heat_strip(table: TableResult, cells: int = 120) -> str:
-    """Where in the table the differences are: buckets from the first to the last that differs, darker is more."""
+    """Where in the table the differences are: from its first bucket to its last, darker is more."""
     found = {b.bucket: b.differences for b in table.buckets_differing if b.differences}
     if not found:
         return ""
-    low, high = min(found), max(found)
+    low, high = min([*table.bucket_ends, *found]), max([*table.bucket_ends, *found])
     step = max(1, -(-(high - low + 1) // cells))
     sums = [0] * cells
     for bucket, count in found.items():
         sums[(bucket - low) // step] += count
-    used = min(cells, high - low + 1)
+    used = -(-(high - low + 1) // step)
     width, largest = _WIDTH / used, max(sums)
     body = []
     for index, count in enumerate(sums[:used]):

@@ -25,6 +25,7 @@ _BASIS = {
 def render(result: CheckResult, history: pa.Table | None = None) -> str:
     """The page; `history` is the set's earlier checks, for what changes over time."""
     environment = Environment(loader=PackageLoader("replication.divergence.report", "."), autoescape=True)
+    environment.filters["visible"] = _visible
     names = [replica.name for replica in result.replicas]
     pairs = _pairs(result.tables)
     return environment.get_template("page.html.j2").render(
@@ -47,6 +48,15 @@ def render(result: CheckResult, history: pa.Table | None = None) -> str:
         over_time=Markup(charts.lines(_series(history, "differences"), "differing rows")),  # noqa: S704
         lag=Markup(charts.lines(_lag(history), "log entries")),  # noqa: S704
     )
+
+
+def _visible(value: str) -> str:
+    """A value whose blanks at the ends can be seen."""
+    inner = value.strip(" ")
+    if not inner:
+        return "␣" * len(value)
+    before, _, after = value.partition(inner)
+    return "␣" * len(before) + inner + "␣" * len(after)
 
 
 def _rows_of(tables: Sequence[TableResult]) -> dict[str, int]:
@@ -114,7 +124,8 @@ def _shown(difference: Difference) -> list[str]:
 def _series(history: pa.Table | None, column: str) -> dict[str, list[tuple[datetime, float]]]:
     sums: dict[str, Counter[datetime]] = {}
     for row in history.to_pylist() if history is not None else []:
-        sums.setdefault(row["replica"], Counter())[row["started_at"]] += row[column] or 0
+        if row[column] is not None:
+            sums.setdefault(row["replica"], Counter())[row["started_at"]] += row[column]
     return {replica: sorted(by_time.items()) for replica, by_time in sums.items()}
 
 

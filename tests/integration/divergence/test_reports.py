@@ -17,7 +17,7 @@ from replication.divergence.model import CheckResult, Limit, LimitKind, Verdict
 from replication.divergence.ports import LogRecord
 from replication.divergence.report.files import write_report
 from replication.divergence.report.terminal import summary
-from tests.integration.divergence.conftest import QUICK, Databases
+from tests.integration.divergence.conftest import Databases
 from tests.integration.divergence.test_failures import nowhere
 from tops.errors import ConfigError
 
@@ -119,11 +119,14 @@ async def test_the_summary_names_rows_and_columns(databases: Databases) -> None:
 async def test_trends_tell_rates_times_to_converge_and_hot_spots(databases: Databases) -> None:
     await databases.everywhere(*ROWS)
     began = datetime(2024, 6, 1, tzinfo=UTC)
-    for minute, change in enumerate(
-        ("SELECT 1", "UPDATE accounts SET balance = -1 WHERE id = 3000", "SELECT 1", "UPDATE accounts SET balance = id")
-    ):
+    here = databases.endpoints
+    away = [here[0], replace(here[1], dsn=nowhere().dsn), here[2]]
+    planted, mended = "UPDATE accounts SET balance = -1 WHERE id = 3000", "UPDATE accounts SET balance = id"
+    # A check that does not reach the replica in question does not find it clean.
+    checks = [("SELECT 1", here), (planted, here), ("SELECT 1", here), ("SELECT 1", away), (mended, here)]
+    for minute, (change, endpoints) in enumerate(checks):
         await databases.on("r2", change)
-        result = await databases.compare("accounts", set_name="shop", policy="quorum", options=replace(QUICK))
+        result = await databases.compare("accounts", set_name="shop", policy="quorum", endpoints=endpoints)
         result.started_at = began + timedelta(minutes=minute)
         write_parquet(databases.out / "history" / f"{result.id}.parquet", history_table(result))
 
@@ -132,8 +135,8 @@ async def test_trends_tell_rates_times_to_converge_and_hot_spots(databases: Data
     spell = trends.time_to_converge().collect()
     spots = trends.hot_spots().collect()
 
-    assert (rate.policy, rate.checks, rate.with_differences) == ("quorum", 4, 2)
-    assert [(row.table, row.replica, row.seconds, row.worst) for row in spell] == [("accounts", "r2", 120, 1)]
+    assert (rate.policy, rate.checks, rate.with_differences) == ("quorum", 5, 2)
+    assert [(row.table, row.replica, row.seconds, row.worst) for row in spell] == [("accounts", "r2", 180, 1)]
     assert [(row.table, row.checks) for row in spots] == [("accounts", 2)]
     assert trends.causes().collect() == []
     with pytest.raises(ConfigError, match="no history"):
