@@ -115,6 +115,8 @@ class Writers:
     change: Callable[[int, random.Random], Change] = lambda key, _: Update("t", {"id": key}, add={"v": 1})
     written: int = 0
     refused: int = 0
+    late: int = 0
+    slowest_s: float = 0.0
     seconds: float = 0.0
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -128,11 +130,15 @@ class Writers:
         loop = asyncio.get_running_loop()
         due = loop.time()
         while not self._stop.is_set():
+            began = loop.time()
             try:
                 await self.shop.write([self.change(generator.randint(*self.rows), generator)])
                 self.written += 1
-            except (OutcomeUnknown, WriteRefused):
-                self.refused += 1  # a machine that is busy with other things answers late
+            except WriteRefused:
+                self.refused += 1
+            except OutcomeUnknown:
+                self.late += 1  # a machine that is busy with other things answers late
+            self.slowest_s = max(self.slowest_s, loop.time() - began)
             due = max(due + writers / self.rate, loop.time() - 1.0)
             await asyncio.sleep(max(0.0, due - loop.time()))
 

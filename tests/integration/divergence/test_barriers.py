@@ -15,7 +15,8 @@ from replication.divergence.schema import CommonTable, common_table
 from replication.divergence.set_barrier import SetBarrier
 from replication.divergence.set_repair import SetRepair
 from replication.divergence.sets import load_set
-from tests.integration.divergence.sets import CheckedSet, checked_set, writing
+from tests.integration.divergence.sets import CheckedSet, Writers, checked_set, writing
+from tests.integration.replication.clusters import eventually
 
 POLICIES = {
     "quorum": 'policy = "quorum"\nwrite_quorum = 2',
@@ -76,7 +77,7 @@ async def test_snapshots_at_a_barrier_hold_the_same_rows_and_repairs_are_ordered
         left = {r: [tuple(x) for x in await checked.small.sql(r, "select * from t order by id")] for r in rows}
         log = [key async for key in checked.logged_keys()]
 
-    assert all(one.written > 0 for one in writers)
+    assert all(one.written > 0 and not one.refused for one in writers)
     assert [len(each) for each in positions] == [1] * BARRIERS
     assert sorted(each.pop() or 0 for each in positions)[0] > 0
     assert unexplained == []
@@ -84,3 +85,42 @@ async def test_snapshots_at_a_barrier_hold_the_same_rows_and_repairs_are_ordered
     assert left["r1"] == left["r2"] == left["r3"]
     assert {row[0]: row[1:3] for row in left["r1"] if row[0] < 13} == {key: (0, f"label {key}") for key in range(1, 13)}
     assert {key.split("|")[1] for key in log if key.startswith("tops-repair")} == {"shop-r2", "shop-r3"}
+
+
+@pytest.mark.parametrize("policy", ["quorum", "peer-to-peer"])
+async def test_nobody_waits_for_snapshots_that_are_held_nor_for_a_repair_under_way(
+    cluster_server: EmbeddedPostgres, folder: Path, policy: str
+) -> None:
+    """Check and repair stand still until all writers have gone on: one that waits for them ends the test."""
+
+    async def gone_on(writers: list[Writers], more: int = 25) -> None:
+        wanted = [one.written + more for one in writers]
+
+        async def all_have() -> bool:
+            return all(one.written >= enough for one, enough in zip(writers, wanted, strict=True))
+
+        await eventually(all_have, PATIENCE_S, "that writers go on")
+
+    async with checked_set(cluster_server, folder, None, POLICIES[policy], rows=50) as checked:
+        endpoints = load_set(str(checked.small.cluster.path), "shop").endpoints
+        async with writing(checked, (2, 50), rate=50, writers=2) as writers:
+
+            class UnderWay(SetRepair):
+                async def _write(self, *planned: object) -> None:
+                    await gone_on(writers)
+                    await super()._write(*planned)  # type: ignore[arg-type]
+
+            await gone_on(writers)
+            barrier = SetBarrier(checked.link, PATIENCE_S)
+            handles = await barrier.open(endpoints)
+            first = {name: await rows_at(handle) for name, handle in handles.items()}
+            await gone_on(writers)
+            again = {name: await rows_at(handle) for name, handle in handles.items()}
+            await barrier.release()
+            await checked.on("r2", "UPDATE t SET v = -5 WHERE id = 1")
+            planner = Planner(["r1", "r2", "r3"], Strategy.MAJORITY)
+            done = await UnderWay(checked.link, endpoints, planner, PATIENCE_S).run([found_at("r2", 1)])
+
+    assert first == again
+    assert (done.written, done.moved) == (1, 0)
+    assert [one.refused for one in writers] == [0, 0]

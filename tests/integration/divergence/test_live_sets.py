@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ POLICIES = {
     "serializable": 'policy = "serializable"',
 }
 ROWS = 5_000
+WRITES_PER_S = 500
 ROOT = Path(__file__).resolve().parents[3]
 PLANTED = {
     "r1": ("UPDATE t SET v = -5 WHERE id = 10", "INSERT INTO t (id, v) VALUES (-7, 1)"),
@@ -87,7 +89,11 @@ async def test_planted_differences_are_found_and_repaired_and_no_others_while_wr
 @pytest.mark.long
 @pytest.mark.parametrize("policy", ["quorum", "peer-to-peer"])
 async def test_two_hundred_differences_among_a_million_rows_of_a_set_that_is_being_written(
-    cluster_server: EmbeddedPostgres, folder: Path, spark: SparkSession, policy: str
+    cluster_server: EmbeddedPostgres,
+    folder: Path,
+    spark: SparkSession,
+    policy: str,
+    record_property: Callable[[str, object], None],
 ) -> None:
     rows = 1_000_000
     generator = random.Random(11)
@@ -106,15 +112,21 @@ async def test_two_hundred_differences_among_a_million_rows_of_a_set_that_is_bei
         plant[replica].append(statement)
         expected.add(((str(-key if kind == "extra" else key),), replica, kind, columns))
 
+    clock = asyncio.get_running_loop().time
     async with checked_set(cluster_server, folder, spark, POLICIES[policy], rows=rows) as checked:
-        async with writing(checked, (100_001, rows)) as writers:
+        async with writing(checked, (100_001, rows), WRITES_PER_S) as writers:
             for replica, statements in plant.items():
                 await checked.on(replica, *statements)
+            began, before = clock(), sum(one.written for one in writers)
             result = await checked.compare()
             done = await checked.repair(result, Strategy.MAJORITY)
             again = await checked.compare()
+            rate = (sum(one.written for one in writers) - before) / (clock() - began)
 
-    assert all(one.written > 0 for one in writers)
+    record_property("writes_per_s", round(rate))
+    record_property("slowest_write_s", round(max(one.slowest_s for one in writers), 2))
+    assert rate > WRITES_PER_S / 2
+    assert sum(one.refused for one in writers) == 0
     assert kinds(checked.real_differences(result)) == expected
     assert (done.written, done.moved) == (200, 0)
     assert again.verdict is Verdict.EQUAL, again.headline
