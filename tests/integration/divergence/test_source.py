@@ -152,7 +152,7 @@ def request(where: Where, *, native: bool = True, keys: tuple[str, ...] = ("id",
 def test_key_ranges_buckets_and_keys_are_part_of_the_statement() -> None:
     key: Key = ("7",)
 
-    assert "BETWEEN low AND high" in postgres_query(request(Where(ranges=(KeyRange(1, 5),))))
+    assert "BETWEEN tops_low AND tops_high" in postgres_query(request(Where(ranges=(KeyRange(1, 5),))))
     assert "= ANY ('{3,5}'::int8[])" in postgres_query(request(Where(buckets=(3, 5)), keys=("name",)))
     assert "('7')" in postgres_query(request(Where(keys=(key,))))
     assert "ctid >= '(10,0)'::tid" in postgres_query(request(Where(blocks=(10, 20))))
