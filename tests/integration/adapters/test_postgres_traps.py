@@ -102,6 +102,24 @@ async def test_a_prepare_cancelled_at_any_step_can_be_found_and_dropped(
     assert await database.sql("select bal from acct where id = 1") == [(100,)]
 
 
+_WAITING = "select count(*) from pg_stat_activity where wait_event = 'SyncRep'"
+_CANCEL_WAITING = "select pg_cancel_backend(pid) from pg_stat_activity where wait_event = 'SyncRep'"
+
+
+async def _commits_wait_for_standbys(database: PostgresDatabase, watcher: asyncpg.Connection) -> None:
+    """A reloaded configuration counts when the checkpointer has seen it, which only a commit that waits shows."""
+    probe = await connect(database)
+    while True:
+        commit = asyncio.create_task(probe.execute("select pg_logical_emit_message(true, 'probe', '')"))
+        while not commit.done() and not await watcher.fetchval(_WAITING):
+            await asyncio.sleep(0.01)
+        if not commit.done():
+            await watcher.fetch(_CANCEL_WAITING)
+            await commit
+            await probe.close()
+            return
+
+
 async def test_a_commit_whose_wait_the_server_cancels_is_carried_through(
     shared_server: EmbeddedPostgres, database: PostgresDatabase
 ) -> None:
@@ -111,12 +129,13 @@ async def test_a_commit_whose_wait_the_server_cancels_is_carried_through(
         try:
             await database.sql("alter system set synchronous_standby_names = 'nobody'")
             await database.sql("select pg_reload_conf()")
-            task = asyncio.create_task(adapter.commit(attempt(1)))
             watcher = await connect(database)
-            while not await watcher.fetchval("select count(*) from pg_stat_activity where wait_event = 'SyncRep'"):
+            await _commits_wait_for_standbys(database, watcher)
+            task = asyncio.create_task(adapter.commit(attempt(1)))
+            while not await watcher.fetchval(_WAITING):
                 assert not task.done()
                 await asyncio.sleep(0.01)
-            await watcher.fetch("select pg_cancel_backend(pid) from pg_stat_activity where wait_event = 'SyncRep'")
+            await watcher.fetch(_CANCEL_WAITING)
             await watcher.close()
             await task
         finally:
