@@ -111,13 +111,12 @@ async def _commits_wait_for_standbys(database: PostgresDatabase, watcher: asyncp
     probe = await connect(database)
     while True:
         commit = asyncio.create_task(probe.execute("select pg_logical_emit_message(true, 'probe', '')"))
-        while not commit.done() and not await watcher.fetchval(_WAITING):
-            await asyncio.sleep(0.01)
-        if not commit.done():
-            await watcher.fetch(_CANCEL_WAITING)
-            await commit
-            await probe.close()
-            return
+        while not (await asyncio.wait([commit], timeout=0.02))[0]:
+            if await watcher.fetchval(_WAITING):
+                await watcher.fetch(_CANCEL_WAITING)
+                await commit
+                await probe.close()
+                return
 
 
 async def test_a_commit_whose_wait_the_server_cancels_is_carried_through(
