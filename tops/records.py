@@ -44,11 +44,20 @@ class TailLost(Record, frozen=True):
 
 
 class TailFound(Record, frozen=True):
-    """Everybody who was in sync has told how far it is. What lies between `end` and `reached` is at replicas alone."""
+    """Who was in sync and could be heard has told how far it is. What lies between `end` and `reached` is at replicas
+    alone."""
 
     event_type: str
     end: int
     reached: int
+
+
+class TailUnheard(Record, frozen=True):
+    """Who was in sync when a log lost its end and was not heard in time, and where that end was: the log has gone on
+    since, so they take no part before they have told that they were not behind it."""
+
+    event_type: str
+    ends: dict[str, int]
 
 
 class EpochCommitted(Record, frozen=True):
@@ -95,6 +104,7 @@ AnyRecord = (
     | InSyncChanged
     | TailLost
     | TailFound
+    | TailUnheard
     | EpochCommitted
     | FinishesNoted
     | TxRefused

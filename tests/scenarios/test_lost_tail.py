@@ -2,6 +2,7 @@
 
 from tests.scenarios.cluster import Pending, letter_of
 from tests.scenarios.test_replica_set import ReplicaSet, logs
+from tops.core.rendezvous import RendezvousOptions
 from tops.errors import TransactionAborted
 from tops.ids import NodeId
 from tops.messages import EpochDecided, LinkMessage
@@ -75,29 +76,63 @@ def test_no_abort_is_presumed_of_what_one_replica_has_committed() -> None:
     assert alarms(replica_set, "ahead-of-log")
 
 
-def test_nothing_goes_on_before_everybody_who_was_in_sync_has_told() -> None:
-    replica_set = ReplicaSet()
+def two_of_three_go_on(replica_set: ReplicaSet) -> None:
+    """C is away, and A and B alone are no reason to go on before it had the time to tell."""
     cluster = replica_set.cluster
-    replica_set.write("one")
-    replica_set.write("two")
-    cluster.run(2.0)
-    cluster.kill("C")
-    lose_from(replica_set, 2)
     cluster.restart(replica_set.coordinator)
     pending = replica_set.write_soon("three")
-    cluster.run(10.0)
+    cluster.run(RendezvousOptions().tail_wait_s / 2)
     held_back = not pending.done
     cluster.kill(replica_set.coordinator)  # that its journal was cut off once is not forgotten
     cluster.restart(replica_set.coordinator)
     later = replica_set.write_soon("four")
-    cluster.run(5.0)
-    held_back_again = not later.done
-
-    cluster.restart("C")
-    finish(replica_set, later, "one", "two", "four")
-
-    assert held_back and held_back_again
+    cluster.run(RendezvousOptions().tail_wait_s / 2)
+    assert held_back and not later.done
     assert all("waiting to hear from A, B, C" in text for text in alarms(replica_set, "tail-lost"))
+    assert later.result().outcome is Outcome.COMMITTED
+    assert ["C did not tell in time" in text for text in alarms(replica_set, "tail-lost")][-1]
+
+
+def test_who_is_gone_is_not_waited_for_without_end_and_comes_back() -> None:
+    replica_set = ReplicaSet()
+    replica_set.write("one")
+    replica_set.cluster.run(2.0)
+    replica_set.cluster.kill("C")
+    replica_set.cluster.kill(replica_set.coordinator)
+    replica_set.cluster.broker(replica_set.coordinator).disk.torn = True
+
+    two_of_three_go_on(replica_set)
+    replica_set.cluster.restart("C")
+
+    replica_set.converge()
+    assert replica_set.epochs.standing.in_sync == {"A", "B", "C"}
+    assert not alarms(replica_set, "ahead-of-log")
+
+
+def test_who_was_not_heard_and_was_ahead_takes_no_part() -> None:
+    replica_set = ReplicaSet()
+    cluster = replica_set.cluster
+    replica_set.write("one")
+    cluster.run(2.0)
+
+    def decision_for_another(_: NodeId, peer: NodeId, message: LinkMessage) -> bool:
+        return peer in ("A", "B") and isinstance(letter_of(message), EpochDecided)
+
+    cluster.lose(decision_for_another)
+    replica_set.write_soon("two")
+    cluster.until(lambda: replica_set.databases["C"].position == 2, "C did not commit")
+    cluster.kill("C")
+    lose_from(replica_set, 2)
+    cluster.lose_nothing()
+
+    two_of_three_go_on(replica_set)
+    cluster.restart("C")
+    cluster.until(lambda: bool(alarms(replica_set, "ahead-of-log")), "nobody noticed that C was ahead")
+    finish_without_c = replica_set.write_soon("five")
+
+    assert finish_without_c.result().outcome is Outcome.COMMITTED
+    assert replica_set.databases["C"].rows["a"] == ["one", "two"]
+    assert replica_set.epochs.standing.in_sync == {"A", "B"}
 
 
 def test_what_was_never_decided_is_aborted_once_everybody_has_told() -> None:

@@ -134,7 +134,7 @@ class EpochCoordinator:
     def _prepare_new(self, group: list[ReadyTx], voters: dict[str, Member]) -> list[Effect]:
         if self.log is not None:
             number = self.log.reserve()
-            joiners = self.standing.joiners(group[0].spec, number, self.options.join_gap)
+            joiners = self.standing.joiners(group[0].spec, number, self.options.join_gap, self.log.unheard)
         else:
             self.volatile_number += 1
             number, joiners = self.volatile_number, {}

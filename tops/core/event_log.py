@@ -83,6 +83,7 @@ class EventLog:
         self.feeds: dict[str, Feed] = {}
         self.published: dict[NodeId, tuple[int, int]] = {}  # publisher -> its latest life, its last publication
         self.lost: LostTail | None = None  # whether it went on is being asked for
+        self.unheard: dict[str, int] = {}  # who has not told yet whether it was behind an end that was lost, and where
         self.missing = range(0)  # numbers that replicas alone know: no abort is presumed of them
         self._measured: tuple[LogEntry | None, int] = (None, 0)  # the last entry that was delivered, and its size
 

@@ -94,6 +94,8 @@ class LogKeeper:
             return effects
         if m.passing:
             return effects + self._read_in_passing(log, m, sender)
+        if m.voter is not None and self._lost_tails.awaits(log, sender.handle):
+            return effects + self._lost_tails.ask(log, m.name, sender)
         known = log.feeds.get(m.name)
         position = m.position
         if position is None:

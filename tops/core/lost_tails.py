@@ -4,6 +4,9 @@ Nothing that was told rests on a record that never came to the disk, if the disk
 whoever was in sync is asked how far it has come before any number behind the end is given out again, and before
 anything behind it is presumed to be aborted. What a replica has beyond the end stays: the log goes on behind that, and
 who lacks it finds it no longer kept, and is copied anew.
+
+Nobody is waited for without end: a broker and a replica that die together must not stop the others. Who is not heard
+in time takes no part before it has told; if it turns out to have been behind the end, it is named and stays away.
 """
 
 from collections.abc import Mapping
@@ -15,7 +18,7 @@ from tops.core.open_transactions import RendezvousNode
 from tops.core.outcomes import Outcomes
 from tops.effects import Alarm, Effect, Persist, Post, SetTimer
 from tops.messages import Address, AskReached, LogWanted, ReachedTold, TxOutcome
-from tops.records import InSyncChanged, TailFound, TailLost
+from tops.records import InSyncChanged, TailFound, TailLost, TailUnheard
 from tops.transactions import Outcome
 
 TAIL_LOST = "the coordinator's journal lost its end in a crash: its replicas are asked how far they are"
@@ -26,13 +29,17 @@ class LostTails:
 
     def __init__(self, node: RendezvousNode, known: KnownTypes, outcomes: Outcomes) -> None:
         self._node, self._known, self._outcomes = node, known, outcomes
+        self._ahead: set[tuple[str, str]] = set()  # logs, and who was behind an end of theirs that was lost
 
-    def recover(self, record: TailLost | TailFound) -> None:
+    def recover(self, record: TailLost | TailFound | TailUnheard) -> None:
         log = self._known.logs[record.event_type]
-        if isinstance(record, TailLost):
-            log.lost = LostTail(record.end, frozenset())
-        else:
-            log.resume_after(record.end, record.reached)
+        match record:
+            case TailLost(end=end):
+                log.lost = LostTail(end, frozenset())
+            case TailFound(end=end, reached=reached):
+                log.resume_after(end, reached)
+            case TailUnheard(ends=ends):
+                log.unheard = dict(ends)
 
     def recovered(self, torn: bool) -> list[Effect]:
         """The journal is read. Whoever was in sync is asked when it is heard of."""
@@ -44,19 +51,30 @@ class LostTails:
                 log.lost = LostTail(end, in_sync, reached={}, transactions={})
                 text = f"{log.event_type} may have gone on behind {end}: waiting to hear from {_names(in_sync)}"
                 effects += [Persist(TailLost(event_type=log.event_type, end=end)), Alarm("tail-lost", text)]
-                if not in_sync:
-                    # Nobody votes. Those who follow are heard for a while: one that is gone must not stop the others.
-                    effects.append(SetTimer(("tail", log.event_type), self._node.options.lease_s))
+                effects.append(SetTimer(("tail", log.event_type), self._node.options.tail_wait_s))
             else:
                 log.lost = None  # nobody is left who could tell
         return effects
 
     def on_timer(self, event_type: str) -> list[Effect]:
         log = self._known.logs[event_type]
-        return [] if log.lost is None else self._look(log, log.lost)
+        return [] if log.lost is None else self._found(log, log.lost)
+
+    def awaits(self, log: EventLog, site: str) -> bool:
+        """Whether this site's replica must tell how far it was before it is served or counted."""
+        return site in log.unheard or (log.lost is not None and site in log.lost.unheard)
+
+    def ask(self, log: EventLog, name: str, sender: Address) -> list[Effect]:
+        """Ask the replica behind a durable subscription how far it is, unless it is known to have been too far."""
+        if (log.event_type, sender.handle) in self._ahead:
+            return []
+        end = log.lost.end if log.lost is not None else log.unheard[sender.handle]
+        return [
+            Post(sender, AskReached(name=name, event_type=log.event_type, incarnation=self._node.incarnation, end=end))
+        ]
 
     def on_wanted(self, log: EventLog, m: LogWanted, sender: Address) -> list[Effect]:
-        """A durable subscription is there: if it is a replica's, it can tell, whether it is waited for or not."""
+        """A durable subscription of somebody who is not waited for: if it is a replica's, it can tell as well."""
         lost = log.lost
         if lost is None:
             if m.position is None or m.position <= log.last_number or m.voter is not None:
@@ -65,24 +83,42 @@ class LostTails:
             return [Alarm("ahead-of-log", text)]
         if sender.handle in lost.reached:
             return []
-        ask = AskReached(name=m.name, event_type=log.event_type, incarnation=self._node.incarnation, end=lost.end)
-        return [Post(sender, ask)]
+        return self.ask(log, m.name, sender)
 
     def on_told(self, m: ReachedTold, sender: Address, incarnation: int, now: float) -> list[Effect]:
         log = self._known.logs.get(m.event_type)
-        if log is None or log.lost is None or m.incarnation != self._node.incarnation:
+        if log is None or m.incarnation != self._node.incarnation:
             return []
+        if log.lost is None:
+            return self._told_late(log, sender.handle, m.reached) if sender.handle in log.unheard else []
         log.lost.reached[sender.handle] = m.reached
         log.lost.transactions.update(dict.fromkeys(m.transactions))
         return self._look(log, log.lost) if log.lost.asked else []  # without voters the time decides
 
+    def _told_late(self, log: EventLog, site: str, reached: int) -> list[Effect]:
+        end = log.unheard[site]
+        if reached <= end:
+            del log.unheard[site]
+            return [_unheard(log)]
+        self._ahead.add((log.event_type, site))
+        text = (
+            f"{site} applied {log.event_type} up to {reached}, and the log went on without it behind {end}: end its "
+            f"durable subscription and copy it from another replica"
+        )
+        return [Alarm("ahead-of-log", text)]
+
     def on_ended(self, log: EventLog, name: str) -> list[Effect]:
         """An operator has ended the durable subscription of a replica that is gone for good: nobody to wait for."""
         standing = self._epochs(log).standing
+        effects: list[Effect] = []
+        if name in log.unheard:
+            del log.unheard[name]
+            self._ahead.discard((log.event_type, name))
+            effects.append(_unheard(log))
         if name not in standing.in_sync:
-            return []
+            return effects
         standing.in_sync -= {name}
-        effects: list[Effect] = [Persist(InSyncChanged(event_type=log.event_type, in_sync=standing.in_sync))]
+        effects.append(Persist(InSyncChanged(event_type=log.event_type, in_sync=standing.in_sync)))
         if log.lost is None:
             return effects
         log.lost.asked -= {name}
@@ -92,14 +128,26 @@ class LostTails:
         return [] if lost.unheard else self._found(log, lost)
 
     def _found(self, log: EventLog, lost: LostTail) -> list[Effect]:
-        """Everybody has told: the log goes on behind the furthest of them."""
+        """Everybody has told, or had the time to: the log goes on behind the furthest of them."""
         epochs = self._epochs(log)
+        gone = self._go_on_without(log, lost, epochs) if lost.unheard else []
         reached = max(lost.reached.values(), default=lost.end)
         log.resume_after(lost.end, reached)
-        effects: list[Effect] = [Persist(TailFound(event_type=log.event_type, end=lost.end, reached=reached))]
+        effects = [*gone, Persist(TailFound(event_type=log.event_type, end=lost.end, reached=reached))]
         if log.missing:
             effects += self._adopt(log, lost, epochs)
         return effects + epochs.start()
+
+    @staticmethod
+    def _go_on_without(log: EventLog, lost: LostTail, epochs: EpochCoordinator) -> list[Effect]:
+        for name in lost.unheard:
+            log.unheard.setdefault(name, lost.end)
+        epochs.standing.in_sync -= lost.unheard
+        changed = InSyncChanged(event_type=log.event_type, in_sync=epochs.standing.in_sync)
+        text = (
+            f"{_names(lost.unheard)} did not tell in time how far {log.event_type} went: it goes on behind {lost.end}"
+        )
+        return [_unheard(log), Persist(changed), Alarm("tail-lost", text)]
 
     def _adopt(self, log: EventLog, lost: LostTail, epochs: EpochCoordinator) -> list[Effect]:
         effects: list[Effect] = []
@@ -120,6 +168,10 @@ class LostTails:
 
     def _epochs(self, log: EventLog) -> EpochCoordinator:
         return self._known.epochs[log.event_type]
+
+
+def _unheard(log: EventLog) -> Effect:
+    return Persist(TailUnheard(event_type=log.event_type, ends=dict(log.unheard)))
 
 
 def _at(reached: Mapping[str, int], number: int) -> frozenset[str]:

@@ -16,6 +16,7 @@ from tops.transactions import Access
 
 class RendezvousOptions(msgspec.Struct, frozen=True):
     epochs: EpochOptions = EpochOptions()
+    tail_wait_s: float = 10.0  # how long whoever was in sync is waited for after the journal lost its end
     lease_s: float = 5.0  # a standing answer that is not renewed for so long is withdrawn
     keep_outcomes: int = 100_000
     log_tail: int = 4096

@@ -72,6 +72,7 @@ from tops.records import (
     SubscriptionKept,
     TailFound,
     TailLost,
+    TailUnheard,
     TxRefused,
     TypeDefined,
 )
@@ -307,7 +308,7 @@ class Rendezvous:
                 self.epochs[name].recover(record)
             case EpochCommitted(epoch=epoch):
                 self.epochs[epoch.event_type].recover(record)
-            case TailLost() | TailFound():
+            case TailLost() | TailFound() | TailUnheard():
                 self.lost_tails.recover(record)
             case FinishesNoted(event_type=name):
                 self.epochs[name].recover(record)

@@ -5,7 +5,7 @@ coordinator then asks nobody. A subscriber that also tells its position in the l
 while it is *in sync*, and the in-sync set is journaled before the first commit without a former member.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -109,13 +109,14 @@ class StandingAnswers:
                 self._voters[kind] = known  # the attributes make no difference
         return known
 
-    def joiners(self, spec: TxSpec, number: int, gap_max: int) -> dict[str, Member]:
-        """Replicas that have nearly caught up: they get prepares too, and are in sync with their first timely YES."""
+    def joiners(self, spec: TxSpec, number: int, gap_max: int, barred: Collection[str]) -> dict[str, Member]:
+        """Replicas that have nearly caught up: they get prepares too, and are in sync with their first timely YES.
+        `barred`: whose position means nothing yet."""
         return {
             s.voter: _member(s)
             for s in self.answers.values()
             if s.replica and not self.counted(s) and number - 1 - gap_max <= (s.position or 0) < number
-            if self._takes_part(s, spec)
+            if s.identity not in barred and self._takes_part(s, spec)
         }
 
     def pseudonymous(self, member: Member, tx: TxId) -> Member:

@@ -58,8 +58,8 @@ def _judge_position(epochs: EpochCoordinator, m: StandingAnswered, new: bool) ->
     log = epochs.log
     if log is None or m.position is None or m.identity is None or m.scope is not Scope.DISTRIBUTED:
         return []
-    if log.lost is not None:
-        return []  # how far the log goes is not known yet
+    if log.lost is not None or m.identity in log.unheard:
+        return []  # how far the log goes, or this replica went when its end was lost, is not known yet
     in_sync = epochs.standing.in_sync
     alarms: list[Effect] = []
     if m.position > log.last_number:

@@ -21,6 +21,7 @@ from tops.records import (
     SubscriptionKept,
     TailFound,
     TailLost,
+    TailUnheard,
     TxRefused,
     TypeDefined,
 )
@@ -127,6 +128,8 @@ class Retainer:
                 yield TailFound(event_type=log.event_type, end=log.missing[0] - 1, reached=log.missing[-1])
             if log.lost is not None:
                 yield TailLost(event_type=log.event_type, end=log.lost.end)
+            if log.unheard:
+                yield TailUnheard(event_type=log.event_type, ends=dict(log.unheard))
             for feed in log.subscribers:
                 yield SubscriptionKept(event_type=log.event_type, name=feed.name, position=feed.position)
         for family, epochs in rendezvous.epochs.items():
