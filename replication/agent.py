@@ -181,9 +181,10 @@ class Agent:
                 )
             case calls.Read():
                 return await self._read(question)
-            case calls.LockedRead(sql=sql, args=args):
+            case calls.LockedRead(sql=sql, args=args, at_least=at_least, wait_s=wait_s):
                 if self.certifier is None:
                     raise ConfigError(f"replica set {self.config.name!r} is not serializable")
+                await self.participant.wait_for(at_least, wait_s)
                 return await self.certifier.read(self.replica.name, sql, unpack_values(args))
             case calls.Judgement(asked=asked, wait_s=wait_s):
                 self.participant.pace.hurry()  # also if it is applied: this is where its writers ask

@@ -33,10 +33,13 @@ class Read(Question, frozen=True):
 
 
 class LockedRead(Question, frozen=True):
-    """A query inside a serializable transaction. Answer: `LockedReadDone`, with what of the data it depends on."""
+    """A query inside a serializable transaction, once the replica's position has reached `at_least`. Answer:
+    `LockedReadDone`, with what of the data it depends on."""
 
     sql: str
     args: bytes
+    at_least: int = 0
+    wait_s: float = 5.0
 
 
 class Judgement(Question, frozen=True):

@@ -101,20 +101,14 @@ class Reader:
             case "quorum":
                 return await self._quorum(read, floor, chosen)
 
-    async def locked(self, sql: str, args: Sequence[Any]) -> tuple[list[Row], list[Lock]]:
-        """A read inside a serializable transaction, and what it depends on."""
+    async def locked(self, sql: str, args: Sequence[Any], after: str) -> tuple[list[Row], list[Lock]]:
+        """A read inside a serializable transaction that sees the write of that token, and what it depends on."""
         check_query(sql)
-        problems = []
-        for name in self._by_nearness():
-            try:
-                question = LockedRead(sql=sql, args=pack_values(args))
-                done = await self._caller.ask(self._config.site_of(name), question, ASK_S + MARGIN_S)
-            except NotReachable as error:
-                problems.append(str(error))
-                continue
-            assert isinstance(done, LockedReadDone)
-            return unpack_rows(done.rows), [Lock(table, key, done.position) for table, key in done.locks]
-        raise NotReachable(f"no replica of {self._config.name!r} could answer: {'; '.join(problems)}")
+        _, floor = _token(after)
+        read = LockedRead(sql=sql, args=pack_values(args), at_least=floor, wait_s=self._config.wait_s)
+        done = await self._answer(self._by_nearness(), read)
+        assert isinstance(done, LockedReadDone)
+        return unpack_rows(done.rows), [Lock(table, key, done.position) for table, key in done.locks]
 
     def _check(self, consistency: str) -> None:
         if consistency not in get_args(Consistency):
@@ -133,23 +127,25 @@ class Reader:
         return [r.name for r in near]
 
     async def _first(self, replicas: Sequence[str], read: Read) -> ReadResult:
-        """The first replica that can; a replica that is away, too far behind or stopped is passed over."""
+        done = await self._answer(replicas, read)
+        assert isinstance(done, ReadDone)
+        return ReadResult(unpack_rows(done.rows), done.replica, done.position)
+
+    async def _answer(self, replicas: Sequence[str], read: Read | LockedRead) -> AnyAnswer:
+        """Of the first replica that can; one that is away, too far behind or stopped is passed over."""
         problems: list[str] = []
         for name in replicas:
             try:
-                done = await self._caller.ask(self._config.site_of(name), read, self._patience(read, name, replicas))
+                return await self._caller.ask(self._config.site_of(name), read, self._patience(read, replicas))
             except NotReachable as error:
                 problems.append(f"{name}: {error}")
             except ReplicaFailed as failed:
                 if failed.kind not in ("NotReachable", "ResourceRefused", "OutcomeUnknown"):
                     raise
                 problems.append(str(failed))
-            else:
-                assert isinstance(done, ReadDone)
-                return ReadResult(unpack_rows(done.rows), done.replica, done.position)
         raise NotReachable(f"no replica of {self._config.name!r} could answer: {'; '.join(problems)}")
 
-    def _patience(self, read: Read, name: str, replicas: Sequence[str]) -> float:
+    def _patience(self, read: Read | LockedRead, replicas: Sequence[str]) -> float:
         return read.wait_s + MARGIN_S if read.at_least or len(replicas) == 1 else ASK_S + MARGIN_S
 
     async def _quorum(self, read: Read, floor: int, chosen: list[str] | None) -> ReadResult:

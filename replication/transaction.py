@@ -51,9 +51,9 @@ class Transaction:
 
     async def fetch(self, sql: str, *args: Any, consistency: Consistency = "any") -> list[Row]:
         """Read; the transaction's own changes are not visible before it commits. In a serializable set it commits only
-        if what was read is unchanged."""
+        if what was read is unchanged, and reads nothing older than what was written through the same object before."""
         if self._serializable:
-            rows, locks = await self._reader.locked(sql, args)
+            rows, locks = await self._reader.locked(sql, args, self._writer.token)
             self._locks += locks
             return rows
         return (await self._reader.read(sql, args, consistency, "", None, None, None)).rows
