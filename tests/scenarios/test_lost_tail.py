@@ -22,6 +22,18 @@ def lose_from(replica_set: ReplicaSet, number: int) -> None:
     broker.disk.cut(lost[0])
 
 
+def commit_at_one(replica_set: ReplicaSet, name: str) -> Pending:
+    """A second write is decided, and one replica alone hears of it."""
+
+    def decision_for_another(_: NodeId, peer: NodeId, message: LinkMessage) -> bool:
+        return peer in replica_set.databases and peer != name and isinstance(letter_of(message), EpochDecided)
+
+    replica_set.cluster.lose(decision_for_another)
+    pending = replica_set.write_soon("two")
+    replica_set.cluster.until(lambda: replica_set.databases[name].position == 2, f"{name} did not commit")
+    return pending
+
+
 def alarms(replica_set: ReplicaSet, kind: str) -> list[str]:
     return [text for _, k, text in replica_set.cluster.world.alarms if k == kind]
 
@@ -59,12 +71,7 @@ def test_no_abort_is_presumed_of_what_one_replica_has_committed() -> None:
     replica_set.write("one")
     cluster.run(2.0)
 
-    def decision_for_another(_: NodeId, peer: NodeId, message: LinkMessage) -> bool:
-        return peer in ("B", "C") and isinstance(letter_of(message), EpochDecided)
-
-    cluster.lose(decision_for_another)
-    pending = replica_set.write_soon("two")
-    cluster.until(lambda: replica_set.databases["A"].position == 2, "A did not commit")
+    pending = commit_at_one(replica_set, "A")
     assert replica_set.databases["B"].prepared is not None
     lose_from(replica_set, 2)
     cluster.lose_nothing()
@@ -115,12 +122,7 @@ def test_who_was_not_heard_and_was_ahead_takes_no_part() -> None:
     replica_set.write("one")
     cluster.run(2.0)
 
-    def decision_for_another(_: NodeId, peer: NodeId, message: LinkMessage) -> bool:
-        return peer in ("A", "B") and isinstance(letter_of(message), EpochDecided)
-
-    cluster.lose(decision_for_another)
-    replica_set.write_soon("two")
-    cluster.until(lambda: replica_set.databases["C"].position == 2, "C did not commit")
+    commit_at_one(replica_set, "C")
     cluster.kill("C")
     lose_from(replica_set, 2)
     cluster.lose_nothing()

@@ -9,5 +9,5 @@ def collect_rarely() -> None:
     """Look for reference cycles after many allocations instead of a few hundred.
 
     Messages, effects and records hold no cycles and are freed by counting; a process that makes hundreds of them per
-    transaction otherwise spends a tenth of its time looking at those that are still under way."""
+    transaction otherwise looks again and again at those that are still under way."""
     gc.set_threshold(YOUNG, MIDDLE, OLD)
