@@ -44,6 +44,16 @@ def files_in(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir() if path.name != "lock"}
 
 
+class UnsyncedDisk(Disk):
+    """For tests of what is read from damaged files, which no crash of the machine follows: it waits for no disk."""
+
+    def datasync(self, descriptor: int) -> None:
+        pass
+
+    def sync_directory(self, directory: Path) -> None:
+        pass
+
+
 class GatedDisk(Disk):
     """Every sync of data waits until the test opens the gate, and is counted before it waits."""
 

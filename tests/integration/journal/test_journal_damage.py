@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from journal_support import ROOMY, SMALL, files_in, opened, records_in, write_sample
+from journal_support import ROOMY, SMALL, UnsyncedDisk, files_in, opened, records_in, write_sample
 
 from tops.errors import JournalCorrupt
 from tops.runtime.journal import Journal
@@ -27,6 +27,13 @@ def journal(tmp_path: Path) -> Path:
     return tmp_path / "journal"
 
 
+def overwrite(path: Path, content: bytes) -> None:
+    """In place: where a file is emptied first and filled again, some file systems wait for the disk."""
+    with path.open("r+b") as file:
+        file.write(content)
+        file.truncate()
+
+
 def segments_of(directory: Path) -> list[Path]:
     return sorted(directory.glob("*.segment"))
 
@@ -40,7 +47,7 @@ def test_every_flipped_byte_of_every_segment_is_refused_and_nothing_is_changed(j
         whole = path.read_bytes()
         for position in range(len(whole)):
             damaged = whole[:position] + bytes([whole[position] ^ mask]) + whole[position + 1 :]
-            path.write_bytes(damaged)
+            overwrite(path, damaged)
             before = files_in(journal)
 
             with pytest.raises(JournalCorrupt) as caught, opened(journal):
@@ -48,7 +55,7 @@ def test_every_flipped_byte_of_every_segment_is_refused_and_nothing_is_changed(j
 
             assert caught.value.file == str(path)
             assert files_in(journal) == before
-        path.write_bytes(whole)
+        overwrite(path, whole)
 
 
 def test_every_cut_of_every_segment_is_refused_and_nothing_is_changed(journal: Path) -> None:
@@ -57,13 +64,13 @@ def test_every_cut_of_every_segment_is_refused_and_nothing_is_changed(journal: P
     for path in segments_of(journal):
         whole = path.read_bytes()
         for length in range(len(whole)):
-            path.write_bytes(whole[:length])
+            overwrite(path, whole[:length])
 
             with pytest.raises(JournalCorrupt), opened(journal):
                 pass
 
             assert path.read_bytes() == whole[:length]
-        path.write_bytes(whole)
+        overwrite(path, whole)
 
 
 def test_every_flipped_byte_of_the_watermark_is_reported_and_no_record_is_lost(journal: Path) -> None:
@@ -72,13 +79,13 @@ def test_every_flipped_byte_of_the_watermark_is_reported_and_no_record_is_lost(j
     whole = path.read_bytes()
 
     for position in range(len(whole)):
-        path.write_bytes(whole[:position] + bytes([whole[position] ^ (1 << position % 8)]) + whole[position + 1 :])
-        with opened(journal) as store:
+        overwrite(path, whole[:position] + bytes([whole[position] ^ (1 << position % 8)]) + whole[position + 1 :])
+        with opened(journal, disk=UnsyncedDisk()) as store:
             assert store.recovery.damaged_watermarks == 1
             assert store.recovery.torn_bytes == 0
             assert records_in(store) == records
 
-    with opened(journal) as store:
+    with opened(journal, disk=UnsyncedDisk()) as store:
         assert store.recovery.damaged_watermarks == 0, "a damaged copy is renewed at the next open"
 
 
@@ -89,12 +96,12 @@ def test_every_cut_of_the_watermark_is_refused_or_reported(journal: Path) -> Non
     one_copy = len(whole) // 2
 
     for length in range(len(whole)):
-        path.write_bytes(whole[:length])
+        overwrite(path, whole[:length])
         if length < one_copy:
-            with pytest.raises(JournalCorrupt, match="watermark"), opened(journal):
+            with pytest.raises(JournalCorrupt, match="watermark"), opened(journal, disk=UnsyncedDisk()):
                 pass
         else:
-            with opened(journal) as store:
+            with opened(journal, disk=UnsyncedDisk()) as store:
                 assert store.recovery.damaged_watermarks == 1
                 assert records_in(store) == records
 
@@ -170,7 +177,7 @@ def test_damage_that_a_valid_batch_follows_is_refused_even_without_a_newer_water
     (journal / "durable").write_bytes(mark)
     data = bytearray(path.read_bytes())
     data[damaged_at] ^= 1
-    path.write_bytes(data)
+    overwrite(path, data)
 
     with pytest.raises(JournalCorrupt, match="a valid batch follows"), opened(journal):
         pass
@@ -186,7 +193,7 @@ def test_every_flip_in_a_rewritten_segment_is_refused_before_a_watermark_names_i
     (journal / "durable").write_bytes(mark)
 
     for position in range(len(whole)):
-        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x04]) + whole[position + 1 :])
+        overwrite(path, whole[:position] + bytes([whole[position] ^ 0x04]) + whole[position + 1 :])
         with pytest.raises(JournalCorrupt), opened(journal):
             pass
 
@@ -247,8 +254,8 @@ def test_a_dropped_a_swapped_and_a_repeated_batch_are_refused(journal: Path, cha
         path = store.segments[-1].path
     data = path.read_bytes()
     header, one, two, six = (data[start:end] for start, end in zip([0, *ends], ends, strict=False))
-    path.write_bytes(
-        {"drop": header + one + six, "swap": header + two + one + six, "repeat": header + one + one + two}[change]
+    overwrite(
+        path, {"drop": header + one + six, "swap": header + two + one + six, "repeat": header + one + one + two}[change]
     )
 
     with pytest.raises(JournalCorrupt), opened(journal):
@@ -271,7 +278,7 @@ async def test_damage_after_opening_is_found_when_the_record_is_read(journal: Pa
         path = segments_of(journal)[1]
         data = bytearray(path.read_bytes())
         data[-1] ^= 1
-        path.write_bytes(data)
+        overwrite(path, data)
         served: list[tuple[int, bytes]] = []
 
         with pytest.raises(JournalCorrupt) as caught:
@@ -285,11 +292,11 @@ async def test_a_refusal_names_the_file_the_place_and_what_to_do_and_releases_th
     records = write_sample(journal, COMMITS)
     path = segments_of(journal)[0]
     whole = path.read_bytes()
-    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    overwrite(path, whole[:-1] + bytes([whole[-1] ^ 1]))
 
     with pytest.raises(JournalCorrupt, match=r"segment, byte \d+: .* restore it from a copy"):
         Journal.open(journal, SMALL)
-    path.write_bytes(whole)
+    overwrite(path, whole)
 
     async with Journal.open(journal, SMALL) as mended:
         assert list(mended.read(1)) == records
@@ -306,7 +313,7 @@ def test_room_at_the_end_of_a_segment_holds_nothing_and_hides_nothing(journal: P
     assert [p.stat().st_size for p in segments_of(journal)[:-1]] == [ends[p] for p in segments_of(journal)[:-1]]
 
     for position in range(len(whole)):
-        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x11]) + whole[position + 1 :])
+        overwrite(path, whole[:position] + bytes([whole[position] ^ 0x11]) + whole[position + 1 :])
         if position < end:
             with pytest.raises(JournalCorrupt), opened(journal, ROOMY):
                 pass
@@ -314,7 +321,7 @@ def test_room_at_the_end_of_a_segment_holds_nothing_and_hides_nothing(journal: P
             with opened(journal, ROOMY) as store:
                 assert (records_in(store), store.recovery.torn_bytes) == (records, len(whole) - end)
     for length in range(end, len(whole)):
-        path.write_bytes(whole[:length])
+        overwrite(path, whole[:length])
         with opened(journal, ROOMY) as store:
             assert (records_in(store), store.recovery.torn_bytes) == (records, 0)
 
@@ -324,8 +331,8 @@ def test_a_last_batch_that_turned_into_zeros_is_missed(journal: Path) -> None:
     write_sample(journal, [*COMMITS, [b"last"]], ROOMY)
     for path in segments_of(journal):
         whole = path.read_bytes()
-        path.write_bytes(whole[:SEGMENT_HEADER_BYTES].ljust(len(whole), b"\0"))
+        overwrite(path, whole[:SEGMENT_HEADER_BYTES].ljust(len(whole), b"\0"))
 
         with pytest.raises(JournalCorrupt), opened(journal, ROOMY):
             pass
-        path.write_bytes(whole)
+        overwrite(path, whole)
