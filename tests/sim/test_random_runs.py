@@ -1,10 +1,12 @@
 """Random clusters under faults, from seeds; a seed that once failed stays in the list for good."""
 
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,14 @@ def test_a_healthy_cluster_answers_every_request_with_certainty(seed: int) -> No
 
     assert result.violations == []
     assert not [t.tx for t in world.history.transactions.values() if t.told == "unknown"]
+
+
+def test_nothing_of_a_run_stays_in_memory() -> None:
+    worlds = [weakref.ref(run_seed(seed)[1]) for seed in range(10_000, 10_016)]
+
+    gc.collect()
+
+    assert [world() for world in worlds] == [None] * 16
 
 
 def test_the_same_seed_gives_the_same_trace_whatever_the_hash_seed() -> None:

@@ -135,7 +135,10 @@ class SiteApp:
     def _resume(self, script: Script, step: Callable[[], Ask | Sleep]) -> None:
         try:
             wanted = step()
-        except (StopIteration, TopsError):
+        except StopIteration:
+            return
+        except TopsError as error:
+            error.__traceback__ = None  # its frames hold the `Answer` that holds it, and no collector looks into that
             return
         if isinstance(wanted, Sleep):
             life = self.site.incarnation
