@@ -53,7 +53,15 @@ async def planted(checked: CheckedSet) -> None:
         await checked.on(replica, *statements)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "quorum",
+        "peer-to-peer",
+        pytest.param("primary-site", marks=pytest.mark.long),
+        pytest.param("serializable", marks=pytest.mark.long),
+    ],
+)
 async def test_planted_differences_are_found_and_repaired_and_no_others_while_writers_go_on(
     cluster_server: EmbeddedPostgres, folder: Path, spark: SparkSession, policy: str
 ) -> None:

@@ -143,3 +143,22 @@ async def test_pairs_count_every_two_replicas(databases: Databases, method: str)
     result = await databases.compare("t", options=replace(QUICK, method=Method(method)))
 
     assert result.tables[0].pairs == {"r1": {"r2": 3, "r3": 3}, "r2": {"r1": 3, "r3": 1}, "r3": {"r1": 3, "r2": 1}}
+
+
+async def test_checksums_of_a_large_table_are_not_sorted_on_the_servers_disk(databases: Databases) -> None:
+    """With little memory a small table is what a large one is otherwise."""
+    await databases.everywhere(
+        "SET work_mem = '64MB'",
+        "CREATE TABLE t (id bigint PRIMARY KEY, v text)",
+        "INSERT INTO t SELECT i, md5(i::text) FROM generate_series(1, 100000) i",
+        "ANALYZE t",
+        "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET work_mem = ''256kB''', current_database()); END $$",
+    )
+
+    result = await databases.compare("t", options=replace(QUICK, method=Method.NATIVE))
+
+    assert result.verdict is Verdict.EQUAL
+    for endpoint in databases.endpoints:
+        await databases.on(endpoint.name, "SELECT pg_stat_force_next_flush()", "SELECT pg_stat_clear_snapshot()")
+        used = "SELECT temp_bytes FROM pg_stat_database WHERE datname = current_database()"
+        assert (await databases.fetch(endpoint.name, used))[0]["temp_bytes"] == 0

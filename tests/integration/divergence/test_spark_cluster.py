@@ -12,6 +12,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
+from replication.divergence import jvm
 from tests.integration.divergence.conftest import Databases
 from tests.integration.divergence.test_command_line import addresses, tops
 
@@ -23,6 +24,7 @@ def daemon(log: Path, *arguments: str) -> subprocess.Popen[bytes]:
         **os.environ,
         "SPARK_HOME": str(SPARK),
         "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": jvm.SHORT_LIVED,
         "PYSPARK_PYTHON": sys.executable,
     }
     with log.open("wb") as out:
