@@ -41,7 +41,7 @@ class Waiting(NamedTuple):
 
     member: Member
     places: dict[tuple[str, str], Row]
-    adds: bool  # it can be written without a look at its rows
+    increments: Member | None  # the same as it can be written without a look at its rows
     answer: asyncio.Future[MemberVote]
 
 
@@ -160,11 +160,9 @@ class LocalWrites:
             answer = loop.create_future()
             answers.append(answer)
             try:
-                places = await peer.places(member)
+                self._waiting.append(Waiting(member, *await peer.places(member), answer))
             except TopsError as error:
                 answer.set_exception(error)
-            else:
-                self._waiting.append(Waiting(member, places, peer.needs_nothing(member), answer))
         if self._worker is None or self._worker.done():
             self._worker = asyncio.ensure_future(self._write_all(peer))
         return [await _told(answer) for answer in answers]
@@ -187,7 +185,7 @@ class LocalWrites:
         added: set[tuple[str, str]] = set()  # to such rows others may add as well
         left: list[Waiting] = []
         for waiting in self._waiting:
-            adds, places = waiting.adds, waiting.places
+            adds, places = waiting.increments is not None, waiting.places
             free = taken.isdisjoint(places) and (adds or added.isdisjoint(places))
             if free and len(group) < GROUP_MAX:
                 group.append(waiting)
@@ -200,29 +198,23 @@ class LocalWrites:
 
     async def _write_group(self, peer: PeerWrites, group: list[Waiting]) -> None:
         """Increments first, without a look at their rows; whose row is not there is done with the others."""
-        adding = [waiting for waiting in group if waiting.adds]
-        others = [waiting for waiting in group if not waiting.adds]
+        adding = [(waiting, waiting.increments) for waiting in group if waiting.increments is not None]
+        others = [waiting for waiting in group if waiting.increments is None]
         if adding:
-            written = [await peer.added(waiting.member) for waiting in adding]
-            others += await self._write_versioned(adding, written, again=True)
+            votes = await self._resource.write_all_local([increments for _, increments in adding])
+            for (waiting, _), vote in zip(adding, votes, strict=True):
+                if vote.excluded is not None and vote.excluded.why is Why.VERSION:
+                    others.append(waiting)
+                elif not waiting.answer.done():
+                    waiting.answer.set_result(vote)
         if others:
             known = await peer.known({place: key for waiting in others for place, key in waiting.places.items()})
             written = [await peer.versioned(waiting.member, known) for waiting in others]
-            await self._write_versioned(others, written)
-
-    async def _write_versioned(
-        self, group: list[Waiting], written: list[tuple[Member, list[int | None]]], *, again: bool = False
-    ) -> list[Waiting]:
-        """Answers the writers; with `again` not those whose rows are not there, which are returned."""
-        votes = await self._resource.write_all_local([member for member, _ in written])
-        left = []
-        for waiting, (_, went), vote in zip(group, written, votes, strict=True):
-            if again and vote.excluded is not None and vote.excluded.why is Why.VERSION:
-                left.append(waiting)
-            elif not waiting.answer.done():
+            votes = await self._resource.write_all_local([member for member, _ in written])
+            for waiting, (_, went), vote in zip(others, written, votes, strict=True):
                 rows = tuple([0 if place is None else vote.rows[place] for place in went]) if vote.rows else ()
-                waiting.answer.set_result(msgspec.structs.replace(vote, rows=rows))
-        return left
+                if not waiting.answer.done():
+                    waiting.answer.set_result(msgspec.structs.replace(vote, rows=rows))
 
     async def _logged(self, tx: str) -> int:
         try:

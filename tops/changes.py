@@ -18,6 +18,8 @@ from tops.ids import TxId
 Value = Any
 Row = dict[str, Value]
 
+SUMS = "tops.row_sums"  # where a resource adds up what was added to each row, by column
+
 
 class Insert(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="insert"):
     """A new row; refused if its key exists."""
@@ -29,7 +31,8 @@ class Insert(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="insert
 class Update(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="update"):
     """New values for, or amounts added to, columns of the row with that primary key.
 
-    No such row: 0 rows and no error, unless it must exist.
+    No such row: 0 rows and no error, unless it must exist. With `sum_key`, the row's name among the sums, the amounts
+    are added to those in `SUMS` as well.
     """
 
     table: str
@@ -38,6 +41,7 @@ class Update(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="update
     add: Row = {}
     expect_version: int | None = None
     must_exist: bool = False
+    sum_key: str = ""
 
 
 class Upsert(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="upsert"):

@@ -4,9 +4,9 @@ from typing import Literal, NamedTuple
 
 from adapters.postgres.catalog import Table
 from adapters.postgres.literals import SqlType, identifier, quote, text_form
-from tops.changes import Delete, Insert, Row, RowChange, Update, Upsert
+from tops.changes import SUMS, Delete, Insert, Row, RowChange, Update, Upsert
 
-Source = Literal["values", "key", "add", "expected version", "number"]
+Source = Literal["values", "key", "add", "expected version", "number", "sum key"]
 
 
 class Part(NamedTuple):
@@ -89,9 +89,27 @@ def row_change_sql(change: RowChange, table: Table) -> Sql:
                 f"{identifier(name)} = t.{identifier(name)} + {arrays.take('add', name, table.column(name))}"
                 for name in add
             ]
-            return arrays.counted(
-                f"update {table.sql_name} as t set {', '.join(assigned)} from {arrays.source} where {where}"
-            )
+            update = f"update {table.sql_name} as t set {', '.join(assigned)} from"
+            if change.sum_key:
+                return _summed(arrays, change, table, f"{update} s where {where}")
+            return arrays.counted(f"{update} {arrays.source} where {where}")
+
+
+def _summed(arrays: _Arrays, change: Update, table: Table, update: str) -> Sql:
+    """The update and its sums as one statement, so that the values travel and are taken apart once."""
+    key = arrays.take("sum key", "", _TEXT)
+    amounts = [(part.column, place) for place, part in enumerate(arrays.parts, 1) if part.source == "add"]
+    sums = " union all ".join(
+        f"select {quote(change.table)}, {key}, {quote(column)}, s.c{place} from s" for column, place in amounts
+    )
+    check = f"tops.affected(${len(arrays.parts) + 1}::int, count(*))"
+    return Sql(
+        f"with s as materialized (select * from {arrays.source}), changed as ({update} returning 1), "
+        f"summed as (insert into {SUMS} as sums (table_name, key, column_name, amount) {sums} "
+        "on conflict (table_name, key, column_name) do update set amount = sums.amount + excluded.amount) "
+        f"select {check} from changed",
+        tuple(arrays.parts),
+    )
 
 
 def _insert(arrays: _Arrays, table: Table, columns: list[tuple[Source, str]]) -> str:
@@ -112,6 +130,7 @@ def _version_key(arrays: _Arrays, change: RowChange, table: Table) -> str:
 
 
 _BIGINT = SqlType("bigint", "N", is_integer=True)
+_TEXT = SqlType("text", "S")
 
 
 def check_versions_sql(change: RowChange, table: Table) -> Sql:

@@ -3,9 +3,10 @@
 import asyncpg
 
 from adapters.postgres.sqlstates import ROWS_NOTICE, WRONG_COUNT, WRONG_VERSION
+from tops.changes import SUMS
 from tops.errors import ConfigError
 
-VERSION = 1
+VERSION = 2
 
 _DDL = f"""
 create schema if not exists tops;
@@ -24,6 +25,10 @@ create table if not exists tops.row_versions (
 create table if not exists tops.idempotency_keys (
     replica_set text not null, key text not null, content text not null, tx text not null, number bigint not null,
     expires_ms bigint not null, primary key (replica_set, key));
+
+create table if not exists {SUMS} (
+    table_name text not null, key text not null, column_name text not null, amount numeric not null,
+    primary key (table_name, key, column_name)) with (fillfactor = 70);
 
 create sequence if not exists tops.outbox_ids;
 create table if not exists tops.outbox (

@@ -22,7 +22,7 @@ from tops.errors import InvariantBroken
 
 Key = tuple[Hashable, ...]
 _KEY, _VALUES, _ADD = attrgetter("key"), attrgetter("values"), attrgetter("add")
-_TABLE, _VERSION = attrgetter("table"), attrgetter("expect_version")
+_TABLE, _VERSION, _SUM_KEY = attrgetter("table"), attrgetter("expect_version"), attrgetter("sum_key")
 Shape = tuple[Hashable, ...]  # what makes two changes one statement: verb, table, columns, whether versions are checked
 
 
@@ -56,7 +56,8 @@ def shape_of(change: Change) -> Shape:
     if kind is Update:
         update = cast(Update, change)
         values = tuple(update.values) if update.values else ()
-        return ("update", update.table, tuple(update.key), values, tuple(update.add), update.expect_version is None)
+        plain = update.expect_version is None, not update.sum_key
+        return ("update", update.table, tuple(update.key), values, tuple(update.add), *plain)
     if kind is Insert:
         insert = cast(Insert, change)
         return ("insert", insert.table, tuple(insert.values))
@@ -139,6 +140,8 @@ def have_one_shape(changes: list[Change]) -> bool:
     kinds = set(map(type, changes))
     if kinds in ({Update}, {Upsert}):
         plain = set(map(_VERSION, changes)) == {None} and _one_table(changes)
+        if kinds == {Update}:
+            plain = plain and len(set(map(bool, map(_SUM_KEY, changes)))) == 1
         return plain and all(_same_names(changes, of) for of in (_KEY, _VALUES, _ADD))
     return kinds == {Insert} and _one_table(changes) and _same_names(changes, _VALUES)
 

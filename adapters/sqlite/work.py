@@ -134,6 +134,8 @@ class Work:
             return self._statement(change)
         table = self.table(change.table)
         _check(change, table, allow_volatile=self._allow_volatile)
+        if getattr(change, "sum_key", ""):
+            raise InvalidChange("sums of what was added are not kept in a SQLite database")
         expected = getattr(change, "expect_version", None)
         if expected is not None:
             self._check_version(change, table, expected)

@@ -34,7 +34,7 @@ from replication.conflicts.tables import (
     version_in,
 )
 from replication.conflicts.versions import Base, Ranking, Version, base_of, from_json, on_top
-from tops.changes import Change, Delete, Member, Row, Update, Upsert
+from tops.changes import Change, Delete, InvalidChange, Member, Row, Update, Upsert
 from tops.ports import Entry, Resource
 
 Place = tuple[str, str]
@@ -112,11 +112,7 @@ class _Fold:
         self._lines = 0
 
     async def read(self, members: list[Member], resource: Resource) -> None:
-        keys = {
-            (clock.key["table_name"], clock.key["key"]): key_in(change)
-            for member in members
-            for change, clock in rows_of(member.changes)
-        }
+        keys = {place: key_in(change) for member in members for place, change, _ in rows_of(member.changes)}
         versions, stored = await read_versions(resource, keys, in_record=True), await read_bases(resource, keys)
         for table in sorted({table for table, _ in keys}):
             mine = [place for place in keys if place[0] == table]
@@ -128,8 +124,9 @@ class _Fold:
 
     async def member(self, member: Member, *, folded: bool, landed: bool) -> list[Change]:
         changes: list[Change] = []
-        for change, clock in rows_of(member.changes):
-            place: Place = (clock.key["table_name"], clock.key["key"])
+        for place, change, clock in rows_of(member.changes):
+            if clock is None:
+                raise InvalidChange("a published change of a set that folds its log lacks its version")
             shape = await self._outer.shapes.of(place[0])
             key = shape.key_of(key_in(change))
             self._outer.clock.see(version_in(clock).clock)

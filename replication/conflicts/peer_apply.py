@@ -13,15 +13,15 @@ import msgspec
 from replication.conflicts.clock import HybridClock
 from replication.conflicts.tables import (
     KEYS,
-    SUMS,
     Shapes,
     TableShape,
-    adds_alone,
     clock_change,
     conflict_kind,
     conflict_row,
     is_record,
     key_in,
+    only_increments,
+    only_summed,
     read_rows,
     read_versions,
     rows_of,
@@ -30,7 +30,7 @@ from replication.conflicts.tables import (
     version_in,
 )
 from replication.conflicts.versions import Ranking, Version, base_of, from_json, on_top
-from tops.changes import Change, Delete, Member, Row, Upsert
+from tops.changes import Change, Delete, Member, Row, Update, Upsert
 from tops.ports import Entry, EntryFailed, Resource, Why
 
 Place = tuple[str, str]
@@ -62,11 +62,11 @@ class PeerApply:
         """
         together = entries[:_TOGETHER]
         keys = {
-            _place(record): key_in(change)
+            step.place: key_in(step.change)
             for entry in together
             for member in entry.members
             if self._must_look(entry, member)
-            for change, record in rows_of(member.changes)
+            for step in rows_of(member.changes)
         }
         if not keys:
             return list(together)
@@ -83,7 +83,7 @@ class PeerApply:
 
     def _must_look(self, entry: Entry, member: Member) -> bool:
         """Increments need no look at their rows, unless it turned out that one is not there or was made before."""
-        return not is_record(member) and (entry.number in self._distrusted or not adds_alone(member.changes))
+        return not is_record(member) and (entry.number in self._distrusted or not only_increments(member.changes))
 
     def unless_looked_at(self, otherwise: FailedEntry | None) -> FailedEntry:
         """What to do with an entry that fails: look at its rows first, if they were not looked at."""
@@ -111,10 +111,6 @@ class PeerApply:
         return {row["key"]: row["tx"] for row in found.rows}
 
 
-def _place(record: Upsert) -> Place:
-    return record.key["table_name"], record.key["key"]
-
-
 class _Rows:
     """Entries under way: versions and images as those before left them."""
 
@@ -136,22 +132,22 @@ class _Rows:
 
     def meets(self, member: Member) -> bool:
         """Whether the transaction touches rows that were looked at."""
-        return any(_place(record) in self._images for _, record in rows_of(member.changes))
+        return any(step.place in self._images for step in rows_of(member.changes))
 
     async def member(self, member: Member, known: dict[str, str]) -> Member:
         """One transaction; written before at another site, under the same key, its increments are there already."""
         again = member.idempotency_key in known
         known.setdefault(member.idempotency_key, member.tx)
         changes: list[Change] = []
-        for change, clock in rows_of(member.changes):
-            changes += await self._row(member.tx, change, clock, again=again)
+        for place, change, clock in rows_of(member.changes):
+            if clock is not None:
+                changes += await self._row(member.tx, place, change, clock)
+            elif isinstance(change, Update) and not again:
+                changes += self._add(member.tx, place, change)
         key = "" if again else member.idempotency_key
         return msgspec.structs.replace(member, changes=tuple(changes), idempotency_key=key)
 
-    async def _row(self, tx: str, change: Change, clock: Upsert, *, again: bool) -> list[Change]:
-        place = _place(clock)
-        if clock.table == SUMS:
-            return self._add(tx, place, change, clock) if not again else []
+    async def _row(self, tx: str, place: Place, change: Change, clock: Upsert) -> list[Change]:
         shape = await self._outer._shapes.of(place[0])
         told = from_json(clock.values["change"])
         incoming = version_in(clock)
@@ -160,17 +156,17 @@ class _Rows:
         current = self._versions.get(place, Version())
         return self._set(tx, shape, key, place, current, incoming, change, clock, told)
 
-    def _add(self, tx: str, place: Place, change: Change, record: Upsert) -> list[Change]:
+    def _add(self, tx: str, place: Place, change: Update) -> list[Change]:
         if place not in self._images:
-            return [change, record]
-        current, add = self._versions.get(place, Version()), {record.key["column_name"]: str(record.add["amount"])}
+            return [change]
+        current, add = self._versions.get(place, Version()), {name: str(value) for name, value in change.add.items()}
         self._versions[place] = current.added(add)
         image = self._images[place]
         if image is None:
             kind = "update_deleted" if current.deleted else "update_missing"
-            return [record, self._line(tx, kind, place, current.site, None, {"add": add})]
+            return [*only_summed(change), self._line(tx, kind, place, current.site, None, {"add": add})]
         self._images[place] = {**image, **on_top({c: image[c] for c in add}, Version().added(add).adds)}
-        return [change, record]
+        return [change]
 
     def _set(
         self, tx: str, shape: TableShape, key: Row, place: Place, current: Version, incoming: Version, change: Change,

@@ -14,12 +14,11 @@ from replication.conflicts.tables import (
     Shapes,
     TableShape,
     clock_change,
+    increment,
     key_text,
-    only_adds,
     read_bases,
     read_rows,
     read_versions,
-    sum_change,
 )
 from replication.conflicts.versions import Base, Ranking, Version, on_top
 from tops.changes import Change, Delete, Insert, InvalidChange, Member, Row, Statement, Update, Upsert
@@ -46,9 +45,12 @@ class PeerWrites:
         self._folding = folding  # rows keep what the log says until our changes have come back from it
         self._bases: dict[tuple[str, str], tuple[Base, int]] = {}
 
-    async def places(self, member: Member) -> dict[tuple[str, str], Row]:
-        """The rows that a transaction touches, with their keys; InvalidChange if it can't be told."""
-        found = {}
+    async def places(self, member: Member) -> tuple[dict[tuple[str, str], Row], Member | None]:
+        """The rows that a transaction touches, with their keys; InvalidChange if it can't be told.
+
+        And the transaction as it can be written without a look at its rows, if all it does is to add to them: then it
+        is refused with `Why.VERSION` where one of them is not there."""
+        found, increments = {}, []
         for change in member.changes:
             if isinstance(change, Statement):
                 raise InvalidChange(
@@ -57,10 +59,15 @@ class PeerWrites:
                 )
             shape = await self._shapes.of(change.table)
             key = shape.key_of(change.values if isinstance(change, Insert) else change.key)
+            named = key_text(key)
+            found[shape.name, named] = key
             if isinstance(change, Update):
                 _check_sums(shape, change.add)
-            found[shape.name, key_text(key)] = key
-        return found
+                if change.add and not change.values:
+                    increments.append(increment(shape.name, key, change.add, named))
+        if self._folding or len(increments) < len(member.changes):
+            return found, None
+        return found, msgspec.structs.replace(member, changes=tuple(increments))
 
     async def known(self, places: dict[tuple[str, str], Row]) -> Known:
         """What is in the database about these rows. To be called with the replica's turn."""
@@ -75,10 +82,6 @@ class PeerWrites:
                 known[place] = (versions.get(place, Version()), image)
         return known
 
-    def needs_nothing(self, member: Member) -> bool:
-        """Whether the transaction can be written without a look at its rows, if they are there."""
-        return not self._folding and only_adds(member.changes)
-
     async def versioned(self, member: Member, known: Known) -> tuple[Member, list[int | None]]:
         """The same transaction, row by row, each followed by its version, and where in it each of the application's
         changes went (None: it changes nothing)."""
@@ -88,18 +91,6 @@ class PeerWrites:
             steps = await self._row(change, known) if not isinstance(change, Statement) else []
             went.append(len(changes) if steps else None)
             changes += steps
-        return msgspec.structs.replace(member, changes=tuple(changes)), went
-
-    async def added(self, member: Member) -> tuple[Member, list[int | None]]:
-        """The same for one that `needs_nothing`: refused with `Why.VERSION` if one of the rows is not there."""
-        changes: list[Change] = []
-        went: list[int | None] = []
-        for change in member.changes:
-            assert isinstance(change, Update)
-            shape = await self._shapes.of(change.table)
-            key = shape.key_of(change.key)
-            went.append(len(changes))
-            changes += self._increments(shape, key, key_text(key), change.add)
         return msgspec.structs.replace(member, changes=tuple(changes)), went
 
     async def _row(self, change: Insert | Update | Upsert | Delete, known: Known) -> list[Change]:
@@ -178,7 +169,6 @@ class PeerWrites:
         return [Delete(shape.name, key), clock_change(*place, after, before, {"kind": "delete", "key": key})]
 
     def _add(self, shape: TableShape, key: Row, place: tuple[str, str], add: Row, known: Known) -> list[Change]:
-        steps = self._increments(shape, key, place[1], add)
         before, image = known[place]
         after = before.added(add)
         if image is not None:
@@ -186,20 +176,12 @@ class PeerWrites:
             image = {**image, **on_top({c: image[c] for c in add}, one)}
         known[place] = (after, image)
         if not self._folding:
-            return steps
+            return [increment(shape.name, key, add, place[1])]
         amounts = {name: str(value) for name, value in add.items()}
         return [
             Update(shape.name, key, add=add),
             clock_change(*place, after, before, {"kind": "add", "key": key, "add": amounts}),
         ]
-
-    def _increments(self, shape: TableShape, key: Row, named: str, add: Row) -> list[Change]:
-        """Column by column, each followed by the record of its sum."""
-        steps: list[Change] = []
-        for column, amount in add.items():
-            steps.append(Update(shape.name, key, add={column: amount}, must_exist=True))
-            steps.append(sum_change(shape.name, named, column, amount))
-        return steps
 
 
 def _check_sums(shape: TableShape, add: Row) -> None:

@@ -14,13 +14,13 @@ from adapters.postgres.scripts import run_script
 from replication.calls import Status, StatusTold
 from replication.config import ReplicaSetConfig
 from replication.conflicts.clock import reading_at, wall_ms
-from replication.conflicts.tables import CLOCKS, CONFLICTS, KEYS, LOGGED_KEYS, SUMS
+from replication.conflicts.tables import CLOCKS, CONFLICTS, KEYS, LOGGED_KEYS
 from replication.conversation import Caller
 from replication.events import write_body
 from replication.participant import ReplicaParticipant
 from replication.policies import TxPlan
 from replication.verdicts import REFUSALS
-from tops.changes import Member, Statement
+from tops.changes import SUMS, Member, Statement
 from tops.errors import NotReachable, TopsError
 from tops.event_types import EventType
 from tops.ids import TxId

@@ -3,16 +3,28 @@
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from replication.conflicts.versions import Base, Version, from_json, to_json
-from tops.changes import Change, Delete, Insert, InvalidChange, Member, Row, Update, Upsert, Value, split_table_name
+from tops.changes import (
+    SUMS,
+    Change,
+    Delete,
+    Insert,
+    InvalidChange,
+    Member,
+    Row,
+    Update,
+    Upsert,
+    Value,
+    split_table_name,
+)
 from tops.ids import TxId
 from tops.ports import Resource
 
-CLOCKS, SUMS = "tops.row_clocks", "tops.row_sums"
+CLOCKS = "tops.row_clocks"
 CONFLICTS, SET_ASIDE = "tops.conflicts", "tops.set_aside"
 WRITE_SETS = "tops.write_sets"
 BEGAN = "tops.began"  # the sets whose log this database follows from its first number
@@ -23,9 +35,6 @@ create table if not exists {CLOCKS} (
     edits bigint not null, clock bigint not null, site text not null, adds text not null, columns text not null,
     previous text not null, change text not null, base text not null default '', waiting int not null default 0,
     primary key (table_name, key)) with (fillfactor = 70);
-create table if not exists {SUMS} (
-    table_name text not null, key text not null, column_name text not null, amount numeric not null,
-    primary key (table_name, key, column_name)) with (fillfactor = 70);
 create table if not exists {CONFLICTS} (
     id text primary key, at timestamptz not null, kind text not null, table_name text not null, key text not null,
     winner text not null, kept text, discarded text, resolver text not null, number bigint not null, tx text not null);
@@ -194,9 +203,15 @@ def clock_change(table: str, key: str, version: Version, previous: Version, chan
     return Upsert(CLOCKS, {"table_name": table, "key": key}, values)
 
 
-def sum_change(table: str, key: str, column: str, amount: Value) -> Upsert:
-    """Records an increment: the sum of all that were ever made is what two replicas' rows differ by."""
-    return Upsert(SUMS, {"table_name": table, "key": key, "column_name": column}, add={"amount": amount})
+def increment(table: str, key: Row, add: Row, named: str) -> Update:
+    """Adds, and records it: the sum of all increments that were ever made is what two replicas' rows differ by."""
+    return Update(table, key, add=add, must_exist=True, sum_key=named)
+
+
+def only_summed(change: Update) -> list[Change]:
+    """Records increments of a row that is not there."""
+    place = {"table_name": change.table, "key": change.sum_key}
+    return [Upsert(SUMS, {**place, "column_name": name}, add={"amount": amount}) for name, amount in change.add.items()]
 
 
 def sums_set(table: str, key: str, before: dict[str, str], after: dict[str, str]) -> list[Change]:
@@ -208,14 +223,12 @@ def sums_set(table: str, key: str, before: dict[str, str], after: dict[str, str]
     ]
 
 
-def only_adds(changes: Sequence[Change]) -> bool:
+def only_increments(changes: Sequence[Change]) -> bool:
     """Increments commute with everything: nothing has to be known of their rows, but that they are there."""
-    return all(isinstance(change, Update) and change.add and not change.values for change in changes)
-
-
-def adds_alone(changes: Sequence[Change]) -> bool:
-    """The same of a published member, where each is followed by its record."""
-    return bool(changes) and all(isinstance(record, Upsert) and record.table == SUMS for record in changes[1::2])
+    for change in changes:
+        if not isinstance(change, Update) or not change.sum_key:
+            return False
+    return bool(changes)
 
 
 def version_in(change: Upsert) -> Version:
@@ -342,12 +355,23 @@ def as_text(value: Value) -> str | None:
     return str(value)
 
 
-def rows_of(changes: Sequence[Change]) -> list[tuple[Change, Upsert]]:
-    """A published member's changes in pairs: what was done to a row, and the row's version afterwards, or the sum."""
-    pairs = []
-    for index in range(0, len(changes), 2):
-        change, clock = changes[index], changes[index + 1]
-        if not isinstance(clock, Upsert) or clock.table not in (CLOCKS, SUMS):
+class RowStep(NamedTuple):
+    """What a published member did to a row, and the row's version afterwards; increments leave the version as it is."""
+
+    place: tuple[str, str]
+    change: Change
+    clock: Upsert | None
+
+
+def rows_of(changes: Sequence[Change]) -> list[RowStep]:
+    """A published member's changes, each with the version that follows it."""
+    steps, rest = [], iter(changes)
+    for change in rest:
+        if isinstance(change, Update) and change.sum_key:
+            steps.append(RowStep((change.table, change.sum_key), change, None))
+            continue
+        clock = next(rest, None)
+        if not isinstance(clock, Upsert) or clock.table != CLOCKS:
             raise InvalidChange("a published change of a peer-to-peer set lacks its version")
-        pairs.append((change, clock))
-    return pairs
+        steps.append(RowStep((clock.key["table_name"], clock.key["key"]), change, clock))
+    return steps

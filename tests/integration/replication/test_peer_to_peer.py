@@ -13,7 +13,7 @@ import pytest
 from adapters import EmbeddedPostgres
 from replication import ReplicaSet
 from replication.conflicts.clock import wall_ms
-from replication.conflicts.tables import SUMS, rows_of, version_in
+from replication.conflicts.tables import rows_of, version_in
 from replication.participant import entry_of
 from tests.integration.replication.clusters import eventually, rows_everywhere
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
@@ -129,8 +129,8 @@ class Published:
         participant.apply_entries = noted  # type: ignore[method-assign]
 
     def _note(self, member: Member) -> None:
-        for change, clock in rows_of(member.changes):
-            if clock.table == SUMS:
+        for _, change, clock in rows_of(member.changes):
+            if clock is None:
                 continue
             told, row = json.loads(clock.values["change"]), str(clock.key["key"])
             self.seen.add((row, tuple(json.loads(clock.values["previous"]))))  # type: ignore[arg-type]
