@@ -98,35 +98,44 @@ class Machines:
         todo, sites, broker = self.todo, self.sites, self.broker
         while todo:
             node, effects = todo.popleft()
+            if node is BROKER:
+                for effect in effects:
+                    kind = type(effect)
+                    if kind is Send:
+                        following = sites[effect.link].receive(effect.message, 0.0)
+                        if following:
+                            todo.append((effect.link, following))
+                    elif kind is SetTimer and effect.key == NOTES:
+                        todo.append((BROKER, broker.timer(NOTES, 0.0)))
+                continue
             for effect in effects:
                 kind = type(effect)
                 if kind is Send:
-                    link, message = effect.link, effect.message
-                    if node is BROKER:
-                        following = sites[link].receive(message, 0.0)
-                    else:
-                        following = broker.receive(node, message, 0.0)
+                    following = broker.receive(node, effect.message, 0.0)
                     if following:
-                        todo.append((link, following))
+                        todo.append((BROKER, following))
+                elif kind in AGREEMENT:
+                    following = sites[node].call_done(effect.call, AGREEMENT[kind])
+                    if following:
+                        todo.append((node, following))
                 elif kind in AGREES:
                     todo.append((node, sites[node].call_done(effect.call, AGREES[kind](effect))))
-                elif kind is SetTimer:
-                    if effect.key == NOTES:
-                        todo.append((node, broker.timer(NOTES, 0.0)))
                 elif kind is Answer:
                     if effect.error is not None:
                         raise effect.error
                     self.answers[effect.request] = effect.value
 
 
-# A participant that agrees to everything.
+# A participant that agrees to everything: whatever it is asked, or according to what it is asked.
+AGREEMENT: dict[type[Any], Scope | None] = {
+    AskJoin: Scope.DISTRIBUTED,
+    NotifyTx: None,
+    PrepareTx: None,
+    CommitTxCall: None,
+    FinishBatch: None,
+}
 AGREES: dict[type[Any], Callable[[Any], Any]] = {
-    AskJoin: lambda call: Scope.DISTRIBUTED,
-    NotifyTx: lambda call: None,
-    PrepareTx: lambda call: None,
-    CommitTxCall: lambda call: None,
     PrepareBatch: lambda call: BatchPrepared({}, ((1,),) * len(call.members)),
-    FinishBatch: lambda call: None,
     ApplyEntries: lambda call: call.upto,
 }
 

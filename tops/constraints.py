@@ -73,7 +73,7 @@ def needs_identity(constraints: Sequence[AnyConstraint]) -> bool:
 
 def constrains_participants(constraints: Sequence[AnyConstraint]) -> bool:
     """Whether the initiator said which participants are enough; if not, everyone who joined is needed."""
-    return any(not isinstance(c, Deadline | OnlyFrom | MaxParticipants) for c in constraints)
+    return bool(constraints) and any(not isinstance(c, Deadline | OnlyFrom | MaxParticipants) for c in constraints)
 
 
 def admits(constraints: Sequence[AnyConstraint], identity: str | None, members: int) -> bool:
@@ -88,6 +88,8 @@ def admits(constraints: Sequence[AnyConstraint], identity: str | None, members: 
 
 def deadline_of(constraints: Sequence[AnyConstraint]) -> float | None:
     """The tightest deadline in seconds after `begin`, if any."""
+    if not constraints:
+        return None
     return min((c.seconds for c in constraints if isinstance(c, Deadline)), default=None)
 
 
@@ -116,6 +118,8 @@ def unmet(
     predicates: Mapping[str, Predicate],
 ) -> str | None:
     """Why these participants are not enough, or None if they are; deadlines are the coordinator's timers."""
+    if not constraints:
+        return None
     named = {i for i in identities if i is not None}
     for c in constraints:
         match c:

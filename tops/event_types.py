@@ -71,25 +71,22 @@ def problem_with_name(name: object) -> str | None:
 
 def problem_with_value(value: object, kind: AttributeKind) -> str | None:
     """Why `value` is not of `kind`; None if it is. Reads as the end of a sentence that starts with the attribute."""
-    if type(value) is bytes and kind is AttributeKind.BYTES:
-        return None  # what most values of replicated writes are
-    if kind is AttributeKind.STRUCTURE:
-        if type(value) not in (list, dict):
-            return f"is a {type(value).__name__}, not a list or a dict"
-        return _problem_with_structure(value, NESTING_MAX)
-    if type(value) is not PYTHON_TYPES[kind]:
-        return f"is a {type(value).__name__}, not a {PYTHON_TYPES[kind].__name__}"
+    if KINDS.get(type(value)) is not kind:
+        wanted = "list or a dict" if kind is AttributeKind.STRUCTURE else PYTHON_TYPES[kind].__name__
+        return f"is a {type(value).__name__}, not a {wanted}"
     match value:
-        case bool():
-            return None
+        case bytes():
+            return None  # what most values of replicated writes are
         case int():
             return None if INT_MIN <= value <= INT_MAX else "is an int that does not fit into 64 bits"
-        case float():
-            return "is NaN, which equals nothing and can't be ordered" if value != value else None
         case str():
             return None if value.isascii() or _is_unicode(value) else "contains a lone surrogate"
+        case float():
+            return "is NaN, which equals nothing and can't be ordered" if value != value else None
         case datetime() if value.tzinfo != UTC:
             return "is a datetime that is not in UTC: use .astimezone(datetime.UTC)"
+        case list() | dict():
+            return _problem_with_structure(value, NESTING_MAX)
     return None
 
 
@@ -243,6 +240,10 @@ class EventTypes:
             parent = self.whole(name).parent
             known = self._lineages[name] = (name,) if parent is None else (name, *self.lineage(parent))
         return known
+
+    def lineage_as_known(self, name: str) -> tuple[str, ...]:
+        """The lineage as far as this place can tell: of a type that is not defined here, its name."""
+        return self._lineages.get(name) or (self.lineage(name) if name in self._defined else (name,))
 
     def _with_inherited(self, child: EventType) -> EventType:
         if child.parent is None:

@@ -60,16 +60,22 @@ class Outcome(Enum):
     UNKNOWN = "unknown"  # not decided yet, or nobody who knows was reached
 
 
+# Asked for with every transaction, and an enum's members take long to find by their class.
+_LOCAL_TX, _NO_SCOPE = TxType.LOCAL, Scope.NONE
+
+
 def granted_scope(asked: Scope, limit: ScopeLimit, tx_type: TxType) -> Scope:
     """The scope a subscriber gets (thesis, table 4-A); a local transaction offers at most `LOCAL`."""
-    if tx_type is TxType.LOCAL and asked is Scope.DISTRIBUTED:
+    if tx_type is _LOCAL_TX and asked is Scope.DISTRIBUTED:
         asked = Scope.LOCAL
-    return asked if asked >= limit else Scope.NONE
+    return asked if asked >= limit else _NO_SCOPE
 
 
 def check_limit(tx_type: TxType, limit: ScopeLimit, local_outcome: LocalOutcome) -> None:
     """Refuse at `begin` what could never be honoured."""
-    if tx_type is TxType.LOCAL and limit is ScopeLimit.DISTRIBUTED:
+    if tx_type is not _LOCAL_TX:
+        return
+    if limit is ScopeLimit.DISTRIBUTED:
         raise InvalidTransaction("scope limit 'distributed' is higher than the transaction type 'local'")
-    if tx_type is TxType.LOCAL and local_outcome is LocalOutcome.FOLLOWS:
+    if local_outcome is LocalOutcome.FOLLOWS:
         raise InvalidTransaction("local_outcome 'follows' needs a distributed transaction to follow")

@@ -7,6 +7,7 @@ import pytest
 
 from tests.core.machines import BROKER, PUBLISHER, disseminated, event, member, of, posted, spec
 from tops.constraints import AnyConstraint, Deadline, MinParticipants
+from tops.core.census import Census
 from tops.core.tx_coordinator import TxCoordinator
 from tops.effects import CancelTimer, Effect, SetTimer
 from tops.ids import TxId
@@ -24,7 +25,8 @@ TX = TxId("P.1.1")
 
 
 def coordinator(*constraints: AnyConstraint, **properties: Any) -> TxCoordinator:
-    return TxCoordinator(TX, spec(*constraints, **properties), PUBLISHER, keep_events=False, predicates={})
+    wanted = spec(*constraints, **properties)
+    return TxCoordinator(TX, wanted, PUBLISHER, Census(TX, wanted, {}), keep_events=False)
 
 
 def active(*constraints: AnyConstraint, voters: str = "abc", **properties: Any) -> TxCoordinator:

@@ -46,15 +46,17 @@ def shortfall(
     """
     if not committing:
         return unmet(ready.spec.constraints, [], predicates) or "no participant is there to commit it"
-    if not constrains_participants(ready.spec.constraints):
+    constraints = ready.spec.constraints
+    if not constrains_participants(constraints):
         missing = required - committing.keys()
         if missing:
             return f"{len(missing)} participant(s) dropped out"
-    own = {key for key, m in (ready.members or {}).items() if not m.counts}
-    if not own <= committing.keys():
-        return "the publisher's own resources did not prepare"
-    counted = [m.identity for m in committing.values() if m.counts]
-    return unmet(ready.spec.constraints, counted, predicates)
+    for key, member in (ready.members or {}).items():
+        if not member.counts and key not in committing:
+            return "the publisher's own resources did not prepare"
+    if not constraints:
+        return None
+    return unmet(constraints, [m.identity for m in committing.values() if m.counts], predicates)
 
 
 def count_votes(
@@ -73,11 +75,14 @@ def count_votes(
     the rest. Replicas of one database prefer the larger class (the odd one out is sick), independent participants the
     class that excludes least (who can't is left out).
     """
-    exclusions = {key: vote.excluded for key, vote in sorted(votes.items())}
+    exclusions = {key: votes[key].excluded for key in sorted(votes)}
     differing, divergent = _differing_rows(members, votes)
-    first = next(iter(exclusions.values()), {})
-    if not gone and not differing and all(e.keys() == first.keys() for e in exclusions.values()):
-        return Verdict(frozenset(exclusions), dict(first))
+    if not gone and not differing:
+        if not any(exclusions.values()):
+            return Verdict(frozenset(exclusions), {})
+        first = next(iter(exclusions.values()))
+        if all(e.keys() == first.keys() for e in exclusions.values()):
+            return Verdict(frozenset(exclusions), dict(first))
 
     for keys in _classes(members, votes, majority_first):
         excluded = dict(exclusions[keys[0]])

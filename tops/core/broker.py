@@ -6,8 +6,7 @@ coordinator's duties for the types that meet here (`Rendezvous`). The broker tur
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import get_args
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -53,8 +52,6 @@ from tops.records import AnyRecord
 from tops.transactions import TxState
 
 TX_ROUTES_MAX = 100_000
-SEEN_AT_THE_EDGE = frozenset([StandingAnswered, CensusReplied])  # letters that tell what their sender takes
-FOLLOWING = frozenset(get_args(TxPublication)) - {CensusOpened}  # they go where the transaction was announced
 
 
 class BrokerCore:
@@ -74,8 +71,9 @@ class BrokerCore:
         self.edge = Edge()
         known = {} if predicates is None else predicates  # kept as it is: more may be registered later
         self.rendezvous = Rendezvous(name, incarnation, known, options or RendezvousOptions())
+        self._letters = self.rendezvous.letters
         self.neighbours: dict[NodeId, int] = {}  # neighbouring brokers -> their incarnation
-        self.tx_routes: OrderedDict[TxId, list[NodeId]] = OrderedDict()  # where a transaction was announced
+        self.tx_routes: OrderedDict[TxId, Sequence[NodeId]] = OrderedDict()  # where a transaction was announced
 
     # --------------------------------------------------------------------------------------------- links come and go
 
@@ -160,21 +158,18 @@ class BrokerCore:
         handle, to, body = envelope.sender.handle, envelope.to, envelope.body
         if not self.edge.claim(site, handle, to.broker):
             return []
-        incarnation = site.incarnation
-        sender = Address(self.name, handle, incarnation)
+        sender = Address(self.name, handle, site.incarnation)
         released: list[Effect] = []
-        kind = type(body)
-        if kind in SEEN_AT_THE_EDGE:
-            if type(body) is StandingAnswered:
-                self.edge.on_standing(site, body)
-            elif type(body) is CensusReplied:
-                held = self.edge.on_replied(site, body.tx, body.pseudonym)
-                released = self._release(site.name, held) if held else released
-        if to.broker != self.name or to.handle or kind is PeersAsked:
-            stamped = Envelope(to=to, sender=sender, incarnation=incarnation, body=body)
+        if type(body) is StandingAnswered:
+            self.edge.on_standing(site, body)
+        elif type(body) is CensusReplied:
+            held = self.edge.on_replied(site, body.tx, body.pseudonym)
+            released = self._release(site.name, held) if held else released
+        handler = self._letters.get(type(body)) if to.broker == self.name and not to.handle else None
+        if handler is None:
+            stamped = Envelope(to=to, sender=sender, incarnation=site.incarnation, body=body)
             return released + self._route(stamped, now)
-        handler = self.rendezvous.letters.get(kind)
-        effects = handler(body, sender, incarnation, now) if handler is not None else []
+        effects = handler(body, sender, site.incarnation, now)
         carried = self._carry_out(effects, now) if effects else effects
         return released + carried if released else carried
 
@@ -229,10 +224,7 @@ class BrokerCore:
                     carried.append(delivered)
             elif type(effect) is Disseminate:
                 publication = effect.publication
-                if type(publication) in FOLLOWING and publication.tx not in self.tx_routes:  # type: ignore[union-attr]
-                    continue  # nobody heard of its beginning
-                name, types = publication.event_type, self.rendezvous.types
-                lineage = types.lineage(name) if name in types else (name,)
+                lineage = self.rendezvous.types.lineage_as_known(publication.event_type)
                 carried += self._descend(publication, lineage, self.name, exclude if publication is done else None)
             else:
                 carried.append(effect)
@@ -258,27 +250,43 @@ class BrokerCore:
     ) -> list[Effect]:
         if type(publication) is EventsPublished:
             return self._descend_events(publication, lineage, rendezvous, exclude)
-        if type(publication) is Published:
-            links = self.table.interested(lineage, publication.event.body)
-        else:
-            links = self._links_of(publication, lineage)
-        if not links:
-            return []
+        if type(publication) is not Published:
+            return self._descend_in_tx(publication, lineage, rendezvous, exclude)
+        links = self.table.interested(lineage, publication.event.body)
         skip = (exclude, self.topology.next_hop(self.name, rendezvous))
         downward = self._downward(publication, lineage, rendezvous)
-        if type(publication) is Published:
-            return [Send(link, downward) for link in links if link not in skip]
+        return [Send(link, downward) for link in links if link not in skip]
+
+    def _descend_in_tx(
+        self, publication: TxPublication, lineage: tuple[str, ...], rendezvous: NodeId, exclude: NodeId | None
+    ) -> list[Effect]:
+        """Where the transaction was announced, to whoever takes it there; its events are not matched again."""
         tx, edge = publication.tx, self.edge
-        effects: list[Effect] = [
-            Send(link, downward)
-            for link in links
-            if link not in skip and (link not in edge.sites or edge.pass_on(link, tx, publication, lineage))
-        ]
+        links = self._announce(publication, lineage) if type(publication) is CensusOpened else self.tx_routes.get(tx)
+        if not links:
+            return []
+        downward = self._downward(publication, lineage, rendezvous)
+        effects: list[Effect] = []
+        for link in links:
+            site = edge.sites.get(link)
+            if site is not None:
+                if edge.pass_on(site, tx, publication, lineage):
+                    effects.append(Send(link, downward))
+            elif link != exclude and link != self.topology.next_hop(self.name, rendezvous):
+                effects.append(Send(link, downward))
         if type(publication) is LocalCommitOrdered or (
             type(publication) is TxAbandoned and not publication.distributed_only
         ):
             edge.end(tx, self.tx_routes.pop(tx, ()))
         return effects
+
+    def _announce(self, census: CensusOpened, lineage: tuple[str, ...]) -> Sequence[NodeId]:
+        links = self.table.interested(lineage, census.spec.attributes)
+        if links:
+            self.tx_routes[census.tx] = links
+            if len(self.tx_routes) > TX_ROUTES_MAX:
+                self.tx_routes.popitem(last=False)
+        return links
 
     def _descend_events(
         self, published: EventsPublished, lineage: tuple[str, ...], rendezvous: NodeId, exclude: NodeId | None
@@ -305,18 +313,6 @@ class BrokerCore:
                 message = self._downward(part, lineage, rendezvous)
             effects.append(Send(link, message))
         return effects
-
-    def _links_of(self, publication: TxPublication, lineage: tuple[str, ...]) -> list[NodeId]:
-        """Where the transaction was announced; its events are not matched again."""
-        if type(publication) is CensusOpened:
-            links = self.table.interested(lineage, publication.spec.attributes)
-            if not links:
-                return links
-            self.tx_routes[publication.tx] = links
-            if len(self.tx_routes) > TX_ROUTES_MAX:
-                self.tx_routes.popitem(last=False)
-            return links
-        return self.tx_routes.get(publication.tx, [])
 
     def _downward(self, publication: Publication, lineage: tuple[str, ...], rendezvous: NodeId) -> Dissemination:
         return Dissemination(

@@ -6,14 +6,16 @@ A commit that is carried out is told to the coordinator until it has noted it: i
 long as somebody may ask. That it has is mostly heard with the next prepare, see `Promises`.
 """
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from enum import Enum
 from functools import partial
+
+import msgspec
 
 from tops.core.doubt import Doubt
 from tops.core.sub_tx_executor import SubTxExecutor
 from tops.effects import CancelTimer, Effect, ForgetPromise, Memo, Post
-from tops.ids import NodeId, TxId, hashed
+from tops.ids import TxId, hashed
 from tops.messages import Address, EpochFinished, EpochId, EpochMember, EpochVoted
 
 
@@ -35,27 +37,20 @@ def epoch_key(voter: str, epoch: EpochId) -> EpochKey:
     return (voter, epoch.incarnation, epoch.number, epoch.attempt)
 
 
-class CallbackEpoch:
+class CallbackEpoch(msgspec.Struct, eq=False):
     """Collects the votes of the sub-transactions of one epoch and hands them its decision."""
 
-    def __init__(
-        self,
-        subscription: int,
-        memo: Memo,
-        executors: Mapping[TxId, SubTxExecutor],
-        brokers: Sequence[NodeId],
-        doubt_s: float,
-        finished: Callable[["CallbackEpoch"], None],
-        ended: Callable[["CallbackEpoch"], None],
-        settled: Callable[[int], list[Effect]],
-    ) -> None:
-        self.subscription, self.memo, self.executors = subscription, memo, dict(executors)
-        self.key = epoch_key(memo.voter, memo.epoch)
-        self.stage = VOTING
-        self.doubt = Doubt(memo, brokers, doubt_s)
-        self._finished_here, self._ended, self._settled = finished, ended, settled
-        self._votes: dict[TxId, str | None] = {}
-        self._unfinished: set[TxId] = set()
+    subscription: int
+    memo: Memo
+    key: EpochKey
+    executors: dict[TxId, SubTxExecutor]
+    doubt: Doubt
+    _finished_here: "Callable[[CallbackEpoch], None]"
+    _ended: "Callable[[CallbackEpoch], None]"
+    _settled: Callable[[int], list[Effect]]
+    stage: EpochStage = VOTING
+    _votes: dict[TxId, str | None] = {}
+    _unfinished: set[TxId] = set()
 
     def prepare(self, members: Sequence[EpochMember]) -> list[Effect]:
         """Ask every sub-transaction for its promise; one that is unknown here is excluded."""
@@ -160,20 +155,3 @@ class CallbackEpoch:
     def _end(self) -> None:
         self.stage = ENDED
         self._ended(self)
-
-    @classmethod
-    def recovered(
-        cls,
-        subscription: int,
-        memo: Memo,
-        executors: Mapping[TxId, SubTxExecutor],
-        brokers: Sequence[NodeId],
-        doubt_s: float,
-        finished: Callable[["CallbackEpoch"], None],
-        ended: Callable[["CallbackEpoch"], None],
-        settled: Callable[[int], list[Effect]],
-    ) -> "CallbackEpoch":
-        """Found again after a crash: promises that are still open, or none, if the commit was carried out."""
-        epoch = cls(subscription, memo, executors, brokers, doubt_s, finished, ended, settled)
-        epoch.stage = PROMISED if executors else FINISHED
-        return epoch

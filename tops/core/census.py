@@ -30,12 +30,13 @@ class Member(msgspec.Struct):
     standing: bool = False
 
 
-class Census:
+class Census(msgspec.Struct, eq=False):
     """Collects the answers for one transaction."""
 
-    def __init__(self, tx: TxId, spec: TxSpec, predicates: Mapping[str, Predicate]) -> None:
-        self.tx, self.spec, self.predicates = tx, spec, predicates
-        self.members: dict[str, Member] = {}
+    tx: TxId
+    spec: TxSpec
+    predicates: Mapping[str, Predicate]
+    members: dict[str, Member] = {}
 
     def answer(self, member: Member) -> bool:
         """Whether the answer was taken: a repeated one changes nothing, one that constraints forbid is turned away."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from tops.core.ballot import ReadyTx
-from tops.core.census import Member
+from tops.core.census import Census, Member
 from tops.core.event_coordinator import EventCoordinator
 from tops.core.known_types import KnownTypes
 from tops.core.open_transactions import OpenTransactions, RendezvousNode
@@ -28,6 +28,8 @@ from tops.messages import (
     TxSpec,
 )
 from tops.transactions import LocalOutcome, Outcome, ScopeLimit, TxState
+
+COMMITTING, FOLLOWS = TxState.COMMITTING, LocalOutcome.FOLLOWS  # looked at with every transaction
 
 
 class DistributedTransactions:
@@ -57,14 +59,10 @@ class DistributedTransactions:
     def coordinator(
         self, tx: TxId, spec: TxSpec, initiator: Address, numbering: EventCoordinator | None = None
     ) -> TxCoordinator:
-        coordinator = self._open.coordinators[tx] = TxCoordinator(
-            tx,
-            spec,
-            initiator,
-            keep_events=spec.event_type in self._known.logs_of,
-            predicates=self._node.predicates,
-            numbering=numbering,
-        )
+        census = Census(tx, spec, self._node.predicates)
+        keep_events = spec.event_type in self._known.logs_of
+        coordinator = TxCoordinator(tx, spec, initiator, census, keep_events, numbering)
+        self._open.coordinators[tx] = coordinator
         return coordinator
 
     def open(self, coordinator: TxCoordinator) -> list[Effect]:
@@ -139,7 +137,7 @@ class DistributedTransactions:
 
     def commit(self, coordinator: TxCoordinator, last_sequence: int | None) -> list[Effect]:
         effects = coordinator.commit(last_sequence)
-        if coordinator.state is TxState.COMMITTING:
+        if coordinator.state is COMMITTING:
             return effects + self._known.epochs_of(coordinator.spec).submit(coordinator.ready())
         if coordinator.failed is not None:
             return effects + self._end_failed(coordinator)
@@ -151,8 +149,8 @@ class DistributedTransactions:
         self._open.publishers.pop(ready.tx, None)
         if coordinator is not None:
             return coordinator.settled(committed)
-        follows = ready.spec.local_outcome is LocalOutcome.FOLLOWS and ready.spec.limit is not ScopeLimit.DISTRIBUTED
-        if not follows or ready.spec.event_type in self._known.logs_of:
+        follows = ready.spec.local_outcome is FOLLOWS and ready.spec.event_type not in self._known.logs_of
+        if not follows or ready.spec.limit is ScopeLimit.DISTRIBUTED:
             return []
         order = LocalCommitOrdered(tx=ready.tx, event_type=ready.spec.event_type, last_sequence=ready.last_sequence)
         reason = "the transaction aborted"

@@ -97,8 +97,7 @@ class Edge:
         """Whether the site may write to this broker under this handle: its own, or one that nobody else has here.
 
         The broker must hear when the site is gone."""
-        contacts = site.contacts.get(broker)
-        if contacts is not None and handle in contacts:  # it is the site's for as long as it stands there
+        if handle in site.contacts.get(broker, ()):  # it is the site's for as long as it stands there
             if handle != site.name:
                 site.handles.move_to_end(handle)
             return True
@@ -137,11 +136,11 @@ class Edge:
 
     # --------------------------------------------------------------------------------------------- transactions
 
-    def pass_on(self, name: NodeId, tx: TxId, publication: TxPublication, types: tuple[str, ...]) -> bool:
+    def pass_on(self, site: SiteLink, tx: TxId, publication: TxPublication, types: tuple[str, ...]) -> bool:
         """Whether a transaction's publication goes to this site now; if the site has not chosen yet it is kept."""
-        transactions = self.sites[name].transactions
+        transactions = site.transactions
         if type(publication) is CensusOpened:
-            taken = self._standing(self.sites[name], tx, publication.spec, types)
+            taken = self._standing(site, tx, publication.spec, types)
             if taken.scope is not None and not taken.takes_any():
                 return False
             transactions[tx] = taken
@@ -210,7 +209,7 @@ class Edge:
 
     def _standing(self, site: SiteLink, tx: TxId, spec: TxSpec, types: tuple[str, ...]) -> Taken:
         """What the site takes without being asked, or an open question."""
-        taken = Taken(scope=NONE, pseudonyms=set(), withheld=[])
+        taken = Taken(NONE)
         for number, s in site.subscriptions.items():
             if s.definitions[-1].name not in types or s.filter is None or not s.filter.matches(spec.attributes):
                 continue

@@ -13,6 +13,8 @@ from tops.ids import TxId, hashed
 from tops.messages import Address, EpochId, EpochVoted, TxOutcome
 from tops.transactions import Outcome
 
+COMMITTED = Outcome.COMMITTED  # an enum's members take long to find by their class
+
 
 class EpochOptions(msgspec.Struct, frozen=True):
     """`sync_window_s`: how long a vote on a durable type may take; `finish_window_s`: how long the client waits for
@@ -59,8 +61,11 @@ class Epoch(msgspec.Struct):
 
     def first_vote(self, committing: frozenset[str]) -> EpochVoted:
         """The vote whose rows and results count: the first of those that tell any."""
-        votes = [self.votes[key] for key in sorted(committing)]
-        return next((vote for vote in votes if vote.rows), votes[0])
+        keys = sorted(committing)
+        for key in keys:
+            if self.votes[key].rows:
+                return self.votes[key]
+        return self.votes[keys[0]]
 
 
 def fits(voted: EpochVoted, members: list[ReadyTx]) -> bool:
@@ -76,11 +81,12 @@ def outcomes_of(epoch: Epoch, committed: list[ReadyTx], log_number: int | None) 
     first = epoch.first_vote(epoch.committing)  # the others' rows are the same, their results may differ
     rows = first.rows or repeat(())
     results = first.results or repeat(b"")
-    told = {
-        ready.tx: TxOutcome(tx=ready.tx, outcome=Outcome.COMMITTED, log_number=log_number, rows=row, result=result)
-        for ready, row, result in zip(epoch.members, rows, results, strict=False)
-    }
-    return [(told[ready.tx], ready.publisher) for ready in committed]
+    commits = {ready.tx for ready in committed}
+    return [
+        (TxOutcome(tx=r.tx, outcome=COMMITTED, log_number=log_number, rows=row, result=result), r.publisher)
+        for r, row, result in zip(epoch.members, rows, results, strict=False)
+        if r.tx in commits
+    ]
 
 
 def hashed_all(keys: frozenset[str]) -> frozenset[str]:

@@ -90,7 +90,7 @@ class EpochCoordinator:
 
     def submit(self, *ready: ReadyTx) -> list[Effect]:
         """Transactions are ready to be prepared; they start at once, and together, if nothing is in their way."""
-        self.queue.extend(ready)
+        self.waiting.ready.extend(ready)
         self.held.update([r.tx for r in ready])
         return self.start()
 
@@ -114,8 +114,9 @@ class EpochCoordinator:
 
     def start(self) -> list[Effect]:
         """Form epochs from the queue as long as one may be in flight."""
+        queue = self.waiting.ready
         effects: list[Effect] = []
-        while self.queue and self._room():
+        while queue and self._room():
             effects += self._form()
         return effects
 
@@ -124,7 +125,7 @@ class EpochCoordinator:
         their publishers may take long to say what is to become of them."""
         if self.log is not None:
             return not self.in_flight and self.log.lost is None
-        interactive = self.queue[0].members is not None
+        interactive = self.waiting.ready[0].members is not None
         return interactive or all(m.members is not None for e in self.in_flight.values() for m in e.members)
 
     def _form(self) -> list[Effect]:
@@ -144,15 +145,17 @@ class EpochCoordinator:
         self, number: int, attempt: int, group: list[ReadyTx], voters: dict[str, Member], counted: frozenset[str]
     ) -> list[Effect]:
         epoch_id = EpochId(self.event_type, number, attempt, self.me, self.incarnation)
-        members = tuple(EpochMember(r.tx, r.last_sequence, r.events) for r in group)
-        digest = member_digest(r.tx for r in group)
-        epoch = Epoch(epoch_id, digest, group, voters, counted, votes={}, gone={}, finished=set(), outcomes=[])
-        self.in_flight[number] = epoch
+        members = tuple([EpochMember(r.tx, r.last_sequence, r.events) for r in group])
+        digest = member_digest([r.tx for r in group])
+        self.in_flight[number] = Epoch(epoch_id, digest, group, voters, counted)
         window = self.options.sync_window_s if self.log is not None else group[0].spec.vote_timeout_s
         noted = self.memory.open(number) if self.log is None else 0
         effects: list[Effect] = [
-            Post(m.address, PrepareEpoch(epoch=epoch_id, digest=digest, voter=key, members=members, noted=noted))
-            for key, m in sorted(voters.items())
+            Post(
+                voters[key].address,
+                PrepareEpoch(epoch=epoch_id, digest=digest, voter=key, members=members, noted=noted),
+            )
+            for key in sorted(voters)
         ]
         effects.append(SetTimer(("epoch", self.event_type, number), window))
         return effects
@@ -220,12 +223,15 @@ class EpochCoordinator:
         return self._resolve(epoch)
 
     def _resolve(self, epoch: Epoch) -> list[Effect]:
-        counted = epoch.counted
+        counted, votes, gone = epoch.counted, epoch.votes, epoch.gone
+        if len(epoch.voters) > len(counted):  # joiners vote, too
+            votes = {k: v for k, v in votes.items() if k in counted}
+            gone = {k: r for k, r in gone.items() if k in counted}
         verdict = count_votes(
             epoch.members,
             epoch.voters,
-            {k: v for k, v in epoch.votes.items() if k in counted},
-            {k: r for k, r in epoch.gone.items() if k in counted},
+            votes,
+            gone,
             counted,
             self.predicates,
             majority_first=self.log is not None,
@@ -233,14 +239,12 @@ class EpochCoordinator:
         alarms: list[Effect] = [Alarm("rows-differ", text) for text in verdict.divergent]
         if verdict.again:
             return alarms + self._try_again(epoch, verdict)
-        if verdict.committing and len(verdict.excluded) < len(epoch.members):
+        if len(votes) < len(epoch.votes) and verdict.committing and len(verdict.excluded) < len(epoch.members):
             verdict.committing |= self._timely_joiners(epoch, verdict)
         return alarms + self._apply(epoch, verdict)
 
     def _timely_joiners(self, epoch: Epoch, verdict: Verdict) -> set[str]:
         """Replicas that are joining commit too if they prepared the very same members in time, and are welcome."""
-        if epoch.votes.keys() <= epoch.counted:
-            return set()  # nobody is joining
         rows = epoch.first_vote(verdict.committing).rows
         timely = {
             key
@@ -290,7 +294,7 @@ class EpochCoordinator:
             return self._undo(epoch) + aborts + self._end(epoch, void=True) + self.start()
         epoch.stage = FINISHING
         epoch.committing = epoch.decided = verdict.committing
-        epoch.committed = tuple(m.tx for m in committed)
+        epoch.committed = tuple([m.tx for m in committed])
         number = epoch.id.number
         epoch.outcomes = outcomes_of(epoch, committed, number if self.log is not None else None)
         for outcome, _ in epoch.outcomes:

@@ -4,33 +4,37 @@ It sits at the initiator's site for private transactions and at the rendezvous b
 place where sequence numbers are made.
 """
 
+import msgspec
+
 from tops.errors import TransactionClosed
 from tops.ids import NodeId, TxId
 from tops.messages import Event, TxPublished
 from tops.transactions import TxState
 
+CENSUS, ACTIVE = TxState.CENSUS, TxState.ACTIVE  # looked at with every event
 
-class EventCoordinator:
+
+class EventCoordinator(msgspec.Struct, eq=False):
     """Admits events to one transaction and numbers them 1, 2, 3, …"""
 
-    def __init__(self, tx: TxId, event_type: str) -> None:
-        self.tx, self.event_type = tx, event_type
-        self.last_sequence = 0
-        self.state = TxState.CENSUS
-        self.publishing: set[tuple[NodeId, int]] = set()  # public publishers that have not said they are done
-        self.admitted: dict[tuple[NodeId, int, int], int] = {}  # (publisher, its life, its request) -> sequence number
+    tx: TxId
+    event_type: str
+    last_sequence: int = 0
+    state: TxState = CENSUS
+    publishing: set[tuple[NodeId, int]] = set()  # public publishers that have not said they are done
+    admitted: dict[tuple[NodeId, int, int], int] = {}  # (publisher, its life, its request) -> sequence number
 
     def open(self) -> None:
         """The census went well: events are accepted from here on."""
-        if self.state is TxState.CENSUS:
-            self.state = TxState.ACTIVE
+        if self.state is CENSUS:
+            self.state = ACTIVE
 
     def admit(self, event: Event, publisher: tuple[NodeId, int] | None = None, request: int = 0) -> TxPublished:
         """The numbered event; refused with `TransactionClosed` unless the transaction is active.
 
         Whoever publishes from elsewhere looks first whether its request is among the `admitted`.
         """
-        if self.state is not TxState.ACTIVE:
+        if self.state is not ACTIVE:
             raise TransactionClosed(self.tx, self.state.value)
         self.last_sequence += 1
         if publisher is not None:

@@ -93,8 +93,12 @@ class KnownTypes:
         """Why the coordinator does not take this transaction, or None."""
         if spec.event_type not in self.types:
             return UNKNOWN_TYPE.format(spec.event_type)
-        independent = spec.local_outcome is LocalOutcome.INDEPENDENT and spec.limit is not ScopeLimit.DISTRIBUTED
-        if spec.event_type in self.logs_of and spec.tx_type is TxType.DISTRIBUTED and independent:
+        if (
+            spec.event_type in self.logs_of
+            and spec.tx_type is TxType.DISTRIBUTED
+            and spec.local_outcome is LocalOutcome.INDEPENDENT
+            and spec.limit is not ScopeLimit.DISTRIBUTED
+        ):
             return "on a durable type local subscribers go by the log: use local_outcome 'follows'"
         try:
             check_limit(spec.tx_type, spec.limit, spec.local_outcome)

@@ -48,7 +48,7 @@ class OpenTransactions:
         Brokers vouch for a sender's name and life; where it is connected may have changed.
         """
         initiator = owner.initiator
-        own = (sender.handle, sender.incarnation) == (initiator.handle, initiator.incarnation)
+        own = sender.handle == initiator.handle and sender.incarnation == initiator.incarnation
         return own or owner.spec.access is Access.PUBLIC
 
     def published_by(self, tx: TxId, numbering: EventCoordinator | None, life: tuple[NodeId, int]) -> bool:

@@ -17,6 +17,8 @@ from tops.transactions import Outcome
 
 _MADE = re.compile(r"(.*)\.([0-9]{1,19})\.([0-9]{1,19})", re.DOTALL)
 
+COMMITTED = Outcome.COMMITTED  # looked at with every transaction
+
 
 class Outcomes:
     """The ends of the transactions of one coordinator."""
@@ -75,7 +77,7 @@ class Outcomes:
 
     def settle(self, outcome: TxOutcome, publisher: Address | None) -> list[Effect]:
         """A transaction ended: tell its publisher and whoever asked meanwhile."""
-        if outcome.outcome is Outcome.COMMITTED:
+        if outcome.outcome is COMMITTED:
             self.remember(outcome)
         else:
             self.aborted[outcome.tx] = outcome.reason

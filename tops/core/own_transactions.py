@@ -42,6 +42,8 @@ from tops.messages import (
 from tops.transactions import Access, Outcome, TxState, TxType, check_limit
 
 ENDED_MAX = 1000
+# Looked at with every transaction, and an enum's members take long to find by their class.
+CENSUS, ACTIVE, PUBLIC, DISTRIBUTED = TxState.CENSUS, TxState.ACTIVE, Access.PUBLIC, TxType.DISTRIBUTED
 
 
 class OwnTransactions:
@@ -67,24 +69,24 @@ class OwnTransactions:
         if error is not None:
             return [Answer(request, error=error)]
         coordinator = self.directory.coordinator_of(spec.event_type)
-        if spec.access is Access.PUBLIC:
+        if spec.access is PUBLIC:
             begin_public = BeginPublic(request=request, spec=spec)
             self.opening[request] = (begin_public, 0.0)
             return [Post(Address(coordinator), begin_public)]
         tx = self._new_id()
-        if spec.tx_type is TxType.DISTRIBUTED:
+        if spec.tx_type is DISTRIBUTED:
             name = self.resources.new_name() if own is not None else None
             begin = BeginTx(tx=tx, spec=spec, own=name)
-            own_tx = self.transactions[tx] = PublisherTx(tx, spec, coordinator, begin)
-            own_tx.opening = request
+            own_tx = self.transactions[tx] = PublisherTx.begun(tx, spec, coordinator)
+            own_tx.begin_message, own_tx.opening = begin, request
             own_tx.own = (own, name) if own is not None and name is not None else None
             return [Post(Address(coordinator), begin)]
-        own_tx = self.transactions[tx] = PublisherTx(tx, spec, coordinator)
+        own_tx = self.transactions[tx] = PublisherTx.begun(tx, spec, coordinator)
         announced = CensusOpened(
             tx=tx, spec=spec, coordinator=coordinator, incarnation=self.incarnation, initiator=Address(coordinator)
         )
         own_tx.opening = request
-        return [Disseminate(announced), *own_tx.on_opened(TxOpened(tx=tx, state=TxState.ACTIVE))]
+        return [Disseminate(announced), *own_tx.on_opened(TxOpened(tx=tx, state=ACTIVE))]
 
     def execute(self, request: int, spec: TxSpec, events: tuple[Event, ...]) -> list[Effect]:
         """A one-shot: begin, all events and commit in one message; answered with the outcome."""
@@ -134,7 +136,7 @@ class OwnTransactions:
             return None
         if not self.resources.knows(own):
             return InvalidTransaction("these resources are not enlisted here: call enlist() first")
-        if spec.tx_type is not TxType.DISTRIBUTED or spec.access is not Access.PRIVATE:
+        if spec.tx_type is not DISTRIBUTED or spec.access is not Access.PRIVATE:
             return InvalidTransaction("a publisher's own resources take part in private distributed transactions only")
         return None
 
@@ -148,29 +150,31 @@ class OwnTransactions:
             if public is None:
                 return []
             spec = public[0].spec
-            own_tx = PublisherTx(opened.tx, spec, self.directory.coordinator_of(spec.event_type))
+            own_tx = PublisherTx.begun(opened.tx, spec, self.directory.coordinator_of(spec.event_type))
             own_tx.opening = opened.request
-            if opened.state is not TxState.CENSUS:
+            if opened.state is not CENSUS:
                 return own_tx.on_opened(opened)
             self.transactions[opened.tx] = own_tx
             return []
         known = self.transactions.get(opened.tx)
         if known is None:
             return []
-        new = known.state is TxState.CENSUS
+        new = known.state is CENSUS
         effects = known.on_opened(opened)
-        if new and known.state is TxState.ACTIVE and known.own is not None:
-            number, name = known.own
-            effects = self.resources.begin(number, known.tx, known.spec, known.coordinator, name) + effects
-        if known.state in (TxState.ABORTED, TxState.CENSUS_UNFULFILLED):
+        if known.state is ACTIVE:
+            if new and known.own is not None:
+                number, name = known.own
+                effects = self.resources.begin(number, known.tx, known.spec, known.coordinator, name) + effects
+        elif known.state in (TxState.ABORTED, TxState.CENSUS_UNFULFILLED):
             del self.transactions[opened.tx]
         return effects
 
     def contribute(self, tx: TxId, spec: TxSpec) -> None:
         """Publish in somebody else's public transaction, whose announcement this site has seen."""
         if tx not in self.transactions and tx not in self.ended:
-            own_tx = self.transactions[tx] = PublisherTx(tx, spec, self.directory.coordinator_of(spec.event_type))
-            own_tx.state, own_tx.contributed = TxState.ACTIVE, True
+            coordinator = self.directory.coordinator_of(spec.event_type)
+            own_tx = self.transactions[tx] = PublisherTx.begun(tx, spec, coordinator)
+            own_tx.state, own_tx.contributed = ACTIVE, True
             own_tx.operator = tx.rsplit(".", 2)[0] not in self.directory.brokers  # public ones have ids from brokers
 
     def tx_publish(self, request: int, tx: TxId, event: Event) -> list[Effect]:
@@ -278,7 +282,7 @@ class OwnTransactions:
         effects: list[Effect] = []
         for known in list(self.transactions.values()):
             effects += known.repeat(elapsed_s, self.give_up_s)
-            if known.state is TxState.CENSUS and not known.waits():
+            if known.state is CENSUS and not known.waits():
                 del self.transactions[known.tx]  # given up before the application learnt its id
         for question, _ in self.asking.values():
             effects += self._ask(question)

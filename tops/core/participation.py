@@ -168,11 +168,11 @@ class Participation:
     def _census(self, census: CensusOpened, lineage: Sequence[str], link: NodeId) -> list[Effect]:
         if census.tx in self.ended:
             return []  # met again on a slower path
+        known = self.executors.get(census.tx, ())
         asked: list[SubTxExecutor] = []
         effects: list[Effect] = []
         for s in self.subscriptions.values():
-            known = s.number in self.executors.get(census.tx, {})
-            if known or not s.matches(lineage, census.spec.attributes):
+            if s.number in known or not s.matches(lineage, census.spec.attributes):
                 continue
             if s.replica is not None and census.spec.census is not None:
                 s.replica.expect(census.tx)
@@ -183,7 +183,7 @@ class Participation:
             else:
                 executor = self.sub_transactions.open(s, census.tx, census.spec, Pseudonym(self.entropy(16).hex()))
                 asked.append(executor)
-        return effects + self._ask(census, asked, link)
+        return effects + self._ask(census, asked, link) if asked else effects
 
     def _standing_participant(self, s: Subscription, census: CensusOpened) -> list[Effect]:
         granted = granted_scope(DISTRIBUTED, census.spec.limit, census.spec.tx_type)
@@ -196,17 +196,16 @@ class Participation:
 
     def _ask(self, census: CensusOpened, asked: list[SubTxExecutor], link: NodeId) -> list[Effect]:
         """Let every subscription choose; when all have, the broker learns what the site takes as a whole."""
-        waiting = {e.subscription for e in asked}
+        waiting = len(asked)
         effects: list[Effect] = []
 
         def chosen(executor: SubTxExecutor) -> list[Effect]:
-            waiting.discard(executor.subscription)
+            nonlocal waiting
+            waiting -= 1
             replies = executor.reply() if executor.scope is DISTRIBUTED else []
-            if waiting:
-                return replies
+            if waiting or (replies and len(asked) == 1):
+                return replies  # when it is the only one the broker sees it in the reply
             scopes = [e.scope for e in asked]
-            if scopes == [DISTRIBUTED]:
-                return replies  # the broker sees it in the reply
             others = max((x for x in scopes if x is not DISTRIBUTED), default=NONE)
             choice = ScopeChosen(tx=census.tx, scope=others, distributed=DISTRIBUTED in scopes)
             return [*replies, Send(link, choice)]
@@ -217,7 +216,7 @@ class Participation:
                 effects += executor.ask(census.initiator, chosen)
             else:
                 effects += executor.take(granted_scope(scope, census.spec.limit, census.spec.tx_type))
-                waiting.discard(executor.subscription)
+                waiting -= 1
         return effects
 
     # ------------------------------------------------------------------------------------------------- doubt, time

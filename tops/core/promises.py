@@ -7,7 +7,8 @@ keeps its promises itself (`EpochExecutor`) and is only found here.
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from tops.core.callback_epoch import CallbackEpoch, EpochKey, epoch_key
+from tops.core.callback_epoch import CallbackEpoch, EpochKey, EpochStage, epoch_key
+from tops.core.doubt import Doubt
 from tops.core.remembering import trim
 from tops.core.sub_transactions import SubTransactions
 from tops.core.sub_tx_executor import SubTxExecutor
@@ -78,7 +79,7 @@ class Promises:
             known = self.epochs.get((*key[:3], attempt))
             if known is not None:
                 effects += known.superseded({m.tx for m in prepare.members})
-        memo = Memo(prepare.epoch, prepare.digest, prepare.voter, tuple(m.tx for m in prepare.members))
+        memo = Memo(prepare.epoch, prepare.digest, prepare.voter, tuple([m.tx for m in prepare.members]))
         executors: dict[TxId, SubTxExecutor] = {}
         for member in prepare.members:
             executor = self._sub_transactions.get(member.tx, number)
@@ -87,17 +88,7 @@ class Promises:
                 effects += begun
             if executor is not None:
                 executors[member.tx] = executor
-        epoch = CallbackEpoch(
-            number,
-            memo,
-            executors,
-            self._brokers,
-            self._doubt_s,
-            self._epoch_finished,
-            self._epoch_ended,
-            self._next_turn,
-        )
-        self._open_epoch(epoch)
+        epoch = self._open_epoch(number, memo, key, executors)
         return effects + epoch.prepare(prepare.members)
 
     def _decline(self, number: int, prepare: PrepareEpoch) -> list[Effect]:
@@ -142,12 +133,17 @@ class Promises:
         later = self._retried.get(key[:3]) if self._retried else None
         return later is not None and later.memo.epoch.attempt > key[3]
 
-    def _open_epoch(self, epoch: CallbackEpoch) -> None:
-        key = epoch.key
-        self.epochs[key] = epoch
+    def _open_epoch(
+        self, number: int, memo: Memo, key: EpochKey, executors: dict[TxId, SubTxExecutor]
+    ) -> CallbackEpoch:
+        doubt = Doubt(memo, self._brokers, self._doubt_s)
+        epoch = self.epochs[key] = CallbackEpoch(
+            number, memo, key, executors, doubt, self._epoch_finished, self._epoch_ended, self._next_turn
+        )
         if key[3] > 1:
             self._retried[key[:3]] = epoch
-        self._voters.promise(epoch.memo.voter)
+        self._voters.promise(memo.voter)
+        return epoch
 
     def _epoch_finished(self, epoch: CallbackEpoch) -> None:
         self._finished.setdefault(coordinator_life(epoch.memo.epoch), {})[epoch.key] = epoch
@@ -175,11 +171,13 @@ class Promises:
 
     def on_decided(self, decided: EpochDecided) -> list[Effect]:
         self._remember(decided.epoch, decided.digest, decided.committing)
-        waiting = self._turns.withdraw(self._voters.subscription(decided.voter), decided.epoch)
-        if waiting is not None:
-            effects = self._abandon(self._voters.subscription(decided.voter), waiting, "it was decided without a vote")
-            self._release(waiting.voter)
-            return effects
+        if self._turns.waiting:
+            number = self._voters.subscription(decided.voter)
+            withdrawn = self._turns.withdraw(number, decided.epoch)
+            if withdrawn is not None:
+                effects = self._abandon(number, withdrawn, "it was decided without a vote")
+                self._release(withdrawn.voter)
+                return effects
         return self._learn(decided.voter, decided.epoch, decided.digest, decided.committing)
 
     def _remember(self, epoch: EpochId, digest: str, committing: frozenset[str]) -> None:
@@ -257,17 +255,9 @@ class Promises:
             for tx in promise.transactions:
                 spec = TxSpec(memo.epoch.event_type, TxType.DISTRIBUTED)
                 executors[tx] = self._sub_transactions.recover(tx, number, spec, memo)
-            epoch = CallbackEpoch.recovered(
-                number,
-                memo,
-                executors,
-                self._brokers,
-                self._doubt_s,
-                self._epoch_finished,
-                self._epoch_ended,
-                self._next_turn,
-            )
-            self._open_epoch(epoch)
+            epoch = self._open_epoch(number, memo, epoch_key(memo.voter, memo.epoch), executors)
+            # Without anything that is still open the commit was carried out.
+            epoch.stage = EpochStage.PROMISED if executors else EpochStage.FINISHED
             effects += epoch.on_timer()
         return effects
 

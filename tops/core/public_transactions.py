@@ -9,6 +9,7 @@ from tops.core.local_relay import LocalRelay
 from tops.core.local_transactions import LocalTransactions
 from tops.core.open_transactions import OpenTransactions, RendezvousNode
 from tops.core.outcomes import Outcomes
+from tops.core.tx_coordinator import TxCoordinator
 from tops.effects import Effect, Post
 from tops.errors import TransactionClosed
 from tops.ids import NodeId, TxId, tx_id
@@ -78,7 +79,7 @@ class PublicTransactions:
     def on_publish(self, m: PublishInTx, sender: Address, incarnation: int, now: float) -> list[Effect]:
         owner = self._open.owner(m.tx)
         numbering = owner.numbering if owner is not None and self._open.may_speak(owner, sender) else None
-        if numbering is None:
+        if owner is None or numbering is None:
             answer = PublishInTxAnswered(tx=m.tx, request=m.request, sequence=None, state=TxState.ABORTED)
             return [Post(sender, answer)]
         publisher = (NodeId(sender.handle), incarnation)
@@ -94,17 +95,15 @@ class PublicTransactions:
             answer = PublishInTxAnswered(tx=m.tx, request=m.request, sequence=None, state=numbering.state)
             return [Post(sender, answer)]
         answer = PublishInTxAnswered(tx=m.tx, request=m.request, sequence=published.sequence, state=numbering.state)
-        if new and owner is not None and sender != owner.initiator:
+        if new and sender != owner.initiator:
             self._outcomes.askers.setdefault(m.tx, []).append(sender)  # every publisher hears how it ends
-        return [*self.on_event(published), Post(sender, answer)]
+        return [*self.on_event(owner, published), Post(sender, answer)]
 
-    def on_event(self, published: TxPublished) -> list[Effect]:
-        """A numbered event of any transaction; one that is not open here is nobody's any more."""
-        relay = self._open.relays.get(published.tx)
-        if relay is not None:
-            return self._local.on_event(relay, published)
-        coordinator = self._open.coordinators.get(published.tx)
-        return [] if coordinator is None else self._distributed.on_event(coordinator, published)
+    def on_event(self, owner: TxCoordinator | LocalRelay, published: TxPublished) -> list[Effect]:
+        """A numbered event of any transaction that is open here."""
+        if isinstance(owner, LocalRelay):
+            return self._local.on_event(owner, published)
+        return self._distributed.on_event(owner, published)
 
     def on_done(self, m: PublisherDone, sender: Address, incarnation: int, now: float) -> list[Effect]:
         owner = self._open.owner(m.tx)

@@ -4,6 +4,8 @@ Answers can get lost with a link or a broker. Whatever is open is asked for agai
 since the other side recognises repetitions, a one-shot by asking for its outcome.
 """
 
+import msgspec
+
 from tops.core.event_coordinator import EventCoordinator
 from tops.effects import Answer, Disseminate, Effect, Post, TxEnded
 from tops.errors import (
@@ -31,40 +33,42 @@ from tops.messages import (
 )
 from tops.transactions import Access, Outcome, TxState
 
-CENSUS, CENSUS_UNFULFILLED, ACTIVE, COMMITTING, COMMITTED, ABORTED = TxState  # looked at with every message
+# Looked at with every message, and an enum's members take long to find by their class.
+CENSUS, CENSUS_UNFULFILLED, ACTIVE, COMMITTING, COMMITTED, ABORTED = TxState
+PRIVATE, COMMIT = Access.PRIVATE, Outcome.COMMITTED
 
 
-class PublisherTx:
+class PublisherTx(msgspec.Struct, eq=False):
     """One transaction, seen from the site that publishes in it."""
 
-    def __init__(
-        self, tx: TxId, spec: TxSpec, coordinator: NodeId, begin: BeginTx | None = None, *, one_shot: bool = False
-    ) -> None:
-        self.tx, self.spec, self.coordinator = tx, spec, coordinator
-        self.state = CENSUS
-        self.begin_message = begin  # repeated until the census has ended
-        numbers = spec.access is Access.PRIVATE and not one_shot
-        self.numbering = EventCoordinator(tx, spec.event_type) if numbers else None
-        self.opening: int | None = None  # the request that waits for the census
-        self.ending: list[int] = []  # requests that wait for the outcome
-        self.publishing: dict[int, Event] = {}  # public: requests that wait for a sequence number
-        self.wish: str | None = None  # "commit" or "abort", once asked for
-        self.reason = ""
-        self.outcome: TxOutcome | None = None
-        self.waited_s = 0.0
-        self.one_shot = one_shot
-        self.unchecked = False  # the application was told that votes are missing, and may not come back
-        self.contributed = False  # somebody else's transaction
-        self.own: tuple[int, Pseudonym] | None = None  # resources of the site's own that take part, and their name
-        self.operator = False  # somebody else's private one, which this site can only end
+    tx: TxId
+    spec: TxSpec
+    coordinator: NodeId
+    numbering: EventCoordinator | None = None  # where the site is the only publisher
+    begin_message: BeginTx | None = None  # repeated until the census has ended
+    state: TxState = CENSUS
+    opening: int | None = None  # the request that waits for the census
+    ending: list[int] = []  # requests that wait for the outcome
+    publishing: dict[int, Event] = {}  # public: requests that wait for a sequence number
+    wish: str | None = None  # "commit" or "abort", once asked for
+    reason: str = ""
+    outcome: TxOutcome | None = None
+    waited_s: float = 0.0
+    one_shot: bool = False
+    unchecked: bool = False  # the application was told that votes are missing, and may not come back
+    contributed: bool = False  # somebody else's transaction
+    own: tuple[int, Pseudonym] | None = None  # resources of the site's own that take part, and their name
+    operator: bool = False  # somebody else's private one, which this site can only end
+
+    @classmethod
+    def begun(cls, tx: TxId, spec: TxSpec, coordinator: NodeId) -> "PublisherTx":
+        """One whose events are numbered here if nobody else publishes in it."""
+        return cls(tx, spec, coordinator, EventCoordinator(tx, spec.event_type) if spec.access is PRIVATE else None)
 
     @classmethod
     def of_one_shot(cls, tx: TxId, spec: TxSpec, coordinator: NodeId, request: int) -> "PublisherTx":
         """One that is committing from its beginning, on behalf of that request."""
-        own_tx = cls(tx, spec, coordinator, one_shot=True)
-        own_tx.state, own_tx.wish = TxState.COMMITTING, "commit"
-        own_tx.ending.append(request)
-        return own_tx
+        return cls(tx, spec, coordinator, state=COMMITTING, wish="commit", ending=[request], one_shot=True)
 
     # ------------------------------------------------------------------------------------------------------ opening
 
@@ -139,7 +143,7 @@ class PublisherTx:
         if known is not None and (outcome.locals_wait or not known.locals_wait):
             return []
         self.outcome = outcome
-        committed = outcome.outcome is Outcome.COMMITTED
+        committed = outcome.outcome is COMMIT
         self.state = COMMITTED if committed else ABORTED
         ended: list[Effect] = [] if known is not None else [TxEnded(self.tx, committed, outcome.reason)]
         if outcome.locals_wait:
@@ -158,9 +162,11 @@ class PublisherTx:
         return ended + answers
 
     def _answer(self, request: int, outcome: TxOutcome, aborting: bool = False) -> Effect:
+        if outcome.outcome is COMMIT:
+            return Answer(request, outcome)
         if outcome.outcome is Outcome.UNKNOWN:
             return Answer(request, error=OutcomeUnknown(self.tx, self.coordinator))
-        if outcome.outcome is Outcome.COMMITTED or aborting:
+        if aborting:
             return Answer(request, outcome)
         return Answer(request, error=TransactionAborted(self.tx, outcome.reason))
 

@@ -13,6 +13,7 @@ from tops.core.ballot import ReadyTx
 from tops.core.distributed_transactions import DistributedTransactions, membership
 from tops.core.event_log import Feed
 from tops.core.known_types import KnownTypes
+from tops.core.local_relay import LocalRelay
 from tops.core.local_transactions import LocalTransactions
 from tops.core.log_keeper import LogKeeper
 from tops.core.lost_tails import LostTails
@@ -80,6 +81,8 @@ from tops.transactions import Outcome, TxState, TxType
 
 __all__ = ["Rendezvous", "RendezvousOptions"]
 
+COMMITTING = TxState.COMMITTING  # looked at with every commit
+
 
 class Rendezvous:
     """The coordinator's side of all event types that meet at this broker."""
@@ -142,7 +145,7 @@ class Rendezvous:
             owner = self.open.owner(publication.tx)
             if owner is None or not self.open.may_speak(owner, publisher):
                 return []
-            return self.public.on_event(publication)
+            return self.public.on_event(owner, publication)
         if type(publication) is Published:
             return self.log_keeper.on_published(publication, publisher)
         if type(publication) is EventsPublished:
@@ -164,17 +167,15 @@ class Rendezvous:
 
     def _commit(self, m: CommitTx, sender: Address, incarnation: int, now: float) -> list[Effect]:
         owner = self.open.owner(m.tx)
-        if owner is not None and not self.open.may_speak(owner, sender):
-            return []
-        relay = self.relays.get(m.tx)
-        if relay is not None:
-            return self.local.commit(relay, m.last_sequence)
-        coordinator = self.coordinators.get(m.tx)
-        if coordinator is None:
+        if owner is None:
             return self._ended(m, sender)
-        if coordinator.state is TxState.COMMITTING:
-            return self.known.epochs_of(coordinator.spec).wait_again(m.tx)
-        return self.distributed.commit(coordinator, m.last_sequence)
+        if not self.open.may_speak(owner, sender):
+            return []
+        if isinstance(owner, LocalRelay):
+            return self.local.commit(owner, m.last_sequence)
+        if owner.state is COMMITTING:
+            return self.known.epochs_of(owner.spec).wait_again(m.tx)
+        return self.distributed.commit(owner, m.last_sequence)
 
     def _settled(self, ready: ReadyTx, committed: bool) -> list[Effect]:
         """An epoch decided one of its members."""
@@ -192,15 +193,13 @@ class Rendezvous:
 
     def _abort(self, m: AbortTx, sender: Address, incarnation: int, now: float) -> list[Effect]:
         owner = self.open.owner(m.tx)
-        if owner is not None and not m.operator and not self.open.may_speak(owner, sender):
-            return []
-        relay = self.relays.get(m.tx)
-        if relay is not None:
-            return self.local.end(relay, Outcome.ABORTED, m.reason)
-        coordinator = self.coordinators.get(m.tx)
-        if coordinator is None:
+        if owner is None:
             return self._ended(m, sender)
-        return self.distributed.abort(coordinator, m.reason, sender)
+        if not m.operator and not self.open.may_speak(owner, sender):
+            return []
+        if isinstance(owner, LocalRelay):
+            return self.local.end(owner, Outcome.ABORTED, m.reason)
+        return self.distributed.abort(owner, m.reason, sender)
 
     def _participant_lost(self, m: ParticipantLost, sender: Address, incarnation: int, now: float) -> list[Effect]:
         return self._lose(m.handles, "the participant died")

@@ -7,7 +7,7 @@ A link's interest is kept as the filters that are not covered by others; only ch
 
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from tops.core.covering import minimal_cover
@@ -18,6 +18,7 @@ from tops.filters import Filter
 from tops.ids import NodeId
 
 EVERYTHING = Filter.everything()
+LINEAGES_MAX = 10_000
 
 
 @lru_cache(maxsize=4096)
@@ -72,6 +73,7 @@ class RoutingTable:
         self._index: dict[str, FilterIndex[NodeId]] = {}
         self._announced: dict[tuple[str, NodeId], frozenset[Filter]] = {}
         self._narrow: dict[str, int] = {}  # type -> how many of its filters ask for anything in particular
+        self._unfiltered: dict[tuple[str, ...], list[NodeId]] = {}  # lineage -> links, while nothing changes
 
     def add(self, link: NodeId, definitions: tuple[EventType, ...], interest: Filter) -> None:
         name = self.types.define_all(definitions).name
@@ -102,6 +104,7 @@ class RoutingTable:
         return touched
 
     def _count(self, event_type: str, interest: Filter, change: int) -> None:
+        self._unfiltered.clear()
         if interest != EVERYTHING:
             self._narrow[event_type] = self._narrow.get(event_type, 0) + change
 
@@ -114,14 +117,22 @@ class RoutingTable:
             found.update((link, None) for link, filters in self._interest.get(name, {}).items() if filters)
         return list(found)
 
-    def interested(self, lineage: Iterable[str], attributes: Mapping[str, object]) -> list[NodeId]:
+    def interested(self, lineage: tuple[str, ...], attributes: Mapping[str, object]) -> Sequence[NodeId]:
         """The links behind which somebody wants this, by the type or one of its ancestors."""
+        known = self._unfiltered.get(lineage)
+        if known is not None:
+            return known
         found: dict[NodeId, None] = {}
         for name in lineage:
             index = self._index.get(name)
             if index is not None:
                 found.update(dict.fromkeys(index.match(attributes)))
-        return list(found)
+        links = list(found)
+        if not any(map(self._narrow.get, lineage)):  # the attributes make no difference
+            if len(self._unfiltered) >= LINEAGES_MAX:
+                self._unfiltered.clear()
+            self._unfiltered[lineage] = links
+        return links
 
     def changes_for(self, parent: NodeId, event_type: str) -> tuple[list[Filter], list[Filter]]:
         """What to tell the next hop towards the rendezvous since we last told it: filters to add, filters to remove.

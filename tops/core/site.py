@@ -61,7 +61,6 @@ from tops.messages import (
 from tops.transactions import LocalOutcome, TxType
 
 RETRY = ("retry",)
-OUTWARD = frozenset([Post, Disseminate])  # effects that become messages on the link
 NOWHERE = NodeId("")  # a site does not know where it is; its broker does
 # Participants speak under the name they vote under; everybody else under the site's.
 HANDLES = {
@@ -386,11 +385,14 @@ class SiteCore:
         if link is None:
             return [effect for effect in effects if not isinstance(effect, Post | Disseminate)]
         for index, effect in enumerate(effects):
-            if type(effect) in OUTWARD:
-                if type(effect) is Post:
-                    effects[index] = Send(link, self._envelope(effect.to, effect.letter))
-                elif type(effect) is Disseminate:
-                    effects[index] = Send(link, self._dissemination(effect.publication))
+            if type(effect) is Post:
+                letter = effect.letter
+                handle = HANDLES.get(type(letter))
+                sender = self._address if handle is None else Address(NOWHERE, handle(letter))
+                envelope = Envelope(to=effect.to, sender=sender, incarnation=self.incarnation, body=letter)
+                effects[index] = Send(link, envelope)
+            elif type(effect) is Disseminate:
+                effects[index] = Send(link, self._dissemination(effect.publication))
         return effects
 
     def _request(self, effects: list[Effect]) -> list[Effect]:
@@ -401,21 +403,16 @@ class SiteCore:
             carried.append(SetTimer(RETRY, self.options.retry_s))
         return carried
 
-    def _envelope(self, to: Address, letter: Letter) -> Envelope:
-        speaks_as = HANDLES.get(type(letter))
-        sender = self._address if speaks_as is None else Address(NOWHERE, speaks_as(letter))
-        return Envelope(to=to, sender=sender, incarnation=self.incarnation, body=letter)
-
     def _dissemination(self, publication: Publication) -> Dissemination:
-        event_type = publication.event_type
+        route = self.directory.route(publication.event_type)
         return Dissemination(
-            rendezvous=self.directory.coordinator_of(event_type),
+            rendezvous=route.coordinator,
             upward=True,
-            early=not self.types.whole(event_type).durable,
+            early=not route.durable,
             sender=self._unsigned,
             incarnation=self.incarnation,
             publication=publication,
-            lineage=self.types.lineage(event_type),
+            lineage=route.lineage,
         )
 
 

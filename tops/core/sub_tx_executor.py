@@ -54,6 +54,7 @@ class SubTxState(Enum):
 # Looked at with every message, and an enum's members take long to find by their class.
 ASKED, ENLISTED, ACTIVE, PROMISED, ENDED = SubTxState
 NONE, NON_TRANSACTIONAL, LOCAL, DISTRIBUTED = Scope
+LOCAL_TX = TxType.LOCAL
 
 
 Voted = Callable[[str | None], list[Effect]]
@@ -107,11 +108,11 @@ class SubTxExecutor:
         def answered(asked: Scope) -> list[Effect]:
             if self.state is not ASKED:
                 return []
-            alarms: list[Effect] = []
-            if asked is DISTRIBUTED and self.spec.tx_type is TxType.LOCAL:
-                alarms = [Alarm("wrong-scope", f"{self.tx} is local: on_join asked for the distributed scope")]
-                asked = NONE
-            return alarms + self.take(granted_scope(asked, self.spec.limit, self.spec.tx_type)) + chosen(self)
+            spec = self.spec
+            if asked is DISTRIBUTED and spec.tx_type is LOCAL_TX:
+                alarm = Alarm("wrong-scope", f"{self.tx} is local: on_join asked for the distributed scope")
+                return [alarm, *self.take(NONE), *chosen(self)]
+            return self.take(granted_scope(asked, spec.limit, spec.tx_type)) + chosen(self)
 
         call = self._calls.open(answered)
         return [AskJoin(self.subscription, call, self.tx, self.spec, initiator)]
@@ -314,8 +315,9 @@ class SubTxExecutor:
 
     def _next(self) -> list[Effect]:
         effects: list[Effect] = []
-        while self._steps and not self._busy:
-            effects += self._steps.popleft()()
+        steps = self._steps
+        while steps and not self._busy:
+            effects += steps.popleft()()
         return effects
 
     def _end(self) -> list[Effect]:

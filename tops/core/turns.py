@@ -25,7 +25,7 @@ class Turns:
 
     def __init__(self, epochs: Mapping[EpochKey, CallbackEpoch], voters: Voters) -> None:
         self._epochs, self._voters = epochs, voters
-        self._waiting: dict[int, dict[tuple[str, str, int, int], PrepareEpoch]] = {}
+        self.waiting: dict[int, dict[tuple[str, str, int, int], PrepareEpoch]] = {}  # by participant, in their order
 
     def ask(self, participant: int, prepare: PrepareEpoch) -> Turn:
         """Whether this one may be prepared; a new attempt at what is at work always may."""
@@ -35,7 +35,7 @@ class Turns:
             return Turn.NOW
         if mine < max(at_work):
             return Turn.NEVER
-        waiting = self._waiting.setdefault(participant, {})
+        waiting = self.waiting.setdefault(participant, {})
         known = waiting.get(mine)
         if known is None:
             self._voters.promise(prepare.voter)  # the name is needed when the turn comes
@@ -45,14 +45,14 @@ class Turns:
 
     def next(self, participant: int) -> PrepareEpoch | None:
         """The first of those that wait, if nothing is at work."""
-        waiting = self._waiting.get(participant)
+        waiting = self.waiting.get(participant)
         if not waiting or self._at_work(participant):
             return None
         return self._take(participant, min(waiting))
 
     def withdraw(self, participant: int, epoch: EpochId) -> PrepareEpoch | None:
         """It was decided while it waited."""
-        waiting = self._waiting.get(participant)
+        waiting = self.waiting.get(participant)
         known = waiting.get(_order(epoch)) if waiting else None
         return self._take(participant, _order(epoch)) if known is not None and known.epoch == epoch else None
 
@@ -60,10 +60,10 @@ class Turns:
         return [e for e in self._epochs.values() if e.subscription == participant and not e.settled]
 
     def _take(self, participant: int, order: tuple[str, str, int, int]) -> PrepareEpoch:
-        waiting = self._waiting[participant]
+        waiting = self.waiting[participant]
         prepare = waiting.pop(order)
         if not waiting:
-            del self._waiting[participant]
+            del self.waiting[participant]
         return prepare
 
 

@@ -10,9 +10,11 @@ It opens the census, checks the sequence of events, tests the constraints when t
 drops out, and hands the transaction to the epochs of its type when commitment is asked for.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from tops.constraints import Predicate, deadline_of
+import msgspec
+
+from tops.constraints import deadline_of
 from tops.core.ballot import ReadyTx, shortfall
 from tops.core.census import Census, Member
 from tops.core.event_coordinator import EventCoordinator
@@ -31,7 +33,9 @@ from tops.messages import (
 )
 from tops.transactions import LocalOutcome, ScopeLimit, TxState
 
-CENSUS, CENSUS_UNFULFILLED, ACTIVE, COMMITTING, COMMITTED, ABORTED = TxState  # looked at with every message
+# Looked at with every message, and an enum's members take long to find by their class.
+CENSUS, CENSUS_UNFULFILLED, ACTIVE, COMMITTING, COMMITTED, ABORTED = TxState
+INDEPENDENT, FOLLOWS = LocalOutcome
 
 
 def decided_within_s(spec: TxSpec) -> float:
@@ -40,35 +44,25 @@ def decided_within_s(spec: TxSpec) -> float:
     return spec.decide_within_s if deadline is None else min(deadline, spec.decide_within_s)
 
 
-class TxCoordinator:
+class TxCoordinator(msgspec.Struct, eq=False):
     """One distributed transaction, from its census to its hand-over to an epoch.
 
     Methods that end the transaction set `failed` to the reason; the owner tells the publishers.
     """
 
-    def __init__(
-        self,
-        tx: TxId,
-        spec: TxSpec,
-        initiator: Address,
-        *,
-        keep_events: bool,
-        predicates: Mapping[str, Predicate],
-        numbering: EventCoordinator | None = None,
-        one_shot: tuple[Event, ...] | None = None,
-    ) -> None:
-        self.tx, self.spec, self.initiator = tx, spec, initiator
-        self.state = CENSUS
-        self.census = Census(tx, spec, predicates)
-        self.predicates = predicates
-        self.numbering = numbering  # the event coordinator, where it sits here: public and one-shot transactions
-        self.one_shot = one_shot
-        self.keep_events = keep_events
-        self.events: list[Event] = []
-        self.last_sequence = 0
-        self.joined: frozenset[str] = frozenset()
-        self.failed: str | None = None
-        self.detached = False
+    tx: TxId
+    spec: TxSpec
+    initiator: Address
+    census: Census
+    keep_events: bool
+    numbering: EventCoordinator | None = None  # where the event coordinator sits here: public and one-shot transactions
+    one_shot: tuple[Event, ...] | None = None
+    state: TxState = CENSUS
+    events: list[Event] = []
+    last_sequence: int = 0
+    joined: frozenset[str] = frozenset()
+    failed: str | None = None
+    detached: bool = False
 
     @property
     def members(self) -> dict[str, Member]:
@@ -136,7 +130,7 @@ class TxCoordinator:
         del self.members[voter]
         if self.state is CENSUS:
             return []
-        lacking = shortfall(self.ready(), self.joined, self.members, self.predicates)
+        lacking = shortfall(self.ready(), self.joined, self.members, self.census.predicates)
         if lacking is None and not member.counts:
             lacking = "the publisher's own resources failed"
         if lacking is not None:
@@ -161,7 +155,7 @@ class TxCoordinator:
         self.state = COMMITTING
         if self.numbering is not None:
             self.numbering.close(self.state)
-        if self.spec.local_outcome is LocalOutcome.INDEPENDENT:
+        if self.spec.local_outcome is INDEPENDENT:
             return [self._local_commit()]
         return []
 
@@ -181,12 +175,12 @@ class TxCoordinator:
         """The epoch ended; local subscribers that follow hear of it now."""
         self.state = COMMITTED if committed else ABORTED
         effects: list[Effect] = [CancelTimer(("deadline", self.tx))]
-        if self.spec.local_outcome is LocalOutcome.FOLLOWS:
+        if self.spec.local_outcome is FOLLOWS:
             effects.append(self._local_commit() if committed else self._abandoned("the transaction aborted", False))
         return effects
 
     def _has_independent_locals(self) -> bool:
-        independent = self.spec.local_outcome is LocalOutcome.INDEPENDENT
+        independent = self.spec.local_outcome is INDEPENDENT
         return independent and self.spec.limit is not ScopeLimit.DISTRIBUTED
 
     def _local_commit(self) -> Effect:

@@ -2,11 +2,21 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from tops.core.routing import rendezvous_of
 from tops.errors import TopsError
 from tops.event_types import EventTypes
 from tops.ids import NodeId
 from tops.messages import Definitions, Event
+
+
+class Route(msgspec.Struct, frozen=True):
+    """Where publications of a type go, and which types' subscribers receive them; for good, as definitions are."""
+
+    coordinator: NodeId
+    lineage: tuple[str, ...]
+    durable: bool
 
 
 class TypeDirectory:
@@ -16,16 +26,21 @@ class TypeDirectory:
         self.brokers = tuple(sorted(brokers))
         self.types = EventTypes()
         self.advertised: dict[str, Definitions] = {}
-        self._coordinators: dict[str, NodeId] = {}
+        self._routes: dict[str, Route] = {}
 
     def rendezvous(self, family: str) -> NodeId:
         return rendezvous_of(self.brokers, family)
 
-    def coordinator_of(self, event_type: str) -> NodeId:
-        known = self._coordinators.get(event_type)
+    def route(self, event_type: str) -> Route:
+        known = self._routes.get(event_type)
         if known is None:
-            known = self._coordinators[event_type] = self.rendezvous(self.types.family(event_type))
+            lineage = self.types.lineage(event_type)
+            known = Route(self.rendezvous(lineage[-1]), lineage, self.types.whole(event_type).durable)
+            self._routes[event_type] = known
         return known
+
+    def coordinator_of(self, event_type: str) -> NodeId:
+        return self.route(event_type).coordinator
 
     def problem_with(self, event: Event) -> TopsError | None:
         """Why the event does not fit its type, or None."""

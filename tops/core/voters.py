@@ -22,11 +22,10 @@ class Voters:
 
     def release(self, voter: str) -> bool:
         """An epoch under this name ended; True if it was the last one."""
-        self._promised[voter] -= 1
-        if self._promised[voter]:
-            return False
-        del self._promised[voter]
-        return True
+        left = self._promised.pop(voter) - 1
+        if left:
+            self._promised[voter] = left
+        return not left
 
     def rename(self, number: int, voter: str, needed: Callable[[str], bool]) -> None:
         """A subscription votes under a new name; old ones are kept as long as something is promised under them."""

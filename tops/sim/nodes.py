@@ -148,7 +148,7 @@ class SimNode(ABC):
             self.world.history.broken.append(f"{self.name}: the machine raised {error!r}")
             self.world.trace.add(self.world.clock.now, self.name, f"BROKEN {error!r}")
             return
-        if not self._draining:
+        if self._pipeline and not self._draining:
             self.drain()
 
     def drain(self) -> None:
