@@ -58,5 +58,9 @@ class Visitor(Protocol):
     def permitted(self, member: Member, repair: Repair) -> Member:
         """What of a repair of this replica may be written: not the rows that were written since they were looked at."""
 
+    @property
+    def watches(self) -> bool:
+        """Whether it wants to hear of transactions at the moment."""
+
     def saw(self, member: Member, number: int) -> None:
         """A transaction is about to be applied."""

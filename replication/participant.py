@@ -58,7 +58,7 @@ class ReplicaParticipant(BatchParticipant):
         self.verdicts = Verdicts(resource)
         self.visitor: Visitor | None = None  # a check's, if one may come
         self._barriers: dict[int, list[str]] = {}  # barriers that somebody waits for, by prepared number
-        self._moved = asyncio.Condition()
+        self._moved: list[asyncio.Future[None]] = []  # who waits for another position
         self.pace = Pace(GATHER_S if scope is Scope.LOCAL else 0.0)
         self.own: set[bytes] = set()  # batches committed here before they were logged: not to be done again
 
@@ -89,20 +89,24 @@ class ReplicaParticipant(BatchParticipant):
         if position > self.reached:
             self.pace.hurry()
         try:
-            async with asyncio.timeout(timeout_s), self._moved:
-                await self._moved.wait_for(lambda: self.reached >= position)
+            async with asyncio.timeout(timeout_s):
+                while self.reached < position:
+                    self._moved.append(asyncio.get_running_loop().create_future())
+                    await self._moved[-1]
         except TimeoutError:
             raise NotReachable(
                 f"replica {self.site} is at position {self.reached} and did not reach {position} "
                 f"within {timeout_s:g} s{f': {self.stopped}' if self.stopped else ''}"
             ) from None
 
-    async def _reach(self, position: int) -> None:
-        async with self._moved:
-            self.reached = max(self.reached, position)
-            self.received = max(self.received, position)
-            self.applied_at = time.monotonic()
-            self._moved.notify_all()
+    def _reach(self, position: int) -> None:
+        self.reached = max(self.reached, position)
+        self.received = max(self.received, position)
+        self.applied_at = time.monotonic()
+        moved, self._moved = self._moved, []
+        for waiting in moved:
+            if not waiting.done():
+                waiting.set_result(None)
 
     # ----------------------------------------------------------------------------------------------------- epochs
 
@@ -112,9 +116,11 @@ class ReplicaParticipant(BatchParticipant):
         if not self.resumed.is_set():
             return BatchPrepared({m.tx: f"replica {self.site} is paused: {self.stopped}" for m in members})
         self.prepared[memo.epoch.number] = time.monotonic()
-        batch = tuple([self._own(member, memo.epoch.number) for member in logged])
-        if waited := self._waited_for(logged):
-            self._barriers[memo.epoch.number] = waited
+        batch = tuple(logged)
+        if any(member.idempotency_key for member in logged) or (self.visitor is not None and self.visitor.watches):
+            batch = tuple([self._own(member, memo.epoch.number) for member in logged])
+            if waited := self._waited_for(logged):
+                self._barriers[memo.epoch.number] = waited
         try:
             prepared = await self.resource.prepare(Epoch(_attempt(memo), batch, memo.digest, at_ms(events)))
         except (ResourceRefused, NotReachable, OutcomeUnknown, StaleAttempt) as error:
@@ -141,8 +147,9 @@ class ReplicaParticipant(BatchParticipant):
             await self.resource.rollback(attempt)
         waited = self._barriers.pop(attempt.number, [])
         if committed:
-            await self._at_barriers(waited, attempt.number)
-            await self._reach(attempt.number)
+            if waited:
+                await self._at_barriers(waited, attempt.number)
+            self._reach(attempt.number)
         # Last: whoever asks where we are must hear of the number, as promised or as reached, at every moment.
         self.prepared.pop(attempt.number, None)
 
@@ -168,7 +175,7 @@ class ReplicaParticipant(BatchParticipant):
                 continue
             if waited and done.position >= part[-1].number:
                 await self._at_barriers(waited, part[-1].number)
-            await self._reach(done.position)
+            self._reach(done.position)
             work = [entry for entry in work if entry.number > done.position]
             if done.failed is not None and work:
                 replaced = await self._failed(work[0], done.failed)

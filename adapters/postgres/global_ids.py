@@ -14,15 +14,19 @@ _LIMIT = 199  # PostgreSQL's, in bytes
 @functools.lru_cache(maxsize=64)  # asked for at prepare and again at the decision
 def global_id(cluster: str, replica_set: str, attempt: Attempt) -> str:
     """Free of quotes by construction: PREPARE TRANSACTION takes a literal only."""
-    names = [quote(name, safe="") for name in (cluster, replica_set, attempt.coordinator)]
-    numbers = [str(attempt.incarnation), str(attempt.number), str(attempt.attempt)]
-    gid = ":".join([_PREFIX, *names, *numbers, quote(attempt.note, safe="")])
+    names = _quoted(cluster, replica_set, attempt.coordinator)
+    gid = f"{names}:{attempt.incarnation}:{attempt.number}:{attempt.attempt}:{quote(attempt.note, safe='')}"
     if len(gid) > _LIMIT:
         raise ConfigError(
             f"the names of cluster {cluster!r}, replica set {replica_set!r} and broker {attempt.coordinator!r} "
             f"are too long together for a transaction id of PostgreSQL ({len(gid)} of {_LIMIT} bytes): shorten one"
         )
     return gid
+
+
+@functools.lru_cache(maxsize=64)
+def _quoted(*names: str) -> str:
+    return ":".join([_PREFIX, *(quote(name, safe="") for name in names)])
 
 
 def parse(gid: str, cluster: str, replica_set: str) -> Attempt | None:

@@ -103,15 +103,28 @@ class Session:
 
     async def run(self, work: Callable[[Connection, Statements], Coroutine[Any, Any, T]], what: str) -> T:
         """Do a piece of work when its turn comes; `what` names it if the connection breaks in the middle."""
-        task = asyncio.get_running_loop().create_task(self._run(work, what))
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+        task = loop.create_task(self._answer(answer, work, what))
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return await asyncio.shield(task)
+        task.add_done_callback(self._tasks.discard)
+        return await answer
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # a caller that was cancelled does not ask; asyncio need not complain
+    async def _answer(
+        self, answer: "asyncio.Future[T]", work: Callable[[Connection, Statements], Awaitable[T]], what: str
+    ) -> None:
+        """A caller that was cancelled is not told."""
+        try:
+            result = await self._run(work, what)
+        except Exception as error:
+            if not answer.done():
+                answer.set_exception(error)
+        except BaseException:
+            answer.cancel()
+            raise
+        else:
+            if not answer.done():
+                answer.set_result(result)
 
     async def _run(self, work: Callable[[Connection, Statements], Awaitable[T]], what: str) -> T:
         async with self._turn:

@@ -137,6 +137,8 @@ def plan(changes: Iterable[tuple[int, Traits, Change]]) -> list[Step]:
 
 def have_one_shape(changes: list[Change]) -> bool:
     """Whether all are of one shape; most batches are, and asking all at once is cheaper than one by one."""
+    if len(changes) == 1:
+        return True
     kinds = set(map(type, changes))
     if kinds in ({Update}, {Upsert}):
         plain = set(map(_VERSION, changes)) == {None} and _one_table(changes)

@@ -149,6 +149,10 @@ class AtReplica:
         self._guards[repair] = _Guard(frozenset(places))
         return calls.Told(text=self._replica)
 
+    @property
+    def watches(self) -> bool:
+        return bool(self._guards)
+
     def saw(self, member: Member, number: int) -> None:
         for guard in self._guards.values():
             guard.saw(member, number)

@@ -8,7 +8,7 @@ import asyncio
 import inspect
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from tops.effects import (
@@ -51,6 +51,7 @@ class ParticipantDriver:
         self._ordinary: deque[Received] = deque()
         self._notifying = False
         self._plain_notify = not inspect.iscoroutinefunction(participant.on_notify)
+        self._batches = participant if isinstance(participant, BatchParticipant) else None
 
     @property
     def backlog(self) -> int:
@@ -131,13 +132,14 @@ class ParticipantDriver:
     def call(self, call: Call) -> None:
         self._start(self._answer(call))
 
-    def _start(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, call: Call) -> None:
-        result = await self._result(call)
+        batches = self._batches
+        result = await (self._result(call) if batches is None else self._batch(batches, call))
         self._done(call.call, result)
 
     async def _result(self, call: Call) -> Any:
@@ -156,24 +158,20 @@ class ParticipantDriver:
                 return await self._insist(lambda: self._commit(tx), "on_commit")
             case AbortTxCall(tx=tx, reason=reason):
                 return await self._insist(lambda: self._abort(tx, reason), "on_abort")
-        return await self._batch(call)
-
-    async def _batch(self, call: Call) -> Any:
-        participant = self.participant
-        if not isinstance(participant, BatchParticipant):
-            raise InvariantBroken(f"{type(call).__name__} for a participant that takes no batches")
-        match call:
-            case PrepareBatch(memo=memo, members=members):
-                try:
-                    return await participant.prepare_batch(memo, members)
-                except Exception as error:
-                    log.exception("prepare_batch raised", extra={"epoch": str(memo.epoch)})
-                    return BatchPrepared({m.tx: _reason(error) for m in members})
-            case FinishBatch(memo=memo, committed=committed):
-                return await self._insist(lambda: participant.finish_batch(memo, committed), "finish_batch")
-            case ApplyEntries(entries=entries, upto=upto):
-                return await self._insist(lambda: participant.apply_entries(entries, upto), "apply_entries")
         raise InvariantBroken(f"nobody answers a {type(call).__name__}")
+
+    async def _batch(self, participant: BatchParticipant, call: Call) -> Any:
+        if isinstance(call, PrepareBatch):
+            try:
+                return await participant.prepare_batch(call.memo, call.members)
+            except Exception as error:
+                log.exception("prepare_batch raised", extra={"epoch": str(call.memo.epoch)})
+                return BatchPrepared({m.tx: _reason(error) for m in call.members})
+        if isinstance(call, FinishBatch):
+            return await self._insist(lambda: participant.finish_batch(call.memo, call.committed), "finish_batch")
+        if isinstance(call, ApplyEntries):
+            return await self._insist(lambda: participant.apply_entries(call.entries, call.upto), "apply_entries")
+        return await self._result(call)
 
     async def _scope(self, call: Callable[[], Awaitable[Scope] | Scope]) -> Scope:
         try:
