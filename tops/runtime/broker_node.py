@@ -38,6 +38,7 @@ from tops.security import AuditLog, KeyedBuckets, Kind, Peer
 JOURNAL_QUEUE_MAX = 50_000
 OUTBOX_MAX = 200_000
 ALARMS_KEPT = 100
+RATE_LOOK = 64  # messages of a site between two looks at its rate
 
 log = logging.getLogger("tops.broker")
 
@@ -88,7 +89,10 @@ class BrokerNode:
             elif guard is not None:
                 for subject in refusal.subjects:
                     self._refuse(link, subject, refusal.error.verb, refusal.error.event_type, str(refusal.error))
-        return 0.0 if guard is None else self._pause(name, len(messages), now)
+        if guard is None:
+            return 0.0
+        guard.unreckoned += len(messages)
+        return self._pause(guard, now) if guard.unreckoned >= RATE_LOOK else 0.0
 
     def pause(self, link: Link) -> float:
         """A site's rate is reckoned when its messages are taken, not while it waits."""
@@ -108,11 +112,12 @@ class BrokerNode:
         self.act(self.core.post(publisher, letter, _now()))
         return True
 
-    def _pause(self, site: NodeId, amount: int, now: float) -> float:
+    def _pause(self, guard: Guard, now: float) -> float:
         """A site over its rate is read more slowly; nothing of it is dropped."""
         bucket = self._rates
-        taken = min(amount, bucket.burst)
-        if bucket.take(site, taken, now):
+        taken = min(guard.unreckoned, bucket.burst)
+        guard.unreckoned = 0
+        if bucket.take(guard.identity.name, taken, now):
             return 0.0
         return min(taken / bucket.rate, self.limits.heartbeat_s / 4)
 

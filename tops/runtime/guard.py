@@ -68,7 +68,7 @@ _RIGHTS: dict[type, Callable[[Any], Iterable[Right]]] = {
     RunOneShot: lambda m: [(Verb.BEGIN, m.spec.event_type), *((Verb.PUBLISH, e.type) for e in m.events)],
     RunOneShots: lambda m: [
         (Verb.BEGIN, m.spec.event_type),
-        *{(Verb.PUBLISH, e.type) for one in m.transactions for e in one.events},
+        *((Verb.PUBLISH, name) for name in {e.type for one in m.transactions for e in one.events}),
     ],
     PublishInTx: lambda m: [(Verb.PUBLISH, m.event.type)],
     StandingAnswered: lambda m: [(Verb.SUBSCRIBE, m.event_type)],
@@ -107,6 +107,7 @@ class Guard:
         self._publishable: set[str] = set()
         self._granted: set[Right] = set()  # what was checked before: the roles of one `Permissions` never change
         self._readable: dict[str, bool] = {}
+        self.unreckoned = 0  # messages that are not reckoned against the site's rate yet
 
     def refusal(self, message: LinkMessage) -> Refusal | None:
         """Why this message from the site must not be acted on; ProtocolError if no site ever sends it."""
@@ -144,7 +145,7 @@ class Guard:
             case CensusOpened(spec=spec):
                 self._permissions.check(self.identity, Verb.BEGIN, spec.event_type)
             case TxPublished(event=event, tx=tx):
-                self._check_origin(tx)
+                self._check_origin(_life_of(tx))
                 self._permissions.check(self.identity, Verb.PUBLISH, event.type)
             case _:
                 raise ProtocolError(f"{self.identity} sent a {type(publication).__name__}, which coordinators send")
@@ -163,10 +164,10 @@ class Guard:
         if rights is None or (envelope.to.handle and kind is not PeerKnows):
             raise ProtocolError(f"{self.identity} sent a {kind.__name__}, which only brokers send")
         if kind in _OF_A_PUBLISHER:
-            self._check_origin(_transaction_of(letter))
+            self._check_origin(_life_of(_transaction_of(letter)))
         elif type(letter) is RunOneShots:
-            for one in letter.transactions:
-                self._check_origin(one.tx)
+            for life in {one.tx.rpartition(".")[0] for one in letter.transactions}:
+                self._check_origin(life)
         for right in rights(letter):
             if right not in self._granted:
                 self._grant(right)
@@ -177,11 +178,10 @@ class Guard:
             self._granted.clear()
         self._granted.add(right)
 
-    def _check_origin(self, tx: str) -> None:
+    def _check_origin(self, life: str) -> None:
         """A private transaction is its initiator's alone; a public one has its id from a broker. An operator may
         end any."""
-        origin = tx.rpartition(".")[0].rpartition(".")[0]
-        if origin not in self._origins:
+        if life.rpartition(".")[0] not in self._origins:
             self._permissions.check(self.identity, Verb.RESOLVE, EVERYTHING)
             self._permissions.check(self.identity, Verb.ADMINISTER, EVERYTHING)
 
@@ -218,6 +218,10 @@ class Guard:
         if len(readable) == len(delivered.entries):
             return envelope
         return msgspec.structs.replace(envelope, body=msgspec.structs.replace(delivered, entries=readable))
+
+
+def _life_of(tx: str) -> str:
+    return tx.rpartition(".")[0]
 
 
 def _subjects(message: LinkMessage) -> tuple[str, ...]:

@@ -118,9 +118,13 @@ class Link:
             self._wake()
         self._holding = holding
 
+    @property
+    def is_crowded(self) -> bool:
+        return self.queued_bytes > ROOM_BYTES
+
     async def room(self) -> None:
         """Returns when there is room for more; whoever may be slowed down waits here."""
-        while self.queued_bytes > ROOM_BYTES:
+        while self.is_crowded:
             waiting = self._loop.create_future()
             self._room.append(waiting)
             await waiting
@@ -239,7 +243,8 @@ class Link:
     def _next_frame(self) -> bytes:
         queue = self._queue
         encoded = queue.popleft()
-        messages, size = [msgspec.Raw(encoded)], len(encoded)
+        messages: list[Any] = [msgspec.Raw(encoded)]
+        size = len(encoded)
         while queue and size < BATCH_BYTES:
             encoded = queue.popleft()
             size += len(encoded)
@@ -247,7 +252,7 @@ class Link:
         self.queued_bytes -= size
         if not self._holding:
             self._tell()
-        frame = self.session.pack(cast(tuple[LinkMessage, ...], tuple(messages)))
+        frame = self.session.pack(tuple(messages))
         if self._holding:
             frame = msgspec.structs.replace(frame, received=self._told)
         data = encode_frame(frame)
@@ -351,8 +356,10 @@ class Link:
             return
         while frames and frames[0][0] <= received:
             self._on_the_way_bytes -= frames.popleft()[1]
-        self._wake()
-        _release(self._flushes)
+        if self._queue:
+            self._wake()  # there is room in the window
+        if self._flushes:
+            _release(self._flushes)
 
 
 def _release(waiting: list[asyncio.Future[None]]) -> None:
