@@ -135,11 +135,15 @@ class EpochCoordinator:
     def _prepare_new(self, group: list[ReadyTx], voters: dict[str, Member]) -> list[Effect]:
         if self.log is not None:
             number = self.log.reserve()
-            joiners = self.standing.joiners(group[0].spec, number, self.options.join_gap, self.log.unheard)
+            if self.standing.answers.keys() <= voters.keys():
+                asked = voters  # nobody is left who could join
+            else:
+                gap, unheard = self.options.join_gap, self.log.unheard
+                asked = {**voters, **self.standing.joiners(group[0].spec, number, gap, unheard)}
         else:
             self.volatile_number += 1
-            number, joiners = self.volatile_number, {}
-        return self._prepare(number, 1, group, {**voters, **joiners}, frozenset(voters))
+            number, asked = self.volatile_number, voters
+        return self._prepare(number, 1, group, dict(asked), frozenset(voters))
 
     def _prepare(
         self, number: int, attempt: int, group: list[ReadyTx], voters: dict[str, Member], counted: frozenset[str]
@@ -306,7 +310,8 @@ class EpochCoordinator:
         if self.log is not None:
             effects += self.log.pump_all()
         for ready in committed:
-            effects += self.settled(ready, True)
+            if self.log is None or ready.members is not None:  # local subscribers take a one-shot from the log
+                effects += self.settled(ready, True)
         return effects + aborts
 
     def _record(self, epoch: Epoch, committed: list[ReadyTx]) -> LogAppended | EpochCommitted:
