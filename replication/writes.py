@@ -4,6 +4,7 @@ import asyncio
 import base64
 import secrets
 import time
+from collections.abc import Awaitable
 
 import msgspec
 
@@ -94,13 +95,13 @@ class Writer:
 
     async def _insist(self, member: Member, reads: bytes) -> WriteResult:
         """Passing conflicts are tried again with back-off; too few replicas for as long as the set says."""
-        deadline = time.monotonic() + self._config.block_s
+        began = time.monotonic()
         pause_s, tries = RETRY_FIRST_S, 0
         while True:
             try:
                 return await self._once(member, reads)
             except TooFewReplicas:
-                if self._config.on_failure != "block" or time.monotonic() > deadline:
+                if self._config.on_failure != "block" or time.monotonic() > began + self._config.block_s:
                     raise
             except WriteRefused as refused:
                 tries += 1
@@ -113,14 +114,14 @@ class Writer:
             await asyncio.sleep(pause_s * (0.5 + secrets.randbelow(1000) / 1000))
             pause_s = min(pause_s * 2, 1.0)
 
-    async def _once(self, member: Member, reads: bytes) -> WriteResult:
+    def _once(self, member: Member, reads: bytes) -> Awaitable[WriteResult]:
         match self._policy.route:
             case Route.COORDINATOR:
-                return await self._coordinated(member, reads)
+                return self._coordinated(member, reads)
             case Route.PRIMARY:
-                return await self._forwarded(self._config.primary or "", member)
+                return self._forwarded(self._config.primary or "", member)
             case Route.REPLICA:
-                return await self._at_some_replica(member)
+                return self._at_some_replica(member)
 
     # ------------------------------------------------------------------------------------------- at the coordinator
 

@@ -363,7 +363,8 @@ class Site:
     async def run(self, spec: TxSpec, events: Sequence[Body | tuple[TypeOrName, Body]]) -> TxOutcome:
         """What `execute` does, for whoever runs many transactions with properties that were stated once."""
         self._node.check_refused("begin", spec.event_type)
-        await self._node.room()
+        if self._node.is_crowded:
+            await self._node.room()
         if spec.tx_type is TxType.LOCAL and not self._is_durable(spec.event_type):
             # Its events take the short way to subscribers beside us; what goes into a log passes the rendezvous first.
             tx = await self.begin(spec)

@@ -188,6 +188,11 @@ class SiteNode:
             self._answers.pop(number, None)
             self._subjects.pop(subject, None)
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether more is queued for the broker than is sensible: the application should wait for `room`."""
+        return self.link is not None and self.link.is_crowded
+
     async def room(self) -> None:
         """Wait while more is queued for the broker than is sensible; the application is slowed down here."""
         if self.link is not None:
@@ -197,10 +202,18 @@ class SiteNode:
         if type(effect) is Answer:
             self._answer(effect)
             return
+        if type(effect) is Send:
+            if self.link is not None and self.link.name == effect.link:
+                self.link.post(encode_message(effect.message))
+            return
         match effect:
-            case Send(link=name, message=message):
-                if self.link is not None and self.link.name == name:
-                    self.link.post(encode_message(message))
+            case Call(subscription=subscription):
+                driver = self.drivers.get(subscription)
+                if driver is not None:
+                    driver.call(effect)
+            case TxEnded(tx=tx, committed=committed, reason=reason):
+                if self.on_ended is not None:
+                    self.on_ended(tx, committed, reason)
             case DeliverAll(subscription=subscription, event_type=event_type, bodies=bodies):
                 driver = self.drivers.get(subscription)
                 if driver is not None:
@@ -209,10 +222,6 @@ class SiteNode:
                 driver = self.drivers.get(subscription)
                 if driver is not None:
                     driver.deliver(event, tx)
-            case Call(subscription=subscription):
-                driver = self.drivers.get(subscription)
-                if driver is not None:
-                    driver.call(effect)
             case SetTimer(key=key, after_s=after_s):
                 self.timers.set(key, after_s)
             case CancelTimer(key=key):
@@ -221,9 +230,6 @@ class SiteNode:
                 driver = self.drivers.get(subscription)
                 if driver is not None:
                     driver.forget(memo)
-            case TxEnded(tx=tx, committed=committed, reason=reason):
-                if self.on_ended is not None:
-                    self.on_ended(tx, committed, reason)
             case Alarm(kind=kind, text=text):
                 log.warning(text, extra={"node": self.name, "alarm": kind})
 
