@@ -7,6 +7,7 @@ caller is cancelled: the server would not stop half-way either, and nobody would
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -161,7 +162,7 @@ class Session:
     async def send(self, connection: Connection, parts: list[str]) -> tuple[str, list[int]]:
         """Several statements in one message; the last one's tag, and the row counts told on the way."""
         self._rows = []
-        now = asyncio.get_running_loop().time()
+        now = time.monotonic()
         if now - self._planned_at > _REPLAN_AFTER_S:
             # A plan made while a table was small would read all of it for ever after.
             parts = ["DISCARD PLANS", *parts]

@@ -45,6 +45,7 @@ class ParticipantDriver:
 
     def __init__(self, participant: Participant, done: Done, key: str, journal: SiteJournal | None) -> None:
         self.participant, self._done, self.key, self._journal = participant, done, key, journal
+        self._loop = asyncio.get_running_loop()  # kept: to ask for it costs a system call each time
         self._tasks: set[asyncio.Task[None]] = set()
         self._events: dict[TxId, list[Received]] = {}  # of transactions under way
         self._early: set[TxId] = set()  # committed at prepare
@@ -133,7 +134,7 @@ class ParticipantDriver:
         self._start(self._answer(call))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+        task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -61,6 +61,7 @@ class SiteNode:
     def __init__(self, name: str, own: Self, urls: Sequence[str], options: SiteOptions, heartbeat_s: float) -> None:
         self.name, self.own, self.options, self.heartbeat_s = NodeId(name), own, options, heartbeat_s
         self.urls = list(urls)
+        self._loop = asyncio.get_running_loop()  # kept: to ask for it costs a system call each time
         self.core: SiteCore
         self.link: Link | None = None
         self.broker = ""
@@ -104,7 +105,7 @@ class SiteNode:
             raise ProtocolError(f"an event of {len(encoded)} bytes is over the limit of {TOGETHER_BYTES_MAX}: split it")
         together = self._together
         if not together:
-            asyncio.get_running_loop().call_soon(self._publish_together)
+            self._loop.call_soon(self._publish_together)
         elif (
             event_type != self._together_type
             or len(together) >= TOGETHER_MAX
@@ -129,7 +130,7 @@ class SiteNode:
     async def publish_confirmed(self, event_type: str, body: dict[str, Any]) -> int | None:
         """An event of a durable type; returns its number when it is on disk."""
         request = self.next_request()
-        answer = self._answers[request] = asyncio.get_running_loop().create_future()
+        answer = self._answers[request] = self._loop.create_future()
         try:
             self.publish_soon(event_type, body, request)
             number: int | None = await answer
@@ -141,7 +142,7 @@ class SiteNode:
         """A one-shot with so many bytes of events; those of one kind and one turn of the loop travel together."""
         together = self._one_shots
         if not together:
-            asyncio.get_running_loop().call_soon(self._execute_together)
+            self._loop.call_soon(self._execute_together)
         elif (
             spec != self._one_shots_spec
             or len(together) >= ONE_SHOTS_MAX
@@ -149,7 +150,7 @@ class SiteNode:
         ):
             self._execute_together()
         request = self.next_request()
-        answer: asyncio.Future[TxOutcome] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[TxOutcome] = self._loop.create_future()
         self._answers[request] = answer
         self._one_shots_spec = spec
         self._one_shots.append((request, events))
@@ -178,7 +179,7 @@ class SiteNode:
     async def request(self, ask: Callable[[int], list[Effect]], subject: str = "") -> Any:
         """Ask the machine something and wait for its answer. `subject` names it for refusals by the broker."""
         number = self.next_request()
-        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        answer = self._answers[number] = self._loop.create_future()
         try:
             self.act(ask(number))
             if subject and not answer.done():
@@ -306,7 +307,7 @@ class SiteNode:
     async def connect(self, timeout_s: float) -> None:
         """Returns when the first broker has taken us in; NotReachable if none does in time."""
         self._session = client_session()
-        self._first = asyncio.get_running_loop().create_future()
+        self._first = self._loop.create_future()
         self._connecting = asyncio.ensure_future(self._keep_connected())
         try:
             async with asyncio.timeout(timeout_s):

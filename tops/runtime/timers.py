@@ -11,13 +11,14 @@ class Timers:
 
     def __init__(self, fire: Fire) -> None:
         self._fire = fire
+        self._loop = asyncio.get_running_loop()  # kept: to ask for it costs a system call each time
         self._handles: dict[Hashable, asyncio.TimerHandle] = {}
 
     def set(self, key: Hashable, after_s: float) -> None:
         known = self._handles.pop(key, None)
         if known is not None:
             known.cancel()
-        self._handles[key] = asyncio.get_running_loop().call_later(after_s, self._due, key)
+        self._handles[key] = self._loop.call_later(after_s, self._due, key)
 
     def cancel(self, key: Hashable) -> None:
         known = self._handles.pop(key, None)
