@@ -5,10 +5,36 @@ import sqlite3
 from pathlib import Path
 
 from adapters import SqliteAdapter
+from replication.events import write_body
+from replication.marked import Repair, barrier_key
 from replication.participant import ReplicaParticipant
+from tops.changes import Member
 from tops.effects import Memo
-from tops.messages import EpochId
+from tops.ids import TxId
+from tops.messages import EpochId, EpochMember, Event
 from tops.transactions import Scope
+
+
+class SlowVisitor:
+    """A check that holds the replica at a barrier until it may go on."""
+
+    watches = False
+
+    def __init__(self) -> None:
+        self.arrived, self.may_go_on = asyncio.Event(), asyncio.Event()
+
+    def expects(self, barrier: str) -> bool:
+        return True
+
+    async def reached(self, barrier: str, position: int) -> None:
+        self.arrived.set()
+        await self.may_go_on.wait()
+
+    def permitted(self, member: Member, repair: Repair) -> Member:
+        return member
+
+    def saw(self, member: Member, number: int) -> None:
+        pass
 
 
 async def test_whoever_asks_during_a_commit_hears_of_the_number(tmp_path: Path) -> None:
@@ -16,20 +42,37 @@ async def test_whoever_asks_during_a_commit_hears_of_the_number(tmp_path: Path) 
         connection.execute("create table accounts (id integer primary key)")
     async with SqliteAdapter(tmp_path / "shop.db", cluster="test", replica_set="shop") as database:
         replica = ReplicaParticipant(database, "rs.shop", "shop-r1", Scope.DISTRIBUTED)
-        memo = Memo(EpochId("rs.shop", 1, 1, "b1", 1), "digest", "voter", ())
-        await replica.prepare_batch(memo, ())
+        visitor = replica.visitor = SlowVisitor()
+        barrier = Member(TxId("c.1.1"), (), barrier_key("check"))
+        memo = Memo(EpochId("rs.shop", 1, 1, "b1", 1), "digest", "voter", (barrier.tx,))
+        member = EpochMember(barrier.tx, 1, (Event("rs.shop", write_body(barrier)),))
+        await replica.prepare_batch(memo, (member,))
 
-        async with replica._moved:  # as readers hold it, one after the other, that were woken by the number before
-            finishing = asyncio.ensure_future(replica.finish_batch(memo, committed=True))
-            while not await is_applied(database, 1):
-                assert (replica.reached, list(replica.prepared)) == (0, [1])
-            for _ in range(10):
-                await asyncio.sleep(0)
+        finishing = asyncio.ensure_future(replica.finish_batch(memo, committed=True))
+        while not visitor.arrived.is_set():
             assert (replica.reached, list(replica.prepared)) == (0, [1])
+            await asyncio.sleep(0)
+        assert (await database.applied()).prefix == 1
+        assert (replica.reached, list(replica.prepared)) == (0, [1])
+        visitor.may_go_on.set()
         await finishing
 
         assert (replica.reached, replica.prepared) == (1, {})
 
 
-async def is_applied(database: SqliteAdapter, number: int) -> bool:
-    return (await database.applied()).prefix >= number
+async def test_who_waits_for_a_position_goes_on_when_it_is_reached_and_not_before(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "shop.db") as connection:
+        connection.execute("create table accounts (id integer primary key)")
+    async with SqliteAdapter(tmp_path / "shop.db", cluster="test", replica_set="shop") as database:
+        replica = ReplicaParticipant(database, "rs.shop", "shop-r1", Scope.DISTRIBUTED)
+        waiting = [asyncio.ensure_future(replica.wait_for(number, 30.0)) for number in (1, 2, 2)]
+
+        await replica.apply_entries((), 1)
+        await waiting[0]
+        assert not waiting[1].done()
+        waiting[2].cancel()
+        await replica.apply_entries((), 2)
+        await waiting[1]
+
+        assert replica.reached == 2
+        assert (await asyncio.gather(waiting[2], return_exceptions=True))[0].__class__ is asyncio.CancelledError
