@@ -232,6 +232,8 @@ class World:
             participation = site.core.participation
             found += [f"{site.name} executes {tx}" for tx in participation.executors]
             found += [f"{site.name} has promised {e.memo.epoch}" for e in participation.epochs.values()]
+            # A replica's slow database may take its time over a promise that nobody waits for any more.
+            found += [f"{site.name} works on {r.memo.epoch}" for r in participation.subscribed.replicas if r.memo]
             if site.app.open_requests():
                 found.append(f"{site.name} has {site.app.open_requests()} requests open")
             found += self._open_replicas(site)
