@@ -11,7 +11,7 @@ from tops.sim.runner import run_seed
 SEEDS = 500
 FOUND_BEFORE = {
     "a_question_does_not_refuse_the_id": 105,
-    "a_second_copy_of_a_transaction_is_executed": 257,
+    "a_second_copy_of_a_transaction_is_executed": 347,
 }
 
 
