@@ -37,7 +37,11 @@ def start(master: str = "local[*]", settings: dict[str, str] | None = None) -> S
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master(master).appName("tops divergence")
-    own = {"spark.executorEnv.PYTHONPATH": path, "spark.driver.extraJavaOptions": jvm.options(version)}
+    own = {
+        "spark.executorEnv.PYTHONPATH": path,
+        "spark.driver.extraJavaOptions": jvm.options(version),
+        "spark.executor.extraJavaOptions": jvm.SHORT_LIVED,
+    }
     for name, value in {**_SETTINGS, **own, **(settings or {})}.items():
         builder = builder.config(name, value)
     try:

@@ -71,7 +71,15 @@ async def test_check_report_repair_check(databases: Databases, tmp_path: Path) -
     assert (document["repaired"]["written"], document["check"]["verdict"]) == (2, "EQUAL")
     assert (await databases.fetch("r2", "SELECT balance FROM accounts WHERE id = 42"))[0]["balance"] == 42
 
-    shown = tops("trends", cwd=tmp_path)
+
+@pytest.mark.long
+async def test_trends_of_the_checks_so_far(databases: Databases, tmp_path: Path) -> None:
+    await databases.everywhere("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    await databases.on("r2", "DELETE FROM t")
+    await databases.compare("t")
+
+    shown = tops("trends", "--out", str(databases.out), cwd=tmp_path)
+
     assert shown.returncode == 0, shown.stderr
     assert "time to converge" in shown.stdout
 

@@ -162,8 +162,6 @@ async def test_a_replica_that_dies_or_stalls_half_way_makes_the_run_partial_and_
         processes = [psutil.Process(victim.pid), *psutil.Process(victim.pid).children()]
         try:
             result = await databases.compare("t", endpoints=everyone, new_barrier=lambda: DeathAt(order, victim))
-            with pytest.raises(NotReachable, match=r"fewer than two replicas can be read: .*r4"):
-                await databases.compare("t", endpoints=everyone[2:])
         finally:
             for process in processes:
                 if process.is_running():

@@ -109,7 +109,7 @@ async def test_a_replica_that_stopped_or_does_not_get_there_makes_the_run_partia
                     return await super().open(endpoints)
 
             await checked.on("r2", "UPDATE t SET v = -1 WHERE id = 6")
-            died = await checked.compare(new_barrier=lambda: DiesAfterTheFirst(checked.link, 5.0))
+            died = await checked.compare(new_barrier=lambda: DiesAfterTheFirst(checked.link, 2.0))
 
     for result in (paused, died):
         assert result.verdict is Verdict.PARTIAL
