@@ -160,9 +160,11 @@ class LocalWrites:
             answer = loop.create_future()
             answers.append(answer)
             try:
-                self._waiting.append(Waiting(member, *await peer.places(member), answer))
+                places, increments = await peer.places(member)
             except TopsError as error:
                 answer.set_exception(error)
+            else:  # no earlier: while it waited, the worker may have taken the list it would have joined
+                self._waiting.append(Waiting(member, places, increments, answer))
         if self._worker is None or self._worker.done():
             self._worker = asyncio.ensure_future(self._write_all(peer))
         return [await _told(answer) for answer in answers]
