@@ -72,8 +72,17 @@ async def run_with_kills(cluster: RunningCluster, consistencies: tuple[Consisten
     return record, healed
 
 
-@pytest.mark.parametrize("ack", ["logged", pytest.param("local", marks=pytest.mark.long)])
-async def test_a_primary_that_is_killed_under_forwarded_writes_loses_and_doubles_none(ack: str, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("ack", "kills"),
+    [
+        ("logged", 1),
+        pytest.param("logged", 3, marks=pytest.mark.long),
+        pytest.param("local", 3, marks=pytest.mark.long),
+    ],
+)
+async def test_a_primary_that_is_killed_under_forwarded_writes_loses_and_doubles_none(
+    ack: str, kills: int, folder: Path
+) -> None:
     keys = f'{POLICIES["primary-site"]}\nack = "{ack}"'
     async with running(folder, {"shop": keys}) as cluster, cluster.connect() as shop:
         await fill(shop)
@@ -81,7 +90,7 @@ async def test_a_primary_that_is_killed_under_forwarded_writes_loses_and_doubles
         async with asyncio.TaskGroup() as group:
             for number, site in enumerate(("r2", "r3", "r2", "r3")):
                 group.create_task(write_until(cluster, site, number, stop, record))
-            for _ in range(2):
+            for _ in range(kills):
                 await record.grows(acknowledged, 30, "writes before the primary is killed")
                 await cluster.processes.kill("shop/r1")
                 await record.grows(unknown, 1, "a writer noticing that the primary is gone")
