@@ -58,7 +58,7 @@ class ReplicaParticipant(BatchParticipant):
         self.verdicts = Verdicts(resource)
         self.visitor: Visitor | None = None  # a check's, if one may come
         self._barriers: dict[int, list[str]] = {}  # barriers that somebody waits for, by prepared number
-        self._moved: list[asyncio.Future[None]] = []  # who waits for another position
+        self._moved: set[asyncio.Future[None]] = set()  # who waits for another position
         self.pace = Pace(GATHER_S if scope is Scope.LOCAL else 0.0)
         self.own: set[bytes] = set()  # batches committed here before they were logged: not to be done again
 
@@ -91,22 +91,28 @@ class ReplicaParticipant(BatchParticipant):
         try:
             async with asyncio.timeout(timeout_s):
                 while self.reached < position:
-                    self._moved.append(asyncio.get_running_loop().create_future())
-                    await self._moved[-1]
+                    await self._move()
         except TimeoutError:
             raise NotReachable(
                 f"replica {self.site} is at position {self.reached} and did not reach {position} "
                 f"within {timeout_s:g} s{f': {self.stopped}' if self.stopped else ''}"
             ) from None
 
+    async def _move(self) -> None:
+        moved = asyncio.get_running_loop().create_future()
+        self._moved.add(moved)
+        try:
+            await moved
+        finally:
+            self._moved.discard(moved)
+
     def _reach(self, position: int) -> None:
         self.reached = max(self.reached, position)
         self.received = max(self.received, position)
         self.applied_at = time.monotonic()
-        moved, self._moved = self._moved, []
-        for waiting in moved:
-            if not waiting.done():
-                waiting.set_result(None)
+        for moved in self._moved:
+            if not moved.done():
+                moved.set_result(None)
 
     # ----------------------------------------------------------------------------------------------------- epochs
 
