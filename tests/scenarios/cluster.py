@@ -78,7 +78,9 @@ class Participant:
 
     def seen(self, tx: TxId | None = None) -> list[str]:
         """Marks of the events that it was shown, inside this transaction or outside of all."""
-        return [m for t, m in self.app.world.history.seen.get((self.app.site.name, self.number), []) if t == tx]
+        shown = self.app.world.history.seen.items()
+        here = (self.app.site.name, self.number)
+        return [m for (site, number, _), seen in shown if (site, number) == here for t, m in seen if t == tx]
 
     def committed(self, tx: TxId) -> tuple[str, ...] | None:
         """The events that its database holds of a committed transaction, whatever the scope."""
@@ -135,7 +137,8 @@ class ScriptedApp(SiteApp):
 
     def _join(self, s: SimSubscription, tx: TxId, spec: TxSpec) -> Scope:
         asked = self.participants[s.number].scope
-        self.world.history.scopes[tx, self.site.name, s.number] = granted_scope(asked, spec.limit, spec.tx_type)
+        granted = granted_scope(asked, spec.limit, spec.tx_type)
+        self.world.history.scopes[tx, self.site.name, s.number, self.site.incarnation] = granted
         return asked
 
 

@@ -98,10 +98,10 @@ class Run:
         for name in names:
             self.callback(name).committed[tx] = Done(tx, marks)
 
-    def show(self, name: str, tx: TxId | None, mark: str) -> None:
+    def show(self, name: str, tx: TxId | None, mark: str, life: int = 1) -> None:
         """The application at this site was shown an event of type plain."""
         self.cluster.event("plain", mark, {})
-        self.world.history.seen.setdefault((self.cluster[name].name, 1), []).append((tx, mark))
+        self.world.history.seen.setdefault((self.cluster[name].name, 1, life), []).append((tx, mark))
 
 
 Plant = Callable[[Run], object]
@@ -390,6 +390,28 @@ def test_a_checker_names_what_is_wrong(checker: checkers.Checker, plant: Plant) 
 
     assert checker(run.world)
     assert any(v.startswith(checker.__name__) for v in checkers.violations(run.world, live=True))
+
+
+def test_what_a_subscription_saw_in_another_life_does_not_contradict_its_choice_of_nothing_in_this_one() -> None:
+    run = Run()
+
+    run.show("N", run.free, "seen before a crash", life=0)
+
+    assert checkers.check_scope_none_saw_nothing(run.world) == []
+
+
+def test_a_run_is_not_over_while_a_reader_s_application_is_at_an_entry_of_the_log() -> None:
+    run = Run()
+    reader = run.world.sites[run.cluster["R"].name].app.subscriptions[1]
+
+    run.cluster["P"].publish_soon("log", "slow")
+    run.cluster.until(lambda: reader.busy > 0, "the reader was not given the entry")
+    while_busy = run.world.open_work()
+    run.cluster.settle()
+
+    assert "R is at a call for 1" in while_busy
+    assert run.world.open_work() == []
+    assert not reader.busy
 
 
 def test_every_checker_has_a_bad_history_to_prove_it() -> None:

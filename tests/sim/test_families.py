@@ -25,7 +25,7 @@ def test_a_child_s_event_reaches_subscribers_of_the_parent_that_do_not_know_the_
     world.ask(publisher, lambda request: publisher.site.core.publish(request, EVENT))
     world.go(2.0)
 
-    assert world.history.seen == {("s", 1): [(None, "m1")]}
+    assert world.history.seen == {("s", 1, 1): [(None, "m1")]}
 
 
 def test_a_child_s_transaction_asks_subscribers_of_the_parent_that_do_not_know_the_child_and_nobody_else() -> None:
@@ -41,4 +41,4 @@ def test_a_child_s_transaction_asks_subscribers_of_the_parent_that_do_not_know_t
 
     assert [a.outcome.value for a in answers] == ["committed"]
     assert len(database.committed) == 1
-    assert {key[1:] for key in world.history.scopes} == {("s", 1)}
+    assert {key[1:] for key in world.history.scopes} == {("s", 1, 1)}

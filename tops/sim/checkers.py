@@ -158,11 +158,11 @@ def check_nobody_left_out(world: World) -> list[str]:
 
 
 def check_scope_none_saw_nothing(world: World) -> list[str]:
-    """A site that chose nothing never sees an event of the transaction."""
+    """A site that chose nothing sees no event of the transaction in that life."""
     found = []
-    for (tx, site, subscription), scope in world.history.scopes.items():
+    for (tx, site, subscription, life), scope in world.history.scopes.items():
         if scope is Scope.NONE:
-            seen = [mark for t, mark in world.history.seen.get((site, subscription), []) if t == tx]
+            seen = [mark for t, mark in world.history.seen.get((site, subscription, life), []) if t == tx]
             if seen:
                 found.append(f"{site} chose none of {tx} and saw {seen}")
     return found
@@ -226,7 +226,7 @@ def check_acknowledged_is_logged(world: World) -> list[str]:
 def check_only_what_was_asked_for(world: World) -> list[str]:
     """An ordinary event reaches only subscriptions of its type, or an ancestor's, whose filter it matches."""
     found = []
-    for (site, number), seen in world.history.seen.items():
+    for (site, number, _), seen in world.history.seen.items():
         subscription = world.sites[site].app.subscriptions[number]
         wish = subscription.wish
         for tx, mark in () if subscription.own else seen:
@@ -242,7 +242,7 @@ def check_only_what_was_asked_for(world: World) -> list[str]:
 def check_scopes_were_honoured(world: World) -> list[str]:
     """Events of a transaction reach only subscriptions of the transaction's type."""
     found = []
-    for (site, number), seen in world.history.seen.items():
+    for (site, number, _), seen in world.history.seen.items():
         subscription = world.sites[site].app.subscriptions[number]
         wish = subscription.wish
         for tx, mark in () if subscription.own else seen:

@@ -23,8 +23,9 @@ class History:
 
     def __init__(self) -> None:
         self.transactions: dict[TxId, TxHistory] = {}
-        self.scopes: dict[tuple[TxId, NodeId, int], Scope] = {}  # what each subscription chose
-        self.seen: dict[tuple[NodeId, int], list[tuple[TxId | None, str]]] = {}  # what each application was shown
+        # What each subscription chose and was shown, in each life of its site: one that has crashed chooses anew.
+        self.scopes: dict[tuple[TxId, NodeId, int, int], Scope] = {}
+        self.seen: dict[tuple[NodeId, int, int], list[tuple[TxId | None, str]]] = {}
         self.confirmed: dict[str, list[tuple[int, str]]] = {}  # durable type -> (log number, mark) that were confirmed
         self.promises: dict[TxId, set[tuple[NodeId, int]]] = {}  # who voted YES at some time
         self.outcomes: dict[TxId, set[str]] = {}  # every outcome that anybody was told

@@ -187,7 +187,8 @@ class SiteApp:
 
     def _saw(self, subscription: int, tx: TxId | None, event: Event) -> None:
         self.world.history.events.setdefault(event.body["mark"], event)
-        self.world.history.seen.setdefault((self.site.name, subscription), []).append((tx, event.body["mark"]))
+        seen = self.world.history.seen.setdefault((self.site.name, subscription, self.site.incarnation), [])
+        seen.append((tx, event.body["mark"]))
 
     def on_call(self, call: Call) -> None:
         """The work is done some time after it was asked for, and the answer arrives some time after the work."""
@@ -260,7 +261,8 @@ class SiteApp:
             case CommitTxCall(tx=tx, number=number):
                 return database.commit(tx, number)
             case AbortTxCall(tx=tx, reason=reason):
-                if world.history.scopes.get((tx, self.site.name, s.number), s.wish.scope) is Scope.LOCAL:
+                chosen = world.history.scopes.get((tx, self.site.name, s.number, self.site.incarnation), s.wish.scope)
+                if chosen is Scope.LOCAL:
                     world.history.local_aborts.append((tx, self.site.name, reason))
                 return database.abort(tx)
         raise Broken(f"a participant was asked for {type(call).__name__}")
@@ -270,7 +272,7 @@ class SiteApp:
         if asked is Scope.DISTRIBUTED and spec.tx_type.value == "local":
             asked = Scope.LOCAL
         granted = granted_scope(asked, spec.limit, spec.tx_type)
-        self.world.history.scopes[tx, self.site.name, s.number] = granted
+        self.world.history.scopes[tx, self.site.name, s.number, self.site.incarnation] = granted
         if spec.access is Access.PUBLIC and granted is Scope.DISTRIBUTED and self.world.rng.random() < 0.5:
             self.run(self.world.workload.contribution(self, tx, spec))
         return asked

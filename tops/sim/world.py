@@ -234,6 +234,8 @@ class World:
             found += [f"{site.name} has promised {e.memo.epoch}" for e in participation.epochs.values()]
             # A replica's slow database may take its time over a promise that nobody waits for any more.
             found += [f"{site.name} works on {r.memo.epoch}" for r in participation.subscribed.replicas if r.memo]
+            # A transaction from the log is known to its reader alone; the call that the application is at shows it.
+            found += [f"{site.name} is at a call for {n}" for n, s in site.app.subscriptions.items() if s.busy]
             if site.app.open_requests():
                 found.append(f"{site.name} has {site.app.open_requests()} requests open")
             found += self._open_replicas(site)
