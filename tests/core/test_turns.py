@@ -4,9 +4,25 @@ import msgspec
 
 from tests.core.driven_site import BROKER, DrivenSite
 from tests.core.test_promises import WISH, prepare
-from tops.effects import PrepareTx
-from tops.ids import TxId
-from tops.messages import EpochDecided, EpochId, EpochVoted, PrepareEpoch
+from tops.core.epochs import member_digest
+from tops.effects import AbortTxCall, NotifyTx, PrepareTx
+from tops.ids import TxId, hashed, standing_pseudonym
+from tops.messages import (
+    Address,
+    CensusOpened,
+    Dissemination,
+    EpochDecided,
+    EpochId,
+    EpochMember,
+    EpochVoted,
+    Event,
+    PrepareEpoch,
+    StandingAnswered,
+    TxBegan,
+    TxPublished,
+    TxSpec,
+)
+from tops.transactions import TxType
 
 EARLY = msgspec.structs.replace(WISH, compensatable=True)
 
@@ -71,3 +87,68 @@ def test_what_was_decided_while_it_waited_is_not_prepared_and_holds_up_nothing()
     site.hear(undone(numbered(voter, 1)))
 
     assert voted(site) == [(1, 1, True), (4, 1, True)]
+
+
+def together(voter: str, attempt: int, *transactions: str) -> PrepareEpoch:
+    members = tuple(EpochMember(TxId(tx), 1, (Event("other", {"mark": tx}),)) for tx in transactions)
+    digest = member_digest(m.tx for m in members)
+    return PrepareEpoch(epoch=EpochId("other", 1, attempt, BROKER, 1), digest=digest, voter=voter, members=members)
+
+
+def test_an_attempt_with_fewer_members_is_prepared_when_the_one_before_is_undone_from_its_end() -> None:
+    site = DrivenSite()
+    voter = site.subscribe(1, EARLY)
+    site.hear(together(voter, 1, "p.1.1", "p.1.2", "p.1.3"))
+    site.answering = False
+    site.hear(numbered(voter, 2))  # waits, and goes on waiting
+
+    site.hear(together(voter, 2, "p.1.1", "p.1.3"))
+
+    for undone_so_far in (["p.1.3"], ["p.1.3", "p.1.2"], ["p.1.3", "p.1.2", "p.1.1"]):
+        assert [call.tx for call in site.made(AbortTxCall)] == undone_so_far
+        assert len(site.made(PrepareTx)) == 3
+        site.answering = len(undone_so_far) == 3
+        site.answer(site.made(AbortTxCall)[-1])
+    assert [call.tx for call in site.made(NotifyTx)[3:]] == ["p.1.1", "p.1.3"]
+    assert [call.tx for call in site.made(PrepareTx)[3:]] == ["p.1.1", "p.1.3"]
+    assert voted(site) == [(1, 1, True), (1, 2, True)]
+
+
+def test_an_interactive_transaction_is_executed_anew_with_the_events_that_were_published_once() -> None:
+    site = DrivenSite()
+    voter = site.subscribe(1, EARLY)
+    tx, event = TxId("p.1.2"), Event("other", {"mark": "m"})
+    name = standing_pseudonym(site.posted(StandingAnswered)[-1].secret, tx)
+    spec, publisher = TxSpec("other", TxType.DISTRIBUTED), Address(BROKER)
+    for publication in (
+        CensusOpened(tx=tx, spec=spec, coordinator=BROKER, incarnation=1, initiator=publisher),
+        TxBegan(tx=tx, event_type="other", members=frozenset([hashed(name)])),
+        TxPublished(tx=tx, event_type="other", sequence=1, event=event),
+    ):
+        site.receive(Dissemination(BROKER, False, False, publisher, 1, publication, ("other",)))
+    received = EpochMember(tx, 1, None)
+    first, second = together(voter, 1, "p.1.1"), together(voter, 2)
+    site.hear(msgspec.structs.replace(first, members=(*first.members, received)))
+
+    site.hear(msgspec.structs.replace(second, members=(received,)))
+
+    assert [call.tx for call in site.made(AbortTxCall)] == ["p.1.2", "p.1.1"]
+    assert [call.event for call in site.made(NotifyTx) if call.tx == tx] == [event, event]
+    assert voted(site) == [(1, 1, True), (1, 2, True)]
+
+
+def test_an_attempt_that_is_refused_is_at_work_until_what_the_one_before_committed_is_undone() -> None:
+    site = DrivenSite()
+    voter = site.subscribe(1, EARLY)
+    site.hear(numbered(voter, 1))
+    site.answering = False
+    site.hear(numbered(voter, 1, attempt=2))
+    site.hear(numbered(voter, 2))
+
+    site.take(site.core.call_done(site.made(PrepareTx)[-1].call, "it can't any more"))
+
+    before = voted(site)
+    site.answering = True
+    site.answer(site.made(AbortTxCall)[0])
+    assert before == [(1, 1, True)]
+    assert voted(site) == [(1, 1, True), (1, 2, False), (2, 1, True)]

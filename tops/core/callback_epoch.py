@@ -83,7 +83,7 @@ class CallbackEpoch(msgspec.Struct, eq=False):
             return []
         self.stage = FINISHING
         committed = hashed(self.memo.voter) in committing
-        live = {tx: e for tx, e in self.executors.items() if self._votes.get(tx) is None and self.holds(e)}
+        live = self._live()
         self._unfinished = set(live)
         # A commit sets the timer anew when it is carried out, and until then the timer changes nothing.
         effects: list[Effect] = [] if committed and live else [CancelTimer(self.doubt.timer)]
@@ -95,6 +95,10 @@ class CallbackEpoch(msgspec.Struct, eq=False):
         for tx, executor in live.items():
             effects += executor.finish(True, partial(self._finished, tx, True))
         return effects
+
+    def _live(self) -> dict[TxId, SubTxExecutor]:
+        """Those that the decision is about."""
+        return {tx: e for tx, e in self.executors.items() if self._votes.get(tx) is None and self.holds(e)}
 
     def _undo(self, left: list[tuple[TxId, SubTxExecutor]]) -> list[Effect]:
         """The latest first, one after the other: what was committed early is compensated in reverse order."""
@@ -135,6 +139,10 @@ class CallbackEpoch(msgspec.Struct, eq=False):
             return []
         self._end()
         return [CancelTimer(self.doubt.timer), ForgetPromise(self.subscription, self.memo)]
+
+    def loses_one(self, members: Container[TxId]) -> bool:
+        """Whether something that is promised here, or going to be, is not among these."""
+        return self.stage in (VOTING, PROMISED) and any(tx not in members for tx in self._live())
 
     def superseded(self, members: Container[TxId]) -> list[Effect]:
         """A newer attempt takes over: its prepare renews the promises of its members, the others end here."""

@@ -7,6 +7,8 @@ keeps its promises itself (`EpochExecutor`) and is only found here.
 from collections import OrderedDict
 from collections.abc import Sequence
 
+import msgspec
+
 from tops.core.callback_epoch import CallbackEpoch, EpochKey, EpochStage, epoch_key
 from tops.core.doubt import Doubt
 from tops.core.remembering import trim
@@ -22,6 +24,7 @@ from tops.messages import (
     AskReached,
     EpochDecided,
     EpochId,
+    EpochMember,
     EpochVoted,
     Event,
     FinishNoted,
@@ -65,20 +68,23 @@ class Promises:
             return []  # late: this attempt has been decided
         if s is not None and s.replica is not None:
             return s.replica.on_prepare(prepare)
+        key = epoch_key(prepare.voter, prepare.epoch)
+        if key in self.epochs or self._is_retried_later(key):
+            return []
+        former = [e for a in range(1, key[3]) if (e := self.epochs.get((*key[:3], a))) is not None]
+        left = {m.tx for m in prepare.members} if former else set()
         if number in self._voters.serial:
+            if lessened := [e for e in former if e.loses_one(left)]:
+                self._turns.wait(number, self._with_events(number, prepare))
+                return [effect for e in lessened for effect in e.on_decided(frozenset())]
             turn = self._turns.ask(number, prepare)
             if turn is Turn.LATER:
                 return []
             if turn is Turn.NEVER:
                 return self._decline(number, prepare)
-        key = epoch_key(prepare.voter, prepare.epoch)
-        if key in self.epochs or self._is_retried_later(key):
-            return []
         effects = self._forget_noted(prepare.epoch, prepare.noted)
-        for attempt in range(1, prepare.epoch.attempt):
-            known = self.epochs.get((*key[:3], attempt))
-            if known is not None:
-                effects += known.superseded({m.tx for m in prepare.members})
+        for known in former:
+            effects += known.superseded(left)
         memo = Memo(prepare.epoch, prepare.digest, prepare.voter, tuple([m.tx for m in prepare.members]))
         executors: dict[TxId, SubTxExecutor] = {}
         for member in prepare.members:
@@ -90,6 +96,16 @@ class Promises:
                 executors[member.tx] = executor
         epoch = self._open_epoch(number, memo, key, executors)
         return effects + epoch.prepare(prepare.members)
+
+    def _with_events(self, number: int, prepare: PrepareEpoch) -> PrepareEpoch:
+        """All that it takes to execute the members once more, when they have been undone."""
+        members = []
+        for member in prepare.members:
+            executor = self._sub_transactions.get(member.tx, number)
+            if member.events is None and executor is not None and executor.last_sequence == member.last_sequence:
+                member = EpochMember(member.tx, member.last_sequence, tuple(executor.events))
+            members.append(member)
+        return msgspec.structs.replace(prepare, members=tuple(members))
 
     def _decline(self, number: int, prepare: PrepareEpoch) -> list[Effect]:
         """A NO to all of it, which is undone here as far as it was begun."""

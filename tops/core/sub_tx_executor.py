@@ -222,15 +222,13 @@ class SubTxExecutor:
         former, self._voting, self.epoch = self._voting, voted, memo.epoch
         overtaken = former("it is prepared in a later epoch") if former is not None else []
         if last_sequence != self.last_sequence:
-            self.state = ACTIVE  # this attempt ends what was promised in one before it
-            return overtaken + self.abandon(f"{self.last_sequence} of {last_sequence} events arrived")
+            return overtaken + self._refuse(f"{self.last_sequence} of {last_sequence} events arrived")
 
         def prepared(reason: str | None) -> list[Effect]:
             if self._voting is not voted:
                 return []  # the vote has been a NO meanwhile
             if reason is not None:
-                self.state = ACTIVE
-                return self.abandon(reason)
+                return self._refuse(reason)
             self.state, self._voting = PROMISED, None
             return voted(None)
 
@@ -239,6 +237,14 @@ class SubTxExecutor:
             self._steps.append(partial(self._prepare, memo, prepared))
             return effects
         return effects + self._prepare(memo, prepared)
+
+    def _refuse(self, reason: str) -> list[Effect]:
+        """A NO. It ends what was promised in an attempt before, which may be committed: the vote comes after that."""
+        voted = self._voting
+        if self.state is not PROMISED or voted is None:
+            return self.abandon(reason)
+        self._voting = None
+        return self.finish(False, partial(voted, reason))
 
     def _prepare(self, memo: Memo | None, then: Voted) -> list[Effect]:
         self._busy, self._preparing = True, then

@@ -4,12 +4,15 @@ What such a participant has promised is committed already. If it has to be undon
 so the next epoch waits until the one before is settled here. Two participants that wait for each other's epochs would
 wait for ever, so an epoch waits only for one that comes before it in an order on which everybody agrees; one that finds
 a later one at work is declined. The coordinator learns nothing of all this: it gets a vote, sooner or later.
+
+A new attempt renews what the one before it has promised. If it leaves a member out, that one may lie under others, so
+the whole attempt is undone first, the latest first, and the new one waits for that like for an epoch of its own.
 """
 
 from collections.abc import Mapping
 from enum import Enum
 
-from tops.core.callback_epoch import CallbackEpoch, EpochKey
+from tops.core.callback_epoch import FINISHING, CallbackEpoch, EpochKey
 from tops.core.voters import Voters
 from tops.messages import EpochId, PrepareEpoch
 
@@ -28,20 +31,25 @@ class Turns:
         self.waiting: dict[int, dict[tuple[str, str, int, int], PrepareEpoch]] = {}  # by participant, in their order
 
     def ask(self, participant: int, prepare: PrepareEpoch) -> Turn:
-        """Whether this one may be prepared; a new attempt at what is at work always may."""
+        """Whether this one may be prepared; a new attempt at what is at work may, unless that is being undone."""
         mine = _order(prepare.epoch)
-        at_work = [_order(epoch.memo.epoch) for epoch in self._at_work(participant)]
-        if mine in at_work or not at_work:
+        at_work = {_order(epoch.memo.epoch): epoch.stage for epoch in self._at_work(participant)}
+        if not at_work or at_work.get(mine, FINISHING) is not FINISHING:
             return Turn.NOW
         if mine < max(at_work):
             return Turn.NEVER
+        self.wait(participant, prepare)
+        return Turn.LATER
+
+    def wait(self, participant: int, prepare: PrepareEpoch) -> None:
+        """Keep it until what is at work is settled; a newer attempt replaces an older one."""
+        mine = _order(prepare.epoch)
         waiting = self.waiting.setdefault(participant, {})
         known = waiting.get(mine)
         if known is None:
             self._voters.promise(prepare.voter)  # the name is needed when the turn comes
         if known is None or known.epoch.attempt < prepare.epoch.attempt:
             waiting[mine] = prepare
-        return Turn.LATER
 
     def next(self, participant: int) -> PrepareEpoch | None:
         """The first of those that wait, if nothing is at work."""
