@@ -46,7 +46,13 @@ def found_at(replica: str, key: int) -> Difference:
     return Difference("t", (str(key),), 0, replica, Kind.CHANGED, (), None, None, (), Basis.MAJORITY, 2, True)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    "policy",
+    [
+        *("quorum", "peer-to-peer", "primary-site", "serializable"),
+        *(pytest.param(policy, marks=pytest.mark.long) for policy in ("write-all", "combined", "ordered")),
+    ],
+)
 async def test_snapshots_at_a_barrier_hold_the_same_rows_and_repairs_are_ordered_with_writes(
     cluster_server: EmbeddedPostgres, folder: Path, policy: str
 ) -> None:

@@ -115,6 +115,7 @@ async def test_without_java_the_command_says_what_to_install(databases: Database
     assert finished(databases.out) == []
 
 
+@pytest.mark.long
 async def test_a_stopped_server_is_exit_code_three(databases: Databases, tmp_path: Path) -> None:
     await databases.everywhere("CREATE TABLE t (id int PRIMARY KEY)")
     given = [*addresses(databases)[:4], "--dsn", "r4=postgresql://postgres@127.0.0.1:1/postgres"]

@@ -140,8 +140,9 @@ async def test_two_hundred_differences_among_a_million_rows_of_a_set_that_is_bei
     assert again.verdict is Verdict.EQUAL, again.headline
 
 
+@pytest.mark.parametrize("execute", [False, pytest.param(True, marks=pytest.mark.long)])
 async def test_the_command_line_checks_and_repairs_a_running_set(
-    cluster_server: EmbeddedPostgres, folder: Path, spark: SparkSession
+    cluster_server: EmbeddedPostgres, folder: Path, spark: SparkSession, execute: bool
 ) -> None:
     async def tops(*arguments: str) -> tuple[int, str]:
         program = "from tops.cli.main import main; main()"
@@ -159,7 +160,7 @@ async def test_the_command_line_checks_and_repairs_a_running_set(
         found, told = await tops("check", "shop")
         planned, plan = await tops("repair", "shop", "--by", "majority")
         untouched = await checked.small.sql("r1", "select v from t where id = 10")
-        repaired, outcome = await tops("repair", "shop", "--by", "majority", "--execute")
+        repaired, outcome = await tops("repair", "shop", "--by", "majority", "--execute") if execute else (0, "")
 
     assert found == 1, told
     assert "DIFFERENT: 6 differing row(s)" in told
@@ -167,5 +168,6 @@ async def test_the_command_line_checks_and_repairs_a_running_set(
     assert "6 row(s) to write" in plan
     assert [row["v"] for row in untouched] == [-5]
     assert repaired == 0, outcome
-    assert "6 row(s) repaired, 0 had changed meanwhile" in outcome
-    assert "EQUAL" in outcome
+    if execute:
+        assert "6 row(s) repaired, 0 had changed meanwhile" in outcome
+        assert "EQUAL" in outcome
