@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# Tests and the demo start hundreds of processes: none should compile again what another has compiled.
+unexport PYTHONDONTWRITEBYTECODE
 # Workers must collect the same tests in the same order, also where an id shows a set.
 PYTEST := PYTHONHASHSEED=0 $(BIN)/python -m pytest -q
 
