@@ -202,4 +202,5 @@ def figure_of(comparison: Comparison, runs: Sequence[Run]) -> dict[str, Any] | N
         return None
     figure = Figure.of_pairs(pairs, comparison.better)
     say(f"{comparison.name}: {figure.ratio:.2f} ({figure.low:.2f}–{figure.high:.2f}), at least {comparison.least:g}")
-    return {**figure.record(), "least": comparison.least, "aim": comparison.aim}
+    sides = {"systems": [comparison.ours, comparison.theirs], "clients": comparison.clients}
+    return {**figure.record(), "least": comparison.least, "aim": comparison.aim, **sides}

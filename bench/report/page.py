@@ -6,6 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from bench.report.shortfalls import shortfalls
 from bench.results import Result
 
 CAPTIONS = {
@@ -52,6 +53,7 @@ def render(record: Result, pictures: Sequence[Path]) -> str:
         *(_notes("Left out", record.get("left_out", []))),
         *(_picture(record["name"], path) for path in pictures if path.stem.endswith("-figures")),
         *(_table("Figures (above 1 we are better)", ["figure", *FIGURE_KEYS], figures)),
+        *(f"<p>{escape(paragraph)}</p>" for paragraph in shortfalls(record)),
         *(_picture(record["name"], path) for path in pictures if not path.stem.endswith("-figures")),
         *(_table("Runs", keys, [[row.get(key) for key in keys] for row in rows])),
         *(_table("Other measures", ["measure", "median", "low", "high", "runs"], measures)),

@@ -7,6 +7,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from bench.report.shortfalls import shortfalls
 from bench.results import Result
 
 # Rows of different benchmarks hold different quantities: a column is shown when some row has it.
@@ -52,6 +53,7 @@ def render(record: Result, console: Console) -> RenderableType:
     parts: list[RenderableType] = [_rows_that_fit(record, console)]
     if record["figures"]:
         parts.append(_figures(record["figures"]))
+        parts += [Text(f"not reached: {paragraph}", style="red") for paragraph in shortfalls(record)]
     for name, measure in record.get("measures", {}).items():
         parts.append(Text(f"{name}: {measure['median']:,.0f} ({measure['low']:,.0f}–{measure['high']:,.0f})"))
     for system, reason in record.get("missing", {}).items():

@@ -155,3 +155,16 @@ def test_a_record_with_rows_that_have_no_latency_is_drawn_all_the_same(record: R
     record["rows"].append({"system": "bulk apply", "clients": 1, "tps": 60000.0, "p50_ms": None, "p95_ms": None})
 
     assert {path.stem for path in draw(record, tmp_path)} >= {"policies-throughput", "policies-latency"}
+
+
+def test_a_figure_that_is_not_reached_says_by_how_much_and_where_the_time_goes(record: Result, tmp_path: Path) -> None:
+    name = "write_all.c16.vs_hand_2pc"
+    compared = {"systems": ["write_all", "hand_2pc"], "clients": 16, **record["figures"][name]}
+    short = {**record, "figures": {name: {**compared, "least": 10}}}
+    reached = {**record, "figures": {name: {**compared, "least": 7}}}
+
+    expected = f"{name} is 7.25 and must be 10: 28% short. write_all spends 0.120 ms of processor time per operation"
+    assert expected in " ".join(text(short, 200).split())
+    assert expected in write_page(short, [], tmp_path).read_text()
+    assert "database 1.000, disk 0.500" in text(short, 1000)
+    assert "short" not in text(reached, 200)
