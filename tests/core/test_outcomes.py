@@ -88,6 +88,16 @@ def test_whatever_ended_or_was_refused_comes_too_late_to_begin() -> None:
     assert [outcomes.is_refused(TxId(f"P.1.{n}")) for n in (1, 2, 3, 4)] == [True, True, True, False]
 
 
+def test_an_abort_that_is_no_longer_remembered_comes_too_late_to_begin_and_is_still_an_abort() -> None:
+    outcomes = Outcomes(keep_max=1)
+    for counter in (1, 2):
+        outcomes.settle(TxOutcome(tx=TxId(f"P.1.{counter}"), outcome=Outcome.ABORTED), None)
+
+    assert [outcomes.is_refused(TxId(f"P.1.{n}")) for n in (1, 2, 3)] == [True, True, False]
+    (told,) = posted(outcomes.ask(TxId("P.1.1"), PUBLISHER, alive=False), TxOutcome)
+    assert told.outcome is Outcome.ABORTED
+
+
 def test_what_is_forgotten_is_remembered_once_per_origin_however_often_it_was_restarted() -> None:
     outcomes = Outcomes(keep_max=1)
     for life in range(1, 200):

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from tests.core.driven_rendezvous import ME, DrivenRendezvous, posts, standing_only
+from tests.core.driven_rendezvous import ME, PUBLISHER, DrivenRendezvous, posts, standing_only
 from tops.constraints import AnyConstraint, Deadline, MaxParticipants, MinParticipants, Required
 from tops.effects import Alarm, Persist, Post
 from tops.filters import Filter
@@ -12,9 +12,13 @@ from tops.messages import (
     Address,
     AskMembership,
     AskOutcome,
+    BeginTx,
+    CensusPolicy,
+    CommitTx,
     EpochFinished,
     LogDelivered,
     PrepareEpoch,
+    TxOpened,
     TxOutcome,
     TxOutcomes,
     TxSpec,
@@ -193,3 +197,25 @@ def test_local_one_shots_that_arrive_together_are_one_entry_of_the_log() -> None
     assert [logged.tx for logged in entry.transactions] == ["p.1.2", "p.1.3"]
     assert [(o.tx, o.log_number) for o in told.outcomes] == [("p.1.2", entry.number), ("p.1.3", entry.number)]
     assert [(o.tx, o.log_number) for o in posts(effects, TxOutcome)] == [("p.1.1", entry.number - 1)]
+
+
+@pytest.mark.parametrize(("life", "outcomes"), [(1, []), (7, [Outcome.ABORTED])])
+def test_what_a_former_life_opened_is_not_committed_because_its_begin_came_again(
+    life: int, outcomes: list[Outcome]
+) -> None:
+    rendezvous = DrivenRendezvous()
+    rendezvous.stand("v", "other", "s1")
+    tx = TxId("p.1.1")
+    (opened,) = posts(
+        rendezvous.hear(
+            BeginTx(tx=tx, spec=TxSpec("other", TxType.DISTRIBUTED, census=CensusPolicy(replies=1))), PUBLISHER
+        ),
+        TxOpened,
+    )
+    assert opened.life == 1
+
+    order = CommitTx(tx=tx, tx_type=TxType.DISTRIBUTED, event_type="other", last_sequence=0, life=life)
+    effects = rendezvous.hear(order, PUBLISHER)
+
+    assert [told.outcome for told in posts(effects, TxOutcome)] == outcomes
+    assert bool(posts(effects, PrepareEpoch)) is not bool(outcomes)

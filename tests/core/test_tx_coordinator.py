@@ -57,7 +57,7 @@ def test_standing_answers_count_at_once_and_may_close_the_census() -> None:
 
     assert made.state is TxState.ACTIVE
     assert len(disseminated(effects, TxBegan)[0].members) == 2
-    assert posted(effects, TxOpened) == [TxOpened(tx=TX, state=TxState.ACTIVE)]
+    assert posted(effects, TxOpened) == [TxOpened(tx=TX, state=TxState.ACTIVE, life=1)]
 
 
 def test_an_answer_after_the_census_is_too_late() -> None:

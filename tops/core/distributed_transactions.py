@@ -43,7 +43,8 @@ class DistributedTransactions:
     def on_begin(self, m: BeginTx, sender: Address, incarnation: int, now: float) -> list[Effect]:
         known = self._open.coordinators.get(m.tx)
         if known is not None:  # asked again: the answer may have been lost
-            return [] if known.state is TxState.CENSUS else [Post(sender, TxOpened(tx=m.tx, state=known.state))]
+            opened = TxOpened(tx=m.tx, state=known.state, life=known.life)
+            return [] if known.state is TxState.CENSUS else [Post(sender, opened)]
         if self._outcomes.is_refused(m.tx):
             return [Post(sender, TxOpened(tx=m.tx, state=TxState.ABORTED, reason="it ended already"))]
         refusal = self._known.refusal(m.spec)

@@ -29,20 +29,15 @@ class Outcomes:
         self.aborted: OrderedDict[TxId, str] = OrderedDict()  # reasons, kept for those who ask soon
         self.refused: OrderedDict[TxId, None] = OrderedDict()
         self.forgotten: dict[str, tuple[int, int]] = {}  # origin -> its latest life with a forgotten commit, the latest
+        self.passed: dict[str, tuple[int, int]] = {}  # the same for aborts: they are presumed, but must not come again
         self.askers: dict[TxId, list[Address]] = {}
 
     def is_refused(self, tx: TxId) -> bool:
         """Whether a transaction that arrives now comes too late: refused, ended already, or perhaps so."""
         if tx in self.refused or tx in self.committed or tx in self.aborted:
             return True
-        return self._may_be_forgotten(tx)
-
-    def _may_be_forgotten(self, tx: TxId) -> bool:
         made = _split(tx)
-        if made is None:
-            return True  # not an id that TOPS made: nobody can tell how old it is
-        origin, life, counter = made
-        return (life, counter) <= self.forgotten.get(origin, (0, 0))
+        return made is None or _is_among(self.forgotten, made) or _is_among(self.passed, made)
 
     def remember(self, outcome: TxOutcome) -> None:
         """A commit, also from recovery."""
@@ -55,10 +50,7 @@ class Outcomes:
 
         One entry per origin, however often it is restarted: an earlier life is not going to ask for much.
         """
-        made = _split(tx)
-        if made is not None:
-            origin, life, counter = made
-            self.forgotten[origin] = max(self.forgotten.get(origin, (0, 0)), (life, counter))
+        _add(self.forgotten, tx)
 
     def logged_lives(self) -> dict[str, int]:
         """Whose commits are remembered by a log alone: what is forgotten if its entries are dropped."""
@@ -82,7 +74,7 @@ class Outcomes:
         else:
             self.aborted[outcome.tx] = outcome.reason
             if len(self.aborted) > self.keep_max:
-                self.aborted.popitem(last=False)
+                _add(self.passed, self.aborted.popitem(last=False)[0])
         return [Post(address, outcome) for address in self._told(outcome.tx, publisher)]
 
     def settle_commits(self, outcomes: Iterable[tuple[TxOutcome, Address]]) -> list[Effect]:
@@ -116,7 +108,8 @@ class Outcomes:
         known = self.committed.get(tx)
         if known is not None:
             return [Post(asker, known)]
-        if tx not in self.refused and self._may_be_forgotten(tx):
+        made = _split(tx)
+        if tx not in self.refused and (made is None or _is_among(self.forgotten, made)):
             reason = "it ended too long ago to be remembered"
             return [Post(asker, TxOutcome(tx=tx, outcome=Outcome.UNKNOWN, reason=reason))]
         outcome, reason = Outcome.ABORTED, "the coordinator has no record of it"
@@ -129,7 +122,19 @@ class Outcomes:
         return [Persist(TxRefused(tx=tx)), answer]
 
 
+def _is_among(latest: dict[str, tuple[int, int]], made: tuple[str, int, int]) -> bool:
+    """Whether one of its origin that is as new or newer is in `latest`."""
+    return made[1:] <= latest.get(made[0], (0, 0))
+
+
+def _add(latest: dict[str, tuple[int, int]], tx: TxId) -> None:
+    made = _split(tx)
+    if made is not None:
+        origin, life, counter = made
+        latest[origin] = max(latest.get(origin, (0, 0)), (life, counter))
+
+
 def _split(tx: TxId) -> tuple[str, int, int] | None:
-    """Origin, life and counter; None for an id of another make, which may hold anything."""
+    """Origin, life and counter; None for an id of another make: nobody can tell how old it is."""
     made = _MADE.fullmatch(tx)
     return None if made is None else (made[1], int(made[2]), int(made[3]))

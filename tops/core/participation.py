@@ -166,14 +166,14 @@ class Participation:
         return effects
 
     def _census(self, census: CensusOpened, lineage: Sequence[str], link: NodeId) -> list[Effect]:
-        if census.tx in self.ended:
-            return []  # met again on a slower path
         known = self.executors.get(census.tx, ())
         asked: list[SubTxExecutor] = []
         effects: list[Effect] = []
         for s in self.subscriptions.values():
             if s.number in known or not s.matches(lineage, census.spec.attributes):
                 continue
+            if (census.tx, s.number) in self.ended:
+                continue  # met again on a slower path
             if s.replica is not None and census.spec.census is not None:
                 s.replica.expect(census.tx)
             if s.replica is not None or (s.wish.durable is not None and s.wish.scope is not DISTRIBUTED):

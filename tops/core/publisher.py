@@ -59,6 +59,7 @@ class PublisherTx(msgspec.Struct, eq=False):
     contributed: bool = False  # somebody else's transaction
     own: tuple[int, Pseudonym] | None = None  # resources of the site's own that take part, and their name
     operator: bool = False  # somebody else's private one, which this site can only end
+    life: int = 0  # of the coordinator, as it was when it opened the transaction
 
     @classmethod
     def begun(cls, tx: TxId, spec: TxSpec, coordinator: NodeId) -> "PublisherTx":
@@ -76,6 +77,7 @@ class PublisherTx(msgspec.Struct, eq=False):
         if self.state is not CENSUS:
             return []
         self.state, request, self.opening, self.begin_message = opened.state, self.opening, None, None
+        self.life = opened.life
         if opened.state is ACTIVE:
             if self.numbering is not None:
                 self.numbering.open()
@@ -204,6 +206,7 @@ class PublisherTx(msgspec.Struct, eq=False):
             tx_type=self.spec.tx_type,
             event_type=self.spec.event_type,
             last_sequence=last_sequence,
+            life=self.life,
         )
         return Post(Address(self.coordinator), order)
 

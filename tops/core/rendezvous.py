@@ -173,6 +173,9 @@ class Rendezvous:
             return []
         if isinstance(owner, LocalRelay):
             return self.local.commit(owner, m.last_sequence)
+        if m.life and m.life != owner.life:
+            # Its begin came again after a restart, when its publisher may have heard of an abort.
+            return self.distributed.abort(owner, "its coordinator was restarted", sender)
         if owner.state is COMMITTING:
             return self.known.epochs_of(owner.spec).wait_again(m.tx)
         return self.distributed.commit(owner, m.last_sequence)

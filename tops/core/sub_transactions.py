@@ -20,7 +20,7 @@ class SubTransactions:
     def __init__(self, site: NodeId, calls: Calls, options: SiteOptions, voters: Voters) -> None:
         self._site, self._calls, self._options, self._voters = site, calls, options, voters
         self.executors: dict[TxId, dict[int, SubTxExecutor]] = {}
-        self.ended: OrderedDict[TxId, None] = OrderedDict()
+        self.ended: OrderedDict[tuple[TxId, int], None] = OrderedDict()  # with the subscription's number
 
     def get(self, tx: TxId, subscription: int) -> SubTxExecutor | None:
         return self.executors.get(tx, {}).get(subscription)
@@ -90,8 +90,8 @@ class SubTransactions:
             del executors[subscription]
             if not executors:
                 del self.executors[tx]
-                self.ended[tx] = None
-                trim(self.ended)
+            self.ended[tx, subscription] = None
+            trim(self.ended)
         if executor.voter == executor.pseudonym:
             self._voters.forget_unless_promised(executor.voter)
         return []

@@ -63,6 +63,7 @@ class TxCoordinator(msgspec.Struct, eq=False):
     joined: frozenset[str] = frozenset()
     failed: str | None = None
     detached: bool = False
+    life: int = 0  # of the broker that coordinates
 
     @property
     def members(self) -> dict[str, Member]:
@@ -72,6 +73,7 @@ class TxCoordinator(msgspec.Struct, eq=False):
 
     def open(self, me: NodeId, incarnation: int, standing: Iterable[Member]) -> list[Effect]:
         """Announce the transaction; standing answers count at once."""
+        self.life = incarnation
         for member in standing:
             self.census.answer(member)
         announced = CensusOpened(
@@ -106,7 +108,7 @@ class TxCoordinator(msgspec.Struct, eq=False):
         began = TxBegan(tx=self.tx, event_type=self.spec.event_type, members=self.census.hashed_members())
         effects.append(Disseminate(began))
         if self.one_shot is None:
-            effects.append(Post(self.initiator, TxOpened(tx=self.tx, state=self.state)))
+            effects.append(Post(self.initiator, TxOpened(tx=self.tx, state=self.state, life=self.life)))
         return effects
 
     # --------------------------------------------------------------------------------------------------- execution

@@ -43,12 +43,16 @@ class BeginPublic(Message, frozen=True):
 
 
 class TxOpened(Message, frozen=True):
-    """How the census ended. `request` is set for transactions whose id the initiator learns here."""
+    """How the census ended. `request` is set for transactions whose id the initiator learns here.
+
+    `life` is the coordinator's: the initiator names it when it asks for commitment.
+    """
 
     tx: TxId
     state: TxState
     reason: str = ""
     request: int | None = None
+    life: int = 0
 
 
 class PublishInTx(Message, frozen=True):
@@ -77,13 +81,15 @@ class PublisherDone(Message, frozen=True):
 class CommitTx(Message, frozen=True):
     """A publisher asks for commitment. `last_sequence` None: the coordinator numbered the events itself.
 
-    Asking again while votes are missing means: wait once more.
+    Asking again while votes are missing means: wait once more. `life` of the coordinator that opened it, 0 where the
+    id tells: what a former life opened and aborted must not be committed because its begin came twice.
     """
 
     tx: TxId
     tx_type: TxType
     event_type: str
     last_sequence: int | None
+    life: int = 0
 
 
 class AbortTx(Message, frozen=True):
