@@ -210,13 +210,15 @@ class ParticipantDriver:
         received = self._events.get(tx) or [Received(e.type, e.body, tx, i) for i, e in enumerate(events, start=1)]
         self._events[tx] = received
         participant = self.participant
-        await _awaited(participant.on_prepare(tx))
-        for resource in participant.resources:
-            await _awaited(resource.prepare(tx, received))
+        carried_out = tx in self._early  # in an attempt before this one, which only renews the promise
+        if not carried_out:
+            await _awaited(participant.on_prepare(tx))
+            for resource in participant.resources:
+                await _awaited(resource.prepare(tx, received))
         early = participant.compensatable and memo is not None
         if self._journal is not None and memo is not None:
             await self._journal.promise(Promised(self.key, tx, memo, tuple(received), early))
-        if early:
+        if early and not carried_out:
             await self._insist(lambda: self._commit_early(tx), "on_commit")
 
     async def _commit_early(self, tx: TxId) -> None:
