@@ -14,6 +14,7 @@ from tops.event_types import EventType
 from tops.filters import Filter
 from tops.ids import NodeId
 from tops.messages import (
+    Address,
     Dissemination,
     LinkMessage,
     RouteAdded,
@@ -209,8 +210,8 @@ def test_a_site_cannot_speak_under_anothers_name() -> None:
     subscribed(core, "s1", BROAD)
     core.site_up(NodeId("s2"), 1, 0.0)
 
-    assert core.edge.claim(core.edge.sites[NodeId("s2")], "s1", core.name) is False
-    assert core.edge.claim(core.edge.sites[NodeId("s2")], "s2", core.name) is True
+    assert core.edge.claim(core.edge.sites[NodeId("s2")], "s1", core.name) is None
+    assert core.edge.claim(core.edge.sites[NodeId("s2")], "s2", core.name) == Address(core.name, "s2", 1)
 
 
 # ---------------------------------------------------------------------------------- whole overlays, event by event

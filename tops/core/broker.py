@@ -68,7 +68,7 @@ class BrokerCore:
         self.name, self.incarnation, self.topology = name, incarnation, topology
         self.address = Address(name)
         self.table = RoutingTable()
-        self.edge = Edge()
+        self.edge = Edge(name)
         known = {} if predicates is None else predicates  # kept as it is: more may be registered later
         self.rendezvous = Rendezvous(name, incarnation, known, options or RendezvousOptions())
         self._letters = self.rendezvous.letters
@@ -134,14 +134,13 @@ class BrokerCore:
                 return []
             self.edge.claim(site, site.name, message.rendezvous)
             if message.rendezvous == self.name:
-                publication, sender = message.publication, Address(self.name, site.name, site.incarnation)
-                effects = self.rendezvous.on_publication(publication, sender, site.incarnation, now)
+                effects = self.rendezvous.on_publication(message.publication, site.address, site.incarnation, now)
                 return self._carry_out(effects, now)  # its publisher may subscribe to it, too
             stamped = Dissemination(
                 rendezvous=message.rendezvous,
                 upward=True,
                 early=message.early,
-                sender=Address(self.name, site.name, site.incarnation),
+                sender=site.address,
                 incarnation=site.incarnation,
                 publication=message.publication,
                 lineage=message.lineage,
@@ -155,17 +154,17 @@ class BrokerCore:
 
     def _letter_from_site(self, site: SiteLink, envelope: Envelope, now: float) -> list[Effect]:
         """Only under a name of its own, and with this broker's word for where the sender is."""
-        handle, to, body = envelope.sender.handle, envelope.to, envelope.body
-        if not self.edge.claim(site, handle, to.broker):
+        to, body = envelope.to, envelope.body
+        sender = self.edge.claim(site, envelope.sender.handle, to.broker)
+        if sender is None:
             return []
-        sender = Address(self.name, handle, site.incarnation)
         released: list[Effect] = []
         if type(body) is StandingAnswered:
             self.edge.on_standing(site, body)
         elif type(body) is CensusReplied:
             held = self.edge.on_replied(site, body.tx, body.pseudonym)
             released = self._release(site.name, held) if held else released
-        handler = self._letters.get(type(body)) if to.broker == self.name and not to.handle else None
+        handler = self._letters.get(type(body)) if to == self.address else None
         if handler is None:
             stamped = Envelope(to=to, sender=sender, incarnation=site.incarnation, body=body)
             return released + self._route(stamped, now)
@@ -267,10 +266,11 @@ class BrokerCore:
             return []
         downward = self._downward(publication, lineage, rendezvous)
         effects: list[Effect] = []
+        sites, pass_on = edge.sites, edge.pass_on
         for link in links:
-            site = edge.sites.get(link)
+            site = sites.get(link)
             if site is not None:
-                if edge.pass_on(site, tx, publication, lineage):
+                if pass_on(site, tx, publication, lineage):
                     effects.append(Send(link, downward))
             elif link != exclude and link != self.topology.next_hop(self.name, rendezvous):
                 effects.append(Send(link, downward))

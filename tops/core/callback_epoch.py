@@ -75,7 +75,7 @@ class CallbackEpoch(msgspec.Struct, eq=False):
         if len(excluded) == len(memo.transactions):
             self._end()  # nothing was promised, there is no decision to wait for
             return [told, *self._settled(self.subscription)]
-        return [told, self.doubt.wait()]
+        return [told, self.doubt.wait]
 
     def on_decided(self, committing: frozenset[str]) -> list[Effect]:
         """The decision, from the coordinator or from a peer who heard it."""
@@ -132,7 +132,7 @@ class CallbackEpoch(msgspec.Struct, eq=False):
             return []
         epoch = self.memo.epoch
         finished = EpochFinished(epoch=epoch, voter=self.memo.voter, note=True)
-        return [Post(Address(epoch.coordinator), finished), self.doubt.wait()]
+        return [Post(Address(epoch.coordinator), finished), self.doubt.wait]
 
     def on_noted(self) -> list[Effect]:
         if self.stage is not FINISHED:

@@ -22,11 +22,7 @@ class Doubt:
         self.asked = 0
         epoch = memo.epoch
         self.timer = ("doubt", memo.voter, epoch.incarnation, epoch.number, epoch.attempt)
-        self._wait = SetTimer(self.timer, every_s)
-
-    def wait(self) -> Effect:
-        """Give the decision some time to arrive by itself."""
-        return self._wait
+        self.wait = SetTimer(self.timer, every_s)  # gives the decision some time to arrive by itself
 
     def ask(self) -> list[Effect]:
         """The time is up: ask, and come back."""
@@ -39,4 +35,4 @@ class Doubt:
         if self.asked == QUESTIONS_BEFORE_ALARM:
             effects.append(Alarm("in-doubt", f"{memo.epoch}: promised, and nobody knows the decision"))
         self.asked += 1
-        return [*effects, self.wait()]
+        return [*effects, self.wait]

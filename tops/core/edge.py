@@ -12,6 +12,7 @@ import msgspec
 from tops.filters import Filter
 from tops.ids import NodeId, TxId, hashed, standing_pseudonym, tx_id
 from tops.messages import (
+    Address,
     CensusOpened,
     LocalCommitOrdered,
     Publication,
@@ -20,7 +21,6 @@ from tops.messages import (
     SubscriptionChanged,
     TxBegan,
     TxPublication,
-    TxPublished,
     TxSpec,
 )
 from tops.transactions import Scope, granted_scope
@@ -59,9 +59,10 @@ class SiteLink(msgspec.Struct):
 
     name: NodeId
     incarnation: int
+    address: Address
     subscriptions: dict[int, SubscriptionChanged] = {}
     secrets: dict[int, bytes] = {}  # of standing answers, by subscription: they tell who was turned away
-    handles: OrderedDict[str, None] = msgspec.field(default_factory=OrderedDict)  # the latest used last
+    handles: OrderedDict[str, Address] = msgspec.field(default_factory=OrderedDict)  # the latest used last
     contacts: dict[NodeId, set[str]] = {}  # rendezvous brokers it wrote to, and under which handles
     transactions: OrderedDict[TxId, Taken] = msgspec.field(default_factory=OrderedDict)
     own_transactions: str = ""  # how the ids of transactions begin that this life of the site begins
@@ -73,7 +74,8 @@ class SiteLink(msgspec.Struct):
 class Edge:
     """The sites of one broker."""
 
-    def __init__(self) -> None:
+    def __init__(self, broker: NodeId) -> None:
+        self.broker = broker
         self.sites: dict[NodeId, SiteLink] = {}
         self.owners: dict[str, SiteLink] = {}  # by handle
 
@@ -82,9 +84,8 @@ class Edge:
         known = self.sites.get(name)
         if known is None or known.incarnation != incarnation:
             self.forget(name)
-            self.sites[name] = self.owners[name] = SiteLink(
-                name, incarnation, subscriptions={}, secrets={}, contacts={}
-            )
+            address = Address(self.broker, name, incarnation)
+            self.sites[name] = self.owners[name] = SiteLink(name, incarnation, address)
 
     def forget(self, name: NodeId) -> SiteLink | None:
         site = self.sites.pop(name, None)
@@ -93,23 +94,27 @@ class Edge:
                 self.owners.pop(handle, None)
         return site
 
-    def claim(self, site: SiteLink, handle: str, broker: NodeId) -> bool:
-        """Whether the site may write to this broker under this handle: its own, or one that nobody else has here.
+    def claim(self, site: SiteLink, handle: str, broker: NodeId) -> Address | None:
+        """The site's address under this handle, if it may write to that broker under it: its own, or one that nobody
+        else has here.
 
         The broker must hear when the site is gone."""
+        handles = site.handles
         if handle in site.contacts.get(broker, ()):  # it is the site's for as long as it stands there
-            if handle != site.name:
-                site.handles.move_to_end(handle)
-            return True
+            if handle == site.name:
+                return site.address
+            handles.move_to_end(handle)
+            return handles[handle]
         if self.owners.setdefault(handle, site) is not site:
-            return False
+            return None
         site.contacts.setdefault(broker, set()).add(handle)
-        if handle != site.name:
-            site.handles[handle] = None
-            site.handles.move_to_end(handle)
-            if len(site.handles) > HANDLES_MAX:
-                self._disown(site, site.handles.popitem(last=False)[0])
-        return True
+        if handle == site.name:
+            return site.address
+        address = handles[handle] = Address(self.broker, handle, site.incarnation)
+        handles.move_to_end(handle)
+        if len(handles) > HANDLES_MAX:
+            self._disown(site, handles.popitem(last=False)[0])
+        return address
 
     def _disown(self, site: SiteLink, handle: str) -> None:
         """A participant's name that was not used for long; whoever still waits under it makes itself heard again."""
@@ -138,24 +143,15 @@ class Edge:
 
     def pass_on(self, site: SiteLink, tx: TxId, publication: TxPublication, types: tuple[str, ...]) -> bool:
         """Whether a transaction's publication goes to this site now; if the site has not chosen yet it is kept."""
-        transactions = site.transactions
         if type(publication) is CensusOpened:
-            taken = self._standing(site, tx, publication.spec, types)
-            if taken.scope is not None and not taken.takes_any():
-                return False
-            transactions[tx] = taken
-            if len(transactions) > TRANSACTIONS_MAX:
-                transactions.popitem(last=False)
-            return True
-        known = transactions.get(tx)
+            return self._announce(site, tx, publication.spec, types)
+        known = site.transactions.get(tx)
         if known is None:
             return False
         if known.scope is None:
             if len(known.withheld) < WITHHELD_MAX:
                 known.withheld.append(publication)
             return False
-        if type(publication) is TxPublished:
-            return known.distributed or known.takes_any()
         if type(publication) is LocalCommitOrdered:
             return known.scope is not NONE  # whoever is only a distributed participant waits for a prepare
         if type(publication) is TxBegan and known.distributed and known.pseudonyms:
@@ -163,6 +159,16 @@ class Edge:
             known.distributed = not publication.members.isdisjoint(map(hashed, known.pseudonyms))
             return True
         return known.distributed or known.takes_any()
+
+    def _announce(self, site: SiteLink, tx: TxId, spec: TxSpec, types: tuple[str, ...]) -> bool:
+        """Whether the site is told of a new transaction: it takes part, or has to say whether it does."""
+        taken = self._standing(site, tx, spec, types)
+        if taken.scope is not None and not taken.takes_any():
+            return False
+        site.transactions[tx] = taken
+        if len(site.transactions) > TRANSACTIONS_MAX:
+            site.transactions.popitem(last=False)
+        return True
 
     def chosen(self, site: SiteLink, choice: ScopeChosen) -> list[Publication]:
         """The site has said what it takes; returns what was held back for it."""

@@ -91,9 +91,9 @@ class EpochExecutor:
             self.collected.popitem(last=False)  # whoever still wants it prepared hears that its events are missing
 
     def collect(self, tx: TxId, sequence: int, event: Event) -> None:
-        """An event of an interactive transaction; nothing is executed before prepare."""
-        events = self.collected.get(tx)
-        if events is not None and sequence == len(events) + 1:
+        """An event of an interactive transaction that is expected; nothing is executed before prepare."""
+        events = self.collected[tx]
+        if sequence == len(events) + 1:
             events.append(event)
 
     def forget(self, tx: TxId) -> None:
@@ -111,13 +111,14 @@ class EpochExecutor:
 
     def _start(self, prepare: PrepareEpoch) -> list[Effect]:
         self._held, self._decision, self.work = None, None, Work.RUNNING
-        self.memo = Memo(prepare.epoch, prepare.digest, prepare.voter, tuple(m.tx for m in prepare.members))
+        self.memo = Memo(prepare.epoch, prepare.digest, prepare.voter, tuple([m.tx for m in prepare.members]))
         members, missing = self._with_events(prepare.members)
         memo = self.memo
 
         def prepared(result: BatchPrepared) -> list[Effect]:
             excluded = {**missing, **result.excluded}
-            self._accepted = tuple([tx for tx in memo.transactions if tx not in excluded])
+            accepted = [tx for tx in memo.transactions if tx not in excluded] if excluded else memo.transactions
+            self._accepted = tuple(accepted)
             return self._prepared(memo, _aligned(result, memo, missing), excluded)
 
         call = self._calls.open(prepared)
@@ -153,7 +154,7 @@ class EpochExecutor:
             rows=result.rows,
             results=result.results,
         )
-        return [Post(Address(memo.epoch.coordinator), vote), self.doubt.wait()]
+        return [Post(Address(memo.epoch.coordinator), vote), self.doubt.wait]
 
     # --------------------------------------------------------------------------------------------------- the decision
 
@@ -195,8 +196,9 @@ class EpochExecutor:
                 self._committed.popitem(last=False)
             finished = EpochFinished(epoch=memo.epoch, voter=memo.voter, note=False)
             effects.append(Post(Address(memo.epoch.coordinator), finished))
-            for tx in memo.transactions:
-                self.collected.pop(tx, None)
+            if self.collected:
+                for tx in memo.transactions:
+                    self.collected.pop(tx, None)
         return effects + self._go_on()
 
     def committed_after(self, number: int) -> tuple[TxId, ...]:

@@ -323,8 +323,10 @@ class EpochCoordinator:
         entry = LogEntry(
             number=epoch.id.number,
             transactions=tuple(
-                LoggedTx(m.tx, m.spec.event_type, m.logged_events, m.spec.attributes, m.spec.limit, m.spec.tx_type)
-                for m in committed
+                [
+                    LoggedTx(m.tx, m.spec.event_type, m.logged_events, m.spec.attributes, m.spec.limit, m.spec.tx_type)
+                    for m in committed
+                ]
             ),
             epoch=epoch.id,
             committing=epoch.committing,

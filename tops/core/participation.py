@@ -107,30 +107,29 @@ class Participation:
     def _event(self, published: TxPublished, lineage: Sequence[str], link: NodeId) -> list[Effect]:
         tx, sequence, event = published.tx, published.sequence, published.event
         for replica in self.subscribed.replicas:
-            replica.collect(tx, sequence, event)
-        executors = self.executors.get(tx)
-        if executors is None:
-            return []
+            if tx in replica.collected:
+                replica.collect(tx, sequence, event)
         own = self.voters.own  # these have seen it when it was published
-        if len(executors) == 1:
-            (executor,) = executors.values()
-            return executor.on_event(sequence, event) if executor.subscription not in own else []
-        others = [e for e in executors.values() if e.subscription not in own]
-        return [effect for e in others for effect in e.on_event(sequence, event)]
+        effects: list[Effect] = []
+        for executor in self.sub_transactions.of(tx):
+            if executor.subscription not in own:
+                effects += executor.on_event(sequence, event)
+        return effects
 
     def _began(self, began: TxBegan, lineage: Sequence[str], link: NodeId) -> list[Effect]:
-        return self.sub_transactions.each(began.tx, lambda e: e.on_began(began.members))
+        return [effect for e in self.sub_transactions.of(began.tx) for effect in e.on_began(began.members)]
 
     def _commit_ordered(self, ordered: LocalCommitOrdered, lineage: Sequence[str], link: NodeId) -> list[Effect]:
-        return self.sub_transactions.each(ordered.tx, lambda e: e.on_local_commit(ordered.last_sequence))
+        last = ordered.last_sequence
+        return [effect for e in self.sub_transactions.of(ordered.tx) for effect in e.on_local_commit(last)]
 
     def _abandoned(self, abandoned: TxAbandoned, lineage: Sequence[str], link: NodeId) -> list[Effect]:
         for replica in self.subscribed.replicas:
             replica.forget(abandoned.tx)
-        only, reason = abandoned.distributed_only, abandoned.reason
-        return self.sub_transactions.each(
-            abandoned.tx, lambda e: [] if only and e.scope is not DISTRIBUTED else e.abandon(reason)
-        )
+        executors = self.sub_transactions.of(abandoned.tx)
+        if abandoned.distributed_only:
+            executors = [e for e in executors if e.scope is DISTRIBUTED]
+        return [effect for e in executors for effect in e.abandon(abandoned.reason)]
 
     def _is_repeated(self, origin: Origin) -> bool:
         """A site that has moved can meet an event again that travels more slowly on its new path."""
@@ -166,23 +165,22 @@ class Participation:
         return effects
 
     def _census(self, census: CensusOpened, lineage: Sequence[str], link: NodeId) -> list[Effect]:
-        known = self.executors.get(census.tx, ())
+        tx, spec = census.tx, census.spec
+        known = self.executors.get(tx, ())
         asked: list[SubTxExecutor] = []
         effects: list[Effect] = []
         for s in self.subscriptions.values():
-            if s.number in known or not s.matches(lineage, census.spec.attributes):
+            if s.number in known or not s.matches(lineage, spec.attributes):
                 continue
-            if (census.tx, s.number) in self.ended:
+            if (tx, s.number) in self.ended:
                 continue  # met again on a slower path
-            if s.replica is not None and census.spec.census is not None:
-                s.replica.expect(census.tx)
-            if s.replica is not None or (s.wish.durable is not None and s.wish.scope is not DISTRIBUTED):
-                continue  # it is prepared as a batch, or taken from the log
-            if s.wish.scope is DISTRIBUTED:
+            if s.replica is not None:
+                if spec.census is not None:
+                    s.replica.expect(tx)  # it is prepared as a batch
+            elif s.wish.scope is DISTRIBUTED:
                 effects += self._standing_participant(s, census)
-            else:
-                executor = self.sub_transactions.open(s, census.tx, census.spec, Pseudonym(self.entropy(16).hex()))
-                asked.append(executor)
+            elif s.wish.durable is None:  # a durable one takes it from the log
+                asked.append(self.sub_transactions.open(s, tx, spec, Pseudonym(self.entropy(16).hex())))
         return effects + self._ask(census, asked, link) if asked else effects
 
     def _standing_participant(self, s: Subscription, census: CensusOpened) -> list[Effect]:
@@ -222,9 +220,8 @@ class Participation:
     # ------------------------------------------------------------------------------------------------- doubt, time
 
     def on_membership(self, answered: MembershipAnswered) -> list[Effect]:
-        return self.sub_transactions.each(
-            answered.tx, lambda e: e.on_membership(answered) if e.voter == answered.voter else []
-        )
+        named = [e for e in self.sub_transactions.of(answered.tx) if e.voter == answered.voter]
+        return [effect for e in named for effect in e.on_membership(answered)]
 
     def on_timer(self, key: tuple[str, ...]) -> list[Effect]:
         match key:

@@ -69,9 +69,9 @@ class Promises:
         if s is not None and s.replica is not None:
             return s.replica.on_prepare(prepare)
         key = epoch_key(prepare.voter, prepare.epoch)
-        if key in self.epochs or self._is_retried_later(key):
+        if key in self.epochs or (self._retried and self._is_retried_later(key)):
             return []
-        former = [e for a in range(1, key[3]) if (e := self.epochs.get((*key[:3], a))) is not None]
+        former = self._former(key) if prepare.epoch.attempt > 1 else []
         left = {m.tx for m in prepare.members} if former else set()
         if number in self._voters.serial:
             if lessened := [e for e in former if e.loses_one(left)]:
@@ -85,15 +85,17 @@ class Promises:
         effects = self._forget_noted(prepare.epoch, prepare.noted)
         for known in former:
             effects += known.superseded(left)
-        memo = Memo(prepare.epoch, prepare.digest, prepare.voter, tuple([m.tx for m in prepare.members]))
+        transactions: list[TxId] = []
         executors: dict[TxId, SubTxExecutor] = {}
         for member in prepare.members:
+            transactions.append(member.tx)
             executor = self._sub_transactions.get(member.tx, number)
             if (executor is None or executor.undoing) and member.events is not None and s is not None:
                 executor, begun = self._one_shot(s, prepare.epoch, member.tx, member.events, executor)
                 effects += begun
             if executor is not None:
                 executors[member.tx] = executor
+        memo = Memo(prepare.epoch, prepare.digest, prepare.voter, tuple(transactions))
         epoch = self._open_epoch(number, memo, key, executors)
         return effects + epoch.prepare(prepare.members)
 
@@ -146,8 +148,12 @@ class Promises:
         return executor, effects
 
     def _is_retried_later(self, key: EpochKey) -> bool:
-        later = self._retried.get(key[:3]) if self._retried else None
+        later = self._retried.get(key[:3])
         return later is not None and later.memo.epoch.attempt > key[3]
+
+    def _former(self, key: EpochKey) -> list[CallbackEpoch]:
+        """The attempts before this one, as far as they are known here."""
+        return [e for attempt in range(1, key[3]) if (e := self.epochs.get((*key[:3], attempt))) is not None]
 
     def _open_epoch(
         self, number: int, memo: Memo, key: EpochKey, executors: dict[TxId, SubTxExecutor]
@@ -186,7 +192,8 @@ class Promises:
         self._release(epoch.memo.voter)
 
     def on_decided(self, decided: EpochDecided) -> list[Effect]:
-        self._remember(decided.epoch, decided.digest, decided.committing)
+        self._decisions[decided.epoch] = (decided.digest, decided.committing)
+        trim(self._decisions)
         if self._turns.waiting:
             number = self._voters.subscription(decided.voter)
             withdrawn = self._turns.withdraw(number, decided.epoch)
@@ -195,10 +202,6 @@ class Promises:
                 self._release(withdrawn.voter)
                 return effects
         return self._learn(decided.voter, decided.epoch, decided.digest, decided.committing)
-
-    def _remember(self, epoch: EpochId, digest: str, committing: frozenset[str]) -> None:
-        self._decisions[epoch] = (digest, committing)
-        trim(self._decisions)
 
     def _learn(self, voter: str, epoch: EpochId, digest: str, committing: frozenset[str]) -> list[Effect]:
         known = self.epochs.get(epoch_key(voter, epoch))

@@ -1,7 +1,7 @@
 """The sub-transactions of a site: one executor per transaction and subscription, as long as it lives."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from tops.constraints import needs_identity
 from tops.core.calls import Calls
@@ -25,14 +25,10 @@ class SubTransactions:
     def get(self, tx: TxId, subscription: int) -> SubTxExecutor | None:
         return self.executors.get(tx, {}).get(subscription)
 
-    def each(self, tx: TxId, do: Callable[[SubTxExecutor], list[Effect]]) -> list[Effect]:
+    def of(self, tx: TxId) -> Collection[SubTxExecutor]:
         """All of one transaction, whichever subscriptions they belong to."""
         executors = self.executors.get(tx)
-        if executors is None:
-            return []
-        if len(executors) == 1:
-            return do(next(iter(executors.values())))
-        return [effect for e in list(executors.values()) for effect in do(e)]
+        return () if executors is None else list(executors.values())
 
     def open(
         self, s: Subscription, tx: TxId, spec: TxSpec, pseudonym: Pseudonym, voter: str | None = None

@@ -75,7 +75,7 @@ class TxSpec(Wire, frozen=True):
     decide_within_s: float = 60.0
 
 
-class EpochId(Wire, frozen=True):
+class EpochId(Wire, frozen=True, cache_hash=True):
     """One attempt at one number; a vote or decision for another attempt or incarnation says nothing about this one."""
 
     event_type: str
