@@ -13,13 +13,11 @@ from typing import Any
 
 import msgspec
 
-from tops.changes import Change, Member, decode_member, encode_member
+from tops.changes import Change, Member, decode_member, encode_member, pack_members, unpack_members
 from tops.core.routing import rendezvous_of
 from tops.event_types import EventType
 from tops.ids import NodeId, TxId
 from tops.messages import Event
-
-_batches = msgspec.msgpack.Decoder(list[bytes])
 
 
 def log_type(replica_set: str) -> EventType:
@@ -56,7 +54,7 @@ def write_body(member: Member, reads: bytes = b"") -> dict[str, object]:
 
 def batch_body(members: Sequence[bytes]) -> dict[str, Any]:
     """Transactions that a replica has committed, encoded one by one, as the body of one event."""
-    return {"at": now_ms(), "write": b"", "reads": b"", "batch": msgspec.msgpack.encode(members)}
+    return {"at": now_ms(), "write": b"", "reads": b"", "batch": pack_members(members)}
 
 
 def member_of(tx: TxId, events: Sequence[Event]) -> Member:
@@ -80,7 +78,7 @@ def batch_in(events: Sequence[Event]) -> list[Member]:
     """The transactions that a replica had committed before it published them, under the ids they have there; none if
     these events are writes."""
     batches = [event.body["batch"] for event in events if "batch" in event.body]
-    return [decode_member(encoded) for batch in batches for encoded in _batches.decode(batch)]
+    return [decode_member(encoded) for batch in batches for encoded in unpack_members(batch)]
 
 
 def at_ms(events: Sequence[Event]) -> int:

@@ -10,16 +10,18 @@ from collections import OrderedDict
 
 from replication.events import batch_body
 from replication.policies import TxPlan
+from tops.changes import tx_of
 from tops.errors import TopsError
 from tops.event_types import EventType
 from tops.ports import OutboxEntry, Resource
 from tops.site import Site
 
-BATCH_MAX = 1_000
+FETCH_MAX = 100  # entries of the outbox
+BATCH_MAX = 1_000  # transactions
 BATCH_BYTES_MAX = 2 * 2**20
 # What is committed meanwhile travels in the same batch; under load it is worth waiting for more.
 LINGER_S, LINGER_BUSY_S = 0.01, 0.04
-BUSY = 8  # entries of the batch before
+BUSY = 8  # transactions of the batch before
 POLL_S = 1.0
 AGAIN_S = 0.2
 REMEMBERED_MAX = 10_000
@@ -37,7 +39,8 @@ class OutboxPublisher:
         self._waiting: dict[str, list[asyncio.Future[int]]] = {}
         self._published: OrderedDict[str, int] = OrderedDict()
         self.unpublished = 0
-        self._last = 0  # how many entries there were when we looked last
+        self._last = 0  # how many there were when we looked last
+        self._more = False  # there were more than a batch holds
         self.problem = ""
         self.resumed = asyncio.Event()
         self.resumed.set()
@@ -77,15 +80,17 @@ class OutboxPublisher:
     async def _publish_all(self) -> None:
         while True:
             await self.resumed.wait()
-            if not (self._last == BATCH_MAX or self._waiting):
+            if not (self._more or self._waiting):
                 # Nobody waits for the log: a batch costs every replica a transaction, whatever its size.
                 await asyncio.sleep(LINGER_BUSY_S if self._last >= BUSY else LINGER_S)
-            entries = await self._resource.unpublished(BATCH_MAX)
-            self.unpublished = self._last = len(entries)
+            found = await self._resource.unpublished(FETCH_MAX)
+            self.unpublished = self._last = sum(len(entry.encoded) for entry in found)
+            entries = _cut(found)
+            self._more = len(entries) < len(found) or len(found) == FETCH_MAX
             if not entries:
                 return
-            entries = _cut(entries)
-            body = batch_body([entry.encoded for entry in entries])
+            members = [encoded for entry in entries for encoded in entry.encoded]
+            body = batch_body(members)
             if self.own is not None:
                 self.own.add(body["batch"])
             outcome = await self._site.execute(
@@ -95,8 +100,8 @@ class OutboxPublisher:
                 limit=self._plan.limit,
             )
             await self._resource.mark_published(entries[-1].id)
-            for entry in entries:
-                self._tell(entry.tx, outcome.log_number or 0)
+            for encoded in members:
+                self._tell(tx_of(encoded), outcome.log_number or 0)
 
     def _tell(self, tx: str, number: int) -> None:
         self._published[tx] = number
@@ -109,9 +114,10 @@ class OutboxPublisher:
 
 def _cut(entries: list[OutboxEntry]) -> list[OutboxEntry]:
     """As many as fit into one message, one at least."""
-    size = 0
+    size = count = 0
     for place, entry in enumerate(entries):
-        size += len(entry.encoded)
-        if size > BATCH_BYTES_MAX and place:
+        size += sum(map(len, entry.encoded))
+        count += len(entry.encoded)
+        if (size > BATCH_BYTES_MAX or count > BATCH_MAX) and place:
             return entries[:place]
     return entries

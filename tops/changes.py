@@ -83,8 +83,16 @@ class Member(msgspec.Struct, frozen=True, gc=False, array_like=True):
     content: str = ""  # what the key stands for, where the changes are no longer those that the application asked for
 
 
+class _TxAlone(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The beginning of a Member."""
+
+    tx: TxId
+
+
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 _decoder = msgspec.msgpack.Decoder(Member)
+_txs = msgspec.msgpack.Decoder(_TxAlone)
+_packed = msgspec.msgpack.Decoder(list[bytes])
 
 
 def encode_member(member: Member) -> bytes:
@@ -93,6 +101,20 @@ def encode_member(member: Member) -> bytes:
 
 def decode_member(data: bytes) -> Member:
     return _decoder.decode(data)
+
+
+def tx_of(encoded: bytes) -> TxId:
+    """Whose an encoded member is, without the rest of it."""
+    return _txs.decode(encoded).tx
+
+
+def pack_members(encoded: Sequence[bytes]) -> bytes:
+    """Members that were encoded one by one, as one piece."""
+    return _encoder.encode(encoded)
+
+
+def unpack_members(packed: bytes) -> list[bytes]:
+    return _packed.decode(packed)
 
 
 def content_digest(member: Member) -> str:

@@ -117,15 +117,15 @@ class ReadResult(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class OutboxEntry(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A transaction committed here that is still to be published, as it was encoded then; ids grow in commit order."""
+    """Transactions committed here together that are still to be published, each as it was encoded then; ids grow in
+    commit order."""
 
     id: int
-    tx: TxId
-    encoded: bytes
+    encoded: list[bytes]
 
     @property
-    def member(self) -> Member:
-        return decode_member(self.encoded)
+    def members(self) -> list[Member]:
+        return [decode_member(one) for one in self.encoded]
 
 
 class Health(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -12,7 +12,7 @@ from adapters.postgres.reading import PostgresSnapshot, Readers, snapshot
 from adapters.postgres.row_sql import version_sql
 from adapters.postgres.session import Connection, Options, Session
 from adapters.postgres.statements import Statements
-from tops.changes import Member, Row, Value
+from tops.changes import Member, Row, Value, unpack_members
 from tops.ports import (
     Applied,
     Attempt,
@@ -120,11 +120,11 @@ class PostgresAdapter:
     async def unpublished(self, limit: int = 1_000) -> list[OutboxEntry]:
         found = await self._readers.read(
             self.replica_set,
-            "select id, tx, member from tops.outbox where replica_set = $1 order by id limit $2",
+            "select id, members from tops.outbox where replica_set = $1 order by id limit $2",
             (self.replica_set, limit),
             with_position=False,
         )
-        return [OutboxEntry(row["id"], row["tx"], row["member"]) for row in found.rows]
+        return [OutboxEntry(row["id"], unpack_members(row["members"])) for row in found.rows]
 
     async def mark_published(self, up_to: int) -> None:
         await self._outbox.mark_published(up_to)
@@ -152,7 +152,7 @@ class PostgresAdapter:
                 oldest_prepared_s=max((doubt.age_s for doubt in doubts), default=0.0),
                 lag=None if head is None else max(0, head - position.prefix),
                 unpublished=await connection.fetchval(
-                    "select count(*) from tops.outbox where replica_set = $1", self.replica_set
+                    "select coalesce(sum(size), 0) from tops.outbox where replica_set = $1", self.replica_set
                 ),
             )
 

@@ -1,6 +1,6 @@
 """How far a replica set has come in this database: the adapter's memory of it, and the statements that record it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import asyncpg
@@ -8,12 +8,13 @@ import msgspec
 
 from adapters.postgres.literals import SqlType, array_literal, quote
 from adapters.postgres.statements import Statements
-from tops.changes import Member, content_digest, encode_member
+from tops.changes import Member, content_digest, encode_member, pack_members
 from tops.ports import Position
 
 TEXT = SqlType("text", "S")
 BYTEA = SqlType("bytea", "U", is_bytes=True)
 BIGINT = SqlType("bigint", "N", is_integer=True)
+_PARCEL_BYTES_MAX = 2**19
 
 _NUMBER = """with changed as (
     insert into tops.applied (replica_set, number) select $1::text, n from unnest($2::bigint[]) as n
@@ -23,22 +24,24 @@ _PREFIX = """with changed as (
     update tops.position set prefix = $3::bigint, at_ms = greatest(at_ms, $4::bigint)
      where replica_set = $1::text and prefix = $2::bigint returning 1)
   select tops.affected(1, count(*)) from changed"""
-_KEYS = """with changed as (
+_NEW_KEYS = """
+insert into tops.idempotency_keys (replica_set, key, content, tx, number, expires_ms)
+select $1::text, unnest($2::text[]), unnest($3::text[]), unnest($4::text[]), unnest($5::bigint[]), unnest($6::bigint[])
+"""
+_KEY = """with changed as (
     insert into tops.idempotency_keys as known (replica_set, key, content, tx, number, expires_ms)
     select $1::text, s.* from unnest($2::text[], $3::text[], $4::text[], $5::bigint[], $6::bigint[])
         as s(key, content, tx, number, expires_ms)
-    on conflict (replica_set, key) do update set
+    on conflict (key, replica_set) do update set
         content = excluded.content, tx = excluded.tx, number = excluded.number, expires_ms = excluded.expires_ms
      where known.expires_ms <= $7::bigint returning 1)
-  select tops.affected($8::int, count(*)) from changed"""
+  select tops.affected(1, count(*)) from changed"""
 # Ids must grow in commit order: whoever draws some holds the lock until it has committed.
 _OUTBOX = """with locked as materialized (
-    select pg_advisory_xact_lock(hashtext('tops.outbox'), hashtext($1::text))),
-  changed as (
-    insert into tops.outbox (replica_set, id, tx, member)
-    select $1::text, nextval('tops.outbox_ids'), s.tx, s.member
-      from locked, unnest($2::text[], $3::bytea[]) as s(tx, member) returning 1)
-  select tops.affected($4::int, count(*)) from changed"""
+    select pg_advisory_xact_lock(hashtext('tops.outbox'), hashtext($1::text)))
+  insert into tops.outbox (replica_set, id, size, members)
+  select $1::text, nextval('tops.outbox_ids'), s.size, s.members
+    from locked, unnest($2::int[], $3::bytea[]) as s(size, members)"""
 
 
 class Job(msgspec.Struct, frozen=True, gc=False):
@@ -107,12 +110,22 @@ async def prefix_text(statements: Statements, replica_set: str, before: int, aft
     return f"EXECUTE {name}({quote(replica_set)},{before},{after},{at_ms})"
 
 
-async def keys_text(statements: Statements, replica_set: str, jobs: Sequence[Job]) -> str | None:
-    """Record the members' idempotency keys, if any; fails if one of them is known and still alive."""
+async def new_keys_text(statements: Statements, replica_set: str, jobs: Sequence[Job]) -> str | None:
+    """Record the members' idempotency keys, if any; fails if one of them is known, alive or not."""
     keyed = [job for job in jobs if job.member.idempotency_key]
     if not keyed:
         return None
-    name = await statements.named(_KEYS)
+    return f"EXECUTE {await statements.named(_NEW_KEYS)}({quote(replica_set)},{_key_arrays(keyed)})"
+
+
+async def key_text(statements: Statements, replica_set: str, job: Job) -> str | None:
+    """The same for one member whose key may have been there before; fails only if it is still alive."""
+    if not job.member.idempotency_key:
+        return None
+    return f"EXECUTE {await statements.named(_KEY)}({quote(replica_set)},{_key_arrays([job])},{job.at_ms})"
+
+
+def _key_arrays(keyed: Sequence[Job]) -> str:
     arrays = [
         array_literal([job.member.idempotency_key for job in keyed], TEXT),
         array_literal([content_digest(job.member) for job in keyed], TEXT),
@@ -120,13 +133,24 @@ async def keys_text(statements: Statements, replica_set: str, jobs: Sequence[Job
         array_literal([job.number for job in keyed], BIGINT),
         array_literal([job.at_ms + job.member.key_ttl_s * 1000 for job in keyed], BIGINT),
     ]
-    earliest = min(job.at_ms for job in keyed)
-    return f"EXECUTE {name}({quote(replica_set)},{','.join(arrays)},{earliest},{len(keyed)})"
+    return ",".join(arrays)
 
 
 async def outbox_text(statements: Statements, replica_set: str, members: Sequence[Member]) -> str:
     """Record members for publication, in commit order."""
     name = await statements.named(_OUTBOX)
-    txs = array_literal([member.tx for member in members], TEXT)
-    encoded = array_literal([encode_member(member) for member in members], BYTEA)
-    return f"EXECUTE {name}({quote(replica_set)},{txs},{encoded},{len(members)})"
+    parcels = list(_parcels([encode_member(member) for member in members]))
+    sizes = array_literal([len(parcel) for parcel in parcels], BIGINT)
+    packed = array_literal([pack_members(parcel) for parcel in parcels], BYTEA)
+    return f"EXECUTE {name}({quote(replica_set)},{sizes},{packed})"
+
+
+def _parcels(encoded: list[bytes]) -> Iterator[list[bytes]]:
+    """One for all of them, unless they are so long that a publisher could not send them as one message."""
+    start = size = 0
+    for place, one in enumerate(encoded):
+        size += len(one)
+        if size > _PARCEL_BYTES_MAX and place > start:
+            yield encoded[start:place]
+            start, size = place, len(one)
+    yield encoded[start:]

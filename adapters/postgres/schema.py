@@ -24,15 +24,16 @@ create table if not exists tops.row_versions (
 
 create table if not exists tops.idempotency_keys (
     replica_set text not null, key text not null, content text not null, tx text not null, number bigint not null,
-    expires_ms bigint not null, primary key (replica_set, key));
+    expires_ms bigint not null, primary key (key, replica_set));
 
 create table if not exists {SUMS} (
     table_name text not null, key text not null, column_name text not null, amount numeric not null,
     primary key (table_name, key, column_name)) with (fillfactor = 70);
 
+-- Transactions that were committed together share a row; size is how many they are.
 create sequence if not exists tops.outbox_ids;
 create table if not exists tops.outbox (
-    replica_set text not null, id bigint not null, tx text not null, member bytea not null,
+    replica_set text not null, id bigint not null, size int not null, members bytea not null,
     primary key (replica_set, id));
 
 -- A negative expectation asks for the number to be told instead of checked.

@@ -10,7 +10,7 @@ from itertools import repeat
 
 import asyncpg
 
-from adapters.postgres.progress import Job, keys_text
+from adapters.postgres.progress import Job, key_text, new_keys_text
 from adapters.postgres.reading import BEYOND_PYTHON
 from adapters.postgres.session import Connection, Session
 from adapters.postgres.sqlstates import exclusion, is_connection_loss, is_passing, is_schema_change
@@ -42,7 +42,7 @@ async def fast_texts(statements: Statements, replica_set: str, jobs: Sequence[Jo
     statements.refresh()
     try:
         late_triggers = bool(jobs) and await statements.late_triggers()
-        keys = await keys_text(statements, replica_set, jobs)
+        keys = await new_keys_text(statements, replica_set, jobs)
         if keys is not None:
             texts.append(keys)
         for step in await _steps(statements, jobs):
@@ -198,7 +198,7 @@ class SlowPath:
     async def _written(self, job: Job) -> Written | MemberVote:
         texts: list[list[str] | str] = []
         try:
-            keys = await keys_text(self._statements, self._replica_set, [job])
+            keys = await key_text(self._statements, self._replica_set, job)
             for change in job.member.changes:
                 shape = shape_of(change)
                 traits = self._statements.known.get(shape) or await self._statements.traits(change, shape)

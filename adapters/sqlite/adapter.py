@@ -18,7 +18,7 @@ from typing import TypeVar
 from adapters.sqlite.reading import SqliteSnapshot, dicts, position_in
 from adapters.sqlite.undo import UndoLog
 from adapters.sqlite.work import Work, arguments_of, is_passing
-from tops.changes import Member, Row, Value, check_query, decode_member, encode_member, split_table_name
+from tops.changes import Member, Row, Value, check_query, encode_member, split_table_name
 from tops.errors import (
     AgentReplaced,
     CompensationRefused,
@@ -200,7 +200,7 @@ class SqliteAdapter:
                 "select id, member from tops_outbox where replica_set = ? order by id limit ?",
                 (self.replica_set, limit),
             )
-            return [OutboxEntry(number, decode_member(member).tx, member) for number, member in rows]
+            return [OutboxEntry(number, [member]) for number, member in rows]
 
         return await self._in_thread(work)
 

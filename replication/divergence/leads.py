@@ -13,9 +13,9 @@ from replication.divergence.log_records import Origin, TableRecords, members_of
 from replication.divergence.ports import Key, LogRecord, SnapshotHandle
 from replication.divergence.schema import CommonTable
 from replication.divergence.set_link import SetLink
-from tops.changes import Member, decode_member
+from tops.changes import Member, decode_member, unpack_members
 
-_OUTBOX = "SELECT member FROM tops.outbox WHERE replica_set = $1 ORDER BY id"
+_OUTBOX = "SELECT members FROM tops.outbox WHERE replica_set = $1 ORDER BY id"
 _KNOWN = "SELECT key FROM tops.idempotency_keys WHERE replica_set = $1 AND key = ANY ($2::text[])"
 _REFUSED = """
 SELECT tx, reason FROM tops.set_aside
@@ -70,7 +70,8 @@ class SetKnowledge:
         async with postgres_at(handle) as connection:
             keys = [member.idempotency_key for _, member in logged]
             known = {row["key"] for row in await connection.fetch(_KNOWN, name, keys)} if keys else set()
-            unpublished = [decode_member(row["member"]) for row in await connection.fetch(_OUTBOX, name)]
+            outbox = await connection.fetch(_OUTBOX, name)
+        unpublished = [decode_member(one) for row in outbox for one in unpack_members(row["members"])]
         led = {member.tx: (origin, member) for origin, member in logged if member.idempotency_key in known}
         for member in unpublished:
             origin = Origin((handle.position or 0) + 1, member.tx, handle.replica, datetime.now(UTC))

@@ -379,7 +379,7 @@ async def test_a_local_write_and_its_record_are_one(resource: Resource, database
     (record,) = await resource.unpublished()
 
     assert vote.rows == (1, 1)
-    assert record.member == written
+    assert record.members == [written]
     assert await database.sql("select bal from acct where id = 1") == [(101,)]
 
 
@@ -402,7 +402,7 @@ async def test_concurrent_local_writes_all_count_and_failing_ones_fail_alone(
     refused = [result for result in results if isinstance(result, MemberRefused)]
     assert len(refused) == 20
     assert await database.sql("select bal from acct order by id") == [(280,), (100,), (100,)]
-    assert len(await resource.unpublished()) == 180
+    assert sum(len(record.members) for record in await resource.unpublished()) == 180
 
 
 async def test_records_come_in_order_until_they_are_marked(resource: Resource) -> None:
@@ -413,7 +413,7 @@ async def test_records_come_in_order_until_they_are_marked(resource: Resource) -
     await resource.mark_published(first[-1].id)
     rest = await resource.unpublished()
 
-    assert [record.member.tx for record in first + rest] == ["t0", "t1", "t2", "t3", "t4"]
+    assert [one.tx for record in first + rest for one in record.members] == ["t0", "t1", "t2", "t3", "t4"]
     assert (await resource.health()).unpublished == 2
 
 

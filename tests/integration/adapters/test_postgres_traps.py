@@ -12,7 +12,7 @@ import pytest
 from adapters import EmbeddedPostgres, PostgresAdapter
 from adapters.postgres.promises import Promises
 from tests.contract.harness import PostgresDatabase, attempt, entry, epoch, member
-from tops.changes import Change, Delete, Insert, Statement, Update, encode_member
+from tops.changes import Change, Delete, Insert, Statement, Update, encode_member, pack_members
 from tops.errors import (
     AgentReplaced,
     ConfigError,
@@ -320,14 +320,26 @@ async def test_a_record_for_publication_never_appears_behind_one_already_seen(
         assert await patient.unpublished() == []
 
         await slow.execute(
-            "insert into tops.outbox values ('shop', $1, 'first', $2)", first, encode_member(member("first"))
+            "insert into tops.outbox values ('shop', $1, 1, $2)", first, pack_members([encode_member(member("first"))])
         )
         await slow.execute("COMMIT")
         await later
 
-        assert [record.member.tx for record in await patient.unpublished()] == ["first", "later"]
+        assert [one.tx for record in await patient.unpublished() for one in record.members] == ["first", "later"]
     await watcher.close()
     await slow.close()
+
+
+async def test_writes_that_commit_together_are_one_record_unless_they_are_long(adapter: PostgresAdapter) -> None:
+    short = [member(f"short {n}", balance(1, 1)) for n in range(5)]
+    long = [member(f"long {n}", Update("acct", {"id": 1}, {"note": "x" * 300_000})) for n in range(3)]
+
+    await adapter.write_all_local(short)
+    await adapter.write_all_local(long)
+    records = await adapter.unpublished()
+
+    assert [record.members for record in records] == [short, *([one] for one in long)]
+    assert (await adapter.health()).unpublished == 8
 
 
 async def test_a_frozen_server_is_given_up_within_the_deadline(database: PostgresDatabase) -> None:

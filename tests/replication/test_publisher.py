@@ -1,0 +1,76 @@
+"""How much a publisher puts into one batch, and what it keeps of the order."""
+
+import asyncio
+from typing import Any, cast
+
+from replication.events import batch_in, log_type
+from replication.policies import TxPlan
+from replication.publisher import BATCH_BYTES_MAX, BATCH_MAX, OutboxPublisher
+from tops.changes import Member, Statement, encode_member
+from tops.ids import TxId
+from tops.messages import Event, TxOutcome
+from tops.ports import OutboxEntry
+from tops.transactions import Access, Outcome, ScopeLimit, TxType
+
+
+class Outbox:
+    """What of a resource a publisher uses."""
+
+    def __init__(self, entries: list[OutboxEntry]) -> None:
+        self.entries = entries
+        self.empty = asyncio.Event()
+
+    async def unpublished(self, limit: int) -> list[OutboxEntry]:
+        return self.entries[:limit]
+
+    async def mark_published(self, up_to: int) -> None:
+        self.entries = [entry for entry in self.entries if entry.id > up_to]
+        if not self.entries:
+            self.empty.set()
+
+
+class LogSite:
+    """A site whose log takes everything."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[Member]] = []
+
+    async def execute(self, *_: object, events: list[dict[str, Any]], **__: object) -> TxOutcome:
+        self.batches.append(batch_in([Event("rs.shop", body) for body in events]))
+        return TxOutcome(TxId("b"), Outcome.COMMITTED, log_number=len(self.batches))
+
+
+def entry(number: int, *members: Member) -> OutboxEntry:
+    return OutboxEntry(number, [encode_member(one) for one in members])
+
+
+def some(tx: str, size: int = 1) -> Member:
+    return Member(TxId(tx), (Statement("x" * size),))
+
+
+async def published(entries: list[OutboxEntry]) -> list[list[Member]]:
+    site, outbox = LogSite(), Outbox(entries)
+    plan = TxPlan(TxType.LOCAL, Access.PRIVATE, ScopeLimit.LOCAL)
+    publisher = OutboxPublisher(cast(Any, site), log_type("shop"), cast(Any, outbox), plan)
+    running = asyncio.create_task(publisher.run())
+    await outbox.empty.wait()
+    running.cancel()
+    return site.batches
+
+
+async def test_what_waits_is_one_batch_in_the_order_of_the_commits() -> None:
+    members = [some(f"t{n}") for n in range(7)]
+
+    batches = await published([entry(1, *members[:3]), entry(5, *members[3:4]), entry(9, *members[4:])])
+
+    assert batches == [members]
+
+
+async def test_a_batch_ends_where_a_message_would_become_too_long_and_never_within_an_entry() -> None:
+    half = BATCH_BYTES_MAX // 2 + 1
+    first, second = entry(1, some("a", half), some("b", half)), entry(2, some("c", half))
+    many = [entry(3, *(some(f"t{n}") for n in range(BATCH_MAX))), entry(4, some("last"))]
+
+    batches = await published([first, second, *many])
+
+    assert [[one.tx for one in batch][-1] for batch in batches] == ["b", "c", f"t{BATCH_MAX - 1}", "last"]
