@@ -19,8 +19,8 @@ from tops.site import Site
 FETCH_MAX = 100  # entries of the outbox
 BATCH_MAX = 1_000  # transactions
 BATCH_BYTES_MAX = 2 * 2**20
-# What is committed meanwhile travels in the same batch; under load it is worth waiting for more.
-LINGER_S, LINGER_BUSY_S = 0.01, 0.04
+# What is committed meanwhile travels in the same batch; under load it is worth waiting as long as more comes.
+LINGER_S, LINGER_BUSY_S, LINGER_MAX_S = 0.01, 0.03, 0.1
 BUSY = 8  # transactions of the batch before
 POLL_S = 1.0
 AGAIN_S = 0.2
@@ -81,8 +81,7 @@ class OutboxPublisher:
         while True:
             await self.resumed.wait()
             if not (self._more or self._waiting):
-                # Nobody waits for the log: a batch costs every replica a transaction, whatever its size.
-                await asyncio.sleep(LINGER_BUSY_S if self._last >= BUSY else LINGER_S)
+                await self._linger()
             found = await self._resource.unpublished(FETCH_MAX)
             self.unpublished = self._last = sum(len(entry.encoded) for entry in found)
             entries = _cut(found)
@@ -102,6 +101,15 @@ class OutboxPublisher:
             await self._resource.mark_published(entries[-1].id)
             for encoded in members:
                 self._tell(tx_of(encoded), outcome.log_number or 0)
+
+    async def _linger(self) -> None:
+        """Nobody waits for the log: a batch costs every replica a transaction, whatever its size."""
+        clock = asyncio.get_running_loop().time
+        seen, ends = -1, clock() + LINGER_MAX_S
+        pause_s = LINGER_BUSY_S if self._last >= BUSY else LINGER_S
+        while self.unpublished > seen and clock() < ends and not self._waiting:
+            seen = self.unpublished
+            await asyncio.sleep(pause_s)
 
     def _tell(self, tx: str, number: int) -> None:
         self._published[tx] = number
