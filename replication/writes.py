@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import itertools
 import secrets
 import time
 from collections.abc import Awaitable
@@ -67,6 +68,7 @@ class Writer:
             census=None,
         )
         self._position, self._replica = 0, ""
+        self._life, self._numbers = secrets.token_hex(8), itertools.count(1)
         self._verdicts = VerdictAsker(
             caller, lambda: [config.site_of(name) for name in self._by_nearness()], patience_s
         )
@@ -186,6 +188,8 @@ class Writer:
         return await self._forwarded(self._nearest(), member)
 
     def _nearest(self) -> str:
+        if self._prefer is not None:
+            return self._config.replica_named(self._prefer).name  # an unknown name is refused
         return self._by_nearness()[0]
 
     def _by_nearness(self) -> list[str]:
@@ -243,9 +247,11 @@ class Writer:
         raise NotReachable(f"no replica of {self._config.name!r} could answer: {'; '.join(problems)}")
 
     def _new_tx(self, key: str, replica: str) -> TxId:
-        """An id that tells where the write was sent to and under which key: whoever asks about it needs both."""
+        """An id that tells where the write was sent to and under which key: whoever asks about it needs both.
+
+        Ids of one writer grow: replicas keep them in an index, and neighbours are found where the last one was."""
         told = f"{_KEYED}{base64.urlsafe_b64encode(key.encode()).decode()}" if key else ""
-        return TxId(f"{self._site.name}.{secrets.token_hex(8)}{told}{_AT}{replica}")
+        return TxId(f"{self._site.name}.{self._life}.{next(self._numbers):010x}{told}{_AT}{replica}")
 
     def _asked_replica(self, told: str) -> str:
         if self._policy.route is Route.PRIMARY:
