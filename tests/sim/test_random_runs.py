@@ -24,6 +24,7 @@ REGRESSIONS_WITH_FEWER_FAULTS = (
 )
 REGRESSIONS = (422, 1_007_511, 1_016_242, 1_019_386, 1_019_712, 1_026_997, 1_032_513)
 FRESH = range(10_000, 12_000)
+RESTLESS = range(20_000, 20_200)
 
 
 @pytest.mark.timeout(1200)
@@ -34,9 +35,11 @@ def test_seeds_that_once_failed_and_two_thousand_others_keep_every_promise() -> 
         totals.add(result)
     for result in run_seeds(REGRESSIONS_WITH_FEWER_FAULTS, FEWER_FAULTS):
         totals.add(result)
+    for result in run_seeds(RESTLESS, Faults.restless()):
+        totals.add(result)
 
     assert {r.seed: r.violations[:3] for r in totals.bad} == {}
-    assert totals.runs == len(REGRESSIONS) + len(FRESH) + len(REGRESSIONS_WITH_FEWER_FAULTS)
+    assert totals.runs == len(REGRESSIONS) + len(FRESH) + len(REGRESSIONS_WITH_FEWER_FAULTS) + len(RESTLESS)
     assert totals.transactions > 50_000
     assert totals.crashes > 10_000
 

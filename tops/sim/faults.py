@@ -61,6 +61,12 @@ class Faults(msgspec.Struct, frozen=True):
             resubscribe=0,
         )
 
+    @classmethod
+    def restless(cls) -> "Faults":
+        """Sites that move all the time, over slow links and brokers that pause: what was met on one path comes again on
+        another."""
+        return cls(latency_s=0.02, pause=1.0, move=3.0)
+
 
 class Nemesis:
     """Injects the faults of a run until it is told to stop."""
