@@ -13,16 +13,31 @@ One transaction, file by file:
 The machines in `core` do no I/O: `runtime` carries out what they ask for, and `sim` does so on virtual time.
 """
 
+from typing import TYPE_CHECKING
+
 from tops import constraints
+from tops.deferred import deferred
 from tops.errors import TopsError
 from tops.event_types import EventType
 from tops.filters import Filter
 from tops.participants import BatchParticipant, Participant, Received, Resource
-from tops.runtime.broker import Broker
-from tops.site import Site
-from tops.site_subscriptions import Subscription
-from tops.site_transactions import Transaction
 from tops.transactions import Access, LocalOutcome, Outcome, Scope, ScopeLimit, TxState, TxType
+
+if TYPE_CHECKING:
+    from tops.runtime.broker import Broker
+    from tops.site import Site
+    from tops.site_subscriptions import Subscription
+    from tops.site_transactions import Transaction
+
+__getattr__ = deferred(
+    __name__,
+    {
+        "Broker": "tops.runtime.broker",
+        "Site": "tops.site",
+        "Subscription": "tops.site_subscriptions",
+        "Transaction": "tops.site_transactions",
+    },
+)
 
 __all__ = [
     "Access",

@@ -1,18 +1,12 @@
-"""The `tops` commands of the replication layer: thin, one module per group."""
+"""The `tops` commands of the replication layer: thin, one module per group, named here and loaded when called."""
 
-import typer
-
-from replication.cli import data, demo, doctor, replica, rs, up
-from replication.divergence.cli import app as divergence
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands of this layer to the command line."""
-    app.add_typer(divergence, name="divergence")
-    app.add_typer(replica.app, name="replica")
-    app.add_typer(rs.app, name="rs")
-    app.command("up")(up.up)
-    app.command("write")(data.write)
-    app.command("read")(data.read)
-    app.command("doctor")(doctor.doctor)
-    app.command("demo")(demo.demo)
+COMMANDS = {
+    "divergence": ("replication.divergence.cli:app", "Find, explain and repair what differs between replicas."),
+    "replica": ("replication.cli.replica:app", "One replica's agent, in the foreground."),
+    "rs": ("replication.cli.rs:app", "Replica sets: check the file, see how they are, pause and resume."),
+    "up": ("replication.cli.up:up", "Run all brokers and replicas of the file; Ctrl-C stops them."),
+    "write": ("replication.cli.data:write", "Write one statement as one transaction."),
+    "read": ("replication.cli.data:read", "Read one query from a replica that has come far enough."),
+    "doctor": ("replication.cli.doctor:doctor", "What would go wrong with a replica set, before it does."),
+    "demo": ("replication.cli.demo:demo", "Every policy on real PostgreSQL servers, one of which is killed."),
+}

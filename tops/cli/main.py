@@ -1,19 +1,24 @@
-"""The entry of the `tops` command: thin, one module per group of subcommands."""
+"""The entry of the `tops` command: thin, one module per group of subcommands, each loaded when it is called."""
 
 import importlib
 import sys
 
 import typer
 
-from tops.cli import bench, broker, keys, sim, tx
+from tops.cli.lazy import lazily
 from tops.errors import NotReachable, TopsError
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
-app.add_typer(bench.app, name="bench")
-app.add_typer(broker.app, name="broker")
-app.add_typer(keys.app, name="keys")
-app.add_typer(sim.app, name="sim")
-app.add_typer(tx.app, name="tx")
+COMMANDS = {
+    "bench": ("tops.cli.bench:app", "Measure TOPS and its peers; both sides alternate in one run."),
+    "broker": ("tops.cli.broker:app", "One broker of a cluster, in the foreground."),
+    "keys": ("tops.cli.keys:app", "The cluster's authority, and the certificates of its nodes."),
+    "sim": ("tops.cli.sim:app", "Whole clusters of the real machines, simulated, with faults."),
+    "tx": ("tops.cli.tx:app", "Transactions that brokers coordinate, those in doubt first."),
+    # By name: nothing else in this package knows of replication.
+    **importlib.import_module("replication.cli").COMMANDS,
+}
+
+app = typer.Typer(cls=lazily(COMMANDS), no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 @app.callback()
@@ -23,8 +28,6 @@ def tops() -> None:
 
 def main() -> None:
     """Run the command line; a refusal of the `TopsError` family is one line and exit code 2, 3 if nobody answers."""
-    # By name: nothing else in this package knows of replication.
-    importlib.import_module("replication.cli").register(app)
     try:
         app()
     except TopsError as error:
