@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from adapters import postgres_programs as programs
 from adapters.embedded_postgres import free_port
 from replication import ReplicaSet, connect
 from replication.config import Cluster
@@ -54,6 +55,7 @@ async def running(
 ) -> AsyncIterator[RunningCluster]:
     """A cluster whose replicas are all in sync; everything ends with the block."""
     cluster = Cluster.load(toml(folder, sets, brokers, replicas, schema))
+    await give_databases(cluster)
     processes = Processes(cluster, folder / "logs")
     try:
         await processes.start_all()
@@ -61,6 +63,18 @@ async def running(
         yield RunningCluster(cluster, processes)
     finally:
         await processes.stop_all()
+
+
+async def give_databases(cluster: Cluster) -> None:
+    """Empty databases for all embedded servers, copied: making one takes seconds, and others show that it works."""
+
+    def give(data: Path) -> None:
+        programs.own_directory(data)
+        programs.run("/bin/cp", "-a", f"{programs.template()}/.", str(data))
+
+    places = [cluster.data_of(s, r) / "postgres" for s in cluster.replica_sets for r in s.replica if r.dsn is None]
+    programs.template()  # made once, before all of them want it
+    await asyncio.gather(*(asyncio.to_thread(give, place) for place in places))
 
 
 async def eventually(condition, timeout_s: float = 30.0, what: str = "it") -> None:  # type: ignore[no-untyped-def]

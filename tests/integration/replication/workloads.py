@@ -16,6 +16,7 @@ from tops.errors import NotReachable, OutcomeUnknown, TopsError
 
 ACCOUNTS = 10
 START = 1_000_000
+PATIENCE_S = 2.0  # until an answer counts as lost
 
 
 class Connects(Protocol):
@@ -77,7 +78,7 @@ async def write_until(cluster: Connects, site: str, writer: int, stop: asyncio.E
     step = 0
     while not stop.is_set():
         with contextlib.suppress(NotReachable):
-            async with cluster.connect(prefer=site, timeout_s=5.0) as shop:
+            async with cluster.connect(prefer=site, timeout_s=PATIENCE_S) as shop:
                 while not stop.is_set():
                     step += 1
                     await _one(cluster, shop, site, writer, step, record)
@@ -113,7 +114,7 @@ async def outcome(cluster: Connects, site: str, tx: str, timeout_s: float = 90.0
     async with asyncio.timeout(timeout_s):
         while True:
             with contextlib.suppress(NotReachable, OutcomeUnknown):
-                async with cluster.connect(prefer=site, timeout_s=5.0) as shop:
+                async with cluster.connect(prefer=site, timeout_s=PATIENCE_S) as shop:
                     return str(await shop.outcome(tx))
 
 
@@ -121,7 +122,7 @@ async def read_until(cluster: Connects, consistency: Consistency, stop: asyncio.
     """Reads of everything; one that can't be answered says so, and is no observation."""
     while not stop.is_set():
         with contextlib.suppress(NotReachable):
-            async with cluster.connect(timeout_s=5.0) as shop:
+            async with cluster.connect(timeout_s=PATIENCE_S) as shop:
                 while not stop.is_set():
                     began = time.monotonic()
                     try:
