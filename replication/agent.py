@@ -6,7 +6,7 @@ for it, and says why when it can't go on.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -33,7 +33,8 @@ from tops.ports import Resource
 from tops.site import Site
 from tops.transactions import Scope
 
-LOOK_S = 2.0  # between two looks whether the database is still ours
+LOOK_S = 1.0  # between two looks whether the database is there, and still ours
+SILENT_S = 5.0  # until a database that gives no answer is said to give none
 SITE_OPTIONS = SiteOptions(renew_s=0.5, retry_s=0.5, give_up_s=10.0)
 
 log = logging.getLogger("tops.replication")
@@ -60,6 +61,7 @@ class Agent:
         self.flushed: Flushed | None = None
         self.pruning: Pruning | None = None
         self.copies = bootstrap.Copies()
+        self._database_trouble = ""
         self._tasks: list[asyncio.Task[Any]] = []
 
     @classmethod
@@ -145,19 +147,30 @@ class Agent:
                 self.policy.plan(),
             )
             self._spawn(self.pruning.run())
-        self._spawn(self._until_replaced())
+        self._spawn(self._watch_database())
         log.info("replica serves", extra={"replica": self.name, "position": self.participant.reached})
 
-    async def _until_replaced(self) -> None:
-        """Ends with AgentReplaced when another agent has taken the database: there is nothing left to do here."""
+    async def _watch_database(self) -> None:
+        """Notes what is wrong with the database. Ends with AgentReplaced when another agent has taken it: there is
+        nothing left to do here."""
         while True:
             await asyncio.sleep(LOOK_S)
+            looking = asyncio.ensure_future(self._look_at_database())
+            done, _ = await asyncio.wait({looking}, timeout=SILENT_S)
+            if not done:
+                self._database_trouble = f"its database has not answered for {SILENT_S:g} s"
             try:
-                await self.resource.applied()
+                await looking
+                self._database_trouble = ""
             except AgentReplaced:
                 raise
             except TopsError as error:
-                log.debug("the database does not tell how far it is", extra={"reason": str(error)})
+                self._database_trouble = str(error)
+
+    async def _look_at_database(self) -> None:
+        await self.resource.applied()
+        if self.flushed is not None and self.writes is not None:
+            await self.flushed.look()
 
     def _spawn(self, work: Any) -> None:
         self._tasks.append(asyncio.ensure_future(work))
@@ -238,7 +251,7 @@ class Agent:
     async def status(self) -> dict[str, Any]:
         """What an operator must know about this replica."""
         lag, participant = self.lag.lag(), self.participant
-        told = self.lag.told
+        told, trouble = self.lag.told, self._trouble()
         # What the coordinator said a while ago is not true for whoever can't hear it take that back.
         in_sync = (
             lag.linked
@@ -252,23 +265,35 @@ class Agent:
             "votes": participant.scope is Scope.DISTRIBUTED,
             "position": participant.reached,
             "head": lag.head,
-            "in_sync": bool(in_sync) and not participant.stopped,
+            "in_sync": bool(in_sync) and not participant.stopped and not trouble,
             "lag_s": round(lag.seconds, 3),
             "lag_transactions": lag.transactions,
             "lag_network": lag.network,
             "lag_apply": lag.apply,
             "linked": lag.linked,
+            "others_lag_s": self.lag.of_others(),
             "stopped": participant.stopped,
+            "trouble": trouble,
             "prepared": len(participant.prepared),
             "conflicts": self.errors.conflict_count,
             "set_aside": self.errors.set_aside_count,
             "divergent": self.errors.divergent,
             "unpublished": self.writes.publisher.unpublished if self.writes is not None else 0,
-            "flushed": await self.flushed.look() if self.flushed is not None and self.writes is not None else 0,
+            "flushed": self.flushed.position if self.flushed is not None else 0,
             "warning": self.writes.warning if self.writes is not None else "",
         }
 
+    def _trouble(self) -> str:
+        """Why nothing goes on although nobody stopped it; it is tried again by itself."""
+        publishing = self.writes.publisher.problem if self.writes is not None else ""
+        return self.participant.trouble or self._database_trouble or publishing
+
     async def healthy(self) -> bool:
-        """Replication goes on: not stopped, and the coordinator answers."""
-        status = await self.status()
-        return not status["stopped"] and status["linked"]
+        """Replication goes on."""
+        return not complaint(await self.status())
+
+
+def complaint(status: Mapping[str, Any]) -> str:
+    """Why a replica's replication does not go on; empty if it does."""
+    unlinked = "" if status["linked"] else "the set's coordinator does not answer"
+    return str(status["stopped"] or status["trouble"] or unlinked)

@@ -16,7 +16,7 @@ import msgspec
 from replication import calls
 from replication.calls import AnyAnswer, AnyQuestion, Failed, ReplicaFailed
 from replication.events import answer_type, question_type
-from tops.errors import NotReachable, Retry, TopsError
+from tops.errors import NotReachable, ProtocolError, Retry, TopsError
 from tops.filters import Filter
 from tops.participants import Participant, Received
 from tops.site import Site
@@ -37,7 +37,7 @@ class Bundles:
     def __init__(
         self,
         publish: Callable[[str, bytes], Awaitable[object]],
-        failed: Callable[[Sequence[Said], TopsError], None],
+        failed: Callable[[str, Sequence[Said], TopsError], None],
     ) -> None:
         self._publish, self._failed = publish, failed
         self._waiting: dict[str, list[Said]] = {}
@@ -55,7 +55,7 @@ class Bundles:
                 try:
                     await self._publish(to, _encoder.encode(bundle))
                 except TopsError as error:
-                    self._failed(bundle, error)
+                    self._failed(to, bundle, error)
 
 
 def _bundled(said: list[Said]) -> Iterator[list[Said]]:
@@ -90,7 +90,7 @@ class Caller(Participant):
     async def _publish(self, to: str, body: bytes) -> None:
         await self._site.publish(self._asked, {"to": to, "reply_to": self._site.name, "body": body})
 
-    def _unpublished(self, questions: Sequence[Said], error: TopsError) -> None:
+    def _unpublished(self, to: str, questions: Sequence[Said], error: TopsError) -> None:
         for number, _ in questions:
             if number in self._waiting:
                 self._waiting[number](error)
@@ -179,9 +179,11 @@ class Answerer(Participant):
     async def _publish(self, to: str, body: bytes) -> None:
         await self._site.publish(self._answered, {"to": to, "body": body})
 
-    def _unpublished(self, answers: Sequence[Said], error: TopsError) -> None:
-        """Whoever asked asks again."""
+    def _unpublished(self, to: str, answers: Sequence[Said], error: TopsError) -> None:
+        """Whoever asked asks again, unless the answer is one that can never be sent: then that is the answer."""
         log.info("answers could not be sent", extra={"answers": len(answers), "reason": str(error)})
+        if isinstance(error, ProtocolError):
+            self._tell(to, [number for number, _ in answers], [_unsendable(error)] * len(answers))
 
     def on_notify(self, event: Received) -> None:
         reply_to, numbers, writes = event.body["reply_to"], [], []
@@ -228,6 +230,11 @@ class Answerer(Participant):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _unsendable(error: ProtocolError) -> Failed:
+    # What was asked for may be done: only the answer did not fit.
+    return Failed(kind=type(error).__name__, text=f"the answer can't be sent: {error}", retry=Retry.ASK_FIRST.value)
 
 
 def _failure(error: Exception) -> Failed:

@@ -204,6 +204,8 @@ async def _running(cluster: Cluster, config: ReplicaSetConfig, keys: Path | None
             findings.append(Finding("warning", replica["replica"], "its agent does not answer", "tops replica run"))
         elif replica["stopped"]:
             findings.append(Finding("error", replica["replica"], f"stopped: {replica['stopped']}", "tops rs resume"))
+        elif replica["trouble"]:
+            findings.append(Finding("error", replica["replica"], replica["trouble"], "it is tried again by itself"))
         if replica.get("warning"):
             findings.append(Finding("warning", replica["replica"], replica["warning"], "keep time with NTP"))
         if replica.get("divergent"):

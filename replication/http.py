@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from replication.agent import Agent
+from replication.agent import Agent, complaint
 from tops.errors import ConfigError
 
 _GAUGES = {
@@ -24,6 +24,10 @@ _GAUGES = {
     "unpublished": "Transactions committed here that are not in the log yet.",
     "set_aside": "Transactions that could not be applied and are set aside.",
     "divergent": "Whether this replica may differ from the others (1) or not (0).",
+}
+_REASONS = {
+    "stopped": "Whether apply is stopped (1) or not (0).",
+    "trouble": "Whether something comes to nothing and is tried again (1) or not (0).",
 }
 
 
@@ -41,13 +45,13 @@ class AgentCollector:
             gauge = GaugeMetricFamily(f"tops_replica_{field}", text, labels=list(labels))
             gauge.add_metric(list(labels.values()), float(self.status.get(field) or 0))
             families.append(gauge)
-        stopped = GaugeMetricFamily(
-            "tops_replica_stopped", "Whether apply is stopped (1) or not (0).", labels=list(labels)
-        )
-        stopped.add_metric(list(labels.values()), float(bool(self.status.get("stopped"))))
+        for field, text in _REASONS.items():
+            gauge = GaugeMetricFamily(f"tops_replica_{field}", text, labels=list(labels))
+            gauge.add_metric(list(labels.values()), float(bool(self.status.get(field))))
+            families.append(gauge)
         conflicts = CounterMetricFamily("tops_replica_conflicts", "Conflicts recorded.", labels=list(labels))
         conflicts.add_metric(list(labels.values()), float(self.status.get("conflicts", 0)))
-        return [*families, stopped, conflicts]
+        return [*families, conflicts]
 
 
 @asynccontextmanager
@@ -77,10 +81,8 @@ def _agent_app(agent: Agent) -> web.Application:
     registry.register(collector)
 
     async def healthz(_: web.Request) -> web.Response:
-        status = await agent.status()
-        well = not status["stopped"] and status["linked"]
-        reason = status["stopped"] or ("" if status["linked"] else "the set's coordinator does not answer")
-        return web.json_response({"healthy": well, "reason": reason}, status=200 if well else 503)
+        reason = complaint(await agent.status())
+        return web.json_response({"healthy": not reason, "reason": reason}, status=503 if reason else 200)
 
     async def readyz(request: web.Request) -> web.Response:
         status = await agent.status()
@@ -88,7 +90,7 @@ def _agent_app(agent: Agent) -> web.Application:
             bound = float(request.query.get("max_lag", "inf"))
         except ValueError:
             return web.json_response({"error": "max_lag is a number of seconds"}, status=400)
-        ready = not status["stopped"] and status["linked"] and status["lag_s"] <= bound
+        ready = not complaint(status) and status["lag_s"] <= bound
         return web.json_response({"ready": ready, **status}, status=200 if ready else 503)
 
     async def metrics(_: web.Request) -> web.Response:

@@ -1,7 +1,8 @@
 """How far behind a replica is, told truthfully: 0 on an idle set, rising while the coordinator can't be reached.
 
 The agent asks the coordinator for the log's end again and again. It was caught up at the last moment at which an
-answer named an end that it has reached since; the time since then is its lag.
+answer named an end that it has reached since; the time since then is its lag. It also notes when the coordinator last
+saw the others at the end: of one that can't be asked, that is all that anybody knows.
 """
 
 import asyncio
@@ -43,6 +44,7 @@ class LagTracker:
         self._caught_up_at = time.monotonic()
         self.told: LogTold | None = None
         self.told_at = 0.0
+        self._seen: dict[str, float] = {}  # when a site was last seen present at the log's end, or first heard of
 
     async def run(self) -> None:
         while True:
@@ -55,11 +57,23 @@ class LagTracker:
                 self.told, self.told_at = told, asked_at
                 self._heads.append((asked_at, told.decided))
                 self._settle()
+                self._see(told, asked_at)
             await asyncio.sleep(max(0.0, ASK_EVERY_S - (time.monotonic() - asked_at)))
 
     def _settle(self) -> None:
         while self._heads and self._heads[0][1] <= self._participant.reached:
             self._caught_up_at = self._heads.popleft()[0]
+
+    def _see(self, told: LogTold, at: float) -> None:
+        for follower in told.followers:
+            if follower.present and follower.position >= told.decided:
+                self._seen[follower.name] = at
+            self._seen.setdefault(follower.name, at)
+
+    def of_others(self) -> dict[str, float]:
+        """For how many seconds no site was seen, by its name, at the log's end."""
+        now = time.monotonic()
+        return {name: round(now - at, 3) for name, at in self._seen.items()}
 
     def lag(self) -> Lag:
         self._settle()

@@ -49,6 +49,7 @@ class ReplicaParticipant(BatchParticipant):
         self.applied_at = time.monotonic()
         self.prepared: dict[int, float] = {}  # promises, and since when they stand; 0: from an earlier life
         self.stopped = ""  # why nothing is applied any more
+        self.trouble = ""  # why the last try to apply came to nothing; it is tried again
         self.resumed = asyncio.Event()
         self.resumed.set()
         self.on_failed_entry: FailedEntry | None = None
@@ -175,10 +176,12 @@ class ReplicaParticipant(BatchParticipant):
                 done = await self._apply(part, known)
             except (ResourceRefused, NotReachable, OutcomeUnknown) as error:
                 # Passing trouble: locks, time, a server that restarts. What was done nevertheless is skipped then.
-                log.warning("apply is tried again", extra={"replica": self.site, "reason": str(error)})
+                self.trouble = str(error)
+                log.warning("apply is tried again", extra={"replica": self.site, "reason": self.trouble})
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, RETRY_MAX_S)
                 continue
+            self.trouble = ""
             if waited and done.position >= part[-1].number:
                 await self._at_barriers(waited, part[-1].number)
             self._reach(done.position)

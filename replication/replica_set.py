@@ -147,7 +147,9 @@ class ReplicaSet:
         replicas = []
         for name in self.config.names:
             lost = {"replica": name, "in_sync": False, "unreachable": True}
-            lost["lag_transactions"] = behind.get(self.config.site_of(name))
+            site = self.config.site_of(name)
+            lost["lag_transactions"] = behind.get(site)
+            lost["lag_s"] = max((fields["others_lag_s"].get(site, 0.0) for fields in told.values()), default=None)
             replicas.append(told.get(name, lost))
         return {"name": self.name, "policy": self.config.policy, "coordinator": coordinator, "replicas": replicas}
 

@@ -109,6 +109,7 @@ def _troubles(replica: dict[str, Any]) -> list[str]:
     if replica.get("unreachable"):
         return ["its agent does not answer"]
     troubles = [f"stopped: {replica['stopped']}"] if replica["stopped"] else []
+    troubles += [f"tried again: {replica['trouble']}"] if replica["trouble"] else []
     troubles += [] if replica["linked"] else ["it does not reach the set's coordinator"]
     troubles += ["may differ from the others: see conflicts"] if replica["divergent"] else []
     return troubles + ([replica["warning"]] if replica["warning"] else [])

@@ -181,6 +181,54 @@ async def test_lag_is_zero_when_idle_and_rises_when_apply_or_the_link_stands_sti
         await eventually(unlinked, what="the lag rising while the coordinator is away")
 
 
+@pytest.mark.parametrize("keys", ['policy = "quorum"', 'policy = "peer-to-peer"'])
+async def test_a_replica_whose_database_is_away_says_so_also_on_an_idle_set(
+    server: EmbeddedPostgres, folder: Path, keys: str
+) -> None:
+    async with small_cluster(server, folder, keys) as cluster, cluster.connect(prefer="r1") as shop:
+        await shop.write([Insert("accounts", {"id": 1, "balance": 0})])
+        await shop.wait_in_sync()
+        await allow_connections(server, cluster.databases["r3"], False)
+
+        async def told() -> bool:
+            r3 = next(r for r in (await shop.status())["replicas"] if r["replica"] == "r3")
+            return bool(r3["trouble"] and not r3["in_sync"])
+
+        await eventually(told, what="r3 saying that its database is away")
+        assert not await cluster.agents["r3"].healthy()
+        code, out, _ = await tops(cluster.cluster, "rs", "status", "shop")
+        assert (code, "r3: tried again: " in out) == (1, True), out
+        await allow_connections(server, cluster.databases["r3"], True)
+        await shop.wait_in_sync()
+        assert await cluster.agents["r3"].healthy()
+
+
+async def allow_connections(server: EmbeddedPostgres, database: str, allowed: bool) -> None:
+    connection = await asyncpg.connect(server.dsn)
+    try:
+        await connection.execute(f'alter database "{database}" allow_connections {str(allowed).lower()}')
+        if not allowed:
+            await connection.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity where datname = $1", database
+            )
+    finally:
+        await connection.close()
+
+
+async def test_the_lag_of_a_replica_that_can_not_be_asked_rises_all_the_same(
+    server: EmbeddedPostgres, folder: Path
+) -> None:
+    async with small_cluster(server, folder, 'policy = "quorum"') as cluster, cluster.connect() as shop:
+        await shop.wait_in_sync()
+        await cluster.stop("r3")
+
+        async def behind() -> bool:
+            r3 = next(r for r in (await shop.status(0.5))["replicas"] if r["replica"] == "r3")
+            return bool(r3["unreachable"] and r3["lag_s"] > 3.0)
+
+        await eventually(behind, what="the others telling how long r3 is away")
+
+
 @pytest.mark.parametrize("ack", ["local", "logged"])
 async def test_a_primary_acknowledges_before_or_after_its_write_is_in_the_log_as_the_set_says(
     server: EmbeddedPostgres, folder: Path, ack: str

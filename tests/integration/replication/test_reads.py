@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 
 from adapters import EmbeddedPostgres
+from replication.calls import ReplicaFailed
 from replication.refusals import VersionConflict, WriteRefused
 from tests.integration.replication.inprocess import small_cluster
 from tops.changes import Insert, Update, Upsert
@@ -164,3 +165,12 @@ async def test_a_lost_answer_is_unknown_and_can_be_asked_about(server: EmbeddedP
 
         assert await shop.outcome(done.tx) == "committed"
         assert await shop.outcome("client-nobody.1.1") == "aborted"
+
+
+async def test_an_answer_that_is_too_long_to_be_sent_is_refused_and_not_waited_for(
+    server: EmbeddedPostgres, folder: Path
+) -> None:
+    async with small_cluster(server, folder, 'policy = "quorum"', replicas=2) as cluster, cluster.connect() as shop:
+        with pytest.raises(ReplicaFailed, match=r"the answer can't be sent: .* over the limit"):
+            await shop.fetchval("select repeat('x', 9000000)")
+        assert await shop.fetchval("select 1") == 1
