@@ -220,7 +220,15 @@ class Agent:
     async def _write(self, asked: Sequence[calls.Write]) -> Sequence[AnyAnswer]:
         if self.writes is None:
             raise ConfigError(f"replica set {self.config.name!r} takes writes at its coordinator")
-        return await self.writes.write(asked, self.visitor)
+        try:
+            answers = await self.writes.write(asked, self.visitor)
+        except TopsError as error:
+            self.participant.unable.note(f"a write failed: {error}")
+            raise
+        for answer in answers:
+            if isinstance(answer, calls.Failed):
+                self.participant.unable.note(f"a write failed: {answer.text}")
+        return answers
 
     async def _read(self, read: calls.Read) -> calls.ReadDone:
         if read.max_lag_s is not None and (lag := self.lag.lag()).seconds > read.max_lag_s:
@@ -284,9 +292,9 @@ class Agent:
         }
 
     def _trouble(self) -> str:
-        """Why nothing goes on although nobody stopped it; it is tried again by itself."""
+        """What does not go on although nobody stopped it, and is tried again."""
         publishing = self.writes.publisher.problem if self.writes is not None else ""
-        return self.participant.trouble or self._database_trouble or publishing
+        return self.participant.trouble or self._database_trouble or publishing or self.participant.unable.text
 
     async def healthy(self) -> bool:
         """Replication goes on."""

@@ -31,10 +31,25 @@ from tops.transactions import Scope, TxType
 RETRY_FIRST_S, RETRY_MAX_S = 0.05, 2.0
 # A coordinator waits longer than this for a replica to finish before it acknowledges a write without it.
 FRESH_S = 0.25
+RECENT_S = 5.0
 FailedEntry = Callable[[Entry, EntryFailed], Awaitable[Entry | None]]
 Translate = Callable[[Sequence[Entry], Mapping[int, LogEntry]], Awaitable[list[Entry]]]
 
 log = logging.getLogger("tops.replication")
+
+
+class Recent:
+    """What went wrong last, for a while: only another try, which may never come, would show that it works again."""
+
+    def __init__(self) -> None:
+        self._text, self._at = "", 0.0
+
+    def note(self, text: str) -> None:
+        self._text, self._at = text, time.monotonic()
+
+    @property
+    def text(self) -> str:
+        return self._text if time.monotonic() - self._at < RECENT_S else ""
 
 
 class ReplicaParticipant(BatchParticipant):
@@ -50,6 +65,7 @@ class ReplicaParticipant(BatchParticipant):
         self.prepared: dict[int, float] = {}  # promises, and since when they stand; 0: from an earlier life
         self.stopped = ""  # why nothing is applied any more
         self.trouble = ""  # why the last try to apply came to nothing; it is tried again
+        self.unable = Recent()  # to vote, or to write
         self.resumed = asyncio.Event()
         self.resumed.set()
         self.on_failed_entry: FailedEntry | None = None
@@ -131,6 +147,8 @@ class ReplicaParticipant(BatchParticipant):
         try:
             prepared = await self.resource.prepare(Epoch(_attempt(memo), batch, memo.digest, at_ms(events)))
         except (ResourceRefused, NotReachable, OutcomeUnknown, StaleAttempt) as error:
+            if not isinstance(error, StaleAttempt):  # that one is only late
+                self.unable.note(f"a vote failed: {error}")
             return BatchPrepared({m.tx: f"unavailable: {error}" for m in members})
         excluded = {vote.tx: describe(vote.excluded) for vote in prepared.votes if vote.excluded is not None}
         # Repairs differ from replica to replica, as they should: nobody compares what they did.

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -51,16 +51,25 @@ class RunningCluster:
 
 @asynccontextmanager
 async def running(
-    folder: Path, sets: Mapping[str, str], *, brokers: int = 2, replicas: int = 3, schema: str = SCHEMA
+    folder: Path,
+    sets: Mapping[str, str],
+    *,
+    brokers: int = 2,
+    replicas: int = 3,
+    schema: str = SCHEMA,
+    before: Callable[["RunningCluster"], None] | None = None,
 ) -> AsyncIterator[RunningCluster]:
-    """A cluster whose replicas are all in sync; everything ends with the block."""
+    """A cluster whose replicas are all in sync; everything ends with the block. `before` is called before it starts."""
     cluster = Cluster.load(toml(folder, sets, brokers, replicas, schema))
-    await give_databases(cluster)
     processes = Processes(cluster, folder / "logs")
+    whole = RunningCluster(cluster, processes)
+    if before is not None:
+        before(whole)
+    await give_databases(cluster)
     try:
         await processes.start_all()
         await wait_ready(cluster, list(sets), processes, timeout_s=120.0)
-        yield RunningCluster(cluster, processes)
+        yield whole
     finally:
         await processes.stop_all()
 
