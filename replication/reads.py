@@ -95,8 +95,10 @@ class Reader:
             case "current":
                 told = await self._site.ask_log(self._log_type, timeout_s=wait)
                 read = msgspec.structs.replace(read, at_least=max(floor, told.decided))
-                in_sync = [self._config.replica_of(site) for site in told.in_sync]
-                order = sorted(self._by_nearness(), key=lambda name: name not in in_sync)
+                # One that is gone counts as in sync until the next write misses it.
+                present = {follower.name for follower in told.followers if follower.present}
+                ready = [self._config.replica_of(site) for site in told.in_sync if site in present]
+                order = sorted(self._by_nearness(), key=lambda name: name not in ready)
                 return await self._first(chosen or order, read)
             case "quorum":
                 return await self._quorum(read, floor, chosen)

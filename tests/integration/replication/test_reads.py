@@ -174,3 +174,12 @@ async def test_an_answer_that_is_too_long_to_be_sent_is_refused_and_not_waited_f
         with pytest.raises(ReplicaFailed, match=r"the answer can't be sent: .* over the limit"):
             await shop.fetchval("select repeat('x', 9000000)")
         assert await shop.fetchval("select 1") == 1
+
+
+async def test_a_current_read_does_not_wait_for_a_replica_that_is_gone(server: EmbeddedPostgres, folder: Path) -> None:
+    async with small_cluster(server, folder, 'policy = "quorum"') as cluster, cluster.connect(prefer="r3") as shop:
+        await shop.write([Insert("accounts", {"id": 1, "balance": 1})])
+        await cluster.stop("r3")
+        await asyncio.sleep(1.0)  # longer than the grace in which it might come back
+        async with asyncio.timeout(3.0):
+            assert await shop.fetchval(BALANCE, consistency="current") == 1
