@@ -1,12 +1,13 @@
 import io
 import logging
+from collections.abc import Iterator
 from urllib.parse import quote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tops.security import RedactingFilter, install_redaction, redact, register_secret
+from tops.security import RedactingFilter, install_redaction, redact, redaction, register_secret
 from tops.security.redaction import HIDDEN
 
 CANARY = "c4n4ry-5ecret"
@@ -45,6 +46,14 @@ HARMLESS = [
 ]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def nothing_registered() -> Iterator[None]:
+    """What other tests of the process have registered is not looked for here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(redaction, "_registered", set())
+        yield
+
+
 @pytest.mark.parametrize("text", GIVEN_AWAY)
 def test_a_secret_is_hidden(text: str) -> None:
     found = redact(text)
@@ -71,6 +80,16 @@ def test_a_registered_secret_is_hidden_as_it_is_and_as_a_url_spells_it() -> None
     found = redact(f"a {secret} b {quote(secret, safe='')} c")
 
     assert found == f"a {HIDDEN} b {HIDDEN} c"
+
+
+@pytest.mark.parametrize("text", GIVEN_AWAY)
+def test_a_registered_word_that_names_secrets_does_not_bring_one_to_light(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redaction, "_registered", {"secret", "password", "token"})
+
+    assert CANARY not in redact(text)
+    assert redact("it is secret") == f"it is {HIDDEN}"
 
 
 @given(st.text(max_size=300), st.sampled_from(GIVEN_AWAY))

@@ -35,15 +35,21 @@ def register_secret(secret: str) -> None:
 
 def redact(text: str) -> str:
     """`text` without its secrets; whatever is doubtful is hidden."""
-    # The longest first: one secret may be the beginning of another.
-    for secret in sorted(_registered, key=len, reverse=True):
-        text = text.replace(secret, HIDDEN)
-    text = _without_private_keys(text)
+    # A secret that is such a word itself comes last: what it names is found by it.
+    words = {secret for secret in _registered if _ASSIGNMENT_HINT.fullmatch(secret)}
+    text = _without_private_keys(_without(_registered - words, text))
     if "://" in text:
         text = "".join(_without_url_password(word) for word in _WHITESPACE.split(text))
     if _ASSIGNMENT_HINT.search(text):
         text = _ASSIGNED.sub(rf"\1{HIDDEN}", text)
-    return _BEARER.sub(rf"\1{HIDDEN}", text)
+    return _without(words, _BEARER.sub(rf"\1{HIDDEN}", text))
+
+
+def _without(secrets: set[str], text: str) -> str:
+    # The longest first: one secret may be the beginning of another.
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, HIDDEN)
+    return text
 
 
 def _without_private_keys(text: str) -> str:
