@@ -1,8 +1,8 @@
 """How questions and answers travel between clients and replicas: as ordinary events through the brokers.
 
 What is said to one party in one turn of the loop is one event: clients that write together are answered together, and
-write together again. An answer can be lost with a link; whoever asks gives a time bound and asks elsewhere, or again.
-What may not be done twice carries the transaction's id or an idempotency key.
+write together again. What is said can be lost with a link: a read of one replica is asked for again, and whoever asks
+gives a time bound and asks elsewhere. What may not be done twice carries the transaction's id or an idempotency key.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from tops.site import Site
 
 PARALLEL_MAX = 256  # pieces of work that one agent is at; more wait their turn
 BUNDLE_BYTES_MAX = 2**20  # unless one alone is longer
+AGAIN_S = 2.0  # until a question that may be answered twice is asked again
 
 Said = tuple[int, msgspec.Raw]  # the number of the question, and the question or the answer to it
 
@@ -106,13 +107,23 @@ class Caller(Participant):
         loop = asyncio.get_running_loop()
         heard: asyncio.Future[AnyAnswer | TopsError | None] = loop.create_future()
         timer = loop.call_later(timeout_s, _hear, heard, None)
-        number = next(self._numbers)
+        number, encoded = next(self._numbers), calls.encode(question)
         self._waiting[number] = lambda answer: _hear(heard, answer)
+        again: asyncio.TimerHandle | None = None
+
+        def say() -> None:
+            nonlocal again
+            self._bundles.put(to, number, encoded)
+            if isinstance(question, calls.Read):
+                again = loop.call_later(AGAIN_S, say)
+
         try:
-            self._bundles.put(to, number, calls.encode(question))
+            say()
             answer = await heard
         finally:
             timer.cancel()
+            if again is not None:
+                again.cancel()
             del self._waiting[number]
         if answer is None:
             whom = f"replica agent {to}" if to != "*" else "no replica's agent"

@@ -64,6 +64,26 @@ async def test_a_token_of_a_write_that_is_not_in_the_log_yet_binds_a_read_to_its
             await reader.read(BALANCE, after=done.token, replica="r2")
 
 
+async def test_a_read_whose_question_was_lost_with_a_link_is_asked_for_again(
+    server: EmbeddedPostgres, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with small_cluster(server, folder, 'policy = "quorum"') as cluster, cluster.connect() as shop:
+        await shop.write([Insert("accounts", {"id": 1, "balance": 1})])
+        bundles, lost = shop._caller._bundles, list[str]()
+        publish = bundles._publish
+
+        async def lose_the_first(to: str, body: bytes) -> None:
+            if lost:
+                await publish(to, body)
+            else:
+                lost.append(to)
+
+        monkeypatch.setattr(bundles, "_publish", lose_the_first)
+
+        assert await shop.fetchval(BALANCE, replica="r1", after=shop.token) == 1
+        assert lost == [cluster.cluster.replica_set("shop").site_of("r1")]
+
+
 async def test_a_replica_that_was_cut_off_never_serves_a_stale_current_read(
     server: EmbeddedPostgres, folder: Path
 ) -> None:
