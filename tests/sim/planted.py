@@ -48,7 +48,8 @@ def table() -> str:
     ]
     for bug in sorted(SABOTAGES):
         found = find(bug)
-        seen = f"{found.seed} | `{found.checker}`" if found is not None else f"not within {SEEDS} | "
+        faults = ", with `Faults.restless()`" if bug in FAULTS else ""
+        seen = f"{found.seed}{faults} | `{found.checker}`" if found is not None else f"not within {SEEDS} | "
         lines.append(f"| {bug.replace('_', ' ')} | {seen} |")
     return "\n".join(lines)
 
