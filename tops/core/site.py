@@ -104,6 +104,7 @@ class SiteCore:
         self.reading_logs: dict[str, tuple[int, LogWanted]] = {}  # by the reader's name
         self.routes_asked: dict[int, int] = {}  # subscription -> the request that waits for its route
         self._retrying = False
+        self._meant = (incarnation, 0)  # the lives that a letter for this one is addressed to; 0: whichever
         self._letters, self._publications = self._handlers(), participation.publications
 
     def _handlers(self) -> dict[type, Callable[[Any], list[Effect]]]:
@@ -155,6 +156,8 @@ class SiteCore:
 
     def receive(self, message: LinkMessage, now: float) -> list[Effect]:
         if type(message) is Envelope:
+            if message.to.incarnation not in self._meant:
+                return []  # for an earlier life, which numbered its requests and events as this one does
             letter = message.body
             handler = self._letters.get(type(letter))
             if handler is not None:
