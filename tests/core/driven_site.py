@@ -16,9 +16,9 @@ L = TypeVar("L", bound=Message)
 class DrivenSite:
     """Feeds letters to a site, answers its participants' calls, and keeps every effect."""
 
-    def __init__(self, name: str = "s") -> None:
-        self.core = SiteCore(NodeId(name), 1, [BROKER], lambda size: next(self._entropy).to_bytes(size, "big"))
-        self._entropy = iter(range(1, 1000))
+    def __init__(self, name: str = "s", incarnation: int = 1) -> None:
+        entropy = iter(range(1, 1000))
+        self.core = SiteCore(NodeId(name), incarnation, [BROKER], lambda size: next(entropy).to_bytes(size, "big"))
         self.effects: list[Effect] = []
         self.answering = True
         self.take(self.core.link_up(BROKER, 0.0))

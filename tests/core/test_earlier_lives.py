@@ -1,0 +1,35 @@
+"""What was said to an earlier life of a site, and is heard by the present one."""
+
+from tests.core.driven_site import BROKER, DrivenSite
+from tops.core.site import RETRY
+from tops.effects import Answer, Send
+from tops.event_types import EventType
+from tops.messages import Address, Dissemination, Envelope, Event, EventConfirmed, Origin, Published
+
+LOG = EventType("log", {"mark": str}, durable=True)
+EVENT = Event("log", {"mark": "m"})
+
+
+def confirm(site: DrivenSite, life: int) -> None:
+    """The first publication of that life is on disk, and a broker says so to whoever has the site's link."""
+    letter = EventConfirmed(origin=Origin("log", site.core.name, life, 1), log_number=life)
+    to = Address(BROKER, site.core.name, life)
+    site.receive(Envelope(to=to, sender=Address(BROKER), incarnation=1, body=letter))
+
+
+def test_an_event_is_not_taken_for_confirmed_because_one_of_an_earlier_life_was() -> None:
+    site = DrivenSite(incarnation=2)
+    site.take(site.core.advertise(1, (LOG,)))
+    site.take(site.core.publish(2, EVENT))
+
+    confirm(site, life=1)
+    site.effects.clear()
+    site.take(site.core.timer(RETRY, 1.0))
+
+    said = [e.message for e in site.made(Send)]
+    mine = Published(event=EVENT, origin=Origin("log", site.core.name, 2, 1))
+    assert [m.publication for m in said if isinstance(m, Dissemination)] == [mine]
+
+    confirm(site, life=2)
+
+    assert [(a.request, a.value) for a in site.made(Answer)] == [(2, 2)]
