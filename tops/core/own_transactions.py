@@ -150,8 +150,10 @@ class OwnTransactions:
             if public is None:
                 return []
             spec = public[0].spec
-            own_tx = PublisherTx.begun(opened.tx, spec, self.directory.coordinator_of(spec.event_type))
-            own_tx.opening = opened.request
+            own_tx = self.transactions.get(opened.tx)
+            if own_tx is None:
+                own_tx = PublisherTx.begun(opened.tx, spec, self.directory.coordinator_of(spec.event_type))
+            own_tx.await_census(opened.request)
             if opened.state is not CENSUS:
                 return own_tx.on_opened(opened)
             self.transactions[opened.tx] = own_tx
@@ -165,7 +167,7 @@ class OwnTransactions:
             if new and known.own is not None:
                 number, name = known.own
                 effects = self.resources.begin(number, known.tx, known.spec, known.coordinator, name) + effects
-        elif known.state in (TxState.ABORTED, TxState.CENSUS_UNFULFILLED):
+        elif known.state is TxState.ABORTED:
             del self.transactions[opened.tx]
         return effects
 

@@ -73,6 +73,14 @@ class PublisherTx(msgspec.Struct, eq=False):
 
     # ------------------------------------------------------------------------------------------------------ opening
 
+    def await_census(self, request: int) -> None:
+        """The site itself has begun it, on behalf of that request.
+
+        If the announcement was faster than the id, a participant at this site may publish in it already: what it asked
+        for stays asked for.
+        """
+        self.opening, self.state, self.contributed, self.waited_s = request, CENSUS, False, 0.0
+
     def on_opened(self, opened: TxOpened) -> list[Effect]:
         if self.state is not CENSUS:
             return []
@@ -85,7 +93,7 @@ class PublisherTx(msgspec.Struct, eq=False):
         error: TopsError = TransactionAborted(self.tx, opened.reason)
         if opened.state is CENSUS_UNFULFILLED:
             error = CensusUnfulfilled(self.tx, opened.reason)
-        effects: list[Effect] = [TxEnded(self.tx, False, opened.reason)]
+        effects = self.on_outcome(TxOutcome(tx=self.tx, outcome=Outcome.ABORTED, reason=opened.reason))
         return effects if request is None else [Answer(request, error=error), *effects]
 
     # --------------------------------------------------------------------------------------------------- publishing
