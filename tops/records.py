@@ -58,6 +58,7 @@ class TailUnheard(Record, frozen=True):
 
     event_type: str
     ends: dict[str, int]
+    lives: dict[str, int] = {}  # in which life of the broker the log went on without them
 
 
 class EpochCommitted(Record, frozen=True):

@@ -9,6 +9,7 @@ from tops.messages import (
     AskReached,
     EndLog,
     Event,
+    LogDelivered,
     Origin,
     PrepareEpoch,
     Published,
@@ -18,14 +19,18 @@ from tops.records import TailFound, TailLost
 
 
 def cut_off(former: DrivenRendezvous) -> tuple[DrivenRendezvous, list[Effect]]:
-    """The next life, with everything that is on disk, and word that there was more."""
+    """The second life, with everything that is on disk, and word that there was more."""
+    return restarted(former, 2, torn=True)
+
+
+def restarted(former: DrivenRendezvous, incarnation: int, torn: bool) -> tuple[DrivenRendezvous, list[Effect]]:
     driven = DrivenRendezvous()
-    driven.core = Rendezvous(ME, 2, {}, RendezvousOptions())
+    driven.core = Rendezvous(ME, incarnation, {}, RendezvousOptions())
     for effect in former.effects:
         if isinstance(effect, Persist | Note):
             driven.core.recover(effect.record)
     driven.effects = [e for e in former.effects if isinstance(e, Persist | Note)]
-    effects = driven.core.recovered(torn=True)
+    effects = driven.core.recovered(torn)
     driven.effects += effects
     return driven, effects
 
@@ -76,6 +81,27 @@ def test_a_replica_whose_subscription_an_operator_ends_is_not_waited_for() -> No
     assert not waits
     assert TailFound(event_type="set", end=1, reached=1) in [e.record for e in effects if isinstance(e, Persist)]
     assert [p.epoch.number for p in posts(effects, PrepareEpoch)] == [2]
+
+
+def test_who_was_not_heard_in_time_is_asked_for_what_was_decided_before_the_log_went_on_also_by_later_lives() -> None:
+    rendezvous, _ = cut_off(with_two_replicas())
+    (waiting,) = posts(rendezvous.feed("b", "B", 1), AskReached)
+    rendezvous.stand("a", "set", "A", position=1)
+    tell(rendezvous, "A", 1)
+    rendezvous.effects += rendezvous.core.on_timer(("tail", "set"), 10.0)
+    commit(rendezvous, "p.1.2")
+
+    (late,) = posts(rendezvous.feed("b", "B", 1), AskReached)
+    rendezvous, _ = restarted(rendezvous, 3, torn=False)
+    (later,) = posts(rendezvous.feed("b", "B", 1), AskReached)
+    tell(rendezvous, "B", 1, incarnation=3)
+
+    assert [(m.incarnation, m.end, m.went_on_in) for m in (waiting, late, later)] == [
+        (2, 1, None),
+        (2, 1, 2),
+        (3, 1, 2),
+    ]
+    assert [(d.after, d.upto) for d in posts(rendezvous.feed("b", "B", 1), LogDelivered)] == [(1, 2)]
 
 
 def test_a_log_that_nobody_votes_in_waits_a_while_for_its_followers() -> None:

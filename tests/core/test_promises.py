@@ -9,11 +9,24 @@ from tops.effects import AbortTxCall, CommitTxCall, Memo, NotifyTx, Promise
 from tops.event_types import EventType
 from tops.filters import Filter
 from tops.ids import TxId, hashed
-from tops.messages import AskEpoch, EpochDecided, EpochFinished, EpochId, EpochMember, EpochVoted, Event, PrepareEpoch
+from tops.messages import (
+    AskEpoch,
+    AskReached,
+    EpochDecided,
+    EpochFinished,
+    EpochId,
+    EpochMember,
+    EpochVoted,
+    Event,
+    PrepareEpoch,
+    ReachedTold,
+)
 from tops.transactions import Scope
 
 OTHER = EventType("other", {"mark": str})
 WISH = Wish((OTHER,), Filter.everything(), scope=Scope.DISTRIBUTED)
+SET = EventType("set", {"mark": str}, durable=True)
+REPLICA = Wish((SET,), Filter.everything(), scope=Scope.DISTRIBUTED, durable="R", replica=1)
 
 
 def prepare(voter: str, incarnation: int, tx: TxId) -> PrepareEpoch:
@@ -121,3 +134,19 @@ def test_a_participant_that_lost_the_events_in_a_crash_votes_no_on_the_next_atte
     assert vote.epoch.attempt == 2
     assert set(vote.excluded) == {TxId("p.1.1")}
     assert [c.tx for c in site.made(AbortTxCall)] == [TxId("p.1.1")]
+
+
+def test_what_a_site_heard_decided_after_a_log_went_on_does_not_put_its_replica_behind_the_lost_end() -> None:
+    site = DrivenSite()
+    site.subscribe(1, REPLICA)
+    beside = site.subscribe(2, Wish((SET,), Filter.everything(), scope=Scope.DISTRIBUTED))
+
+    def reached(went_on_in: int | None) -> int:
+        site.hear(AskReached(name="R", event_type="set", incarnation=4, end=1, went_on_in=went_on_in))
+        return site.posted(ReachedTold)[-1].reached
+
+    for life, number in ((1, 2), (2, 5), (3, 7)):
+        epoch = EpochId("set", number, 1, BROKER, life)
+        site.hear(EpochDecided(epoch=epoch, digest="d", voter=beside, committing=frozenset([hashed(beside)])))
+
+    assert [reached(life) for life in (1, 2, 3, None)] == [1, 2, 5, 7]

@@ -8,6 +8,7 @@ older ones are on disk, and reading them is an effect like any other.
 from collections import OrderedDict
 from collections.abc import Callable
 from enum import Enum
+from typing import NamedTuple
 
 import msgspec
 
@@ -32,6 +33,13 @@ class LostTail(msgspec.Struct):
     @property
     def unheard(self) -> frozenset[str]:
         return self.asked - self.reached.keys()
+
+
+class Unheard(NamedTuple):
+    """Where a log lost its end, and the coordinator's life in which it went on without somebody's word."""
+
+    end: int
+    life: int
 
 
 class Feed(msgspec.Struct):
@@ -83,7 +91,7 @@ class EventLog:
         self.feeds: dict[str, Feed] = {}
         self.published: dict[NodeId, tuple[int, int]] = {}  # publisher -> its latest life, its last publication
         self.lost: LostTail | None = None  # whether it went on is being asked for
-        self.unheard: dict[str, int] = {}  # who has not told yet whether it was behind an end that was lost, and where
+        self.unheard: dict[str, Unheard] = {}  # who has not told yet whether it was behind an end that was lost
         self.missing = range(0)  # numbers that replicas alone know: no abort is presumed of them
         self._measured: tuple[LogEntry | None, int] = (None, 0)  # the last entry that was delivered, and its size
 

@@ -12,7 +12,7 @@ in time takes no part before it has told; if it turns out to have been behind th
 from collections.abc import Mapping
 
 from tops.core.epochs import EpochCoordinator
-from tops.core.event_log import EventLog, LostTail
+from tops.core.event_log import EventLog, LostTail, Unheard
 from tops.core.known_types import KnownTypes
 from tops.core.open_transactions import RendezvousNode
 from tops.core.outcomes import Outcomes
@@ -38,8 +38,10 @@ class LostTails:
                 log.lost = LostTail(end, frozenset())
             case TailFound(end=end, reached=reached):
                 log.resume_after(end, reached)
-            case TailUnheard(ends=ends):
-                log.unheard = dict(ends)
+            case TailUnheard(ends=ends, lives=lives):
+                log.unheard = {
+                    name: Unheard(end, lives.get(name, self._node.incarnation)) for name, end in ends.items()
+                }
 
     def recovered(self, torn: bool) -> list[Effect]:
         """The journal is read. Whoever was in sync is asked when it is heard of."""
@@ -68,10 +70,11 @@ class LostTails:
         """Ask the replica behind a durable subscription how far it is, unless it is known to have been too far."""
         if (log.event_type, sender.handle) in self._ahead:
             return []
-        end = log.lost.end if log.lost is not None else log.unheard[sender.handle]
-        return [
-            Post(sender, AskReached(name=name, event_type=log.event_type, incarnation=self._node.incarnation, end=end))
-        ]
+        end, life = (log.lost.end, None) if log.lost is not None else log.unheard[sender.handle]
+        asked = AskReached(
+            name=name, event_type=log.event_type, incarnation=self._node.incarnation, end=end, went_on_in=life
+        )
+        return [Post(sender, asked)]
 
     def on_wanted(self, log: EventLog, m: LogWanted, sender: Address) -> list[Effect]:
         """A durable subscription of somebody who is not waited for: if it is a replica's, it can tell as well."""
@@ -96,10 +99,10 @@ class LostTails:
         return self._look(log, log.lost) if log.lost.asked else []  # without voters the time decides
 
     def _told_late(self, log: EventLog, site: str, reached: int) -> list[Effect]:
-        end = log.unheard[site]
+        end = log.unheard[site].end
         if reached <= end:
             del log.unheard[site]
-            return [_unheard(log)]
+            return [Persist(tail_unheard(log))]
         self._ahead.add((log.event_type, site))
         text = (
             f"{site} applied {log.event_type} up to {reached}, and the log went on without it behind {end}: end its "
@@ -114,7 +117,7 @@ class LostTails:
         if name in log.unheard:
             del log.unheard[name]
             self._ahead.discard((log.event_type, name))
-            effects.append(_unheard(log))
+            effects.append(Persist(tail_unheard(log)))
         if name not in standing.in_sync:
             return effects
         standing.in_sync -= {name}
@@ -138,16 +141,15 @@ class LostTails:
             effects += self._adopt(log, lost, epochs)
         return effects + epochs.start()
 
-    @staticmethod
-    def _go_on_without(log: EventLog, lost: LostTail, epochs: EpochCoordinator) -> list[Effect]:
+    def _go_on_without(self, log: EventLog, lost: LostTail, epochs: EpochCoordinator) -> list[Effect]:
         for name in lost.unheard:
-            log.unheard.setdefault(name, lost.end)
+            log.unheard.setdefault(name, Unheard(lost.end, self._node.incarnation))
         epochs.standing.in_sync -= lost.unheard
         changed = InSyncChanged(event_type=log.event_type, in_sync=epochs.standing.in_sync)
         text = (
             f"{_names(lost.unheard)} did not tell in time how far {log.event_type} went: it goes on behind {lost.end}"
         )
-        return [_unheard(log), Persist(changed), Alarm("tail-lost", text)]
+        return [Persist(tail_unheard(log)), Persist(changed), Alarm("tail-lost", text)]
 
     def _adopt(self, log: EventLog, lost: LostTail, epochs: EpochCoordinator) -> list[Effect]:
         effects: list[Effect] = []
@@ -170,8 +172,11 @@ class LostTails:
         return self._known.epochs[log.event_type]
 
 
-def _unheard(log: EventLog) -> Effect:
-    return Persist(TailUnheard(event_type=log.event_type, ends=dict(log.unheard)))
+def tail_unheard(log: EventLog) -> TailUnheard:
+    """For the journal: who of this log is still to be heard."""
+    ends = {name: unheard.end for name, unheard in log.unheard.items()}
+    lives = {name: unheard.life for name, unheard in log.unheard.items()}
+    return TailUnheard(event_type=log.event_type, ends=ends, lives=lives)
 
 
 def _at(reached: Mapping[str, int], number: int) -> frozenset[str]:

@@ -231,7 +231,12 @@ class Promises:
         if replica is None:
             return []
         committed = [epoch for epoch, (_, committing) in self._decisions.items() if committing]
-        heard = [epoch.number for epoch in committed if epoch.event_type == asked.event_type]
+        heard = [
+            epoch.number
+            for epoch in committed
+            if epoch.event_type == asked.event_type
+            and (asked.went_on_in is None or epoch.incarnation < asked.went_on_in)
+        ]
         told = ReachedTold(
             event_type=asked.event_type,
             incarnation=asked.incarnation,

@@ -87,12 +87,14 @@ class LogWanted(Message, frozen=True):
 
 
 class AskReached(Message, frozen=True):
-    """The coordinator's journal may have lost what was behind `end`: how far has this replica come?"""
+    """The coordinator's journal may have lost what was behind `end`: how far has this replica come? Once the log has
+    gone on, what was decided in that life of the coordinator or a later one was not lost, and is not meant."""
 
     name: str  # of the durable subscription
     event_type: str
     incarnation: int
     end: int
+    went_on_in: int | None = None  # a life of the coordinator; None: the log waits
 
 
 class ReachedTold(Message, frozen=True):

@@ -11,6 +11,7 @@ from enum import Enum
 
 from tops.config import Retention
 from tops.core.event_log import EventLog
+from tops.core.lost_tails import tail_unheard
 from tops.records import (
     AnyRecord,
     EpochCommitted,
@@ -21,7 +22,6 @@ from tops.records import (
     SubscriptionKept,
     TailFound,
     TailLost,
-    TailUnheard,
     TxRefused,
     TypeDefined,
 )
@@ -129,7 +129,7 @@ class Retainer:
             if log.lost is not None:
                 yield TailLost(event_type=log.event_type, end=log.lost.end)
             if log.unheard:
-                yield TailUnheard(event_type=log.event_type, ends=dict(log.unheard))
+                yield tail_unheard(log)
             for feed in log.subscribers:
                 yield SubscriptionKept(event_type=log.event_type, name=feed.name, position=feed.position)
         for family, epochs in rendezvous.epochs.items():
