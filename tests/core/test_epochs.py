@@ -44,17 +44,21 @@ class Machine:
         self.settled: list[tuple[TxId, bool]] = []
         self.core.settled = self._settled
         for key in voters:
-            answered = StandingAnswered(
-                voter=key,
-                event_type="plain",
-                filter=Filter.everything(),
-                scope=Scope.DISTRIBUTED,
-                secret=b"",
-                identity=key,
-                position=0 if durable else None,
-            )
-            self.standing.renew(answered, address(key), 1, 0.0)
+            self.stand(key)
         self.standing.in_sync = frozenset(voters)
+
+    def stand(self, key: str) -> None:
+        """A voter leaves its standing answer."""
+        answered = StandingAnswered(
+            voter=key,
+            event_type="plain",
+            filter=Filter.everything(),
+            scope=Scope.DISTRIBUTED,
+            secret=b"",
+            identity=key,
+            position=0 if self.log is not None else None,
+        )
+        self.standing.renew(answered, address(key), 1, 0.0)
 
     def _settled(self, one: ReadyTx, committed: bool) -> list[Effect]:
         self.settled.append((one.tx, committed))
@@ -296,6 +300,42 @@ def test_after_too_many_differing_votes_the_rest_run_one_by_one() -> None:
     assert (machine.epoch.id.number, machine.epoch.id.attempt) == (3, 1)
     assert machine.log is not None
     assert machine.log.tail[2].transactions == ()  # the number that was tried in vain is void
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_what_is_put_back_never_commits_without_one_that_was_asked_before(durable: bool) -> None:
+    machine = Machine(durable=durable, attempts_max=1)
+    free, bound = ready("t3"), ready("t4", None, MinParticipants(2))
+    machine.core.submit(ready("t1"), ready("t2"), free, bound)
+    machine.vote("a")
+    machine.vote("b", "t1")
+    machine.vote("c")  # t1 aborts, t2 is prepared by itself, t3 and t4 wait
+    machine.standing.withdraw("c")
+
+    effects = machine.core.drop(["c"], "it is gone")
+    effects += machine.vote("a") + machine.vote("b")
+
+    assert told(effects) == [("t2", Outcome.ABORTED), ("t3", Outcome.ABORTED)]
+    assert [m.tx for m in machine.epoch.members] == ["t4"]  # its constraints can do without c
+    assert machine.epoch.counted == frozenset("ab")
+    assert not machine.core.holds(free.tx)
+
+
+def test_what_is_put_back_commits_with_those_that_were_asked_before_and_one_more() -> None:
+    machine = Machine(durable=False, voters="ab", attempts_max=1)
+    machine.core.submit(ready("t1"), ready("t2"), ready("t3"))
+    machine.vote("a", "t1")
+    machine.vote("b")
+    machine.stand("c")
+    for key in "ab":
+        machine.vote(key)  # t2
+    for key in "ab":
+        machine.finish(key)
+
+    decided = [e for key in "abc" for e in machine.vote(key)]
+
+    record = persisted(decided, EpochCommitted)[0]
+    assert (record.transactions, record.committing) == (("t3",), frozenset("abc"))
 
 
 def test_an_aborted_number_is_void_and_not_reused() -> None:

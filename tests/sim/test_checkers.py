@@ -134,6 +134,13 @@ def promised_and_left_out(run: Run) -> None:
     del run.callback("T").committed[run.free]
 
 
+def decided_without_one_that_promised(run: Run) -> None:
+    decided = run.decision(run.free)
+    kept = frozenset(key for key in decided.committing if run.world.history.voters[key] != run.cluster["T"].name)
+    run.replace_decision(run.free, msgspec.structs.replace(decided, committing=kept))
+    del run.callback("T").committed[run.free]
+
+
 def logged_twice(run: Run) -> None:
     last = next(r for r in reversed(run.records("set")) if isinstance(r, LogAppended) and r.event_type == "set")
     run.records("set").append(
@@ -255,6 +262,12 @@ BAD: list[tuple[str, str, Plant]] = [
     ("a required one does not commit", "check_constraints_held", lambda run: commits_without(run, "S")),
     ("a stranger commits", "check_constraints_held", commits_with_a_stranger),
     ("a promise was neither kept nor given back", "check_nobody_left_out", promised_and_left_out),
+    ("it was decided without one that promised", "check_nobody_left_out", decided_without_one_that_promised),
+    (
+        "one of two participants at a site was left out",
+        "check_nobody_left_out",
+        lambda run: run.world.history.promises[run.free].add((run.cluster["T"].name, 2)),
+    ),
     (
         "who chose nothing saw an event",
         "check_scope_none_saw_nothing",

@@ -1,7 +1,8 @@
 """Transactions that are ready to be prepared, and which of them are prepared together.
 
 An epoch groups transactions with the same voters. The constraints of each are tested once more right before it is
-prepared; one that can't commit with the voters who are there leaves the queue for good.
+prepared; one that can't commit with the voters who are there leaves the queue for good. So does one that was put back
+and has lost a voter since: that one joined when it was first asked, and without constraints whoever joined is needed.
 """
 
 from collections import deque
@@ -70,8 +71,9 @@ class EpochQueue:
 
     def _lacking(self, ready: ReadyTx, voters: dict[str, Member], met: set[object]) -> str | None:
         """The test before prepare: why the transaction can't commit with these voters."""
-        if ready.members is not None or not voters:
-            return shortfall(ready, frozenset(ready.members or ()), voters, self.predicates)
+        if ready.members is not None or ready.started_with or not voters:
+            required = ready.started_with.union(ready.members or ())
+            return shortfall(ready, required, voters, self.predicates)
         constraints = ready.spec.constraints
         if constraints in met:
             return None

@@ -278,7 +278,7 @@ class EpochCoordinator:
         effects += [self._decided(epoch, key, frozenset()) for key in sorted(gone)]
         if epoch.id.attempt >= self.options.attempts_max:
             for ready in rest:
-                ready.alone = True
+                ready.alone, ready.started_with = True, epoch.counted
             self.waiting.put_back(rest)
             return effects + self._undo(epoch) + self._end(epoch, void=True) + self.start()
         voters = {key: epoch.voters[key] for key in sorted(verdict.committing)}

@@ -146,14 +146,15 @@ def check_constraints_held(world: World) -> list[str]:
 def check_nobody_left_out(world: World) -> list[str]:
     """Without participant constraints whoever joined commits, or nobody does."""
     found = []
-    for tx, taken in decisions(world).items():
+    for tx in decisions(world):
         known = world.history.transactions.get(tx)
         if known is None or constrains_participants(known.spec.constraints):
             continue
-        promised = {site for site, _ in world.history.promises.get(tx, set())}
-        committed = set(committed_at(world).get(tx, {})) | {s for s, v in _pending(world, tx)}
-        if promised - committed and len(taken[0].committing) >= len(promised):
-            found.append(f"{tx}: {sorted(promised - committed)} promised and did not commit")
+        committed = {(name, s.number) for name, s in subscriptions(world) if _holds(s, tx)}
+        left_out = world.history.promises.get(tx, set()) - committed
+        if left_out:
+            names = sorted(f"{site}/{number}" for site, number in left_out)
+            found.append(f"{tx}: {names} promised and did not commit")
     return found
 
 
@@ -417,14 +418,10 @@ def _local_commits(world: World) -> dict[TxId, dict[NodeId, tuple[str, ...]]]:
     return found
 
 
-def _pending(world: World, tx: TxId) -> list[tuple[NodeId, str]]:
-    found = []
-    for name, s in subscriptions(world):
-        if isinstance(s.database, CallbackDatabase):
-            for held in (s.database.prepared, s.database.early):
-                if tx in held:
-                    found.append((name, held[tx][0].voter))
-    return found
+def _holds(s: SimSubscription, tx: TxId) -> bool:
+    """Whether a participant has committed it, or still keeps its promise to."""
+    database = s.database
+    return isinstance(database, CallbackDatabase) and (tx in database.committed or tx in database.prepared)
 
 
 def _identities(world: World, committing: frozenset[str]) -> list[str | None] | None:
