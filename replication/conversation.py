@@ -8,7 +8,7 @@ gives a time bound and asks elsewhere. What may not be done twice carries the tr
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -18,6 +18,7 @@ from replication.calls import AnyAnswer, AnyQuestion, Failed, ReplicaFailed
 from replication.events import answer_type, question_type
 from tops.errors import NotReachable, ProtocolError, Retry, TopsError
 from tops.filters import Filter
+from tops.parcels import parcels
 from tops.participants import Participant, Received
 from tops.site import Site
 
@@ -52,22 +53,15 @@ class Bundles:
     async def _send_all(self) -> None:
         while self._waiting:
             to = next(iter(self._waiting))
-            for bundle in _bundled(self._waiting.pop(to)):
+            for bundle in parcels(self._waiting.pop(to), _bytes_of, BUNDLE_BYTES_MAX):
                 try:
                     await self._publish(to, _encoder.encode(bundle))
                 except TopsError as error:
                     self._failed(to, bundle, error)
 
 
-def _bundled(said: list[Said]) -> Iterator[list[Said]]:
-    """In as few events as their size allows."""
-    start = size = 0
-    for place, (_, one) in enumerate(said):
-        size += len(memoryview(one))
-        if size > BUNDLE_BYTES_MAX and place > start:
-            yield said[start:place]
-            start, size = place, len(memoryview(one))
-    yield said[start:]
+def _bytes_of(said: Said) -> int:
+    return len(memoryview(said[1]))
 
 
 class Caller(Participant):

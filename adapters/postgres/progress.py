@@ -1,6 +1,6 @@
 """How far a replica set has come in this database: the adapter's memory of it, and the statements that record it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import asyncpg
@@ -9,6 +9,7 @@ import msgspec
 from adapters.postgres.literals import SqlType, array_literal, quote
 from adapters.postgres.statements import Statements
 from tops.changes import Member, content_digest, encode_member, pack_members
+from tops.parcels import parcels
 from tops.ports import Position
 
 TEXT = SqlType("text", "S")
@@ -139,18 +140,8 @@ def _key_arrays(keyed: Sequence[Job]) -> str:
 async def outbox_text(statements: Statements, replica_set: str, members: Sequence[Member]) -> str:
     """Record members for publication, in commit order."""
     name = await statements.named(_OUTBOX)
-    parcels = list(_parcels([encode_member(member) for member in members]))
-    sizes = array_literal([len(parcel) for parcel in parcels], BIGINT)
-    packed = array_literal([pack_members(parcel) for parcel in parcels], BYTEA)
+    # One for all of them, unless they are so long that a publisher could not send them as one message.
+    cut = list(parcels([encode_member(member) for member in members], len, _PARCEL_BYTES_MAX))
+    sizes = array_literal([len(parcel) for parcel in cut], BIGINT)
+    packed = array_literal([pack_members(parcel) for parcel in cut], BYTEA)
     return f"EXECUTE {name}({quote(replica_set)},{sizes},{packed})"
-
-
-def _parcels(encoded: list[bytes]) -> Iterator[list[bytes]]:
-    """One for all of them, unless they are so long that a publisher could not send them as one message."""
-    start = size = 0
-    for place, one in enumerate(encoded):
-        size += len(one)
-        if size > _PARCEL_BYTES_MAX and place > start:
-            yield encoded[start:place]
-            start, size = place, len(one)
-    yield encoded[start:]

@@ -228,8 +228,13 @@ class PublisherTx(msgspec.Struct, eq=False):
         )
         return Post(Address(self.coordinator), order)
 
+    @property
+    def waiting(self) -> list[int]:
+        """The requests that are not answered yet."""
+        return [*([self.opening] if self.opening is not None else []), *self.ending, *self.publishing]
+
     def _give_up(self) -> list[Effect]:
-        waiting = [*([self.opening] if self.opening is not None else []), *self.ending, *self.publishing]
+        waiting = self.waiting
         self.opening, self.ending, self.unchecked = None, [], False
         self.publishing.clear()
         return [Answer(request, error=OutcomeUnknown(self.tx, self.coordinator)) for request in waiting]

@@ -291,7 +291,7 @@ class SiteNode:
             return core.advertising.pop(name, []) or known
         if kind == "tx":
             own = core.transactions.pop(TxId(name), None)
-            return [*own.ending, *([own.opening] if own.opening is not None else []), *known] if own else known
+            return [*own.waiting, *known] if own else known
         if kind == "begin":
             core.opening.pop(int(name), None)
             return [int(name)]

@@ -10,7 +10,9 @@ import pytest
 
 from adapters import EmbeddedPostgres
 from replication.calls import ReplicaFailed
+from replication.events import log_type
 from replication.refusals import VersionConflict, WriteRefused
+from tests.integration.replication.clusters import eventually
 from tests.integration.replication.inprocess import small_cluster
 from tops.changes import Insert, Update, Upsert
 from tops.errors import InvalidTransaction, NotReachable
@@ -199,7 +201,13 @@ async def test_an_answer_that_is_too_long_to_be_sent_is_refused_and_not_waited_f
 async def test_a_current_read_does_not_wait_for_a_replica_that_is_gone(server: EmbeddedPostgres, folder: Path) -> None:
     async with small_cluster(server, folder, 'policy = "quorum"') as cluster, cluster.connect(prefer="r3") as shop:
         await shop.write([Insert("accounts", {"id": 1, "balance": 1})])
+        other = cluster.agents["r1"].site
         await cluster.stop("r3")
-        await asyncio.sleep(1.0)  # longer than the grace in which it might come back
+
+        async def is_gone() -> bool:
+            told = await other.ask_log(log_type("shop"))
+            return shop.config.site_of("r3") not in {f.name for f in told.followers if f.present}
+
+        await eventually(is_gone, what="the loss of r3")
         async with asyncio.timeout(3.0):
             assert await shop.fetchval(BALANCE, consistency="current") == 1
