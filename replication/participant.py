@@ -29,8 +29,6 @@ from tops.ports import Applied, Attempt, Entry, EntryFailed, Epoch, Resource
 from tops.transactions import Scope, TxType
 
 RETRY_FIRST_S, RETRY_MAX_S = 0.05, 2.0
-# A coordinator waits longer than this for a replica to finish before it acknowledges a write without it.
-FRESH_S = 0.25
 RECENT_S = 5.0
 FailedEntry = Callable[[Entry, EntryFailed], Awaitable[Entry | None]]
 Translate = Callable[[Sequence[Entry], Mapping[int, LogEntry]], Awaitable[list[Entry]]]
@@ -62,7 +60,7 @@ class ReplicaParticipant(BatchParticipant):
         self.reached = 0  # the position in the database
         self.received = 0  # what of the log was handed to us
         self.applied_at = time.monotonic()
-        self.prepared: dict[int, float] = {}  # promises, and since when they stand; 0: from an earlier life
+        self.prepared: set[int] = set()  # promised numbers
         self.stopped = ""  # why nothing is applied any more
         self.trouble = ""  # why the last try to apply came to nothing; it is tried again
         self.unable = Recent()  # to vote, or to write
@@ -93,13 +91,12 @@ class ReplicaParticipant(BatchParticipant):
             attempt = doubt.attempt
             epoch = EpochId(self.event_type, attempt.number, attempt.attempt, attempt.coordinator, attempt.incarnation)
             memos.append(Memo(epoch, digest, voter, ()))
-            self.prepared[attempt.number] = 0.0
+            self.prepared.add(attempt.number)
         return memos
 
     def in_doubt(self) -> int:
-        """The highest number that is promised here and may be acknowledged without us: none that is quite fresh."""
-        now = time.monotonic()
-        return max((number for number, since in self.prepared.items() if now - since > FRESH_S), default=0)
+        """The highest number that is promised here: another replica may already show it to its readers."""
+        return max(self.prepared, default=0)
 
     async def wait_for(self, position: int, timeout_s: float) -> None:
         """Return when everything up to `position` is applied here; NotReachable after the bound."""
@@ -138,7 +135,7 @@ class ReplicaParticipant(BatchParticipant):
         logged = [member_of(m.tx, m.events or ()) for m in members]
         if not self.resumed.is_set():
             return BatchPrepared({m.tx: f"replica {self.site} is paused: {self.stopped}" for m in members})
-        self.prepared[memo.epoch.number] = time.monotonic()
+        self.prepared.add(memo.epoch.number)
         batch = tuple(logged)
         if any(member.idempotency_key for member in logged) or (self.visitor is not None and self.visitor.watches):
             batch = tuple([self._own(member, memo.epoch.number) for member in logged])
@@ -176,7 +173,7 @@ class ReplicaParticipant(BatchParticipant):
                 await self._at_barriers(waited, attempt.number)
             self._reach(attempt.number)
         # Last: whoever asks where we are must hear of the number, as promised or as reached, at every moment.
-        self.prepared.pop(attempt.number, None)
+        self.prepared.discard(attempt.number)
 
     # -------------------------------------------------------------------------------------------------------- the log
 

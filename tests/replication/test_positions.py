@@ -50,14 +50,14 @@ async def test_whoever_asks_during_a_commit_hears_of_the_number(tmp_path: Path) 
 
         finishing = asyncio.ensure_future(replica.finish_batch(memo, committed=True))
         while not visitor.arrived.is_set():
-            assert (replica.reached, list(replica.prepared)) == (0, [1])
+            assert (replica.reached, replica.prepared, replica.in_doubt()) == (0, {1}, 1)
             await asyncio.sleep(0)
         assert (await database.applied()).prefix == 1
-        assert (replica.reached, list(replica.prepared)) == (0, [1])
+        assert (replica.reached, replica.prepared, replica.in_doubt()) == (0, {1}, 1)
         visitor.may_go_on.set()
         await finishing
 
-        assert (replica.reached, replica.prepared) == (1, {})
+        assert (replica.reached, replica.prepared, replica.in_doubt()) == (1, set(), 0)
 
 
 async def test_who_waits_for_a_position_goes_on_when_it_is_reached_and_not_before(tmp_path: Path) -> None:
