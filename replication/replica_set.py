@@ -7,7 +7,7 @@ async with connect("ws://127.0.0.1:7420", "shop") as shop:
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -59,13 +59,13 @@ class ReplicaSet:
         """One parameterised statement as one transaction."""
         return await self.write([Statement(sql, args)], idempotency_key=idempotency_key)
 
-    async def write(self, changes: Sequence[Change], *, idempotency_key: str = "") -> WriteResult:
+    def write(self, changes: Sequence[Change], *, idempotency_key: str = "") -> Coroutine[Any, Any, WriteResult]:
         """Some changes as one transaction.
 
         Raises WriteRefused (nothing happened), or OutcomeUnknown with an id to ask `outcome` about. With an
         idempotency key, writing the same again is safe: it is done once.
         """
-        return await self._writer.write(tuple(changes), idempotency_key)
+        return self._writer.write(tuple(changes), idempotency_key)
 
     @asynccontextmanager
     async def transaction(self, *, idempotency_key: str = "") -> AsyncIterator[Transaction]:

@@ -28,6 +28,7 @@ from tops.transactions import Outcome, TxType
 RETRY_FIRST_S = 0.02
 TRANSIENT_TRIES = 6
 _KEYED, _AT = "~", "@"  # in ids of local-first writes: before the idempotency key, and before the replica
+COORDINATOR = Route.COORDINATOR  # looked at with every write
 _returned = msgspec.msgpack.Decoder(list[bytes])
 
 
@@ -57,7 +58,9 @@ class Writer:
     ) -> None:
         self._site, self._config, self._policy, self._caller = site, config, policy, caller
         self._prefer, self._patience_s = prefer, patience_s
+        self._key_ttl_s = int(config.key_ttl_s)
         self._log_type = log_type(config.name)
+        self._route = policy.route
         plan = policy.plan()
         self._spec = TxSpec(  # of every write: stated once
             self._log_type.name,
@@ -79,7 +82,7 @@ class Writer:
 
     async def write(self, changes: tuple[Change, ...], key: str, reads: bytes = b"") -> WriteResult:
         """Commit; `reads` is what a serializable transaction depends on, and makes it a transaction even if it only
-        reads."""
+        reads. Passing conflicts are tried again with back-off; too few replicas for as long as the set says."""
         for change in changes:
             if isinstance(change, Statement):
                 check_statement(change.sql, allow_volatile=self._config.allow_volatile)
@@ -87,43 +90,36 @@ class Writer:
             raise WriteRefused("", "invalid", f"idempotency keys that begin with {RESERVED!r} are not for applications")
         if not changes and not reads:
             return WriteResult("", self.token)
-        member = Member(TxId(""), changes, key, int(self._config.key_ttl_s))
+        member = Member(TxId(""), changes, key, self._key_ttl_s)
         if key:
             # Replicas add versions and read locks to the changes; a repeated request is known by what it asked for.
             member = msgspec.structs.replace(member, content=content_digest(member))
-        result = await self._insist(member, reads)
-        self._position = max(self._position, result.position or 0)
-        return result
-
-    async def _insist(self, member: Member, reads: bytes) -> WriteResult:
-        """Passing conflicts are tried again with back-off; too few replicas for as long as the set says."""
         began = time.monotonic()
         pause_s, tries = RETRY_FIRST_S, 0
         while True:
             try:
-                return await self._once(member, reads)
+                result = await self._once(member, reads)
             except TooFewReplicas:
                 if self._config.on_failure != "block" or time.monotonic() > began + self._config.block_s:
                     raise
             except WriteRefused as refused:
                 tries += 1
-                if (
-                    refused.retry is not Retry.SAFE
-                    or refused.why in ("version", "serialization")
-                    or tries >= TRANSIENT_TRIES
-                ):
+                if not _is_passing(refused) or tries >= TRANSIENT_TRIES:
                     raise
+            else:
+                if result.position is not None and result.position > self._position:
+                    self._position = result.position
+                return result
             await asyncio.sleep(pause_s * (0.5 + secrets.randbelow(1000) / 1000))
             pause_s = min(pause_s * 2, 1.0)
 
     def _once(self, member: Member, reads: bytes) -> Awaitable[WriteResult]:
-        match self._policy.route:
-            case Route.COORDINATOR:
-                return self._coordinated(member, reads)
-            case Route.PRIMARY:
-                return self._forwarded(self._config.primary or "", member)
-            case Route.REPLICA:
-                return self._at_some_replica(member)
+        route = self._route
+        if route is COORDINATOR:
+            return self._coordinated(member, reads)
+        if route is Route.PRIMARY:
+            return self._forwarded(self._config.primary or "", member)
+        return self._at_some_replica(member)
 
     # ------------------------------------------------------------------------------------------- at the coordinator
 
@@ -156,11 +152,10 @@ class Writer:
 
     def _result(self, outcome: TxOutcome) -> WriteResult:
         number = outcome.log_number or 0
-        returned = (
-            tuple(tuple(unpack_rows(rows)) for rows in _returned.decode(outcome.result)) if outcome.result else ()
-        )
+        if not outcome.result and not outcome.pending:
+            return WriteResult(outcome.tx, str(number), outcome.rows, (), number)
         pending = tuple(self._config.replica_of(site) for site in outcome.pending)
-        return WriteResult(outcome.tx, str(number), outcome.rows, returned, number, pending)
+        return WriteResult(outcome.tx, str(number), outcome.rows, _rows_in(outcome.result), number, pending)
 
     # ------------------------------------------------------------------------------------------------- at a replica
 
@@ -179,8 +174,7 @@ class Writer:
         if done.refused:
             raise understand(tx, done.refused)
         self._replica = replica
-        returned = tuple(tuple(unpack_rows(rows)) for rows in _returned.decode(done.returned)) if done.returned else ()
-        token = f"{replica}@{done.position or 0}"
+        token, returned = f"{replica}@{done.position or 0}", _rows_in(done.returned)
         return WriteResult(done.tx, token, done.rows, returned, done.position, duplicate=done.duplicate)
 
     async def _at_some_replica(self, member: Member) -> WriteResult:
@@ -206,7 +200,7 @@ class Writer:
             return await self._coordinated_outcome(tx, key)
         # An empty transaction under the same key: either the first one is there, or it can't come any more.
         told_key, replica = _told_by(tx)
-        probe = Member(TxId(tx), (), key or told_key or f"tx:{tx}", int(self._config.key_ttl_s))
+        probe = Member(TxId(tx), (), key or told_key or f"tx:{tx}", self._key_ttl_s)
         try:
             await self._forwarded(self._asked_replica(replica), probe, tx)
         except WriteRefused as refused:
@@ -257,6 +251,16 @@ class Writer:
         if self._policy.route is Route.PRIMARY:
             return self._config.primary or ""
         return self._config.replica_named(told).name if told else self._nearest()
+
+
+def _is_passing(refused: WriteRefused) -> bool:
+    """Whether the same may succeed in a moment; what was read before must be read again first."""
+    return refused.retry is Retry.SAFE and refused.why not in ("version", "serialization")
+
+
+def _rows_in(returned: bytes) -> tuple[tuple[Row, ...], ...]:
+    """What the changes of a write gave back, change by change."""
+    return tuple(tuple(unpack_rows(rows)) for rows in _returned.decode(returned)) if returned else ()
 
 
 def _told_by(tx: str) -> tuple[str, str]:

@@ -53,5 +53,6 @@ def changes_of(operation: Add | Transfer | Append) -> list[Change]:
 
 def _expect_one_row_each(operation: Operation, result: WriteResult) -> None:
     """Where a write is acknowledged from the log, the counts are not told, and the harness checks the sums alone."""
-    if any(count != 1 for count in result.rows):
-        raise OperationAborted(f"{operation} changed {result.rows} rows")
+    for count in result.rows:
+        if count != 1:
+            raise OperationAborted(f"{operation} changed {result.rows} rows")

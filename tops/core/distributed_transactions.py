@@ -86,9 +86,10 @@ class DistributedTransactions:
         spec, effects = m.spec, list[Effect]()
         refusal = self._known.refusal(spec)
         ready: dict[TxId, ReadyTx] = {}
+        at_it = self._known.epochs_if_known(spec.event_type)
         for one in m.transactions:
             tx = one.tx
-            alive = self.holds(tx, spec.event_type)
+            alive = tx in self._open or (at_it is not None and tx in at_it.held)
             if alive or self._outcomes.is_refused(tx):
                 effects += self._outcomes.ask(tx, sender, alive)
             elif refusal is not None:
@@ -227,7 +228,7 @@ class DistributedTransactions:
     def holds(self, tx: TxId, event_type: str) -> bool:
         """Whether this rendezvous is at it: its census, its events, its votes, or its end."""
         epochs = self._known.epochs_if_known(event_type)
-        return self._open.owner(tx) is not None or (epochs is not None and epochs.holds(tx))
+        return tx in self._open or (epochs is not None and epochs.holds(tx))
 
 
 def membership(tx: TxId, voter: str, state: TxState, to: Address) -> Effect:

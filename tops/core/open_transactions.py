@@ -39,6 +39,9 @@ class OpenTransactions:
         self.relays: dict[TxId, LocalRelay] = {}
         self.publishers: dict[TxId, tuple[NodeId, int]] = {}  # whose death ends a private transaction
 
+    def __contains__(self, tx: TxId) -> bool:
+        return tx in self.coordinators or tx in self.relays
+
     def owner(self, tx: TxId) -> TxCoordinator | LocalRelay | None:
         return self.coordinators.get(tx) or self.relays.get(tx)
 

@@ -5,7 +5,6 @@ after a refusal of that id is on disk, so that a late arrival can't apply; one t
 "unknown".
 """
 
-import re
 from collections import OrderedDict
 from collections.abc import Iterable
 
@@ -15,7 +14,7 @@ from tops.messages import Address, TxOutcome, TxOutcomes
 from tops.records import TxRefused
 from tops.transactions import Outcome
 
-_MADE = re.compile(r"(.*)\.([0-9]{1,19})\.([0-9]{1,19})", re.DOTALL)
+COUNT_DIGITS_MAX = 19
 
 COMMITTED = Outcome.COMMITTED  # looked at with every transaction
 
@@ -37,7 +36,9 @@ class Outcomes:
         if tx in self.refused or tx in self.committed or tx in self.aborted:
             return True
         made = _split(tx)
-        return made is None or _is_among(self.forgotten, made) or _is_among(self.passed, made)
+        if made is None:
+            return True
+        return bool(self.forgotten and _is_among(self.forgotten, made)) or _is_among(self.passed, made)
 
     def remember(self, outcome: TxOutcome) -> None:
         """A commit, also from recovery."""
@@ -80,9 +81,15 @@ class Outcomes:
     def settle_commits(self, outcomes: Iterable[tuple[TxOutcome, Address]]) -> list[Effect]:
         """Transactions that are remembered as committed are finished: everybody hears at once what is for them."""
         letters: dict[Address, list[TxOutcome]] = {}
+        last: Address | None = None
+        letter: list[TxOutcome] = []  # what is for the last one: most are for the same as the one before
         for outcome, publisher in outcomes:
+            if publisher is last and not self.askers:
+                letter.append(outcome)
+                continue
             for address in self._told(outcome.tx, publisher):
                 letters.setdefault(address, []).append(outcome)
+            last, letter = publisher, letters[publisher]
         return [
             Post(address, told[0] if len(told) == 1 else TxOutcomes(outcomes=tuple(told)))
             for address, told in letters.items()
@@ -124,7 +131,8 @@ class Outcomes:
 
 def _is_among(latest: dict[str, tuple[int, int]], made: tuple[str, int, int]) -> bool:
     """Whether one of its origin that is as new or newer is in `latest`."""
-    return made[1:] <= latest.get(made[0], (0, 0))
+    known = latest.get(made[0])
+    return known is not None and made[1:] <= known
 
 
 def _add(latest: dict[str, tuple[int, int]], tx: TxId) -> None:
@@ -136,5 +144,11 @@ def _add(latest: dict[str, tuple[int, int]], tx: TxId) -> None:
 
 def _split(tx: TxId) -> tuple[str, int, int] | None:
     """Origin, life and counter; None for an id of another make: nobody can tell how old it is."""
-    made = _MADE.fullmatch(tx)
-    return None if made is None else (made[1], int(made[2]), int(made[3]))
+    parts = tx.rsplit(".", 2)
+    if len(parts) != 3 or not _is_count(parts[1]) or not _is_count(parts[2]):
+        return None
+    return parts[0], int(parts[1]), int(parts[2])
+
+
+def _is_count(text: str) -> bool:
+    return text.isdecimal() and text.isascii() and len(text) <= COUNT_DIGITS_MAX

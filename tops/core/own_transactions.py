@@ -241,24 +241,30 @@ class OwnTransactions:
         return [Post(Address(self.directory.coordinator_of(question.event_type)), question)]
 
     def on_outcomes(self, letter: TxOutcomes) -> list[Effect]:
-        return [effect for outcome in letter.outcomes for effect in self.on_outcome(outcome)]
+        effects: list[Effect] = []
+        for outcome in letter.outcomes:
+            effects += self.on_outcome(outcome)
+        return effects
 
     def on_outcome(self, outcome: TxOutcome) -> list[Effect]:
         effects: list[Effect] = []
         known = self.transactions.get(outcome.tx)
         if known is not None:
-            effects += known.on_outcome(outcome)
+            effects = known.on_outcome(outcome)
             if known.own is not None and outcome.outcome is Outcome.ABORTED:
                 effects += self.resources.abandon(known.own[0], known.tx, outcome.reason)
             if not outcome.locals_wait:
                 del self.transactions[outcome.tx]
-                self.ended[outcome.tx] = outcome
-                if len(self.ended) > ENDED_MAX:
-                    self.ended.popitem(last=False)
-        if outcome.locals_wait:
-            return effects
-        asked = self.asking.pop(outcome.tx, None)
-        return effects + [Answer(request, outcome) for request in (asked[1] if asked is not None else [])]
+                if not known.one_shot:  # nobody can do more with that one
+                    self._remember(outcome)
+        if self.asking and not outcome.locals_wait and outcome.tx in self.asking:
+            effects += [Answer(request, outcome) for request in self.asking.pop(outcome.tx)[1]]
+        return effects
+
+    def _remember(self, outcome: TxOutcome) -> None:
+        self.ended[outcome.tx] = outcome
+        if len(self.ended) > ENDED_MAX:
+            self.ended.popitem(last=False)
 
     def on_tx_letter(self, letter: PublishInTxAnswered | VotesMissing) -> list[Effect]:
         known = self.transactions.get(letter.tx)

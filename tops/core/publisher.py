@@ -155,21 +155,21 @@ class PublisherTx(msgspec.Struct, eq=False):
         self.outcome = outcome
         committed = outcome.outcome is COMMIT
         self.state = COMMITTED if committed else ABORTED
-        ended: list[Effect] = [] if known is not None else [TxEnded(self.tx, committed, outcome.reason)]
+        effects: list[Effect] = [] if known is not None else [TxEnded(self.tx, committed, outcome.reason)]
         if outcome.locals_wait:
             # Events and the final word still go to local subscribers.
             self.state = ACTIVE if self.wish is None else COMMITTING
-            return ended
-        aborting = self.wish == "abort"
+            return effects
         waiting, self.ending = self.ending, []
-        answers: list[Effect] = [self._answer(request, outcome, aborting) for request in waiting]
+        for request in waiting:
+            effects.append(self._answer(request, outcome, self.wish == "abort"))
         if self.opening is not None:
-            answers.append(self._answer(self.opening, outcome))
+            effects.append(self._answer(self.opening, outcome))
             self.opening = None
         for request in self.publishing:
-            answers.append(Answer(request, error=TransactionClosed(self.tx, self.state.value)))
+            effects.append(Answer(request, error=TransactionClosed(self.tx, self.state.value)))
         self.publishing.clear()
-        return ended + answers
+        return effects
 
     def _answer(self, request: int, outcome: TxOutcome, aborting: bool = False) -> Effect:
         if outcome.outcome is COMMIT:

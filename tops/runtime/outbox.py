@@ -25,7 +25,7 @@ class RecordKeeper(Protocol):
 
 
 class Outbox:
-    """The queue of effects of one node."""
+    """The queue of effects of one node; without a keeper, of one whose machine keeps no records."""
 
     def __init__(self, perform: Callable[[Effect], None], keeper: RecordKeeper | None = None) -> None:
         self._perform, self._keeper = perform, keeper
@@ -38,35 +38,32 @@ class Outbox:
 
     def put(self, effects: Sequence[Effect]) -> None:
         """Take what a machine wants done; whatever may happen now has happened when this returns."""
-        queue = self._queue
-        for effect in effects:
-            kind = type(effect)
-            if kind is Persist:
-                queue.append(self._record(effect.record))  # type: ignore[attr-defined]
-            elif kind is Note:
-                self._record(effect.record, soon=False)  # type: ignore[attr-defined]
-            else:
-                queue.append(effect)
+        queue, keeper = self._queue, self._keeper
+        if keeper is None:
+            queue.extend(effects)
+        else:
+            for effect in effects:
+                kind = type(effect)
+                if kind is Persist:
+                    queue.append(keeper.append(effect.record))  # type: ignore[attr-defined]
+                elif kind is Note:
+                    keeper.append(effect.record, soon=False)  # type: ignore[attr-defined]
+                else:
+                    queue.append(effect)
         if not self._waiting and not self._draining:
             self._drain()
-
-    def _record(self, record: AnyRecord, *, soon: bool = True) -> int:
-        assert self._keeper is not None, "a node without a journal was asked to keep a record"
-        return self._keeper.append(record, soon=soon)
 
     def _drain(self) -> None:
         queue, perform = self._queue, self._perform
         self._draining = True
         try:
             while queue:
-                item = queue[0]
-                if type(item) is int:
-                    if not self._reached(item):
-                        return
-                    queue.popleft()
-                else:
-                    queue.popleft()
+                item = queue.popleft()
+                if type(item) is not int:
                     perform(item)  # type: ignore[arg-type]
+                elif not self._reached(item):
+                    queue.appendleft(item)
+                    return
         finally:
             self._draining = False
 

@@ -138,13 +138,15 @@ class SiteNode:
         finally:
             self._answers.pop(request, None)
 
-    async def execute(self, spec: TxSpec, events: tuple[Event, ...], size: int) -> TxOutcome:
-        """A one-shot with so many bytes of events; those of one kind and one turn of the loop travel together."""
+    def execute(self, spec: TxSpec, events: tuple[Event, ...], size: int) -> "asyncio.Future[TxOutcome]":
+        """A one-shot with so many bytes of events; those of one kind and one turn of the loop travel together.
+
+        Whoever stops waiting leaves it as it is: it goes on, and its answer is thrown away."""
         together = self._one_shots
         if not together:
             self._loop.call_soon(self._execute_together)
         elif (
-            spec != self._one_shots_spec
+            (spec is not self._one_shots_spec and spec != self._one_shots_spec)
             or len(together) >= ONE_SHOTS_MAX
             or self._one_shots_bytes + size > TOGETHER_BYTES_MAX
         ):
@@ -155,10 +157,7 @@ class SiteNode:
         self._one_shots_spec = spec
         self._one_shots.append((request, events))
         self._one_shots_bytes += size
-        try:
-            return await answer
-        finally:
-            del self._answers[request]
+        return answer
 
     def _execute_together(self) -> None:
         together, spec = self._one_shots, self._one_shots_spec
@@ -203,6 +202,10 @@ class SiteNode:
         if type(effect) is Answer:
             self._answer(effect)
             return
+        if type(effect) is TxEnded:
+            if self.on_ended is not None:
+                self.on_ended(effect.tx, effect.committed, effect.reason)
+            return
         if type(effect) is Send:
             if self.link is not None and self.link.name == effect.link:
                 self.link.post(encode_message(effect.message))
@@ -212,9 +215,6 @@ class SiteNode:
                 driver = self.drivers.get(subscription)
                 if driver is not None:
                     driver.call(effect)
-            case TxEnded(tx=tx, committed=committed, reason=reason):
-                if self.on_ended is not None:
-                    self.on_ended(tx, committed, reason)
             case DeliverAll(subscription=subscription, event_type=event_type, bodies=bodies):
                 driver = self.drivers.get(subscription)
                 if driver is not None:
@@ -235,7 +235,7 @@ class SiteNode:
                 log.warning(text, extra={"node": self.name, "alarm": kind})
 
     def _answer(self, given: Answer) -> None:
-        answer = self._answers.get(given.request)
+        answer = self._answers.pop(given.request, None)
         if answer is None or answer.done():
             return
         if given.error is not None:
@@ -277,7 +277,7 @@ class SiteNode:
             self.act(self.core.refuse_events(word.event_type, error))
             return
         for request in self._forget(word.subject):
-            answer = self._answers.get(request)
+            answer = self._answers.pop(request, None)
             if answer is not None and not answer.done():
                 answer.set_exception(error)
 
