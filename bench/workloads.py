@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import accumulate, count
 from typing import Protocol
 
+import msgspec
+
 ZIPF_EXPONENT = 0.99  # the skew of YCSB
 READ_SHARE = {"A": 0.50, "B": 0.95, "C": 1.00}
 
@@ -28,8 +30,7 @@ class Dataset:
         return ((key, 0, pad) for key in range(1, self.rows + 1))
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
+class Totals(msgspec.Struct, frozen=True):
     """What one node holds. `digest` covers whole rows and is comparable among the nodes of one system only."""
 
     balance: int = 0
@@ -38,8 +39,7 @@ class Totals:
     digest: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Add:
+class Add(msgspec.Struct, frozen=True):
     """Add `amount` to one account."""
 
     key: int
@@ -50,8 +50,7 @@ class Add:
         return Totals(balance=self.amount)
 
 
-@dataclass(frozen=True, slots=True)
-class Transfer:
+class Transfer(msgspec.Struct, frozen=True):
     """Move money between two accounts and record it, as one transaction: two updates and an insert.
 
     Clients update the accounts in the order of their keys, as a bank would, so that no system is charged for
@@ -73,8 +72,7 @@ class Transfer:
         return legs if self.source < self.target else (legs[1], legs[0])
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(msgspec.Struct, frozen=True):
     """Read one account by its key."""
 
     key: int
@@ -84,8 +82,7 @@ class Read:
         return Totals()
 
 
-@dataclass(frozen=True, slots=True)
-class Append:
+class Append(msgspec.Struct, frozen=True):
     """Insert one new row with a key of its own."""
 
     id: int
@@ -117,7 +114,7 @@ class SingleRowUpdate:
 
     def operations(self, source: random.Random) -> Iterator[Operation]:
         while True:
-            yield Add(source.randint(1, self._rows))
+            yield Add(1 + int(source.random() * self._rows))
 
 
 class BankTransfer:
