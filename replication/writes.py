@@ -69,6 +69,7 @@ class Writer:
             constraints=plan.constraints,
             local_outcome=plan.local_outcome,
             census=None,
+            decide_when_met=plan.decide_when_met,
         )
         self._position, self._replica = 0, ""
         self._life, self._numbers = secrets.token_hex(8), itertools.count(1)

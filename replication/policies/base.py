@@ -25,6 +25,7 @@ class TxPlan:
     access: Access
     limit: ScopeLimit
     constraints: tuple[AnyConstraint, ...] = ()
+    decide_when_met: bool = False  # by the first replicas that are enough, and not by all that are in sync
 
     @property
     def local_outcome(self) -> LocalOutcome:
@@ -55,6 +56,7 @@ class Voting:
     config: ReplicaSetConfig
     route = Route.COORDINATOR
     local_first = False
+    decide_when_met = False
 
     def voters(self) -> list[str]:
         return self.config.names
@@ -64,7 +66,7 @@ class Voting:
             AtLeast(self.config.writes_needed, self.config.sites(self.voters())),
             OnlyFrom(self.config.sites()),
         )
-        return TxPlan(TxType.DISTRIBUTED, Access.PRIVATE, ScopeLimit.LOCAL, constraints)
+        return TxPlan(TxType.DISTRIBUTED, Access.PRIVATE, ScopeLimit.LOCAL, constraints, self.decide_when_met)
 
     def scope_of(self, replica: str) -> Scope:
         return Scope.DISTRIBUTED if replica in self.voters() else Scope.LOCAL

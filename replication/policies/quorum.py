@@ -9,4 +9,7 @@ from replication.policies.base import Voting
 class Quorum(Voting):
     """Any m of the n replicas commit together and the others follow; a read of n−m+1 meets every write.
 
-    Goes on while m replicas are in sync; what it gives up is that any single replica is current."""
+    Goes on while m replicas are in sync and takes as long as the m quickest; what it gives up is that any single
+    replica is current."""
+
+    decide_when_met = True

@@ -1,16 +1,17 @@
 """One epoch as its coordinator knows it, and what a vote and a decision on it are about."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from itertools import repeat
 
 import msgspec
 
-from tops.core.ballot import ReadyTx
+from tops.constraints import Predicate
+from tops.core.ballot import ReadyTx, shortfall
 from tops.core.census import Member
 from tops.ids import TxId, hashed
-from tops.messages import Address, EpochId, EpochVoted, TxOutcome
+from tops.messages import Address, EpochId, EpochVoted, TxOutcome, TxSpec
 from tops.transactions import Outcome
 
 COMMITTED = Outcome.COMMITTED  # an enum's members take long to find by their class
@@ -59,6 +60,16 @@ class Epoch(msgspec.Struct):
         """Whether this voter may still vote."""
         return key not in self.votes and key not in self.gone
 
+    def is_prompt(self) -> bool:
+        """Whether all its members are to be decided as soon as their constraints are met."""
+        return all(m.spec.decide_when_met for m in self.members)
+
+    def late(self) -> frozenset[str]:
+        """Who has not voted and may still do so, if a decision does not wait for them."""
+        if not self.is_prompt():
+            return frozenset()
+        return frozenset(self.voters.keys() - self.votes.keys() - self.gone.keys())
+
     def first_vote(self, committing: frozenset[str]) -> EpochVoted:
         """The vote whose rows and results count: the first of those that tell any."""
         keys = sorted(committing)
@@ -74,6 +85,24 @@ def fits(voted: EpochVoted, members: list[ReadyTx]) -> bool:
     if len(voted.rows) not in per_member or len(voted.results) not in per_member:
         return False
     return not voted.excluded or voted.excluded.keys() <= {m.tx for m in members}
+
+
+def is_enough(epoch: Epoch, predicates: Mapping[str, Predicate]) -> bool:
+    """Whether those who have voted may commit all members by themselves, and no more is wanted.
+
+    A joiner's vote is as good as any: it has applied everything before, or it would not have voted."""
+    votes = epoch.votes.values()
+    if not epoch.is_prompt() or any(v.excluded for v in votes) or len({v.rows for v in votes if v.rows}) > 1:
+        return False
+    committing = {key: epoch.voters[key] for key in epoch.votes}
+    met: TxSpec | None = None  # of the member before: most share theirs
+    for member in epoch.members:
+        if member.spec is met and member.members is None:
+            continue
+        if shortfall(member, epoch.counted, committing, predicates) is not None:
+            return False
+        met = member.spec
+    return True
 
 
 def outcomes_of(epoch: Epoch, committed: list[ReadyTx], log_number: int | None) -> list[tuple[TxOutcome, Address]]:

@@ -17,13 +17,14 @@ import msgspec
 from tops.constraints import Predicate
 from tops.core.ballot import ReadyTx, Verdict, count_votes, shortfall
 from tops.core.census import Member
-from tops.core.epoch import Epoch, EpochOptions, Stage, fits, hashed_all, member_digest, outcomes_of
+from tops.core.epoch import Epoch, EpochOptions, Stage, fits, hashed_all, is_enough, member_digest, outcomes_of
 from tops.core.epoch_memory import QUESTION, Decided, EpochMemory, told
 from tops.core.epoch_queue import EpochQueue
 from tops.core.event_log import EventLog
+from tops.core.late_voters import LateVoters
 from tops.core.outcomes import Outcomes
 from tops.core.standing import StandingAnswers
-from tops.effects import Alarm, CancelTimer, Effect, Persist, Post, SetTimer
+from tops.effects import Alarm, CancelTimer, Effect, Note, Persist, Post, SetTimer
 from tops.ids import NodeId, TxId
 from tops.messages import (
     Address,
@@ -65,6 +66,7 @@ class EpochCoordinator:
         self.standing, self.log, self.outcomes = standing, log, outcomes
         self.predicates, self.options = predicates, options
         self.settled = settled  # what follows a decision for those who do not vote: local subscribers
+        self.late = LateVoters(log)
         self.memory = EpochMemory(event_type, incarnation, log, options.note_after_s)
         self.waiting = EpochQueue(standing, predicates, options.members_max)
         self.held: set[TxId] = set()  # waiting here or in flight
@@ -139,7 +141,8 @@ class EpochCoordinator:
                 asked = voters  # nobody is left who could join
             else:
                 gap, unheard = self.options.join_gap, self.log.unheard
-                asked = {**voters, **self.standing.joiners(group[0].spec, number, gap, unheard)}
+                joiners = self.standing.joiners(group[0].spec, number, gap, unheard)
+                asked = {**voters, **{key: m for key, m in joiners.items() if key not in self.late}}
         else:
             self.volatile_number += 1
             number, asked = self.volatile_number, voters
@@ -168,20 +171,27 @@ class EpochCoordinator:
 
     def on_voted(self, voted: EpochVoted, incarnation: int) -> list[Effect]:
         epoch = self.in_flight.get(voted.epoch.number)
-        if epoch is None or epoch.id != voted.epoch or epoch.digest != voted.digest:
+        if epoch is None or epoch.stage is not VOTING:
+            return self.late.on_voted(voted, incarnation)
+        if epoch.id != voted.epoch or epoch.digest != voted.digest:
             return []  # another attempt's; its voter asks, or hears of a newer one
         member = epoch.voters.get(voted.voter)
-        if member is None or member.incarnation != incarnation or epoch.stage is not VOTING:
+        if member is None or member.incarnation != incarnation:
             return []
         if not epoch.awaits(voted.voter) or not fits(voted, epoch.members):
             return []
         epoch.votes[voted.voter] = voted
-        return self._resolve(epoch) if epoch.everyone_voted() else []
+        if epoch.everyone_voted():
+            return self._resolve(epoch)
+        if self.log is not None and is_enough(epoch, self.predicates):
+            return self._apply(epoch, Verdict(frozenset(epoch.votes), {}))
+        return []
 
     def drop(self, keys: Iterable[str], reason: str) -> list[Effect]:
         """These voters are gone: a NO from whoever has not voted, and nobody to wait for afterwards."""
         effects: list[Effect] = []
         for key in keys:
+            effects += self.late.drop(key)
             for epoch in list(self.in_flight.values()):
                 if key not in epoch.voters:
                     continue
@@ -213,9 +223,9 @@ class EpochCoordinator:
     def on_timer(self, number: int) -> list[Effect]:
         epoch = self.in_flight.get(number)
         if epoch is None:
-            return []
+            return self.late.give_up(number)
         if epoch.stage is FINISHING:
-            return self._give_up_on(epoch, epoch.committing - epoch.finished)
+            return self.late.give_up(number) + self._give_up_on(epoch, epoch.committing - epoch.finished)
         missing = [key for key in epoch.counted if epoch.awaits(key)]
         lone = epoch.members[0]
         if self.log is None and len(epoch.members) == 1 and lone.members is not None:
@@ -304,8 +314,9 @@ class EpochCoordinator:
         for outcome, _ in epoch.outcomes:
             self.outcomes.remember(outcome)
         effects: list[Effect] = [Persist(self._record(epoch, committed))]
-        committing = hashed_all(epoch.committing)
-        effects += [self._decided(epoch, key, committing) for key in sorted(epoch.voters)]
+        committing, late = hashed_all(epoch.committing), epoch.late() if self.log is not None else frozenset()
+        effects += [self._decided(epoch, key, committing) for key in sorted(epoch.voters.keys() - late)]
+        self.late.begin(epoch, late)
         effects.append(SetTimer(("epoch", self.event_type, number), self.options.finish_window_s))
         if self.log is not None:
             effects += self.log.pump_all()
@@ -354,11 +365,30 @@ class EpochCoordinator:
 
     def on_finished(self, finished: EpochFinished, sender: Address) -> list[Effect]:
         effects = self.memory.on_finished(finished.epoch, finished.voter, sender) if finished.note else []
+        if finished.voter in self.late:
+            effects += self._late_finished(finished)
         epoch = self.in_flight.get(finished.epoch.number)
         if epoch is not None and epoch.id == finished.epoch:
             epoch.finished.add(finished.voter)
             if epoch.stage is FINISHING and epoch.committing <= epoch.finished:
                 effects += self._end(epoch, void=False) + self.start()
+        return effects
+
+    def _late_finished(self, finished: EpochFinished) -> list[Effect]:
+        """A replica whose vote nobody waited for has committed; with everything that is decided it is in sync again."""
+        number, standing = finished.epoch.number, self.standing
+        effects = self.late.on_finished(finished)
+        if number not in self.in_flight and not self.late.any_of(number):
+            effects.append(CancelTimer(("epoch", self.event_type, number)))
+        answer = standing.answers.get(finished.voter)
+        if answer is None or answer.identity is None or self.log is None:
+            return effects
+        answer.position = max(answer.position or 0, number)
+        entry, elsewhere = self.log.tail.get(number), self.in_flight.keys() - {number}
+        is_last = number == self.log.decided_upto and entry is not None and entry.epoch == finished.epoch
+        if is_last and not elsewhere and self.log.lost is None and answer.identity not in self.log.unheard:
+            standing.in_sync |= {answer.identity}
+            effects.append(Note(InSyncChanged(event_type=self.event_type, in_sync=standing.in_sync)))
         return effects
 
     def write_notes(self) -> list[Effect]:
@@ -381,7 +411,9 @@ class EpochCoordinator:
         number = epoch.id.number
         del self.in_flight[number]
         self.held.difference_update(epoch.committed)
-        effects: list[Effect] = [CancelTimer(("epoch", self.event_type, number))]
+        effects: list[Effect] = []
+        if not self.late.any_of(number):
+            effects.append(CancelTimer(("epoch", self.event_type, number)))
         pending = tuple(sorted(epoch.voters[k].identity or k for k in epoch.committing - epoch.finished))
         if pending:
             epoch.outcomes = [(msgspec.structs.replace(o, pending=pending), to) for o, to in epoch.outcomes]
@@ -408,8 +440,8 @@ class EpochCoordinator:
                 live.voters[voter].address = asker  # it may have moved to another broker
             if live.stage is VOTING:
                 return []
-            return [told(epoch, digest, voter, live.decided, asker)]
-        return self.memory.answer(epoch, digest, voter, asker)
+            return [told(epoch, digest, voter, live.decided, asker), *self.late.on_asked(epoch, voter)]
+        return self.memory.answer(epoch, digest, voter, asker) + self.late.on_asked(epoch, voter)
 
     def on_read(self, entries: tuple[LogEntry, ...]) -> list[Effect]:
         """What the disk knows about the numbers that were asked for."""

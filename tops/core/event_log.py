@@ -92,6 +92,7 @@ class EventLog:
         self.published: dict[NodeId, tuple[int, int]] = {}  # publisher -> its latest life, its last publication
         self.lost: LostTail | None = None  # whether it went on is being asked for
         self.unheard: dict[str, Unheard] = {}  # who has not told yet whether it was behind an end that was lost
+        self.held_back: dict[str, int] = {}  # voters that may be about to commit this number by themselves
         self.missing = range(0)  # numbers that replicas alone know: no abort is presumed of them
         self._measured: tuple[LogEntry | None, int] = (None, 0)  # the last entry that was delivered, and its size
 
@@ -177,10 +178,22 @@ class EventLog:
                 effects += self.pump(feed)
         return effects
 
+    def release(self, voter: str, holds: int | None) -> list[Effect]:
+        """A voter's feed goes on; `holds` is the number up to which it has everything by itself."""
+        self.held_back.pop(voter, None)
+        effects: list[Effect] = []
+        for feed in self.feeds.values():
+            if feed.voter == voter:
+                feed.sent = max(feed.sent, holds or 0)
+                effects += self.pump(feed)
+        return effects
+
     def pump(self, feed: Feed) -> list[Effect]:
         effects: list[Effect] = []
         while not feed.reading:
             upto = min(self.decided_upto, feed.position + feed.credit, feed.sent + ENTRIES_PER_DELIVERY)
+            if feed.voter in self.held_back:
+                upto = min(upto, self.held_back[feed.voter] - 1)
             if upto <= feed.sent or feed.may_wait(upto - feed.sent):
                 break
             entries = []

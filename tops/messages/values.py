@@ -61,6 +61,7 @@ class TxSpec(Wire, frozen=True):
     """What the initiator asked for at `begin`.
 
     `census` is None when only standing answers count. `attributes` are what subscriptions are matched against, once.
+    `decide_when_met`: on a durable type, as soon as those who have voted meet the constraints; the slower ones follow.
     """
 
     event_type: str
@@ -73,6 +74,7 @@ class TxSpec(Wire, frozen=True):
     census: CensusPolicy | None = CensusPolicy()
     vote_timeout_s: float = 5.0
     decide_within_s: float = 60.0
+    decide_when_met: bool = False
 
 
 class EpochId(Wire, frozen=True, cache_hash=True):

@@ -229,6 +229,7 @@ class Workload:
             attributes={"mark": "", "key": "a"},
             local_outcome=LocalOutcome.FOLLOWS,
             census=None,
+            decide_when_met=1 < enough < len(replicas),
         )
 
     def _written(self) -> list[Event]:
@@ -301,4 +302,5 @@ def _standing_only(spec: TxSpec) -> TxSpec:
         census=None,
         vote_timeout_s=spec.vote_timeout_s,
         decide_within_s=spec.decide_within_s,
+        decide_when_met=spec.decide_when_met,
     )

@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from adapters import EmbeddedPostgres
@@ -18,7 +19,8 @@ from replication.reads import TooFewReaders
 from replication.refusals import TooFewReplicas, WriteRefused
 from tests.integration.replication.clusters import eventually
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
-from tops.changes import Upsert
+from tops.changes import Update, Upsert
+from tops.core.epoch import EpochOptions
 
 SIZES = [(m, n) for n in range(1, 6) for m in range(1, n + 1)]
 BALANCE = "select balance from accounts where id = 1"
@@ -165,6 +167,30 @@ async def test_a_sick_replica_is_dropped_and_named_and_does_not_abort_writes(
         await shop.order("r3", "resume")
         await shop.wait_in_sync()
         assert await shop.fetchval(BALANCE, replica="r3") == 23
+
+
+async def test_a_slow_replica_holds_no_write_up_and_has_all_of_them_in_the_end(
+    server: EmbeddedPostgres, folder: Path
+) -> None:
+    async with (
+        small_cluster(server, folder, 'policy = "quorum"\nwrite_quorum = 2') as cluster,
+        cluster.connect() as shop,
+    ):
+        await shop.write([Upsert("accounts", {"id": 1}, {"balance": 0})])
+        await shop.wait_in_sync()
+        slow = await asyncpg.connect(server.dsn_for(cluster.databases["r3"]))
+        try:
+            async with slow.transaction():
+                await slow.execute("select from accounts where id = 1 for update")  # r3 can't prepare the next write
+                async with asyncio.timeout(EpochOptions().sync_window_s):  # before, r3 was waited for so long
+                    for number in range(1, 4):
+                        await shop.write([Update("accounts", {"id": 1}, {"balance": number})])
+                assert await shop.fetchval(BALANCE, consistency="quorum") == 3
+                assert await slow.fetchval("select balance from accounts where id = 1") == 0
+        finally:
+            await slow.close()
+        await shop.wait_in_sync()
+        assert await shop.fetchval(BALANCE, replica="r3") == 3
 
 
 async def test_a_member_that_every_replica_refuses_is_refused_and_nobody_is_dropped(

@@ -1,0 +1,95 @@
+"""Voters that a decision did not wait for, and what becomes of their promises.
+
+A transaction may ask to be decided as soon as those who have voted are enough. A replica that votes later and has
+prepared the very same work commits it then, which is a quick way to apply the log's next entry; until it has, its feed
+keeps that entry back. Nothing depends on it: the decision on disk does not name the late one, so whoever else it asks
+tells it to undo its work, and then it takes the entry from the log like any follower.
+"""
+
+import msgspec
+
+from tops.core.epoch import Epoch, fits, hashed_all
+from tops.core.event_log import EventLog
+from tops.effects import Alarm, Effect, Post
+from tops.messages import EpochDecided, EpochFinished, EpochId, EpochVoted
+
+
+class Late(msgspec.Struct):
+    """A voter of a decided epoch; `told` that it may commit, or still without a vote."""
+
+    epoch: Epoch
+    told: bool = False
+
+
+class LateVoters:
+    """The late voters of one event type's epochs. Each is late for one epoch: until that is over it gets no other."""
+
+    def __init__(self, log: EventLog | None) -> None:
+        self._log = log
+        self._late: dict[str, Late] = {}
+
+    def __contains__(self, voter: str) -> bool:
+        return voter in self._late
+
+    def any_of(self, number: int) -> bool:
+        """Whether somebody is late for this number."""
+        return any(late.epoch.id.number == number for late in self._late.values())
+
+    def begin(self, epoch: Epoch, voters: frozenset[str]) -> None:
+        """The epoch is decided without a word of these."""
+        for voter in voters:
+            self._late[voter] = Late(epoch)
+            if self._log is not None:
+                self._log.held_back[voter] = epoch.id.number
+
+    def on_voted(self, voted: EpochVoted, incarnation: int) -> list[Effect]:
+        late = self._late.get(voted.voter)
+        if late is None or late.told or late.epoch.id != voted.epoch or late.epoch.digest != voted.digest:
+            return []
+        epoch = late.epoch
+        if epoch.voters[voted.voter].incarnation != incarnation or not fits(voted, epoch.members):
+            return []
+        rows = epoch.first_vote(epoch.decided).rows
+        excluded = {m.tx for m in epoch.members} - set(epoch.committed)
+        if voted.excluded.keys() == excluded and (not voted.rows or not rows or voted.rows == rows):
+            late.told = True
+            return [self._decided(voted.voter, epoch, epoch.decided | {voted.voter})]
+        effects = self._undo(voted.voter)
+        if voted.excluded.keys() == excluded:
+            text = f"{voted.voter} changed other numbers of rows in {voted.epoch} than those who committed it"
+            effects.append(Alarm("rows-differ", text))
+        return effects
+
+    def on_finished(self, finished: EpochFinished) -> list[Effect]:
+        """It has committed: its feed goes on behind the entry."""
+        late = self._late.get(finished.voter)
+        if late is None or late.epoch.id != finished.epoch:
+            return []
+        return self._release(finished.voter, holds=True)
+
+    def on_asked(self, epoch: EpochId, voter: str) -> list[Effect]:
+        """It is about to be told that it is not among those who commit."""
+        late = self._late.get(voter)
+        return self._release(voter) if late is not None and late.epoch.id == epoch else []
+
+    def give_up(self, number: int) -> list[Effect]:
+        """These have taken too long: they follow the log."""
+        late = sorted(voter for voter, late in self._late.items() if late.epoch.id.number == number)
+        return [effect for voter in late for effect in self._undo(voter)]
+
+    def drop(self, voter: str) -> list[Effect]:
+        """It is gone."""
+        return self._release(voter) if voter in self._late else []
+
+    def _undo(self, voter: str) -> list[Effect]:
+        late = self._late[voter]
+        undo = [] if late.told else [self._decided(voter, late.epoch, late.epoch.decided)]
+        return undo + self._release(voter)
+
+    def _release(self, voter: str, *, holds: bool = False) -> list[Effect]:
+        late = self._late.pop(voter)
+        return [] if self._log is None else self._log.release(voter, late.epoch.id.number if holds else None)
+
+    def _decided(self, voter: str, epoch: Epoch, committing: frozenset[str]) -> Effect:
+        decided = EpochDecided(epoch=epoch.id, digest=epoch.digest, voter=voter, committing=hashed_all(committing))
+        return Post(epoch.voters[voter].address, decided)
