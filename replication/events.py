@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from tops.changes import Change, Member, decode_member, encode_member, pack_members, unpack_members
 from tops.core.routing import rendezvous_of
 from tops.event_types import EventType
 from tops.ids import NodeId, TxId
-from tops.messages import Event
+from tops.messages import EpochMember, Event
 
 
 def log_type(replica_set: str) -> EventType:
@@ -60,18 +60,29 @@ def batch_body(members: Sequence[bytes]) -> dict[str, Any]:
 def member_of(tx: TxId, events: Sequence[Event]) -> Member:
     """The transaction that these events carry; several events of one transaction are its changes in order."""
     if len(events) == 1:
-        return msgspec.structs.replace(decode_member(events[0].body["write"]), tx=tx)
+        return replace(decode_member(events[0].body["write"]), tx=tx)
     parts = [decode_member(event.body["write"]) for event in events]
     changes: tuple[Change, ...] = tuple(change for part in parts for change in part.changes)
     first = parts[0] if parts else Member(tx, ())
     return Member(tx, changes, first.idempotency_key, first.key_ttl_s)
 
 
+def members_of(epoch: Sequence[EpochMember]) -> list[Member]:
+    """The transactions of an epoch."""
+    # Most carry one event: without a call for each.
+    return [
+        replace(decode_member(m.events[0].body["write"]), tx=m.tx)
+        if m.events and len(m.events) == 1
+        else member_of(m.tx, m.events or ())
+        for m in epoch
+    ]
+
+
 def published_members(tx: TxId, events: Sequence[Event]) -> list[Member]:
     """The transactions of one local transaction: those that a replica committed before it published them, each with
     the id it has there; one that its writer gave to the log directly goes by the log's own id."""
     members = [decode_member(event.body["write"]) for event in events]
-    return [member if member.tx else msgspec.structs.replace(member, tx=tx) for member in members]
+    return [member if member.tx else replace(member, tx=tx) for member in members]
 
 
 def batch_in(events: Sequence[Event]) -> list[Member]:

@@ -105,12 +105,12 @@ def is_enough(epoch: Epoch, predicates: Mapping[str, Predicate]) -> bool:
     return True
 
 
-def outcomes_of(epoch: Epoch, committed: list[ReadyTx], log_number: int | None) -> list[tuple[TxOutcome, Address]]:
+def outcomes_of(epoch: Epoch, log_number: int | None) -> list[tuple[TxOutcome, Address]]:
     """What each publisher is going to be told when the committing set has finished."""
-    first = epoch.first_vote(epoch.committing)  # the others' rows are the same, their results may differ
+    first = epoch.first_vote(epoch.decided)  # the others' rows are the same, their results may differ
     rows = first.rows or repeat(())
     results = first.results or repeat(b"")
-    commits = {ready.tx for ready in committed}
+    commits = set(epoch.committed)
     return [
         (TxOutcome(tx=r.tx, outcome=COMMITTED, log_number=log_number, rows=row, result=result), r.publisher)
         for r, row, result in zip(epoch.members, rows, results, strict=False)

@@ -310,9 +310,6 @@ class EpochCoordinator:
         epoch.committing = epoch.decided = verdict.committing
         epoch.committed = tuple([m.tx for m in committed])
         number = epoch.id.number
-        epoch.outcomes = outcomes_of(epoch, committed, number if self.log is not None else None)
-        for outcome, _ in epoch.outcomes:
-            self.outcomes.remember(outcome)
         effects: list[Effect] = [Persist(self._record(epoch, committed))]
         committing, late = hashed_all(epoch.committing), epoch.late() if self.log is not None else frozenset()
         effects += [self._decided(epoch, key, committing) for key in sorted(epoch.voters.keys() - late)]
@@ -370,9 +367,17 @@ class EpochCoordinator:
         epoch = self.in_flight.get(finished.epoch.number)
         if epoch is not None and epoch.id == finished.epoch:
             epoch.finished.add(finished.voter)
+            self._write_outcomes(epoch)  # while the others are at it
             if epoch.stage is FINISHING and epoch.committing <= epoch.finished:
                 effects += self._end(epoch, void=False) + self.start()
         return effects
+
+    def _write_outcomes(self, epoch: Epoch) -> None:
+        """Once, behind the decision: whoever asks before hears the outcome when the committing set has finished."""
+        if epoch.committed and not epoch.outcomes:
+            epoch.outcomes = outcomes_of(epoch, epoch.id.number if self.log is not None else None)
+            for outcome, _ in epoch.outcomes:
+                self.outcomes.remember(outcome)
 
     def _late_finished(self, finished: EpochFinished) -> list[Effect]:
         """A replica whose vote nobody waited for has committed; with everything that is decided it is in sync again."""
@@ -411,6 +416,7 @@ class EpochCoordinator:
         number = epoch.id.number
         del self.in_flight[number]
         self.held.difference_update(epoch.committed)
+        self._write_outcomes(epoch)
         effects: list[Effect] = []
         if not self.late.any_of(number):
             effects.append(CancelTimer(("epoch", self.event_type, number)))

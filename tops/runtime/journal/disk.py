@@ -5,8 +5,6 @@ from pathlib import Path
 
 # macOS has no fdatasync; its fsync is the nearest.
 _datasync = getattr(os, "fdatasync", os.fsync)
-# macOS can't reserve either; a longer file of holes is the nearest.
-_reserve = getattr(os, "posix_fallocate", lambda descriptor, offset, size: os.ftruncate(descriptor, offset + size))
 
 
 class Disk:
@@ -23,8 +21,9 @@ class Disk:
             offset += written
 
     def reserve(self, descriptor: int, offset: int, size: int) -> None:
-        """Makes the file longer by zeros, so that writes there do not change its length."""
-        _reserve(descriptor, offset, size)
+        """Makes the file longer by zeros. They are written, and not only set aside: a sync of what comes in their
+        place has nothing but the data to put on disk."""
+        self.write(descriptor, bytes(size), offset)
 
     def truncate(self, descriptor: int, size: int) -> None:
         os.ftruncate(descriptor, size)
