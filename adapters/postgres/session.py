@@ -18,6 +18,7 @@ from adapters.postgres import schema
 from adapters.postgres.sqlstates import ROWS_NOTICE, is_connection_loss
 from adapters.postgres.statements import Statements
 from tops.errors import AgentReplaced, ConfigError, NotReachable, OutcomeUnknown, ResourceError
+from tops.in_turn import InTurn
 
 T = TypeVar("T")
 Connection = asyncpg.Connection  # of plain records
@@ -93,8 +94,7 @@ class Session:
         digest = hashlib.sha256(owner.encode()).digest()
         self._application = f"tops-agent {digest.hex()[:24]}"
         self._lock_key = int.from_bytes(digest[:8], "big", signed=True)
-        self._turn = asyncio.Lock()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._turns = InTurn()
         self._connection: Connection | None = None
         self._statements: Statements | None = None
         self._backend: tuple[int, Any] | None = None  # our last connection's, in case the server still has it
@@ -104,51 +104,39 @@ class Session:
 
     async def run(self, work: Callable[[Connection, Statements], Coroutine[Any, Any, T]], what: str) -> T:
         """Do a piece of work when its turn comes; `what` names it if the connection breaks in the middle."""
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[T] = loop.create_future()
-        task = loop.create_task(self._answer(answer, work, what))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        return await self._in_turn(self._run(work, what))
+
+    async def _in_turn(self, work: Coroutine[Any, Any, T]) -> T:
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._turns.put(_answered(answer, work))
         return await answer
 
-    async def _answer(
-        self, answer: "asyncio.Future[T]", work: Callable[[Connection, Statements], Awaitable[T]], what: str
-    ) -> None:
-        """A caller that was cancelled is not told."""
-        try:
-            result = await self._run(work, what)
-        except Exception as error:
-            if not answer.done():
-                answer.set_exception(error)
-        except BaseException:
-            answer.cancel()
-            raise
-        else:
-            if not answer.done():
-                answer.set_result(result)
-
     async def _run(self, work: Callable[[Connection, Statements], Awaitable[T]], what: str) -> T:
-        async with self._turn:
-            connection, statements = await self._connected()
-            try:
-                return await work(connection, statements)
-            except BaseException as error:
-                if not is_connection_loss(error):
-                    if not connection.is_closed() and connection.is_in_transaction():
-                        await self._undo(connection)
-                    raise
-                self.drop()
-                raise OutcomeUnknown(what, self.where) from error
+        connection, statements = await self._connected()
+        try:
+            return await work(connection, statements)
+        except BaseException as error:
+            if not is_connection_loss(error):
+                if not connection.is_closed() and connection.is_in_transaction():
+                    await self._undo(connection)
+                raise
+            self.drop()
+            raise OutcomeUnknown(what, self.where) from error
 
     async def take_over(self) -> None:
         """Connect for the first time: end what is left of an earlier agent, and only then look around."""
-        async with self._turn:
-            self._replaced = False
-            await self._connected(take_over=True)
+        await self._in_turn(self._taken_over())
+
+    async def _taken_over(self) -> None:
+        self._replaced = False
+        await self._connected(take_over=True)
 
     async def close(self) -> None:
-        if self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        """What was begun or asked for before is done first."""
+        await self._in_turn(self._closed())
+        self._turns.stop()
+
+    async def _closed(self) -> None:
         if self._connection is not None:
             with suppress(Exception):
                 await self._connection.close(timeout=2)
@@ -234,6 +222,21 @@ class Session:
             self._lock_key,
         )
         return any(holder["pid"] != former for holder in holders)
+
+
+async def _answered(answer: "asyncio.Future[T]", work: Awaitable[T]) -> None:
+    """Work whose caller waits for `answer`; one that was cancelled is not told."""
+    try:
+        result = await work
+    except Exception as error:
+        if not answer.done():
+            answer.set_exception(error)
+    except BaseException:
+        answer.cancel()
+        raise
+    else:
+        if not answer.done():
+            answer.set_result(result)
 
 
 async def _backend(connection: Connection) -> tuple[int, Any]:

@@ -28,6 +28,7 @@ from tops.effects import (
 )
 from tops.errors import InvariantBroken
 from tops.ids import TxId
+from tops.in_turn import InTurn
 from tops.messages import Event
 from tops.participants import BatchParticipant, Participant, Received
 from tops.runtime.site_journal import Promised, SiteJournal
@@ -47,6 +48,7 @@ class ParticipantDriver:
         self.participant, self._done, self.key, self._journal = participant, done, key, journal
         self._loop = asyncio.get_running_loop()  # kept: to ask for it costs a system call each time
         self._tasks: set[asyncio.Task[None]] = set()
+        self._epochs = InTurn()
         self._events: dict[TxId, list[Received]] = {}  # of transactions under way
         self._early: set[TxId] = set()  # committed at prepare
         self._ordinary: deque[Received] = deque()
@@ -71,6 +73,7 @@ class ParticipantDriver:
             self._journal.forget(self.key, memo)
 
     def close(self) -> None:
+        self._epochs.stop()
         for task in list(self._tasks):
             task.cancel()
 
@@ -131,7 +134,10 @@ class ParticipantDriver:
     # -------------------------------------------------------------------------------------------------------- calls
 
     def call(self, call: Call) -> None:
-        self._start(self._answer(call))
+        if self._batches is not None and isinstance(call, PrepareBatch | FinishBatch | ApplyEntries):
+            self._epochs.put(self._answer(call))  # of a replica's epochs one thing at a time is under way
+        else:
+            self._start(self._answer(call))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
