@@ -76,6 +76,15 @@ def constrains_participants(constraints: Sequence[AnyConstraint]) -> bool:
     return bool(constraints) and any(not isinstance(c, Deadline | OnlyFrom | MaxParticipants) for c in constraints)
 
 
+def check_prompt(constraints: Sequence[AnyConstraint]) -> None:
+    """Refuse to decide by the first who are enough where two decisions might have nobody in common."""
+    if not any(isinstance(c, AtLeast) and 2 * c.k > len(c.ids) for c in constraints):
+        raise InvalidTransaction(
+            "decide_when_met needs AtLeast more than half of those whom it names: of any two decisions somebody must "
+            "know both"
+        )
+
+
 def admits(constraints: Sequence[AnyConstraint], identity: str | None, members: int) -> bool:
     """Whether one more participant by that identity may join a census that has `members` already."""
     for c in constraints:

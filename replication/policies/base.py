@@ -56,7 +56,11 @@ class Voting:
     config: ReplicaSetConfig
     route = Route.COORDINATOR
     local_first = False
-    decide_when_met = False
+
+    @property
+    def decide_when_met(self) -> bool:
+        """Whether a write is decided by the first replicas that are enough, and not by all that are in sync."""
+        return False
 
     def voters(self) -> list[str]:
         return self.config.names

@@ -12,4 +12,7 @@ class Quorum(Voting):
     Goes on while m replicas are in sync and takes as long as the m quickest; what it gives up is that any single
     replica is current."""
 
-    decide_when_met = True
+    @property
+    def decide_when_met(self) -> bool:
+        """By the m quickest, where any two writes have a replica in common; else by all that are in sync."""
+        return 2 * self.config.writes_needed > len(self.config.replica)

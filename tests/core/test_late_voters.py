@@ -12,6 +12,7 @@ from tops.messages import (
     AskEpoch,
     EpochDecided,
     EpochFinished,
+    EpochVoted,
     LogDelivered,
     ParticipantLost,
     PrepareEpoch,
@@ -19,6 +20,7 @@ from tops.messages import (
     TxOutcomes,
 )
 from tops.records import InSyncChanged, LogAppended
+from tops.transactions import Outcome
 
 NAMES = frozenset("ABC")
 TWO_OF_THREE = msgspec.structs.replace(standing_only("set", AtLeast(2, NAMES)), decide_when_met=True)
@@ -193,6 +195,206 @@ def test_one_that_is_lost_holds_nothing_up() -> None:
     assert epochs.log is not None
     assert epochs.log.held_back == {}
     assert told(rendezvous.vote(prepares["c"], rows=ROWS)) == {}
+
+
+def on_the_way(rendezvous: DrivenRendezvous) -> dict[str, PrepareEpoch]:
+    """Number 3 is being voted on by all three; C was late for number 1 and takes number 2 from the log."""
+    first, _ = decided_by_two(rendezvous)
+    rendezvous.one_shot("p.1.2", TWO_OF_THREE)
+    finish(rendezvous, first["a"])
+    rendezvous.vote(first["c"], rows=ROWS)
+    second = {p.voter: p for p in posts(finish(rendezvous, first["b"]), PrepareEpoch)}
+    finish(rendezvous, first["c"])
+    rendezvous.vote(second["a"], rows=ROWS)
+    rendezvous.vote(second["b"], rows=ROWS)
+    rendezvous.one_shot("p.1.3", TWO_OF_THREE)
+    finish(rendezvous, second["a"])
+    third = {p.voter: p for p in posts(finish(rendezvous, second["b"]), PrepareEpoch)}
+    assert (second.keys(), third.keys()) == ({"a", "b"}, {"a", "b", "c"})
+    return third
+
+
+def lose(rendezvous: DrivenRendezvous, voter: str) -> list[Effect]:
+    return rendezvous.hear(ParticipantLost(handles=(voter,)), Address(ME))
+
+
+def test_when_one_dies_the_one_that_was_late_takes_its_place() -> None:
+    rendezvous = three_replicas()
+    third = on_the_way(rendezvous)
+
+    rendezvous.vote(third["b"], rows=ROWS)
+    lost = lose(rendezvous, "a")
+    effects = rendezvous.vote(third["c"], rows=ROWS)
+
+    assert told(lost) == {}
+    assert told(effects) == {"a": False, "b": True, "c": True}
+
+
+def test_two_votes_are_enough_also_when_another_one_died_before_the_second() -> None:
+    rendezvous = three_replicas()
+    third = on_the_way(rendezvous)
+
+    rendezvous.vote(third["c"], rows=ROWS)
+    lose(rendezvous, "a")
+    effects = rendezvous.vote(third["b"], rows=ROWS)
+
+    assert told(effects) == {"a": False, "b": True, "c": True}
+
+
+def test_one_that_is_late_is_asked_where_nobody_else_is_left() -> None:
+    rendezvous = three_replicas()
+    first, _ = decided_by_two(rendezvous)
+    finish(rendezvous, first["a"])
+    finish(rendezvous, first["b"])
+    lose(rendezvous, "a")
+
+    second = prepared(rendezvous, "p.1.2")
+    rendezvous.vote(second["b"], rows=ROWS)
+    rendezvous.vote(first["c"], rows=ROWS)
+    finish(rendezvous, first["c"])
+    effects = rendezvous.vote(second["c"], rows=ROWS)
+
+    assert second.keys() == {"b", "c"}
+    assert told(effects) == {"b": True, "c": True}
+
+
+def test_one_that_gave_up_is_not_counted_on() -> None:
+    rendezvous = three_replicas()
+    first, decided = decided_by_two(rendezvous)
+    finish(rendezvous, first["a"])
+    finish(rendezvous, first["b"])
+    rendezvous.core.on_timer(next(e.key for e in decided if isinstance(e, SetTimer)), 3.0)
+    lose(rendezvous, "a")
+
+    effects = rendezvous.one_shot("p.1.2", TWO_OF_THREE)
+
+    assert [(o.tx, o.outcome) for o in posts(effects, TxOutcome)] == [("p.1.2", Outcome.ABORTED)]
+
+
+def test_one_that_finishes_behind_the_end_is_not_in_sync() -> None:
+    rendezvous = three_replicas()
+    first, _ = decided_by_two(rendezvous)
+    for voter in "ab":
+        finish(rendezvous, first[voter])
+    second, _ = decided_by_two(rendezvous, "p.1.2")
+    for voter in "ab":
+        finish(rendezvous, second[voter])
+
+    rendezvous.vote(first["c"], rows=ROWS)
+    effects = finish(rendezvous, first["c"])
+
+    assert rendezvous.core.epochs["set"].standing.in_sync == {"A", "B"}
+    assert not any(isinstance(e, Note) for e in effects)
+
+
+def test_a_participant_without_a_position_does_not_become_a_replica() -> None:
+    rendezvous = DrivenRendezvous()
+    for name in "ab":
+        rendezvous.stand(name, "set", name.upper(), position=0)
+        rendezvous.feed(name, name.upper(), 0)
+    rendezvous.stand("c", "set", "C")
+    prepares, _ = decided_by_two(rendezvous)
+    finish(rendezvous, prepares["a"])
+    finish(rendezvous, prepares["b"])
+
+    rendezvous.vote(prepares["c"], rows=ROWS)
+    finish(rendezvous, prepares["c"])
+
+    standing = rendezvous.core.epochs["set"].standing
+    assert not standing.answers["c"].replica
+    assert standing.in_sync == {"A", "B"}
+
+
+@pytest.mark.parametrize("changed", ["attempt", "digest", "life", "number of rows"])
+def test_a_late_vote_on_something_else_is_none(changed: str) -> None:
+    rendezvous = three_replicas()
+    prepare = decided_by_two(rendezvous)[0]["c"]
+    other = msgspec.structs.replace
+    attempt = other(prepare.epoch, attempt=2) if changed == "attempt" else prepare.epoch
+    vote = EpochVoted(
+        epoch=attempt,
+        digest="another" if changed == "digest" else prepare.digest,
+        voter="c",
+        excluded={},
+        rows=ROWS * 2 if changed == "number of rows" else ROWS,
+    )
+
+    effects = rendezvous.hear(vote, Address(ME, "c", 2 if changed == "life" else 1))
+
+    assert (told(effects), fed(effects)) == ({}, [])
+    assert told(rendezvous.vote(prepare, rows=ROWS)) == {"c": True}
+
+
+def test_a_late_vote_is_answered_once() -> None:
+    rendezvous = three_replicas()
+    prepares, _ = decided_by_two(rendezvous)
+
+    first = rendezvous.vote(prepares["c"], rows=ROWS)
+    again = rendezvous.vote(prepares["c"], TxId("p.1.1"))
+
+    assert told(first) == {"c": True}
+    assert (told(again), fed(again)) == ({}, [])
+
+
+def test_what_is_said_about_another_epoch_releases_nothing() -> None:
+    rendezvous = three_replicas()
+    prepares, _ = decided_by_two(rendezvous)
+    finish(rendezvous, prepares["a"])
+    finish(rendezvous, prepares["b"])
+    other = msgspec.structs.replace(prepares["c"].epoch, attempt=2)
+
+    said = rendezvous.hear(EpochFinished(epoch=other, voter="c", note=False), Address(ME, "c", 1))
+    asked = rendezvous.hear(AskEpoch(epoch=other, digest="d", voter="c"), Address(ME, "c", 1))
+    other_timer = rendezvous.core.on_timer(("epoch", "set", 7), 3.0)
+
+    assert fed(said) == fed(asked) == fed(other_timer) == []
+    assert "c" in rendezvous.core.epochs["set"].late
+
+
+def test_one_that_asks_after_the_others_have_finished_is_told_what_the_disk_says() -> None:
+    rendezvous = three_replicas()
+    prepares, _ = decided_by_two(rendezvous)
+    finish(rendezvous, prepares["a"])
+    finish(rendezvous, prepares["b"])
+    prepare = prepares["c"]
+
+    effects = rendezvous.hear(AskEpoch(epoch=prepare.epoch, digest=prepare.digest, voter="c"), Address(ME, "c", 1))
+
+    assert told(effects) == {"c": False}
+    assert fed(effects) == [("C", 1)]
+
+
+@pytest.mark.parametrize(("enough", "refused"), [(1, True), (2, True), (3, False)])
+def test_two_decisions_must_have_somebody_in_common(enough: int, refused: bool) -> None:
+    rendezvous = DrivenRendezvous()
+    for name in "abcd":
+        rendezvous.stand(name, "set", name.upper(), position=0)
+    spec = msgspec.structs.replace(TWO_OF_THREE, constraints=(AtLeast(enough, frozenset("ABCD")),))
+
+    effects = rendezvous.one_shot("p.1.1", spec)
+
+    assert bool(posts(effects, PrepareEpoch)) is not refused
+    assert ["more than half" in o.reason for o in posts(effects, TxOutcome)] == [True] * refused
+
+
+def test_those_who_were_not_in_sync_do_not_decide_among_themselves() -> None:
+    """Of a set that has grown two majorities need not meet: whoever the journal names must know of the decision."""
+    rendezvous = three_replicas()
+    first, _ = decided_by_two(rendezvous)
+    rendezvous.vote(first["c"], TxId("p.1.1"))
+    for name in "de":
+        rendezvous.stand(name, "set", name.upper(), position=0)
+    finish(rendezvous, first["a"])
+    finish(rendezvous, first["b"])
+    of_five = msgspec.structs.replace(TWO_OF_THREE, constraints=(AtLeast(3, frozenset("ABCDE")),))
+    rendezvous.core.epochs["set"].standing.near = frozenset("C")
+    second = {p.voter: p for p in posts(rendezvous.one_shot("p.1.2", of_five), PrepareEpoch)}
+
+    without = [rendezvous.vote(second[voter], rows=ROWS) for voter in "cde"]
+    effects = rendezvous.vote(second["a"], rows=ROWS)
+
+    assert [told(effects) for effects in without] == [{}, {}, {}]
+    assert told(effects) == {"a": True, "c": True, "d": True, "e": True}
 
 
 def test_votes_that_differ_wait_for_the_third() -> None:

@@ -87,14 +87,17 @@ def fits(voted: EpochVoted, members: list[ReadyTx]) -> bool:
     return not voted.excluded or voted.excluded.keys() <= {m.tx for m in members}
 
 
-def is_enough(epoch: Epoch, predicates: Mapping[str, Predicate]) -> bool:
+def is_enough(epoch: Epoch, in_sync: frozenset[str], predicates: Mapping[str, Predicate]) -> bool:
     """Whether those who have voted may commit all members by themselves, and no more is wanted.
 
-    A joiner's vote is as good as any: it has applied everything before, or it would not have voted."""
+    A joiner's vote is as good as any: it has applied everything before, or it would not have voted. But one of those
+    whom the journal names as in sync must be among them: they are asked if the journal loses this decision."""
     votes = epoch.votes.values()
     if not epoch.is_prompt() or any(v.excluded for v in votes) or len({v.rows for v in votes if v.rows}) > 1:
         return False
     committing = {key: epoch.voters[key] for key in epoch.votes}
+    if in_sync.isdisjoint([m.identity for m in committing.values()]):
+        return False
     met: TxSpec | None = None  # of the member before: most share theirs
     for member in epoch.members:
         if member.spec is met and member.members is None:

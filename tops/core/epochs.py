@@ -66,7 +66,7 @@ class EpochCoordinator:
         self.standing, self.log, self.outcomes = standing, log, outcomes
         self.predicates, self.options = predicates, options
         self.settled = settled  # what follows a decision for those who do not vote: local subscribers
-        self.late = LateVoters(log)
+        self.late = LateVoters(log, standing)
         self.memory = EpochMemory(event_type, incarnation, log, options.note_after_s)
         self.waiting = EpochQueue(standing, predicates, options.members_max)
         self.held: set[TxId] = set()  # waiting here or in flight
@@ -136,7 +136,7 @@ class EpochCoordinator:
 
     def _prepare_new(self, group: list[ReadyTx], voters: dict[str, Member]) -> list[Effect]:
         if self.log is not None:
-            number = self.log.reserve()
+            number, voters = self.log.reserve(), self._without_late(group, voters)
             if self.standing.answers.keys() <= voters.keys():
                 asked = voters  # nobody is left who could join
             else:
@@ -147,6 +147,16 @@ class EpochCoordinator:
             self.volatile_number += 1
             number, asked = self.volatile_number, voters
         return self._prepare(number, 1, group, dict(asked), frozenset(voters))
+
+    def _without_late(self, group: list[ReadyTx], voters: dict[str, Member]) -> dict[str, Member]:
+        """Who is still at an epoch that was decided without it is asked only if it can't be done without."""
+        others = {key: m for key, m in voters.items() if key not in self.late}
+        if len(others) == len(voters) or any(self._lacks(ready, others) for ready in group):
+            return voters
+        return others
+
+    def _lacks(self, ready: ReadyTx, voters: dict[str, Member]) -> bool:
+        return shortfall(ready, frozenset(), voters, self.predicates) is not None
 
     def _prepare(
         self, number: int, attempt: int, group: list[ReadyTx], voters: dict[str, Member], counted: frozenset[str]
@@ -181,11 +191,9 @@ class EpochCoordinator:
         if not epoch.awaits(voted.voter) or not fits(voted, epoch.members):
             return []
         epoch.votes[voted.voter] = voted
-        if epoch.everyone_voted():
-            return self._resolve(epoch)
-        if self.log is not None and is_enough(epoch, self.predicates):
+        if self.log is not None and is_enough(epoch, self.standing.in_sync, self.predicates):
             return self._apply(epoch, Verdict(frozenset(epoch.votes), {}))
-        return []
+        return self._resolve(epoch) if epoch.everyone_voted() else []
 
     def drop(self, keys: Iterable[str], reason: str) -> list[Effect]:
         """These voters are gone: a NO from whoever has not voted, and nobody to wait for afterwards."""
@@ -314,6 +322,7 @@ class EpochCoordinator:
         committing, late = hashed_all(epoch.committing), epoch.late() if self.log is not None else frozenset()
         effects += [self._decided(epoch, key, committing) for key in sorted(epoch.voters.keys() - late)]
         self.late.begin(epoch, late)
+        self.standing.near |= self.standing.identities(late & epoch.counted)
         effects.append(SetTimer(("epoch", self.event_type, number), self.options.finish_window_s))
         if self.log is not None:
             effects += self.log.pump_all()
@@ -386,7 +395,7 @@ class EpochCoordinator:
         if number not in self.in_flight and not self.late.any_of(number):
             effects.append(CancelTimer(("epoch", self.event_type, number)))
         answer = standing.answers.get(finished.voter)
-        if answer is None or answer.identity is None or self.log is None:
+        if answer is None or answer.identity is None or not answer.replica or self.log is None:
             return effects
         answer.position = max(answer.position or 0, number)
         entry, elsewhere = self.log.tail.get(number), self.in_flight.keys() - {number}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from tops.constraints import check_consistent
+from tops.constraints import check_consistent, check_prompt
 from tops.core.ballot import ReadyTx
 from tops.core.epochs import EpochCoordinator
 from tops.core.event_log import EventLog
@@ -103,6 +103,8 @@ class KnownTypes:
         try:
             check_limit(spec.tx_type, spec.limit, spec.local_outcome)
             check_consistent(spec.constraints, spec.tx_type)
+            if spec.decide_when_met:
+                check_prompt(spec.constraints)
         except InvalidTransaction as error:
             return str(error)
         return None

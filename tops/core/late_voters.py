@@ -10,6 +10,7 @@ import msgspec
 
 from tops.core.epoch import Epoch, fits, hashed_all
 from tops.core.event_log import EventLog
+from tops.core.standing import StandingAnswers
 from tops.effects import Alarm, Effect, Post
 from tops.messages import EpochDecided, EpochFinished, EpochId, EpochVoted
 
@@ -24,8 +25,8 @@ class Late(msgspec.Struct):
 class LateVoters:
     """The late voters of one event type's epochs. Each is late for one epoch: until that is over it gets no other."""
 
-    def __init__(self, log: EventLog | None) -> None:
-        self._log = log
+    def __init__(self, log: EventLog | None, standing: StandingAnswers) -> None:
+        self._log, self._standing = log, standing
         self._late: dict[str, Late] = {}
 
     def __contains__(self, voter: str) -> bool:
@@ -87,8 +88,11 @@ class LateVoters:
         return undo + self._release(voter)
 
     def _release(self, voter: str, *, holds: bool = False) -> list[Effect]:
-        late = self._late.pop(voter)
-        return [] if self._log is None else self._log.release(voter, late.epoch.id.number if holds else None)
+        epoch = self._late.pop(voter).epoch
+        identity = epoch.voters[voter].identity
+        if not holds and identity is not None:
+            self._standing.near -= {identity}  # from here on it follows the log until it has caught up
+        return [] if self._log is None else self._log.release(voter, epoch.id.number if holds else None)
 
     def _decided(self, voter: str, epoch: Epoch, committing: frozenset[str]) -> Effect:
         decided = EpochDecided(epoch=epoch.id, digest=epoch.digest, voter=voter, committing=hashed_all(committing))

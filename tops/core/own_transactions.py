@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from tops.constraints import check_consistent
+from tops.constraints import check_consistent, check_prompt
 from tops.core.own_resources import OwnResources
 from tops.core.publisher import PublisherTx
 from tops.core.type_directory import TypeDirectory
@@ -127,6 +127,8 @@ class OwnTransactions:
         try:
             check_limit(spec.tx_type, spec.limit, spec.local_outcome)
             check_consistent(spec.constraints, spec.tx_type)
+            if spec.decide_when_met:
+                check_prompt(spec.constraints)
         except TopsError as error:
             return error
         return None

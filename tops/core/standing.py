@@ -45,6 +45,7 @@ class StandingAnswers:
         self.lease_s, self.lineage = lease_s, lineage
         self.answers: dict[str, Standing] = {}
         self._in_sync: frozenset[str] = frozenset()
+        self._near: frozenset[str] = frozenset()
         self._voters: dict[tuple[str, ScopeLimit, TxType], dict[str, Member]] = {}  # while nothing changes
 
     @property
@@ -55,6 +56,18 @@ class StandingAnswers:
     @in_sync.setter
     def in_sync(self, identities: frozenset[str]) -> None:
         self._in_sync = identities
+        self._near -= identities
+        self._voters.clear()
+
+    @property
+    def near(self) -> frozenset[str]:
+        """Replicas that were in sync until a decision did not wait for them. They are asked as those in sync are, and
+        a vote of theirs is as good: it is given with everything before applied."""
+        return self._near
+
+    @near.setter
+    def near(self, identities: frozenset[str]) -> None:
+        self._near = identities - self._in_sync
         self._voters.clear()
 
     def renew(self, answered: StandingAnswered, sender: Address, incarnation: int, now: float) -> bool:
@@ -75,6 +88,7 @@ class StandingAnswers:
             renewed_at=now,
         )
         if known is None and answered.identity is not None:
+            self._near -= {answered.identity}  # its position tells how near it is
             # An agent that came back under a new name replaces its former self; one site may have several.
             former = (answered.identity, answered.subscription)
             self.answers = {k: s for k, s in self.answers.items() if (s.identity, s.subscription) != former}
@@ -93,8 +107,8 @@ class StandingAnswers:
         return late
 
     def counted(self, standing: Standing) -> bool:
-        """Whether its vote counts: a replica's only while it is in sync."""
-        return not standing.replica or standing.identity in self.in_sync
+        """Whether its vote counts: a replica's only while it is in sync, or as good as."""
+        return not standing.replica or standing.identity in self._in_sync or standing.identity in self._near
 
     def voters(self, spec: TxSpec) -> dict[str, Member]:
         """Those who take part in a distributed transaction with these attributes, and whose votes count.

@@ -228,6 +228,8 @@ class World:
                 found += [f"{broker.name} has {e.id} in flight" for e in epochs.in_flight.values()]
                 found += [f"{broker.name} has {r.tx} queued" for r in epochs.queue]
                 found += [f"{broker.name} remembers {e}" for e in epochs.decided]
+                held_back = epochs.log.held_back if epochs.log is not None else {}
+                found += [f"{broker.name} holds {number} back from {voter}" for voter, number in held_back.items()]
         for site in self.sites.values():
             participation = site.core.participation
             found += [f"{site.name} executes {tx}" for tx in participation.executors]
@@ -236,6 +238,9 @@ class World:
             found += [f"{site.name} works on {r.memo.epoch}" for r in participation.subscribed.replicas if r.memo]
             # A transaction from the log is known to its reader alone; the call that the application is at shows it.
             found += [f"{site.name} is at a call for {n}" for n, s in site.app.subscriptions.items() if s.busy]
+            # One that has left keeps its promise, too, and a coordinator that lost its log's end takes long to answer.
+            held = [memo for s in site.app.subscriptions.values() for memo in s.database.memos()]
+            found += [f"{site.name} holds {memo.epoch}" for memo in held]
             if site.app.open_requests():
                 found.append(f"{site.name} has {site.app.open_requests()} requests open")
             found += self._open_replicas(site)
