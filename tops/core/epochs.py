@@ -321,8 +321,9 @@ class EpochCoordinator:
         effects: list[Effect] = [Persist(self._record(epoch, committed))]
         committing, late = hashed_all(epoch.committing), epoch.late() if self.log is not None else frozenset()
         effects += [self._decided(epoch, key, committing) for key in sorted(epoch.voters.keys() - late)]
-        self.late.begin(epoch, late)
-        self.standing.near |= self.standing.identities(late & epoch.counted)
+        if late:
+            self.late.begin(epoch, late)
+            self.standing.near |= self.standing.identities(late & epoch.counted)
         effects.append(SetTimer(("epoch", self.event_type, number), self.options.finish_window_s))
         if self.log is not None:
             effects += self.log.pump_all()
@@ -352,7 +353,8 @@ class EpochCoordinator:
         # Who was asked or is unreachable and does not commit is lagging from this number on; who joined is in sync.
         in_sync = self.standing.identities(epoch.committing)
         changed = in_sync != self.standing.in_sync
-        self.standing.in_sync = in_sync
+        if changed:
+            self.standing.in_sync = in_sync
         return LogAppended(event_type=self.event_type, entry=entry, in_sync=in_sync if changed else None)
 
     def _decided(self, epoch: Epoch, key: str, committing: frozenset[str]) -> Effect:
