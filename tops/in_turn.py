@@ -43,6 +43,8 @@ class InTurn:
         while True:
             while self._waiting:
                 await self._do(self._waiting.popleft())
+                if self._waiting:
+                    await asyncio.sleep(0)  # whoever waited for this one goes on before the next begins
             self._idle = loop.create_future()
             await self._idle
             self._idle = None
