@@ -17,7 +17,7 @@ from tops.changes import Change, Member, decode_member, encode_member, pack_memb
 from tops.core.routing import rendezvous_of
 from tops.event_types import EventType
 from tops.ids import NodeId, TxId
-from tops.messages import EpochMember, Event
+from tops.messages import Event
 
 
 def log_type(replica_set: str) -> EventType:
@@ -65,17 +65,6 @@ def member_of(tx: TxId, events: Sequence[Event]) -> Member:
     changes: tuple[Change, ...] = tuple(change for part in parts for change in part.changes)
     first = parts[0] if parts else Member(tx, ())
     return Member(tx, changes, first.idempotency_key, first.key_ttl_s)
-
-
-def members_of(epoch: Sequence[EpochMember]) -> list[Member]:
-    """The transactions of an epoch."""
-    # Most carry one event: without a call for each.
-    return [
-        replace(decode_member(m.events[0].body["write"]), tx=m.tx)
-        if m.events and len(m.events) == 1
-        else member_of(m.tx, m.events or ())
-        for m in epoch
-    ]
 
 
 def published_members(tx: TxId, events: Sequence[Event]) -> list[Member]:

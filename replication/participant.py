@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
-from replication.events import at_ms, batch_in, member_of, members_of, published_members
+from replication.events import at_ms, batch_in, member_of, published_members
 from replication.marked import Visitor, barrier_of, repair_of
 from replication.pace import GATHER_S, Pace
 from replication.refusals import describe
@@ -132,7 +132,7 @@ class ReplicaParticipant(BatchParticipant):
 
     async def prepare_batch(self, memo: Memo, members: tuple[EpochMember, ...]) -> BatchPrepared:
         events = [event for member in members for event in member.events or ()]
-        logged = members_of(members)
+        logged = [member_of(m.tx, m.events or ()) for m in members]
         if not self.resumed.is_set():
             return BatchPrepared({m.tx: f"replica {self.site} is paused: {self.stopped}" for m in members})
         self.prepared.add(memo.epoch.number)
@@ -149,13 +149,10 @@ class ReplicaParticipant(BatchParticipant):
                 self.unable.note(f"a vote failed: {error}")
             return BatchPrepared({m.tx: f"unavailable: {error}" for m in members})
         excluded = {vote.tx: describe(vote.excluded) for vote in prepared.votes if vote.excluded is not None}
-        returned = [vote for vote in prepared.votes if vote.returned]
-        if not keyed and not returned:
-            return BatchPrepared(excluded, tuple([vote.rows for vote in prepared.votes]))
         # Repairs differ from replica to replica, as they should: nobody compares what they did.
         repairs = {member.tx for member in keyed if repair_of(member) is not None}
         rows = tuple([() if vote.tx in repairs else vote.rows for vote in prepared.votes])
-        if not returned:
+        if not [vote for vote in prepared.votes if vote.returned and vote.tx not in repairs]:
             return BatchPrepared(excluded, rows)
         results = tuple(
             msgspec.msgpack.encode([pack_rows(rows) for rows in vote.returned])

@@ -5,7 +5,7 @@ prepared exactly the same members, since a prepared database transaction commits
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -60,6 +60,23 @@ def shortfall(
     return unmet(constraints, [m.identity for m in committing.values() if m.counts], predicates)
 
 
+def suffice(
+    members: Iterable[ReadyTx],
+    required: frozenset[str],
+    committing: Mapping[str, Member],
+    predicates: Mapping[str, Predicate],
+) -> bool:
+    """Whether each of these transactions may commit at just these voters."""
+    met: TxSpec | None = None  # of the one before: most share theirs
+    for member in members:
+        if member.spec is met and member.members is None:
+            continue
+        if shortfall(member, required, committing, predicates) is not None:
+            return False
+        met = member.spec
+    return True
+
+
 def count_votes(
     members: Sequence[ReadyTx],
     voters: Mapping[str, Member],
@@ -91,7 +108,7 @@ def count_votes(
         rest = [m for m in members if m.tx not in excluded]
         if not rest and majority_first:
             break  # most replicas can't apply any of it, and would have to if a few did
-        if rest and all(shortfall(m, required, committing, predicates) is None for m in rest):
+        if rest and suffice(rest, required, committing, predicates):
             return Verdict(frozenset(keys), excluded, divergent=divergent)
 
     # Nobody can be dropped for everybody's sake: leave out the members that are in the way, and try the others again.

@@ -89,7 +89,7 @@ class DistributedTransactions:
         at_it = self._known.epochs_if_known(spec.event_type)
         for one in m.transactions:
             tx = one.tx
-            alive = tx in self._open or (at_it is not None and tx in at_it.held)
+            alive = tx in self._open or (at_it is not None and at_it.holds(tx))
             if alive or self._outcomes.is_refused(tx):
                 effects += self._outcomes.ask(tx, sender, alive)
             elif refusal is not None:

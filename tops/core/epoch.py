@@ -8,10 +8,10 @@ from itertools import repeat
 import msgspec
 
 from tops.constraints import Predicate
-from tops.core.ballot import ReadyTx, shortfall
+from tops.core.ballot import ReadyTx, suffice
 from tops.core.census import Member
 from tops.ids import TxId, hashed
-from tops.messages import Address, EpochId, EpochVoted, TxOutcome, TxSpec
+from tops.messages import Address, EpochId, EpochVoted, TxOutcome
 from tops.transactions import Outcome
 
 COMMITTED = Outcome.COMMITTED  # an enum's members take long to find by their class
@@ -98,14 +98,7 @@ def is_enough(epoch: Epoch, in_sync: frozenset[str], predicates: Mapping[str, Pr
     committing = {key: epoch.voters[key] for key in epoch.votes}
     if in_sync.isdisjoint([m.identity for m in committing.values()]):
         return False
-    met: TxSpec | None = None  # of the member before: most share theirs
-    for member in epoch.members:
-        if member.spec is met and member.members is None:
-            continue
-        if shortfall(member, epoch.counted, committing, predicates) is not None:
-            return False
-        met = member.spec
-    return True
+    return suffice(epoch.members, epoch.counted, committing, predicates)
 
 
 def outcomes_of(epoch: Epoch, log_number: int | None) -> list[tuple[TxOutcome, Address]]:

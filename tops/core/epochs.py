@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from tops.constraints import Predicate
-from tops.core.ballot import ReadyTx, Verdict, count_votes, shortfall
+from tops.core.ballot import ReadyTx, Verdict, count_votes, suffice
 from tops.core.census import Member
 from tops.core.epoch import Epoch, EpochOptions, Stage, fits, hashed_all, is_enough, member_digest, outcomes_of
 from tops.core.epoch_memory import QUESTION, Decided, EpochMemory, told
@@ -151,12 +151,9 @@ class EpochCoordinator:
     def _without_late(self, group: list[ReadyTx], voters: dict[str, Member]) -> dict[str, Member]:
         """Who is still at an epoch that was decided without it is asked only if it can't be done without."""
         others = {key: m for key, m in voters.items() if key not in self.late}
-        if len(others) == len(voters) or any(self._lacks(ready, others) for ready in group):
-            return voters
-        return others
-
-    def _lacks(self, ready: ReadyTx, voters: dict[str, Member]) -> bool:
-        return shortfall(ready, frozenset(), voters, self.predicates) is not None
+        if len(others) < len(voters) and suffice(group, frozenset(), others, self.predicates):
+            return others
+        return voters
 
     def _prepare(
         self, number: int, attempt: int, group: list[ReadyTx], voters: dict[str, Member], counted: frozenset[str]
@@ -276,11 +273,8 @@ class EpochCoordinator:
         if not timely:
             return timely
         everyone = {key: epoch.voters[key] for key in sorted(verdict.committing | timely)}
-        welcome = all(
-            shortfall(m, epoch.counted & verdict.committing, everyone, self.predicates) is None
-            for m in epoch.members
-            if m.tx not in verdict.excluded
-        )
+        rest = [m for m in epoch.members if m.tx not in verdict.excluded]
+        welcome = suffice(rest, epoch.counted & verdict.committing, everyone, self.predicates)
         return timely if welcome else set()
 
     def _try_again(self, epoch: Epoch, verdict: Verdict) -> list[Effect]:

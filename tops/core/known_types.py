@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from tops.constraints import check_consistent, check_prompt
 from tops.core.ballot import ReadyTx
 from tops.core.epochs import EpochCoordinator
 from tops.core.event_log import EventLog
@@ -14,7 +13,7 @@ from tops.errors import InvalidEventType, InvalidTransaction
 from tops.event_types import EventType, EventTypes
 from tops.messages import Address, Definitions, TxSpec, TypeAdvertised, TypeAnswered
 from tops.records import TypeDefined
-from tops.transactions import LocalOutcome, ScopeLimit, TxType, check_limit
+from tops.transactions import LocalOutcome, ScopeLimit, TxType
 
 UNKNOWN_TYPE = "the coordinator does not know event type {!r}: advertise it first"
 
@@ -101,10 +100,7 @@ class KnownTypes:
         ):
             return "on a durable type local subscribers go by the log: use local_outcome 'follows'"
         try:
-            check_limit(spec.tx_type, spec.limit, spec.local_outcome)
-            check_consistent(spec.constraints, spec.tx_type)
-            if spec.decide_when_met:
-                check_prompt(spec.constraints)
+            spec.check()
         except InvalidTransaction as error:
             return str(error)
         return None

@@ -8,11 +8,12 @@ tells it to undo its work, and then it takes the entry from the log like any fol
 
 import msgspec
 
-from tops.core.epoch import Epoch, fits, hashed_all
+from tops.core.epoch import Epoch, fits
+from tops.core.epoch_memory import told
 from tops.core.event_log import EventLog
 from tops.core.standing import StandingAnswers
-from tops.effects import Alarm, Effect, Post
-from tops.messages import EpochDecided, EpochFinished, EpochId, EpochVoted
+from tops.effects import Alarm, Effect
+from tops.messages import EpochFinished, EpochId, EpochVoted
 
 
 class Late(msgspec.Struct):
@@ -23,7 +24,8 @@ class Late(msgspec.Struct):
 
 
 class LateVoters:
-    """The late voters of one event type's epochs. Each is late for one epoch: until that is over it gets no other."""
+    """The late voters of one event type's epochs. Each is late for one epoch, and asked for another meanwhile only if
+    that one can't be done without it."""
 
     def __init__(self, log: EventLog | None, standing: StandingAnswers) -> None:
         self._log, self._standing = log, standing
@@ -95,5 +97,4 @@ class LateVoters:
         return [] if self._log is None else self._log.release(voter, epoch.id.number if holds else None)
 
     def _decided(self, voter: str, epoch: Epoch, committing: frozenset[str]) -> Effect:
-        decided = EpochDecided(epoch=epoch.id, digest=epoch.digest, voter=voter, committing=hashed_all(committing))
-        return Post(epoch.voters[voter].address, decided)
+        return told(epoch.id, epoch.digest, voter, committing, epoch.voters[voter].address)

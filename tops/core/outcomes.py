@@ -36,9 +36,7 @@ class Outcomes:
         if tx in self.refused or tx in self.committed or tx in self.aborted:
             return True
         made = _split(tx)
-        if made is None:
-            return True
-        return bool(self.forgotten and _is_among(self.forgotten, made)) or _is_among(self.passed, made)
+        return made is None or _is_among(self.forgotten, made) or _is_among(self.passed, made)
 
     def remember(self, outcome: TxOutcome) -> None:
         """A commit, also from recovery."""
@@ -81,15 +79,9 @@ class Outcomes:
     def settle_commits(self, outcomes: Iterable[tuple[TxOutcome, Address]]) -> list[Effect]:
         """Transactions that are remembered as committed are finished: everybody hears at once what is for them."""
         letters: dict[Address, list[TxOutcome]] = {}
-        last: Address | None = None
-        letter: list[TxOutcome] = []  # what is for the last one: most are for the same as the one before
         for outcome, publisher in outcomes:
-            if publisher is last and not self.askers:
-                letter.append(outcome)
-                continue
             for address in self._told(outcome.tx, publisher):
                 letters.setdefault(address, []).append(outcome)
-            last, letter = publisher, letters[publisher]
         return [
             Post(address, told[0] if len(told) == 1 else TxOutcomes(outcomes=tuple(told)))
             for address, told in letters.items()

@@ -3,7 +3,6 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from tops.constraints import check_consistent, check_prompt
 from tops.core.own_resources import OwnResources
 from tops.core.publisher import PublisherTx
 from tops.core.type_directory import TypeDirectory
@@ -39,7 +38,7 @@ from tops.messages import (
     TxSpec,
     VotesMissing,
 )
-from tops.transactions import Access, Outcome, TxState, TxType, check_limit
+from tops.transactions import Access, Outcome, TxState, TxType
 
 ENDED_MAX = 1000
 # Looked at with every transaction, and an enum's members take long to find by their class.
@@ -125,10 +124,7 @@ class OwnTransactions:
         if spec.event_type not in self.directory.advertised:
             return NotAdvertised(spec.event_type)
         try:
-            check_limit(spec.tx_type, spec.limit, spec.local_outcome)
-            check_consistent(spec.constraints, spec.tx_type)
-            if spec.decide_when_met:
-                check_prompt(spec.constraints)
+            spec.check()
         except TopsError as error:
             return error
         return None

@@ -4,10 +4,10 @@ from typing import Any
 
 import msgspec
 
-from tops.constraints import AnyConstraint
+from tops.constraints import AnyConstraint, check_consistent, check_prompt
 from tops.event_types import EventType
 from tops.ids import NodeId, TxId
-from tops.transactions import Access, LocalOutcome, ScopeLimit, TxType
+from tops.transactions import Access, LocalOutcome, ScopeLimit, TxType, check_limit
 
 PROTOCOL = 1
 
@@ -23,7 +23,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=Tr
 Definitions = tuple[EventType, ...]  # a type's ancestors, the oldest first, then the type itself
 
 
-class Address(Wire, frozen=True):
+class Address(Wire, frozen=True, cache_hash=True):
     """A broker, or whoever that broker knows by `handle`: a site's name, or a participant's pseudonym.
 
     With the incarnation of the site: what is meant for an earlier life never reaches a later one.
@@ -75,6 +75,13 @@ class TxSpec(Wire, frozen=True):
     vote_timeout_s: float = 5.0
     decide_within_s: float = 60.0
     decide_when_met: bool = False
+
+    def check(self) -> None:
+        """Refuse with InvalidTransaction what contradicts itself, wherever it is asked for."""
+        check_limit(self.tx_type, self.limit, self.local_outcome)
+        check_consistent(self.constraints, self.tx_type)
+        if self.decide_when_met:
+            check_prompt(self.constraints)
 
 
 class EpochId(Wire, frozen=True, cache_hash=True):

@@ -166,7 +166,7 @@ class Guard:
         if kind in _OF_A_PUBLISHER:
             self._check_origin(_life_of(_transaction_of(letter)))
         elif type(letter) is RunOneShots:
-            for life in {one.tx.rpartition(".")[0] for one in letter.transactions}:
+            for life in {_life_of(one.tx) for one in letter.transactions}:
                 self._check_origin(life)
         for right in rights(letter):
             if right not in self._granted:

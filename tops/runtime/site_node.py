@@ -24,11 +24,21 @@ from tops.effects import (
     DeliverAll,
     Effect,
     ForgetPromise,
+    Note,
+    Persist,
     Send,
     SetTimer,
     TxEnded,
 )
-from tops.errors import ConfigError, NotAuthenticated, NotReachable, PermissionDenied, ProtocolError, TopsError
+from tops.errors import (
+    ConfigError,
+    InvariantBroken,
+    NotAuthenticated,
+    NotReachable,
+    PermissionDenied,
+    ProtocolError,
+    TopsError,
+)
 from tops.ids import NodeId, TxId
 from tops.messages import Event, LinkMessage, TxOutcome, TxSpec, encode_body
 from tops.runtime.connections import client_session, open_socket
@@ -233,6 +243,8 @@ class SiteNode:
                     driver.forget(memo)
             case Alarm(kind=kind, text=text):
                 log.warning(text, extra={"node": self.name, "alarm": kind})
+            case Persist() | Note():
+                raise InvariantBroken("a site, which has no journal of its machine's, was asked to keep a record")
 
     def _answer(self, given: Answer) -> None:
         answer = self._answers.pop(given.request, None)
