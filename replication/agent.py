@@ -119,7 +119,8 @@ class Agent:
         await self.site.advertise(self.log_type)
         await bootstrap.copy_if_new(self)
         if self.policy.local_first:
-            publisher = OutboxPublisher(self.site, self.log_type, self.resource, self.policy.plan())
+            awaited, plan = LocalWrites.await_the_log(config), self.policy.plan()
+            publisher = OutboxPublisher(self.site, self.log_type, self.resource, plan, awaited=awaited)
             self.writes = LocalWrites(config, self.replica.name, self.site, self.resource, publisher, self.errors)
             await self.writes.start(self.participant)
             self._spawn(publisher.run())

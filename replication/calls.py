@@ -1,10 +1,11 @@
 """Questions from clients to replicas, and their answers: what can be asked; `replication.conversation` carries it."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from tops.errors import Retry, TopsError
+from tops.errors import ProtocolError, Retry, TopsError
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
@@ -234,20 +235,35 @@ AnyAnswer = (
     | SnapshotTold
 )
 _encoder = msgspec.msgpack.Encoder()
-_questions: msgspec.msgpack.Decoder[AnyQuestion] = msgspec.msgpack.Decoder(AnyQuestion)
-_answers: msgspec.msgpack.Decoder[AnyAnswer] = msgspec.msgpack.Decoder(AnyAnswer)
+_question: msgspec.msgpack.Decoder[AnyQuestion] = msgspec.msgpack.Decoder(AnyQuestion)
+_questions = msgspec.msgpack.Decoder(list[tuple[int, AnyQuestion]])
+_answers = msgspec.msgpack.Decoder(list[tuple[int, AnyAnswer]])
+_undecoded = msgspec.msgpack.Decoder(list[tuple[int, msgspec.Raw]])
 
 
-def encode(said: AnyQuestion | AnyAnswer) -> bytes:
-    return _encoder.encode(said)
+def encode_bundle(said: Sequence[tuple[int, AnyQuestion | AnyAnswer]]) -> bytes:
+    """Questions or answers with their numbers, in one piece; ProtocolError if one of them can't be written down."""
+    try:
+        return _encoder.encode(said)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ProtocolError(f"what is to be said can't be written down: {error}") from error
 
 
-def decode_question(encoded: bytes | msgspec.Raw) -> AnyQuestion:
-    return _questions.decode(encoded)
+def decode_questions(bundle: bytes) -> list[tuple[int, AnyQuestion]]:
+    return _questions.decode(bundle)
 
 
-def decode_answer(encoded: bytes | msgspec.Raw) -> AnyAnswer:
-    return _answers.decode(encoded)
+def decode_answers(bundle: bytes) -> list[tuple[int, AnyAnswer]]:
+    return _answers.decode(bundle)
+
+
+def undecoded(bundle: bytes) -> list[tuple[int, msgspec.Raw]]:
+    """For a bundle in which something can't be read: each by itself."""
+    return _undecoded.decode(bundle)
+
+
+def decode_question(encoded: msgspec.Raw) -> AnyQuestion:
+    return _question.decode(encoded)
 
 
 class ReplicaFailed(TopsError):

@@ -10,6 +10,8 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,7 +20,6 @@ from replication.calls import AnyAnswer, AnyQuestion, Failed, ReplicaFailed
 from replication.events import answer_type, question_type
 from tops.errors import NotReachable, ProtocolError, Retry, TopsError
 from tops.filters import Filter
-from tops.parcels import parcels
 from tops.participants import Participant, Received
 from tops.site import Site
 
@@ -26,11 +27,9 @@ PARALLEL_MAX = 256  # pieces of work that one agent is at; more wait their turn
 BUNDLE_BYTES_MAX = 2**20  # unless one alone is longer
 AGAIN_S = 2.0  # until a question that may be answered twice is asked again
 
-Said = tuple[int, msgspec.Raw]  # the number of the question, and the question or the answer to it
+Said = tuple[int, AnyQuestion | AnyAnswer]  # the number of the question, and the question or the answer to it
 
 log = logging.getLogger("tops.replication")
-_encoder = msgspec.msgpack.Encoder()
-_bundles: msgspec.msgpack.Decoder[list[Said]] = msgspec.msgpack.Decoder(list[Said])
 
 
 class Bundles:
@@ -45,23 +44,38 @@ class Bundles:
         self._waiting: dict[str, list[Said]] = {}
         self._sender: asyncio.Task[None] | None = None
 
-    def put(self, to: str, number: int, said: bytes) -> None:
-        self._waiting.setdefault(to, []).append((number, msgspec.Raw(said)))
+    def put(self, to: str, *said: Said) -> None:
+        self._waiting.setdefault(to, []).extend(said)
         if self._sender is None or self._sender.done():
             self._sender = asyncio.ensure_future(self._send_all())
 
     async def _send_all(self) -> None:
         while self._waiting:
             to = next(iter(self._waiting))
-            for bundle in parcels(self._waiting.pop(to), _bytes_of, BUNDLE_BYTES_MAX):
-                try:
-                    await self._publish(to, _encoder.encode(bundle))
-                except TopsError as error:
-                    self._failed(to, bundle, error)
+            await self._send(to, self._waiting.pop(to))
+
+    async def _send(self, to: str, bundle: Sequence[Said]) -> None:
+        """In one piece; in halves if that would be too long, or if something in it can't be said at all."""
+        half = len(bundle) // 2
+        try:
+            encoded = calls.encode_bundle(bundle)
+            if len(encoded) <= BUNDLE_BYTES_MAX or not half:
+                await self._publish(to, encoded)
+                return
+        except TopsError as error:
+            if not (half and isinstance(error, ProtocolError)):
+                self._failed(to, bundle, error)
+                return
+        await self._send(to, bundle[:half])
+        await self._send(to, bundle[half:])
 
 
-def _bytes_of(said: Said) -> int:
-    return len(memoryview(said[1]))
+class Repeated(NamedTuple):
+    """A question that is asked again when it is due, until it is answered."""
+
+    due: float
+    to: str
+    question: AnyQuestion
 
 
 class Caller(Participant):
@@ -75,6 +89,8 @@ class Caller(Participant):
         self._waiting: dict[int, Callable[[AnyAnswer | TopsError], None]] = {}
         self._numbers = itertools.count(1)
         self._bundles = Bundles(self._publish, self._unpublished)
+        self._repeated: dict[int, Repeated] = {}  # the one that is due next comes first
+        self._repeating = False
 
     async def start(self) -> None:
         """Be ready to ask."""
@@ -91,33 +107,26 @@ class Caller(Participant):
                 self._waiting[number](error)
 
     def on_notify(self, event: Received) -> None:
-        for number, answer in _bundles.decode(event.body["body"]):
+        for number, answer in calls.decode_answers(event.body["body"]):
             hear = self._waiting.get(number)
             if hear is not None:
-                hear(calls.decode_answer(answer))
+                hear(answer)
 
     async def ask(self, to: str, question: AnyQuestion, timeout_s: float) -> AnyAnswer:
         """Ask one replica's agent (or, with `*`, all: the first answer counts)."""
         loop = asyncio.get_running_loop()
         heard: asyncio.Future[AnyAnswer | TopsError | None] = loop.create_future()
         timer = loop.call_later(timeout_s, _hear, heard, None)
-        number, encoded = next(self._numbers), calls.encode(question)
-        self._waiting[number] = lambda answer: _hear(heard, answer)
-        again: asyncio.TimerHandle | None = None
-
-        def say() -> None:
-            nonlocal again
-            self._bundles.put(to, number, encoded)
-            if isinstance(question, calls.Read):
-                again = loop.call_later(AGAIN_S, say)
-
+        number = next(self._numbers)
+        self._waiting[number] = partial(_hear, heard)
         try:
-            say()
+            self._bundles.put(to, (number, question))
+            if isinstance(question, calls.Read):
+                self._repeat(number, to, question)
             answer = await heard
         finally:
             timer.cancel()
-            if again is not None:
-                again.cancel()
+            self._repeated.pop(number, None)
             del self._waiting[number]
         if answer is None:
             whom = f"replica agent {to}" if to != "*" else "no replica's agent"
@@ -127,6 +136,26 @@ class Caller(Participant):
         if isinstance(answer, Failed):
             raise ReplicaFailed(to, answer)
         return answer
+
+    def _repeat(self, number: int, to: str, question: AnyQuestion) -> None:
+        loop = asyncio.get_running_loop()
+        self._repeated[number] = Repeated(loop.time() + AGAIN_S, to, question)
+        if not self._repeating:
+            self._repeating = True
+            loop.call_later(AGAIN_S, self._say_again)
+
+    def _say_again(self) -> None:
+        """Whatever is due; one timer serves all questions."""
+        loop = asyncio.get_running_loop()
+        now, self._repeating = loop.time(), False
+        for number, (due, to, question) in list(self._repeated.items()):
+            if due > now:
+                self._repeating = True
+                loop.call_at(due, self._say_again)
+                return
+            self._bundles.put(to, (number, question))
+            del self._repeated[number]
+            self._repeat(number, to, question)
 
     async def ask_all(
         self, question: AnyQuestion, timeout_s: float, enough: int, counts: Callable[[AnyAnswer], bool] = bool
@@ -138,7 +167,7 @@ class Caller(Participant):
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
-                    self._bundles.put("*", number, calls.encode(question))
+                    self._bundles.put("*", (number, question))
                     while enough > 0 or not heard.empty():
                         answer = await heard.get()
                         if isinstance(answer, TopsError):
@@ -188,16 +217,11 @@ class Answerer(Participant):
         """Whoever asked asks again, unless the answer is one that can never be sent: then that is the answer."""
         log.info("answers could not be sent", extra={"answers": len(answers), "reason": str(error)})
         if isinstance(error, ProtocolError):
-            self._tell(to, [number for number, _ in answers], [_unsendable(error)] * len(answers))
+            self._bundles.put(to, *[(number, _unsendable(error)) for number, _ in answers])
 
     def on_notify(self, event: Received) -> None:
         reply_to, numbers, writes = event.body["reply_to"], [], []
-        for number, encoded in _bundles.decode(event.body["body"]):
-            try:
-                question = calls.decode_question(encoded)
-            except msgspec.DecodeError as error:
-                self._tell(reply_to, [number], [_failure(error)])
-                continue
+        for number, question in self._understood(reply_to, event.body["body"]):
             if isinstance(question, calls.Write):
                 numbers.append(number)
                 writes.append(question)
@@ -205,6 +229,19 @@ class Answerer(Participant):
                 self._begin(self._work(reply_to, number, question))
         if writes:
             self._begin(self._work_together(reply_to, numbers, writes))
+
+    def _understood(self, reply_to: str, bundle: bytes) -> Sequence[tuple[int, AnyQuestion]]:
+        """One that can't be read is answered so; it does not keep the others from being answered."""
+        try:
+            return calls.decode_questions(bundle)
+        except msgspec.DecodeError:
+            understood = []
+        for number, encoded in calls.undecoded(bundle):
+            try:
+                understood.append((number, calls.decode_question(encoded)))
+            except msgspec.DecodeError as error:
+                self._bundles.put(reply_to, (number, _failure(error)))
+        return understood
 
     def _begin(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
@@ -217,7 +254,7 @@ class Answerer(Participant):
                 answer = await self._answer(question)
             except Exception as error:
                 answer = _failure(error)
-        self._tell(reply_to, [number], [answer])
+        self._bundles.put(reply_to, (number, answer))
 
     async def _work_together(self, reply_to: str, numbers: Sequence[int], writes: Sequence[calls.Write]) -> None:
         async with self._turn:
@@ -225,11 +262,7 @@ class Answerer(Participant):
                 answers = await self._write(writes)
             except Exception as error:
                 answers = [_failure(error)] * len(writes)
-        self._tell(reply_to, numbers, answers)
-
-    def _tell(self, reply_to: str, numbers: Sequence[int], answers: Sequence[AnyAnswer]) -> None:
-        for number, answer in zip(numbers, answers, strict=True):
-            self._bundles.put(reply_to, number, calls.encode(answer))
+        self._bundles.put(reply_to, *zip(numbers, answers, strict=True))
 
     async def close(self) -> None:
         for task in self._tasks:

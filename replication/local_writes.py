@@ -25,7 +25,7 @@ from replication.participant import ReplicaParticipant
 from replication.publisher import OutboxPublisher
 from replication.refusals import describe
 from replication.values import pack_rows
-from tops.changes import Member, Row, Statement, check_statement, decode_member
+from tops.changes import Member, Row, Statement, check_statement, decode_members
 from tops.errors import OutcomeUnknown, TopsError
 from tops.ids import TxId
 from tops.messages import LogEntry
@@ -63,6 +63,7 @@ class LocalWrites:
         self._turn = asyncio.Lock()
         self._waiting: list[Waiting] = []
         self._worker: asyncio.Task[None] | None = None
+        self._await_log = self.await_the_log(config)
         self._peer: PeerWrites | None = None
         self._apply: PeerApply | Folding | None = None
         if config.policy == "peer-to-peer":
@@ -73,6 +74,11 @@ class LocalWrites:
                 self._apply = PeerApply(config.name, resource, self.clock, ranking, shapes)
             else:
                 self._apply = Folding(config.name, resource, self.clock, ranking, shapes, own)
+
+    @staticmethod
+    def await_the_log(config: ReplicaSetConfig) -> bool:
+        """Whether writers are answered only when the log has their writes."""
+        return config.policy != "peer-to-peer" and config.ack == "logged"
 
     @property
     def warning(self) -> str:
@@ -106,14 +112,15 @@ class LocalWrites:
 
         Each by itself: what becomes of one means nothing to the others.
         """
-        members = [_member(one) for one in asked]
-        for member in members:
-            visitor.saw_local(member)
+        members = list(map(_member, asked, decode_members([one.member for one in asked])))
+        if visitor.watches:
+            for member in members:
+                visitor.saw_local(member)
         votes = await (self._commit(members) if self._peer is None else self._commit_versioned(members, self._peer))
         committed = sum(isinstance(vote, MemberVote) and vote.excluded is None for vote in votes)
         if committed:
             self.publisher.wake(committed)
-        if self._config.ack == "logged" and self._peer is None:
+        if self._await_log:
             return await asyncio.gather(*map(self._done_and_logged, members, votes))
         return [self._done(member.tx, vote) for member, vote in zip(members, votes, strict=True)]
 
@@ -233,9 +240,8 @@ async def _told(answer: asyncio.Future[MemberVote]) -> MemberVote | TopsError:
         return error
 
 
-def _member(asked: Write) -> Member:
+def _member(asked: Write, member: Member) -> Member:
     """Under the id that its writer gave it, and known by that unless it has a key."""
-    member = decode_member(asked.member)
     if member.idempotency_key:
         return msgspec.structs.replace(member, tx=TxId(asked.tx))
     # Nothing but this very transaction comes under its own id: what it consists of need not be told apart.

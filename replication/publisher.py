@@ -32,8 +32,11 @@ log = logging.getLogger("tops.replication")
 class OutboxPublisher:
     """The publishing half of a local-first replica."""
 
-    def __init__(self, site: Site, event_type: EventType, resource: Resource, plan: TxPlan) -> None:
+    def __init__(
+        self, site: Site, event_type: EventType, resource: Resource, plan: TxPlan, *, awaited: bool = True
+    ) -> None:
         self._site, self._event_type, self._resource, self._plan = site, event_type, resource, plan
+        self._awaited = awaited  # by writers, who ask for the numbers of their transactions
         self.own: set[bytes] | None = None  # where batches are noted that are published: they come back from the log
         self._work = asyncio.Event()
         self._waiting: dict[str, list[asyncio.Future[int]]] = {}
@@ -99,8 +102,9 @@ class OutboxPublisher:
                 limit=self._plan.limit,
             )
             await self._resource.mark_published(entries[-1].id)
-            for encoded in members:
-                self._tell(tx_of(encoded), outcome.log_number or 0)
+            if self._awaited:
+                for encoded in members:
+                    self._tell(tx_of(encoded), outcome.log_number or 0)
 
     async def _linger(self) -> None:
         """Nobody waits for the log: a batch costs every replica a transaction, whatever its size."""

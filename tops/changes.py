@@ -103,6 +103,10 @@ def decode_member(data: bytes) -> Member:
     return _decoder.decode(data)
 
 
+def decode_members(encoded: Sequence[bytes]) -> list[Member]:
+    return list(map(_decoder.decode, encoded))
+
+
 def tx_of(encoded: bytes) -> TxId:
     """Whose an encoded member is, without the rest of it."""
     return _txs.decode(encoded).tx

@@ -5,6 +5,7 @@ after a refusal of that id is on disk, so that a late arrival can't apply; one t
 "unknown".
 """
 
+import re
 from collections import OrderedDict
 from collections.abc import Iterable
 
@@ -14,7 +15,7 @@ from tops.messages import Address, TxOutcome, TxOutcomes
 from tops.records import TxRefused
 from tops.transactions import Outcome
 
-COUNT_DIGITS_MAX = 19
+_MAKE = re.compile(r"(.*)\.([0-9]{1,19})\.([0-9]{1,19})", re.DOTALL)
 
 COMMITTED = Outcome.COMMITTED  # looked at with every transaction
 
@@ -136,11 +137,5 @@ def _add(latest: dict[str, tuple[int, int]], tx: TxId) -> None:
 
 def _split(tx: TxId) -> tuple[str, int, int] | None:
     """Origin, life and counter; None for an id of another make: nobody can tell how old it is."""
-    parts = tx.rsplit(".", 2)
-    if len(parts) != 3 or not _is_count(parts[1]) or not _is_count(parts[2]):
-        return None
-    return parts[0], int(parts[1]), int(parts[2])
-
-
-def _is_count(text: str) -> bool:
-    return text.isdecimal() and text.isascii() and len(text) <= COUNT_DIGITS_MAX
+    made = _MAKE.fullmatch(tx)
+    return None if made is None else (made[1], int(made[2]), int(made[3]))

@@ -1,0 +1,155 @@
+"""Questions and answers on their way: bundled, repeated where that is harmless, and never in each other's way."""
+
+import asyncio
+import gc
+from collections.abc import Sequence
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from replication import calls, conversation
+from replication.calls import AnyAnswer, AnyQuestion, Read, ReadDone, ReplicaFailed, Write, WriteDone
+from replication.conversation import BUNDLE_BYTES_MAX, Answerer, Caller
+from tops.errors import NotReachable, ProtocolError
+from tops.event_types import EventType
+from tops.filters import Filter
+from tops.participants import Participant, Received
+
+PATIENCE_S = 30.0
+
+
+class Line:
+    """Two sites and what one publishes for the other; `lost` many events vanish."""
+
+    def __init__(self) -> None:
+        self.name, self.brokers = "site", ("b1",)
+        self.subscribers: dict[str, Participant] = {}
+        self.events: list[tuple[str, bytes]] = []
+        self.lost = 0
+
+    async def advertise(self, _: EventType) -> None: ...
+
+    async def flush(self) -> None: ...
+
+    async def subscribe(self, event_type: EventType, _: Filter, participant: Participant) -> None:
+        self.subscribers[event_type.name] = participant
+
+    async def publish(self, event_type: EventType, body: dict[str, Any]) -> None:
+        self.events.append((event_type.name, body["body"]))
+        if self.lost:
+            self.lost -= 1
+        else:
+            asyncio.get_running_loop().call_soon(
+                self.subscribers[event_type.name].on_notify, Received(event_type.name, body)
+            )
+
+
+async def answer(question: AnyQuestion) -> AnyAnswer:
+    assert isinstance(question, Read)
+    return ReadDone(replica="r1", rows=question.args, position=1)
+
+
+async def write(asked: Sequence[Write]) -> Sequence[AnyAnswer]:
+    return [WriteDone(replica="r1", tx=one.tx, rows=(1,)) for one in asked]
+
+
+async def joined(line: Line) -> Caller:
+    caller = Caller(cast(Any, line), "shop", ("b1",))
+    answerer = Answerer(cast(Any, line), "shop", ("b1",), answer, write)
+    await caller.start()
+    await answerer.start()
+    return caller
+
+
+async def test_what_is_asked_in_one_turn_is_one_event_and_so_are_its_answers() -> None:
+    line = Line()
+    caller = await joined(line)
+
+    done = await asyncio.gather(
+        *(caller.ask("r1", Write(tx=f"t{n}", member=b"m"), PATIENCE_S) for n in range(64)),
+    )
+
+    assert [one.tx for one in done if isinstance(one, WriteDone)] == [f"t{n}" for n in range(64)]
+    assert len(line.events) == 2
+
+
+async def test_a_lost_read_is_asked_again_and_a_lost_write_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversation, "AGAIN_S", 0.02)
+    line = Line()
+    caller = await joined(line)
+    line.lost = 3
+
+    done = await caller.ask("r1", Read(sql="q", args=b"1"), PATIENCE_S)
+    assert isinstance(done, ReadDone)
+    assert len(line.events) == 5, "three questions went astray"
+
+    line.lost = 1
+    with pytest.raises(NotReachable):
+        await caller.ask("r1", Write(tx="t", member=b"m"), 0.2)
+    assert len(line.events) == 6, "asked once"
+
+
+async def test_reads_that_were_asked_at_different_times_are_all_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversation, "AGAIN_S", 0.1)
+    line = Line()
+    caller = await joined(line)
+    line.lost = 2
+
+    first = asyncio.ensure_future(caller.ask("r1", Read(sql="q", args=b"1"), PATIENCE_S))
+    await asyncio.sleep(0.05)
+    second = asyncio.ensure_future(caller.ask("r1", Read(sql="q", args=b"2"), PATIENCE_S))
+
+    assert [cast(ReadDone, one).rows for one in await asyncio.gather(first, second)] == [b"1", b"2"]
+
+
+async def test_a_question_leaves_nothing_for_the_garbage_collector() -> None:
+    """Thousands per second pass here: what only the collector can free costs more than the question."""
+    caller = await joined(Line())
+    await caller.ask("r1", Write(tx="t", member=b"m"), PATIENCE_S)
+    gc.collect()
+    gc.disable()
+    try:
+        for n in range(100):
+            await caller.ask("r1", Write(tx=f"t{n}", member=b"m"), PATIENCE_S)
+            await caller.ask("r1", Read(sql="q", args=b"1"), PATIENCE_S)
+        assert gc.collect() < 100
+    finally:
+        gc.enable()
+
+
+async def test_what_cannot_be_written_down_fails_alone() -> None:
+    caller = await joined(Line())
+    questions = [Read(sql="\ud800" if n == 3 else "q", args=b"") for n in range(7)]
+
+    done = await asyncio.gather(*(caller.ask("r1", q, PATIENCE_S) for q in questions), return_exceptions=True)
+
+    assert [type(one) for one in done] == [ProtocolError if n == 3 else ReadDone for n in range(7)]
+
+
+async def test_a_bundle_that_would_be_too_long_travels_in_parts() -> None:
+    line = Line()
+    caller = await joined(line)
+    third = b"x" * (BUNDLE_BYTES_MAX // 3)
+
+    done = await asyncio.gather(*(caller.ask("r1", Read(sql="q", args=third), PATIENCE_S) for _ in range(8)))
+
+    assert all(isinstance(one, ReadDone) and one.rows == third for one in done)
+    assert all(len(body) <= BUNDLE_BYTES_MAX for _, body in line.events)
+    assert {len(calls.undecoded(body)) for _, body in line.events} == {2}
+
+
+async def test_a_question_that_cannot_be_read_is_answered_so_and_the_others_as_ever() -> None:
+    line = Line()
+    caller = await joined(line)
+
+    class Unheard(calls.Question, frozen=True):
+        """A question of a later version."""
+
+    strange = asyncio.ensure_future(caller.ask("r1", cast(Any, Unheard()), PATIENCE_S))
+    plain = asyncio.ensure_future(caller.ask("r1", Read(sql="q", args=b"1"), PATIENCE_S))
+
+    assert isinstance(await plain, ReadDone)
+    with pytest.raises(ReplicaFailed, match="Unheard"):
+        await strange
+    assert len(msgspec.msgpack.decode(line.events[0][1])) == 2
