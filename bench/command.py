@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import signal
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -32,7 +33,12 @@ def run(name: str, *, quick: bool, profile: bool, as_json: bool, directory: Path
         if "figures" not in inspect.signature(measure).parameters:
             raise ConfigError(f"benchmark {name!r} can't be run for some figures alone: run it without --figures")
         options["figures"] = figures
-    record: Result = measure(quick=quick, **options)
+    # Told to end, it ends what it has started, as it does when it is interrupted.
+    former = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        record: Result = measure(quick=quick, **options)
+    finally:
+        signal.signal(signal.SIGTERM, former)
     keep(record, directory)
     if as_json:
         print(json.dumps(record, indent=2))
