@@ -25,7 +25,7 @@ from replication.participant import ReplicaParticipant
 from replication.publisher import OutboxPublisher
 from replication.refusals import describe
 from replication.values import pack_rows
-from tops.changes import Member, Row, Statement, check_statement, decode_members
+from tops.changes import Member, Row, Statement, check_statement, decode_members, known_by_id
 from tops.errors import OutcomeUnknown, TopsError
 from tops.ids import TxId
 from tops.messages import LogEntry
@@ -244,5 +244,4 @@ def _member(asked: Write, member: Member) -> Member:
     """Under the id that its writer gave it, and known by that unless it has a key."""
     if member.idempotency_key:
         return msgspec.structs.replace(member, tx=TxId(asked.tx))
-    # Nothing but this very transaction comes under its own id: what it consists of need not be told apart.
-    return msgspec.structs.replace(member, tx=TxId(asked.tx), idempotency_key=f"tx:{asked.tx}", content="tx")
+    return known_by_id(member, TxId(asked.tx))

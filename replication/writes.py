@@ -18,7 +18,7 @@ from replication.policies import Policy, Route
 from replication.refusals import Duplicate, TooFewReplicas, WriteRefused, understand
 from replication.values import pack_values, unpack_rows
 from replication.verdicts import VerdictAsker
-from tops.changes import Change, Member, Row, Statement, check_statement, content_digest, encode_member
+from tops.changes import Change, Member, Row, Statement, check_statement, content_digest, encode_member, own_key
 from tops.errors import InvalidTransaction, NotReachable, OutcomeUnknown, Retry, TopsError, TransactionAborted
 from tops.ids import TxId
 from tops.messages import TxOutcome, TxSpec
@@ -201,7 +201,7 @@ class Writer:
             return await self._coordinated_outcome(tx, key)
         # An empty transaction under the same key: either the first one is there, or it can't come any more.
         told_key, replica = _told_by(tx)
-        probe = Member(TxId(tx), (), key or told_key or f"tx:{tx}", self._key_ttl_s)
+        probe = Member(TxId(tx), (), key or told_key or own_key(tx), self._key_ttl_s)
         try:
             await self._forwarded(self._asked_replica(replica), probe, tx)
         except WriteRefused as refused:

@@ -5,6 +5,7 @@ from decimal import Decimal
 import pytest
 
 from tops.changes import (
+    OWN,
     Delete,
     Insert,
     InvalidChange,
@@ -18,7 +19,9 @@ from tops.changes import (
     content_digest,
     decode_member,
     encode_member,
+    known_by_id,
     members_digest,
+    own_key,
     split_table_name,
 )
 from tops.ids import TxId
@@ -118,6 +121,24 @@ def test_a_member_survives_the_wire_with_every_kind_of_change() -> None:
         ),
         idempotency_key="k",
     )
+
+    assert decode_member(encode_member(member)) == member
+
+
+def test_a_member_known_by_its_id_is_shorter_on_the_wire_and_whole_behind_it() -> None:
+    plain = Member(TxId("client.1.7"), (Insert("t", {"id": 1}),))
+    known = known_by_id(plain, plain.tx)
+
+    assert decode_member(encode_member(known)) == known
+    assert encode_member(known).count(b"client.1.7") == 1
+    assert known.idempotency_key == own_key("client.1.7")
+
+
+@pytest.mark.parametrize(
+    ("key", "content"), [("", ""), ("k", ""), ("k", "digest"), ("k", OWN), ("tx:another", OWN), ("tx:t", "digest")]
+)
+def test_any_other_key_travels_as_it_is(key: str, content: str) -> None:
+    member = Member(TxId("t"), (), key, 60, content)
 
     assert decode_member(encode_member(member)) == member
 

@@ -89,22 +89,44 @@ class _TxAlone(msgspec.Struct, frozen=True, gc=False, array_like=True):
     tx: TxId
 
 
+OWN = "tx"  # what the key stands for, if it is the transaction's own id
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 _decoder = msgspec.msgpack.Decoder(Member)
 _txs = msgspec.msgpack.Decoder(_TxAlone)
 _packed = msgspec.msgpack.Decoder(list[bytes])
 
 
+def own_key(tx: str) -> str:
+    """The idempotency key of a transaction that has no other: nothing but itself comes under its own id."""
+    return f"tx:{tx}"
+
+
+def known_by_id(member: Member, tx: TxId) -> Member:
+    """The member under this id, which is its key as well: what it consists of need not be told apart."""
+    return msgspec.structs.replace(member, tx=tx, idempotency_key=own_key(tx), content=OWN)
+
+
+def is_known_by_id(member: Member) -> bool:
+    return member.content == OWN and member.idempotency_key == own_key(member.tx)
+
+
 def encode_member(member: Member) -> bytes:
+    """The id is not written twice."""
+    if is_known_by_id(member):
+        member = msgspec.structs.replace(member, idempotency_key="")
     return _encoder.encode(member)
 
 
 def decode_member(data: bytes) -> Member:
-    return _decoder.decode(data)
+    (member,) = decode_members([data])
+    return member
 
 
 def decode_members(encoded: Sequence[bytes]) -> list[Member]:
-    return list(map(_decoder.decode, encoded))
+    return [
+        known_by_id(member, member.tx) if member.content == OWN and not member.idempotency_key else member
+        for member in map(_decoder.decode, encoded)
+    ]
 
 
 def tx_of(encoded: bytes) -> TxId:

@@ -157,10 +157,10 @@ def array_literal(values: list[Value], sql_type: SqlType) -> str:
     if sql_type.category == "N" and kinds == {int}:
         return f"'{{{','.join(map(str, values))}}}'"
     if sql_type.category == "S" and kinds == {str}:
-        joined = '","'.join(values)
-        if "\\" not in joined and joined.count('"') == 2 * (len(values) - 1):
-            return quote(f'{{"{joined}"}}')
-        return quote("{" + ",".join(map(_element, values)) + "}")
+        joined = "\0".join(values)
+        if joined.count("\0") == len(values) - 1:
+            elements = _element(joined).replace("\0", '","')
+            return quote(f"{{{elements}}}")
     return quote("{" + ",".join([_element(text_form(value, sql_type)) for value in values]) + "}")
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from adapters.postgres.literals import SqlType, array_literal, quote
 from adapters.postgres.statements import Statements
-from tops.changes import Member, content_digest, encode_member, pack_members
+from tops.changes import OWN, Member, content_digest, encode_member, is_known_by_id, own_key, pack_members
 from tops.parcels import parcels
 from tops.ports import Position
 
@@ -28,6 +28,10 @@ _PREFIX = """with changed as (
 _NEW_KEYS = """
 insert into tops.idempotency_keys (replica_set, key, content, tx, number, expires_ms)
 select $1::text, unnest($2::text[]), unnest($3::text[]), unnest($4::text[]), unnest($5::bigint[]), unnest($6::bigint[])
+"""
+_OWN_KEYS = f"""
+insert into tops.idempotency_keys (replica_set, key, content, tx, number, expires_ms)
+select $1::text, {quote(own_key(""))} || tx, {quote(OWN)}, tx, $3::bigint, $4::bigint from unnest($2::text[]) as tx
 """
 _KEY = """with changed as (
     insert into tops.idempotency_keys as known (replica_set, key, content, tx, number, expires_ms)
@@ -116,6 +120,12 @@ async def new_keys_text(statements: Statements, replica_set: str, jobs: Sequence
     keyed = [job for job in jobs if job.member.idempotency_key]
     if not keyed:
         return None
+    ends = {(job.number, _expires_ms(job)) for job in keyed}
+    if len(ends) == 1 and all(is_known_by_id(job.member) for job in keyed):  # the common case, with less to say
+        ((number, expires_ms),) = ends
+        transactions = array_literal([job.member.tx for job in keyed], TEXT)
+        own = await statements.named(_OWN_KEYS)
+        return f"EXECUTE {own}({quote(replica_set)},{transactions},{number},{expires_ms})"
     return f"EXECUTE {await statements.named(_NEW_KEYS)}({quote(replica_set)},{_key_arrays(keyed)})"
 
 
@@ -132,9 +142,13 @@ def _key_arrays(keyed: Sequence[Job]) -> str:
         array_literal([content_digest(job.member) for job in keyed], TEXT),
         array_literal([job.member.tx for job in keyed], TEXT),
         array_literal([job.number for job in keyed], BIGINT),
-        array_literal([job.at_ms + job.member.key_ttl_s * 1000 for job in keyed], BIGINT),
+        array_literal([_expires_ms(job) for job in keyed], BIGINT),
     ]
     return ",".join(arrays)
+
+
+def _expires_ms(job: Job) -> int:
+    return job.at_ms + job.member.key_ttl_s * 1000
 
 
 async def outbox_text(statements: Statements, replica_set: str, members: Sequence[Member]) -> str:

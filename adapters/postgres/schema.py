@@ -35,6 +35,8 @@ create sequence if not exists tops.outbox_ids;
 create table if not exists tops.outbox (
     replica_set text not null, id bigint not null, size int not null, members bytea not null,
     primary key (replica_set, id));
+-- What is gone in a moment is not worth compressing.
+alter table tops.outbox alter column members set storage external;
 
 -- A negative expectation asks for the number to be told instead of checked.
 create or replace function tops.affected(expected int, actual bigint) returns void language plpgsql as $$

@@ -18,8 +18,10 @@ from tops.changes import (
     Upsert,
     decode_member,
     encode_member,
+    known_by_id,
 )
 from tops.errors import AgentReplaced, InvariantBroken, MemberRefused, ResourceError, TopsError
+from tops.ids import TxId
 from tops.ports import Position, Resource, Why
 
 
@@ -290,6 +292,26 @@ async def test_a_key_lives_as_long_as_the_logs_own_clock_says(resource: Resource
 
     assert alive.votes[0].excluded is not None
     assert over.votes[0].excluded is None
+
+
+async def test_a_transaction_known_by_its_id_is_written_once_whoever_brings_it(
+    resource: Resource, database: Database
+) -> None:
+    table = "tops.idempotency_keys" if not resource.compensatable else "tops_idempotency_keys"
+    first, second, third = (known_by_id(member("", balance(n, 1)), TxId(f"c.1.{n}")) for n in (1, 2, 3))
+    keyed = member("c.1.4", balance(3, 1), key="k")
+    await resource.write_all_local([first, second])
+
+    votes = await resource.write_all_local([third, first, keyed])
+    again = await resource.apply([entry(1, first, second, third), entry(2, keyed)])
+
+    assert [vote.excluded.why if vote.excluded else None for vote in votes] == [None, Why.DUPLICATE, None]
+    assert (again.position, again.failed) == (2, None)
+    assert await database.sql("select bal from acct order by id") == [(101,), (101,), (102,)]
+    found = await database.sql(f"select key, tx, number from {table} order by tx")
+    assert found == [("tx:c.1.1", "c.1.1", 0), ("tx:c.1.2", "c.1.2", 0), ("tx:c.1.3", "c.1.3", 0), ("k", "c.1.4", 0)]
+    published = [one for record in await resource.unpublished() for one in record.members]
+    assert published == [first, second, third, keyed]
 
 
 async def test_keys_whose_time_is_over_are_forgotten_by_compaction(resource: Resource, database: Database) -> None:
