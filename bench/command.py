@@ -3,10 +3,12 @@
 import inspect
 import json
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from bench.harness import say
@@ -33,17 +35,31 @@ def run(name: str, *, quick: bool, profile: bool, as_json: bool, directory: Path
         if "figures" not in inspect.signature(measure).parameters:
             raise ConfigError(f"benchmark {name!r} can't be run for some figures alone: run it without --figures")
         options["figures"] = figures
-    # Told to end, it ends what it has started, as it does when it is interrupted.
-    former = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
+    with _ended_in_order():
         record: Result = measure(quick=quick, **options)
-    finally:
-        signal.signal(signal.SIGTERM, former)
     keep(record, directory)
     if as_json:
         print(json.dumps(record, indent=2))
     else:
         print_table(record)
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Told to end, a benchmark ends what it has started, as it does when it is interrupted."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        handler = signal.getsignal(signal.SIGINT)  # while a loop runs, its own
+        if callable(handler):
+            handler(number, frame)
+
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job: a loop would not take it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    former = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
 
 
 def keep(record: Result, directory: Path) -> None:
