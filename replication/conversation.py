@@ -147,15 +147,16 @@ class Caller(Participant):
     def _say_again(self) -> None:
         """Whatever is due; one timer serves all questions."""
         loop = asyncio.get_running_loop()
-        now, self._repeating = loop.time(), False
+        now = loop.time()
         for number, (due, to, question) in list(self._repeated.items()):
             if due > now:
-                self._repeating = True
-                loop.call_at(due, self._say_again)
-                return
+                break
             self._bundles.put(to, (number, question))
             del self._repeated[number]
-            self._repeat(number, to, question)
+            self._repeated[number] = Repeated(now + AGAIN_S, to, question)
+        self._repeating = bool(self._repeated)
+        if self._repeated:
+            loop.call_at(next(iter(self._repeated.values())).due, self._say_again)
 
     async def ask_all(
         self, question: AnyQuestion, timeout_s: float, enough: int, counts: Callable[[AnyAnswer], bool] = bool

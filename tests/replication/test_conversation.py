@@ -103,6 +103,34 @@ async def test_reads_that_were_asked_at_different_times_are_all_asked_again(monk
     assert [cast(ReadDone, one).rows for one in await asyncio.gather(first, second)] == [b"1", b"2"]
 
 
+async def test_one_timer_serves_all_reads_however_long_they_go_unanswered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversation, "AGAIN_S", 0.02)
+    line = Line()
+    caller = await joined(line)
+    loop, armed = asyncio.get_running_loop(), 0
+    call_at = loop.call_at
+
+    def counted(when: float, callback: Any, *args: Any, **options: Any) -> asyncio.TimerHandle:
+        nonlocal armed
+        armed += callback == caller._say_again
+        return call_at(when, callback, *args, **options)
+
+    monkeypatch.setattr(loop, "call_at", counted)
+    monkeypatch.setattr(loop, "call_later", lambda s, callback, *args: counted(loop.time() + s, callback, *args))
+    line.lost = 10_000
+    reads = []
+    for n in range(10):
+        reads.append(asyncio.ensure_future(caller.ask("r1", Read(sql="q", args=b"%d" % n), PATIENCE_S)))
+        await asyncio.sleep(0.003)
+    while len(line.events) < 200:  # noqa: ASYNC110 - nobody announces it
+        await asyncio.sleep(0.01)
+    line.lost = 0
+
+    await asyncio.gather(*reads)
+
+    assert armed <= len(line.events), "each time something is said again, the timer is set once"
+
+
 async def test_a_question_leaves_nothing_for_the_garbage_collector() -> None:
     """Thousands per second pass here: what only the collector can free costs more than the question."""
     caller = await joined(Line())
