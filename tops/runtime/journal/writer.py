@@ -13,8 +13,6 @@ from time import perf_counter
 from tops.errors import JournalFailed
 from tops.runtime.journal.store import Store
 
-PATIENCE_MAX = 16
-
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -37,7 +35,6 @@ class Writer:
         self._files = threading.Lock()  # held by the thread that is at the files
         self._stopping = self._ended = False
         self._watches = False  # the thread wakes by itself, to sync the watermark
-        self._patience = 1  # how many times `seal_after_s` it sleeps then; it takes the other thread's time to wake
         self._thread = threading.Thread(target=self._run, name="tops-journal", daemon=True)
 
     def __len__(self) -> int:
@@ -106,15 +103,12 @@ class Writer:
         self._watches = False
         self._watches = self._store.unsealed
         try:
-            self._wakes.get(timeout=self._store.options.seal_after_s * self._patience if self._watches else None)
+            self._wakes.get(timeout=self._store.options.seal_after_s if self._watches else None)
         except queue.Empty:
             with self._files:
-                if perf_counter() - self._store.committed_at < self._store.options.seal_after_s:
-                    self._patience = min(self._patience * 2, PATIENCE_MAX)
-                elif not self._ended:
+                if perf_counter() - self._store.committed_at >= self._store.options.seal_after_s and not self._ended:
                     # Nothing came for a while: the time to sync the watermark without keeping anyone waiting.
                     self._store.seal()
-                    self._patience = 1
 
     def _commit_or_run_job(self) -> None:
         if records := self._next_batch():
