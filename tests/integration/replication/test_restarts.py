@@ -104,6 +104,18 @@ async def test_no_stale_replica_is_in_sync_after_restarts_in_some_orders(
     await restart_in(server, folder, orders, 'policy = "quorum"\nwrite_quorum = 2')
 
 
+async def test_the_check_for_stale_replicas_finds_one_that_lost_a_write(server: EmbeddedPostgres, folder: Path) -> None:
+    async with small_cluster(server, folder, 'policy = "quorum"\nwrite_quorum = 2') as cluster:
+        rounds = Round(cluster, random.Random(1))
+        await rounds.write()
+        async with cluster.connect() as shop:
+            await shop.wait_in_sync()
+        await rounds.nobody_is_stale()
+        await cluster.sql("r2", "update accounts set balance = 0 where id = 1")
+        with pytest.raises(AssertionError, match="r2 is in sync without 1"):
+            await rounds.nobody_is_stale()
+
+
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 async def test_no_stale_replica_is_in_sync_after_restarts_in_every_order(
