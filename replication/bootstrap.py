@@ -31,6 +31,7 @@ OWN_TABLES = (
     "tops.row_sums",
     "tops.write_sets",
     "tops.idempotency_keys",
+    "tops.known_ids",
     "tops.logged_keys",
     "tops.row_versions",
     "tops.conflicts",

@@ -25,7 +25,7 @@ from replication.participant import ReplicaParticipant
 from replication.publisher import OutboxPublisher
 from replication.refusals import describe
 from replication.values import pack_rows
-from tops.changes import Member, Row, Statement, check_statement, decode_members, known_by_id
+from tops.changes import Member, Row, Statement, check_statement, decode_members, known_by_id, own_key
 from tops.errors import OutcomeUnknown, TopsError
 from tops.ids import TxId
 from tops.messages import LogEntry
@@ -112,7 +112,7 @@ class LocalWrites:
 
         Each by itself: what becomes of one means nothing to the others.
         """
-        members = list(map(_member, asked, decode_members([one.member for one in asked])))
+        members = list(map(self._named, asked, decode_members([one.member for one in asked])))
         if visitor.watches:
             for member in members:
                 visitor.saw_local(member)
@@ -123,6 +123,15 @@ class LocalWrites:
         if self._await_log:
             return await asyncio.gather(*map(self._done_and_logged, members, votes))
         return [self._done(member.tx, vote) for member, vote in zip(members, votes, strict=True)]
+
+    def _named(self, asked: Write, member: Member) -> Member:
+        """Under the id that its writer gave it, and known by that unless it has a key."""
+        tx = TxId(asked.tx)
+        if member.idempotency_key:
+            return msgspec.structs.replace(member, tx=tx)
+        if isinstance(self._apply, Folding):  # it asks for the number that a key was logged under
+            return msgspec.structs.replace(member, tx=tx, idempotency_key=own_key(tx), content="folded")
+        return known_by_id(member, tx)
 
     async def _done_and_logged(self, member: Member, vote: MemberVote | TopsError) -> WriteDone | Failed:
         done = self._done(member.tx, vote)
@@ -238,10 +247,3 @@ async def _told(answer: asyncio.Future[MemberVote]) -> MemberVote | TopsError:
         return await answer
     except TopsError as error:
         return error
-
-
-def _member(asked: Write, member: Member) -> Member:
-    """Under the id that its writer gave it, and known by that unless it has a key."""
-    if member.idempotency_key:
-        return msgspec.structs.replace(member, tx=TxId(asked.tx))
-    return known_by_id(member, TxId(asked.tx))

@@ -8,11 +8,21 @@ from typing import Protocol
 
 import msgspec
 
-from tops.changes import Member
+from replication.refusals import WriteRefused
+from tops.changes import Member, own_key
+from tops.ids import counted
 
-RESERVED = "tops-"  # applications may not use idempotency keys that begin so
+_RESERVED = "tops-"
 _BARRIER, _REPAIR = "tops-barrier", "tops-repair"
 KEY_TTL_S = 3_600
+
+
+def check_key(key: str) -> None:
+    """Refuse an idempotency key that an application may not use: it is, or would be taken for, one of ours."""
+    if key.startswith(_RESERVED):
+        raise WriteRefused("", "invalid", f"idempotency keys that begin with {_RESERVED!r} are not for applications")
+    if key.startswith(own_key("")) and counted(key.removeprefix(own_key(""))) is not None:
+        raise WriteRefused("", "invalid", f"the idempotency key {key!r} is the id of a transaction: choose another")
 
 
 class Repair(msgspec.Struct, frozen=True):

@@ -1,7 +1,6 @@
 """How a write travels: as a transaction at the coordinator, or to the replica that commits it first."""
 
 import asyncio
-import base64
 import itertools
 import secrets
 import time
@@ -13,21 +12,20 @@ from replication.calls import Read, ReadDone, ReplicaFailed, Write, WriteDone
 from replication.config import ReplicaSetConfig
 from replication.conversation import Caller
 from replication.events import log_type, write_body
-from replication.marked import RESERVED
+from replication.marked import check_key
 from replication.policies import Policy, Route
 from replication.refusals import Duplicate, TooFewReplicas, WriteRefused, understand
 from replication.values import pack_values, unpack_rows
 from replication.verdicts import VerdictAsker
 from tops.changes import Change, Member, Row, Statement, check_statement, content_digest, encode_member, own_key
 from tops.errors import InvalidTransaction, NotReachable, OutcomeUnknown, Retry, TopsError, TransactionAborted
-from tops.ids import TxId
+from tops.ids import TxId, counted_id, told_by_counted
 from tops.messages import TxOutcome, TxSpec
 from tops.site import Site
 from tops.transactions import Outcome, TxType
 
 RETRY_FIRST_S = 0.02
 TRANSIENT_TRIES = 6
-_KEYED, _AT = "~", "@"  # in ids of local-first writes: before the idempotency key, and before the replica
 COORDINATOR = Route.COORDINATOR  # looked at with every write
 _returned = msgspec.msgpack.Decoder(list[bytes])
 
@@ -87,8 +85,8 @@ class Writer:
         for change in changes:
             if isinstance(change, Statement):
                 check_statement(change.sql, allow_volatile=self._config.allow_volatile)
-        if key.startswith(RESERVED):
-            raise WriteRefused("", "invalid", f"idempotency keys that begin with {RESERVED!r} are not for applications")
+        if key:
+            check_key(key)
         if not changes and not reads:
             return WriteResult("", self.token)
         member = Member(TxId(""), changes, key, self._key_ttl_s)
@@ -242,11 +240,7 @@ class Writer:
         raise NotReachable(f"no replica of {self._config.name!r} could answer: {'; '.join(problems)}")
 
     def _new_tx(self, key: str, replica: str) -> TxId:
-        """An id that tells where the write was sent to and under which key: whoever asks about it needs both.
-
-        Ids of one writer grow: replicas keep them in an index, and neighbours are found where the last one was."""
-        told = f"{_KEYED}{base64.urlsafe_b64encode(key.encode()).decode()}" if key else ""
-        return TxId(f"{self._site.name}.{self._life}.{next(self._numbers):010x}{told}{_AT}{replica}")
+        return counted_id(self._site.name, self._life, next(self._numbers), key, replica)
 
     def _asked_replica(self, told: str) -> str:
         if self._policy.route is Route.PRIMARY:
@@ -265,10 +259,7 @@ def _rows_in(returned: bytes) -> tuple[tuple[Row, ...], ...]:
 
 
 def _told_by(tx: str) -> tuple[str, str]:
-    """The idempotency key and the replica that an id of a local-first write tells; nothing for other ids."""
-    before, at, replica = tx.rpartition(_AT)
-    _, keyed, key = before.partition(_KEYED)
     try:
-        return base64.urlsafe_b64decode(key).decode() if at and keyed else "", replica if at else ""
+        return told_by_counted(tx)
     except ValueError:
         raise InvalidTransaction(f"{tx!r} is no id of a transaction") from None

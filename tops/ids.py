@@ -4,8 +4,11 @@ Ids are plain strings on the wire and in journals, so that a person can search f
 nowhere else.
 """
 
+import base64
 import hashlib
 import hmac
+import re
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NewType
 
@@ -17,6 +20,49 @@ Pseudonym = NewType("Pseudonym", str)  # a participant's name within one transac
 def tx_id(origin: NodeId, incarnation: int, counter: int) -> TxId:
     """The id of the `counter`-th transaction of one life of `origin`; unique for ever, since incarnations only grow."""
     return TxId(f"{origin}.{incarnation}.{counter}")
+
+
+_KEYED, _AT = "~", "@"  # before the idempotency key, and before the replica
+COUNTED = re.compile(r"(.+\.)([0-9a-f]{10})(@[^@]*)", re.DOTALL)
+_NUMBERS = re.compile(r"(?:[0-9a-f]{10})+")
+
+
+def counted_id(origin: str, life: str, number: int, key: str, replica: str) -> TxId:
+    """The id of the `number`-th write of one life of `origin` that goes to a replica first.
+
+    It tells the replica, and the write's idempotency key if it has one: whoever asks what became of it needs both."""
+    told = f"{_KEYED}{base64.urlsafe_b64encode(key.encode()).decode()}" if key else ""
+    return TxId(f"{origin}.{life}.{number:010x}{told}{_AT}{replica}")
+
+
+def told_by_counted(tx: str) -> tuple[str, str]:
+    """The idempotency key and the replica that a counted id tells; nothing for other ids. ValueError: it is no id."""
+    before, at, replica = tx.rpartition(_AT)
+    _, keyed, key = before.partition(_KEYED)
+    return base64.urlsafe_b64decode(key).decode() if at and keyed else "", replica if at else ""
+
+
+def counted(tx: str) -> tuple[str, int] | None:
+    """The series of a counted id without a key, and its number there: no two ids have both in common."""
+    parts = COUNTED.fullmatch(tx)
+    return (parts[1] + parts[3], int(parts[2], 16)) if parts is not None else None
+
+
+def counted_all(ids: Sequence[str]) -> dict[str, list[int]] | None:
+    """The same for many, by series; None if one of them is not counted."""
+    first = COUNTED.fullmatch(ids[0])
+    if first is None:
+        return None
+    begin, end = first.span(2)
+    if {tx[:begin] for tx in ids} == {first[1]} and {tx[end:] for tx in ids} == {first[3]}:  # most often: one writer's
+        numbers = [tx[begin:end] for tx in ids]
+        return {first[1] + first[3]: [int(n, 16) for n in numbers]} if _NUMBERS.fullmatch("".join(numbers)) else None
+    found: dict[str, list[int]] = {}
+    for place in map(counted, ids):
+        if place is None:
+            return None
+        found.setdefault(place[0], []).append(place[1])
+    return found
 
 
 def standing_pseudonym(secret: bytes, tx: TxId) -> Pseudonym:

@@ -8,7 +8,7 @@ import re
 
 from tops.changes import InvalidChange
 
-OWN_TABLES = ("schema_version", "applied", "position", "row_versions", "idempotency_keys", "outbox")
+OWN_TABLES = ("schema_version", "applied", "position", "row_versions", "idempotency_keys", "known_ids", "outbox")
 
 _CULPRIT = re.compile(
     r"""

@@ -55,6 +55,11 @@ class SqlType:
         return f"::{self.name}" if self._goes_as_text else ""
 
 
+TEXT = SqlType("text", "S")
+BIGINT = SqlType("bigint", "N", is_integer=True)
+BYTEA = SqlType("bytea", "U", is_bytes=True)
+
+
 def quote(text: str) -> str:
     """A string literal; standard_conforming_strings is on in our sessions."""
     if "\0" in text:

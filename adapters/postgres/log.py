@@ -21,7 +21,9 @@ _COMPACT = """
 with moved as (update tops.position set prefix = {prefix}, at_ms = greatest(at_ms, {at_ms})
                 where replica_set = {replica_set} and prefix = {stored} returning at_ms),
      forgotten as (delete from tops.idempotency_keys k using moved
-                where k.replica_set = {replica_set} and k.expires_ms <= moved.at_ms)
+                where k.replica_set = {replica_set} and k.expires_ms <= moved.at_ms),
+     forgotten_ids as (delete from tops.known_ids i using moved
+                where i.replica_set = {replica_set} and i.expires_ms <= moved.at_ms)
 delete from tops.applied where replica_set = {replica_set} and number <= {prefix} and exists (select from moved)
 """
 

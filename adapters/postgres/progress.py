@@ -6,15 +6,12 @@ from dataclasses import dataclass, field
 import asyncpg
 import msgspec
 
-from adapters.postgres.literals import SqlType, array_literal, quote
+from adapters.postgres.literals import BIGINT, BYTEA, array_literal, quote
 from adapters.postgres.statements import Statements
-from tops.changes import OWN, Member, content_digest, encode_member, is_known_by_id, own_key, pack_members
+from tops.changes import Member, encode_member, pack_members
 from tops.parcels import parcels
 from tops.ports import Position
 
-TEXT = SqlType("text", "S")
-BYTEA = SqlType("bytea", "U", is_bytes=True)
-BIGINT = SqlType("bigint", "N", is_integer=True)
 _PARCEL_BYTES_MAX = 2**19
 
 _NUMBER = """with changed as (
@@ -24,22 +21,6 @@ _NUMBER = """with changed as (
 _PREFIX = """with changed as (
     update tops.position set prefix = $3::bigint, at_ms = greatest(at_ms, $4::bigint)
      where replica_set = $1::text and prefix = $2::bigint returning 1)
-  select tops.affected(1, count(*)) from changed"""
-_NEW_KEYS = """
-insert into tops.idempotency_keys (replica_set, key, content, tx, number, expires_ms)
-select $1::text, unnest($2::text[]), unnest($3::text[]), unnest($4::text[]), unnest($5::bigint[]), unnest($6::bigint[])
-"""
-_OWN_KEYS = f"""
-insert into tops.idempotency_keys (replica_set, key, content, tx, number, expires_ms)
-select $1::text, {quote(own_key(""))} || tx, {quote(OWN)}, tx, $3::bigint, $4::bigint from unnest($2::text[]) as tx
-"""
-_KEY = """with changed as (
-    insert into tops.idempotency_keys as known (replica_set, key, content, tx, number, expires_ms)
-    select $1::text, s.* from unnest($2::text[], $3::text[], $4::text[], $5::bigint[], $6::bigint[])
-        as s(key, content, tx, number, expires_ms)
-    on conflict (key, replica_set) do update set
-        content = excluded.content, tx = excluded.tx, number = excluded.number, expires_ms = excluded.expires_ms
-     where known.expires_ms <= $7::bigint returning 1)
   select tops.affected(1, count(*)) from changed"""
 # Ids must grow in commit order: whoever draws some holds the lock until it has committed.
 _OUTBOX = """with locked as materialized (
@@ -113,42 +94,6 @@ async def prefix_text(statements: Statements, replica_set: str, before: int, aft
     """Record a longer prefix; fails if the database has another one than we remember."""
     name = await statements.named(_PREFIX)
     return f"EXECUTE {name}({quote(replica_set)},{before},{after},{at_ms})"
-
-
-async def new_keys_text(statements: Statements, replica_set: str, jobs: Sequence[Job]) -> str | None:
-    """Record the members' idempotency keys, if any; fails if one of them is known, alive or not."""
-    keyed = [job for job in jobs if job.member.idempotency_key]
-    if not keyed:
-        return None
-    ends = {(job.number, _expires_ms(job)) for job in keyed}
-    if len(ends) == 1 and all(is_known_by_id(job.member) for job in keyed):  # the common case, with less to say
-        ((number, expires_ms),) = ends
-        transactions = array_literal([job.member.tx for job in keyed], TEXT)
-        own = await statements.named(_OWN_KEYS)
-        return f"EXECUTE {own}({quote(replica_set)},{transactions},{number},{expires_ms})"
-    return f"EXECUTE {await statements.named(_NEW_KEYS)}({quote(replica_set)},{_key_arrays(keyed)})"
-
-
-async def key_text(statements: Statements, replica_set: str, job: Job) -> str | None:
-    """The same for one member whose key may have been there before; fails only if it is still alive."""
-    if not job.member.idempotency_key:
-        return None
-    return f"EXECUTE {await statements.named(_KEY)}({quote(replica_set)},{_key_arrays([job])},{job.at_ms})"
-
-
-def _key_arrays(keyed: Sequence[Job]) -> str:
-    arrays = [
-        array_literal([job.member.idempotency_key for job in keyed], TEXT),
-        array_literal([content_digest(job.member) for job in keyed], TEXT),
-        array_literal([job.member.tx for job in keyed], TEXT),
-        array_literal([job.number for job in keyed], BIGINT),
-        array_literal([_expires_ms(job) for job in keyed], BIGINT),
-    ]
-    return ",".join(arrays)
-
-
-def _expires_ms(job: Job) -> int:
-    return job.at_ms + job.member.key_ttl_s * 1000
 
 
 async def outbox_text(statements: Statements, replica_set: str, members: Sequence[Member]) -> str:

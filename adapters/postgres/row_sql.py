@@ -3,7 +3,7 @@
 from typing import Literal, NamedTuple
 
 from adapters.postgres.catalog import Table
-from adapters.postgres.literals import SqlType, identifier, quote, text_form
+from adapters.postgres.literals import BIGINT, TEXT, SqlType, identifier, quote, text_form
 from tops.changes import SUMS, Delete, Insert, Row, RowChange, Update, Upsert
 
 Source = Literal["values", "key", "add", "expected version", "number", "sum key"]
@@ -97,7 +97,7 @@ def row_change_sql(change: RowChange, table: Table) -> Sql:
 
 def _summed(arrays: _Arrays, change: Update, table: Table, update: str) -> Sql:
     """The update and its sums as one statement, so that the values travel and are taken apart once."""
-    key = arrays.take("sum key", "", _TEXT)
+    key = arrays.take("sum key", "", TEXT)
     amounts = [(part.column, place) for place, part in enumerate(arrays.parts, 1) if part.source == "add"]
     sums = " union all ".join(
         f"select {quote(change.table)}, {key}, {quote(column)}, s.c{place} from s" for column, place in amounts
@@ -129,14 +129,10 @@ def _version_key(arrays: _Arrays, change: RowChange, table: Table) -> str:
     return f"jsonb_build_array({', '.join(parts)})::text"
 
 
-_BIGINT = SqlType("bigint", "N", is_integer=True)
-_TEXT = SqlType("text", "S")
-
-
 def check_versions_sql(change: RowChange, table: Table) -> Sql:
     arrays = _Arrays()
     key = _version_key(arrays, change, table)
-    expected = arrays.take("expected version", "", _BIGINT)
+    expected = arrays.take("expected version", "", BIGINT)
     return arrays.told(f"select tops.expect_version({quote(table.sql_name)}, {key}, {expected}) from {arrays.source}")
 
 
@@ -147,7 +143,7 @@ def write_versions_sql(change: RowChange, table: Table) -> Sql:
     if isinstance(change, Delete):
         delete = f"delete from tops.row_versions v using {arrays.source} where v.table_name = {name} and v.key = {key}"
         return Sql(f"{delete} and ${len(arrays.parts) + 1}::int is not null", tuple(arrays.parts))
-    number = arrays.take("number", "", _BIGINT)
+    number = arrays.take("number", "", BIGINT)
     insert = f"insert into tops.row_versions as v select {name}, {key}, {number} from {arrays.source}"
     # A local write has no number yet, and leaves the version as it is.
     where = f"where ${len(arrays.parts) + 1}::int is not null and {number} > 0"

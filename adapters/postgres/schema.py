@@ -3,10 +3,12 @@
 import asyncpg
 
 from adapters.postgres.sqlstates import ROWS_NOTICE, WRONG_COUNT, WRONG_VERSION
-from tops.changes import SUMS
+from tops.changes import OWN, SUMS
 from tops.errors import ConfigError
+from tops.ids import COUNTED
 
-VERSION = 2
+VERSION = 3
+IDS_PER_ROW = 63  # the bits of a bigint without its sign
 
 _DDL = f"""
 create schema if not exists tops;
@@ -25,6 +27,19 @@ create table if not exists tops.row_versions (
 create table if not exists tops.idempotency_keys (
     replica_set text not null, key text not null, content text not null, tx text not null, number bigint not null,
     expires_ms bigint not null, primary key (key, replica_set));
+
+-- Ids by which transactions are known that have no other key: a writer's series in blocks, a bit for each.
+create table if not exists tops.known_ids (
+    replica_set text not null, series text not null, block bigint not null, seen bigint not null,
+    expires_ms bigint not null, primary key (series, block, replica_set)) with (fillfactor = 70);
+-- Before version 3 such a transaction had a key like any other.
+insert into tops.known_ids (replica_set, series, block, seen, expires_ms)
+select replica_set, id[1] || id[3], number / {IDS_PER_ROW}, bit_or(1::bigint << (number % {IDS_PER_ROW})::int),
+       max(expires_ms)
+  from (select replica_set, regexp_match(tx, '^{COUNTED.pattern}$') as id, expires_ms
+          from tops.idempotency_keys where content = '{OWN}') as known,
+       lateral (select ('x' || lpad(id[2], 16, '0'))::bit(64)::bigint as number) as placed
+ where id is not null group by 1, 2, 3 on conflict do nothing;
 
 create table if not exists {SUMS} (
     table_name text not null, key text not null, column_name text not null, amount numeric not null,

@@ -10,14 +10,15 @@ from itertools import repeat
 
 import asyncpg
 
-from adapters.postgres.progress import Job, key_text, new_keys_text
+from adapters.postgres.keys import key_texts, new_keys_texts, why_known
+from adapters.postgres.progress import Job
 from adapters.postgres.reading import BEYOND_PYTHON
 from adapters.postgres.session import Connection, Session
 from adapters.postgres.sqlstates import exclusion, is_connection_loss, is_passing, is_schema_change
 from adapters.postgres.statements import TELL, Statements
 from adapters.postgres.steps import Step, Traits, have_one_shape, layers, plan, shape_of, side_by_side
-from tops.changes import Change, Insert, InvalidChange, Row, Statement, Update, content_digest
-from tops.ports import Exclusion, MemberVote, Why
+from tops.changes import Change, Insert, InvalidChange, Row, Statement, Update
+from tops.ports import Exclusion, MemberVote
 
 # Checked after every statement, as if each member were alone: of two members one must not make good what the other did.
 _CHECK_AT_ONCE = "SET CONSTRAINTS ALL IMMEDIATE"
@@ -31,9 +32,6 @@ select string_agg(format('%I.%I', nspname, conname), ', ') from (
      where c.condeferrable and has_schema_privilege(n.oid, 'usage')
      group by 1, 2 having not bool_or(c.condeferred)) as named
 """
-_KNOWN_KEY = """
-select content, tx, number from tops.idempotency_keys where replica_set = $1 and key = $2 and expires_ms > $3
-"""
 
 
 async def fast_texts(statements: Statements, replica_set: str, jobs: Sequence[Job]) -> list[str] | None:
@@ -42,9 +40,10 @@ async def fast_texts(statements: Statements, replica_set: str, jobs: Sequence[Jo
     statements.refresh()
     try:
         late_triggers = bool(jobs) and await statements.late_triggers()
-        keys = await new_keys_text(statements, replica_set, jobs)
-        if keys is not None:
-            texts.append(keys)
+        keys = await new_keys_texts(statements, replica_set, jobs)
+        if keys is None:
+            return None
+        texts += keys
         for step in await _steps(statements, jobs):
             first, table = step.changes[0], step.traits.table
             if late_triggers and (step.opaque or table is None or table.referenced_columns):
@@ -159,7 +158,7 @@ class Written:
     """A member's work as text: per change some statements to send with others, or one that must run by itself."""
 
     job: Job
-    keys: str | None
+    keys: list[str]
     texts: list[list[str] | str]
 
 
@@ -184,7 +183,7 @@ class SlowPath:
         if isinstance(written, MemberVote):
             return written
         tx = written.job.member.tx
-        known = await self._known_key(written.job)
+        known = await why_known(self._connection, self._replica_set, written.job)
         if known is not None:
             return MemberVote(tx=tx, excluded=known)
         try:
@@ -198,7 +197,7 @@ class SlowPath:
     async def _written(self, job: Job) -> Written | MemberVote:
         texts: list[list[str] | str] = []
         try:
-            keys = await key_text(self._statements, self._replica_set, job)
+            keys = await key_texts(self._statements, self._replica_set, job)
             for change in job.member.changes:
                 shape = shape_of(change)
                 traits = self._statements.known.get(shape) or await self._statements.traits(change, shape)
@@ -220,27 +219,10 @@ class SlowPath:
             return MemberVote(tx=job.member.tx, excluded=exclusion(error))
         return Written(job, keys, texts)
 
-    async def _known_key(self, job: Job) -> Exclusion | None:
-        key = job.member.idempotency_key
-        if not key:
-            return None
-        known = await self._connection.fetchrow(_KNOWN_KEY, self._replica_set, key, job.at_ms)
-        if known is None:
-            return None
-        same = known["content"] == content_digest(job.member)
-        says = "committed already" if same else "in use with other content"
-        return Exclusion(
-            why=Why.DUPLICATE if same else Why.KEY_REUSED,
-            sqlstate="",
-            message=f"idempotency key {key!r} is {says} by transaction {known['tx']}",
-            first_tx=known["tx"],
-            first_number=known["number"],
-        )
-
     async def _carry_out(self, written: Written) -> MemberVote:
         rows: list[int] = []
         returned: list[tuple[Row, ...]] = []
-        pending = [_PLAN_AS_USUAL, "SAVEPOINT tops_member", *([written.keys] if written.keys else [])]
+        pending = [_PLAN_AS_USUAL, "SAVEPOINT tops_member", *written.keys]
         for texts in written.texts:
             if isinstance(texts, list):
                 pending += texts

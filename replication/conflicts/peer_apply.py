@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
+from adapters.postgres.keys import known_keys
 from replication.conflicts.clock import HybridClock
 from replication.conflicts.tables import (
-    KEYS,
     Shapes,
     TableShape,
     clock_change,
@@ -73,10 +73,7 @@ class PeerApply:
         rows = _Rows(self, await read_versions(self._resource, keys))
         await rows.read_images(keys)
         looked_at = [
-            member.idempotency_key
-            for entry in together
-            for member in entry.members
-            if not is_record(member) and rows.meets(member)
+            member for entry in together for member in entry.members if not is_record(member) and rows.meets(member)
         ]
         known = await self._known_keys(looked_at)
         return [await self._entry(entry, rows, known) for entry in together]
@@ -103,11 +100,9 @@ class PeerApply:
         members = [await rows.member(m, known) if rows.meets(m) else m for m in fresh] + records
         return Entry(entry.number, tuple(members), entry.at_ms)
 
-    async def _known_keys(self, keys: list[str]) -> dict[str, str]:
+    async def _known_keys(self, members: list[Member]) -> dict[str, str]:
         """Keys that were committed here, and by which transactions."""
-        found = await self._resource.read(
-            f"select key, tx from {KEYS} where replica_set = $1 and key = any($2::text[])", (self._set, keys)
-        )
+        found = await self._resource.read(*known_keys(self._set, members))
         return {row["key"]: row["tx"] for row in found.rows}
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from adapters.postgres.keys import known_keys
 from replication.divergence.catalog import postgres_at
 from replication.divergence.log_records import Origin, TableRecords, members_of
 from replication.divergence.ports import Key, LogRecord, SnapshotHandle
@@ -16,7 +17,6 @@ from replication.divergence.set_link import SetLink
 from tops.changes import Member, decode_member, unpack_members
 
 _OUTBOX = "SELECT members FROM tops.outbox WHERE replica_set = $1 ORDER BY id"
-_KNOWN = "SELECT key FROM tops.idempotency_keys WHERE replica_set = $1 AND key = ANY ($2::text[])"
 _REFUSED = """
 SELECT tx, reason FROM tops.set_aside
 UNION ALL SELECT tx, discarded FROM tops.conflicts WHERE kind IN ('apply_error', 'serialization')
@@ -68,8 +68,8 @@ class SetKnowledge:
             return lead
         name = self._link.config.name
         async with postgres_at(handle) as connection:
-            keys = [member.idempotency_key for _, member in logged]
-            known = {row["key"] for row in await connection.fetch(_KNOWN, name, keys)} if keys else set()
+            sql, args = known_keys(name, [member for _, member in logged])
+            known = {row["key"] for row in await connection.fetch(sql, *args)} if logged else set()
             outbox = await connection.fetch(_OUTBOX, name)
         unpublished = [decode_member(one) for row in outbox for one in unpack_members(row["members"])]
         led = {member.tx: (origin, member) for origin, member in logged if member.idempotency_key in known}
