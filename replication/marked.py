@@ -4,6 +4,7 @@ Their idempotency keys tell them. A barrier changes nothing anywhere; it is a pl
 by the replica that it names, and is empty for all others.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -40,6 +41,11 @@ class Repair(msgspec.Struct, frozen=True):
 
 def barrier_key(ident: str) -> str:
     return f"{_BARRIER}|{ident}"
+
+
+def marked(members: Sequence[Member]) -> list[Member]:
+    """Those that may be a barrier or a repair; most often none is."""
+    return [member for member in members if member.idempotency_key.startswith(_RESERVED)]
 
 
 def barrier_of(member: Member) -> str | None:

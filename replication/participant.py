@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import msgspec
 
 from replication.events import at_ms, batch_in, member_of, published_members
-from replication.marked import Visitor, barrier_of, repair_of
+from replication.marked import Visitor, barrier_of, marked, repair_of
 from replication.pace import GATHER_S, Pace
 from replication.refusals import describe
 from replication.values import pack_rows
@@ -138,7 +138,7 @@ class ReplicaParticipant(BatchParticipant):
         self.prepared.add(memo.epoch.number)
         batch = tuple(logged)
         keyed = [member for member in logged if member.idempotency_key]
-        if keyed or (self.visitor is not None and self.visitor.watches):
+        if keyed or self._is_watched():
             batch = tuple([self._own(member, memo.epoch.number) for member in logged])
             if waited := self._waited_for(logged):
                 self._barriers[memo.epoch.number] = waited
@@ -255,8 +255,13 @@ class ReplicaParticipant(BatchParticipant):
     # ------------------------------------------------------------------------------------------ barriers and repairs
 
     def _own_entry(self, entry: Entry) -> Entry:
+        if not marked(entry.members) and not self._is_watched():
+            return entry
         own = tuple([self._own(member, entry.number) for member in entry.members])
         return entry if own == entry.members else Entry(entry.number, own, entry.at_ms)
+
+    def _is_watched(self) -> bool:
+        return self.visitor is not None and self.visitor.watches
 
     def _own(self, member: Member, number: int) -> Member:
         """A transaction as it is carried out here: a repair is for one replica, and only while it is right."""
@@ -273,7 +278,7 @@ class ReplicaParticipant(BatchParticipant):
         visitor = self.visitor
         if visitor is None:
             return []
-        found = (barrier_of(member) for member in members if member.idempotency_key)
+        found = map(barrier_of, marked(members))
         return [barrier for barrier in found if barrier is not None and visitor.expects(barrier)]
 
     def _to_barrier(self, work: list[Entry]) -> tuple[list[Entry], list[str]]:
@@ -305,7 +310,7 @@ class ReplicaParticipant(BatchParticipant):
 
 
 def _repairs_nothing(entry: Entry) -> bool:
-    return not any(repair_of(member) for member in entry.members)
+    return not any(map(repair_of, marked(entry.members)))
 
 
 def _attempt(memo: Memo) -> Attempt:

@@ -80,7 +80,7 @@ class PeerApply:
 
     def _must_look(self, entry: Entry, member: Member) -> bool:
         """Increments need no look at their rows, unless it turned out that one is not there or was made before."""
-        return not is_record(member) and (entry.number in self._distrusted or not only_increments(member.changes))
+        return (entry.number in self._distrusted or not only_increments(member.changes)) and not is_record(member)
 
     def unless_looked_at(self, otherwise: FailedEntry | None) -> FailedEntry:
         """What to do with an entry that fails: look at its rows first, if they were not looked at."""
