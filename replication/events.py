@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tops.changes import Change, Member, decode_members, encode_member, pack_members, unpack_members
+from tops.changes import Change, Member, decode_member, encode_member, pack_members, unpack_members
 from tops.core.routing import rendezvous_of
 from tops.event_types import EventType
 from tops.ids import NodeId, TxId
@@ -59,7 +59,7 @@ def batch_body(members: Sequence[bytes]) -> dict[str, Any]:
 
 def member_of(tx: TxId, events: Sequence[Event]) -> Member:
     """The transaction that these events carry; several events of one transaction are its changes in order."""
-    parts = decode_members([event.body["write"] for event in events])
+    parts = [decode_member(event.body["write"]) for event in events]
     if len(parts) == 1:
         return replace(parts[0], tx=tx)
     changes: tuple[Change, ...] = tuple(change for part in parts for change in part.changes)
@@ -70,7 +70,7 @@ def member_of(tx: TxId, events: Sequence[Event]) -> Member:
 def published_members(tx: TxId, events: Sequence[Event]) -> list[Member]:
     """The transactions of one local transaction: those that a replica committed before it published them, each with
     the id it has there; one that its writer gave to the log directly goes by the log's own id."""
-    members = decode_members([event.body["write"] for event in events])
+    members = [decode_member(event.body["write"]) for event in events]
     return [member if member.tx else replace(member, tx=tx) for member in members]
 
 
@@ -78,7 +78,7 @@ def batch_in(events: Sequence[Event]) -> list[Member]:
     """The transactions that a replica had committed before it published them, under the ids they have there; none if
     these events are writes."""
     batches = [event.body["batch"] for event in events if "batch" in event.body]
-    return [member for batch in batches for member in decode_members(unpack_members(batch))]
+    return [member for batch in batches for member in map(decode_member, unpack_members(batch))]
 
 
 def at_ms(events: Sequence[Event]) -> int:

@@ -25,7 +25,7 @@ from replication.participant import ReplicaParticipant
 from replication.publisher import OutboxPublisher
 from replication.refusals import describe
 from replication.values import pack_rows
-from tops.changes import Member, Row, Statement, check_statement, decode_members, known_by_id, own_key
+from tops.changes import Member, Row, Statement, check_statement, decode_member, known_by_id, own_key
 from tops.errors import OutcomeUnknown, TopsError
 from tops.ids import TxId
 from tops.messages import LogEntry
@@ -112,7 +112,7 @@ class LocalWrites:
 
         Each by itself: what becomes of one means nothing to the others.
         """
-        members = list(map(self._named, asked, decode_members([one.member for one in asked])))
+        members = [self._named(one, decode_member(one.member)) for one in asked]
         if visitor.watches:
             for member in members:
                 visitor.saw_local(member)

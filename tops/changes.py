@@ -82,6 +82,11 @@ class Member(msgspec.Struct, frozen=True, gc=False, array_like=True):
     key_ttl_s: int = 86_400  # how long the key is remembered
     content: str = ""  # what the key stands for, where the changes are no longer those that the application asked for
 
+    @property
+    def key(self) -> str:
+        """By which it is recognised when it comes again; empty: not at all."""
+        return self.idempotency_key or (own_key(self.tx) if self.content == OWN else "")
+
 
 class _TxAlone(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The beginning of a Member."""
@@ -89,7 +94,7 @@ class _TxAlone(msgspec.Struct, frozen=True, gc=False, array_like=True):
     tx: TxId
 
 
-OWN = "tx"  # what the key stands for, if it is the transaction's own id
+OWN = "tx"  # what a key stands for that nobody has to write down: the transaction's own id
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 _decoder = msgspec.msgpack.Decoder(Member)
 _txs = msgspec.msgpack.Decoder(_TxAlone)
@@ -103,30 +108,19 @@ def own_key(tx: str) -> str:
 
 def known_by_id(member: Member, tx: TxId) -> Member:
     """The member under this id, which is its key as well: what it consists of need not be told apart."""
-    return msgspec.structs.replace(member, tx=tx, idempotency_key=own_key(tx), content=OWN)
+    return msgspec.structs.replace(member, tx=tx, idempotency_key="", content=OWN)
 
 
 def is_known_by_id(member: Member) -> bool:
-    return member.content == OWN and member.idempotency_key == own_key(member.tx)
+    return member.content == OWN and not member.idempotency_key
 
 
 def encode_member(member: Member) -> bytes:
-    """The id is not written twice."""
-    if is_known_by_id(member):
-        member = msgspec.structs.replace(member, idempotency_key="")
     return _encoder.encode(member)
 
 
 def decode_member(data: bytes) -> Member:
-    (member,) = decode_members([data])
-    return member
-
-
-def decode_members(encoded: Sequence[bytes]) -> list[Member]:
-    return [
-        known_by_id(member, member.tx) if member.content == OWN and not member.idempotency_key else member
-        for member in map(_decoder.decode, encoded)
-    ]
+    return _decoder.decode(data)
 
 
 def tx_of(encoded: bytes) -> TxId:

@@ -56,7 +56,7 @@ select asked.key, asked.tx from tops.known_ids i
 
 async def new_keys_texts(statements: Statements, replica_set: str, jobs: Sequence[Job]) -> list[str] | None:
     """Record the members' keys; that fails if one of them is known, alive or not. None: the same id comes twice."""
-    keyed = [job for job in jobs if job.member.idempotency_key]
+    keyed = [job for job in jobs if job.member.content == OWN or job.member.idempotency_key]
     noted = _noted(keyed)
     if noted is None:
         return None
@@ -69,7 +69,7 @@ async def new_keys_texts(statements: Statements, replica_set: str, jobs: Sequenc
 
 async def key_texts(statements: Statements, replica_set: str, job: Job) -> list[str]:
     """The same for one member whose key may have been there before; fails only if it is still alive."""
-    if not job.member.idempotency_key:
+    if not job.member.key:
         return []
     noted = _noted([job])
     assert noted is not None, "one comes once"
@@ -85,9 +85,9 @@ async def why_known(connection: "asyncpg.Connection[asyncpg.Record]", replica_se
     """What a member is told whose key is known and alive; None if it is new. An id is never used for another one, so
     it is known for as long as its bit is there."""
     member = job.member
-    if not member.idempotency_key:
+    if not member.key:
         return None
-    row = await connection.fetchrow(_KNOWN_KEY, replica_set, member.idempotency_key, job.at_ms)
+    row = await connection.fetchrow(_KNOWN_KEY, replica_set, member.key, job.at_ms)
     place = _place(member)
     if row is not None and (place is None or row["tx"] == member.tx):  # an id is a key to itself alone
         first_tx, number, same = row["tx"], row["number"], row["content"] == content_digest(member)
@@ -99,7 +99,7 @@ async def why_known(connection: "asyncpg.Connection[asyncpg.Record]", replica_se
     return Exclusion(
         why=Why.DUPLICATE if same else Why.KEY_REUSED,
         sqlstate="",
-        message=f"idempotency key {member.idempotency_key!r} is {says} by transaction {first_tx}",
+        message=f"idempotency key {member.key!r} is {says} by transaction {first_tx}",
         first_tx=first_tx,
         first_number=number,
     )
@@ -107,24 +107,23 @@ async def why_known(connection: "asyncpg.Connection[asyncpg.Record]", replica_se
 
 def known_keys(replica_set: str, members: Sequence[Member]) -> tuple[str, tuple[Value, ...]]:
     """A query, and its arguments, for `key` and `tx` of those members' keys that were committed here."""
-    ids = [(m.idempotency_key, m.tx, *_block(place)) for m in members if (place := _place(m)) is not None]
+    ids = [(m.key, m.tx, *_block(place)) for m in members if (place := _place(m)) is not None]
     columns = [list(column) for column in zip(*ids, strict=True)] or [[], [], [], [], []]
-    return _KNOWN, (replica_set, [m.idempotency_key for m in members], *columns)
+    return _KNOWN, (replica_set, [m.key for m in members], *columns)
 
 
 def _noted(keyed: Sequence[Job]) -> tuple[_Ids, list[Job]] | None:
     """How these keys are written down: the bits by series and block, and those that are rows."""
     rows: list[Job] = []
-    series = None
-    if keyed and all(is_known_by_id(job.member) for job in keyed):
-        series = counted_all([job.member.tx for job in keyed])
+    by_id = [job.member.tx for job in keyed if is_known_by_id(job.member)]
+    series = counted_all(by_id) if by_id and len(by_id) == len(keyed) else None
     if series is None:
         series = {}
         for job in keyed:
             place = _place(job.member)
             if place is not None:
                 series.setdefault(place[0], []).append(place[1])
-            if place is None or job.member.content != OWN:
+            if place is None or not is_known_by_id(job.member):
                 rows.append(job)
     ids: _Ids = {}
     for name, numbers in series.items():
@@ -139,7 +138,7 @@ def _noted(keyed: Sequence[Job]) -> tuple[_Ids, list[Job]] | None:
 
 def _place(member: Member) -> tuple[str, int] | None:
     """The series and number of a member that is known, also, by its own id."""
-    return counted(member.tx) if member.idempotency_key == own_key(member.tx) else None
+    return counted(member.tx) if member.key == own_key(member.tx) else None
 
 
 def _block(place: tuple[str, int]) -> tuple[str, int, int]:
@@ -159,7 +158,7 @@ async def _ids_text(statements: Statements, replica_set: str, ids: _Ids, jobs: S
 
 def _key_arrays(keyed: Sequence[Job]) -> str:
     arrays = [
-        array_literal([job.member.idempotency_key for job in keyed], TEXT),
+        array_literal([job.member.key for job in keyed], TEXT),
         array_literal([content_digest(job.member) for job in keyed], TEXT),
         array_literal([job.member.tx for job in keyed], TEXT),
         array_literal([job.number for job in keyed], BIGINT),

@@ -186,12 +186,12 @@ class Work:
                 raise error
 
     def _known_key(self, at_ms: int, member: Member) -> Exclusion | None:
-        if not member.idempotency_key:
+        if not member.key:
             return None
         known = self._connection.execute(
             "select content, tx, number from tops_idempotency_keys "
             "where replica_set = ? and key = ? and expires_ms > ?",
-            (self._replica_set, member.idempotency_key, at_ms),
+            (self._replica_set, member.key, at_ms),
         ).fetchone()
         if known is None:
             return None
@@ -200,15 +200,15 @@ class Work:
         return Exclusion(
             why=Why.DUPLICATE if same else Why.KEY_REUSED,
             sqlstate="",
-            message=f"idempotency key {member.idempotency_key!r} is {says} by transaction {known[1]}",
+            message=f"idempotency key {member.key!r} is {says} by transaction {known[1]}",
             first_tx=known[1],
             first_number=known[2],
         )
 
     def _write_key(self, number: int, at_ms: int, member: Member) -> None:
-        if member.idempotency_key:
+        if member.key:
             expires = at_ms + member.key_ttl_s * 1000
-            row = (self._replica_set, member.idempotency_key, content_digest(member), member.tx, number, expires)
+            row = (self._replica_set, member.key, content_digest(member), member.tx, number, expires)
             self._connection.execute("insert or replace into tops_idempotency_keys values (?, ?, ?, ?, ?, ?)", row)
 
     def version(self, table: _Table, row: Row) -> int:

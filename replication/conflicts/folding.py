@@ -72,14 +72,14 @@ class Folding:
         entry = entries[0]
         if not entry.members:
             return [entry]
-        known = await self._known([m.idempotency_key for m in entry.members])
+        known = await self._known([m.key for m in entry.members])
         fold = _Fold(self, entry.number)
         await fold.read([m for m in entry.members if not is_record(m)], self._resource)
         members = [m if is_record(m) else await self._member(m, fold, known) for m in entry.members]
         return [Entry(entry.number, tuple(members), entry.at_ms)]
 
     async def _member(self, member: Member, fold: "_Fold", known: dict[str, _Known]) -> Member:
-        key, first = member.idempotency_key, known.get(member.idempotency_key)
+        key, first = member.key, known.get(member.key)
         if first is None:
             known[key] = _Known(member.tx, fold.number)
             return msgspec.structs.replace(member, changes=tuple(await fold.member(member, folded=True, landed=False)))

@@ -96,7 +96,7 @@ class PeerApply:
     async def _entry(self, entry: Entry, rows: "_Rows", known: dict[str, str]) -> Entry:
         rows.begin(entry.number)
         records = [m for m in entry.members if is_record(m)]
-        fresh = [m for m in entry.members if known.get(m.idempotency_key) != m.tx and not is_record(m)]
+        fresh = [m for m in entry.members if known.get(m.key) != m.tx and not is_record(m)]
         members = [await rows.member(m, known) if rows.meets(m) else m for m in fresh] + records
         return Entry(entry.number, tuple(members), entry.at_ms)
 
@@ -131,16 +131,16 @@ class _Rows:
 
     async def member(self, member: Member, known: dict[str, str]) -> Member:
         """One transaction; written before at another site, under the same key, its increments are there already."""
-        again = member.idempotency_key in known
-        known.setdefault(member.idempotency_key, member.tx)
+        again = member.key in known
+        known.setdefault(member.key, member.tx)
         changes: list[Change] = []
         for place, change, clock in rows_of(member.changes):
             if clock is not None:
                 changes += await self._row(member.tx, place, change, clock)
             elif isinstance(change, Update) and not again:
                 changes += self._add(member.tx, place, change)
-        key = "" if again else member.idempotency_key
-        return msgspec.structs.replace(member, changes=tuple(changes), idempotency_key=key)
+        here = msgspec.structs.replace(member, changes=tuple(changes))
+        return msgspec.structs.replace(here, idempotency_key="", content="") if again else here
 
     async def _row(self, tx: str, place: Place, change: Change, clock: Upsert) -> list[Change]:
         shape = await self._outer._shapes.of(place[0])

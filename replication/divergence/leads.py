@@ -72,7 +72,7 @@ class SetKnowledge:
             known = {row["key"] for row in await connection.fetch(sql, *args)} if logged else set()
             outbox = await connection.fetch(_OUTBOX, name)
         unpublished = [decode_member(one) for row in outbox for one in unpack_members(row["members"])]
-        led = {member.tx: (origin, member) for origin, member in logged if member.idempotency_key in known}
+        led = {member.tx: (origin, member) for origin, member in logged if member.key in known}
         for member in unpublished:
             origin = Origin((handle.position or 0) + 1, member.tx, handle.replica, datetime.now(UTC))
             led.setdefault(member.tx, (origin, member))

@@ -42,12 +42,12 @@ async def test_one_query_finds_keys_of_both_kinds(database: PostgresDatabase) ->
         found = await adapter.read(*known_keys("shop", [numbered(1), numbered(2), keyed, elsewhere]))
         nothing = await adapter.read(*known_keys("shop", []))
 
-        assert {row["key"]: row["tx"] for row in found.rows} == {"k": "t1", numbered(1).idempotency_key: numbered(1).tx}
+        assert {row["key"]: row["tx"] for row in found.rows} == {"k": "t1", numbered(1).key: numbered(1).tx}
         assert not nothing.rows
 
 
 async def test_a_key_that_only_looks_like_an_id_is_a_key_on_either_path(database: PostgresDatabase) -> None:
-    alone, together = numbered(1).idempotency_key, numbered(2).idempotency_key
+    alone, together = numbered(1).key, numbered(2).key
     async with database.open() as adapter:
         await adapter.write_all_local([numbered(1)])
         first = await adapter.write_all_local([member("t1", key=alone)])
@@ -67,8 +67,7 @@ async def test_what_an_earlier_version_knew_is_still_known(database: PostgresDat
     await database.sql("insert into tops.schema_version values (2)")
     for one in ids.values():
         await database.sql(
-            "insert into tops.idempotency_keys values "
-            f"('shop', '{one.idempotency_key}', 'tx', '{one.tx}', 0, 99999999999999)"
+            f"insert into tops.idempotency_keys values ('shop', '{one.key}', 'tx', '{one.tx}', 0, 99999999999999)"
         )
 
     async with database.open() as adapter:
