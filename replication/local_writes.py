@@ -129,9 +129,10 @@ class LocalWrites:
         tx = TxId(asked.tx)
         if member.idempotency_key:
             return msgspec.structs.replace(member, tx=tx)
+        known = known_by_id(member, tx)
         if isinstance(self._apply, Folding):  # it asks for the number that a key was logged under
-            return msgspec.structs.replace(member, tx=tx, idempotency_key=own_key(tx), content="folded")
-        return known_by_id(member, tx)
+            return msgspec.structs.replace(known, idempotency_key=own_key(tx))
+        return known
 
     async def _done_and_logged(self, member: Member, vote: MemberVote | TopsError) -> WriteDone | Failed:
         done = self._done(member.tx, vote)

@@ -259,6 +259,7 @@ def _rows_in(returned: bytes) -> tuple[tuple[Row, ...], ...]:
 
 
 def _told_by(tx: str) -> tuple[str, str]:
+    """The idempotency key and the replica that the id of a local-first write tells; nothing for other ids."""
     try:
         return told_by_counted(tx)
     except ValueError:

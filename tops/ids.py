@@ -23,6 +23,7 @@ def tx_id(origin: NodeId, incarnation: int, counter: int) -> TxId:
 
 
 _KEYED, _AT = "~", "@"  # before the idempotency key, and before the replica
+# Of ids without a key: the series in front, the number, the replica. Databases understand the pattern as well.
 COUNTED = re.compile(r"(.+\.)([0-9a-f]{10})(@[^@]*)", re.DOTALL)
 _NUMBERS = re.compile(r"(?:[0-9a-f]{10})+")
 
@@ -48,21 +49,17 @@ def counted(tx: str) -> tuple[str, int] | None:
     return (parts[1] + parts[3], int(parts[2], 16)) if parts is not None else None
 
 
-def counted_all(ids: Sequence[str]) -> dict[str, list[int]] | None:
-    """The same for many, by series; None if one of them is not counted."""
+def counted_all(ids: Sequence[str]) -> list[tuple[str, int]] | None:
+    """The same for many; None if one of them is not counted."""
     first = COUNTED.fullmatch(ids[0])
     if first is None:
         return None
     begin, end = first.span(2)
     if {tx[:begin] for tx in ids} == {first[1]} and {tx[end:] for tx in ids} == {first[3]}:  # most often: one writer's
-        numbers = [tx[begin:end] for tx in ids]
-        return {first[1] + first[3]: [int(n, 16) for n in numbers]} if _NUMBERS.fullmatch("".join(numbers)) else None
-    found: dict[str, list[int]] = {}
-    for place in map(counted, ids):
-        if place is None:
-            return None
-        found.setdefault(place[0], []).append(place[1])
-    return found
+        numbers, series = [tx[begin:end] for tx in ids], first[1] + first[3]
+        return [(series, int(number, 16)) for number in numbers] if _NUMBERS.fullmatch("".join(numbers)) else None
+    found = [place for place in map(counted, ids) if place is not None]
+    return found if len(found) == len(ids) else None
 
 
 def standing_pseudonym(secret: bytes, tx: TxId) -> Pseudonym:

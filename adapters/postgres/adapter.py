@@ -1,7 +1,7 @@
 """A PostgreSQL database as a resource: the parts of this package behind the one port."""
 
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 
 from adapters.postgres.book import Book
 from adapters.postgres.catalog import find_table
@@ -13,6 +13,7 @@ from adapters.postgres.row_sql import version_sql
 from adapters.postgres.session import Connection, Options, Session
 from adapters.postgres.statements import Statements
 from tops.changes import Member, Row, Value, unpack_members
+from tops.errors import TopsError
 from tops.ports import (
     Applied,
     Attempt,
@@ -28,6 +29,7 @@ from tops.ports import (
 )
 
 _COMPACT_EVERY = 1_000
+_FORGET_EVERY_MS = 600_000
 
 
 class PostgresAdapter:
@@ -103,7 +105,12 @@ class PostgresAdapter:
         await self._promises.rollback(attempt)
 
     async def apply(self, entries: Sequence[Entry], *, durable: bool = True) -> Applied:
-        return await self._log.apply(entries, durable=durable)
+        applied = await self._log.apply(entries, durable=durable)
+        if self._book.at_ms - self._book.compacted_ms >= _FORGET_EVERY_MS:
+            self._book.compacted_ms = self._book.at_ms
+            with suppress(TopsError):  # what was applied is applied; the next time comes
+                await self.compact()
+        return applied
 
     async def applied(self) -> Position:
         return await self._log.position()

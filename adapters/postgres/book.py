@@ -31,7 +31,8 @@ class Book:
         self.where = session.where
         self.progress = Progress(0, 0)
         self.promised: set[Attempt] = set()
-        self.at_ms = 0  # the latest time that a committed epoch brought
+        self.at_ms = 0  # the latest time that an epoch or the log brought
+        self.compacted_ms = 0  # what was over by then is forgotten
         self._loaded_through: Connection | None = None
 
     async def run(self, work: Work[T], what: str) -> T:

@@ -10,7 +10,7 @@ from adapters.postgres.progress import Job, Progress, number_text, prefix_text
 from adapters.postgres.promises import finish
 from adapters.postgres.session import Connection
 from adapters.postgres.statements import Statements
-from adapters.postgres.transactions import SlowPath, fast_texts, send_fast
+from adapters.postgres.transactions import SlowPath, command_count, fast_texts, send_fast
 from tops.errors import InvariantBroken
 from tops.ports import Applied, Entry, EntryFailed, Position, Why
 
@@ -19,13 +19,14 @@ _CHUNKS_PER_TURN = 16
 
 _COMPACT = """
 with moved as (update tops.position set prefix = {prefix}, at_ms = greatest(at_ms, {at_ms})
-                where replica_set = {replica_set} and prefix = {stored} returning at_ms),
-     forgotten as (delete from tops.idempotency_keys k using moved
-                where k.replica_set = {replica_set} and k.expires_ms <= moved.at_ms),
-     forgotten_ids as (delete from tops.known_ids i using moved
-                where i.replica_set = {replica_set} and i.expires_ms <= moved.at_ms)
+                where replica_set = {replica_set} and prefix = {stored} returning 1)
 delete from tops.applied where replica_set = {replica_set} and number <= {prefix} and exists (select from moved)
 """
+_FORGET = """
+delete from {table} where ctid = any (array(
+    select ctid from {table} where replica_set = $1 and expires_ms <= $2 limit {most}))
+"""
+_FORGOTTEN_MAX = 10_000  # at a time: others wait meanwhile
 
 
 class Log:
@@ -81,6 +82,17 @@ class Log:
             progress.stored = progress.prefix
 
         await self._book.run(work, "compaction")
+        self._book.compacted_ms = at_ms = self._book.at_ms
+        for table in ("tops.idempotency_keys", "tops.known_ids"):
+            while await self._forget(table, at_ms) == _FORGOTTEN_MAX:
+                pass
+
+    async def _forget(self, table: str, at_ms: int) -> int:
+        async def work(connection: Connection, _: Statements) -> int:
+            forget = _FORGET.format(table=table, most=_FORGOTTEN_MAX)
+            return command_count(await connection.execute(forget, self._book.replica_set, at_ms))
+
+        return await self._book.run(work, f"forgetting old rows of {table}")
 
 
 class _Turn:
@@ -178,6 +190,7 @@ class _Turn:
 
     def _done(self, entries: Sequence[Entry]) -> None:
         self._book.progress = self._book.progress.after([entry.number for entry in entries])
+        self._book.at_ms = max([self._book.at_ms, *(entry.at_ms for entry in entries)])
 
 
 def _after(entries: Sequence[Entry], progress: Progress) -> list[Entry]:

@@ -3,12 +3,17 @@
 import asyncpg
 
 from adapters.postgres.sqlstates import ROWS_NOTICE, WRONG_COUNT, WRONG_VERSION
-from tops.changes import OWN, SUMS
+from tops.changes import OWN, SUMS, own_key
 from tops.errors import ConfigError
 from tops.ids import COUNTED
 
 VERSION = 3
 IDS_PER_ROW = 63  # the bits of a bigint without its sign
+_UPGRADE_S = 3_600.0
+_CLOSED = """
+select string_agg('tops.' || c.relname, ', ' order by c.relname) from pg_class c
+ where c.relnamespace = 'tops'::regnamespace and c.relkind = 'r' and not has_table_privilege(c.oid, 'insert')
+"""
 
 _DDL = f"""
 create schema if not exists tops;
@@ -31,15 +36,26 @@ create table if not exists tops.idempotency_keys (
 -- Ids by which transactions are known that have no other key: a writer's series in blocks, a bit for each.
 create table if not exists tops.known_ids (
     replica_set text not null, series text not null, block bigint not null, seen bigint not null,
-    expires_ms bigint not null, primary key (series, block, replica_set)) with (fillfactor = 70);
--- Before version 3 such a transaction had a key like any other.
-insert into tops.known_ids (replica_set, series, block, seen, expires_ms)
-select replica_set, id[1] || id[3], number / {IDS_PER_ROW}, bit_or(1::bigint << (number % {IDS_PER_ROW})::int),
+    settled bigint not null, expires_ms bigint not null, primary key (series, block, replica_set))
+    with (fillfactor = 70);
+-- Before version 3 such a transaction had a key like any other. Taken apart once each: hence the offsets.
+insert into tops.known_ids as known (replica_set, series, block, seen, settled, expires_ms)
+select replica_set, series, number / {IDS_PER_ROW}, bit_or(bit), coalesce(bit_or(bit) filter (where settles), 0),
        max(expires_ms)
-  from (select replica_set, regexp_match(tx, '^{COUNTED.pattern}$') as id, expires_ms
-          from tops.idempotency_keys where content = '{OWN}') as known,
-       lateral (select ('x' || lpad(id[2], 16, '0'))::bit(64)::bigint as number) as placed
- where id is not null group by 1, 2, 3 on conflict do nothing;
+  from (select replica_set, id[1] || id[3] as series, number, settles, expires_ms,
+               1::bigint << (number % {IDS_PER_ROW})::int as bit
+          from (select replica_set, regexp_match(tx, '^{COUNTED.pattern}$') as id, content <> '{OWN}' as settles,
+                       expires_ms
+                  from tops.idempotency_keys where key = '{own_key("")}' || tx offset 0) as earlier,
+               lateral (select ('x' || lpad(id[2], 16, '0'))::bit(64)::bigint as number offset 0) as placed
+         where id is not null offset 0) as placed
+ group by 1, 2, 3
+    on conflict (series, block, replica_set) do update set seen = known.seen | excluded.seen,
+       settled = known.settled | excluded.settled, expires_ms = greatest(known.expires_ms, excluded.expires_ms);
+-- Keys come in the order of their ends.
+create index if not exists idempotency_keys_end on tops.idempotency_keys using brin (expires_ms)
+    with (autosummarize = on);
+create index if not exists known_ids_end on tops.known_ids using brin (expires_ms) with (autosummarize = on);
 
 create table if not exists {SUMS} (
     table_name text not null, key text not null, column_name text not null, amount numeric not null,
@@ -87,10 +103,17 @@ async def ensure(connection: asyncpg.Connection, where: str) -> None:
     if await connection.fetchval("select pg_is_in_recovery()"):
         raise ConfigError(f"{where}: the server is a standby and takes no writes: give the address of its primary")
     if await _known_version(connection, where) == VERSION:
+        closed = await connection.fetchval(_CLOSED)
+        if closed is not None:
+            raise ConfigError(f"{where}: no right to write to {closed}: grant all on all tables in schema tops")
         return
     try:
-        # One simple query is one transaction.
-        await connection.execute(f"select pg_advisory_xact_lock(hashtext('tops.schema'));{_DDL}")
+        # One simple query is one transaction. What an earlier version left takes as long as it takes.
+        await connection.execute(
+            "set local statement_timeout = 0; set local lock_timeout = 0;"
+            f"select pg_advisory_xact_lock(hashtext('tops.schema'));{_DDL}",
+            timeout=_UPGRADE_S,
+        )
     except asyncpg.InsufficientPrivilegeError as error:
         raise ConfigError(
             f"{where}: no right to make the schema tops ({error.message}): "

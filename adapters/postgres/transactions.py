@@ -238,7 +238,7 @@ class SlowPath:
                 if isinstance(error, asyncpg.PostgresError):
                     raise
                 raise InvalidChange(f"the statement returns {BEYOND_PYTHON}: {error}") from error
-            rows.append(_count(statement.get_statusmsg() or ""))
+            rows.append(command_count(statement.get_statusmsg() or ""))
             returned.append(tuple(dict(record) for record in records))
         # Deferred constraints speak up here, where the member is known, and wait again for the next one.
         pending += [_CHECK_AT_ONCE, *self._as_at_first, "RELEASE SAVEPOINT tops_member"]
@@ -247,7 +247,7 @@ class SlowPath:
         return MemberVote(tx=tx, rows=tuple(rows), returned=tuple(returned) if any(returned) else ())
 
 
-def _count(tag: str) -> int:
+def command_count(tag: str) -> int:
     """The number at the end of a command tag such as `UPDATE 3`."""
     last = tag.rsplit(" ", 1)[-1]
     return int(last) if last.isdigit() else 0

@@ -48,6 +48,10 @@ class PostgresDatabase:
     def dsn(self) -> str:
         return self._server.dsn_for(self._name)
 
+    def dsn_as(self, user: str) -> str:
+        """For a role whose password is its name."""
+        return self._server.dsn_for(self._name, user=user, password=user)
+
     def open(self, replica_set: str = "shop", **options: Any) -> PostgresAdapter:
         return PostgresAdapter(self.dsn, cluster="test", replica_set=replica_set, **options)
 

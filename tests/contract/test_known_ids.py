@@ -3,6 +3,8 @@
 import random
 import time
 
+import msgspec
+
 from tests.contract.harness import Database, attempt, entry, epoch
 from tops.changes import Member, Update, known_by_id, own_key
 from tops.ids import counted_id
@@ -105,6 +107,47 @@ async def test_whoever_settles_an_outcome_hears_that_it_is_there_or_keeps_it_awa
     assert told(list(too_late)) == [Why.KEY_REUSED, None]
     assert (result.position, result.failed) == (2, None)
     assert await database.sql("select bal from acct where id = 1") == [(103,)]
+
+
+async def test_an_outcome_that_was_settled_stays_so_until_the_ids_time_is_over(
+    resource: Resource, database: Database
+) -> None:
+    at_ms, day_ms = 1_000_000, 86_400_000
+    await resource.apply([entry(1, settling(1), at_ms=at_ms), entry(2, numbered(2), at_ms=at_ms)])
+    soon = await resource.apply([entry(3, numbered(2), settling(1), at_ms=at_ms + day_ms - 1)])
+
+    too_late = await resource.apply([entry(4, numbered(1), at_ms=at_ms + day_ms - 1)])
+    again = await resource.apply([entry(4, at_ms=at_ms), entry(5, settling(1), numbered(2), at_ms=at_ms + day_ms)])
+
+    assert soon.failed is None and again.failed is None
+    assert too_late.failed is not None and too_late.failed.reason.why is Why.KEY_REUSED
+    assert await database.sql("select bal from acct where id = 1") == [(102,)], "known for a day, and no longer"
+
+
+async def test_what_is_over_is_over_whether_it_was_forgotten_or_not(resource: Resource, database: Database) -> None:
+    other = database.open("other")
+    await other.start()
+    at_ms, day_ms = 1_000_000, 86_400_000
+    for one in (resource, other):
+        await one.apply([entry(1, numbered(1), numbered(2), at_ms=at_ms)])
+        if one is other:
+            await one.apply([entry(2, at_ms=at_ms + day_ms)])
+            await one.compact()
+        await one.apply([entry(3, numbered(1), numbered(3), at_ms=at_ms + day_ms)])
+        await one.apply([entry(4, numbered(1), numbered(2), at_ms=at_ms + day_ms)])
+    await other.close()
+
+    assert await database.sql("select bal from acct where id = 1") == [(100 + 2 * 5,)]
+
+
+async def test_an_id_whose_key_is_told_is_known_with_or_without_it(resource: Resource, database: Database) -> None:
+    told_of = [msgspec.structs.replace(numbered(n), idempotency_key=own_key(numbered(n).tx)) for n in (1, 2)]
+    await resource.write_all_local([told_of[0], numbered(2)])
+
+    votes = await resource.write_all_local([numbered(1), told_of[0], told_of[1], numbered(2), settling(1)])
+
+    assert told(list(votes)) == [Why.DUPLICATE] * 4 + [Why.KEY_REUSED]
+    assert await database.sql("select bal from acct where id = 1") == [(102,)]
 
 
 async def test_random_batches_are_what_a_set_of_ids_says(resource: Resource, database: Database) -> None:
