@@ -4,9 +4,10 @@ import random
 import time
 
 import msgspec
+import pytest
 
-from tests.contract.harness import Database, attempt, entry, epoch
-from tops.changes import Member, Update, known_by_id, own_key
+from tests.contract.harness import Database, attempt, entry, epoch, member
+from tops.changes import Member, Update, content_digest, known_by_id, own_key
 from tops.ids import counted_id
 from tops.ports import MemberVote, Resource, Why
 
@@ -150,20 +151,63 @@ async def test_an_id_whose_key_is_told_is_known_with_or_without_it(resource: Res
     assert await database.sql("select bal from acct where id = 1") == [(102,)]
 
 
-async def test_random_batches_are_what_a_set_of_ids_says(resource: Resource, database: Database) -> None:
-    pick, known, written, position = random.Random(7), set[str](), 0, 0
-    now_ms = int(time.time() * 1000)
+class Model:
+    """What a resource should say of members, and hold afterwards: a dictionary of keys and a sum."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, str] = {}
+        self.balance = 100
+
+    def vote(self, one: Member) -> Why | None:
+        if one.key in self.known:
+            return Why.DUPLICATE if self.known[one.key] == content_digest(one) else Why.KEY_REUSED
+        if OVERDRAWN in one.changes:
+            return Why.CONSTRAINT
+        self.known[one.key] = content_digest(one)
+        self.balance += len(one.changes)
+        return None
+
+    def apply(self, members: list[Member]) -> Why | None:
+        """All of an entry or nothing; why, if nothing."""
+        before = dict(self.known), self.balance
+        failed = next((why for one in members if (why := self.vote(one)) not in (None, Why.DUPLICATE)), None)
+        if failed is not None:
+            self.known, self.balance = before
+        return failed
+
+
+OVERDRAWN = Update("acct", {"id": 1}, add={"bal": -(10**9)})
+
+
+def any_member(pick: random.Random) -> Member:
+    number = pick.randint(1, 150)
+    match pick.choice(["own", "own", "own", "settling", "key", "told", "refused"]):
+        case "own":
+            return numbered(number, pick.choice(["till", "shop"]))
+        case "settling":
+            return settling(number)
+        case "key":
+            return member(f"t{pick.random()}", Update("acct", {"id": 1}, add={"bal": 1}), key=f"k{number % 30}")
+        case "told":
+            return msgspec.structs.replace(numbered(number, "told"), idempotency_key=numbered(number, "told").key)
+    refused = numbered(number, "refused")
+    return known_by_id(Member(refused.tx, (OVERDRAWN,)), refused.tx)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_random_batches_are_judged_as_a_dictionary_of_keys_would(
+    resource: Resource, database: Database, seed: int
+) -> None:
+    pick, model, position, now_ms = random.Random(seed), Model(), 0, int(time.time() * 1000)
     for _ in range(60):
-        batch = [numbered(pick.randint(1, 400), pick.choice(["a", "b"])) for _ in range(pick.choice([1, 3, 20]))]
-        new = []
-        for one in batch:
-            new.append(one.tx not in known)
-            known.add(one.tx)
-        written += sum(new)
+        batch = [any_member(pick) for _ in range(pick.choice([1, 1, 3, 15]))]
         if pick.random() < 0.5:
-            votes = await resource.write_all_local(batch)
-            assert told(list(votes)) == [None if fresh else Why.DUPLICATE for fresh in new]
+            assert told(list(await resource.write_all_local(batch))) == [model.vote(one) for one in batch]
         else:
-            position += 1
-            assert (await resource.apply([entry(position, *batch, at_ms=now_ms)])).failed is None
-    assert await database.sql("select bal from acct where id = 1") == [(100 + written,)]
+            applied = await resource.apply([entry(position + 1, *batch, at_ms=now_ms)])
+            failed = model.apply(batch)
+            assert (applied.failed.reason.why if applied.failed is not None else None) is failed
+            position += failed is None
+        if pick.random() < 0.2:
+            await resource.compact()
+    assert await database.sql("select bal from acct where id = 1") == [(model.balance,)]
