@@ -6,9 +6,8 @@ and change what later transactions do; a hand on the applied numbers would make 
 
 import re
 
+from adapters.postgres.schema import OWN_TABLES
 from tops.changes import InvalidChange
-
-OWN_TABLES = ("schema_version", "applied", "position", "row_versions", "idempotency_keys", "known_ids", "outbox")
 
 _CULPRIT = re.compile(
     r"""

@@ -9,10 +9,11 @@ from tops.ids import COUNTED
 
 VERSION = 3
 IDS_PER_ROW = 63  # the bits of a bigint without its sign
+OWN_TABLES = ("schema_version", "applied", "position", "row_versions", "idempotency_keys", "known_ids", "outbox")
 _UPGRADE_S = 3_600.0
 _CLOSED = """
-select string_agg('tops.' || c.relname, ', ' order by c.relname) from pg_class c
- where c.relnamespace = 'tops'::regnamespace and c.relkind = 'r' and not has_table_privilege(c.oid, 'insert')
+select string_agg('tops.' || name, ', ' order by name) from unnest($1::text[]) as name
+ where not has_table_privilege('tops.' || name, 'insert')
 """
 
 _DDL = f"""
@@ -103,7 +104,7 @@ async def ensure(connection: asyncpg.Connection, where: str) -> None:
     if await connection.fetchval("select pg_is_in_recovery()"):
         raise ConfigError(f"{where}: the server is a standby and takes no writes: give the address of its primary")
     if await _known_version(connection, where) == VERSION:
-        closed = await connection.fetchval(_CLOSED)
+        closed = await connection.fetchval(_CLOSED, OWN_TABLES)
         if closed is not None:
             raise ConfigError(f"{where}: no right to write to {closed}: grant all on all tables in schema tops")
         return
