@@ -107,7 +107,6 @@ class PostgresAdapter:
     async def apply(self, entries: Sequence[Entry], *, durable: bool = True) -> Applied:
         applied = await self._log.apply(entries, durable=durable)
         if self._book.at_ms - self._book.compacted_ms >= _FORGET_EVERY_MS:
-            self._book.compacted_ms = self._book.at_ms
             with suppress(TopsError):  # what was applied is applied; the next time comes
                 await self.compact()
         return applied

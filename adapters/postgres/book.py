@@ -32,7 +32,7 @@ class Book:
         self.progress = Progress(0, 0)
         self.promised: set[Attempt] = set()
         self.at_ms = 0  # the latest time that an epoch or the log brought
-        self.compacted_ms = 0  # what was over by then is forgotten
+        self.compacted_ms = 0  # its value when what was over was last forgotten
         self._loaded_through: Connection | None = None
 
     async def run(self, work: Work[T], what: str) -> T:

@@ -133,16 +133,16 @@ def _ids(keyed: Sequence[Job], places: Sequence[_Place | None]) -> _Ids | None:
     for job, place in zip(keyed, places, strict=True):
         if place is None:
             continue
-        series, number = place
-        at, bit = (series, number // IDS_PER_ROW), 1 << number % IDS_PER_ROW
-        seen, settled = ids.get(at, (0, 0))
+        series, block, bit = _block(place)
+        seen, settled = ids.get((series, block), (0, 0))
         if seen & bit:
             return None
-        ids[at] = seen | bit, settled if job.member.content == OWN else settled | bit
+        ids[series, block] = seen | bit, settled if job.member.content == OWN else settled | bit
     return ids
 
 
 def _is_row(member: Member, place: _Place | None) -> bool:
+    """Whether its key is written down as a row, instead of its bit or beside it."""
     return place is None or (member.content == OWN and bool(member.idempotency_key))
 
 

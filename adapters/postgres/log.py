@@ -81,8 +81,8 @@ class Log:
             )
             progress.stored = progress.prefix
 
-        await self._book.run(work, "compaction")
         self._book.compacted_ms = at_ms = self._book.at_ms
+        await self._book.run(work, "compaction")
         for table in ("tops.idempotency_keys", "tops.known_ids"):
             while await self._forget(table, at_ms) == _FORGOTTEN_MAX:
                 pass

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 import asyncpg
 
 from adapters import EmbeddedPostgres, PostgresAdapter, SqliteAdapter
-from tops.changes import Change, Member, members_digest
-from tops.ids import NodeId, TxId
-from tops.ports import Attempt, Entry, Epoch, Resource
+from tops.changes import Change, Member, Update, known_by_id, members_digest, own_key
+from tops.ids import NodeId, TxId, counted_id
+from tops.ports import Attempt, Entry, Epoch, MemberVote, Resource, Why
 
 TABLES = """
 create table acct (id int primary key, bal bigint not null check (bal >= 0), email text unique, note text);
@@ -114,3 +114,19 @@ def epoch(number: int, *members: Member, of: Attempt | None = None, at_ms: int =
 
 def entry(number: int, *members: Member, at_ms: int = 1_000_000) -> Entry:
     return Entry(number=number, members=members, at_ms=at_ms)
+
+
+def numbered(number: int, writer: str = "till", row: int = 1) -> Member:
+    changes = (Update("acct", {"id": row}, add={"bal": 1}),)
+    tx = counted_id(writer, "life", number, "", "r1")
+    return known_by_id(Member(tx, changes), tx)
+
+
+def settling(number: int) -> Member:
+    """What somebody writes who asks what became of that transaction: either it is there, or it can't come any more."""
+    tx = counted_id("till", "life", number, "", "r1")
+    return Member(tx, (), own_key(tx))
+
+
+def told(votes: list[MemberVote]) -> list[Why | None]:
+    return [vote.excluded.why if vote.excluded is not None else None for vote in votes]

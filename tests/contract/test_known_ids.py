@@ -6,26 +6,9 @@ import time
 import msgspec
 import pytest
 
-from tests.contract.harness import Database, attempt, entry, epoch, member
+from tests.contract.harness import Database, attempt, entry, epoch, member, numbered, settling, told
 from tops.changes import Member, Update, content_digest, known_by_id, own_key
-from tops.ids import counted_id
-from tops.ports import MemberVote, Resource, Why
-
-
-def numbered(number: int, writer: str = "till", row: int = 1) -> Member:
-    changes = (Update("acct", {"id": row}, add={"bal": 1}),)
-    tx = counted_id(writer, "life", number, "", "r1")
-    return known_by_id(Member(tx, changes), tx)
-
-
-def settling(number: int) -> Member:
-    """What somebody writes who asks what became of that transaction: either it is there, or it can't come any more."""
-    tx = counted_id("till", "life", number, "", "r1")
-    return Member(tx, (), own_key(tx))
-
-
-def told(votes: list[MemberVote]) -> list[Why | None]:
-    return [vote.excluded.why if vote.excluded is not None else None for vote in votes]
+from tops.ports import Resource, Why
 
 
 async def test_what_was_written_here_is_known_when_it_comes_again_and_when_the_log_brings_it(

@@ -8,8 +8,7 @@ from adapters import PostgresAdapter
 from adapters.postgres import log
 from adapters.postgres.keys import known_keys
 from adapters.postgres.schema import IDS_PER_ROW, VERSION
-from tests.contract.harness import PostgresDatabase, entry, member
-from tests.contract.test_known_ids import numbered, settling, told
+from tests.contract.harness import PostgresDatabase, entry, member, numbered, settling, told
 from tops.changes import Member, content_digest
 from tops.errors import ConfigError
 from tops.ports import Why
@@ -135,7 +134,9 @@ async def test_a_hundred_thousand_ids_are_taken_over_whatever_a_statement_may_ta
         "select 'till.life.' || lpad(to_hex(n), 10, '0') || '@r1' as tx from generate_series(0, 99999) as n) as known"
     )
 
-    async with database.open(statement_timeout_s=0.05, lock_timeout_s=0.05) as adapter:
+    async with database.open(statement_timeout_s=0.25, lock_timeout_s=0.25):
+        pass
+    async with database.open() as adapter:
         votes = await adapter.write_all_local([numbered(99_999), numbered(100_000)])
 
     assert told(list(votes)) == [Why.DUPLICATE, None]
