@@ -60,6 +60,17 @@ class SmallCluster:
         finally:
             await connection.close()
 
+    async def lose_database(self, replica: str) -> None:
+        """An empty database in place of a stopped replica's, with what it had promised gone as well."""
+        name = self.databases[replica]
+        await _forget_promises(self.server, name)
+        connection = await asyncpg.connect(self.server.dsn)
+        try:
+            await connection.execute(f'drop database "{name}" with (force)')
+            await connection.execute(f'create database "{name}"')
+        finally:
+            await connection.close()
+
     @asynccontextmanager
     async def connect(self, prefer: str | None = None, timeout_s: float = 5.0) -> AsyncIterator[ReplicaSet]:
         async with connect(self.cluster.urls(), "shop", prefer=prefer, timeout_s=timeout_s) as shop:
@@ -85,11 +96,25 @@ async def _database(server: EmbeddedPostgres) -> str:
     return f"db{_made}"
 
 
-async def _give_back(server: EmbeddedPostgres, database: str) -> None:
+async def _forget_promises(server: EmbeddedPostgres, database: str) -> None:
+    """Agents that stopped together may have prepared what nobody told them the end of, in a session that the server
+    has not quite ended yet; a database can't be dropped with that."""
     connection = await asyncpg.connect(server.dsn_for(database))
     try:
+        await connection.execute(
+            "select pg_terminate_backend(pid, 30000) from pg_stat_activity"
+            " where datname = current_database() and pid <> pg_backend_pid()"
+        )
         for left in await connection.fetch("select gid from pg_prepared_xacts where database = current_database()"):
             await connection.execute(f"rollback prepared '{left['gid']}'")
+    finally:
+        await connection.close()
+
+
+async def _give_back(server: EmbeddedPostgres, database: str) -> None:
+    await _forget_promises(server, database)
+    connection = await asyncpg.connect(server.dsn_for(database))
+    try:
         await connection.execute("drop schema public cascade; drop schema if exists tops cascade; create schema public")
     finally:
         await connection.close()

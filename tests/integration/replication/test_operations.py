@@ -36,10 +36,7 @@ async def test_a_new_replica_gets_a_copy_and_catches_up_while_writes_go_on(
         for step in range(20):
             await transfer(shop, 1, step)
         await cluster.stop("r3")
-        connection = await asyncpg.connect(server.dsn)
-        await connection.execute(f'drop database "{cluster.databases["r3"]}" with (force)')
-        await connection.execute(f'create database "{cluster.databases["r3"]}"')
-        await connection.close()
+        await cluster.lose_database("r3")
         stop = asyncio.Event()
 
         async def write() -> int:
@@ -72,10 +69,7 @@ async def test_a_replica_that_was_not_there_when_the_log_began_is_not_made_from_
         async with cluster.connect() as shop:
             await shop.write([Insert("accounts", {"id": 1, "balance": 1})])
         await cluster.stop("r1", "r2", "r3")
-        connection = await asyncpg.connect(server.dsn)
-        await connection.execute(f'drop database "{cluster.databases["r3"]}" with (force)')
-        await connection.execute(f'create database "{cluster.databases["r3"]}"')
-        await connection.close()
+        await cluster.lose_database("r3")
 
         monkeypatch.setattr(bootstrap, "SOURCE_TRIES", 1)
         with pytest.raises(NotReachable, match="start another one first"):

@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import asyncpg
 import pytest
 
 from adapters import EmbeddedPostgres
@@ -109,10 +108,7 @@ async def test_a_replica_that_is_new_tells_what_was_refused_before_it_came(
         with pytest.raises(WriteRefused) as refused:
             await shop.write([LOST])
         await cluster.stop("r3")
-        connection = await asyncpg.connect(server.dsn)
-        await connection.execute(f'drop database "{cluster.databases["r3"]}" with (force)')
-        await connection.execute(f'create database "{cluster.databases["r3"]}"')
-        await connection.close()
+        await cluster.lose_database("r3")
         await cluster.start("r3")
         await shop.wait_in_sync()
 
