@@ -130,6 +130,7 @@ class Agent:
             await self.certifier.start()
             self.participant.translate = self.certifier.certified
         await self.site.subscribe(self.log_type, participant=self.participant, durable=self.name)
+        stack.push_async_callback(self.participant.leave)
         self.lag = LagTracker(self.site, self.log_type, self.participant)
         stack.push_async_callback(self.copies.close)
         answerer = Answerer(self.site, config.name, self.site.brokers, self._answer, self._write)

@@ -30,6 +30,7 @@ from tops.transactions import Scope, TxType
 
 RETRY_FIRST_S, RETRY_MAX_S = 0.05, 2.0
 RECENT_S = 5.0
+LEAVE_S = 5.0  # how long a replica that stops waits for the end of what it has promised
 FailedEntry = Callable[[Entry, EntryFailed], Awaitable[Entry | None]]
 Translate = Callable[[Sequence[Entry], Mapping[int, LogEntry]], Awaitable[list[Entry]]]
 
@@ -66,6 +67,7 @@ class ReplicaParticipant(BatchParticipant):
         self.unable = Recent()  # to vote, or to write
         self.resumed = asyncio.Event()
         self.resumed.set()
+        self._leaving = False
         self.on_failed_entry: FailedEntry | None = None
         # What becomes of entries here, if not what they say: of the first, and as many more as can be judged with it.
         self.translate: Translate | None = None
@@ -124,6 +126,9 @@ class ReplicaParticipant(BatchParticipant):
         self.reached = max(self.reached, position)
         self.received = max(self.received, position)
         self.applied_at = time.monotonic()
+        self._tell_moved()
+
+    def _tell_moved(self) -> None:
         for moved in self._moved:
             if not moved.done():
                 moved.set_result(None)
@@ -133,6 +138,8 @@ class ReplicaParticipant(BatchParticipant):
     async def prepare_batch(self, memo: Memo, members: tuple[EpochMember, ...]) -> BatchPrepared:
         events = [event for member in members for event in member.events or ()]
         logged = [member_of(m.tx, m.events or ()) for m in members]
+        if self._leaving:
+            await asyncio.Future()  # a vote that nobody gets: we are as good as gone
         if not self.resumed.is_set():
             return BatchPrepared({m.tx: f"replica {self.site} is paused: {self.stopped}" for m in members})
         self.prepared.add(memo.epoch.number)
@@ -175,6 +182,22 @@ class ReplicaParticipant(BatchParticipant):
             self._reach(attempt.number)
         # Last: whoever asks where we are must hear of the number, as promised or as reached, at every moment.
         self.prepared.discard(attempt.number)
+        if self._leaving:
+            self._tell_moved()
+
+    async def leave(self) -> None:
+        """Promise nothing more, and wait a moment for the end of what is promised: its locks would stay in the
+        database until this replica is started again."""
+        self._leaving = True
+        try:
+            async with asyncio.timeout(LEAVE_S):
+                while self.prepared:
+                    await self._move()
+        except TimeoutError:
+            log.warning(
+                "stopped with open promises; they end when the replica is started again",
+                extra={"replica": self.site, "epochs": sorted(self.prepared)},
+            )
 
     # -------------------------------------------------------------------------------------------------------- the log
 

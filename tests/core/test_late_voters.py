@@ -258,6 +258,77 @@ def test_one_that_is_late_is_asked_where_nobody_else_is_left() -> None:
     assert told(effects) == {"b": True, "c": True}
 
 
+def second_without_the_late_one(
+    rendezvous: DrivenRendezvous,
+) -> tuple[PrepareEpoch, dict[str, PrepareEpoch], SetTimer]:
+    """Number 2 is being voted on by A and B; C, still at number 1, was not asked. What C is at, what A and B are, and
+    the time they have."""
+    first, _ = decided_by_two(rendezvous)
+    finish(rendezvous, first["a"])
+    finish(rendezvous, first["b"])
+    effects = rendezvous.one_shot("p.1.2", TWO_OF_THREE)
+    second = {p.voter: p for p in posts(effects, PrepareEpoch)}
+    assert second.keys() == {"a", "b"}
+    return first["c"], second, next(e for e in effects if isinstance(e, SetTimer))
+
+
+@pytest.mark.parametrize("has_voted", [True, False])
+def test_one_that_was_left_alone_is_asked_when_another_one_dies(has_voted: bool) -> None:
+    rendezvous = three_replicas()
+    late, second, _ = second_without_the_late_one(rendezvous)
+    effects = rendezvous.vote(second["b"], rows=ROWS) if has_voted else []
+    effects += lose(rendezvous, "a")
+    effects += [] if has_voted else rendezvous.vote(second["b"], rows=ROWS)
+
+    third = {p.voter: p for p in posts(effects, PrepareEpoch)}
+    assert told(effects) == {"a": False, "b": False}
+    assert {p.epoch.number for p in third.values()} == {3}
+    assert posts(effects, TxOutcome) == []
+    rendezvous.vote(third["b"], rows=ROWS)
+    assert told(rendezvous.vote(late, rows=ROWS)) == {"c": True}
+    finish(rendezvous, late)
+    assert told(rendezvous.vote(third["c"], rows=ROWS)) == {"b": True, "c": True}
+    effects = finish(rendezvous, third["b"]) + finish(rendezvous, third["c"])
+    assert [(o.tx, o.outcome) for o in posts(effects, TxOutcome)] == [("p.1.2", Outcome.COMMITTED)]
+
+
+def test_one_that_was_left_alone_is_asked_when_another_one_does_not_vote_in_time() -> None:
+    rendezvous = three_replicas()
+    late, second, window = second_without_the_late_one(rendezvous)
+    rendezvous.vote(late, rows=ROWS)
+    finish(rendezvous, late)
+    rendezvous.vote(second["b"], rows=ROWS)
+
+    effects = rendezvous.core.on_timer(window.key, 3.0)
+
+    third = {p.voter: p for p in posts(effects, PrepareEpoch)}
+    assert third.keys() == {"a", "b", "c"}
+    rendezvous.vote(third["b"], rows=ROWS)
+    assert told(rendezvous.vote(third["c"], rows=ROWS)) == {"b": True, "c": True}
+
+
+def test_with_nobody_left_to_ask_it_is_refused_at_once() -> None:
+    rendezvous = three_replicas()
+    _, second, _ = second_without_the_late_one(rendezvous)
+    lose(rendezvous, "c")
+    rendezvous.vote(second["b"], rows=ROWS)
+
+    effects = lose(rendezvous, "a")
+
+    assert posts(effects, PrepareEpoch) == []
+    assert [(o.tx, o.outcome) for o in posts(effects, TxOutcome)] == [("p.1.2", Outcome.ABORTED)]
+
+
+def test_what_a_voter_can_not_apply_is_refused_although_another_one_died() -> None:
+    rendezvous = three_replicas()
+    _, second, _ = second_without_the_late_one(rendezvous)
+    rendezvous.vote(second["b"], TxId("p.1.2"))
+
+    effects = lose(rendezvous, "a")
+
+    assert [(o.tx, o.outcome) for o in posts(effects, TxOutcome)] == [("p.1.2", Outcome.ABORTED)]
+
+
 def test_one_that_gave_up_is_not_counted_on() -> None:
     rendezvous = three_replicas()
     first, decided = decided_by_two(rendezvous)

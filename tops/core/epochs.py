@@ -256,11 +256,25 @@ class EpochCoordinator:
             majority_first=self.log is not None,
         )
         alarms: list[Effect] = [Alarm("rows-differ", text) for text in verdict.divergent]
+        if verdict.excluded and self._others_make_up(epoch, verdict):
+            self.waiting.put_back(epoch.members)
+            return alarms + self._undo(epoch) + self._end(epoch, void=True) + self.start()
         if verdict.again:
             return alarms + self._try_again(epoch, verdict)
         if len(votes) < len(epoch.votes) and verdict.committing and len(verdict.excluded) < len(epoch.members):
             verdict.committing |= self._timely_joiners(epoch, verdict)
         return alarms + self._apply(epoch, verdict)
+
+    def _others_make_up(self, epoch: Epoch, verdict: Verdict) -> bool:
+        """Whether what lacks voters would have enough with those who were left alone because they were late."""
+        if self.log is None or not epoch.gone:
+            return False
+        standing = self.standing.voters(epoch.members[0].spec)
+        others = {key: m for key, m in standing.items() if key not in epoch.voters}
+        unwanted = {tx for vote in epoch.votes.values() for tx in vote.excluded}
+        lacking = [m for m in epoch.members if m.tx in verdict.excluded.keys() - unwanted]
+        present = {key: epoch.voters[key] for key in epoch.votes}
+        return bool(others and lacking) and suffice(lacking, frozenset(), {**present, **others}, self.predicates)
 
     def _timely_joiners(self, epoch: Epoch, verdict: Verdict) -> set[str]:
         """Replicas that are joining commit too if they prepared the very same members in time, and are welcome."""

@@ -1,6 +1,7 @@
 """What an operator meets: new replicas, too few replicas, changes that can't be applied, status, pause."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import asyncpg
@@ -22,6 +23,9 @@ HELD = """
 select from pg_locks where relation = 'accounts'::regclass and pid <> pg_backend_pid()
    and database = (select oid from pg_database where datname = current_database())
 """
+
+
+PROMISED = "select gid from pg_prepared_xacts where database = current_database()"
 
 
 @pytest.mark.parametrize(
@@ -79,6 +83,42 @@ async def test_a_replica_that_was_not_there_when_the_log_began_is_not_made_from_
         async with cluster.connect() as shop:
             await shop.wait_in_sync()
             assert await shop.fetchval("select balance from accounts where id = 7", replica="r3") == 7
+
+
+@pytest.mark.parametrize(
+    "keys", ['policy = "write-all"\non_failure = "degrade"', 'policy = "quorum"\nwrite_quorum = 2']
+)
+async def test_a_replica_that_stops_while_writes_go_on_leaves_no_locks_in_its_database(
+    server: EmbeddedPostgres, folder: Path, keys: str
+) -> None:
+    async with small_cluster(server, folder, keys) as cluster, cluster.connect(prefer="r1") as shop:
+        await fill(shop)
+        stop, written = asyncio.Event(), 0
+
+        async def write(writer: int) -> None:
+            nonlocal written
+            while not stop.is_set():
+                await transfer(shop, writer, written)
+                written += 1
+
+        async def more_than(count: int) -> bool:
+            return written > count
+
+        writing = [asyncio.ensure_future(write(writer)) for writer in range(4)]
+        left = []
+        for _ in range(4):
+            await eventually(partial(more_than, written + 20), what="writes")
+            await cluster.stop("r3")
+            left += await cluster.sql("r3", PROMISED)
+            await cluster.start("r3")
+            await shop.wait_in_sync()
+        stop.set()
+        await asyncio.gather(*writing)
+        await shop.wait_in_sync()
+        transfers = await rows_everywhere(shop, "select id from transfers order by id")
+
+    assert left == []
+    assert transfers["r1"] == transfers["r3"]
 
 
 async def test_too_few_replicas_are_named_at_once_or_waited_for_or_done_without(
