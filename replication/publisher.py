@@ -42,6 +42,7 @@ class OutboxPublisher:
         self._waiting: dict[str, list[asyncio.Future[int]]] = {}
         self._published: OrderedDict[str, int] = OrderedDict()
         self.unpublished = 0
+        self._committed = 0  # in all, as far as we were told
         self._last = 0  # how many there were when we looked last
         self._more = False  # there were more than a batch holds
         self.problem = ""
@@ -51,6 +52,7 @@ class OutboxPublisher:
     def wake(self, committed: int) -> None:
         """So many transactions were committed."""
         self.unpublished += committed
+        self._committed += committed
         self._work.set()
 
     async def logged(self, tx: str, timeout_s: float) -> int:
@@ -85,8 +87,11 @@ class OutboxPublisher:
             await self.resumed.wait()
             if not (self._more or self._waiting):
                 await self._linger()
+            before = self._committed
             found = await self._resource.unpublished(FETCH_MAX)
-            self.unpublished = self._last = sum(len(entry.encoded) for entry in found)
+            self._last = sum(len(entry.encoded) for entry in found)
+            # What was committed since we asked may not be among them: it counts until we look again.
+            self.unpublished = self._last + self._committed - before
             entries = _cut(found)
             self._more = len(entries) < len(found) or len(found) == FETCH_MAX
             if not entries:

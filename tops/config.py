@@ -68,6 +68,8 @@ class Retention(Table):
 class Limits(Table):
     heartbeat_s: Seconds = 5.0
     site_grace_s: Seconds = 5.0  # how long a site may be away before its transactions stop waiting for it
+    vote_s: Seconds = 2.0  # how long a replica may take to prepare; then it is done without, or refused
+    finish_s: Seconds = 2.0  # how long a writer waits for a replica that has promised and does not say that it is done
     queue_bytes_max: Bytes = 16 * 2**20  # for one site; a reader that is slower is disconnected
     link_bytes_max: Bytes = 64 * 2**20  # for one broker; beyond it publishers are slowed down
     messages_per_s: float = Field(default=1_000_000, gt=0)  # of one site, on average

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 
+from replication.divergence.folder import write_parquet
 from replication.divergence.ports import Key, LogRecord, Values
 from tops.errors import ConfigError
 
@@ -32,7 +32,7 @@ SCHEMA = pa.schema(
 
 
 def write_log(path: Path, records: Sequence[LogRecord]) -> None:
-    """Export records for `ParquetLog`; values are canonical text."""
+    """Export records for `ParquetLog`; values are canonical text. Whoever watches the folder sees the file whole."""
     rows = [
         {
             "number": r.number,
@@ -47,7 +47,7 @@ def write_log(path: Path, records: Sequence[LogRecord]) -> None:
         }
         for r in records
     ]
-    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), path)
+    write_parquet(path, pa.Table.from_pylist(rows, SCHEMA))
 
 
 class ParquetLog:

@@ -319,12 +319,43 @@ def test_with_nobody_left_to_ask_it_is_refused_at_once() -> None:
     assert [(o.tx, o.outcome) for o in posts(effects, TxOutcome)] == [("p.1.2", Outcome.ABORTED)]
 
 
-def test_what_a_voter_can_not_apply_is_refused_although_another_one_died() -> None:
+def test_the_late_one_is_asked_before_a_single_no_refuses() -> None:
+    rendezvous = three_replicas()
+    late, second, _ = second_without_the_late_one(rendezvous)
+    rendezvous.vote(second["b"], TxId("p.1.2"))
+    effects = rendezvous.vote(second["a"], rows=ROWS)
+
+    third = {p.voter: p for p in posts(effects, PrepareEpoch)}
+    assert third.keys() == {"a", "b", "c"}
+    assert posts(effects, TxOutcome) == []
+    rendezvous.vote(third["b"], TxId("p.1.2"))
+    rendezvous.vote(third["a"], rows=ROWS)
+    rendezvous.vote(late, rows=ROWS)
+    finish(rendezvous, late)
+    assert told(rendezvous.vote(third["c"], rows=ROWS)) == {"a": True, "b": False, "c": True}
+
+
+def test_the_late_one_is_asked_once_and_then_the_votes_count() -> None:
+    rendezvous = three_replicas()
+    late, second, _ = second_without_the_late_one(rendezvous)
+    rendezvous.vote(second["b"], rows=((0,),))
+    third = {p.voter: p for p in posts(rendezvous.vote(second["a"], rows=ROWS), PrepareEpoch)}
+    rendezvous.vote(late, rows=ROWS)
+    finish(rendezvous, late)
+    rendezvous.vote(third["a"], rows=ROWS)
+    rendezvous.vote(third["b"], rows=((0,),))
+
+    effects = rendezvous.vote(third["c"], TxId("p.1.2"))
+
+    assert [(o.tx, o.outcome) for o in posts(effects, TxOutcome)] == [("p.1.2", Outcome.ABORTED)]
+
+
+def test_what_those_who_were_asked_can_not_apply_is_refused_at_once() -> None:
     rendezvous = three_replicas()
     _, second, _ = second_without_the_late_one(rendezvous)
     rendezvous.vote(second["b"], TxId("p.1.2"))
 
-    effects = lose(rendezvous, "a")
+    effects = rendezvous.vote(second["a"], TxId("p.1.2"))
 
     assert [(o.tx, o.outcome) for o in posts(effects, TxOutcome)] == [("p.1.2", Outcome.ABORTED)]
 

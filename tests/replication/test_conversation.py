@@ -82,12 +82,14 @@ async def test_a_lost_read_is_asked_again_and_a_lost_write_is_not(monkeypatch: p
 
     done = await caller.ask("r1", Read(sql="q", args=b"1"), PATIENCE_S)
     assert isinstance(done, ReadDone)
-    assert len(line.events) == 5, "three questions went astray"
+    assert line.lost == 0, "three questions went astray"
 
+    line = Line()  # the read may have been asked once more while its answer was on its way
+    caller = await joined(line)
     line.lost = 1
     with pytest.raises(NotReachable):
         await caller.ask("r1", Write(tx="t", member=b"m"), 0.2)
-    assert len(line.events) == 6, "asked once"
+    assert len(line.events) == 1, "asked once"
 
 
 async def test_reads_that_were_asked_at_different_times_are_all_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:

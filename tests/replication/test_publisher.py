@@ -48,11 +48,14 @@ def some(tx: str, size: int = 1) -> Member:
     return Member(TxId(tx), (Statement("x" * size),))
 
 
+def publisher_of(site: LogSite, outbox: Outbox) -> OutboxPublisher:
+    plan = TxPlan(TxType.LOCAL, Access.PRIVATE, ScopeLimit.LOCAL)
+    return OutboxPublisher(cast(Any, site), log_type("shop"), cast(Any, outbox), plan)
+
+
 async def published(entries: list[OutboxEntry]) -> list[list[Member]]:
     site, outbox = LogSite(), Outbox(entries)
-    plan = TxPlan(TxType.LOCAL, Access.PRIVATE, ScopeLimit.LOCAL)
-    publisher = OutboxPublisher(cast(Any, site), log_type("shop"), cast(Any, outbox), plan)
-    running = asyncio.create_task(publisher.run())
+    running = asyncio.create_task(publisher_of(site, outbox).run())
     await outbox.empty.wait()
     running.cancel()
     return site.batches
@@ -74,3 +77,28 @@ async def test_a_batch_ends_where_a_message_would_become_too_long_and_never_with
     batches = await published([first, second, *many])
 
     assert [[one.tx for one in batch][-1] for batch in batches] == ["b", "c", f"t{BATCH_MAX - 1}", "last"]
+
+
+async def test_what_is_committed_while_the_publisher_looks_counts_as_unpublished() -> None:
+    counted: list[int] = []
+
+    class Busy(Outbox):
+        async def unpublished(self, limit: int) -> list[OutboxEntry]:
+            found = await super().unpublished(limit)
+            if not counted:  # behind what the first look finds
+                self.entries.append(entry(2, some("b"), some("c")))
+                publisher.wake(2)
+            return found
+
+    class Counting(LogSite):
+        async def execute(self, *_: object, **options: Any) -> TxOutcome:
+            counted.append(publisher.unpublished)
+            return await super().execute(**options)
+
+    outbox = Busy([entry(1, some("a"))])
+    publisher = publisher_of(Counting(), outbox)
+    running = asyncio.create_task(publisher.run())
+    await outbox.empty.wait()
+    running.cancel()
+
+    assert counted == [3, 2]

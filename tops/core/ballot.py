@@ -26,6 +26,7 @@ class ReadyTx(msgspec.Struct):
     logged_events: tuple[Event, ...]
     members: dict[str, Member] | None = None
     alone: bool = False  # after too many differing votes it is prepared by itself
+    ask_late: bool = False  # it was not enough without those who were late, so they are asked as well
     started_with: frozenset[str] = frozenset()  # the voters that were asked before; they have joined
 
 

@@ -151,9 +151,9 @@ class EpochCoordinator:
     def _without_late(self, group: list[ReadyTx], voters: dict[str, Member]) -> dict[str, Member]:
         """Who is still at an epoch that was decided without it is asked only if it can't be done without."""
         others = {key: m for key, m in voters.items() if key not in self.late}
-        if len(others) < len(voters) and suffice(group, frozenset(), others, self.predicates):
-            return others
-        return voters
+        if len(others) == len(voters) or any(ready.ask_late for ready in group):
+            return voters
+        return others if suffice(group, frozenset(), others, self.predicates) else voters
 
     def _prepare(
         self, number: int, attempt: int, group: list[ReadyTx], voters: dict[str, Member], counted: frozenset[str]
@@ -256,25 +256,31 @@ class EpochCoordinator:
             majority_first=self.log is not None,
         )
         alarms: list[Effect] = [Alarm("rows-differ", text) for text in verdict.divergent]
-        if verdict.excluded and self._others_make_up(epoch, verdict):
+        if verdict.excluded and self._late_may_help(epoch, verdict):
+            for ready in epoch.members:
+                ready.ask_late = True
             self.waiting.put_back(epoch.members)
-            return alarms + self._undo(epoch) + self._end(epoch, void=True) + self.start()
+            return self._undo(epoch) + self._end(epoch, void=True) + self.start()
         if verdict.again:
             return alarms + self._try_again(epoch, verdict)
         if len(votes) < len(epoch.votes) and verdict.committing and len(verdict.excluded) < len(epoch.members):
             verdict.committing |= self._timely_joiners(epoch, verdict)
         return alarms + self._apply(epoch, verdict)
 
-    def _others_make_up(self, epoch: Epoch, verdict: Verdict) -> bool:
-        """Whether what lacks voters would have enough with those who were left alone because they were late."""
-        if self.log is None or not epoch.gone:
+    def _late_may_help(self, epoch: Epoch, verdict: Verdict) -> bool:
+        """Whether a member that would be left out may have enough voters with those who were not asked, being late."""
+        if self.log is None or any(m.ask_late for m in epoch.members):
             return False
         standing = self.standing.voters(epoch.members[0].spec)
         others = {key: m for key, m in standing.items() if key not in epoch.voters}
-        unwanted = {tx for vote in epoch.votes.values() for tx in vote.excluded}
-        lacking = [m for m in epoch.members if m.tx in verdict.excluded.keys() - unwanted]
-        present = {key: epoch.voters[key] for key in epoch.votes}
-        return bool(others and lacking) and suffice(lacking, frozenset(), {**present, **others}, self.predicates)
+        if not others:
+            return False
+        for member in epoch.members:
+            if member.tx in verdict.excluded:
+                able = {key: epoch.voters[key] for key, vote in epoch.votes.items() if member.tx not in vote.excluded}
+                if suffice([member], frozenset(), {**able, **others}, self.predicates):
+                    return True
+        return False
 
     def _timely_joiners(self, epoch: Epoch, verdict: Verdict) -> set[str]:
         """Replicas that are joining commit too if they prepared the very same members in time, and are welcome."""

@@ -15,6 +15,7 @@ from aiohttp import web
 from tops.config import BrokerTable, Config
 from tops.constraints import Predicate
 from tops.core.broker import BrokerCore
+from tops.core.epoch import EpochOptions
 from tops.core.rendezvous import RendezvousOptions
 from tops.errors import ConfigError, JournalClosed, TopsError
 from tops.http.app import http_app
@@ -47,12 +48,11 @@ class Broker:
         name: str,
         *,
         predicates: Mapping[str, Predicate] | None = None,
-        options: RendezvousOptions | None = None,
         extend: Extend | None = None,
     ) -> None:
         """`extend` adds routes of other layers to the broker's HTTP side."""
         self.config, self.table = config, config.broker_named(name)
-        self._predicates, self._options, self._extend = predicates, options, extend
+        self._predicates, self._extend = predicates, extend
         self._tasks: list[asyncio.Task[None]] = []
         self._runner: web.AppRunner | None = None
         self._audit: AuditLog | None = None
@@ -70,11 +70,10 @@ class Broker:
         name: str,
         *,
         predicates: Mapping[str, Predicate] | None = None,
-        options: RendezvousOptions | None = None,
         extend: Extend | None = None,
     ) -> AsyncIterator["Broker"]:
         """A started broker, stopped on leaving."""
-        broker = cls(config, name, predicates=predicates, options=options, extend=extend)
+        broker = cls(config, name, predicates=predicates, extend=extend)
         await broker.start()
         try:
             yield broker
@@ -105,7 +104,7 @@ class Broker:
         types = store.scan()
         incarnation = store.incarnation + 1
         topology = config.topology()
-        core = BrokerCore(NodeId(table.name), incarnation, topology, self._predicates, self._options)
+        core = BrokerCore(NodeId(table.name), incarnation, topology, self._predicates, _options(table))
         self._audit = AuditLog(table.data / "audit.log", time())
         addresses = {NodeId(b.name): b.url for b in config.broker}
         self.node = BrokerNode(core, store, table.limits, self._audit, config.cluster.name, addresses)
@@ -209,6 +208,11 @@ class Broker:
             self._audit = None
         if self._failed is not None and self._failed.done() and not self._failed.cancelled():
             self._failed.exception()  # seen
+
+
+def _options(table: BrokerTable) -> RendezvousOptions:
+    limits = table.limits
+    return RendezvousOptions(epochs=EpochOptions(sync_window_s=limits.vote_s, finish_window_s=limits.finish_s))
 
 
 def _journal_options(table: BrokerTable) -> JournalOptions:

@@ -86,6 +86,7 @@ class SiteNode:
         self._connecting: asyncio.Task[None] | None = None
         self._session: aiohttp.ClientSession | None = None
         self._first: asyncio.Future[None] | None = None
+        self._up_since: float | None = None  # when the connection was made that we have, or had last
         self._closing = False
         self._together: list[tuple[int, dict[str, Any], msgspec.Raw]] = []  # published in this turn of the loop
         self._together_type = ""
@@ -336,14 +337,14 @@ class SiteNode:
         pause_s, turn = REDIAL_FIRST_S, 0
         while not self._closing:
             url = self.urls[turn % len(self.urls)]
-            began = time.monotonic()
+            self._up_since = None
             try:
                 await self._connect_once(url)
             except (NotAuthenticated, ConfigError) as error:
                 self._report(url, error)
             except (TopsError, aiohttp.ClientError, ConnectionError, OSError, RuntimeError, TimeoutError) as error:
                 log.info("no link", extra={"node": self.name, "url": url, "reason": str(error)})
-            if time.monotonic() - began > REDIAL_MAX_S:
+            if self._up_since is not None and time.monotonic() - self._up_since > REDIAL_MAX_S:
                 pause_s = REDIAL_FIRST_S  # it was up: the same broker first
             else:
                 turn += 1
@@ -357,7 +358,9 @@ class SiteNode:
 
     async def _connect_once(self, url: str) -> None:
         assert self._session is not None
-        async with await open_socket(self._session, url, self.own, self.heartbeat_s) as socket:
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):  # a broker that is frozen takes connections and says nothing
+            opened = await open_socket(self._session, url, self.own, self.heartbeat_s)
+        async with opened as socket:
             peer = await self.own.introduce(socket, urlsplit(url).hostname or "")
             await self._serve(socket, peer)
 
@@ -375,6 +378,7 @@ class SiteNode:
         self.broker = link.name
         if self._first is not None and not self._first.done():
             self._first.set_result(None)
+        self._up_since = time.monotonic()
         await link.serve(socket, received, self)
         if link.parted:
             log.warning("the broker closed the link", extra={"node": self.name, "reason": link.parted})

@@ -34,7 +34,10 @@ def wait_for(condition: Callable[[], bool], what: str, patience_s: float = 60.0)
 
 
 def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 async def test_servers_start_side_by_side_and_leave_nothing_when_stopped() -> None:
@@ -114,10 +117,10 @@ def test_the_successor_of_a_killed_program_waits_for_its_server_to_stop(open_dir
     pid = int(owner.stdout.readline().split()[0])
 
     owner.kill()
+    owner.communicate()  # from here on its server is told to stop
     with EmbeddedPostgres(open_dir / "data") as successor:
         assert gone(pid)
         assert successor.running
-    owner.communicate()
 
 
 USER = """

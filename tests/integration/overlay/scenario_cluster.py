@@ -26,7 +26,7 @@ from tops.site_transactions import Transaction
 from tops.transactions import granted_scope
 
 WAIT_S = 60.0
-SLOWER = 3.0  # times of a scenario, when something ends by itself, are so much longer on a machine that may be busy
+SLOWER = 8.0  # times of a scenario, when something ends by itself, are so much longer on a machine that may be busy
 PATIENCE = 20.0  # and what must happen within some time may take so much longer
 
 

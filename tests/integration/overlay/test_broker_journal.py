@@ -101,7 +101,7 @@ async def test_what_a_durable_subscriber_needs_is_never_dropped(tmp_path: Path, 
 @pytest.mark.parametrize("taken", [True, False])
 async def test_what_is_old_goes_unless_a_durable_subscriber_needs_it(tmp_path: Path, taken: bool) -> None:
     log = EventType("bulk", {"data": bytes}, durable=True)
-    config = config_at(tmp_path, '[broker.retention]\nsize = "16 MiB"\nage = 0.2')
+    config = config_at(tmp_path, '[broker.retention]\nsize = "64 MiB"\nage = 0.2')
     async with Broker.run(config, "b1") as broker, site_at(broker, "writer") as writer, site_at(broker, "r") as site:
         await writer.advertise(log)
         reader = Recorder() if taken else Busy()
@@ -116,7 +116,7 @@ async def test_what_is_old_goes_unless_a_durable_subscriber_needs_it(tmp_path: P
             await until(lambda: broker.retainer._marks[0][1] >= old, 60)  # all of it is old enough
             assert broker.node.core.rendezvous.logs["bulk"].oldest == 1
         assert broker.retainer.room is retention.Room.ENOUGH
-        assert broker.node.store.journal.size_bytes < 16 * 2**20
+        assert broker.node.store.journal.size_bytes < 64 * 2**20
 
 
 async def test_a_failed_sync_stops_the_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import asyncpg
 import pytest
@@ -13,7 +14,7 @@ from tests.integration.overlay.test_http_and_cli import tops
 from tops import EventType, Outcome, Site, TxType
 from tops.errors import UncheckedTransaction
 from tops.ids import TxId
-from tops.messages import CensusPolicy, TxSpec
+from tops.messages import CensusPolicy, TxOutcome, TxSpec
 from tops.site_transactions import Transaction
 
 
@@ -80,6 +81,13 @@ async def in_doubt(publisher: Site, orders: EventType) -> Transaction:
     return tx
 
 
+async def decided(tx: Transaction) -> TxOutcome:
+    """Its outcome, however long the votes take that are still missing."""
+    while True:
+        with suppress(UncheckedTransaction):
+            return await tx.wait()
+
+
 async def test_an_operator_ends_what_a_database_has_promised_and_nobody_decides(broker: Cluster, table: Table) -> None:
     orders, silent, url = event_type(), Silent(), broker.url("b1")
     async with broker.site("publisher") as publisher, broker.site("one") as one, broker.site("two") as two:
@@ -115,7 +123,8 @@ async def test_a_decision_that_was_taken_stands_whatever_is_forced(broker: Clust
         await two.subscribe(orders, participant=silent)
         tx = await in_doubt(publisher, orders)
         silent.go_on.set()
-        assert (await tx.wait()).outcome is Outcome.COMMITTED
+        assert (await decided(tx)).outcome is Outcome.COMMITTED
+        await until(lambda: tx.id in table.committed)
 
         code, out, _ = await tops("tx", "resolve", tx.id, "--event-type", orders.name, "--url", url, "--force")
 
@@ -132,6 +141,7 @@ async def test_a_promise_survives_its_silent_coordinator_and_resolve_says_whom_t
         await one.subscribe(orders, participant=table)
         await two.subscribe(orders, participant=silent)
         tx = await in_doubt(publisher, orders)
+        await until(lambda: _listed(url, tx))  # the database has promised
         await broker.kill("b1")
 
         code, _, error = await tops("tx", "resolve", tx.id, "--event-type", orders.name, "--url", url, "--force")

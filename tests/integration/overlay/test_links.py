@@ -16,6 +16,7 @@ from tops.core.routing import rendezvous_of
 from tops.errors import NotReachable, TransactionAborted
 from tops.ids import NodeId
 from tops.messages import CensusPolicy, TxSpec
+from tops.runtime import site_node
 from tops.runtime.wire import Pressed
 from tops.transactions import Outcome, TxType
 
@@ -51,6 +52,22 @@ async def test_a_connection_that_breaks_again_and_again_loses_and_repeats_nothin
 
             await until(lambda: len(taken.ordinary) >= total, 60)
             assert taken.ids() == list(range(total))
+
+
+async def test_a_site_does_not_stay_with_a_broker_that_takes_connections_and_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site_node, "HANDSHAKE_TIMEOUT_S", 2.0)  # longer than what counts as having been connected
+    frozen = await asyncio.start_server(lambda reader, writer: asyncio.Future(), "127.0.0.1", 0)
+    host, port = frozen.sockets[0].getsockname()
+    try:
+        async with (
+            in_process(tmp_path) as broker,
+            Site.connect([f"ws://{host}:{port}", broker.url], name="moving", cluster="test", timeout_s=60.0) as site,
+        ):
+            assert site.broker == "b1"
+    finally:
+        frozen.close()
 
 
 THREE = {"b1": ["b2", "b3"], "b2": ["b3"], "b3": []}

@@ -249,5 +249,5 @@ async def test_the_whole_conversation_works_over_tls(secured: Secured) -> None:
         async with one.transaction(orders, TxType.DISTRIBUTED, census=CensusPolicy(10.0, replies=1)) as tx:
             await tx.publish(orders, {"id": 2})
 
-        assert participant.committed == [tx.id]
+        await until(lambda: participant.committed == [tx.id])
         await asyncio.wait_for(one.flush(), 10)

@@ -115,6 +115,7 @@ async def _position(cluster: Cluster, durable_type: EventType, name: str, positi
     return any(
         d["event_type"] == durable_type.name and d["name"] == name and d["position"] == position
         for view in views
+        if view is not None
         for d in view["durable"]
     )
 
@@ -137,7 +138,7 @@ async def test_all_participants_of_a_distributed_transaction_commit_every_event(
         assert tx.committed
         for participant in participants:
             assert participant.events == {tx.id: [0, 1, 2, 3, 4]}
-            assert (participant.prepared, participant.committed) == ([tx.id], [tx.id])
+            await until(lambda p=participant: (p.prepared, p.committed) == ([tx.id], [tx.id]))
         known = await publisher.ask_outcome(tx.id, orders)
         assert known.outcome is Outcome.COMMITTED
 
@@ -193,8 +194,7 @@ async def test_whoever_stays_out_sees_no_event_of_the_transaction(cluster: Clust
             await tx.publish(orders, {"id": 1})
         await publisher.publish(orders, {"id": 2})
 
-        await until(lambda: outside.ids() == [2] and inside.ids() == [2])
-        assert inside.committed == [tx.id]
+        await until(lambda: outside.ids() == [2] and inside.ids() == [2] and inside.committed == [tx.id])
         assert outside.events == {}
 
 

@@ -72,13 +72,14 @@ class SmallCluster:
             await connection.close()
 
     @asynccontextmanager
-    async def connect(self, prefer: str | None = None, timeout_s: float = 5.0) -> AsyncIterator[ReplicaSet]:
+    async def connect(self, prefer: str | None = None, timeout_s: float = 15.0) -> AsyncIterator[ReplicaSet]:
         async with connect(self.cluster.urls(), "shop", prefer=prefer, timeout_s=timeout_s) as shop:
             yield shop
 
 
 _made = 0
-LIMITS = "heartbeat_s = 5\nsite_grace_s = 0.5"
+VOTE_S = 5.0  # a busy machine is no silent replica
+LIMITS = f"heartbeat_s = 5\nsite_grace_s = 0.5\nvote_s = {VOTE_S}\nfinish_s = {VOTE_S}"
 _free: dict[str, list[str]] = {}  # by server, databases of clusters that have ended: emptying one is cheap
 
 

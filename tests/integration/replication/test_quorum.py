@@ -18,9 +18,8 @@ from replication import ReplicaSet
 from replication.reads import TooFewReaders
 from replication.refusals import TooFewReplicas, WriteRefused
 from tests.integration.replication.clusters import eventually
-from tests.integration.replication.inprocess import SmallCluster, small_cluster
+from tests.integration.replication.inprocess import VOTE_S, SmallCluster, small_cluster
 from tops.changes import Update, Upsert
-from tops.core.epoch import EpochOptions
 
 SIZES = [(m, n) for n in range(1, 6) for m in range(1, n + 1)]
 BALANCE = "select balance from accounts where id = 1"
@@ -182,7 +181,7 @@ async def test_a_slow_replica_holds_no_write_up_and_has_all_of_them_in_the_end(
         try:
             async with slow.transaction():
                 await slow.execute("select from accounts where id = 1 for update")  # r3 can't prepare the next write
-                async with asyncio.timeout(EpochOptions().sync_window_s):  # before, r3 was waited for so long
+                async with asyncio.timeout(VOTE_S):  # r3 takes so long for each
                     for number in range(1, 4):
                         await shop.write([Update("accounts", {"id": 1}, {"balance": number})])
                 assert await shop.fetchval(BALANCE, consistency="quorum") == 3
@@ -201,6 +200,7 @@ async def test_a_member_that_every_replica_refuses_is_refused_and_nobody_is_drop
         cluster.connect() as shop,
     ):
         await shop.write([Upsert("accounts", {"id": 1}, {"balance": 1})])
+        await shop.wait_in_sync()  # whom the write did not wait for is not in sync until it has it
         with pytest.raises(WriteRefused, match="constraint"):
             await shop.write([Upsert("accounts", {"id": 1}, {"balance": -1})])
 

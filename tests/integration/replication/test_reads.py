@@ -94,6 +94,7 @@ async def test_a_replica_that_was_cut_off_never_serves_a_stale_current_read(
         cluster.connect(prefer="r3") as shop,
     ):
         await shop.write([Insert("accounts", {"id": 1, "balance": 1})])
+        await shop.wait_in_sync()  # two of three have it: r3, which is to show it, may be the third
         await shop.order("r3", "pause")
         await shop.write([Upsert("accounts", {"id": 1}, {"balance": 2})])
 
