@@ -7,10 +7,8 @@ the kernel does even on `kill -9`. What is stored in the server is its users' bu
 
 import asyncio
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -24,6 +22,7 @@ from urllib.parse import quote
 import psutil
 
 from adapters import postgres_programs as programs
+from adapters.ports import free_port
 from tops.errors import ConfigError, NotReachable
 
 DEFAULT_SETTINGS: Mapping[str, str] = {
@@ -53,8 +52,6 @@ _PATIENCE_S = 60.0
 _POLL_S = 0.01
 _ORPHAN_S = 1.0  # until a server whose program was killed is told to stop
 _SOCKET_NAME_MAX = 103  # the least that systems allow, in bytes
-# Below the range from which systems draw the ports of outgoing connections, so that a restart finds its port free.
-_PORTS = range(20_000, 32_000)
 
 Crash = Literal["kill", "immediate"]
 
@@ -335,14 +332,3 @@ def _alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def free_port() -> int:
-    """A port on loopback that nobody listens at."""
-    for port in random.sample(_PORTS, 200):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                return port
-    raise ConfigError(f"no free port between {_PORTS.start} and {_PORTS.stop} on 127.0.0.1")

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import uvloop
 
+from adapters.ports import free_port
 from bench.harness import say
 from bench.machine import describe_machine, package_versions
 from bench.overlay_site import CLUSTER, ITEM, PAYLOAD
@@ -30,7 +31,6 @@ from bench.peers.nats import (
     core_delivery,
     jetstream_delivery,
 )
-from bench.peers.programs import free_ports
 from bench.results import Result, spread
 from bench.statistics import Better, Figure, percentile
 from bench.systems import BenchmarkFailed, SystemUnavailable
@@ -49,7 +49,7 @@ class OurBroker:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        (port,) = free_ports(1)
+        port = free_port()
         self.url = f"ws://127.0.0.1:{port}"
         (directory / "tops.toml").write_text(
             f'[cluster]\nname = "{CLUSTER}"\n[[broker]]\nname = "b1"\nlisten = "127.0.0.1:{port}"\ndata = "data"\n'

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from adapters.embedded_postgres import free_port
+from adapters.ports import free_port
 from replication.agent import Agent
 from replication.config import Cluster
 from replication.demo import quiet

@@ -15,7 +15,7 @@ import asyncpg
 import msgspec
 
 from adapters import EmbeddedPostgres
-from adapters.embedded_postgres import free_port
+from adapters.ports import free_port
 from replication.agent import Agent
 from replication.config import Cluster
 from replication.databases import QUICK_RECOVERY

@@ -13,7 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from bench.peers.programs import Program, free_ports, program, run_to_end
+from adapters.ports import free_port
+from bench.peers.programs import Program, program, run_to_end
 from bench.systems import Client, OperationAborted, OperationUnknown, System, SystemUnavailable
 from bench.workloads import Add, Append, Dataset, Operation, Read, Totals, Transfer
 
@@ -61,8 +62,8 @@ class Galera(System):
 
     async def _start_nodes(self, server: str, provider: str) -> None:
         """The first forms the cluster; the others start empty and get its data as they join."""
-        self._ports = dict(zip(NODES, free_ports(len(NODES)), strict=True))
-        group_ports = dict(zip(NODES, free_ports(len(NODES)), strict=True))
+        self._ports = {node: free_port() for node in NODES}
+        group_ports = {node: free_port() for node in NODES}
         for name in NODES:
             options = _options(self._directories[name], name, self._ports[name], group_ports, provider)
             command = [server, "--no-defaults", *options, *_as_user()]
@@ -205,7 +206,7 @@ def _provider() -> str:
 
 
 def _options(directory: Path, name: str, port: int, group_ports: Mapping[str, int], provider: str) -> list[str]:
-    snapshot_port, increment_port = free_ports(2)  # for what a node fetches when it joins
+    snapshot_port, increment_port = free_port(), free_port()  # for what a node fetches when it joins
     settings = {
         "datadir": directory / "data",
         "secure-file-priv": directory / "data",

@@ -19,7 +19,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from bench.peers.programs import Program, accepts_connections, free_ports, program, run_to_end
+from adapters.ports import free_port
+from bench.peers.programs import Program, accepts_connections, program, run_to_end
 from bench.statistics import percentile
 from bench.systems import BenchmarkFailed, SystemUnavailable
 
@@ -60,7 +61,7 @@ class NatsServer:
         binary = program("nats-server", "nats-server")
         _driver()
         self._directory = Path(tempfile.mkdtemp(prefix="tops-nats-"))
-        self.port = free_ports(1)[0]
+        self.port = free_port()
         command = [binary, "-a", "127.0.0.1", "-p", str(self.port), "-js", "-sd", str(self._directory / "streams")]
         self._program = Program(command, self._directory)
         try:

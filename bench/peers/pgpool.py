@@ -11,8 +11,9 @@ from functools import partial
 from pathlib import Path
 
 from adapters import EmbeddedPostgres
+from adapters.ports import free_port
 from bench.peers.postgres import PostgresClient, PostgresSystem, execute, fetch_text, load_accounts
-from bench.peers.programs import Program, free_ports, program, run_to_end
+from bench.peers.programs import Program, program, run_to_end
 from bench.systems import Client
 from bench.workloads import Dataset
 
@@ -41,7 +42,7 @@ class Pgpool(PostgresSystem):
             # The proxy logs in to all servers with one password.
             await execute(server.dsn, f"create role {USER} superuser login password '{self._password}'")
         self._directory = Path(tempfile.mkdtemp(prefix="tops-pgpool-"))
-        self._port, control_port = free_ports(2)
+        self._port, control_port = free_port(), free_port()
         files = self._write_files(self._directory, control_port)
         self._proxy = Program([binary, "-n", "-D", *files], self._directory)
         await self._proxy.start(partial(fetch_text, self._dsn, "select 1"))

@@ -6,10 +6,8 @@ only we have; when the pipe closes, it ends the server and removes the server's 
 
 import asyncio
 import os
-import random
 import shutil
 import signal
-import socket
 from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -32,7 +30,6 @@ exec >/dev/null
 if read -r released; then wait $server; exit; fi
 kill -TERM $server; wait $server; rm -rf "$directory"
 """
-PORTS = range(20_000, 32_000)  # below those that systems draw for outgoing connections
 
 
 def program(name: str, package: str) -> str:
@@ -42,19 +39,6 @@ def program(name: str, package: str) -> str:
     if found is None:
         raise SystemUnavailable(f"{name} is not installed: apt-get install {package}")
     return found
-
-
-def free_ports(number: int) -> list[int]:
-    """Different loopback ports that nobody listens on at this moment."""
-    ports: list[int] = []
-    for port in random.sample(PORTS, len(PORTS)):
-        with socket.socket() as probe, suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
-            ports.append(port)
-        if len(ports) == number:
-            return ports
-    raise SystemUnavailable(f"fewer than {number} free ports between {PORTS.start} and {PORTS.stop} on 127.0.0.1")
 
 
 class Program:

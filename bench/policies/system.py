@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 
 from adapters import EmbeddedPostgres
-from adapters.embedded_postgres import free_port
+from adapters.ports import free_port
 from bench.peers.postgres import POLL_S, SETTINGS, fetch_int, fetch_text, load_accounts, node_totals
 from bench.policies.catalog import PolicyCase
 from bench.policies.client import TopsClient

@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 
-from adapters.embedded_postgres import free_port
+from adapters.ports import free_port
 from tops import EventType, Participant, Received, Scope, Site
 from tops.core.participation import SiteOptions
 from tops.ids import TxId
@@ -38,14 +38,6 @@ TOPOLOGIES: dict[str, Links] = {
 }
 
 
-def free_ports(number: int) -> list[int]:
-    """Below the ports that the system gives to whoever connects: none of them is taken before its broker starts."""
-    ports: set[int] = set()
-    while len(ports) < number:
-        ports.add(free_port())
-    return list(ports)
-
-
 class Cluster:
     """Broker processes of one configuration file."""
 
@@ -59,7 +51,7 @@ class Cluster:
     ) -> None:
         self.directory, self.names = directory, list(links)
         self.environment = {**os.environ, **(environment or {})}
-        self.ports = dict(zip(links, free_ports(len(links)), strict=True))
+        self.ports = {name: free_port() for name in links}
         self.file = directory / "tops.toml"
         self.processes: dict[str, asyncio.subprocess.Process] = {}
         tables = [f'[cluster]\nname = "test"\n{cluster_extra}\n']

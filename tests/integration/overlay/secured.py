@@ -7,7 +7,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from tests.integration.overlay.cluster import QUICK, free_ports
+from adapters.ports import free_port
+from tests.integration.overlay.cluster import QUICK
 from tops import Broker, Site
 from tops.config import parse_config
 from tops.security import Authority, Identity, Kind, utc_now
@@ -52,7 +53,7 @@ def issue(
 async def secured_broker(directory: Path, roles: Sequence[str] = ()) -> AsyncIterator[Secured]:
     authority = Authority.init(directory / "keys", CLUSTER, utc_now(), 30)
     keys = issue(authority, "b1", kind=Kind.BROKER)
-    (port,) = free_ports(1)
+    port = free_port()
     text = "\n".join(
         [
             f'[cluster]\nname = "{CLUSTER}"',

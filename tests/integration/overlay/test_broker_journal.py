@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.overlay.cluster import QUICK, Cluster, Recorder, event_type, free_ports, until
+from adapters.ports import free_port
+from tests.integration.overlay.cluster import QUICK, Cluster, Recorder, event_type, until
 from tops import Broker, EventType, Outcome, Participant, Received, Scope, Site
 from tops.config import Config, parse_config
 from tops.errors import JournalFailed, LimitExceeded
@@ -15,7 +16,7 @@ from tops.runtime import retention
 
 
 def config_at(directory: Path, extra: str = "") -> Config:
-    (port,) = free_ports(1)
+    port = free_port()
     text = f'[cluster]\nname = "test"\n[[broker]]\nname = "b1"\nlisten = "127.0.0.1:{port}"\ndata = "data"\n{extra}'
     return parse_config(text, directory / "tops.toml")
 

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from adapters.ports import free_port
 from tests.integration.overlay.cluster import TOPOLOGIES, Cluster, Recorder, event_type, until
 from tops import Broker, EventType, Filter, Participant, Received, Scope, Site, TxType
 from tops.config import parse_config
@@ -63,9 +64,7 @@ FUZZ_INPUTS = 100_000
 @pytest_asyncio.fixture
 async def serving(tmp_path: Path) -> AsyncIterator[Broker]:
     """A broker in this process, so that what goes wrong inside is seen here."""
-    from tests.integration.overlay.cluster import free_ports
-
-    (port,) = free_ports(1)
+    port = free_port()
     text = (
         f'[cluster]\nname = "test"\n[[broker]]\nname = "b1"\nlisten = "127.0.0.1:{port}"\ndata = "data"\n'
         "[broker.limits]\nconnections_per_s = 10000\nwaiting_per_address = 1000\nsite_grace_s = 0.2\n"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.overlay.cluster import Cluster, Recorder, event_type, free_ports, until
+from adapters.ports import free_port
+from tests.integration.overlay.cluster import Cluster, Recorder, event_type, until
 from tops import Broker, EventType, Filter, Scope, Site
 from tops.config import parse_config
 from tops.core.participation import SiteOptions
@@ -23,7 +24,7 @@ from tops.transactions import Outcome, TxType
 
 @asynccontextmanager
 async def in_process(directory: Path, extra: str = "") -> AsyncIterator[Broker]:
-    (port,) = free_ports(1)
+    port = free_port()
     text = f'[cluster]\nname = "test"\n[[broker]]\nname = "b1"\nlisten = "127.0.0.1:{port}"\ndata = "data"\n{extra}'
     async with Broker.run(parse_config(text, directory / "tops.toml"), "b1") as broker:
         yield broker
@@ -122,7 +123,7 @@ async def test_a_broker_that_is_paused_is_noticed_and_loses_nothing_confirmed(br
 
 
 async def test_nobody_there_is_told_in_time() -> None:
-    (port,) = free_ports(1)
+    port = free_port()
 
     with pytest.raises(NotReachable):
         async with Site.connect(f"ws://127.0.0.1:{port}", name="lonely", cluster="test", timeout_s=0.5):

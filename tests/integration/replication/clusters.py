@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from adapters import postgres_programs as programs
-from adapters.embedded_postgres import free_port
+from adapters.ports import free_port
 from replication import ReplicaSet, connect
 from replication.config import Cluster
 from replication.processes import Processes, wait_ready

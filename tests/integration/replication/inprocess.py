@@ -9,7 +9,7 @@ from pathlib import Path
 import asyncpg
 
 from adapters import EmbeddedPostgres
-from adapters.embedded_postgres import free_port
+from adapters.ports import free_port
 from replication import ReplicaSet, connect
 from replication.agent import Agent
 from replication.config import Cluster

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from adapters import EmbeddedPostgres
-from adapters.embedded_postgres import free_port
+from adapters.ports import free_port
 from replication.config import Cluster
 from replication.doctor import Finding, examine
 from replication.http import serve_agent

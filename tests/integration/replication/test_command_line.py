@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import psutil
 
-from adapters.embedded_postgres import free_port
+from adapters.ports import free_port
 from replication import connect
 from replication.config import Cluster
 from tests.integration.replication.clusters import RunningCluster, running, toml

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from adapters import EmbeddedPostgres
-from adapters.embedded_postgres import free_port
+from adapters.ports import free_port
 from replication import connect
 from replication.agent import Agent
 from replication.config import Cluster

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import aiohttp
 
-from adapters.embedded_postgres import free_port
+from adapters.ports import free_port
 from replication.config import Cluster
 from tests.integration.overlay.secured import issue
 from tests.integration.replication.clusters import SCHEMA
