@@ -64,7 +64,7 @@ class Retainer:
         over = journal.size_bytes > self.retention.size
         if not over:
             keep_from = min(keep_from, self._younger_from(now))
-        dropped = await self._drop(keep_from) if keep_from > journal.first_sequence else 0
+        dropped = await self._drop(keep_from)
         self._judge(over and not dropped and journal.size_bytes > self.retention.size)
 
     def _judge(self, full: bool) -> None:
@@ -107,8 +107,8 @@ class Retainer:
 
     async def _drop(self, keep_from: int) -> int:
         store = self.node.store
-        if not _holds_a_whole_segment(store.journal.size_bytes, keep_from - store.journal.first_sequence):
-            return 0
+        if not store.journal.can_drop_before(keep_from):
+            return 0  # a checkpoint would only make the journal longer
         dropped = await store.checkpoint(self._state(), keep_from)
         self.dropped_segments += dropped
         if dropped:
@@ -151,8 +151,3 @@ def _last_entry(log: EventLog) -> Iterator[LogAppended]:
     number = log.decided_upto
     if number in log.tail:
         yield LogAppended(event_type=log.event_type, entry=log.tail[number])
-
-
-def _holds_a_whole_segment(size_bytes: int, records: int) -> bool:
-    """Worth a checkpoint: a journal of some size, of which something can go."""
-    return records > 0 and size_bytes > 2**20

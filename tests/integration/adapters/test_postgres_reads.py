@@ -57,7 +57,7 @@ async def test_parameters_that_do_not_fit_are_told(
 
 
 async def test_a_read_that_takes_too_long_is_cut_short(database: PostgresDatabase) -> None:
-    async with database.open(statement_timeout_s=0.2) as adapter:
+    async with database.open(statement_timeout_s=1.0) as adapter:
         with pytest.raises(ResourceRefused, match="statement timeout"):
             await adapter.read("select pg_sleep(30)")
 

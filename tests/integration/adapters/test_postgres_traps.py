@@ -123,7 +123,7 @@ async def test_a_commit_whose_wait_the_server_cancels_is_carried_through(
     shared_server: EmbeddedPostgres, database: PostgresDatabase
 ) -> None:
     """With a synchronous standby that never answers, COMMIT PREPARED waits; cancelled, it is done all the same."""
-    async with database.open(statement_timeout_s=1.0) as adapter:
+    async with database.open(statement_timeout_s=20.0) as adapter:
         await adapter.prepare(epoch(1, member("t1", balance(1, 1))))
         try:
             await database.sql("alter system set synchronous_standby_names = 'nobody'")
@@ -273,7 +273,7 @@ async def test_a_lock_held_too_long_becomes_a_no_and_leaves_nothing(
 
 
 async def test_a_statement_that_takes_too_long_becomes_a_no(database: PostgresDatabase) -> None:
-    async with database.open(statement_timeout_s=0.2) as adapter:
+    async with database.open(statement_timeout_s=1.0) as adapter:
         with pytest.raises(ResourceRefused, match="statement timeout"):
             await adapter.prepare(epoch(1, member("t1", Statement("select pg_sleep($1)", (30,)))))
 
@@ -343,7 +343,7 @@ async def test_writes_that_commit_together_are_one_record_unless_they_are_long(a
 
 
 async def test_a_frozen_server_is_given_up_within_the_deadline(database: PostgresDatabase) -> None:
-    async with database.open(statement_timeout_s=0.2) as adapter:
+    async with database.open(statement_timeout_s=1.0) as adapter:
         await adapter.prepare(epoch(1, member("t1", balance(1, 1))))
         watcher = await connect(database)
         pid = await watcher.fetchval(

@@ -116,6 +116,10 @@ async def test_what_is_old_goes_unless_a_durable_subscriber_needs_it(tmp_path: P
         else:
             await until(lambda: broker.retainer._marks[0][1] >= old, 60)  # all of it is old enough
             assert broker.node.core.rendezvous.logs["bulk"].oldest == 1
+            written = broker.node.store.journal.next_sequence
+            for _ in range(20):
+                await broker.retainer.step()
+            assert broker.node.store.journal.next_sequence == written, "to look, and drop nothing, costs nothing"
         assert broker.retainer.room is retention.Room.ENOUGH
         assert broker.node.store.journal.size_bytes < 64 * 2**20
 

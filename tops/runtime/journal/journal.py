@@ -140,6 +140,10 @@ class Journal:
         assert self._failure is not None
         return self._failure
 
+    def can_drop_before(self, sequence: int) -> bool:
+        """Whether `drop_before` would find a whole segment."""
+        return self._store.can_drop_before(sequence)
+
     async def drop_before(self, sequence: int) -> int:
         """Deletes whole segments of records below `sequence`; returns how many segments went."""
         self._check_usable()

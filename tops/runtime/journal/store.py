@@ -124,6 +124,11 @@ class Store:
         self.statistics.fsyncs += 1
         self.unsealed = False
 
+    def can_drop_before(self, sequence: int) -> bool:
+        """Whether a segment, which is not the last one, holds only records below `sequence`. From any thread."""
+        first, *others = self.segments
+        return bool(others) and first.next_sequence <= sequence
+
     def drop_before(self, sequence: int) -> int:
         """Deletes the segments that hold only records below `sequence`; the last one stays. Returns how many went."""
         kept = tuple(segment for segment in self.segments if segment.next_sequence > sequence) or self.segments[-1:]
