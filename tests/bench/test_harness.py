@@ -16,7 +16,7 @@ from bench.systems import BenchmarkFailed
 from bench.workloads import AppendOnly, BankTransfer, Dataset, SingleRowUpdate, Totals, Workload, Ycsb
 
 DATASET = Dataset(rows=200)
-LOAD = Load(clients=4, warmup_s=0.05, duration_s=0.3)
+LOAD = Load(clients=4, warmup_s=0.05, duration_s=1.0)
 
 
 class OtherPostgres(SinglePostgres):

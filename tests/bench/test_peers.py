@@ -23,7 +23,7 @@ from bench.systems import BenchmarkFailed, System, SystemUnavailable
 from bench.workloads import BankTransfer, Dataset, SingleRowUpdate, Totals
 
 DATASET = Dataset(rows=200)
-LOAD = Load(clients=4, warmup_s=0.05, duration_s=0.3)
+LOAD = Load(clients=4, warmup_s=0.05, duration_s=1.0)
 
 PEERS = [
     pytest.param(lambda: StreamingReplication(Mode.REMOTE_APPLY_ALL), 3, id="streaming_remote_apply"),

@@ -20,7 +20,7 @@ from tops.cli.main import app
 from tops.errors import ConfigError
 
 DATASET = Dataset(rows=200)
-LOAD = Load(clients=4, warmup_s=0.05, duration_s=0.4)
+LOAD = Load(clients=4, warmup_s=0.05, duration_s=1.0)
 
 
 @pytest.fixture(params=CASES, ids=lambda case: case.name)

@@ -107,14 +107,14 @@ async def checked_set(
 
 @dataclass
 class Writers:
-    """Writes of random rows at a rate, through the set, until told to stop; what is refused is counted."""
+    """Writes of random rows at a rate, through the set, until told to stop; what is refused is kept, with the reason."""
 
     shop: ReplicaSet
     rows: tuple[int, int]
     rate: int
     change: Callable[[int, random.Random], Change] = lambda key, _: Update("t", {"id": key}, add={"v": 1})
     written: int = 0
-    refused: int = 0
+    refused: list[str] = field(default_factory=list)
     late: int = 0
     slowest_s: float = 0.0
     seconds: float = 0.0
@@ -134,8 +134,8 @@ class Writers:
             try:
                 await self.shop.write([self.change(generator.randint(*self.rows), generator)])
                 self.written += 1
-            except WriteRefused:
-                self.refused += 1
+            except WriteRefused as refused:
+                self.refused.append(str(refused))
             except OutcomeUnknown:
                 self.late += 1  # a machine that is busy with other things answers late
             self.slowest_s = max(self.slowest_s, loop.time() - began)
