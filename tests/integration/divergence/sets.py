@@ -107,7 +107,7 @@ async def checked_set(
 
 @dataclass
 class Writers:
-    """Writes of random rows at a rate, through the set, until told to stop; what is refused is kept, with the reason."""
+    """Writes of random rows at a rate, through the set, until told to stop; what is refused is kept with its reason."""
 
     shop: ReplicaSet
     rows: tuple[int, int]
