@@ -165,6 +165,7 @@ class Agent:
                 await looking
                 self._database_trouble = ""
             except AgentReplaced:
+                self.participant.disown()
                 raise
             except TopsError as error:
                 self._database_trouble = str(error)

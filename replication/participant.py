@@ -67,7 +67,7 @@ class ReplicaParticipant(BatchParticipant):
         self.unable = Recent()  # to vote, or to write
         self.resumed = asyncio.Event()
         self.resumed.set()
-        self._leaving = False
+        self.leaving = False
         self.on_failed_entry: FailedEntry | None = None
         # What becomes of entries here, if not what they say: of the first, and as many more as can be judged with it.
         self.translate: Translate | None = None
@@ -138,7 +138,7 @@ class ReplicaParticipant(BatchParticipant):
     async def prepare_batch(self, memo: Memo, members: tuple[EpochMember, ...]) -> BatchPrepared:
         events = [event for member in members for event in member.events or ()]
         logged = [member_of(m.tx, m.events or ()) for m in members]
-        if self._leaving:
+        if self.leaving and memo.epoch.number not in self.prepared:  # a new attempt at what is promised may end it
             await asyncio.Future()  # a vote that nobody gets: we are as good as gone
         if not self.resumed.is_set():
             return BatchPrepared({m.tx: f"replica {self.site} is paused: {self.stopped}" for m in members})
@@ -182,13 +182,13 @@ class ReplicaParticipant(BatchParticipant):
             self._reach(attempt.number)
         # Last: whoever asks where we are must hear of the number, as promised or as reached, at every moment.
         self.prepared.discard(attempt.number)
-        if self._leaving:
+        if self.leaving:
             self._tell_moved()
 
     async def leave(self) -> None:
         """Promise nothing more, and wait a moment for the end of what is promised: its locks would stay in the
         database until this replica is started again."""
-        self._leaving = True
+        self.leaving = True
         try:
             async with asyncio.timeout(LEAVE_S):
                 while self.prepared:
@@ -198,6 +198,11 @@ class ReplicaParticipant(BatchParticipant):
                 "stopped with open promises; they end when the replica is started again",
                 extra={"replica": self.site, "epochs": sorted(self.prepared)},
             )
+
+    def disown(self) -> None:
+        """Another agent has the database, and with it what was promised here."""
+        self.prepared.clear()
+        self._tell_moved()
 
     # -------------------------------------------------------------------------------------------------------- the log
 

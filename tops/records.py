@@ -3,7 +3,7 @@
 import msgspec
 
 from tops.event_types import EventType
-from tops.ids import TxId
+from tops.ids import NodeId, TxId
 from tops.messages import EpochId, LogEntry
 
 
@@ -90,6 +90,13 @@ class OutcomesForgotten(Record, frozen=True):
     lives: dict[str, int]
 
 
+class PublishersKept(Record, frozen=True):
+    """Old parts of a log were dropped: the latest life and the last publication of those who published to it."""
+
+    event_type: str
+    published: dict[NodeId, tuple[int, int]]
+
+
 class SubscriptionKept(Record, frozen=True):
     """How far a durable subscription has safely taken the log; -1 ends it."""
 
@@ -110,5 +117,6 @@ AnyRecord = (
     | FinishesNoted
     | TxRefused
     | OutcomesForgotten
+    | PublishersKept
     | SubscriptionKept
 )

@@ -360,6 +360,53 @@ def test_what_those_who_were_asked_can_not_apply_is_refused_at_once() -> None:
     assert [(o.tx, o.outcome) for o in posts(effects, TxOutcome)] == [("p.1.2", Outcome.ABORTED)]
 
 
+def test_a_member_that_all_who_were_asked_accept_does_not_wait_for_one_that_needs_the_late_one() -> None:
+    rendezvous = three_replicas()
+    first, _ = decided_by_two(rendezvous)
+    rendezvous.one_shots(TWO_OF_THREE, "p.1.2", "p.1.3")
+    finish(rendezvous, first["a"])
+    second = {p.voter: p for p in posts(finish(rendezvous, first["b"]), PrepareEpoch)}
+    rendezvous.vote(second["a"], rows=ROWS * 2)
+    effects = rendezvous.vote(second["b"], TxId("p.1.2"), rows=ROWS * 2)
+
+    without = {p.voter: p for p in posts(effects, PrepareEpoch)}
+    assert {(p.voter, p.epoch.attempt, *[m.tx for m in p.members]) for p in without.values()} == {
+        ("a", 2, "p.1.3"),
+        ("b", 2, "p.1.3"),
+    }
+    rendezvous.vote(without["a"], rows=ROWS)
+    rendezvous.vote(without["b"], rows=ROWS)
+    finish(rendezvous, without["a"])
+    with_all = posts(finish(rendezvous, without["b"]), PrepareEpoch)
+    assert {(p.voter, *[m.tx for m in p.members]) for p in with_all} == {(key, "p.1.2") for key in "abc"}
+
+
+def test_a_write_without_constraints_is_not_done_without_one_that_was_asked() -> None:
+    rendezvous = three_replicas()
+    first, _ = decided_by_two(rendezvous)
+    finish(rendezvous, first["a"])
+    finish(rendezvous, first["b"])
+    second = {p.voter: p for p in posts(rendezvous.one_shot("p.1.2", standing_only("set")), PrepareEpoch)}
+    assert second.keys() == {"a", "b"}
+    rendezvous.vote(second["b"], rows=ROWS)
+
+    effects = lose(rendezvous, "a")
+
+    assert posts(effects, PrepareEpoch) == []
+    assert [(o.tx, o.outcome) for o in posts(effects, TxOutcome)] == [("p.1.2", Outcome.ABORTED)]
+
+
+def test_rows_that_differ_alarm_although_the_late_one_is_asked_next() -> None:
+    rendezvous = three_replicas()
+    _, second, _ = second_without_the_late_one(rendezvous)
+    rendezvous.vote(second["b"], rows=((0,),))
+
+    effects = rendezvous.vote(second["a"], rows=ROWS)
+
+    assert len(posts(effects, PrepareEpoch)) == 3
+    assert [e.kind for e in effects if isinstance(e, Alarm)] == ["rows-differ"]
+
+
 def test_one_that_gave_up_is_not_counted_on() -> None:
     rendezvous = three_replicas()
     first, decided = decided_by_two(rendezvous)

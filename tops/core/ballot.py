@@ -37,6 +37,7 @@ class Verdict(msgspec.Struct):
     excluded: dict[TxId, str]
     again: bool = False
     divergent: tuple[str, ...] = ()
+    put_back: frozenset[TxId] = frozenset()  # of the excluded, those that are to be tried with more voters
 
 
 def shortfall(

@@ -48,7 +48,7 @@ class EpochQueue:
             if group and _is_alike(ready, group[-1]):
                 group.append(self.ready.popleft())
                 continue
-            own = self._voters_of(ready)
+            own = self.voters_of(ready)
             if group and (own.keys() != voters.keys() or ready.alone or group[0].alone):
                 break
             self.ready.popleft()
@@ -60,7 +60,8 @@ class EpochQueue:
             voters = own
         return group, voters, effects
 
-    def _voters_of(self, ready: ReadyTx) -> dict[str, Member]:
+    def voters_of(self, ready: ReadyTx) -> dict[str, Member]:
+        """Who would be asked to prepare it now."""
         if ready.members is None:
             return self.standing.voters(ready.spec)
         return {

@@ -256,31 +256,21 @@ class EpochCoordinator:
             majority_first=self.log is not None,
         )
         alarms: list[Effect] = [Alarm("rows-differ", text) for text in verdict.divergent]
-        if verdict.excluded and self._late_may_help(epoch, verdict):
-            for ready in epoch.members:
-                ready.ask_late = True
-            self.waiting.put_back(epoch.members)
-            return self._undo(epoch) + self._end(epoch, void=True) + self.start()
+        if verdict.excluded:
+            verdict.put_back = frozenset([m.tx for m in epoch.members if self._late_may_help(epoch, verdict, m)])
         if verdict.again:
             return alarms + self._try_again(epoch, verdict)
         if len(votes) < len(epoch.votes) and verdict.committing and len(verdict.excluded) < len(epoch.members):
             verdict.committing |= self._timely_joiners(epoch, verdict)
         return alarms + self._apply(epoch, verdict)
 
-    def _late_may_help(self, epoch: Epoch, verdict: Verdict) -> bool:
-        """Whether a member that would be left out may have enough voters with those who were not asked, being late."""
-        if self.log is None or any(m.ask_late for m in epoch.members):
+    def _late_may_help(self, epoch: Epoch, verdict: Verdict, member: ReadyTx) -> bool:
+        """Whether one that is to be left out may have enough voters with those who were not asked, being late."""
+        if self.log is None or member.tx not in verdict.excluded or member.ask_late:
             return False
-        standing = self.standing.voters(epoch.members[0].spec)
-        others = {key: m for key, m in standing.items() if key not in epoch.voters}
-        if not others:
-            return False
-        for member in epoch.members:
-            if member.tx in verdict.excluded:
-                able = {key: epoch.voters[key] for key, vote in epoch.votes.items() if member.tx not in vote.excluded}
-                if suffice([member], frozenset(), {**able, **others}, self.predicates):
-                    return True
-        return False
+        others = {key: m for key, m in self.waiting.voters_of(member).items() if key not in epoch.voters}
+        able = {key: epoch.voters[key] for key, vote in epoch.votes.items() if member.tx not in vote.excluded}
+        return bool(others) and suffice([member], epoch.counted, {**able, **others}, self.predicates)
 
     def _timely_joiners(self, epoch: Epoch, verdict: Verdict) -> set[str]:
         """Replicas that are joining commit too if they prepared the very same members in time, and are welcome."""
@@ -299,13 +289,8 @@ class EpochCoordinator:
 
     def _try_again(self, epoch: Epoch, verdict: Verdict) -> list[Effect]:
         """A new attempt at the number without the members that stood in the way; its prepare undoes the old one."""
-        effects: list[Effect] = []
-        rest = []
-        for ready in epoch.members:
-            if ready.tx in verdict.excluded:
-                effects += self._settle_abort(ready, verdict.excluded[ready.tx])
-            else:
-                rest.append(ready)
+        effects = self._leave_out(epoch, verdict)
+        rest = [m for m in epoch.members if m.tx not in verdict.excluded]
         gone = [key for key in epoch.voters if key not in verdict.committing]
         effects += [self._decided(epoch, key, frozenset()) for key in sorted(gone)]
         if epoch.id.attempt >= self.options.attempts_max:
@@ -316,6 +301,19 @@ class EpochCoordinator:
         voters = {key: epoch.voters[key] for key in sorted(verdict.committing)}
         return effects + self._prepare(epoch.id.number, epoch.id.attempt + 1, rest, voters, frozenset(voters))
 
+    def _leave_out(self, epoch: Epoch, verdict: Verdict) -> list[Effect]:
+        """Members that stood in the way are refused, or wait for their turn with everybody."""
+        effects: list[Effect] = []
+        again = []
+        for ready in epoch.members:
+            if ready.tx in verdict.put_back:
+                ready.ask_late, ready.started_with = True, epoch.counted
+                again.append(ready)
+            elif ready.tx in verdict.excluded:
+                effects += self._settle_abort(ready, verdict.excluded[ready.tx])
+        self.waiting.put_back(again)
+        return effects
+
     # -------------------------------------------------------------------------------------------------- the decision
 
     def _apply(self, epoch: Epoch, verdict: Verdict) -> list[Effect]:
@@ -323,9 +321,7 @@ class EpochCoordinator:
         aborts: list[Effect] = []
         if verdict.excluded:
             committed = [m for m in epoch.members if m.tx not in verdict.excluded]
-            for ready in epoch.members:
-                if ready.tx in verdict.excluded:
-                    aborts += self._settle_abort(ready, verdict.excluded[ready.tx])
+            aborts = self._leave_out(epoch, verdict)
         if not committed:
             return self._undo(epoch) + aborts + self._end(epoch, void=True) + self.start()
         epoch.stage = FINISHING

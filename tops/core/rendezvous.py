@@ -69,6 +69,7 @@ from tops.records import (
     InSyncChanged,
     LogAppended,
     OutcomesForgotten,
+    PublishersKept,
     Started,
     SubscriptionKept,
     TailFound,
@@ -319,6 +320,8 @@ class Rendezvous:
             case OutcomesForgotten(lives=lives):
                 for life, counter in lives.items():
                     self.outcomes.forget(TxId(f"{life}.{counter}"))
+            case PublishersKept(event_type=name, published=published):
+                self.logs[name].published.update(published)
             case SubscriptionKept(event_type=name, name=feed, position=position):
                 log = self.logs[name]
                 if position < 0:

@@ -18,6 +18,7 @@ from tops.records import (
     InSyncChanged,
     LogAppended,
     OutcomesForgotten,
+    PublishersKept,
     Started,
     SubscriptionKept,
     TailFound,
@@ -61,11 +62,12 @@ class Retainer:
         if self.retention.age is not None:
             self._marks.append((now, journal.next_sequence))
         keep_from = self._needed_from()
+        needed = keep_from < journal.durable_sequence  # by somebody; else only the last segment is in the way
         over = journal.size_bytes > self.retention.size
         if not over:
             keep_from = min(keep_from, self._younger_from(now))
         dropped = await self._drop(keep_from)
-        self._judge(over and not dropped and journal.size_bytes > self.retention.size)
+        self._judge(over and needed and not dropped and journal.size_bytes > self.retention.size)
 
     def _judge(self, full: bool) -> None:
         if full and self.room is Room.ENOUGH:
@@ -124,6 +126,8 @@ class Retainer:
             yield TypeDefined(event_type=rendezvous.types.definitions(name)[-1])
         for log in rendezvous.logs.values():
             yield from _last_entry(log)
+            if log.published:
+                yield PublishersKept(event_type=log.event_type, published=log.published)
             if log.missing:
                 yield TailFound(event_type=log.event_type, end=log.missing[0] - 1, reached=log.missing[-1])
             if log.lost is not None:

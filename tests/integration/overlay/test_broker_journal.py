@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -122,6 +122,40 @@ async def test_what_is_old_goes_unless_a_durable_subscriber_needs_it(tmp_path: P
             assert broker.node.store.journal.next_sequence == written, "to look, and drop nothing, costs nothing"
         assert broker.retainer.room is retention.Room.ENOUGH
         assert broker.node.store.journal.size_bytes < 64 * 2**20
+
+
+@pytest.mark.usefixtures("eager")
+async def test_a_publisher_goes_on_after_what_it_published_was_dropped_and_the_broker_restarted(tmp_path: Path) -> None:
+    log = EventType("bulk", {"data": bytes}, durable=True)
+    config = config_at(tmp_path, '[broker.retention]\nsize = "3 MiB"')
+    async with AsyncExitStack() as sites:
+        async with Broker.run(config, "b1") as broker:
+            early = await sites.enter_async_context(site_at(broker, "early"))
+            other = await sites.enter_async_context(site_at(broker, "other"))
+            await early.advertise(log)
+            await other.advertise(log)
+            for _ in range(3):
+                await early.publish(log, {"data": b"early"})
+            while broker.node.core.rendezvous.logs["bulk"].oldest <= 3:
+                await publish_bulk(other, log, 1)
+        async with Broker.run(config, "b1") as broker:
+            async with asyncio.timeout(60):
+                number = await early.publish(log, {"data": b"late"})
+            assert number == broker.node.core.rendezvous.logs["bulk"].last_number
+            await sites.aclose()
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize(("size", "event"), [("1 MiB", 200_000), ("2 MiB", 900_000), ("512 KiB", 100_000)])
+async def test_a_small_journal_that_nobody_needs_is_never_full(tmp_path: Path, size: str, event: int) -> None:
+    log = EventType("bulk", {"data": bytes}, durable=True)
+    config = config_at(tmp_path, f'[broker.retention]\nsize = "{size}"\nwhen_full = "refuse"')
+    async with Broker.run(config, "b1") as broker, site_at(broker, "writer") as writer:
+        await writer.advertise(log)
+        for _ in range(40):
+            assert await writer.publish(log, {"data": bytes(event)})
+            await broker.retainer.step()
+        assert broker.retainer.dropped_segments > 0
 
 
 async def test_a_failed_sync_stops_the_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from adapters import EmbeddedPostgres
 from replication import bootstrap, connect
-from replication.refusals import TooFewReplicas
+from replication.participant import ReplicaParticipant
+from replication.refusals import TooFewReplicas, WriteRefused
 from tests.integration.replication.clusters import eventually, rows_everywhere
 from tests.integration.replication.inprocess import small_cluster
 from tests.integration.replication.test_command_line import tops
@@ -18,6 +19,7 @@ from tops.changes import Insert, Update, Upsert
 from tops.core.routing import rendezvous_of
 from tops.errors import NotReachable, OutcomeUnknown
 from tops.ids import NodeId
+from tops.ports import Epoch, Prepared
 
 HELD = """
 select from pg_locks where relation = 'accounts'::regclass and pid <> pg_backend_pid()
@@ -119,6 +121,46 @@ async def test_a_replica_that_stops_while_writes_go_on_leaves_no_locks_in_its_da
 
     assert left == []
     assert transfers["r1"] == transfers["r3"]
+
+
+async def test_a_replica_that_stops_carries_out_a_new_attempt_at_what_it_has_promised(
+    server: EmbeddedPostgres, folder: Path
+) -> None:
+    keys = 'policy = "write-all"'
+    async with small_cluster(server, folder, keys) as cluster, cluster.connect(prefer="r1") as shop:
+        await shop.write([Insert("accounts", {"id": 1, "balance": 1})])
+        await cluster.sql("r2", "insert into accounts values (7, 'only here', 7)")
+        slow, third = cluster.agents["r1"].resource, cluster.agents["r3"].participant
+        prepare, go_on = slow.prepare, asyncio.Event()
+
+        async def prepare_later(epoch: Epoch) -> Prepared:
+            await go_on.wait()
+            return await prepare(epoch)
+
+        slow.prepare = prepare_later  # type: ignore[method-assign]
+        try:
+            good, refused = (
+                asyncio.ensure_future(shop.write([Insert("accounts", {"id": key, "balance": 1})])) for key in (8, 7)
+            )
+            await eventually(partial(_has_promised, third), what="the promise of r3")
+            stopping = asyncio.ensure_future(cluster.stop("r3"))
+            await eventually(partial(_is_leaving, third), what="r3 leaving")
+        finally:
+            go_on.set()
+        await stopping
+        with pytest.raises(WriteRefused):
+            await refused
+        await good
+        assert await cluster.sql("r3", PROMISED) == []
+        assert len(await cluster.sql("r3", "select from accounts where id = 8")) == 1
+
+
+async def _has_promised(participant: ReplicaParticipant) -> bool:
+    return bool(participant.prepared)
+
+
+async def _is_leaving(participant: ReplicaParticipant) -> bool:
+    return participant.leaving
 
 
 async def test_too_few_replicas_are_named_at_once_or_waited_for_or_done_without(
