@@ -35,8 +35,11 @@ def test_seeds_that_found_a_bug_before_are_among_the_first_ones_that_anybody_tri
     assert max(FOUND_BEFORE.values()) < SEEDS
 
 
-def test_there_are_at_least_twenty_planted_bugs() -> None:
+def test_there_are_at_least_twenty_planted_bugs_and_each_can_be_planted() -> None:
     assert len(SABOTAGES) >= 20
+    for plant in SABOTAGES.values():
+        with plant():
+            pass
 
 
 def test_a_failing_run_is_cut_to_the_step_at_which_it_goes_wrong() -> None:
