@@ -90,6 +90,13 @@ class OutcomesForgotten(Record, frozen=True):
     lives: dict[str, int]
 
 
+class LogDecided(Record, frozen=True):
+    """Old parts of a log were dropped: every number up to this one is decided, also those that are not kept."""
+
+    event_type: str
+    upto: int
+
+
 class PublishersKept(Record, frozen=True):
     """Old parts of a log were dropped: the latest life and the last publication of those who published to it."""
 
@@ -117,6 +124,7 @@ AnyRecord = (
     | FinishesNoted
     | TxRefused
     | OutcomesForgotten
+    | LogDecided
     | PublishersKept
     | SubscriptionKept
 )

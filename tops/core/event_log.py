@@ -110,8 +110,10 @@ class EventLog:
             self.last_number = entry.number
         self.undecided.discard(entry.number)
         self.tail[entry.number] = entry
-        if entry.origin is not None:
-            self.published[entry.origin.site] = (entry.origin.incarnation, entry.origin.number)
+        origin = entry.origin
+        if origin is not None:  # recovery may come to an old entry once more
+            known = self.published.get(origin.site, (0, 0))
+            self.published[origin.site] = max(known, (origin.incarnation, origin.number))
         while len(self.tail) > self.tail_max:
             self.tail.popitem(last=False)
 

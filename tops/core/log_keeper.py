@@ -100,7 +100,8 @@ class LogKeeper:
         position = m.position
         if position is None:
             position = known.position if known is not None else _start(m.start, log)
-        if known is None or known.position != position:
+        kept = position + 1 >= log.oldest  # else it is refused, and no record must keep the log for it
+        if kept and (known is None or known.position != position):
             effects.append(Note(SubscriptionKept(event_type=log.event_type, name=m.name, position=position)))
         effects += self._lost_tails.on_wanted(log, m, sender)
         feed = Feed(m.name, wanted.name, sender, m.filter, position, position, m.credit, m.voter)

@@ -52,11 +52,12 @@ class Outcomes:
         """
         _add(self.forgotten, tx)
 
-    def logged_lives(self) -> dict[str, int]:
-        """Whose commits are remembered by a log alone: what is forgotten if its entries are dropped."""
+    def lives(self, decided: Iterable[TxId]) -> dict[str, int]:
+        """Whose commits are remembered by the journal: what is forgotten if its records are dropped. `decided` are
+        those whose committing sets have not finished."""
         lives = {f"{origin}.{life}": counter for origin, (life, counter) in self.forgotten.items()}
-        for tx, outcome in self.committed.items():
-            made = _split(tx) if outcome.log_number is not None else None
+        for tx in (*self.committed, *decided):
+            made = _split(tx)
             if made is not None:
                 name = f"{made[0]}.{made[1]}"
                 lives[name] = max(lives.get(name, 0), made[2])

@@ -68,6 +68,7 @@ from tops.records import (
     FinishesNoted,
     InSyncChanged,
     LogAppended,
+    LogDecided,
     OutcomesForgotten,
     PublishersKept,
     Started,
@@ -320,6 +321,8 @@ class Rendezvous:
             case OutcomesForgotten(lives=lives):
                 for life, counter in lives.items():
                     self.outcomes.forget(TxId(f"{life}.{counter}"))
+            case LogDecided(event_type=name, upto=upto):
+                self.logs[name].last_number = max(self.logs[name].last_number, upto)
             case PublishersKept(event_type=name, published=published):
                 self.logs[name].published.update(published)
             case SubscriptionKept(event_type=name, name=feed, position=position):

@@ -5,14 +5,14 @@ Which of them are still needed is the business of `retention`.
 
 import asyncio
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
 from tops.errors import JournalCorrupt, NotInJournal
 from tops.messages import LogEntry
-from tops.records import AnyRecord, LogAppended, Started, TypeDefined
+from tops.records import AnyRecord, LogAppended, LogDecided, Started, TypeDefined
 from tops.runtime.journal import Journal, JournalOptions
 
 _encoder = msgspec.msgpack.Encoder()
@@ -44,10 +44,11 @@ class LogIndex:
         found = self._sequences[low : max(last - self.first + 1, low)]
         return sorted(sequence for sequence in found if sequence)
 
-    def first_from(self, sequence: int) -> int:
-        """The lowest number whose entry, and every later one's, lies at or behind this place in the journal."""
+    def first_from(self, sequence: int, undecided: Container[int]) -> int:
+        """The lowest number whose entry, and every later one's that has one, lies at or behind this place in the
+        journal."""
         for offset in range(len(self._sequences) - 1, -1, -1):
-            if self._sequences[offset] < sequence:
+            if self._sequences[offset] < sequence and self.first + offset not in undecided:
                 return self.first + offset + 1
         return self.first
 
@@ -78,24 +79,29 @@ class RecordStore:
         """Open or create; raises JournalCorrupt or JournalLocked, and has changed nothing then."""
         return cls(Journal.open(directory, options), directory)
 
-    def scan(self) -> list[TypeDefined]:
-        """The first look: event types, the last incarnation, and where the entries are.
+    def scan(self) -> list[TypeDefined | LogDecided]:
+        """The first look: event types, how far logs are decided, the last incarnation, and where the entries are.
 
-        Types come first in every replay: a checkpoint may repeat one behind the entries that need it."""
-        types: list[TypeDefined] = []
+        Types, a parent before its children, and how far logs are decided come first in every replay: a checkpoint has
+        them behind the records that need them."""
+        types: dict[str, TypeDefined] = {}
+        decided: dict[str, LogDecided] = {}
         for sequence, record in self._records():
             if isinstance(record, TypeDefined):
-                types.append(record)
+                types[record.event_type.name] = record
+            elif isinstance(record, LogDecided):
+                decided[record.event_type] = record
             elif isinstance(record, Started):
                 self.incarnation = max(self.incarnation, record.incarnation)
             elif isinstance(record, LogAppended):
                 self._index(record, sequence)
-        return types
+        parents_first = sorted(types.values(), key=lambda record: _generation(record, types))
+        return [*parents_first, *decided.values()]
 
     def replay(self) -> Iterator[AnyRecord]:
-        """Every record but the event types, in order."""
+        """Every record but those that came first, in order."""
         for _, record in self._records():
-            if not isinstance(record, TypeDefined):
+            if not isinstance(record, TypeDefined | LogDecided):
                 yield record
 
     def _records(self) -> Iterator[tuple[int, AnyRecord]]:
@@ -154,16 +160,10 @@ class RecordStore:
                     break
         return found
 
-    async def checkpoint(self, records: Iterable[AnyRecord], keep_from: int) -> int:
-        """Append `records` (what must outlive the drop), make them durable, then drop whole segments before
-        `keep_from`; returns how many went."""
-        for record in records:
-            self.append(record)
-        await self.journal.sync()
-        dropped = await self.journal.drop_before(keep_from)
-        for index in self.indexes.values():
-            index.forget_before(index.first_from(self.journal.first_sequence))
-        return dropped
-
     async def close(self) -> None:
         await self.journal.close()
+
+
+def _generation(record: TypeDefined, types: Mapping[str, TypeDefined]) -> int:
+    parent = types.get(record.event_type.parent or "")
+    return 0 if parent is None else _generation(parent, types) + 1

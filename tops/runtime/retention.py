@@ -17,6 +17,7 @@ from tops.records import (
     EpochCommitted,
     InSyncChanged,
     LogAppended,
+    LogDecided,
     OutcomesForgotten,
     PublishersKept,
     Started,
@@ -48,10 +49,18 @@ class Retainer:
 
     def recovered(self) -> None:
         """Tell the logs from where on they are kept."""
+        self._keep_from(self.node.store.journal.first_sequence)
+
+    def _keep_from(self, sequence: int) -> None:
+        """What lies before this record of the journal is gone, or is about to go."""
         for name, log in self.node.core.rendezvous.logs.items():
             index = self.node.store.indexes.get(name)
+            first = log.last_number + 1
             if index is not None and len(index):
-                log.oldest = max(log.oldest, index.first)
+                first = index.first_from(sequence, log.undecided)
+                if sequence > self.node.store.journal.first_sequence:
+                    index.forget_before(first)
+            log.oldest = max(log.oldest, min(first, log.decided_upto + 1))
 
     async def step(self) -> None:
         now = time.time()
@@ -108,13 +117,17 @@ class Retainer:
         return young
 
     async def _drop(self, keep_from: int) -> int:
+        """Write again what must outlive the drop, make it durable, then drop whole segments."""
         store = self.node.store
         if not store.journal.can_drop_before(keep_from):
             return 0  # a checkpoint would only make the journal longer
-        dropped = await store.checkpoint(self._state(), keep_from)
+        kept_from = store.journal.kept_from(keep_from)
+        for record in self._state():
+            store.append(record)
+        self._keep_from(kept_from)  # before anything is waited for: nobody must begin at what goes in a moment
+        await store.journal.sync()
+        dropped = await store.journal.drop_before(kept_from)
         self.dropped_segments += dropped
-        if dropped:
-            self.recovered()
         return dropped
 
     def _state(self) -> Iterator[AnyRecord]:
@@ -126,6 +139,7 @@ class Retainer:
             yield TypeDefined(event_type=rendezvous.types.definitions(name)[-1])
         for log in rendezvous.logs.values():
             yield from _last_entry(log)
+            yield LogDecided(event_type=log.event_type, upto=log.decided_upto)
             if log.published:
                 yield PublishersKept(event_type=log.event_type, published=log.published)
             if log.missing:
@@ -146,7 +160,9 @@ class Retainer:
                     transactions=decided.transactions,
                     committing=decided.committing,
                 )
-        yield OutcomesForgotten(lives=rendezvous.outcomes.logged_lives())
+        in_flight = [epoch for epochs in rendezvous.epochs.values() for epoch in epochs.in_flight.values()]
+        unfinished = [tx for epoch in in_flight for tx in epoch.committed]
+        yield OutcomesForgotten(lives=rendezvous.outcomes.lives(unfinished))
         for tx in rendezvous.outcomes.refused:
             yield TxRefused(tx=tx)
 

@@ -11,7 +11,12 @@ from adapters.ports import free_port
 from tests.integration.overlay.cluster import QUICK, Cluster, Recorder, event_type, until
 from tops import Broker, EventType, Outcome, Participant, Received, Scope, Site
 from tops.config import Config, parse_config
-from tops.errors import JournalFailed, LimitExceeded
+from tops.core.rendezvous import RendezvousOptions
+from tops.effects import Post
+from tops.errors import JournalFailed, LimitExceeded, NotReachable
+from tops.ids import NodeId, TxId
+from tops.messages import Address, AskEpoch, EpochId
+from tops.records import PublishersKept
 from tops.runtime import retention
 
 
@@ -136,7 +141,7 @@ async def test_a_publisher_goes_on_after_what_it_published_was_dropped_and_the_b
             await other.advertise(log)
             for _ in range(3):
                 await early.publish(log, {"data": b"early"})
-            while broker.node.core.rendezvous.logs["bulk"].oldest <= 3:
+            while broker.retainer.dropped_segments == 0:
                 await publish_bulk(other, log, 1)
         async with Broker.run(config, "b1") as broker:
             async with asyncio.timeout(60):
@@ -156,6 +161,194 @@ async def test_a_small_journal_that_nobody_needs_is_never_full(tmp_path: Path, s
             assert await writer.publish(log, {"data": bytes(event)})
             await broker.retainer.step()
         assert broker.retainer.dropped_segments > 0
+
+
+@pytest.mark.usefixtures("eager")
+async def test_numbers_that_were_dropped_stay_gone_however_often_the_broker_is_restarted(tmp_path: Path) -> None:
+    log = EventType("bulk", {"data": bytes}, durable=True)
+    config = config_at(tmp_path, '[broker.retention]\nsize = "3 MiB"')
+    async with Broker.run(config, "b1") as broker, site_at(broker, "writer") as writer:
+        await writer.advertise(log)
+        while broker.retainer.dropped_segments == 0:
+            await publish_bulk(writer, log, 1)
+        oldest = broker.node.core.rendezvous.logs["bulk"].oldest
+    for _ in range(3):
+        async with Broker.run(config, "b1") as broker, site_at(broker, "reader") as reader:
+            kept = broker.node.core.rendezvous.logs["bulk"]
+            assert kept.oldest >= oldest > 1
+            assert all(entry.event is not None for entry in kept.tail.values()), "a dropped number is no void one"
+            with pytest.raises(NotReachable, match="no longer kept"):
+                [entry async for entry in reader.read_log(log, 1, 10)]
+            doubtful = AskEpoch(epoch=EpochId("bulk", 1, 1, NodeId("b1"), 1), digest="", voter="v")
+            asked = broker.node.core.rendezvous.on_letter(doubtful, Address(NodeId("b1"), "v", 1), 1, 0.0)
+            assert not any(isinstance(effect, Post) for effect in asked), "nobody is told that it was aborted"
+
+
+@pytest.mark.usefixtures("eager")
+async def test_a_type_that_was_defined_after_what_is_dropped_finds_its_parent(tmp_path: Path) -> None:
+    parent = EventType("bulk", {"data": bytes}, durable=True)
+    child = EventType("bulk.child", {}, parent="bulk")
+    config = config_at(tmp_path, '[broker.retention]\nsize = "3 MiB"')
+    async with Broker.run(config, "b1") as broker:
+        async with site_at(broker, "writer") as writer, site_at(broker, "reader") as site:
+            await writer.advertise(parent)
+            while not broker.node.store.journal.can_drop_before(broker.node.store.journal.durable_sequence):
+                await publish_bulk(writer, parent, 1)
+            await writer.advertise(child)
+            await site.subscribe(parent, participant=Busy(), durable="reader")
+            while broker.retainer.dropped_segments == 0:
+                await publish_bulk(writer, parent, 1)
+
+    async with Broker.run(config, "b1") as broker, site_at(broker, "writer") as writer:
+        await writer.advertise(parent)
+        await writer.advertise(child)
+        assert await writer.publish(child, {"data": b"more"})
+
+
+@pytest.mark.usefixtures("eager")
+async def test_a_commit_of_a_type_without_a_log_is_never_called_aborted_after_its_record_was_dropped(
+    tmp_path: Path,
+) -> None:
+    bulk, orders = EventType("bulk", {"data": bytes}, durable=True), event_type()
+    config = config_at(tmp_path, '[broker.retention]\nsize = "3 MiB"')
+    async with Broker.run(config, "b1") as broker, site_at(broker, "one") as one, site_at(broker, "two") as two:
+        await one.advertise(orders)
+        await one.advertise(bulk)
+        await two.subscribe(orders, participant=Recorder(), scope=Scope.DISTRIBUTED)
+        committed = await one.execute(orders, events=[{"id": 1}])
+        await until(lambda: not broker.node.core.rendezvous.epochs[orders.name].decided, 30)
+        while broker.retainer.dropped_segments == 0:
+            await publish_bulk(one, bulk, 1)
+        assert (await one.ask_outcome(committed.tx, orders)).outcome is Outcome.COMMITTED
+
+    async with Broker.run(config, "b1") as broker, site_at(broker, "three") as three:
+        assert (await three.ask_outcome(committed.tx, orders)).outcome is Outcome.UNKNOWN
+        assert broker.node.core.rendezvous.outcomes.is_refused(committed.tx), "it must not run a second time"
+
+
+class SlowToCommit(Participant):
+    """Promises, and does not come to an end."""
+
+    async def on_commit(self, tx: TxId) -> None:
+        await asyncio.Event().wait()
+
+
+@pytest.mark.usefixtures("eager")
+async def test_a_commit_that_is_dropped_before_anybody_has_finished_it_is_never_called_aborted(tmp_path: Path) -> None:
+    log = EventType("bulk", {"data": bytes}, durable=True)
+    config = config_at(tmp_path, '[broker.retention]\nsize = "3 MiB"\n[broker.limits]\nfinish_s = 60')
+    async with AsyncExitStack() as ending:
+        async with Broker.run(config, "b1") as broker:
+            one = await ending.enter_async_context(site_at(broker, "one"))
+            two = await ending.enter_async_context(site_at(broker, "two"))
+            await one.advertise(log)
+            await two.subscribe(log, participant=SlowToCommit(), scope=Scope.DISTRIBUTED)
+            executing = asyncio.ensure_future(one.execute(log, events=[{"data": b"tx"}]))
+            ending.callback(executing.cancel)
+            await until(lambda: any(e.committed for e in broker.node.core.rendezvous.epochs["bulk"].in_flight.values()))
+            (epoch,) = broker.node.core.rendezvous.epochs["bulk"].in_flight.values()
+            while broker.retainer.dropped_segments == 0:
+                await publish_bulk(one, log, 1)
+
+        async with Broker.run(config, "b1") as broker, site_at(broker, "three") as three:
+            assert (await three.ask_outcome(epoch.committed[0], log)).outcome is Outcome.UNKNOWN
+            await ending.aclose()
+
+
+@pytest.mark.usefixtures("eager")
+async def test_a_subscription_that_was_refused_keeps_nothing_in_the_journal(tmp_path: Path) -> None:
+    log = EventType("bulk", {"data": bytes}, durable=True)
+    config = config_at(tmp_path, '[broker.retention]\nsize = "3 MiB"\nwhen_full = "refuse"')
+    async with Broker.run(config, "b1") as broker, site_at(broker, "writer") as writer:
+        await writer.advertise(log)
+        while broker.retainer.dropped_segments == 0:
+            await publish_bulk(writer, log, 1)
+        async with site_at(broker, "late") as late:
+            await late.subscribe(log, participant=Recorder(), durable="late", position=3)
+            await asyncio.sleep(1.0)  # it is refused each time it asks
+
+    async with Broker.run(config, "b1") as broker, site_at(broker, "writer") as writer:
+        assert broker.node.core.rendezvous.logs["bulk"].subscribers == []
+        await writer.advertise(log)
+        for _ in range(6):
+            assert await publish_bulk(writer, log, 1) == 16
+
+
+@pytest.mark.usefixtures("eager")
+async def test_who_asks_for_the_oldest_entry_while_it_is_dropped_gets_the_oldest_that_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = EventType("bulk", {"data": bytes}, durable=True)
+    config = config_at(tmp_path, '[broker.retention]\nsize = "3 MiB"')
+    async with Broker.run(config, "b1") as broker, site_at(broker, "writer") as writer, site_at(broker, "r") as site:
+        broker.node.core.rendezvous.node.options = RendezvousOptions(log_tail=4)  # what is dropped is not in memory
+        await writer.advertise(log)
+        drop, dropping, asked = broker.node.store.journal.drop_before, asyncio.Event(), asyncio.Event()
+
+        async def slow_drop(sequence: int) -> int:
+            dropping.set()
+            await asked.wait()
+            return await drop(sequence)
+
+        monkeypatch.setattr(broker.node.store.journal, "drop_before", slow_drop)
+        while not dropping.is_set():
+            await publish_bulk(writer, log, 1)
+        reader = Recorder()
+        await site.subscribe(log, participant=reader, durable="reader", start="oldest")
+        asked.set()
+
+        number = await writer.publish(log, {"data": b"last"})
+
+        await until(lambda: bool(reader.ordinary) and reader.ordinary[-1].number == number, 30)
+        assert reader.ordinary[0].number == broker.node.core.rendezvous.logs["bulk"].oldest > 1
+
+
+@pytest.mark.usefixtures("eager")
+async def test_half_a_checkpoint_does_not_set_a_publisher_back(tmp_path: Path) -> None:
+    """Numbers behind an epoch in flight are decided before it: the last entry that all is decided up to is older."""
+    log = event_type("log", durable=True)
+    config = config_at(tmp_path)
+    async with AsyncExitStack() as sites:
+        async with Broker.run(config, "b1") as broker:
+            writer = await sites.enter_async_context(site_at(broker, "writer"))
+            await writer.advertise(log)
+            assert await writer.publish(log, {"id": 1}) == 1
+            kept = broker.node.core.rendezvous.logs[log.name]
+            undecided = kept.reserve()  # as an epoch does
+            assert await writer.publish(log, {"id": 2}) == undecided + 1
+            for record in broker.retainer._state():
+                if isinstance(record, PublishersKept):
+                    break  # killed here
+                broker.node.store.append(record)
+            await broker.node.store.journal.sync()
+
+        async with Broker.run(config, "b1") as broker:
+            async with asyncio.timeout(60):
+                assert await writer.publish(log, {"id": 3}) == undecided + 2
+            await sites.aclose()
+
+
+@pytest.mark.usefixtures("eager")
+async def test_a_number_that_is_in_flight_while_others_are_dropped_is_not_taken_for_dropped(tmp_path: Path) -> None:
+    log = EventType("bulk", {"data": bytes}, durable=True)
+    config = config_at(tmp_path, '[broker.retention]\nsize = "3 MiB"')
+    async with Broker.run(config, "b1") as broker, site_at(broker, "writer") as writer:
+        await writer.advertise(log)
+        await publish_bulk(writer, log, 2)
+        kept = broker.node.core.rendezvous.logs["bulk"]
+        undecided = kept.reserve()  # as an epoch does
+        while broker.retainer.dropped_segments == 0:
+            await publish_bulk(writer, log, 1)
+        assert 1 < kept.oldest <= undecided
+
+    async with Broker.run(config, "b1") as broker, site_at(broker, "reader") as site:
+        kept = broker.node.core.rendezvous.logs["bulk"]
+        assert 1 < kept.oldest <= undecided
+        assert kept.tail[undecided].event is None
+        reader = Recorder()
+        await site.subscribe(log, participant=reader, durable="reader", position=undecided - 1)
+        await until(lambda: bool(reader.ordinary) and reader.ordinary[-1].number == kept.last_number, 30)
+        assert reader.ordinary[0].number == undecided + 1
 
 
 async def test_a_failed_sync_stops_the_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,6 +144,10 @@ class Journal:
         """Whether `drop_before` would find a whole segment."""
         return self._store.can_drop_before(sequence)
 
+    def kept_from(self, sequence: int) -> int:
+        """The first record that `drop_before` would leave."""
+        return self._store.kept_from(sequence)
+
     async def drop_before(self, sequence: int) -> int:
         """Deletes whole segments of records below `sequence`; returns how many segments went."""
         self._check_usable()

@@ -129,6 +129,12 @@ class Store:
         first, *others = self.segments
         return bool(others) and first.next_sequence <= sequence
 
+    def kept_from(self, sequence: int) -> int:
+        """The first record that stays if everything that can be is dropped before `sequence`. From any thread."""
+        segments = self.segments
+        kept = next((segment for segment in segments if segment.next_sequence > sequence), segments[-1])
+        return kept.header.first_sequence
+
     def drop_before(self, sequence: int) -> int:
         """Deletes the segments that hold only records below `sequence`; the last one stays. Returns how many went."""
         kept = tuple(segment for segment in self.segments if segment.next_sequence > sequence) or self.segments[-1:]
