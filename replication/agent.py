@@ -86,13 +86,13 @@ class Agent:
         if self.replica.dsn is None:
             self._spawn(self.database.watch())  # from now on: what follows waits for a server that died
         schema = self.cluster.schema_of(self.config)
-        await patiently(lambda: self.database.ensure_schema(schema))
+        await patiently(lambda: self.database.ensure_schema(schema), self.name)
         self.resource = self.database.resource()
         if self.resource.compensatable and self.policy.scope_of(self.replica.name) is Scope.DISTRIBUTED:
             raise ConfigError(
                 f"replica {self.replica.name!r}: this database commits early and can't vote; let it follow"
             )
-        await patiently(self.resource.start)
+        await patiently(self.resource.start, self.name)
         stack.push_async_callback(self.resource.close)
         brokers = self.cluster.config
         self.site = await stack.enter_async_context(
@@ -114,7 +114,7 @@ class Agent:
         self.visitor = self.participant.visitor = AtReplica(self.replica.name, self.resource, self.database.dsn)
         stack.push_async_callback(self.visitor.close)
         self.errors = ApplyErrors(config, self.replica.name, self.database.dsn, self.participant)
-        await patiently(self.errors.start)
+        await patiently(self.errors.start, self.name)
         stack.callback(self._cancel)
         await self.site.advertise(self.log_type)
         await bootstrap.copy_if_new(self)

@@ -16,6 +16,7 @@ START_PATIENCE_S = 60.0
 # After a crash a server syncs its data before it serves: one call for the whole file system, where that exists.
 QUICK_RECOVERY = {"recovery_init_sync_method": "syncfs"} if sys.platform == "linux" else {}
 WATCH_S = 0.5
+TELL_AFTER_S = 5.0  # until a database that is waited for is told
 
 log = logging.getLogger("tops.replication")
 
@@ -96,16 +97,20 @@ class ReplicaDatabase:
         )
 
 
-async def patiently(work: Callable[[], Awaitable[None]], patience_s: float = START_PATIENCE_S) -> None:
+async def patiently(work: Callable[[], Awaitable[None]], replica: str, patience_s: float = START_PATIENCE_S) -> None:
     """Do what needs a server that may still be coming up, again until it is there; NotReachable after the bound."""
-    deadline = asyncio.get_running_loop().time() + patience_s
+    began = asyncio.get_running_loop().time()
+    deadline, told = began + patience_s, False
     while True:
         try:
             await work()
         except NotReachable as error:
-            if asyncio.get_running_loop().time() > deadline:
+            now = asyncio.get_running_loop().time()
+            if now > deadline:
                 raise
-            log.info("the database is not there yet", extra={"reason": str(error)})
+            if now > began + TELL_AFTER_S and not told:
+                told = True
+                log.warning("waiting for the database", extra={"replica": replica, "reason": str(error)})
             await asyncio.sleep(WATCH_S)
         else:
             return

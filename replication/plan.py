@@ -38,10 +38,12 @@ async def plan_for(cluster: Cluster, wanted: ReplicaSetConfig, keys: Path | None
 
 def steps_between(wanted: ReplicaSetConfig, running: dict[str, ReplicaSetConfig]) -> list[Step]:
     """The steps from what runs to what is wanted, in order."""
-    steps = []
+    steps: list[Step] = []
+    new: list[str] = []
+    restart = False
     for name in wanted.names:
         if name not in running:
-            steps.append(Step(f"start replica {name}", f"tops replica run --name {wanted.name}/{name}"))
+            new.append(name)
             continue
         changed = _differences(wanted, running[name])
         if changed and changed <= LIVE:
@@ -49,10 +51,13 @@ def steps_between(wanted: ReplicaSetConfig, running: dict[str, ReplicaSetConfig]
                 Step(f"{name}: take over {', '.join(sorted(changed))}", "told to the agent", True, name, "reload")
             )
         elif changed:
+            restart = True
             text = f"{name}: {', '.join(sorted(changed))} changed"
             steps.append(Step(text, "stop all agents of the set, then start them with this file"))
     for name in sorted(set(running) - set(wanted.names)):
         steps.append(Step(f"stop replica {name}", "end its agent; the file no longer names it"))
+    when = "with the others, once all are stopped: " if restart else ""
+    steps += [Step(f"start replica {name}", f"{when}tops replica run --name {wanted.name}/{name}") for name in new]
     return steps
 
 

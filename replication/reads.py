@@ -82,7 +82,7 @@ class Reader:
             max_lag_s=max_lag_s,
             settled=self._config.policy == "write-all",
         )
-        chosen = [replica] if replica is not None else None
+        chosen = [self._config.replica_named(replica).name] if replica is not None else None
         if where and floor == 0 and chosen not in (None, [where]):
             raise InvalidTransaction(f"the write of token {after!r} is not in the log yet: read it at {where}")
         match consistency:

@@ -143,7 +143,8 @@ def unmet(
                     return f"required participants missing: {', '.join(sorted(ids - named))}"
             case OnlyFrom(ids):
                 if not named <= ids or len(named) < len(identities):
-                    return "a participant is not on the list of those allowed"
+                    others = ", ".join(sorted(named - ids)) or "one without a name"
+                    return f"a participant is not on the list of those allowed: {others}"
             case AtLeast(k, ids):
                 if len(ids & named) < k:
                     missing = ", ".join(sorted(ids - named))

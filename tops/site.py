@@ -91,6 +91,8 @@ class Site:
         if not urls:
             raise ConfigError("no broker's address was given")
         for each in urls:
+            if urlsplit(each).scheme not in ("ws", "wss"):
+                raise ConfigError(f"{each!r} is no broker's address: write ws://HOST:PORT, or wss:// with keys")
             if each.startswith("wss:") and keys is None:
                 raise ConfigError(f"{each}: this cluster wants keys: name the folder that `tops keys issue` wrote")
             check_connect(urlsplit(each).hostname or "", tls=each.startswith("wss:"), plain_words=insecure)

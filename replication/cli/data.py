@@ -92,7 +92,7 @@ def read(
     arg: Annotated[list[str] | None, typer.Option("--arg", help="An argument; as many as the query has.")] = None,
     consistency: Annotated[str, typer.Option("--consistency", help="any, primary, quorum or current.")] = "any",
     after: Annotated[str, typer.Option("--after", help="A write's token that the read must see.")] = "",
-    max_lag: Annotated[float | None, typer.Option("--max-lag", help="How old the data may be, in seconds.")] = None,
+    max_lag: Annotated[float | None, typer.Option("--max-lag", min=0, help="How old data may be, in seconds.")] = None,
     replica: Annotated[str | None, typer.Option("--replica", help="Read at this replica.")] = None,
     config: ConfigOption = Path("tops.toml"),
     url: UrlOption = None,

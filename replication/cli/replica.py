@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -56,15 +57,19 @@ def find_replica(cluster: Cluster, name: str) -> tuple[str, str]:
 
 
 async def serve(cluster: Cluster, set_name: str, replica_name: str) -> None:
-    """Run an agent until a signal ends it; raises what it can't go on with."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
+    """Run an agent until a signal ends it, also while it waits for its database; raises what it can't go on with."""
+    serving = asyncio.ensure_future(_serve(cluster, set_name, replica_name))
+
+    def end() -> None:
+        if not serving.cancelling():  # once: what follows is the end in order
+            serving.cancel()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, end)
+    with suppress(asyncio.CancelledError):
+        await serving
+
+
+async def _serve(cluster: Cluster, set_name: str, replica_name: str) -> None:
     async with Agent.run(cluster, set_name, replica_name) as agent, serve_agent(agent):
-        failed, stopped = asyncio.ensure_future(agent.wait()), asyncio.ensure_future(stop.wait())
-        await asyncio.wait({failed, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
-        if failed.done():
-            failed.result()
-        failed.cancel()
+        await agent.wait()

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,11 @@ from rich.console import Console
 from replication.cli.data import ConfigOption, KeysOption
 from replication.config import Cluster
 from replication.processes import Processes, wait_ready
+from tops.errors import ConfigError, NotReachable
+
+PATIENCE_S = 20.0  # until replicas that are not in sync are named
+AGAIN_S = 2.0
+NOT_REACHABLE = 3  # the exit code of a command that lacks somebody else
 
 
 def up(
@@ -22,7 +28,8 @@ def up(
 ) -> None:
     """Run all brokers and replicas of the file, each in its own process; Ctrl-C stops them in order.
 
-    A part that is killed is started again; if one gives up by itself, the rest is stopped and the exit code is 1."""
+    A part that is killed, or can't reach its database, is started again; if one gives up for another reason, the rest
+    is stopped and the exit code is 1."""
     cluster = Cluster.load(config)
     for replica_set in cluster.replica_sets:
         cluster.schema_of(replica_set)  # a file that is not there is told once, before anything runs
@@ -31,29 +38,49 @@ def up(
 
 async def _up(cluster: Cluster, logs: Path | None, log_level: str, keys: Path | None) -> int:
     console = Console(stderr=True, soft_wrap=True)
+    await _nobody_listens(cluster)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     processes = Processes(cluster, logs, log_level)
+    announcing: asyncio.Task[None] | None = None
     try:
         await processes.start_all()
-        stopped = asyncio.ensure_future(stop.wait())
-        names = [s.name for s in cluster.replica_sets]
-        ready = asyncio.ensure_future(wait_ready(cluster, names, processes, keys=keys))
-        await asyncio.wait({stopped, ready}, return_when=asyncio.FIRST_COMPLETED)
-        if not stop.is_set():
-            ready.result()
-            console.print(f"ready: {', '.join(processes.parts)}; write to {cluster.urls()[0]}; Ctrl-C stops")
-            return await _serve(processes, stop, console)
-        ready.cancel()
+        announcing = asyncio.ensure_future(_announce(cluster, processes, keys, console))
+        return await _serve(processes, stop, console)
     finally:
+        if announcing is not None:
+            announcing.cancel()
         await processes.stop_all()
-    return 0
+
+
+async def _nobody_listens(cluster: Cluster) -> None:
+    """Whoever answers at a broker's address must be the broker that is about to start."""
+    for broker in cluster.config.broker:
+        with suppress(OSError):
+            _, writer = await asyncio.open_connection(broker.host, broker.port)
+            writer.close()
+            raise ConfigError(f"{broker.listen}: somebody listens there already; does this cluster run already?")
+
+
+async def _announce(cluster: Cluster, processes: Processes, keys: Path | None, console: Console) -> None:
+    """Say when everything is in sync; if it takes long, what is missing."""
+    names, asked = [s.name for s in cluster.replica_sets], False
+    while True:
+        try:
+            await wait_ready(cluster, names, processes, PATIENCE_S, keys)
+            break
+        except NotReachable as error:
+            if not asked:
+                console.print(f"running, but {error}; `tops rs status` tells more")
+            asked = True
+            await asyncio.sleep(AGAIN_S)
+    console.print(f"ready: {', '.join(processes.parts)}; write to {cluster.urls()[0]}; Ctrl-C stops")
 
 
 async def _serve(processes: Processes, stop: asyncio.Event, console: Console) -> int:
-    """Until it is told to stop, or a part gives up; one that was killed is started again."""
+    """Until it is told to stop, or a part gives up; one that was killed, or lacks its database, is started again."""
     stopped = asyncio.ensure_future(stop.wait())
     while True:
         ended = asyncio.ensure_future(processes.first_end())
@@ -62,8 +89,9 @@ async def _serve(processes: Processes, stop: asyncio.Event, console: Console) ->
             ended.cancel()
             return 0
         part, code = ended.result()
-        if code >= 0:
+        if code >= 0 and code != NOT_REACHABLE:
             console.print(f"{part} ended with code {code}; stopping the rest")
             return 1
-        console.print(f"{part} was ended by signal {-code}; it is started again")
+        why = "could not reach what it needs" if code == NOT_REACHABLE else f"was ended by signal {-code}"
+        console.print(f"{part} {why}; it is started again")
         await processes.start(part)

@@ -116,5 +116,6 @@ def test_a_plan_names_what_has_to_be_started_changed_and_stopped(tmp_path: Path)
 
     steps = steps_between(wanted, {"r1": running, "r2": waits, "r4": running})
 
-    assert [step.text.split(":")[0] for step in steps] == ["r1", "r2", "start replica r3", "stop replica r4"]
+    assert [step.text.split(":")[0] for step in steps] == ["r1", "r2", "stop replica r4", "start replica r3"]
     assert [step.automatic for step in steps] == [False, True, False, False]
+    assert "once all are stopped" in steps[-1].how

@@ -25,7 +25,7 @@ def broker() -> None:
 
 @app.command()
 def run(
-    name: Annotated[str, typer.Option("--name", help="Which [[broker]] of the file.")],
+    name: Annotated[str, typer.Option("--name", help="Which broker of the file.")],
     config: Annotated[Path, typer.Option("-c", "--config", help="The cluster's file.")] = Path("tops.toml"),
     log_level: Annotated[str, typer.Option("--log-level")] = "info",
 ) -> None:

@@ -15,6 +15,7 @@ import psutil
 from adapters.ports import free_port
 from replication import connect
 from replication.config import Cluster
+from replication.processes import STOP_PATIENCE_S
 from tests.integration.replication.clusters import RunningCluster, running, toml
 
 
@@ -51,6 +52,10 @@ async def wrong_use(cluster: RunningCluster) -> None:
     assert (code, "xml" in err) == (2, True)
     code, out, _ = await tops(cluster.cluster, "rs", "outcome", "shop", "nobody.1.1")
     assert (code, out) == (1, "nobody.1.1: aborted\n")
+    code, _, err = await tops(cluster.cluster, "read", "shop", "--sql", "select 1", "--replica", "r9")
+    assert (code, "has no replica 'r9'; it has r1, r2, r3" in err) == (2, True)
+    code, _, err = await tops(cluster.cluster, "rs", "status", "shop", "--url", "127.0.0.1:7420")
+    assert (code, "write ws://HOST:PORT" in err) == (2, True)
     code, out, _ = await tops(cluster.cluster, "rs", "conflicts", "shop")
     assert (code, out) == (0, "no conflicts\n")
 
@@ -129,8 +134,7 @@ async def test_the_five_minutes_of_the_readme_work_as_they_are_pasted(folder: Pa
     tops_on_path = f'tops() {{ "{sys.executable}" -m tops "$@"; }}\n'
     running = await pasted(tops_on_path + up.replace("\ntops up", f"\nexec {sys.executable} -m tops up"))
     try:
-        assert running.stderr is not None
-        assert "ready" in (await running.stderr.readline()).decode()
+        await says(running, "ready")
         told = await pasted(f"cd {folder}/shop\n{tops_on_path}set -e\n{commands}")
         out, err = await told.communicate()
         assert told.returncode == 0, err.decode()
@@ -145,6 +149,18 @@ async def test_the_five_minutes_of_the_readme_work_as_they_are_pasted(folder: Pa
         assert await running.wait() == 0
 
 
+async def says(process: asyncio.subprocess.Process, text: str) -> None:
+    """Wait for a line on standard error that has this text."""
+    assert process.stderr is not None
+    said = []
+    async with asyncio.timeout(120.0):
+        while line := (await process.stderr.readline()).decode():
+            said.append(line)
+            if text in line:
+                return
+    raise AssertionError(f"{text!r} was not said, but: {''.join(said)}")
+
+
 async def pasted(script: str) -> asyncio.subprocess.Process:
     pipe = asyncio.subprocess.PIPE
     return await asyncio.create_subprocess_exec("bash", "-c", script, stdout=pipe, stderr=pipe, env=environment())
@@ -154,24 +170,50 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
 
 
-async def test_tops_up_runs_everything_and_stops_it_on_an_interrupt(folder: Path) -> None:
-    cluster = Cluster.load(toml(folder, {"shop": 'policy = "write-all"'}, brokers=1, replicas=2))
-    process = await asyncio.create_subprocess_exec(
+async def up(cluster: Cluster, folder: Path) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "tops", "up", "-c", str(cluster.path), "--logs", str(folder / "logs")),
         stderr=asyncio.subprocess.PIPE,
         env=environment(),
     )
+
+
+async def test_tops_up_goes_on_without_a_replica_whose_database_is_away(folder: Path) -> None:
+    path = toml(folder, {"shop": 'policy = "quorum"\nwrite_quorum = 2'}, brokers=1, replicas=3)
+    text = path.read_text()
+    path.write_text(
+        text.replace('name = "r3"', f'name = "r3"\ndsn = "postgresql://nobody@127.0.0.1:{free_port()}/none"')
+    )
+    cluster = Cluster.load(path)
+    process = await up(cluster, folder)
     try:
-        assert process.stderr is not None
-        assert "ready" in (await process.stderr.readline()).decode()
+        await says(process, "running, but not in sync")
+        async with connect(cluster.urls(), "shop") as shop:
+            await shop.execute("insert into accounts values (1, '', 1)")
+        assert "waiting for the database" in (folder / "logs" / "shop-r3.log").read_text()
+        process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(STOP_PATIENCE_S):  # what does not end by itself is killed after it
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+
+
+async def test_tops_up_runs_everything_and_stops_it_on_an_interrupt(folder: Path) -> None:
+    cluster = Cluster.load(toml(folder, {"shop": 'policy = "write-all"'}, brokers=1, replicas=2))
+    process = await up(cluster, folder)
+    try:
+        await says(process, "ready")
+        code, _, err = await tops(cluster, "up")
+        assert (code, "somebody listens there already" in err) == (2, True)
         async with connect(cluster.urls(), "shop") as shop:
             await shop.execute("insert into accounts values (1, '', 1)")
             pids = [int(pid.read_text().split()[0]) for pid in folder.rglob("postmaster.pid")]
             assert len(pids) == 2
             killed = next(p for p in psutil.Process(process.pid).children() if "shop/r2" in p.cmdline())
             killed.kill()
-            assert "shop/r2 was ended by signal 9" in (await process.stderr.readline()).decode()
+            await says(process, "shop/r2 was ended by signal 9")
             await shop.wait_in_sync()
             pids = [int(pid.read_text().split()[0]) for pid in folder.rglob("postmaster.pid")]
         process.send_signal(signal.SIGINT)

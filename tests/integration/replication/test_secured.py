@@ -13,7 +13,7 @@ from adapters.ports import free_port
 from replication.config import Cluster
 from tests.integration.overlay.secured import issue
 from tests.integration.replication.clusters import SCHEMA
-from tests.integration.replication.test_command_line import tops
+from tests.integration.replication.test_command_line import says, tops
 from tops.security import Authority, Kind, utc_now
 
 
@@ -50,10 +50,7 @@ async def test_the_commands_and_http_work_on_a_cluster_with_keys_and_refuse_who_
         env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
     )  # fmt: skip
     try:
-        assert up.stderr is not None
-        async with asyncio.timeout(90.0):
-            told = await up.stderr.readline()
-        assert b"ready" in told, told + await up.stderr.read()
+        await says(up, "ready")
         await the_operator_may(cluster, operator)
         await others_may_not(cluster, reader)
         await over_http(cluster, operator)
