@@ -39,10 +39,19 @@ class Busy(Participant):
         await asyncio.Event().wait()
 
 
-async def publish_bulk(site: Site, log: EventType, megabytes: int) -> int:
+BULK = EventType("bulk", {"data": bytes}, durable=True)
+SMALL = '[broker.retention]\nsize = "3 MiB"'
+
+
+async def publish_until_dropped(broker: Broker, site: Site) -> None:
+    while broker.retainer.dropped_segments == 0:
+        await publish_bulk(site, 1)
+
+
+async def publish_bulk(site: Site, megabytes: int) -> int:
     """Returns how many were confirmed."""
     results = await asyncio.gather(
-        *(site.publish(log, {"data": bytes(64 * 1024)}) for _ in range(16 * megabytes)), return_exceptions=True
+        *(site.publish(BULK, {"data": bytes(64 * 1024)}) for _ in range(16 * megabytes)), return_exceptions=True
     )
     return sum(isinstance(r, int) for r in results)
 
@@ -55,27 +64,26 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("eager")
 async def test_what_everybody_has_taken_is_dropped_and_the_rest_survives_a_restart(tmp_path: Path) -> None:
-    log = EventType("bulk", {"data": bytes}, durable=True)
     config = config_at(tmp_path, '[broker.retention]\nsize = "8 MiB"')
     async with Broker.run(config, "b1") as broker, site_at(broker, "writer") as writer:
-        await writer.advertise(log)
+        await writer.advertise(BULK)
         reader = Recorder()
         async with site_at(broker, "reader") as site:
-            await site.subscribe(log, participant=reader, durable="reader")
+            await site.subscribe(BULK, participant=reader, durable="reader")
             confirmed = 0
             while broker.retainer.dropped_segments == 0:
-                confirmed += await publish_bulk(writer, log, 4)
+                confirmed += await publish_bulk(writer, 4)
                 assert confirmed < 16 * 400
             await until(lambda: len(reader.ordinary) == confirmed, 60)
         oldest = broker.node.core.rendezvous.logs["bulk"].oldest
         assert 1 < oldest <= confirmed
 
     async with Broker.run(config, "b1") as broker, site_at(broker, "writer") as writer:
-        await writer.advertise(log)
-        assert await writer.publish(log, {"data": b"next"}) == confirmed + 1
+        await writer.advertise(BULK)
+        assert await writer.publish(BULK, {"data": b"next"}) == confirmed + 1
         late = Recorder()
         async with site_at(broker, "late") as site:
-            await site.subscribe(log, participant=late, durable="late", start="oldest")
+            await site.subscribe(BULK, participant=late, durable="late", start="oldest")
             await until(lambda: bool(late.ordinary) and late.ordinary[-1].number == confirmed + 1, 60)
         numbers = [e.number for e in late.ordinary]
         assert numbers == list(range(numbers[0] or 0, confirmed + 2))
@@ -85,20 +93,19 @@ async def test_what_everybody_has_taken_is_dropped_and_the_rest_survives_a_resta
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("when_full", ["refuse", "warn"])
 async def test_what_a_durable_subscriber_needs_is_never_dropped(tmp_path: Path, when_full: str) -> None:
-    log = EventType("bulk", {"data": bytes}, durable=True)
     config = config_at(tmp_path, f'[broker.retention]\nsize = "4 MiB"\nwhen_full = "{when_full}"')
     async with Broker.run(config, "b1") as broker, site_at(broker, "writer") as writer:
-        await writer.advertise(log)
+        await writer.advertise(BULK)
         async with site_at(broker, "reader") as site:
-            await site.subscribe(log, participant=Busy(), durable="reader")
-        await publish_bulk(writer, log, 8)
+            await site.subscribe(BULK, participant=Busy(), durable="reader")
+        await publish_bulk(writer, 8)
         await until(lambda: broker.retainer.room is retention.Room.FULL, 30)
 
         if when_full == "refuse":
             with pytest.raises(LimitExceeded, match="full"):
-                await writer.publish(log, {"data": b"more"})
+                await writer.publish(BULK, {"data": b"more"})
         else:
-            assert await writer.publish(log, {"data": b"more"})
+            assert await writer.publish(BULK, {"data": b"more"})
         assert any(kind == "journal-full" and "reader" in text for _, kind, text in broker.node.alarms)
         assert broker.node.core.rendezvous.logs["bulk"].oldest == 1
 
@@ -106,14 +113,13 @@ async def test_what_a_durable_subscriber_needs_is_never_dropped(tmp_path: Path, 
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("taken", [True, False])
 async def test_what_is_old_goes_unless_a_durable_subscriber_needs_it(tmp_path: Path, taken: bool) -> None:
-    log = EventType("bulk", {"data": bytes}, durable=True)
     config = config_at(tmp_path, '[broker.retention]\nsize = "64 MiB"\nage = 0.2')
     async with Broker.run(config, "b1") as broker, site_at(broker, "writer") as writer, site_at(broker, "r") as site:
-        await writer.advertise(log)
+        await writer.advertise(BULK)
         reader = Recorder() if taken else Busy()
-        await site.subscribe(log, participant=reader, durable="reader")
+        await site.subscribe(BULK, participant=reader, durable="reader")
 
-        await publish_bulk(writer, log, 12)
+        await publish_bulk(writer, 12)
 
         old = broker.node.store.journal.next_sequence
         if taken:
@@ -131,21 +137,19 @@ async def test_what_is_old_goes_unless_a_durable_subscriber_needs_it(tmp_path: P
 
 @pytest.mark.usefixtures("eager")
 async def test_a_publisher_goes_on_after_what_it_published_was_dropped_and_the_broker_restarted(tmp_path: Path) -> None:
-    log = EventType("bulk", {"data": bytes}, durable=True)
-    config = config_at(tmp_path, '[broker.retention]\nsize = "3 MiB"')
+    config = config_at(tmp_path, SMALL)
     async with AsyncExitStack() as sites:
         async with Broker.run(config, "b1") as broker:
             early = await sites.enter_async_context(site_at(broker, "early"))
             other = await sites.enter_async_context(site_at(broker, "other"))
-            await early.advertise(log)
-            await other.advertise(log)
+            await early.advertise(BULK)
+            await other.advertise(BULK)
             for _ in range(3):
-                await early.publish(log, {"data": b"early"})
-            while broker.retainer.dropped_segments == 0:
-                await publish_bulk(other, log, 1)
+                await early.publish(BULK, {"data": b"early"})
+            await publish_until_dropped(broker, other)
         async with Broker.run(config, "b1") as broker:
             async with asyncio.timeout(60):
-                number = await early.publish(log, {"data": b"late"})
+                number = await early.publish(BULK, {"data": b"late"})
             assert number == broker.node.core.rendezvous.logs["bulk"].last_number
             await sites.aclose()
 
@@ -153,24 +157,21 @@ async def test_a_publisher_goes_on_after_what_it_published_was_dropped_and_the_b
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(("size", "event"), [("1 MiB", 200_000), ("2 MiB", 900_000), ("512 KiB", 100_000)])
 async def test_a_small_journal_that_nobody_needs_is_never_full(tmp_path: Path, size: str, event: int) -> None:
-    log = EventType("bulk", {"data": bytes}, durable=True)
     config = config_at(tmp_path, f'[broker.retention]\nsize = "{size}"\nwhen_full = "refuse"')
     async with Broker.run(config, "b1") as broker, site_at(broker, "writer") as writer:
-        await writer.advertise(log)
+        await writer.advertise(BULK)
         for _ in range(40):
-            assert await writer.publish(log, {"data": bytes(event)})
+            assert await writer.publish(BULK, {"data": bytes(event)})
             await broker.retainer.step()
         assert broker.retainer.dropped_segments > 0
 
 
 @pytest.mark.usefixtures("eager")
 async def test_numbers_that_were_dropped_stay_gone_however_often_the_broker_is_restarted(tmp_path: Path) -> None:
-    log = EventType("bulk", {"data": bytes}, durable=True)
-    config = config_at(tmp_path, '[broker.retention]\nsize = "3 MiB"')
+    config = config_at(tmp_path, SMALL)
     async with Broker.run(config, "b1") as broker, site_at(broker, "writer") as writer:
-        await writer.advertise(log)
-        while broker.retainer.dropped_segments == 0:
-            await publish_bulk(writer, log, 1)
+        await writer.advertise(BULK)
+        await publish_until_dropped(broker, writer)
         oldest = broker.node.core.rendezvous.logs["bulk"].oldest
     for _ in range(3):
         async with Broker.run(config, "b1") as broker, site_at(broker, "reader") as reader:
@@ -178,7 +179,7 @@ async def test_numbers_that_were_dropped_stay_gone_however_often_the_broker_is_r
             assert kept.oldest >= oldest > 1
             assert all(entry.event is not None for entry in kept.tail.values()), "a dropped number is no void one"
             with pytest.raises(NotReachable, match="no longer kept"):
-                [entry async for entry in reader.read_log(log, 1, 10)]
+                [entry async for entry in reader.read_log(BULK, 1, 10)]
             doubtful = AskEpoch(epoch=EpochId("bulk", 1, 1, NodeId("b1"), 1), digest="", voter="v")
             asked = broker.node.core.rendezvous.on_letter(doubtful, Address(NodeId("b1"), "v", 1), 1, 0.0)
             assert not any(isinstance(effect, Post) for effect in asked), "nobody is told that it was aborted"
@@ -186,21 +187,19 @@ async def test_numbers_that_were_dropped_stay_gone_however_often_the_broker_is_r
 
 @pytest.mark.usefixtures("eager")
 async def test_a_type_that_was_defined_after_what_is_dropped_finds_its_parent(tmp_path: Path) -> None:
-    parent = EventType("bulk", {"data": bytes}, durable=True)
     child = EventType("bulk.child", {}, parent="bulk")
-    config = config_at(tmp_path, '[broker.retention]\nsize = "3 MiB"')
+    config = config_at(tmp_path, SMALL)
     async with Broker.run(config, "b1") as broker:
         async with site_at(broker, "writer") as writer, site_at(broker, "reader") as site:
-            await writer.advertise(parent)
+            await writer.advertise(BULK)
             while not broker.node.store.journal.can_drop_before(broker.node.store.journal.durable_sequence):
-                await publish_bulk(writer, parent, 1)
+                await publish_bulk(writer, 1)
             await writer.advertise(child)
-            await site.subscribe(parent, participant=Busy(), durable="reader")
-            while broker.retainer.dropped_segments == 0:
-                await publish_bulk(writer, parent, 1)
+            await site.subscribe(BULK, participant=Busy(), durable="reader")
+            await publish_until_dropped(broker, writer)
 
     async with Broker.run(config, "b1") as broker, site_at(broker, "writer") as writer:
-        await writer.advertise(parent)
+        await writer.advertise(BULK)
         await writer.advertise(child)
         assert await writer.publish(child, {"data": b"more"})
 
@@ -209,16 +208,15 @@ async def test_a_type_that_was_defined_after_what_is_dropped_finds_its_parent(tm
 async def test_a_commit_of_a_type_without_a_log_is_never_called_aborted_after_its_record_was_dropped(
     tmp_path: Path,
 ) -> None:
-    bulk, orders = EventType("bulk", {"data": bytes}, durable=True), event_type()
-    config = config_at(tmp_path, '[broker.retention]\nsize = "3 MiB"')
+    orders = event_type()
+    config = config_at(tmp_path, SMALL)
     async with Broker.run(config, "b1") as broker, site_at(broker, "one") as one, site_at(broker, "two") as two:
         await one.advertise(orders)
-        await one.advertise(bulk)
+        await one.advertise(BULK)
         await two.subscribe(orders, participant=Recorder(), scope=Scope.DISTRIBUTED)
         committed = await one.execute(orders, events=[{"id": 1}])
         await until(lambda: not broker.node.core.rendezvous.epochs[orders.name].decided, 30)
-        while broker.retainer.dropped_segments == 0:
-            await publish_bulk(one, bulk, 1)
+        await publish_until_dropped(broker, one)
         assert (await one.ask_outcome(committed.tx, orders)).outcome is Outcome.COMMITTED
 
     async with Broker.run(config, "b1") as broker, site_at(broker, "three") as three:
@@ -235,54 +233,49 @@ class SlowToCommit(Participant):
 
 @pytest.mark.usefixtures("eager")
 async def test_a_commit_that_is_dropped_before_anybody_has_finished_it_is_never_called_aborted(tmp_path: Path) -> None:
-    log = EventType("bulk", {"data": bytes}, durable=True)
     config = config_at(tmp_path, '[broker.retention]\nsize = "3 MiB"\n[broker.limits]\nfinish_s = 60')
     async with AsyncExitStack() as ending:
         async with Broker.run(config, "b1") as broker:
             one = await ending.enter_async_context(site_at(broker, "one"))
             two = await ending.enter_async_context(site_at(broker, "two"))
-            await one.advertise(log)
-            await two.subscribe(log, participant=SlowToCommit(), scope=Scope.DISTRIBUTED)
-            executing = asyncio.ensure_future(one.execute(log, events=[{"data": b"tx"}]))
+            await one.advertise(BULK)
+            await two.subscribe(BULK, participant=SlowToCommit(), scope=Scope.DISTRIBUTED)
+            executing = asyncio.ensure_future(one.execute(BULK, events=[{"data": b"tx"}]))
             ending.callback(executing.cancel)
             await until(lambda: any(e.committed for e in broker.node.core.rendezvous.epochs["bulk"].in_flight.values()))
             (epoch,) = broker.node.core.rendezvous.epochs["bulk"].in_flight.values()
-            while broker.retainer.dropped_segments == 0:
-                await publish_bulk(one, log, 1)
+            await publish_until_dropped(broker, one)
 
         async with Broker.run(config, "b1") as broker, site_at(broker, "three") as three:
-            assert (await three.ask_outcome(epoch.committed[0], log)).outcome is Outcome.UNKNOWN
+            assert (await three.ask_outcome(epoch.committed[0], BULK)).outcome is Outcome.UNKNOWN
             await ending.aclose()
 
 
 @pytest.mark.usefixtures("eager")
 async def test_a_subscription_that_was_refused_keeps_nothing_in_the_journal(tmp_path: Path) -> None:
-    log = EventType("bulk", {"data": bytes}, durable=True)
     config = config_at(tmp_path, '[broker.retention]\nsize = "3 MiB"\nwhen_full = "refuse"')
     async with Broker.run(config, "b1") as broker, site_at(broker, "writer") as writer:
-        await writer.advertise(log)
-        while broker.retainer.dropped_segments == 0:
-            await publish_bulk(writer, log, 1)
+        await writer.advertise(BULK)
+        await publish_until_dropped(broker, writer)
         async with site_at(broker, "late") as late:
-            await late.subscribe(log, participant=Recorder(), durable="late", position=3)
+            await late.subscribe(BULK, participant=Recorder(), durable="late", position=3)
             await asyncio.sleep(1.0)  # it is refused each time it asks
 
     async with Broker.run(config, "b1") as broker, site_at(broker, "writer") as writer:
         assert broker.node.core.rendezvous.logs["bulk"].subscribers == []
-        await writer.advertise(log)
+        await writer.advertise(BULK)
         for _ in range(6):
-            assert await publish_bulk(writer, log, 1) == 16
+            assert await publish_bulk(writer, 1) == 16
 
 
 @pytest.mark.usefixtures("eager")
 async def test_who_asks_for_the_oldest_entry_while_it_is_dropped_gets_the_oldest_that_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = EventType("bulk", {"data": bytes}, durable=True)
-    config = config_at(tmp_path, '[broker.retention]\nsize = "3 MiB"')
+    config = config_at(tmp_path, SMALL)
     async with Broker.run(config, "b1") as broker, site_at(broker, "writer") as writer, site_at(broker, "r") as site:
         broker.node.core.rendezvous.node.options = RendezvousOptions(log_tail=4)  # what is dropped is not in memory
-        await writer.advertise(log)
+        await writer.advertise(BULK)
         drop, dropping, asked = broker.node.store.journal.drop_before, asyncio.Event(), asyncio.Event()
 
         async def slow_drop(sequence: int) -> int:
@@ -292,12 +285,12 @@ async def test_who_asks_for_the_oldest_entry_while_it_is_dropped_gets_the_oldest
 
         monkeypatch.setattr(broker.node.store.journal, "drop_before", slow_drop)
         while not dropping.is_set():
-            await publish_bulk(writer, log, 1)
+            await publish_bulk(writer, 1)
         reader = Recorder()
-        await site.subscribe(log, participant=reader, durable="reader", start="oldest")
+        await site.subscribe(BULK, participant=reader, durable="reader", start="oldest")
         asked.set()
 
-        number = await writer.publish(log, {"data": b"last"})
+        number = await writer.publish(BULK, {"data": b"last"})
 
         await until(lambda: bool(reader.ordinary) and reader.ordinary[-1].number == number, 30)
         assert reader.ordinary[0].number == broker.node.core.rendezvous.logs["bulk"].oldest > 1
@@ -330,15 +323,13 @@ async def test_half_a_checkpoint_does_not_set_a_publisher_back(tmp_path: Path) -
 
 @pytest.mark.usefixtures("eager")
 async def test_a_number_that_is_in_flight_while_others_are_dropped_is_not_taken_for_dropped(tmp_path: Path) -> None:
-    log = EventType("bulk", {"data": bytes}, durable=True)
-    config = config_at(tmp_path, '[broker.retention]\nsize = "3 MiB"')
+    config = config_at(tmp_path, SMALL)
     async with Broker.run(config, "b1") as broker, site_at(broker, "writer") as writer:
-        await writer.advertise(log)
-        await publish_bulk(writer, log, 2)
+        await writer.advertise(BULK)
+        await publish_bulk(writer, 2)
         kept = broker.node.core.rendezvous.logs["bulk"]
         undecided = kept.reserve()  # as an epoch does
-        while broker.retainer.dropped_segments == 0:
-            await publish_bulk(writer, log, 1)
+        await publish_until_dropped(broker, writer)
         assert 1 < kept.oldest <= undecided
 
     async with Broker.run(config, "b1") as broker, site_at(broker, "reader") as site:
@@ -346,7 +337,7 @@ async def test_a_number_that_is_in_flight_while_others_are_dropped_is_not_taken_
         assert 1 < kept.oldest <= undecided
         assert kept.tail[undecided].event is None
         reader = Recorder()
-        await site.subscribe(log, participant=reader, durable="reader", position=undecided - 1)
+        await site.subscribe(BULK, participant=reader, durable="reader", position=undecided - 1)
         await until(lambda: bool(reader.ordinary) and reader.ordinary[-1].number == kept.last_number, 30)
         assert reader.ordinary[0].number == undecided + 1
 
