@@ -252,14 +252,16 @@ async def test_a_commit_that_is_dropped_before_anybody_has_finished_it_is_never_
 
 
 @pytest.mark.usefixtures("eager")
-async def test_a_subscription_that_was_refused_keeps_nothing_in_the_journal(tmp_path: Path) -> None:
+async def test_a_subscription_that_was_refused_keeps_nothing_in_the_journal(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = config_at(tmp_path, '[broker.retention]\nsize = "3 MiB"\nwhen_full = "refuse"')
     async with Broker.run(config, "b1") as broker, site_at(broker, "writer") as writer:
         await writer.advertise(BULK)
         await publish_until_dropped(broker, writer)
         async with site_at(broker, "late") as late:
             await late.subscribe(BULK, participant=Recorder(), durable="late", position=3)
-            await asyncio.sleep(1.0)  # it is refused each time it asks
+            await until(lambda: any(getattr(record, "alarm", "") == "log-gone" for record in caplog.records), 30)
 
     async with Broker.run(config, "b1") as broker, site_at(broker, "writer") as writer:
         assert broker.node.core.rendezvous.logs["bulk"].subscribers == []
