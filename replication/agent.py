@@ -297,7 +297,18 @@ class Agent:
     def _trouble(self) -> str:
         """What does not go on although nobody stopped it, and is tried again."""
         publishing = self.writes.publisher.problem if self.writes is not None else ""
-        return self.participant.trouble or self._database_trouble or publishing or self.participant.unable.text
+        participant = self.participant
+        return participant.trouble or self._database_trouble or self._gone() or publishing or participant.unable.text
+
+    def _gone(self) -> str:
+        """Whether what this replica lacks is no longer in the log: its database is an old copy, or the log lost it."""
+        told, reached = self.lag.told, self.participant.reached
+        if told is None or told.oldest <= reached + 1:
+            return ""
+        return (
+            f"the log is kept from {told.oldest} on and this replica is at {reached}: "
+            "stop it, empty its database and start it again, then it gets a copy of another one"
+        )
 
     async def healthy(self) -> bool:
         """Replication goes on."""

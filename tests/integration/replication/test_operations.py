@@ -5,10 +5,12 @@ from functools import partial
 from pathlib import Path
 
 import asyncpg
+import msgspec
 import pytest
 
 from adapters import EmbeddedPostgres
 from replication import bootstrap, connect
+from replication.agent import complaint
 from replication.participant import ReplicaParticipant
 from replication.refusals import TooFewReplicas, WriteRefused
 from tests.integration.replication.clusters import eventually, rows_everywhere
@@ -161,6 +163,24 @@ async def _has_promised(participant: ReplicaParticipant) -> bool:
 
 async def _is_leaving(participant: ReplicaParticipant) -> bool:
     return participant.leaving
+
+
+async def test_a_replica_whose_next_entry_is_no_longer_kept_says_that_it_needs_a_copy(
+    server: EmbeddedPostgres, folder: Path
+) -> None:
+    async with small_cluster(server, folder, 'policy = "quorum"\nwrite_quorum = 2') as cluster:
+        async with cluster.connect() as shop:
+            await shop.write([Insert("accounts", {"id": 1, "balance": 1})])
+            await shop.wait_in_sync()
+        old = cluster.agents["r3"]
+        assert old.lag.told is not None
+        assert complaint(await old.status()) == ""
+
+        old.lag.told = msgspec.structs.replace(old.lag.told, oldest=old.participant.reached + 2)
+        status = await old.status()
+
+    assert not status["in_sync"]
+    assert "empty its database" in complaint(status)
 
 
 async def test_too_few_replicas_are_named_at_once_or_waited_for_or_done_without(
