@@ -2,6 +2,7 @@
 
 import re
 
+from tops.constraints import NOT_ALLOWED
 from tops.errors import Retry, TopsError
 from tops.ports import Exclusion, Why
 
@@ -52,6 +53,9 @@ def understand(tx: str, reason: str) -> TopsError:
     """The error that a transaction's abort with that reason means."""
     said = _SAID.fullmatch(reason)
     if said is None or said["why"] not in _KNOWN:
+        if NOT_ALLOWED in reason:
+            cure = "agents of the set run with different files: stop them all and start them with the same one"
+            return WriteRefused(tx, "unknown-replica", f"{reason}; {cure}", retry=Retry.SAFE)
         if "participant" in reason:
             return TooFewReplicas(tx, "too-few-replicas", reason, retry=Retry.SAFE)
         return WriteRefused(tx, "aborted", reason, retry=Retry.SAFE)

@@ -63,6 +63,7 @@ class Named(Constraint, frozen=True, tag="named"):
 AnyConstraint = MinParticipants | MaxParticipants | Required | OnlyFrom | AtLeast | Deadline | Named
 Predicate = Callable[[Collection[str], tuple[str | int | float, ...]], bool]
 
+NOT_ALLOWED = "a participant is not on the list of those allowed"
 _ABOUT_IDENTITY = (Required, OnlyFrom, AtLeast, Named)
 
 
@@ -144,7 +145,7 @@ def unmet(
             case OnlyFrom(ids):
                 if not named <= ids or len(named) < len(identities):
                     others = ", ".join(sorted(named - ids)) or "one without a name"
-                    return f"a participant is not on the list of those allowed: {others}"
+                    return f"{NOT_ALLOWED}: {others}"
             case AtLeast(k, ids):
                 if len(ids & named) < k:
                     missing = ", ".join(sorted(ids - named))

@@ -1,0 +1,25 @@
+"""What a coordinator's reason becomes for the writer."""
+
+from replication.refusals import TooFewReplicas, WriteRefused, understand
+from tops.constraints import AtLeast, OnlyFrom, unmet
+from tops.errors import Retry
+
+
+def test_a_replica_that_the_writer_does_not_know_is_named_with_the_cure() -> None:
+    reason = unmet((OnlyFrom(frozenset({"shop-r1", "shop-r2"})),), ["shop-r1", "shop-r2", "shop-r3"], {})
+
+    refused = understand("t", reason or "")
+
+    assert type(refused) is WriteRefused
+    assert (refused.why, refused.retry) == ("unknown-replica", Retry.SAFE)
+    assert "shop-r3" in str(refused)
+    assert "start them with the same one" in str(refused)
+
+
+def test_replicas_that_are_missing_are_named() -> None:
+    reason = unmet((AtLeast(2, frozenset({"shop-r1", "shop-r2"})),), ["shop-r1"], {})
+
+    refused = understand("t", reason or "")
+
+    assert isinstance(refused, TooFewReplicas)
+    assert "missing: shop-r2" in str(refused)
