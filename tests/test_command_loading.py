@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 from typer.testing import CliRunner
@@ -24,6 +25,11 @@ print(*{name.split(".")[0] for name in sys.modules}, file=sys.stderr)
 def loaded_by(*arguments: str) -> set[str]:
     run = [sys.executable, "-c", PROGRAM, *arguments]
     return set(subprocess.run(run, capture_output=True, text=True, check=True).stderr.split())
+
+
+def test_the_version_is_the_package_s() -> None:
+    shown = CliRunner().invoke(app, ["--version"])
+    assert (shown.exit_code, shown.output) == (0, f"{metadata.version('tops-replication')}\n")
 
 
 def test_help_lists_every_command_and_loads_none() -> None:

@@ -2,6 +2,8 @@
 
 import importlib
 import sys
+from importlib import metadata
+from typing import Annotated
 
 import typer
 
@@ -21,8 +23,18 @@ COMMANDS = {
 app = typer.Typer(cls=lazily(COMMANDS), no_args_is_help=True, pretty_exceptions_enable=False)
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(metadata.version("tops-replication"))
+        raise typer.Exit
+
+
 @app.callback()
-def tops() -> None:
+def tops(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """Database replication middleware built on transactional publish/subscribe."""
 
 
