@@ -13,7 +13,7 @@ from rich.console import Console
 from replication.cli.data import ConfigOption, KeysOption
 from replication.config import Cluster
 from replication.processes import Processes, wait_ready
-from tops.errors import ConfigError, NotReachable
+from tops.errors import ConfigError, TopsError
 
 PATIENCE_S = 20.0  # until replicas that are not in sync are named
 AGAIN_S = 2.0
@@ -66,15 +66,15 @@ async def _nobody_listens(cluster: Cluster) -> None:
 
 async def _announce(cluster: Cluster, processes: Processes, keys: Path | None, console: Console) -> None:
     """Say when everything is in sync; if it takes long, what is missing."""
-    names, asked = [s.name for s in cluster.replica_sets], False
+    names, told = [s.name for s in cluster.replica_sets], False
     while True:
         try:
             await wait_ready(cluster, names, processes, PATIENCE_S, keys)
             break
-        except NotReachable as error:
-            if not asked:
+        except TopsError as error:
+            if not told:
                 console.print(f"running, but {error}; `tops rs status` tells more")
-            asked = True
+            told = True
             await asyncio.sleep(AGAIN_S)
     console.print(f"ready: {', '.join(processes.parts)}; write to {cluster.urls()[0]}; Ctrl-C stops")
 

@@ -119,9 +119,9 @@ class Retainer:
     async def _drop(self, keep_from: int) -> int:
         """Write again what must outlive the drop, make it durable, then drop whole segments."""
         store = self.node.store
-        if not store.journal.can_drop_before(keep_from):
-            return 0  # a checkpoint would only make the journal longer
         kept_from = store.journal.kept_from(keep_from)
+        if kept_from == store.journal.first_sequence:
+            return 0  # a checkpoint would only make the journal longer
         for record in self._state():
             store.append(record)
         self._keep_from(kept_from)  # before anything is waited for: nobody must begin at what goes in a moment

@@ -192,7 +192,8 @@ async def test_a_type_that_was_defined_after_what_is_dropped_finds_its_parent(tm
     async with Broker.run(config, "b1") as broker:
         async with site_at(broker, "writer") as writer, site_at(broker, "reader") as site:
             await writer.advertise(BULK)
-            while not broker.node.store.journal.can_drop_before(broker.node.store.journal.durable_sequence):
+            journal = broker.node.store.journal
+            while journal.kept_from(journal.durable_sequence) == journal.first_sequence:
                 await publish_bulk(writer, 1)
             await writer.advertise(child)
             await site.subscribe(BULK, participant=Busy(), durable="reader")

@@ -140,10 +140,6 @@ class Journal:
         assert self._failure is not None
         return self._failure
 
-    def can_drop_before(self, sequence: int) -> bool:
-        """Whether `drop_before` would find a whole segment."""
-        return self._store.can_drop_before(sequence)
-
     def kept_from(self, sequence: int) -> int:
         """The first record that `drop_before` would leave."""
         return self._store.kept_from(sequence)

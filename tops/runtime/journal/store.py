@@ -124,11 +124,6 @@ class Store:
         self.statistics.fsyncs += 1
         self.unsealed = False
 
-    def can_drop_before(self, sequence: int) -> bool:
-        """Whether a segment, which is not the last one, holds only records below `sequence`. From any thread."""
-        first, *others = self.segments
-        return bool(others) and first.next_sequence <= sequence
-
     def kept_from(self, sequence: int) -> int:
         """The first record that stays if everything that can be is dropped before `sequence`. From any thread."""
         segments = self.segments
