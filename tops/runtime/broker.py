@@ -6,6 +6,7 @@ not written, the broker stops and says so: `wait` raises.
 
 import asyncio
 import logging
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from time import time
@@ -18,7 +19,11 @@ from tops.core.broker import BrokerCore
 from tops.core.epoch import EpochOptions
 from tops.core.rendezvous import RendezvousOptions
 from tops.errors import ConfigError, JournalClosed, TopsError
-from tops.http.app import http_app
+from tops.http.app import BrokerPages
+from tops.http.authentication import ByCertificate, BySecret
+from tops.http.gate import Authenticate, Gate
+from tops.http.names import Names
+from tops.http.rights import Handler, Routes
 from tops.ids import NodeId
 from tops.records import Started
 from tops.runtime.broker_node import BrokerNode
@@ -27,7 +32,7 @@ from tops.runtime.identity import Self
 from tops.runtime.journal import JournalOptions
 from tops.runtime.record_store import RecordStore
 from tops.runtime.retention import Retainer
-from tops.security import AuditLog, Kind
+from tops.security import AuditLog, Kind, make_secret, split_address
 
 WATCH_S = 0.05
 REVOCATIONS_S = 5.0
@@ -36,7 +41,7 @@ SEGMENTS_KEPT = 16  # the journal's size is cut in this many parts, which are dr
 
 log = logging.getLogger("tops.broker")
 
-Extend = Callable[[web.Application], None]
+Extend = Callable[[Routes, Gate], None]
 
 
 class Broker:
@@ -50,11 +55,11 @@ class Broker:
         predicates: Mapping[str, Predicate] | None = None,
         extend: Extend | None = None,
     ) -> None:
-        """`extend` adds routes of other layers to the broker's HTTP side."""
+        """`extend` adds routes of other layers to the broker's HTTP side, each with the right that it needs."""
         self.config, self.table = config, config.broker_named(name)
         self._predicates, self._extend = predicates, extend
         self._tasks: list[asyncio.Task[None]] = []
-        self._runner: web.AppRunner | None = None
+        self._runners: list[web.AppRunner] = []
         self._audit: AuditLog | None = None
         self._failed: asyncio.Future[None] | None = None
         self.ready = False
@@ -127,8 +132,9 @@ class Broker:
     def _identity(self, incarnation: int) -> Self:
         table, cluster = self.table, self.config.cluster
         if table.keys is None:
+            secret = make_secret(table.addresses)
             return Self.without_keys(
-                cluster.name, Kind.BROKER, table.name, incarnation, cluster.site_role, cluster.insecure
+                cluster.name, Kind.BROKER, table.name, incarnation, cluster.site_role, cluster.insecure, secret
             )
         own = Self.with_keys(table.keys, incarnation, cluster.insecure)
         if own.party.identity.name != table.name or own.party.identity.cluster != cluster.name:
@@ -136,17 +142,36 @@ class Broker:
         return own
 
     async def _listen(self, own: Self) -> None:
-        app = http_app(self.node, self.connections, self.retainer, lambda: self.ready)
+        table, permissions = self.table, self.connections.permissions
+        pages = BrokerPages(self.node, self.connections, self.retainer, lambda: self.ready)
+        authenticate, login = self._authentication(own)
+        names = Names(table.addresses, hosts=table.hosts, origins=table.origins)
+        gate = Gate(names, permissions, authenticate, self.connections.rejected)
+        routes = pages.routes(gate, login)
         if self._extend is not None:
-            self._extend(app)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
-        await self._runner.setup()
+            self._extend(routes, gate)
+        await self._serve(routes, table.listen, own.server_tls())
+        if table.health_listen is not None:
+            names = Names([table.health_listen], hosts=table.hosts)
+            gate = Gate(names, permissions, (), self.connections.rejected)
+            await self._serve(pages.health_routes(gate), table.health_listen, None)
+
+    def _authentication(self, own: Self) -> tuple[list[Authenticate], Handler | None]:
+        if own.trust is not None:
+            return [ByCertificate(own.trust)], None
+        assert own.party.secret is not None, "a broker without keys makes its secret before it listens"
+        by_secret = BySecret.of(own.party.secret, self.config.cluster.name, self.config.cluster.site_role)
+        return [by_secret], by_secret.login
+
+    async def _serve(self, routes: Routes, listen: str, tls: ssl.SSLContext | None) -> None:
+        runner = web.AppRunner(routes.app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+        self._runners.append(runner)
+        await runner.setup()
+        host, port = split_address(listen)
         try:
-            await web.TCPSite(
-                self._runner, self.table.host, self.table.port, ssl_context=own.server_tls(), backlog=1024
-            ).start()
+            await web.TCPSite(runner, host, port, ssl_context=tls, backlog=1024).start()
         except OSError as error:
-            raise ConfigError(f"broker {self.table.name!r} can't listen on {self.table.listen}: {error}") from None
+            raise ConfigError(f"broker {self.table.name!r} can't listen on {listen}: {error}") from None
 
     def _report_recovery(self, store: RecordStore) -> None:
         found = store.journal.recovery
@@ -195,8 +220,8 @@ class Broker:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if hasattr(self, "connections"):
             await self.connections.close(f"broker {self.table.name} stops")
-        if self._runner is not None:
-            await self._runner.cleanup()
+        for runner in self._runners:
+            await runner.cleanup()
         if hasattr(self, "node"):
             self.node.stop()
             try:

@@ -9,10 +9,12 @@ import logging
 import random
 import time
 from contextlib import suppress
+from http import HTTPStatus
 from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp import web
+from yarl import URL
 
 from tops.errors import LimitExceeded, NotAuthenticated, ProtocolError, TopsError
 from tops.ids import NodeId
@@ -53,10 +55,12 @@ class Connections:
         try:
             ticket = self.budget.admit(host, time.monotonic())
         except LimitExceeded as error:
+            self.rejected(host, "connect", str(error))
             raise web.HTTPTooManyRequests(text=str(error), headers={"Retry-After": "1"}) from None
         socket = AcceptedSocket(
             timeout=1.0, heartbeat=self.node.limits.heartbeat_s, max_msg_size=HANDSHAKE_BYTES_MAX + 1, compress=False
         )
+        socket.address = request.headers.get("Host", "").lower()
         try:
             await socket.prepare(request)
             try:
@@ -104,11 +108,16 @@ class Connections:
             del self.sockets[socket]
             node.disconnected(link)
 
-    async def _turn_away(self, socket: Socket, host: str, error: TopsError) -> None:
+    def rejected(self, who: str, act: str, reason: str) -> None:
+        """Count and audit a connection or request that was rejected; the log shows what the audit log's limit lets
+        through, so that neither can be flooded."""
         self.node.counters["refused"] += 1
-        if self.node.audit is not None and isinstance(error, NotAuthenticated):
-            self.node.audit.denied(time.time(), who=host, act="connect", detail=str(error))
-        log.warning("connection refused", extra={"node": self.node.name, "host": host, "reason": str(error)})
+        audit = self.node.audit
+        if audit is None or audit.denied(time.time(), who=who, act=act, detail=reason):
+            log.warning("rejected", extra={"node": self.node.name, "who": who, "act": act, "reason": reason})
+
+    async def _turn_away(self, socket: Socket, host: str, error: TopsError) -> None:
+        self.rejected(host, "connect", str(error))
         with suppress(ConnectionError, RuntimeError):
             await socket.close(code=1008, message=str(error).encode()[:120])
 
@@ -173,14 +182,22 @@ def client_session() -> aiohttp.ClientSession:
 async def open_socket(session: aiohttp.ClientSession, url: str, own: Self, heartbeat_s: float) -> DialledSocket:
     """A connection to a broker's link path, by its `ws://` or `wss://` address."""
     tls = own.client_tls() if url.startswith("wss:") else None
-    socket = await session.ws_connect(
-        f"{url.rstrip('/')}/link",
-        heartbeat=heartbeat_s,
-        max_msg_size=FRAME_BYTES_MAX,
-        compress=0,
-        ssl=tls if tls is not None else True,
-        timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
-    )
+    try:
+        socket = await session.ws_connect(
+            f"{url.rstrip('/')}/link",
+            heartbeat=heartbeat_s,
+            max_msg_size=FRAME_BYTES_MAX,
+            compress=0,
+            ssl=tls if tls is not None else True,
+            timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
+        )
+    except aiohttp.WSServerHandshakeError as error:
+        if error.status == HTTPStatus.MISDIRECTED_REQUEST:
+            raise NotAuthenticated(
+                f"{url}: the broker there does not go by this name: use its own, or add this one to its 'hosts'"
+            ) from None
+        raise
     assert isinstance(socket, DialledSocket), "the session is one of `client_session`"
+    socket.address = URL(url).host_port_subcomponent or ""
     socket.read_up_to(FRAME_BYTES_MAX)
     return socket

@@ -1,4 +1,4 @@
-"""Who this node is on the network: its keys or the lack of them, and the handshake on a fresh connection."""
+"""Who this node is on the network: its keys, or the secret in their place, and the handshake on a fresh connection."""
 
 import ssl
 from dataclasses import dataclass
@@ -14,8 +14,10 @@ from tops.security import (
     Kind,
     Party,
     Peer,
+    Secret,
     Trust,
     client_context,
+    find_secret,
     fresh_nonce,
     plain_channel,
     server_context,
@@ -43,9 +45,17 @@ class Self:
 
     @classmethod
     def without_keys(
-        cls, cluster: str, kind: Kind, name: str, incarnation: int, site_role: str, insecure: str | None = None
+        cls,
+        cluster: str,
+        kind: Kind,
+        name: str,
+        incarnation: int,
+        site_role: str,
+        insecure: str | None = None,
+        secret: Secret | None = None,
     ) -> "Self":
-        return cls(Party.insecure(cluster, kind, name, incarnation, site_role, insecure), None, None)
+        """`secret` is what a broker expects of who connects to it; whoever connects finds the other's by itself."""
+        return cls(Party.insecure(cluster, kind, name, incarnation, site_role, insecure, secret), None, None)
 
     def server_tls(self) -> ssl.SSLContext | None:
         if self.credentials is None or self.trust is None:
@@ -65,7 +75,11 @@ class Self:
 
     async def introduce(self, socket: Socket, peer_host: str, expected: str | None = None) -> Peer:
         """The connecting side of the handshake; the other must be a broker."""
-        initiator = Initiator(self.party, _channel(socket, peer_host), fresh_nonce(), expected)
+        party = self.party
+        if self.trust is None:
+            # Looked up each time: a broker that was set up anew has another. It exists before its broker listens.
+            party = party.knowing(find_secret(socket.address))
+        initiator = Initiator(party, _channel(socket, peer_host), fresh_nonce(), expected)
         await socket.send_bytes(initiator.hello())
         proof, peer = initiator.on_welcome(await receive_bytes(socket, HANDSHAKE_TIMEOUT_S), utc_now())
         await socket.send_bytes(proof)
@@ -74,4 +88,4 @@ class Self:
 
 def _channel(socket: Socket, peer_host: str) -> Channel:
     tls = socket.get_extra_info("ssl_object")
-    return plain_channel(peer_host) if tls is None else tls_channel(tls)
+    return plain_channel(peer_host, socket.address) if tls is None else tls_channel(tls)

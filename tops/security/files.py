@@ -32,6 +32,21 @@ def write_whole(path: Path, content: bytes, mode: int) -> None:
     sync_folder(path.parent)
 
 
+def create_whole(path: Path, content: bytes, mode: int) -> None:
+    """Put `content` at `path` unless something is there already; of several processes at once, one wins."""
+    temporary = path.parent / f".{path.name}.{os.getpid()}"
+    if path.exists():
+        return
+    write_whole(temporary, content, mode)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return
+    finally:
+        os.unlink(temporary)
+    sync_folder(path.parent)
+
+
 def sync_folder(folder: Path) -> None:
     """A new name is durable only once its folder is."""
     descriptor = os.open(folder, os.O_RDONLY)
