@@ -4,7 +4,6 @@ import asyncio
 import json
 import shutil
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -12,32 +11,18 @@ import pytest_asyncio
 from aiohttp import web
 
 from adapters.ports import free_port
+from tests.support.brokers import broker_at, denied
 from tests.support.raw_http import UPGRADE, raw_request
 from tops import Broker
-from tops.config import parse_config
 from tops.http.client import bearer_for, console_address, http_address
 
 PROXY = 'hosts = ["tops.example.org", "gateway:8080"]\norigins = ["https://tops.example.org"]'
 
 
-@asynccontextmanager
-async def broker_at(directory: Path, extra: str = "") -> AsyncIterator[Broker]:
-    text = (
-        f'[cluster]\nname = "test"\n[[broker]]\nname = "b1"\nlisten = "127.0.0.1:{free_port()}"\ndata = "data"\n{extra}'
-    )
-    async with Broker.run(parse_config(text, directory / "tops.toml"), "b1") as broker:
-        yield broker
-
-
 @pytest_asyncio.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
-    async with broker_at(tmp_path, PROXY) as running:
+    async with broker_at(tmp_path, extra=PROXY) as running:
         yield running
-
-
-def audited(broker: Broker) -> list[dict[str, str]]:
-    lines = (broker.table.data / "audit.log").read_text().splitlines()
-    return [record for record in map(json.loads, lines) if record["kind"] == "denied"]
 
 
 PATHS = ("/link", "/healthz", "/metrics", "/v1/topology", "/v1/transactions", "/nothing")
@@ -69,7 +54,7 @@ async def test_a_host_that_is_not_the_listeners_is_rejected_and_audited(broker: 
 
     assert statuses in ({421}, {400})  # 400: what the HTTP library itself does not take, such as two hosts
     if statuses == {421}:
-        assert [record["act"] for record in audited(broker)] == [f"GET {path}" for path in PATHS]
+        assert [record["act"] for record in denied(broker)] == [f"GET {path}" for path in PATHS]
 
 
 async def test_a_request_without_a_host_is_rejected(broker: Broker) -> None:
@@ -100,7 +85,7 @@ async def test_a_foreign_origin_is_rejected_and_audited(broker: Broker, origin: 
         found = await raw_request(port, path, [*headers, *(UPGRADE if path == "/link" else ())])
         assert found.status == 403, (path, found)
 
-    records = [(record["act"], record["who"]) for record in audited(broker)]
+    records = [(record["act"], record["who"]) for record in denied(broker)]
     assert records == [(f"GET {path}", "127.0.0.1") for path in PATHS]
 
 
@@ -135,7 +120,7 @@ async def test_a_flood_of_rejected_requests_does_not_fill_the_audit_log(broker: 
     for _ in range(100):
         await raw_request(port, "/v1/topology", ["Host: attacker.example"])
 
-    assert 20 < len(audited(broker)) < 60
+    assert 20 < len(denied(broker)) < 60
     assert broker.node.counters["refused"] == 100
 
 
@@ -251,6 +236,6 @@ async def test_a_web_page_in_a_real_browser_gets_nothing(broker: Broker, tmp_pat
         "rebound link": "closed",
         "done": "",
     }
-    acts = {(record["act"], "not 'attacker" in record["detail"]) for record in audited(broker)}
+    acts = {(record["act"], "not 'attacker" in record["detail"]) for record in denied(broker)}
     assert {("GET /link", False), ("GET /v1/topology", False), ("GET /link", True)} <= acts
     assert not broker.node.links, "a page became a neighbour"
