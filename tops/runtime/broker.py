@@ -65,6 +65,7 @@ class Broker:
         self.ready = False
         self.node: BrokerNode
         self.connections: Connections
+        self.routes: Routes
         self.retainer: Retainer
 
     @classmethod
@@ -147,10 +148,10 @@ class Broker:
         authenticate, login = self._authentication(own)
         names = Names(table.addresses, hosts=table.hosts, origins=table.origins)
         gate = Gate(names, permissions, authenticate, self.connections.rejected)
-        routes = pages.routes(gate, login)
+        self.routes = pages.routes(gate, login)
         if self._extend is not None:
-            self._extend(routes, gate)
-        await self._serve(routes, table.listen, own.server_tls())
+            self._extend(self.routes, gate)
+        await self._serve(self.routes, table.listen, own.server_tls())
         if table.health_listen is not None:
             names = Names([table.health_listen], hosts=table.hosts)
             gate = Gate(names, permissions, (), self.connections.rejected)

@@ -184,7 +184,10 @@ async def http_side(cluster: SmallCluster) -> tuple[web.AppRunner, str]:
     return runner, f"http://{address}/v1/replica-sets"
 
 
-async def test_writes_over_http_need_the_token_and_count_once_per_key(server: EmbeddedPostgres, folder: Path) -> None:
+async def test_writes_over_http_need_the_token_and_count_once_per_key(
+    server: EmbeddedPostgres, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "tops.replication")
     keys = f'{QUORUM}\nwrite_token = "secret"'
     async with small_cluster(server, folder, keys) as cluster, aiohttp.ClientSession() as session:
         runner, url = await http_side(cluster)
@@ -207,6 +210,7 @@ async def test_writes_over_http_need_the_token_and_count_once_per_key(server: Em
             path.write_text(f"{path.read_text()}\n{away}")
             waiting = asyncio.ensure_future(session.get(f"{url}/away"))
             assert (await post(insert))[0] == 200
+            assert [r.on_behalf_of for r in caplog.records if r.message == "write over HTTP"] == ["shop-http"]
             assert not waiting.done(), "a set that is away held up another one"
             assert (await waiting).status == 503
             results = await asyncio.gather(*(post(add, key="k") for _ in range(4)))
