@@ -15,6 +15,7 @@ from aiohttp import web
 from adapters.ports import free_port
 from tests.integration.overlay.cluster import ROOT, TOPOLOGIES, Cluster, event_type
 from tests.support.brokers import broker_at, denied
+from tests.support.raw_http import raw_request
 from tops import Broker, Site
 from tops.errors import ConfigError, NotAuthenticated, NotReachable, ProtocolError
 from tops.runtime.connections import client_session, open_socket
@@ -96,6 +97,16 @@ async def test_a_client_that_skips_its_own_checks_is_rejected_and_audited(tmp_pa
         assert len(details) == 3
         assert all("'mallory' does not know the secret" in text for text in details)
         assert not broker.node.links
+
+
+async def test_requests_that_never_upgrade_do_not_use_up_the_places_of_those_that_do(tmp_path: Path) -> None:
+    async with broker_at(tmp_path, extra="[broker.limits]\nwaiting_per_address = 4") as broker:
+        for _ in range(10):
+            found = await raw_request(broker.table.port, "/link", [f"Host: {broker.table.listen}"])
+            assert found.status == 400
+
+        async with Site.connect(broker.url, name="late", cluster="test") as late:
+            assert late.broker == "b1"
 
 
 async def test_a_program_that_took_the_port_first_learns_nothing_that_opens_the_broker(tmp_path: Path) -> None:

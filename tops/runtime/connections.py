@@ -62,8 +62,8 @@ class Connections:
         )
         socket.address = request.headers.get("Host", "").lower()
         try:
-            await socket.prepare(request)
             try:
+                await socket.prepare(request)
                 peer = await self.own.accept(socket, host)
             finally:
                 self.budget.release(ticket)
