@@ -134,6 +134,10 @@ class Site:
         """The names of the cluster's brokers."""
         return self._node.core.brokers
 
+    def reload_keys(self) -> None:
+        """Use renewed keys at once for new connections; they are looked for every few seconds anyway."""
+        self._node.own.reload()
+
     @property
     def incarnation(self) -> int:
         return self._node.core.incarnation

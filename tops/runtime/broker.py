@@ -28,14 +28,13 @@ from tops.ids import NodeId
 from tops.records import Started
 from tops.runtime.broker_node import BrokerNode
 from tops.runtime.connections import Connections
-from tops.runtime.identity import Self
+from tops.runtime.identity import RELOAD_S, Self
 from tops.runtime.journal import JournalOptions
 from tops.runtime.record_store import RecordStore
 from tops.runtime.retention import Retainer
-from tops.security import AuditLog, Kind, make_secret, split_address
+from tops.security import AuditLog, Kind, check_private_folder, make_secret, split_address
 
 WATCH_S = 0.05
-REVOCATIONS_S = 5.0
 ROOM_BYTES = 2**20  # by which the journal's files grow
 SEGMENTS_KEPT = 16  # the journal's size is cut in this many parts, which are dropped one by one
 
@@ -62,6 +61,7 @@ class Broker:
         self._runners: list[web.AppRunner] = []
         self._audit: AuditLog | None = None
         self._failed: asyncio.Future[None] | None = None
+        self._keys_problem = ""  # why the files of its keys can't be used
         self.ready = False
         self.node: BrokerNode
         self.connections: Connections
@@ -105,6 +105,7 @@ class Broker:
 
     async def _start(self) -> None:
         table, config = self.table, self.config
+        check_private_folder(table.data / "journal")
         store = RecordStore.open(table.data / "journal", _journal_options(table))
         self._report_recovery(store)
         types = store.scan()
@@ -126,7 +127,7 @@ class Broker:
         self.connections = Connections(self.node, own, config.permissions())
         await self._listen(own)
         self.connections.dial(addresses)
-        self._tasks = [asyncio.ensure_future(step) for step in (self._watch(), self._trust(), self._journal())]
+        self._tasks = [asyncio.ensure_future(step) for step in (self._watch(), self._follow_keys(), self._journal())]
         self.ready = True
         log.info("serving", extra={"node": table.name, "listen": table.listen, "incarnation": incarnation})
 
@@ -151,11 +152,14 @@ class Broker:
         self.routes = pages.routes(gate, login)
         if self._extend is not None:
             self._extend(self.routes, gate)
-        await self._serve(self.routes, table.listen, own.server_tls())
+        await self._serve(self.routes, table.listen, own.server_tls(self._tls_rejected))
         if table.health_listen is not None:
             names = Names([table.health_listen], hosts=table.hosts)
             gate = Gate(names, permissions, (), self.connections.rejected)
             await self._serve(pages.health_routes(gate), table.health_listen, None)
+
+    def _tls_rejected(self, reason: str) -> None:
+        self.connections.rejected("a stranger", "TLS", reason)
 
     def _authentication(self, own: Self) -> tuple[list[Authenticate], Handler | None]:
         if own.trust is not None:
@@ -191,13 +195,20 @@ class Broker:
             self.node.watch()
             await self.retainer.step()
 
-    async def _trust(self) -> None:
+    async def _follow_keys(self) -> None:
         while True:
-            await asyncio.sleep(REVOCATIONS_S)
-            try:
-                self.connections.revoke()
-            except TopsError as error:
-                self.node.alarm("revocations", str(error))
+            await asyncio.sleep(RELOAD_S)
+            self.reload_keys()
+
+    def reload_keys(self) -> None:
+        """Look at once for renewed keys and revocations; a problem is an alarm, once, and the old ones stay."""
+        problem, self._keys_problem = self._keys_problem, ""
+        try:
+            self.connections.revoke()
+        except TopsError as error:
+            self._keys_problem = str(error)
+            if problem != self._keys_problem:
+                self.node.alarm("keys", self._keys_problem)
 
     async def _journal(self) -> None:
         try:

@@ -16,7 +16,7 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from tops.errors import LimitExceeded, NotAuthenticated, ProtocolError, TopsError
+from tops.errors import ConfigError, LimitExceeded, NotAuthenticated, ProtocolError, TopsError
 from tops.ids import NodeId
 from tops.runtime.broker_node import BrokerNode
 from tops.runtime.guard import Guard
@@ -43,6 +43,7 @@ class Connections:
             per_second=limits.connections_per_s,
             wait_s=HANDSHAKE_TIMEOUT_S,
         )
+        self._enforced = own.trust.revocations if own.trust is not None else None
         self.sockets: dict[Socket, Link] = {}
         self._dialling: list[asyncio.Task[None]] = []
         self._session: aiohttp.ClientSession | None = None
@@ -97,6 +98,7 @@ class Connections:
         node = self.node
         ours = node.our_meet(peer)
         theirs = await exchange_meet(socket, ours, HANDSHAKE_TIMEOUT_S, accepting=accepting)
+        self._check_trusted(socket)  # a revocation that came during the handshake did not find this socket yet
         link = node.link_for(peer, guard, ours, theirs, ours.proposal if accepting else theirs.proposal)
         if link.connected:
             raise ProtocolError("another connection took over")
@@ -152,16 +154,28 @@ class Connections:
     # ------------------------------------------------------------------------------------------------------ the rest
 
     def revoke(self) -> None:
-        """Take a newer revocation list into force, if there is one, and close the connections that it ends."""
+        """Use renewed keys and a newer revocation list, if there are any, and close the connections that it ends."""
+        try:
+            self.own.reload()
+        finally:
+            self._enforce()  # also if a certificate that can't be used lies beside the list
+
+    def _enforce(self) -> None:
         trust = self.own.trust
-        if trust is None or not trust.reload():
+        if trust is None or trust.revocations == self._enforced:
             return
+        self._enforced = trust.revocations
         for socket, link in list(self.sockets.items()):
             try:
-                peer_identity(socket.get_extra_info("ssl_object"), trust, utc_now())
+                self._check_trusted(socket)
             except NotAuthenticated as error:
                 log.warning("revoked", extra={"node": self.node.name, "peer": link.name})
                 link.close(str(error))
+
+    def _check_trusted(self, socket: Socket) -> None:
+        tls = socket.get_extra_info("ssl_object")
+        if self.own.trust is not None and tls is not None:
+            peer_identity(tls, self.own.trust, utc_now())
 
     async def close(self, reason: str) -> None:
         for task in self._dialling:
@@ -181,7 +195,13 @@ def client_session() -> aiohttp.ClientSession:
 
 async def open_socket(session: aiohttp.ClientSession, url: str, own: Self, heartbeat_s: float) -> DialledSocket:
     """A connection to a broker's link path, by its `ws://` or `wss://` address."""
-    tls = own.client_tls() if url.startswith("wss:") else None
+    tls = None
+    if url.startswith("wss:"):
+        try:
+            own.reload()  # a node whose certificate ended while it was away comes back with the renewed one
+        except ConfigError as error:
+            log.warning("keys not reloaded", extra={"node": own.party.identity.name, "reason": str(error)})
+        tls = own.client_tls()
     try:
         socket = await session.ws_connect(
             f"{url.rstrip('/')}/link",

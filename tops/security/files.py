@@ -63,6 +63,21 @@ def read_public(path: Path) -> bytes:
         raise ConfigError(f"{path}: {error.strerror}; create it with `tops keys`, or correct the path") from None
 
 
+def check_private_folder(folder: Path) -> None:
+    """Refuse a folder of data that others on the machine can look into; one that does not exist yet is fine."""
+    _check_mode(folder, 0o077, "lets others in")
+
+
+def check_not_writable(folder: Path) -> None:
+    """Refuse a folder of keys whose files others on the machine could replace."""
+    _check_mode(folder, 0o022, "lets others replace what is in it")
+
+
+def _check_mode(folder: Path, forbidden: int, why: str) -> None:
+    if folder.is_dir() and (mode := stat.S_IMODE(folder.stat().st_mode)) & forbidden:
+        raise ConfigError(f"{folder}: mode {mode:04o} {why}: run chmod 700 {folder}")
+
+
 def read_private(path: Path) -> bytes:
     """A private key; refused when others on the machine could have read it."""
     content = read_public(path)

@@ -132,6 +132,10 @@ class Party:
         identity = Identity(cluster, kind, name, role)
         return cls(identity, incarnation, None, None, site_role, accepts_insecure(plain_words), secret)
 
+    def renewed(self, credentials: Credentials) -> "Party":
+        """This party with another certificate of the same identity; handshakes that have begun keep the old one."""
+        return replace(self, credentials=credentials)
+
     def knowing(self, secret: Secret) -> "Party":
         """This party at the broker that has this secret."""
         return replace(self, secret=secret)

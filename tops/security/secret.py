@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tops.errors import ConfigError, NotAuthenticated
-from tops.security.files import PRIVATE, create_whole, write_whole
+from tops.security.files import PRIVATE, check_private_folder, create_whole, write_whole
 from tops.security.listen import split_address
 from tops.security.redaction import register_secret
 
@@ -105,8 +105,7 @@ def _make_folder(folder: Path) -> None:
     if os.environ.get(VARIABLE):
         return  # the operator's folder: what matters is the file
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if mode := stat.S_IMODE(folder.stat().st_mode) & 0o077:
-        raise ConfigError(f"{folder}: mode {mode:03o} lets others in: run chmod 700 {folder}")
+    check_private_folder(folder)
 
 
 def _read(path: Path) -> Secret:
