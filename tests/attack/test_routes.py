@@ -12,7 +12,8 @@ import pytest_asyncio
 from aiohttp import web
 
 from adapters.ports import free_port
-from replication.http_sets import SetRoutes
+from replication.http_sets import RIGHTS, SetRoutes
+from tests.integration.overlay.cluster import ROOT
 from tests.integration.overlay.secured import CLUSTER, Secured, issue
 from tests.support.brokers import broker_at, denied
 from tests.support.raw_http import raw_request
@@ -22,7 +23,7 @@ from tops.errors import InvariantBroken
 from tops.http.client import bearer_for, http_address
 from tops.http.gate import Gate
 from tops.http.names import Names
-from tops.http.rights import HEALTH, Access, Needs
+from tops.http.rights import BROKER, HEALTH, Access, Needs, Right
 from tops.security import Authority, Identity, Kind, Permissions, Verb, utc_now
 
 ROLES = {"reader", "writer", "replica", "admin", "broker"}
@@ -157,6 +158,16 @@ async def test_without_keys_the_secret_gives_the_configured_role_and_nothing_giv
                 assert (bare.status == 403) == (right is not Access.LOCAL), path
             async with session.request(method, address, headers=bearer_for(address, method)) as shown:
                 assert (shown.status == 403) == (isinstance(right, Needs) and role == "reader"), path
+
+
+def test_the_documentation_has_the_table_as_it_is() -> None:
+    def shown(right: Right) -> str:
+        return right.value if isinstance(right, Access) else f"{right.verb.value} `{right.on}`"
+
+    rows = [f"| `{method} {path}` | {shown(right)} |" for (method, path), right in {**BROKER, **RIGHTS}.items()]
+    text = (ROOT / "docs" / "security.md").read_text()
+
+    assert "| route | who |\n|---|---|\n" + "\n".join(rows) + "\n\n" in text
 
 
 # ------------------------------------------------------------------------------------------------- by construction
