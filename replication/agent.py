@@ -86,7 +86,7 @@ class Agent:
         if self.replica.dsn is None:
             self._spawn(self.database.watch())  # from now on: what follows waits for a server that died
         schema = self.cluster.schema_of(self.config)
-        await patiently(lambda: self.database.ensure_schema(schema), self.name)
+        await patiently(lambda: self.database.set_up(schema), self.name)
         self.resource = self.database.resource()
         if self.resource.compensatable and self.policy.scope_of(self.replica.name) is Scope.DISTRIBUTED:
             raise ConfigError(

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from adapters.sql import check_statement
 from replication.apply_errors import ApplyErrors
 from replication.calls import Failed, Write, WriteDone
 from replication.config import ReplicaSetConfig
@@ -25,7 +26,7 @@ from replication.participant import ReplicaParticipant
 from replication.publisher import OutboxPublisher
 from replication.refusals import describe
 from replication.values import pack_rows
-from tops.changes import Member, Row, Statement, check_statement, decode_member, known_by_id, own_key
+from tops.changes import Member, Row, Statement, check_deterministic, decode_member, known_by_id, own_key
 from tops.errors import OutcomeUnknown, TopsError
 from tops.ids import TxId
 from tops.messages import LogEntry
@@ -92,7 +93,7 @@ class LocalWrites:
             self.publisher.own = participant.own
         if self._apply is None:
             return
-        found = (await self._resource.read(f"select coalesce(max(clock), 0) as clock from {CLOCKS}")).rows
+        found = (await self._resource.read_own(f"select coalesce(max(clock), 0) as clock from {CLOCKS}")).rows
         self.clock.see(int(found[0]["clock"]))
         self.clock.skew_ms = 0
         participant.translate = self._resolved
@@ -165,7 +166,9 @@ class LocalWrites:
         try:
             for change in member.changes:
                 if isinstance(change, Statement):
-                    check_statement(change.sql, allow_volatile=self._config.allow_volatile)
+                    check_statement(change.sql, any_dialect=True)
+                    if not self._config.allow_volatile:
+                        check_deterministic(change.sql)
         except TopsError as error:
             return error
         return None

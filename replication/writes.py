@@ -8,6 +8,7 @@ from collections.abc import Awaitable
 
 import msgspec
 
+from adapters.sql import check_statement
 from replication.calls import Read, ReadDone, ReplicaFailed, Write, WriteDone
 from replication.config import ReplicaSetConfig
 from replication.conversation import Caller
@@ -17,7 +18,7 @@ from replication.policies import Policy, Route
 from replication.refusals import Duplicate, TooFewReplicas, WriteRefused, understand
 from replication.values import pack_values, unpack_rows
 from replication.verdicts import VerdictAsker
-from tops.changes import Change, Member, Row, Statement, check_statement, content_digest, encode_member, own_key
+from tops.changes import Change, Member, Row, Statement, check_deterministic, content_digest, encode_member, own_key
 from tops.errors import InvalidTransaction, NotReachable, OutcomeUnknown, Retry, TopsError, TransactionAborted
 from tops.ids import TxId, counted_id, told_by_counted
 from tops.messages import TxOutcome, TxSpec
@@ -84,7 +85,9 @@ class Writer:
         reads. Passing conflicts are tried again with back-off; too few replicas for as long as the set says."""
         for change in changes:
             if isinstance(change, Statement):
-                check_statement(change.sql, allow_volatile=self._config.allow_volatile)
+                check_statement(change.sql, any_dialect=True)
+                if not self._config.allow_volatile:
+                    check_deterministic(change.sql)
         if key:
             check_key(key)
         if not changes and not reads:
