@@ -22,6 +22,7 @@ from replication.conflicts.resolvers import own_function
 from replication.conflicts.tables import CLOCKS, Shapes
 from replication.conflicts.versions import Ranking
 from replication.divergence.at_replica import AtReplica
+from replication.own_statements import check_client
 from replication.participant import ReplicaParticipant
 from replication.publisher import OutboxPublisher
 from replication.refusals import describe
@@ -164,6 +165,7 @@ class LocalWrites:
 
     def _problem(self, member: Member) -> TopsError | None:
         try:
+            check_client(member)
             for change in member.changes:
                 if isinstance(change, Statement):
                     check_statement(change.sql, any_dialect=True)
@@ -180,6 +182,7 @@ class LocalWrites:
             answer = loop.create_future()
             answers.append(answer)
             try:
+                check_client(member)
                 places, increments = await peer.places(member)
             except TopsError as error:
                 answer.set_exception(error)

@@ -47,7 +47,7 @@ async def test_one_query_finds_keys_of_both_kinds(database: PostgresDatabase) ->
         await adapter.write_all_local([numbered(1), keyed])
 
         found = await adapter.read_own(*known_keys("shop", [numbered(1), numbered(2), keyed, elsewhere]))
-        nothing = await adapter.read(*known_keys("shop", []))
+        nothing = await adapter.read_own(*known_keys("shop", []))
 
         assert {row["key"]: row["tx"] for row in found.rows} == {"k": "t1", numbered(1).key: numbered(1).tx}
         assert not nothing.rows
