@@ -84,7 +84,7 @@ class Writer:
         reads. Passing conflicts are tried again with back-off; too few replicas for as long as the set says."""
         for change in changes:
             if isinstance(change, Statement):
-                check_statement(change.sql, allow_volatile=self._config.allow_volatile)
+                check_statement(change.sql)
         if key:
             check_key(key)
         if not changes and not reads:

@@ -152,14 +152,14 @@ class InvalidChange(TopsError):
 
 
 class NotDeterministic(InvalidChange):
-    """Replicas running this statement would end with different rows."""
+    """Replicas carrying this out might end with different rows; `reason` is a code, `detail` says what and what to do.
 
-    def __init__(self, culprit: str, sql: str) -> None:
-        self.culprit = culprit
-        super().__init__(
-            f"{culprit} gives another result on every replica; compute the value first and pass it as a parameter, "
-            f"or allow non-deterministic statements for this replica set: {sql[:200]}"
-        )
+    The code travels inside the text, so that the error can be made again from it at the client.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        self.reason, self.detail = reason, detail
+        super().__init__(f"not proved deterministic [{reason}]: {detail}")
 
 
 _ALLOWED = frozenset({"insert", "update", "delete", "merge", "with", "select", "truncate"})
@@ -194,8 +194,8 @@ _TOKEN = re.compile(
 )
 
 
-def check_statement(sql: str, *, allow_volatile: bool = False) -> None:
-    """Refuse what could end the transaction around it or, unless allowed, what differs from replica to replica."""
+def check_statement(sql: str) -> None:
+    """Reject what could end the transaction around it."""
     tokens = list(_tokens(sql))
     if not tokens:
         raise InvalidChange("the statement is empty")
@@ -206,9 +206,13 @@ def check_statement(sql: str, *, allow_volatile: bool = False) -> None:
         )
     if ("other", ";") in tokens[:-1]:
         raise InvalidChange(f"one statement at a time, please: {sql[:200]}")
-    culprit = None if allow_volatile else volatile_part(sql)
+
+
+def check_not_volatile(sql: str) -> None:
+    """Reject a statement that names something volatile; for databases that can't prove what a statement does."""
+    culprit = volatile_part(sql)
     if culprit is not None:
-        raise NotDeterministic(culprit, sql)
+        raise NotDeterministic("function", f"{culprit} gives another result on every replica: give the value itself")
 
 
 def check_query(sql: str) -> None:
