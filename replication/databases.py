@@ -4,11 +4,14 @@ import asyncio
 import logging
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 from adapters import EmbeddedPostgres, PostgresAdapter, SqliteAdapter
+from adapters.postgres.proof import Prover
 from adapters.postgres.scripts import missing_tables, run_script
 from replication.config import ReplicaConfig, ReplicaSetConfig
+from replication.own_statements import OWN_STATEMENTS
 from tops.errors import ConfigError, NotReachable, TopsError
 from tops.ports import Resource
 
@@ -93,6 +96,7 @@ class ReplicaDatabase:
             replica_set=self._config.name,
             name=name,
             versioned=self._config.versioned,
+            prover=partial(Prover, trusted=OWN_STATEMENTS),
         )
 
 

@@ -16,7 +16,7 @@ from asyncpg.prepared_stmt import PreparedStatement
 from adapters.postgres.catalog import Table, find_table, find_types, sql_name
 from adapters.postgres.guards import check_harmless
 from adapters.postgres.literals import SqlType, array_literal, literal
-from adapters.postgres.proof import NotProved, Prover, Verdict
+from adapters.postgres.proof import MakeProver, NotProved, Prover, Verdict
 from adapters.postgres.row_sql import Part, Sql, check_versions_sql, row_change_sql, write_versions_sql
 from adapters.postgres.sqlstates import exclusion, is_connection_loss, is_passing
 from adapters.postgres.steps import Shape, Step, Traits, check, traits_of
@@ -87,7 +87,7 @@ class Statements:
     """The statements of one connection, and what is known of its tables."""
 
     def __init__(
-        self, connection: "asyncpg.Connection[asyncpg.Record]", versioned: frozenset[str], prover: type[Prover] = Prover
+        self, connection: "asyncpg.Connection[asyncpg.Record]", versioned: frozenset[str], prover: MakeProver = Prover
     ) -> None:
         self._connection, self._versioned = connection, versioned
         self._prover = prover(connection)
