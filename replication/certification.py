@@ -17,6 +17,7 @@ import msgspec
 
 from replication.calls import LockedReadDone
 from replication.conflicts.tables import WRITE_SETS, refusal
+from replication.own_statements import DROP_WRITE_SETS
 from replication.read_locks import Lock, Place, Places, decode_locks
 from replication.values import pack_rows
 from tops.changes import Insert, Member, Statement
@@ -25,7 +26,6 @@ from tops.ports import Entry, Resource
 
 WINDOW = 100_000  # numbers; how old a read may be when its transaction commits
 PRUNE_EVERY = 1_000
-PRUNE = f"delete from {WRITE_SETS} where number <= $1"
 _places = msgspec.json.Decoder(list[tuple[str, str]])
 WriteSet = tuple[int, frozenset[Place]]
 
@@ -136,7 +136,7 @@ class Certifier:
         row = {"number": number, "places": msgspec.json.encode(sorted(places)).decode()}
         records = [Member(last.tx, (Insert(WRITE_SETS, row),))]
         if number % PRUNE_EVERY == 0:
-            records.append(Member(last.tx, (Statement(PRUNE, (number - self._window,)),)))
+            records.append(Member(last.tx, (Statement(DROP_WRITE_SETS, (number - self._window,)),)))
         return records
 
 

@@ -113,7 +113,6 @@ class ReplicaDatabase:
             name=name,
             versioned=self._config.versioned,
             own_statements=OWN_STATEMENTS,
-            allow_volatile=self._config.allow_volatile,
         )
 
 

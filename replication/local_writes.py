@@ -27,7 +27,7 @@ from replication.participant import ReplicaParticipant
 from replication.publisher import OutboxPublisher
 from replication.refusals import describe
 from replication.values import pack_rows
-from tops.changes import Member, Row, Statement, check_deterministic, decode_member, known_by_id, own_key
+from tops.changes import Member, Row, Statement, decode_member, known_by_id, own_key
 from tops.errors import OutcomeUnknown, TopsError
 from tops.ids import TxId
 from tops.messages import LogEntry
@@ -169,8 +169,6 @@ class LocalWrites:
             for change in member.changes:
                 if isinstance(change, Statement):
                     check_statement(change.sql, any_dialect=True)
-                    if not self._config.allow_volatile:
-                        check_deterministic(change.sql)
         except TopsError as error:
             return error
         return None

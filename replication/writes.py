@@ -18,7 +18,7 @@ from replication.policies import Policy, Route
 from replication.refusals import Duplicate, TooFewReplicas, WriteRefused, understand
 from replication.values import unpack_rows
 from replication.verdicts import VerdictAsker
-from tops.changes import Change, Member, Row, Statement, check_deterministic, content_digest, encode_member, own_key
+from tops.changes import Change, Member, Row, Statement, content_digest, encode_member, own_key
 from tops.errors import InvalidTransaction, NotReachable, OutcomeUnknown, Retry, TopsError, TransactionAborted
 from tops.ids import TxId, counted_id, told_by_counted
 from tops.messages import TxOutcome, TxSpec
@@ -86,8 +86,6 @@ class Writer:
         for change in changes:
             if isinstance(change, Statement):
                 check_statement(change.sql, any_dialect=True)
-                if not self._config.allow_volatile:
-                    check_deterministic(change.sql)
         if key:
             check_key(key)
         if not changes and not reads:

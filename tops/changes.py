@@ -152,14 +152,16 @@ class InvalidChange(TopsError):
 
 
 class NotDeterministic(InvalidChange):
-    """Replicas running this statement would end with different rows."""
+    """Replicas carrying this out might end with different rows; `reason` is a code, `detail` says what and what to do.
 
-    def __init__(self, culprit: str, sql: str) -> None:
-        self.culprit = culprit
-        super().__init__(
-            f"{culprit} gives another result on every replica; compute the value first and pass it as a parameter, "
-            f"or allow non-deterministic statements for this replica set: {sql[:200]}"
-        )
+    The code travels inside the text, so that the error can be made again from it at the client.
+    """
+
+    SAID = re.compile(r"not proved deterministic \[(?P<reason>[a-z-]+)\]: ")
+
+    def __init__(self, reason: str, detail: str) -> None:
+        self.reason, self.detail = reason, detail
+        super().__init__(f"not proved deterministic [{reason}]: {detail}")
 
 
 _CLOCK_WORDS = frozenset(
@@ -192,11 +194,11 @@ _TOKEN = re.compile(
 )
 
 
-def check_deterministic(sql: str) -> None:
-    """Refuse what differs from replica to replica."""
+def check_not_volatile(sql: str) -> None:
+    """Reject a statement that names something volatile; for databases that can't prove what a statement does."""
     culprit = volatile_part(sql)
     if culprit is not None:
-        raise NotDeterministic(culprit, sql)
+        raise NotDeterministic("function", f"{culprit} gives another result on every replica: give the value itself")
 
 
 def volatile_part(sql: str) -> str | None:

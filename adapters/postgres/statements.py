@@ -15,17 +15,12 @@ from asyncpg.prepared_stmt import PreparedStatement
 
 from adapters.postgres.catalog import Table, find_table, find_types, sql_name
 from adapters.postgres.literals import SqlType, array_literal, identifier, literal
+from adapters.postgres.proof import MakeProver, NotProved, Prover, Verdict
 from adapters.postgres.row_sql import Part, Sql, check_versions_sql, row_change_sql, write_versions_sql
-from adapters.postgres.sqlstates import exclusion
+from adapters.postgres.sqlstates import exclusion, is_connection_loss, is_passing
 from adapters.postgres.steps import Shape, Step, Traits, check, traits_of
 from adapters.sql import check_statement
-from tops.changes import (
-    Change,
-    InvalidChange,
-    Statement,
-    Value,
-    check_deterministic,
-)
+from tops.changes import Change, InvalidChange, NotDeterministic, Statement, Value
 from tops.ports import Exclusion
 
 _LATE_TRIGGERS = """
@@ -102,14 +97,16 @@ class Statements:
         self,
         connection: "asyncpg.Connection[asyncpg.Record]",
         versioned: frozenset[str],
-        own: frozenset[str],
+        own_statements: frozenset[str] = frozenset(),
+        prover: MakeProver = Prover,
         *,
-        allow_volatile: bool,
-        write_role: str | None,
+        write_role: str | None = None,
     ) -> None:
+        """`own_statements` need no proof and run with the agent's rights; all others run as `write_role`."""
         self._connection = connection
-        self._versioned, self._own_statements, self._allow_volatile = versioned, own, allow_volatile
+        self._versioned, self._own_statements = versioned, own_statements
         self._as_client = f"SET LOCAL ROLE {identifier(write_role)}" if write_role is not None else None
+        self._prover = prover(connection)
         self.tables: dict[str, Table] = {}
         self.known: dict[Shape, Traits] = {}
         self._former: dict[str, Table] = {}  # tables as the calls were made for them
@@ -139,6 +136,7 @@ class Statements:
         """Ask the database about tables and statements before they are used next; what has not changed is kept."""
         self.tables.clear()
         self.known.clear()
+        self._prover.forget()
         self._late_triggers = self._versioned_oids = None
         self._learned_at = time.monotonic()
 
@@ -184,11 +182,12 @@ class Statements:
             try:
                 if table is None:
                     raise InvalidChange("not looked up yet")
-                check(change, table, allow_volatile=self._allow_volatile)
+                check(change, table)
             except InvalidChange:
                 # Unknown, or known from before a column came.
                 table = await self._look_up(change.table)
-                check(change, table, allow_volatile=self._allow_volatile)
+                check(change, table)
+            _require(await self._prover.row_change(change, table.oid))
             found = traits_of(change, shape, table)
         self.known[shape] = found
         return found
@@ -244,21 +243,24 @@ class Statements:
         return name
 
     async def _prepare_user_statement(self, sql: str) -> UserCall | Exclusion:
-        """A statement that can't be prepared is refused for good, for every member that brings it."""
+        """A statement that is not understood or not proved is rejected for good, for every member that brings it."""
         own = sql in self._own_statements
-        if not own:
-            check_statement(sql)
-            if not self._allow_volatile:
-                check_deterministic(sql)
-        as_client = None if own else self._as_client
+        try:
+            if not own:
+                check_statement(sql)
+                _require(await self._prover.statement(sql))
+            return await self._proved_call(sql, None if own else self._as_client)
+        except (InvalidChange, asyncpg.PostgresError) as error:
+            if is_connection_loss(error) or is_passing(error):
+                raise
+            return exclusion(error)
+
+    async def _proved_call(self, sql: str, as_client: str | None) -> UserCall:
         try:
             return await self._user_call(sql, as_client, counted=True)
         except asyncpg.PostgresError:
-            # Not every statement can be a part of another one; those run by themselves.
-            try:
-                return await self._user_call(sql, as_client, counted=False)
-            except asyncpg.PostgresError as error:
-                return exclusion(error)
+            # One that returns rows can't be a part of another; it runs by itself.
+            return await self._user_call(sql, as_client, counted=False)
 
     async def _user_call(self, sql: str, as_client: str | None, *, counted: bool) -> UserCall:
         if counted:
@@ -268,3 +270,8 @@ class Statements:
         statement = self._kept[-1]
         types = await find_types(self._connection, [parameter.oid for parameter in statement.get_parameters()])
         return UserCall(name, tuple(types), counted, statement, as_client)
+
+
+def _require(verdict: Verdict) -> None:
+    if isinstance(verdict, NotProved):
+        raise NotDeterministic(verdict.reason, verdict.sentence)

@@ -72,17 +72,17 @@ def shape_of(change: Change) -> Shape:
             raise InvariantBroken(f"{change!r} is no change")
 
 
-def check(change: RowChange, table: Table, *, allow_volatile: bool) -> None:
+def check(change: RowChange, table: Table) -> None:
     """Refuse what does not fit the table."""
     check_table(table.sql_name)
     match change:
         case Insert(_, values):
-            table.check_insert(values, allow_volatile=allow_volatile)
+            table.check_insert(values)
         case Upsert(_, key, values, _, add):
             table.check_key(key)
             table.check_values(values)
             table.check_values(add)
-            table.check_insert({**key, **values, **add}, allow_volatile=allow_volatile)
+            table.check_insert({**key, **values, **add})
             if add:
                 table.check_assigned_once(values, add)
         case Update(_, key, values, add):

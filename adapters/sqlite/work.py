@@ -24,7 +24,7 @@ from tops.changes import (
     Update,
     Upsert,
     Value,
-    check_deterministic,
+    check_not_volatile,
     content_digest,
     split_table_name,
     volatile_part,
@@ -66,11 +66,8 @@ class WrongVersion(Exception):
 class Work:
     """Runs members inside the connection's open transaction; knows the tables as of the current schema."""
 
-    def __init__(
-        self, connection: sqlite3.Connection, replica_set: str, versioned: frozenset[str], *, allow_volatile: bool
-    ) -> None:
-        self._connection, self._replica_set = connection, replica_set
-        self._versioned, self._allow_volatile = versioned, allow_volatile
+    def __init__(self, connection: sqlite3.Connection, replica_set: str, versioned: frozenset[str]) -> None:
+        self._connection, self._replica_set, self._versioned = connection, replica_set, versioned
         self._tables: dict[str, _Table] = {}
         self._schema_version = -1
         self._deferred: list[str] = []
@@ -135,7 +132,7 @@ class Work:
         if isinstance(change, Statement):
             return self._statement(change)
         table = self.table(change.table)
-        _check(change, table, allow_volatile=self._allow_volatile)
+        _check(change, table)
         if getattr(change, "sum_key", ""):
             raise InvalidChange("sums of what was added are not kept in a SQLite database")
         expected = getattr(change, "expect_version", None)
@@ -151,8 +148,7 @@ class Work:
 
     def _statement(self, change: Statement) -> tuple[int, tuple[Row, ...]]:
         check_statement(change.sql)
-        if not self._allow_volatile:
-            check_deterministic(change.sql)
+        check_not_volatile(change.sql)
         self._connection.execute(KNOW_TABLES).fetchall()
         self._denied = ""
         self._connection.set_authorizer(self._may)
@@ -268,7 +264,7 @@ def _key_value(value: Value, declared: str) -> Value:
     return value.hex() if isinstance(value, bytes) else value
 
 
-def _check(change: RowChange, table: _Table, *, allow_volatile: bool) -> None:
+def _check(change: RowChange, table: _Table) -> None:
     if not table.key:
         raise InvalidChange(f"table {table.name!r} has no primary key: add one, or write by SQL statement")
     given = change.values if isinstance(change, Insert) else {**change.key, **getattr(change, "values", {})}
@@ -282,7 +278,7 @@ def _check(change: RowChange, table: _Table, *, allow_volatile: bool) -> None:
             if missing := set(table.key) - set(given):
                 raise InvalidChange(f"the insert into {table.name!r} lacks its key: {', '.join(sorted(missing))}")
             for name, default in table.volatile_defaults.items():
-                if name not in given and not allow_volatile:
+                if name not in given:
                     raise InvalidChange(f"column {name!r} of {table.name!r} would be filled with {default}: give it")
         case Update(_, _, values, add):
             if set(values) & set(add) or not (values or add):

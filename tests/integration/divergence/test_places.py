@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from replication.divergence.at_replica import REPAIR_CALL, AtReplica, _Guard
+from replication.divergence.at_replica import AtReplica, _Guard
 from replication.divergence.places import key_in, loose, place, tables_named_in
 from replication.marked import Repair, barrier_key, barrier_of, repair_of
+from replication.own_statements import REPAIR_CALL
 from tops.changes import Change, Delete, Insert, Member, Statement, Update, Upsert
 from tops.ids import TxId
 

@@ -5,9 +5,7 @@ from pathlib import Path
 import pytest
 
 from adapters import EmbeddedPostgres
-from replication.certification import PRUNE
-from replication.conflicts.pruning import DROP_SUMS
-from replication.divergence.at_replica import REPAIR_CALL
+from replication.own_statements import DROP_SUMS, DROP_WRITE_SETS, REPAIR_CALL
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tests.support.hostile_client import unchecked
 from tops.changes import Change, Delete, Insert, Statement, Upsert
@@ -24,7 +22,7 @@ ATTACKS: list[Change] = [
     Insert('"tops".conflicts', {"id": "x"}),
     Delete("tops.agent_locks", {"replica_set": "shop"}),
     Insert("tops.write_sets", {"number": 10**9, "places": "[]"}),
-    Statement(PRUNE, (10**9,)),
+    Statement(DROP_WRITE_SETS, (10**9,)),
     Statement(DROP_SUMS, (["accounts"], ["1"])),
     Statement(REPAIR_CALL, ("x", ["delete from tops.position"])),
 ]
