@@ -1,4 +1,4 @@
-"""Every statement of the corpus, on three replicas that differ in all but their rows: equal, or rejected with a reason."""
+"""Every statement of the corpus, on three replicas that differ in all but their rows: equal, or rejected."""
 
 from collections.abc import Iterator
 

@@ -19,10 +19,10 @@ NAMES = ("r1", "r2", "r3")
 SETTINGS = {
     "r1": {},
     "r2": {
-        "timezone": "Asia/Tokyo",
+        "timezone": "'Asia/Tokyo'",
         "datestyle": "German",
         "intervalstyle": "sql_standard",
-        "default_text_search_config": "pg_catalog.german",
+        "default_text_search_config": "'pg_catalog.german'",
         "array_nulls": "off",
         "extra_float_digits": "-10",
         "bytea_output": "escape",
@@ -31,11 +31,11 @@ SETTINGS = {
         "xmloption": "document",
     },
     "r3": {
-        "timezone": "America/New_York",
+        "timezone": "'America/New_York'",
         "datestyle": "SQL, MDY",
         "transform_null_equals": "on",
         "session_replication_role": "replica",
-        "lc_monetary": "POSIX",
+        "lc_monetary": "'POSIX'",
         "standard_conforming_strings": "off",
         "default_transaction_isolation": "'repeatable read'",
         "enable_indexscan": "off",
@@ -44,11 +44,19 @@ SETTINGS = {
         "quote_all_identifiers": "on",
     },
 }
-_COMPARED = {"timezone": "UTC", "datestyle": "ISO, YMD", "intervalstyle": "postgres", "extra_float_digits": "1"}
+_COMPARED = {
+    "timezone": "UTC",
+    "datestyle": "ISO, YMD",
+    "intervalstyle": "postgres",
+    "extra_float_digits": "1",
+    "bytea_output": "hex",
+    "quote_all_identifiers": "off",
+}
 _TABLES = """
 select format('%I.%I', n.nspname, c.relname) as name, c.relkind::text as kind,
        (select quote_ident(a.attname) from pg_attribute a where a.attrelid = c.oid and a.attnum > 0
-           and not a.attisdropped and a.attgenerated = '' and a.attidentity = '' order by a.attnum limit 1) as some_column,
+           and not a.attisdropped and a.attgenerated = '' and a.attidentity = ''
+         order by a.attnum limit 1) as some_column,
        exists (select from pg_rewrite r where r.ev_class = c.oid) as has_rules
   from pg_class c join pg_namespace n on n.oid = c.relnamespace
  where c.relkind in ('r', 'p') and c.relpersistence <> 't' and n.nspname !~ '^pg_'
@@ -81,7 +89,9 @@ class World:
             await self._make(dsn, place)
             for key, value in SETTINGS[name].items():
                 await maintenance.execute(f"alter database {self._database(name)} set {key} = {value}")
-            adapter = PostgresAdapter(dsn, cluster="corpus", replica_set="s", name=name, prover=self._prover)
+            adapter = PostgresAdapter(
+                dsn, cluster=self._database(name), replica_set="s", name=name, prover=self._prover
+            )
             self._adapters.append(await self._open.enter_async_context(adapter))
             self._readers.append(await asyncpg.connect(dsn, server_settings={**_COMPARED, "search_path": "public"}))
         await maintenance.close()
@@ -90,6 +100,9 @@ class World:
     async def __aexit__(self, *_: object) -> None:
         for reader in self._readers:
             await reader.close()
+        for adapter in self._adapters:
+            for doubt in await adapter.recover():
+                await adapter.rollback(doubt.attempt)
         await self._open.aclose()
         maintenance = await asyncpg.connect(self._server.dsn)
         for name in NAMES:
@@ -163,12 +176,14 @@ def _described(excluded: Exclusion | None) -> str:
     not_proved = NotDeterministic.SAID.match(excluded.message)
     if not_proved is not None:
         return f"rejected {not_proved['reason']}"
-    return f"failed {excluded.sqlstate or excluded.message}"
+    return f"failed {excluded.sqlstate or excluded.why.value}"
 
 
 async def _contents(reader: asyncpg.Connection) -> dict[str, list[str]]:
     """All rows as text, in the order of their bytes. A table may be gone in between: then it has none."""
     tables = [row["name"] for row in await reader.fetch(_TABLES)]
-    queries = [f"select '{name}' as name, array(select t::text from only {name} t) as rows" for name in tables]
+    queries = [
+        f"select '{name}' as name, array(select whole_row::text from only {name} whole_row) as rows" for name in tables
+    ]
     found = await reader.fetch(" union all ".join(queries)) if queries else []
     return {row["name"]: sorted(row["rows"]) for row in found}
