@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Workers must collect the same tests in the same order, also where an id shows a set.
 PYTEST := PYTHONHASHSEED=0 $(BIN)/python -m pytest -q
 
-.PHONY: demo test test-long bench lint fmt docs java clean
+.PHONY: demo test test-long bench lint fmt docs java chromium clean
 
 $(STAMP): pyproject.toml requirements.lock
 	@echo "== creating $(VENV) and installing the project (once)"
@@ -22,7 +22,7 @@ demo: $(STAMP)
 	@$(BIN)/tops demo
 
 # In the order of the tree, short files come last, and no worker is left alone with a long one.
-test: $(STAMP) java
+test: $(STAMP) java chromium
 	@echo "== lint and types"
 	@$(MAKE) --no-print-directory lint
 	@echo "== simulated clusters"
@@ -51,6 +51,10 @@ docs:
 # Spark needs Java 17 or newer.
 java:
 	@.ci/java
+
+# One test runs a web page in a real browser.
+chromium:
+	@.ci/chromium
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build *.egg-info

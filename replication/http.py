@@ -1,5 +1,11 @@
-"""HTTP around replica sets: an agent's own health, readiness and metrics, and the sets' views at a broker."""
+"""An agent's own health, readiness and metrics: a listener without TLS, for probes and Prometheus, that serves no more.
 
+It tells other machines yes or no and figures only: reasons may hold rows of the database, and who may know them asks
+with `tops rs status`, through the brokers.
+"""
+
+import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,6 +17,14 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from replication.agent import Agent, complaint
 from tops.errors import ConfigError
+from tops.http.gate import Gate
+from tops.http.names import Names
+from tops.http.rights import HEALTH
+from tops.security import KeyedBuckets, Permissions, is_loopback
+
+REJECTIONS_PER_MINUTE = 30  # that are logged, of each address
+
+log = logging.getLogger("tops.replication")
 
 _GAUGES = {
     "position": "The last number of the log that is applied.",
@@ -61,6 +75,7 @@ async def serve_agent(agent: Agent) -> AsyncIterator[None]:
         yield
         return
     host, _, port = agent.replica.listen.rpartition(":")
+    host = host.strip("[]")
     runner = web.AppRunner(_agent_app(agent), access_log=None, handle_signals=False)
     await runner.setup()
     try:
@@ -80,9 +95,13 @@ def _agent_app(agent: Agent) -> web.Application:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
 
-    async def healthz(_: web.Request) -> web.Response:
+    def told(request: web.Request, verdict: dict[str, Any], reasons: dict[str, Any], well: bool) -> web.Response:
+        content = {**verdict, **reasons} if is_loopback(request.remote or "") else verdict
+        return web.json_response(content, status=200 if well else 503)
+
+    async def healthz(request: web.Request) -> web.Response:
         reason = complaint(await agent.status())
-        return web.json_response({"healthy": not reason, "reason": reason}, status=503 if reason else 200)
+        return told(request, {"healthy": not reason}, {"reason": reason}, not reason)
 
     async def readyz(request: web.Request) -> web.Response:
         status = await agent.status()
@@ -91,14 +110,21 @@ def _agent_app(agent: Agent) -> web.Application:
         except ValueError:
             return web.json_response({"error": "max_lag is a number of seconds"}, status=400)
         ready = not complaint(status) and status["lag_s"] <= bound
-        return web.json_response({"ready": ready, **status}, status=200 if ready else 503)
+        return told(request, {"ready": ready}, status, ready)
 
     async def metrics(_: web.Request) -> web.Response:
         collector.status = await agent.status()
         return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    app = web.Application()
-    app.router.add_get("/healthz", healthz)
-    app.router.add_get("/readyz", readyz)
-    app.router.add_get("/metrics", metrics)
-    return app
+    rejections = KeyedBuckets(REJECTIONS_PER_MINUTE / 60, REJECTIONS_PER_MINUTE, keys_max=1024)
+
+    def rejected(who: str, act: str, reason: str) -> None:
+        if rejections.take(who, 1, time.monotonic()):
+            log.warning("rejected", extra={"replica": agent.name, "who": who, "act": act, "reason": reason})
+
+    assert agent.replica.listen is not None, "an agent without an address has no application"
+    routes = Gate(Names([agent.replica.listen]), Permissions(), (), rejected).routes(HEALTH)
+    routes.add("GET", "/healthz", healthz)
+    routes.add("GET", "/readyz", readyz)
+    routes.add("GET", "/metrics", metrics)
+    return routes.app

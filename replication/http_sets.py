@@ -1,28 +1,40 @@
 """Replica sets at a broker's HTTP side: a view of each, and writes.
 
-`POST /v1/replica-sets/{name}/write` takes `{"sql": …, "args": […]}` or `{"changes": [{"insert": …}, …]}` and needs the
-set's `write_token` as a bearer token; an `Idempotency-Key` header makes it safe to send again.
+`POST /v1/replica-sets/{name}/write` takes `{"sql": …, "args": […]}` or `{"changes": [{"insert": …}, …]}`; an
+`Idempotency-Key` header makes it safe to send again. It is done on behalf of who asks for it: the identity of the
+client certificate, or the service `SET-http` for who shows the set's `write_token` as a bearer token.
 """
 
 import asyncio
-import hmac
+import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from replication.config import Cluster, ReplicaSetConfig
 from replication.refusals import ChangeNotProved, TooFewReplicas, WriteRefused
 from replication.replica_set import ReplicaSet, connect
+from replication.writes import WriteResult
 from tops.changes import Change, Delete, Insert, Statement, Update, Upsert
 from tops.errors import ConfigError, NotReachable, OutcomeUnknown, PermissionDenied, TopsError
+from tops.http.gate import PRINCIPAL, Gate, json_response, shows
+from tops.http.rights import Access, Needs, Right, Routes
+from tops.security import Identity, Kind, Verb
 
-_encoder = msgspec.json.Encoder(enc_hook=str)
+log = logging.getLogger("tops.replication")
+
+WRITE_PATH = "/v1/replica-sets/{name}/write"
+WRITER_ROLE = "writer"  # of the service that a write_token stands for
+RIGHTS: dict[tuple[str, str], Right] = {
+    ("GET", "/v1/replica-sets"): Access.IDENTIFIED,
+    ("GET", "/v1/replica-sets/{name}"): Needs(Verb.SUBSCRIBE, "rs.{name}"),
+    ("POST", WRITE_PATH): Needs(Verb.PUBLISH, "rs.{name}"),
+}
 STATUS_OF: tuple[tuple[type[TopsError], int], ...] = (
     (TooFewReplicas, 503),
     (ChangeNotProved, 400),
@@ -79,11 +91,23 @@ class SetRoutes:
         self._stack = AsyncExitStack()
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # a set that is away holds up no other
 
-    def add_to(self, app: web.Application) -> None:
-        app.router.add_get("/v1/replica-sets", self._list)
-        app.router.add_get("/v1/replica-sets/{name}", self._show)
-        app.router.add_post("/v1/replica-sets/{name}/write", self._write)
-        app.cleanup_ctx.append(self._life)
+    def add_to(self, routes: Routes, gate: Gate) -> None:
+        gate.authenticate_by(self._by_write_token)
+        handlers = (self._list, self._show, self._write)
+        for (route, right), handler in zip(RIGHTS.items(), handlers, strict=True):
+            routes.add(*route, handler, right)
+        routes.app.cleanup_ctx.append(self._life)
+
+    def _by_write_token(self, request: web.Request) -> Identity | None:
+        """Who shows a set's write token acts as that set's HTTP service, and only where the set is written to."""
+        resource = request.match_info.route.resource
+        if resource is None or resource.canonical != WRITE_PATH:
+            return None
+        cluster = Cluster.load(self._path)
+        found = next((s for s in cluster.replica_sets if s.name == request.match_info["name"]), None)
+        if found is None or found.write_token is None or not shows(request, found.write_token):
+            return None
+        return Identity(cluster.config.cluster.name, Kind.SITE, f"{found.name}-http", WRITER_ROLE)
 
     async def _life(self, _: web.Application) -> AsyncIterator[None]:
         yield
@@ -91,30 +115,28 @@ class SetRoutes:
 
     async def _list(self, _: web.Request) -> web.Response:
         sets = Cluster.load(self._path).replica_sets
-        return _json([{"name": s.name, "policy": s.policy, "replicas": s.names} for s in sets])
+        return json_response([{"name": s.name, "policy": s.policy, "replicas": s.names} for s in sets])
 
     async def _show(self, request: web.Request) -> web.Response:
         try:
             found = await self._set(self._config(request))
-            return _json(await found.status())
+            return json_response(await found.status())
         except TopsError as error:
             return _refusal(error)
 
     async def _write(self, request: web.Request) -> web.Response:
         try:
-            config = self._config(request)
-            _check_token(config, request)
             body = WriteBody.model_validate_json(await request.read())
-            found = await self._set(config)
+            found = await self._set(self._config(request))
             key = request.headers.get("Idempotency-Key", "")
-            done = await found.write(body.all_changes(), idempotency_key=key)
+            done = await self._written(found, body.all_changes(), key, request[PRINCIPAL])
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "the body"
-            return _json({"error": f"{where}: {first['msg']}"}, 400)
+            return json_response({"error": f"{where}: {first['msg']}"}, 400)
         except TopsError as error:
             return _refusal(error)
-        return _json(
+        return json_response(
             {
                 "tx": done.tx,
                 "token": done.token,
@@ -124,6 +146,12 @@ class SetRoutes:
                 "duplicate": done.duplicate,
             }
         )
+
+    async def _written(self, found: ReplicaSet, changes: list[Change], key: str, on_behalf_of: Identity) -> WriteResult:
+        """Write on behalf of an identity whose right was checked; this is where its name joins the message's sender."""
+        fields = {"set": found.config.name, "on_behalf_of": on_behalf_of.name, "role": on_behalf_of.role}
+        log.info("write over HTTP", extra=fields)
+        return await found.write(changes, idempotency_key=key)
 
     def _config(self, request: web.Request) -> ReplicaSetConfig:
         return Cluster.load(self._path).replica_set(request.match_info["name"])
@@ -139,22 +167,9 @@ class SetRoutes:
             return self._connected[config.name]
 
 
-def _check_token(config: ReplicaSetConfig, request: web.Request) -> None:
-    """Writes over HTTP are off unless the set has a token, and need it."""
-    if config.write_token is None:
-        raise PermissionDenied(f"replica set {config.name!r} takes no writes over HTTP: give it a write_token")
-    given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-    if not hmac.compare_digest(given.encode(), config.write_token.encode()):
-        raise PermissionDenied("the bearer token is not this replica set's write_token")
-
-
 def _refusal(error: TopsError) -> web.Response:
     status = next((code for kind, code in STATUS_OF if isinstance(error, kind)), 400)
     body: dict[str, Any] = {"error": str(error), "retry": error.retry.value}
     if isinstance(error, OutcomeUnknown):
         body["tx"] = error.tx
-    return _json(body, status)
-
-
-def _json(value: object, status: int = 200) -> web.Response:
-    return web.Response(body=_encoder.encode(value), status=status, content_type="application/json")
+    return json_response(body, status)

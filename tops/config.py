@@ -18,7 +18,7 @@ from tops.core.routing import Topology
 from tops.errors import ConfigError
 from tops.ids import NodeId
 from tops.security import Permissions, Role, register_secret
-from tops.security.listen import check_listen
+from tops.security.listen import check_listen, split_address
 
 FOREIGN_TABLES = frozenset({"replica_set"})  # another layer's: kept as they are when no model is given for them
 _SECRET_KEYS = re.compile(r"dsn|password|secret|token", re.IGNORECASE)
@@ -89,6 +89,9 @@ class BrokerTable(Table):
     data: Path
     links: list[Name] | None = None  # None: to all others
     advertise: str | None = None  # the host:port that others use, where it differs from `listen`
+    hosts: list[str] = []  # further names that `Host` may have: of proxies and tunnels, with or without port
+    origins: list[str] = []  # further servers whose web pages may use this one, as in `Origin`: "https://host:port"
+    health_listen: str | None = None  # host:port of a listener without TLS for health, readiness and metrics only
     keys: Path | None = None  # the folder that `tops keys issue` wrote
     retention: Retention = Retention()
     limits: Limits = Limits()
@@ -102,14 +105,24 @@ class BrokerTable(Table):
         return int(self.listen.rpartition(":")[2])
 
     @property
+    def addresses(self) -> list[str]:
+        """The `host:port` by which this broker is known."""
+        return [self.listen] if self.advertise is None else [self.listen, self.advertise]
+
+    @property
     def url(self) -> str:
         return f"{'wss' if self.keys else 'ws'}://{self.advertise or self.listen}"
 
     @model_validator(mode="after")
     def _check(self) -> "BrokerTable":
-        for address in (self.listen, self.advertise):
+        for address in (self.listen, self.advertise, self.health_listen):
             if address is not None and not re.fullmatch(r".+:\d{1,5}", address):
                 raise ValueError(f"{address!r} is no address: write host:port")
+        for host in (self.listen, *(a for a in (self.advertise, self.health_listen) if a), *self.hosts):
+            split_address(host)
+        for origin in self.origins:
+            if not re.fullmatch(r"https?://[^/\s]+", origin):
+                raise ValueError(f'{origin!r} is no origin: write "https://host" or "http://host:port"')
         return self
 
 

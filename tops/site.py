@@ -25,6 +25,7 @@ from tops.effects import Effect
 from tops.errors import ConfigError, InvalidEventType, NotAdvertised, NotReachable
 from tops.event_types import EventType
 from tops.filters import Filter
+from tops.http.client import get_json
 from tops.ids import NodeId, TxId
 from tops.messages import (
     AskOutcome,
@@ -132,6 +133,10 @@ class Site:
     def brokers(self) -> tuple[str, ...]:
         """The names of the cluster's brokers."""
         return self._node.core.brokers
+
+    def reload_keys(self) -> None:
+        """Use renewed keys at once for new connections; they are looked for every few seconds anyway."""
+        self._node.own.reload()
 
     @property
     def incarnation(self) -> int:
@@ -453,8 +458,8 @@ async def _cluster_at(urls: Sequence[str], timeout_s: float) -> str:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as session:
         for url in urls:
             try:
-                async with session.get(f"{url.rstrip('/').replace('ws', 'http', 1)}/v1/topology") as answer:
-                    return NodeId((await answer.json())["cluster"])
-            except (aiohttp.ClientError, TimeoutError, OSError, KeyError, ValueError) as error:
+                _, topology = await get_json(session, url, "/v1/topology")
+                return NodeId(topology["cluster"])
+            except (NotReachable, KeyError, TypeError) as error:
                 problem = str(error)
     raise NotReachable(f"no broker answers at {', '.join(urls)}: {problem}")

@@ -32,7 +32,7 @@ def run(
     config: ConfigOption = Path("tops.toml"),
     log_level: Annotated[str, typer.Option("--log-level")] = "info",
 ) -> None:
-    """Run one replica's agent until SIGINT or SIGTERM."""
+    """Run one replica's agent until SIGINT or SIGTERM; SIGHUP reads its keys again."""
     configure_logging(log_level)
     collect_rarely()
     cluster = Cluster.load(config)
@@ -72,4 +72,5 @@ async def serve(cluster: Cluster, set_name: str, replica_name: str) -> None:
 
 async def _serve(cluster: Cluster, set_name: str, replica_name: str) -> None:
     async with Agent.run(cluster, set_name, replica_name) as agent, serve_agent(agent):
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, agent.site.reload_keys)
         await agent.wait()

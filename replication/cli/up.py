@@ -14,6 +14,7 @@ from replication.cli.data import ConfigOption, KeysOption
 from replication.config import Cluster
 from replication.processes import Processes, wait_ready
 from tops.errors import ConfigError, TopsError
+from tops.http.client import console_address
 
 PATIENCE_S = 20.0  # until replicas that are not in sync are named
 AGAIN_S = 2.0
@@ -76,7 +77,10 @@ async def _announce(cluster: Cluster, processes: Processes, keys: Path | None, c
                 console.print(f"running, but {error}; `tops rs status` tells more")
             told = True
             await asyncio.sleep(AGAIN_S)
-    console.print(f"ready: {', '.join(processes.parts)}; write to {cluster.urls()[0]}; Ctrl-C stops")
+    url = cluster.urls()[0]
+    console.print(f"ready: {', '.join(processes.parts)}; write to {url}; Ctrl-C stops")
+    if url.startswith("ws:"):
+        console.print(f"in a browser, once: {console_address(url)}; `tops console-url --url {url}` makes another")
 
 
 async def _serve(processes: Processes, stop: asyncio.Event, console: Console) -> int:

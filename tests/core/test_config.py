@@ -118,3 +118,29 @@ def test_without_tls_beyond_loopback_the_file_must_say_so_in_plain_words() -> No
     config = parse_config(wide.replace('name = "shop"', f'name = "shop"\ninsecure = "{PLAIN_WORDS}"', 1), FILE)
 
     assert config.broker_named("b2").host == "0.0.0.0"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("hosts", '["http://proxy"]', "no host or host:port"),
+        ("hosts", '["user@proxy"]', "no host or host:port"),
+        ("origins", '["proxy.example.org"]', "no origin"),
+        ("origins", '["https://proxy.example.org/path"]', "no origin"),
+        ("health_listen", '"9100"', "no address"),
+    ],
+)
+def test_names_of_proxies_and_the_health_address_are_checked(key: str, value: str, problem: str) -> None:
+    text = GOOD.replace('data = "./data/b1"', f'data = "./data/b1"\n{key} = {value}')
+
+    with pytest.raises(ConfigError, match=problem):
+        parse_config(text, FILE)
+
+
+def test_names_of_proxies_and_the_health_address_are_read() -> None:
+    more = (
+        'hosts = ["proxy", "proxy:8080", "[2001:db8::1]:80"]\norigins = ["https://proxy"]\nhealth_listen = "[::1]:9100"'
+    )
+    broker = parse_config(GOOD.replace('data = "./data/b1"', f'data = "./data/b1"\n{more}'), FILE).broker_named("b1")
+
+    assert (len(broker.hosts), broker.origins, broker.health_listen) == (3, ["https://proxy"], "[::1]:9100")

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -18,11 +19,13 @@ from tops.security import (
     Initiator,
     Kind,
     Party,
+    Secret,
     fresh_nonce,
+    make_secret,
     plain_channel,
     utc_now,
 )
-from tops.security.handshake import FRAME_BYTES_MAX, Hello, Proof, Side, State, Welcome, _transcript
+from tops.security.handshake import FRAME_BYTES_MAX, PROTOCOL, Hello, Proof, Side, State, Welcome, _transcript
 
 LOCAL = plain_channel("127.0.0.1")
 REMOTE = plain_channel("192.0.2.7")
@@ -49,10 +52,16 @@ def pair(keys: Keys) -> Pair:
 
 
 @pytest.fixture
-def insecure_pair() -> Pair:
+def secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Secret:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return make_secret(["127.0.0.1:7420"])
+
+
+@pytest.fixture
+def insecure_pair(secret: Secret) -> Pair:
     return Pair(
-        Party.insecure("shop", Kind.SITE, "s1", 3, site_role="writer"),
-        Party.insecure("shop", Kind.BROKER, "b1", 5, site_role="reader"),
+        Party.insecure("shop", Kind.SITE, "s1", 3, site_role="writer", secret=secret),
+        Party.insecure("shop", Kind.BROKER, "b1", 5, site_role="reader", secret=secret),
     )
 
 
@@ -202,9 +211,9 @@ def test_a_hello_changed_on_the_way_is_noticed_by_both(pair: Pair, change: dict[
 
 def test_another_version_of_the_protocol_is_refused_by_name(pair: Pair) -> None:
     hello = msgspec.msgpack.decode(pair.initiator().hello(), type=Hello)
-    newer = Hello(msgspec.structs.replace(hello.introduction, protocol=2))
+    newer = Hello(msgspec.structs.replace(hello.introduction, protocol=PROTOCOL + 1))
 
-    with pytest.raises(NotAuthenticated, match="version 2"):
+    with pytest.raises(NotAuthenticated, match=f"version {PROTOCOL + 1}"):
         pair.acceptor().on_hello(msgspec.msgpack.encode(newer), utc_now())
 
 
@@ -348,17 +357,47 @@ def test_tls_without_keys_or_without_a_binding_proves_nothing(pair: Pair, insecu
             some.hello()
 
 
-def test_a_signature_that_can_not_be_checked_is_not_ignored(insecure_pair: Pair) -> None:
+@pytest.mark.parametrize("proof", [b"", bytes(32), bytes(64)])
+def test_without_keys_and_without_the_secret_nobody_gets_in(insecure_pair: Pair, proof: bytes) -> None:
     acceptor = insecure_pair.acceptor()
     acceptor.on_hello(insecure_pair.initiator().hello(), utc_now())
 
-    with pytest.raises(NotAuthenticated, match="no keys to check it with"):
-        acceptor.on_proof(msgspec.msgpack.encode(Proof(bytes(64))))
+    with pytest.raises(NotAuthenticated, match="does not know the secret"):
+        acceptor.on_proof(msgspec.msgpack.encode(Proof(proof)))
 
 
-def test_with_the_plain_words_another_machine_is_believed() -> None:
-    site = Party.insecure("shop", Kind.SITE, "s1", 1, "writer", PLAIN_WORDS)
-    broker = Party.insecure("shop", Kind.BROKER, "b1", 1, "writer", PLAIN_WORDS)
+def test_without_keys_a_program_that_took_the_brokers_port_is_recognised_and_learns_nothing(
+    insecure_pair: Pair, secret: Secret
+) -> None:
+    another = Secret(Path("another"), b"another secret of thirty-two bytes")
+    impostor = Pair(insecure_pair.site, insecure_pair.broker.knowing(another)).acceptor()
+    initiator = insecure_pair.initiator()
+
+    hello = initiator.hello()
+    with pytest.raises(NotAuthenticated, match="does not know the secret"):
+        initiator.on_welcome(impostor.on_hello(hello, utc_now()), utc_now())
+
+    assert secret.path.read_bytes().strip() not in hello
+
+
+def test_without_keys_a_handshake_is_bound_to_the_address_that_was_dialled(insecure_pair: Pair) -> None:
+    squatted, real = plain_channel("127.0.0.1", "127.0.0.1:7421"), plain_channel("127.0.0.1", "127.0.0.1:7420")
+    initiator, acceptor = insecure_pair.initiator(squatted), insecure_pair.acceptor(real)
+
+    with pytest.raises(NotAuthenticated, match="does not know the secret"):
+        initiator.on_welcome(acceptor.on_hello(initiator.hello(), utc_now()), utc_now())
+
+
+def test_a_party_with_neither_keys_nor_a_secret_does_not_shake_hands(insecure_pair: Pair) -> None:
+    bare = Party.insecure("shop", Kind.BROKER, "b1", 1, site_role="reader")
+
+    with pytest.raises(NotAuthenticated, match="neither keys nor a secret"):
+        Acceptor(bare, LOCAL, fresh_nonce()).on_hello(insecure_pair.initiator().hello(), utc_now())
+
+
+def test_with_the_plain_words_another_machine_is_believed(secret: Secret) -> None:
+    site = Party.insecure("shop", Kind.SITE, "s1", 1, "writer", PLAIN_WORDS, secret)
+    broker = Party.insecure("shop", Kind.BROKER, "b1", 1, "writer", PLAIN_WORDS, secret)
 
     welcome = Acceptor(broker, REMOTE, fresh_nonce()).on_hello(
         Initiator(site, REMOTE, fresh_nonce()).hello(), utc_now()

@@ -58,7 +58,7 @@ class Listener:
 @contextlib.asynccontextmanager
 async def listening(folder: Path) -> AsyncIterator[Listener]:
     listener = Listener(load(folder))
-    context = server_context(listener.node.credentials, listener.node.trust)
+    context = server_context(listener.node)
     server = await asyncio.start_server(listener.serve, "127.0.0.1", 0, ssl=context)
     listener.port = server.sockets[0].getsockname()[1]
     try:
@@ -204,7 +204,7 @@ async def test_tls_works_where_the_system_has_no_files_in_memory(keys: Keys, mon
 async def test_a_sites_key_can_not_be_used_to_pose_as_a_broker(keys: Keys) -> None:
     impostor, site = keys.node("s2", hosts=["127.0.0.1"]), load(keys.node("s1"))
     with pytest.raises(ConfigError, match="only a broker"):
-        server_context(Credentials.load(impostor), Trust.load(impostor))
+        server_context(load(impostor))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(impostor / "node.crt", impostor / "node.key")
     server = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0, ssl=context)
@@ -235,7 +235,7 @@ async def websocket_broker(node: Node, admitted: list[Peer]) -> AsyncIterator[st
     app.router.add_get("/link", link)
     runner = web.AppRunner(app)
     await runner.setup()
-    tls_site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=server_context(node.credentials, node.trust))
+    tls_site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=server_context(node))
     await tls_site.start()
     try:
         port = runner.addresses[0][1]

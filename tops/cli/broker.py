@@ -29,7 +29,7 @@ def run(
     config: Annotated[Path, typer.Option("-c", "--config", help="The cluster's file.")] = Path("tops.toml"),
     log_level: Annotated[str, typer.Option("--log-level")] = "info",
 ) -> None:
-    """Run until SIGINT or SIGTERM; exit 2 when refused, 1 when the journal failed."""
+    """Run until SIGINT or SIGTERM; SIGHUP reads the keys again; exit 2 when refused, 1 when the journal failed."""
     configure_logging(log_level)
     collect_rarely()
     try:
@@ -48,6 +48,7 @@ async def _serve(path: Path, name: str) -> None:
     # By name, as in the entry of the command line: replica sets have views at every broker.
     routes = importlib.import_module("replication.http_sets").SetRoutes(path, name)
     async with Broker.run(config, name, extend=routes.add_to) as serving:
+        loop.add_signal_handler(signal.SIGHUP, serving.reload_keys)
         failed = asyncio.ensure_future(serving.wait())
         stopped = asyncio.ensure_future(stop.wait())
         await asyncio.wait({failed, stopped}, return_when=asyncio.FIRST_COMPLETED)

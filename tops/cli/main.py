@@ -13,6 +13,7 @@ from tops.errors import NotReachable, TopsError
 COMMANDS = {
     "bench": ("tops.cli.bench:app", "Measure TOPS and its peers; both sides alternate in one run."),
     "broker": ("tops.cli.broker:app", "One broker of a cluster, in the foreground."),
+    "console-url": ("tops.cli.console_url:console_url", "A one-time address for a browser, where there are no keys."),
     "keys": ("tops.cli.keys:app", "The cluster's authority, and the certificates of its nodes."),
     "sim": ("tops.cli.sim:app", "Whole clusters of the real machines, simulated, with faults."),
     "tx": ("tops.cli.tx:app", "Transactions that brokers coordinate, those in doubt first."),

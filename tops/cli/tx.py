@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import ssl
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
@@ -14,10 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tops.errors import NotReachable, UnknownTransaction
+from tops.http.client import get_json
 from tops.ids import TxId
 from tops.messages import TxOutcome, TxSpec
-from tops.runtime.identity import Self
-from tops.runtime.site_journal import new_incarnation
 from tops.site import Site
 from tops.transactions import Access, Outcome, TxType
 
@@ -190,15 +188,7 @@ async def _first(session: aiohttp.ClientSession, urls: list[str], keys: Path | N
 
 
 async def _get(session: aiohttp.ClientSession, url: str, path: str, keys: Path | None) -> Any:
-    tls: ssl.SSLContext | bool = True
-    if url.startswith("wss:") and keys is not None:
-        tls = Self.with_keys(keys, new_incarnation()).client_tls() or True
-    address = url.replace("ws", "http", 1).rstrip("/") + path
-    try:
-        async with session.get(address, ssl=tls) as answer:
-            found = await answer.json()
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        raise NotReachable(f"{url} does not answer: {error}") from None
-    if answer.status == 404:
+    status, found = await get_json(session, url, path, keys)
+    if status == 404:
         raise UnknownTransaction(path.rpartition("/")[2])
     return found

@@ -27,6 +27,10 @@ class NodeCollector:
         yield _gauge("tops_effects_waiting", "Effects that wait for the disk.", len(self.node.outbox))
         yield _gauge("tops_connections_unauthenticated", "Connections in handshake.", self.connections.budget.waiting)
 
+        if (keys := self.connections.own.keys) is not None:
+            ends = keys.credentials.not_after.timestamp()
+            yield _gauge("tops_certificate_expiry_timestamp_seconds", "When this broker's certificate ends.", ends)
+
     def _links(self) -> Iterator[Metric]:
         sites = self.node.guards
         connected = GaugeMetricFamily("tops_links", "Connected links.", labels=["kind"])

@@ -6,6 +6,7 @@ not written, the broker stops and says so: `wait` raises.
 
 import asyncio
 import logging
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from time import time
@@ -18,25 +19,28 @@ from tops.core.broker import BrokerCore
 from tops.core.epoch import EpochOptions
 from tops.core.rendezvous import RendezvousOptions
 from tops.errors import ConfigError, JournalClosed, TopsError
-from tops.http.app import http_app
+from tops.http.app import BrokerPages
+from tops.http.authentication import ByCertificate, BySecret
+from tops.http.gate import Authenticate, Gate
+from tops.http.names import Names
+from tops.http.rights import Handler, Routes
 from tops.ids import NodeId
 from tops.records import Started
 from tops.runtime.broker_node import BrokerNode
 from tops.runtime.connections import Connections
-from tops.runtime.identity import Self
+from tops.runtime.identity import RELOAD_S, Self
 from tops.runtime.journal import JournalOptions
 from tops.runtime.record_store import RecordStore
 from tops.runtime.retention import Retainer
-from tops.security import AuditLog, Kind
+from tops.security import AuditLog, Kind, check_private_folder, make_secret, split_address
 
 WATCH_S = 0.05
-REVOCATIONS_S = 5.0
 ROOM_BYTES = 2**20  # by which the journal's files grow
 SEGMENTS_KEPT = 16  # the journal's size is cut in this many parts, which are dropped one by one
 
 log = logging.getLogger("tops.broker")
 
-Extend = Callable[[web.Application], None]
+Extend = Callable[[Routes, Gate], None]
 
 
 class Broker:
@@ -50,16 +54,18 @@ class Broker:
         predicates: Mapping[str, Predicate] | None = None,
         extend: Extend | None = None,
     ) -> None:
-        """`extend` adds routes of other layers to the broker's HTTP side."""
+        """`extend` adds routes of other layers to the broker's HTTP side, each with the right that it needs."""
         self.config, self.table = config, config.broker_named(name)
         self._predicates, self._extend = predicates, extend
         self._tasks: list[asyncio.Task[None]] = []
-        self._runner: web.AppRunner | None = None
+        self._runners: list[web.AppRunner] = []
         self._audit: AuditLog | None = None
         self._failed: asyncio.Future[None] | None = None
+        self._keys_problem = ""  # why the files of its keys can't be used
         self.ready = False
         self.node: BrokerNode
         self.connections: Connections
+        self.routes: Routes
         self.retainer: Retainer
 
     @classmethod
@@ -99,6 +105,7 @@ class Broker:
 
     async def _start(self) -> None:
         table, config = self.table, self.config
+        check_private_folder(table.data / "journal")
         store = RecordStore.open(table.data / "journal", _journal_options(table))
         self._report_recovery(store)
         types = store.scan()
@@ -120,15 +127,16 @@ class Broker:
         self.connections = Connections(self.node, own, config.permissions())
         await self._listen(own)
         self.connections.dial(addresses)
-        self._tasks = [asyncio.ensure_future(step) for step in (self._watch(), self._trust(), self._journal())]
+        self._tasks = [asyncio.ensure_future(step) for step in (self._watch(), self._follow_keys(), self._journal())]
         self.ready = True
         log.info("serving", extra={"node": table.name, "listen": table.listen, "incarnation": incarnation})
 
     def _identity(self, incarnation: int) -> Self:
         table, cluster = self.table, self.config.cluster
         if table.keys is None:
+            secret = make_secret(table.addresses)
             return Self.without_keys(
-                cluster.name, Kind.BROKER, table.name, incarnation, cluster.site_role, cluster.insecure
+                cluster.name, Kind.BROKER, table.name, incarnation, cluster.site_role, cluster.insecure, secret
             )
         own = Self.with_keys(table.keys, incarnation, cluster.insecure)
         if own.party.identity.name != table.name or own.party.identity.cluster != cluster.name:
@@ -136,17 +144,39 @@ class Broker:
         return own
 
     async def _listen(self, own: Self) -> None:
-        app = http_app(self.node, self.connections, self.retainer, lambda: self.ready)
+        table, permissions = self.table, self.connections.permissions
+        pages = BrokerPages(self.node, self.connections, self.retainer, lambda: self.ready)
+        authenticate, login = self._authentication(own)
+        names = Names(table.addresses, hosts=table.hosts, origins=table.origins)
+        gate = Gate(names, permissions, authenticate, self.connections.rejected)
+        self.routes = pages.routes(gate, login)
         if self._extend is not None:
-            self._extend(app)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
-        await self._runner.setup()
+            self._extend(self.routes, gate)
+        await self._serve(self.routes, table.listen, own.server_tls(self._tls_rejected))
+        if table.health_listen is not None:
+            names = Names([table.health_listen], hosts=table.hosts)
+            gate = Gate(names, permissions, (), self.connections.rejected)
+            await self._serve(pages.health_routes(gate), table.health_listen, None)
+
+    def _tls_rejected(self, reason: str) -> None:
+        self.connections.rejected("a stranger", "TLS", reason)
+
+    def _authentication(self, own: Self) -> tuple[list[Authenticate], Handler | None]:
+        if own.trust is not None:
+            return [ByCertificate(own.trust)], None
+        assert own.party.secret is not None, "a broker without keys makes its secret before it listens"
+        by_secret = BySecret.of(own.party.secret, self.config.cluster.name, self.config.cluster.site_role)
+        return [by_secret], by_secret.login
+
+    async def _serve(self, routes: Routes, listen: str, tls: ssl.SSLContext | None) -> None:
+        runner = web.AppRunner(routes.app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+        self._runners.append(runner)
+        await runner.setup()
+        host, port = split_address(listen)
         try:
-            await web.TCPSite(
-                self._runner, self.table.host, self.table.port, ssl_context=own.server_tls(), backlog=1024
-            ).start()
+            await web.TCPSite(runner, host, port, ssl_context=tls, backlog=1024).start()
         except OSError as error:
-            raise ConfigError(f"broker {self.table.name!r} can't listen on {self.table.listen}: {error}") from None
+            raise ConfigError(f"broker {self.table.name!r} can't listen on {listen}: {error}") from None
 
     def _report_recovery(self, store: RecordStore) -> None:
         found = store.journal.recovery
@@ -165,13 +195,20 @@ class Broker:
             self.node.watch()
             await self.retainer.step()
 
-    async def _trust(self) -> None:
+    async def _follow_keys(self) -> None:
         while True:
-            await asyncio.sleep(REVOCATIONS_S)
-            try:
-                self.connections.revoke()
-            except TopsError as error:
-                self.node.alarm("revocations", str(error))
+            await asyncio.sleep(RELOAD_S)
+            self.reload_keys()
+
+    def reload_keys(self) -> None:
+        """Look at once for renewed keys and revocations; a problem is an alarm, once, and the old ones stay."""
+        problem, self._keys_problem = self._keys_problem, ""
+        try:
+            self.connections.revoke()
+        except TopsError as error:
+            self._keys_problem = str(error)
+            if problem != self._keys_problem:
+                self.node.alarm("keys", self._keys_problem)
 
     async def _journal(self) -> None:
         try:
@@ -195,8 +232,8 @@ class Broker:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if hasattr(self, "connections"):
             await self.connections.close(f"broker {self.table.name} stops")
-        if self._runner is not None:
-            await self._runner.cleanup()
+        for runner in self._runners:
+            await runner.cleanup()
         if hasattr(self, "node"):
             self.node.stop()
             try:

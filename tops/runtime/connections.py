@@ -9,12 +9,14 @@ import logging
 import random
 import time
 from contextlib import suppress
+from http import HTTPStatus
 from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp import web
+from yarl import URL
 
-from tops.errors import LimitExceeded, NotAuthenticated, ProtocolError, TopsError
+from tops.errors import ConfigError, LimitExceeded, NotAuthenticated, ProtocolError, TopsError
 from tops.ids import NodeId
 from tops.runtime.broker_node import BrokerNode
 from tops.runtime.guard import Guard
@@ -41,6 +43,7 @@ class Connections:
             per_second=limits.connections_per_s,
             wait_s=HANDSHAKE_TIMEOUT_S,
         )
+        self._enforced = own.trust.revocations if own.trust is not None else None
         self.sockets: dict[Socket, Link] = {}
         self._dialling: list[asyncio.Task[None]] = []
         self._session: aiohttp.ClientSession | None = None
@@ -53,13 +56,15 @@ class Connections:
         try:
             ticket = self.budget.admit(host, time.monotonic())
         except LimitExceeded as error:
+            self.rejected(host, "connect", str(error))
             raise web.HTTPTooManyRequests(text=str(error), headers={"Retry-After": "1"}) from None
         socket = AcceptedSocket(
             timeout=1.0, heartbeat=self.node.limits.heartbeat_s, max_msg_size=HANDSHAKE_BYTES_MAX + 1, compress=False
         )
+        socket.address = request.headers.get("Host", "").lower()
         try:
-            await socket.prepare(request)
             try:
+                await socket.prepare(request)
                 peer = await self.own.accept(socket, host)
             finally:
                 self.budget.release(ticket)
@@ -93,6 +98,7 @@ class Connections:
         node = self.node
         ours = node.our_meet(peer)
         theirs = await exchange_meet(socket, ours, HANDSHAKE_TIMEOUT_S, accepting=accepting)
+        self._check_trusted(socket)  # a revocation that came during the handshake did not find this socket yet
         link = node.link_for(peer, guard, ours, theirs, ours.proposal if accepting else theirs.proposal)
         if link.connected:
             raise ProtocolError("another connection took over")
@@ -104,11 +110,16 @@ class Connections:
             del self.sockets[socket]
             node.disconnected(link)
 
-    async def _turn_away(self, socket: Socket, host: str, error: TopsError) -> None:
+    def rejected(self, who: str, act: str, reason: str) -> None:
+        """Count and audit a connection or request that was rejected; the log shows what the audit log's limit lets
+        through, so that neither can be flooded."""
         self.node.counters["refused"] += 1
-        if self.node.audit is not None and isinstance(error, NotAuthenticated):
-            self.node.audit.denied(time.time(), who=host, act="connect", detail=str(error))
-        log.warning("connection refused", extra={"node": self.node.name, "host": host, "reason": str(error)})
+        audit = self.node.audit
+        if audit is None or audit.denied(time.time(), who=who, act=act, detail=reason):
+            log.warning("rejected", extra={"node": self.node.name, "who": who, "act": act, "reason": reason})
+
+    async def _turn_away(self, socket: Socket, host: str, error: TopsError) -> None:
+        self.rejected(host, "connect", str(error))
         with suppress(ConnectionError, RuntimeError):
             await socket.close(code=1008, message=str(error).encode()[:120])
 
@@ -143,16 +154,28 @@ class Connections:
     # ------------------------------------------------------------------------------------------------------ the rest
 
     def revoke(self) -> None:
-        """Take a newer revocation list into force, if there is one, and close the connections that it ends."""
+        """Use renewed keys and a newer revocation list, if there are any, and close the connections that it ends."""
+        try:
+            self.own.reload()
+        finally:
+            self._enforce()  # also if a certificate that can't be used lies beside the list
+
+    def _enforce(self) -> None:
         trust = self.own.trust
-        if trust is None or not trust.reload():
+        if trust is None or trust.revocations == self._enforced:
             return
+        self._enforced = trust.revocations
         for socket, link in list(self.sockets.items()):
             try:
-                peer_identity(socket.get_extra_info("ssl_object"), trust, utc_now())
+                self._check_trusted(socket)
             except NotAuthenticated as error:
                 log.warning("revoked", extra={"node": self.node.name, "peer": link.name})
                 link.close(str(error))
+
+    def _check_trusted(self, socket: Socket) -> None:
+        tls = socket.get_extra_info("ssl_object")
+        if self.own.trust is not None and tls is not None:
+            peer_identity(tls, self.own.trust, utc_now())
 
     async def close(self, reason: str) -> None:
         for task in self._dialling:
@@ -172,15 +195,29 @@ def client_session() -> aiohttp.ClientSession:
 
 async def open_socket(session: aiohttp.ClientSession, url: str, own: Self, heartbeat_s: float) -> DialledSocket:
     """A connection to a broker's link path, by its `ws://` or `wss://` address."""
-    tls = own.client_tls() if url.startswith("wss:") else None
-    socket = await session.ws_connect(
-        f"{url.rstrip('/')}/link",
-        heartbeat=heartbeat_s,
-        max_msg_size=FRAME_BYTES_MAX,
-        compress=0,
-        ssl=tls if tls is not None else True,
-        timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
-    )
+    tls = None
+    if url.startswith("wss:"):
+        try:
+            own.reload()  # a node whose certificate ended while it was away comes back with the renewed one
+        except ConfigError as error:
+            log.warning("keys not reloaded", extra={"node": own.party.identity.name, "reason": str(error)})
+        tls = own.client_tls()
+    try:
+        socket = await session.ws_connect(
+            f"{url.rstrip('/')}/link",
+            heartbeat=heartbeat_s,
+            max_msg_size=FRAME_BYTES_MAX,
+            compress=0,
+            ssl=tls if tls is not None else True,
+            timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
+        )
+    except aiohttp.WSServerHandshakeError as error:
+        if error.status == HTTPStatus.MISDIRECTED_REQUEST:
+            raise NotAuthenticated(
+                f"{url}: the broker there does not go by this name: use its own, or add this one to its 'hosts'"
+            ) from None
+        raise
     assert isinstance(socket, DialledSocket), "the session is one of `client_session`"
+    socket.address = URL(url).host_port_subcomponent or ""
     socket.read_up_to(FRAME_BYTES_MAX)
     return socket

@@ -1,22 +1,30 @@
-"""Who this node is on the network: its keys or the lack of them, and the handshake on a fresh connection."""
+"""Who this node is on the network: its keys, or the secret in their place, and the handshake on a fresh connection."""
 
+import asyncio
+import logging
 import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tops.errors import ConfigError, NotAuthenticated
 from tops.runtime.link import receive_bytes
 from tops.runtime.sockets import Socket
 from tops.security import (
     Acceptor,
     Channel,
-    Credentials,
     Initiator,
     Kind,
+    NodeKeys,
     Party,
     Peer,
+    Secret,
     Trust,
     client_context,
+    find_secret,
     fresh_nonce,
+    peer_identity,
     plain_channel,
     server_context,
     tls_channel,
@@ -24,38 +32,82 @@ from tops.security import (
 )
 
 HANDSHAKE_TIMEOUT_S = 10.0
+RELOAD_S = 5.0  # between two looks at the files of our keys
+
+log = logging.getLogger("tops.security")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Self:
     """This node's part in handshakes, and its TLS contexts."""
 
     party: Party
-    credentials: Credentials | None
-    trust: Trust | None
+    keys: NodeKeys | None = None
+
+    @property
+    def trust(self) -> Trust | None:
+        return self.keys.trust if self.keys is not None else None
 
     @classmethod
     def with_keys(cls, folder: Path, incarnation: int, insecure: str | None = None) -> "Self":
         """Raises ConfigError when the keys can't be used, also when they are expired or revoked."""
-        credentials, trust = Credentials.load(folder), Trust.load(folder)
-        credentials.check(trust, utc_now())
-        return cls(Party.secured(credentials, trust, incarnation, insecure), credentials, trust)
+        keys = NodeKeys.load(folder)
+        return cls(Party.secured(keys.credentials, keys.trust, incarnation, insecure), keys)
 
     @classmethod
     def without_keys(
-        cls, cluster: str, kind: Kind, name: str, incarnation: int, site_role: str, insecure: str | None = None
+        cls,
+        cluster: str,
+        kind: Kind,
+        name: str,
+        incarnation: int,
+        site_role: str,
+        insecure: str | None = None,
+        secret: Secret | None = None,
     ) -> "Self":
-        return cls(Party.insecure(cluster, kind, name, incarnation, site_role, insecure), None, None)
+        """`secret` is what a broker expects of who connects to it; whoever connects finds the other's by itself."""
+        return cls(Party.insecure(cluster, kind, name, incarnation, site_role, insecure, secret))
 
-    def server_tls(self) -> ssl.SSLContext | None:
-        if self.credentials is None or self.trust is None:
-            return None
-        return server_context(self.credentials, self.trust)
+    def reload(self) -> None:
+        """Use renewed keys and new revocations from here on; ConfigError, and the old ones stay, if they can't be."""
+        if self.keys is not None:
+            self.keys.reload()
+            self.party = self.party.renewed(self.keys.credentials)
+
+    def server_tls(self, rejected: Callable[[str], None]) -> ssl.SSLContext | None:
+        """`rejected` hears why a TLS handshake failed."""
+        return None if self.keys is None else server_context(self.keys, rejected)
 
     def client_tls(self) -> ssl.SSLContext | None:
-        if self.credentials is None or self.trust is None:
-            return None
-        return client_context(self.credentials, self.trust)
+        return None if self.keys is None else client_context(self.keys.credentials, self.keys.trust)
+
+    @asynccontextmanager
+    async def watching(self, socket: Socket) -> AsyncIterator[None]:
+        """Follow the files of our keys while this connection stands, and close it if its other end is revoked."""
+        watch = None if self.keys is None else asyncio.ensure_future(self._watch(socket, self.keys))
+        try:
+            yield
+        finally:
+            if watch is not None:
+                watch.cancel()
+
+    async def _watch(self, socket: Socket, keys: NodeKeys) -> None:
+        enforced, problem = keys.trust.revocations, ""
+        while True:
+            await asyncio.sleep(RELOAD_S)
+            try:
+                self.reload()
+                problem = ""
+            except ConfigError as error:
+                if problem != (problem := str(error)):
+                    log.warning("keys not reloaded", extra={"node": self.party.identity.name, "reason": problem})
+            if keys.trust.revocations != enforced:
+                enforced = keys.trust.revocations
+                try:
+                    peer_identity(socket.get_extra_info("ssl_object"), keys.trust, utc_now())
+                except NotAuthenticated as error:
+                    log.warning("revoked", extra={"node": self.party.identity.name, "reason": str(error)})
+                    await socket.close(code=1008, message=b"your certificate is revoked")
 
     async def accept(self, socket: Socket, peer_host: str) -> Peer:
         """The accepting side of the handshake; NotAuthenticated or ProtocolError if it fails."""
@@ -65,7 +117,11 @@ class Self:
 
     async def introduce(self, socket: Socket, peer_host: str, expected: str | None = None) -> Peer:
         """The connecting side of the handshake; the other must be a broker."""
-        initiator = Initiator(self.party, _channel(socket, peer_host), fresh_nonce(), expected)
+        party = self.party
+        if self.trust is None:
+            # Looked up each time: a broker that was set up anew has another. It exists before its broker listens.
+            party = party.knowing(find_secret(socket.address))
+        initiator = Initiator(party, _channel(socket, peer_host), fresh_nonce(), expected)
         await socket.send_bytes(initiator.hello())
         proof, peer = initiator.on_welcome(await receive_bytes(socket, HANDSHAKE_TIMEOUT_S), utc_now())
         await socket.send_bytes(proof)
@@ -74,4 +130,4 @@ class Self:
 
 def _channel(socket: Socket, peer_host: str) -> Channel:
     tls = socket.get_extra_info("ssl_object")
-    return plain_channel(peer_host) if tls is None else tls_channel(tls)
+    return plain_channel(peer_host, socket.address) if tls is None else tls_channel(tls)

@@ -15,6 +15,7 @@ from tops.errors import JournalCorrupt
 from tops.ids import TxId
 from tops.participants import Received
 from tops.runtime.journal import Journal, JournalOptions
+from tops.security import check_private_folder
 
 REWRITE_AFTER = 10_000  # ended promises
 
@@ -77,6 +78,7 @@ class SiteJournal:
 
     @classmethod
     def open(cls, directory: Path) -> "SiteJournal":
+        check_private_folder(directory)
         return cls(Journal.open(directory, JournalOptions(segment_bytes=2**20)), directory)
 
     def _replay(self, sequence: int, payload: bytes) -> None:

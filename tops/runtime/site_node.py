@@ -362,7 +362,8 @@ class SiteNode:
             opened = await open_socket(self._session, url, self.own, self.heartbeat_s)
         async with opened as socket:
             peer = await self.own.introduce(socket, urlsplit(url).hostname or "")
-            await self._serve(socket, peer)
+            async with self.own.watching(socket):
+                await self._serve(socket, peer)
 
     async def _serve(self, socket: Socket, peer: Peer) -> None:
         link = self.link

@@ -59,6 +59,7 @@ class _Heard:
 class AcceptedSocket(_Heard, web.WebSocketResponse):
     """The accepting end: reads only little until it knows who is there."""
 
+    address = ""  # the `host:port` that the other end meant; checked to be one of ours
     _reader: Any
 
     def read_up_to(self, size: int, request: web.Request) -> None:
@@ -77,6 +78,7 @@ class AcceptedSocket(_Heard, web.WebSocketResponse):
 class DialledSocket(_Heard, aiohttp.ClientWebSocketResponse):
     """The dialling end; in use from the moment the connection stands, when the other end is still silent."""
 
+    address = ""  # the `host:port` that was dialled, as the `Host` header had it
     _reader: Any
 
     def read_up_to(self, size: int) -> None:

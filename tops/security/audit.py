@@ -80,13 +80,16 @@ class AuditLog:
             os.close(self._file)
             raise
 
-    def denied(self, now: float, *, who: str, act: str, detail: str = "") -> None:
-        """A refusal; over the limit of its party it is only counted, and the count is in the next record."""
+    def denied(self, now: float, *, who: str, act: str, detail: str = "") -> bool:
+        """A rejection; over the limit of its party it is only counted, and the count is in the next record.
+
+        Returns whether it got a record of its own."""
         if not self._buckets.take(who, 1, now):
             self._left_out += 1
             self._left_out_at = now
-            return
+            return False
         self._append(now, AuditKind.DENIED, who, act, detail)
+        return True
 
     def administered(self, now: float, *, who: str, act: str, detail: str = "") -> None:
         """An administrative act, durable on return: record it before it takes effect."""

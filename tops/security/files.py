@@ -32,6 +32,21 @@ def write_whole(path: Path, content: bytes, mode: int) -> None:
     sync_folder(path.parent)
 
 
+def create_whole(path: Path, content: bytes, mode: int) -> None:
+    """Put `content` at `path` unless something is there already; of several processes at once, one wins."""
+    temporary = path.parent / f".{path.name}.{os.getpid()}"
+    if path.exists():
+        return
+    write_whole(temporary, content, mode)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return
+    finally:
+        os.unlink(temporary)
+    sync_folder(path.parent)
+
+
 def sync_folder(folder: Path) -> None:
     """A new name is durable only once its folder is."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -46,6 +61,21 @@ def read_public(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; create it with `tops keys`, or correct the path") from None
+
+
+def check_private_folder(folder: Path) -> None:
+    """Refuse a folder of data that others on the machine can look into; one that does not exist yet is fine."""
+    _check_mode(folder, 0o077, "lets others in")
+
+
+def check_not_writable(folder: Path) -> None:
+    """Refuse a folder of keys whose files others on the machine could replace."""
+    _check_mode(folder, 0o022, "lets others replace what is in it")
+
+
+def _check_mode(folder: Path, forbidden: int, why: str) -> None:
+    if folder.is_dir() and (mode := stat.S_IMODE(folder.stat().st_mode)) & forbidden:
+        raise ConfigError(f"{folder}: mode {mode:04o} {why}: run chmod 700 {folder}")
 
 
 def read_private(path: Path) -> bytes:

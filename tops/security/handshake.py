@@ -8,6 +8,8 @@
 Both sign the same transcript: the protocol's version, both introductions (cluster, name, kind, incarnation, nonce,
 certificate), the side that signs, and what ties it to this connection. A fresh nonce from each side makes an old
 message worthless; the named side makes a reflected one worthless; the binding makes a relayed one worthless.
+With keys a signature is made with the certificate's key. Without, it is an HMAC with the secret of the broker that was
+dialled (`tops.security.secret`): both sides prove that they know it, and neither sends it.
 Whatever does not fit ends the machine in FAILED, and the caller closes the connection.
 
 No I/O, no clock, no randomness: frames, the time and a fresh nonce (`fresh_nonce`) are arguments.
@@ -15,7 +17,7 @@ No I/O, no clock, no randomness: frames, the time and a fresh nonce (`fresh_nonc
 
 import hmac
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
 from typing import Annotated, TypeVar
@@ -25,9 +27,10 @@ import msgspec
 from tops.errors import ConfigError, NotAuthenticated
 from tops.security.identity import BROKER_ROLE, NAME_MAX, Identity, Kind
 from tops.security.listen import accepts_insecure, is_loopback
+from tops.security.secret import Secret
 from tops.security.trust import Credentials, Trust, fingerprint
 
-PROTOCOL = 1
+PROTOCOL = 2
 NONCE_BYTES = 32
 SIGNATURE_BYTES = 64
 CERTIFICATE_BYTES_MAX = 4096
@@ -38,7 +41,7 @@ _LABEL = "tops handshake"
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_MAX)]
 Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 Certificate = Annotated[bytes, msgspec.Meta(max_length=CERTIFICATE_BYTES_MAX)]  # empty: a node without keys
-Signature = Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES)]  # empty: a node without keys
+Signature = Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES)]  # an HMAC from a node without keys
 
 
 class Introduction(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -70,14 +73,18 @@ class Proof(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 class Channel:
     """The connection below: what is unique to it, and what it already knows of the other side."""
 
-    binding: bytes  # equal on both sides and on no other connection; empty without TLS
+    binding: bytes  # equal on both sides and, with TLS, on no other connection; without, the address that was dialled
     peer_certificate: bytes | None  # of the TLS handshake; None without TLS
     peer_is_loopback: bool
 
 
-def plain_channel(peer_host: str) -> Channel:
-    """A connection without TLS, from or to `peer_host`."""
-    return Channel(binding=b"", peer_certificate=None, peer_is_loopback=is_loopback(peer_host))
+def plain_channel(peer_host: str, dialled: str = "") -> Channel:
+    """A connection without TLS, from or to `peer_host`; `dialled` is the address that the initiator meant.
+
+    The acceptor has it from the `Host` header, and only after it was found to be one of its own: so a program that
+    took the port of another broker can't pass a handshake on to this one.
+    """
+    return Channel(binding=dialled.encode(), peer_certificate=None, peer_is_loopback=is_loopback(peer_host))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +97,7 @@ class Party:
     trust: Trust | None
     site_role: str  # what a site without keys gets; unused with keys
     plain_accepted: bool
+    secret: Secret | None = None  # of the broker that is dialled or dials; unused with keys
 
     @classmethod
     def secured(
@@ -105,15 +113,32 @@ class Party:
 
     @classmethod
     def insecure(
-        cls, cluster: str, kind: Kind, name: str, incarnation: int, site_role: str, plain_words: str | None = None
+        cls,
+        cluster: str,
+        kind: Kind,
+        name: str,
+        incarnation: int,
+        site_role: str,
+        plain_words: str | None = None,
+        secret: Secret | None = None,
     ) -> "Party":
-        """A node without keys: names are believed, on loopback only unless the plain words are given.
+        """A node without keys: names are believed of who knows the secret, on loopback only unless the plain words are
+        given.
 
-        `site_role` is the role of every site that connects, and our own if we are one.
+        `site_role` is the role of every site that connects, and our own if we are one. Without a secret the party can't
+        shake hands: a site gets one for each broker that it dials (`knowing`).
         """
         role = BROKER_ROLE if kind is Kind.BROKER else site_role
         identity = Identity(cluster, kind, name, role)
-        return cls(identity, incarnation, None, None, site_role, accepts_insecure(plain_words))
+        return cls(identity, incarnation, None, None, site_role, accepts_insecure(plain_words), secret)
+
+    def renewed(self, credentials: Credentials) -> "Party":
+        """This party with another certificate of the same identity; handshakes that have begun keep the old one."""
+        return replace(self, credentials=credentials)
+
+    def knowing(self, secret: Secret) -> "Party":
+        """This party at the broker that has this secret."""
+        return replace(self, secret=secret)
 
     def introduction(self, nonce: bytes) -> Introduction:
         certificate = self.credentials.certificate_der if self.credentials else b""
@@ -121,7 +146,11 @@ class Party:
         return Introduction(PROTOCOL, own.cluster, own.name, own.kind, self.incarnation, nonce, certificate)
 
     def sign(self, transcript: bytes) -> bytes:
-        return self.credentials.sign(transcript) if self.credentials else b""
+        if self.credentials is not None:
+            return self.credentials.sign(transcript)
+        if self.secret is None:
+            raise NotAuthenticated(f"{self.identity} has neither keys nor a secret to prove itself with")
+        return self.secret.proof(transcript)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,8 +312,12 @@ def _believed_without_keys(party: Party, theirs: Introduction) -> Identity:
 def _check_signature(party: Party, theirs: Introduction, signature: bytes, transcript: bytes) -> None:
     if party.trust is not None:
         party.trust.verify_signature(theirs.certificate, signature, transcript)
-    elif signature:
-        raise NotAuthenticated(f"{theirs.name!r} signed, and this side has no keys to check it with; configure them")
+    elif party.secret is None or not party.secret.proves(signature, transcript):
+        where = party.secret.path if party.secret is not None else "none"
+        raise NotAuthenticated(
+            f"{theirs.kind.value} {theirs.name!r} does not know the secret that this side has in {where}: "
+            "another program uses the broker's port, or one side has an old copy; copy the broker's file again"
+        )
 
 
 def _transcript(signer: Side, initiator: Introduction, acceptor: Introduction, channel: Channel) -> bytes:

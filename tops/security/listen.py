@@ -2,6 +2,7 @@
 
 import hmac
 import ipaddress
+from urllib.parse import urlsplit
 
 from tops.errors import ConfigError
 
@@ -19,6 +20,14 @@ def is_loopback(host: str) -> bool:
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         return address.ipv4_mapped.is_loopback
     return address.is_loopback
+
+
+def split_address(address: str) -> tuple[str, int | None]:
+    """Host, in lower case and without brackets, and port, if there is one; ValueError if it is neither."""
+    parts = urlsplit(f"//{address}")
+    if not parts.hostname or parts.path or parts.query or parts.fragment or "@" in address:
+        raise ValueError(f"{address[:200]!r} is no host or host:port")
+    return parts.hostname.rstrip("."), parts.port
 
 
 def accepts_insecure(plain_words: str | None) -> bool:

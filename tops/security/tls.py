@@ -5,6 +5,7 @@ Session tickets are off. A resumed session skips the certificate, so a revoked n
 
 import hashlib
 import ssl
+from collections.abc import Callable
 from datetime import datetime
 from typing import Protocol
 
@@ -27,29 +28,57 @@ class TlsConnection(Protocol):
     def version(self) -> str | None: ...
 
 
-def server_context(credentials: Credentials, trust: Trust) -> ssl.SSLContext:
-    """The context for a broker's listener; it follows `trust.reload()` without a restart.
+class Keys(Protocol):
+    """What `NodeKeys` has: keys that may be others the next time they are looked at."""
+
+    credentials: Credentials
+    trust: Trust
+
+
+def server_context(keys: Keys, rejected: Callable[[str], None] | None = None) -> ssl.SSLContext:
+    """The context for a broker's listener; it follows renewed keys and new revocations without a restart.
 
     OpenSSL keeps every revocation list that a context was ever given. So each list gets a context of its own, and
-    every handshake is moved to the present one before certificates are looked at.
+    every handshake is moved to the present one before certificates are looked at. `rejected` hears why a TLS handshake
+    failed: nobody else does, since no connection comes of it.
     """
-    if credentials.identity.kind is not Kind.BROKER:
-        raise ConfigError(f"{credentials.identity} can't listen: only a broker's certificate is one of a server")
-    context = _context(ssl.PROTOCOL_TLS_SERVER, credentials, trust)
-    present: tuple[Revocations, ssl.SSLContext] = (trust.revocations, context)
+    if keys.credentials.identity.kind is not Kind.BROKER:
+        raise ConfigError(f"{keys.credentials.identity} can't listen: only a broker's certificate is one of a server")
+    context = _context(ssl.PROTOCOL_TLS_SERVER, keys.credentials, keys.trust)
+    present: tuple[tuple[bytes, Revocations], ssl.SSLContext] = (_shown_by(keys), context)
 
     def follow(connection: ssl.SSLObject, _name: str | None, _context_then: ssl.SSLContext) -> int | None:
         nonlocal present
-        if trust.revocations != present[0]:
+        if _shown_by(keys) != present[0]:
             try:
-                present = (trust.revocations, _context(ssl.PROTOCOL_TLS_SERVER, credentials, trust))
+                present = (_shown_by(keys), _context(ssl.PROTOCOL_TLS_SERVER, keys.credentials, keys.trust))
             except (ConfigError, OSError):
                 return ssl.ALERT_DESCRIPTION_INTERNAL_ERROR
         connection.context = present[1]
         return None
 
     context.sni_callback = follow
+    if rejected is not None:
+        context.sslobject_class = _reporting(rejected)
     return context
+
+
+def _shown_by(keys: Keys) -> tuple[bytes, Revocations]:
+    return keys.credentials.certificate_der, keys.trust.revocations
+
+
+def _reporting(rejected: Callable[[str], None]) -> type[ssl.SSLObject]:
+    class Reporting(ssl.SSLObject):
+        def do_handshake(self) -> None:
+            try:
+                super().do_handshake()
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                raise  # not done yet
+            except ssl.SSLError as error:
+                rejected(str(error))
+                raise
+
+    return Reporting
 
 
 def client_context(credentials: Credentials, trust: Trust) -> ssl.SSLContext:

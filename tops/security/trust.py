@@ -1,6 +1,7 @@
 """What a running node holds of the key material: its own key and certificate, and whom it believes.
 
 `Credentials` prove who we are; `Trust` says who others are, from the cluster's authority and its revocation list.
+`NodeKeys` are both, from one folder, and follow its files without a restart.
 The authority's private key is never needed here: it stays where `tops keys` runs.
 """
 
@@ -15,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from tops.errors import ConfigError, NotAuthenticated
-from tops.security.files import read_private, read_public
+from tops.security.files import check_not_writable, read_private, read_public
 from tops.security.identity import Identity, check_name, identity_of_certificate
 
 KEY_FILE = "node.key"
@@ -67,6 +68,7 @@ class Credentials:
     @classmethod
     def load(cls, folder: Path) -> "Credentials":
         """Read the folder that `tops keys issue` wrote for one node."""
+        check_not_writable(folder)
         certificate = load_certificate(folder / CERTIFICATE_FILE)
         key = load_key(folder / KEY_FILE)
         if certificate.public_key() != key.public_key():
@@ -163,6 +165,37 @@ class Trust:
             public_key.verify(signature, message)
         except InvalidSignature:
             raise NotAuthenticated("the signature does not fit this connection") from None
+
+
+class NodeKeys:
+    """The keys of one running node; `reload` puts renewed ones and new revocations in force."""
+
+    def __init__(self, credentials: Credentials, trust: Trust) -> None:
+        self.credentials, self.trust = credentials, trust
+
+    @classmethod
+    def load(cls, folder: Path) -> "NodeKeys":
+        """Raises ConfigError when the keys can't be used, also when they are expired or revoked."""
+        keys = cls(Credentials.load(folder), Trust.load(folder))
+        keys.credentials.check(keys.trust, utc_now())
+        return keys
+
+    def reload(self) -> None:
+        """Read the folder again. Compare `trust.revocations` with what it was: live connections may have to end.
+
+        On an error (ConfigError) the part that could not be read stays as it was. Connections that stand keep the
+        certificate that they were made with; new ones show the new one.
+        """
+        self.trust.reload()
+        fresh = Credentials.load(self.credentials.folder)
+        if fresh.certificate_der != self.credentials.certificate_der:
+            if fresh.identity != self.credentials.identity:
+                raise ConfigError(
+                    f"{fresh.folder}: the new certificate is of {fresh.identity}, and this node runs as "
+                    f"{self.credentials.identity}: restart it to become another"
+                )
+            fresh.check(self.trust, utc_now())
+            self.credentials = fresh
 
 
 def cluster_of_authority(authority: x509.Certificate) -> str:

@@ -16,6 +16,8 @@ import aiohttp
 from adapters.ports import free_port
 from tops import EventType, Participant, Received, Scope, Site
 from tops.core.participation import SiteOptions
+from tops.errors import NotReachable
+from tops.http.client import get_json
 from tops.ids import TxId
 from tops.messages import TxSpec
 
@@ -110,12 +112,10 @@ class Cluster:
     async def get(self, name: str, path: str) -> Any:
         """A view of one broker; None if it does not answer."""
         try:
-            async with (
-                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session,
-                session.get(f"http://127.0.0.1:{self.ports[name]}{path}") as answer,
-            ):
-                return await answer.json(content_type=None)
-        except (aiohttp.ClientError, OSError, TimeoutError):
+            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
+                _, content = await get_json(session, self.url(name), path)
+                return content
+        except NotReachable:
             return None
 
     async def kill(self, name: str) -> None:

@@ -8,6 +8,7 @@ import aiohttp
 
 from tests.integration.overlay.cluster import ROOT, Cluster, Recorder, event_type, until
 from tops import Scope, TxType
+from tops.http.client import bearer_for, http_address
 from tops.messages import CensusPolicy
 
 
@@ -27,10 +28,8 @@ async def tops(*arguments: str) -> tuple[int, str, str]:
 
 
 async def text(cluster: Cluster, path: str) -> tuple[int, str]:
-    async with (
-        aiohttp.ClientSession() as session,
-        session.get(f"http://127.0.0.1:{cluster.ports['b1']}{path}") as answer,
-    ):
+    address = http_address(cluster.url("b1"), path)
+    async with aiohttp.ClientSession() as session, session.get(address, headers=bearer_for(address)) as answer:
         return answer.status, await answer.text()
 
 

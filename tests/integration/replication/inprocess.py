@@ -154,6 +154,7 @@ async def small_cluster(
     for number in range(1, brokers + 1):
         data = place / f"b{number}"
         lines.append(f'[[broker]]\nname = "b{number}"\nlisten = "127.0.0.1:{free_port()}"\ndata = "{data}"')
+        lines.append('hosts = ["127.0.0.1"]')  # tests put wires in front of it, at ports of their own
         lines.append(f"[broker.limits]\n{limits}")
     lines.append(f'[[replica_set]]\nname = "shop"\nschema = "schema.sql"\n{keys}')
     for index, name in enumerate(names):

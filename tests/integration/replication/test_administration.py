@@ -20,6 +20,9 @@ from tests.integration.replication.clusters import eventually
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tests.integration.replication.test_command_line import tops
 from tops.changes import Insert, Update, Upsert
+from tops.http.gate import Gate
+from tops.http.names import Names
+from tops.security import Identity, Kind, Permissions
 
 QUORUM = 'policy = "quorum"\nwrite_quorum = 2'
 
@@ -165,16 +168,29 @@ async def test_an_agent_tells_its_health_readiness_and_figures(server: EmbeddedP
 # ------------------------------------------------------------------------------------------------- writes over HTTP
 
 
-async def test_writes_over_http_need_the_token_and_count_once_per_key(server: EmbeddedPostgres, folder: Path) -> None:
+def reader_of_views(request: web.Request) -> Identity | None:
+    return Identity("test", Kind.SITE, "auditor", "reader") if request.method == "GET" else None
+
+
+async def http_side(cluster: SmallCluster) -> tuple[web.AppRunner, str]:
+    """The sets' routes alone, and their address."""
+    address = f"127.0.0.1:{free_port()}"
+    gate = Gate(Names([address]), Permissions(), [reader_of_views], lambda *_: None)
+    routes = gate.routes({})
+    SetRoutes(cluster.cluster.path, "b1").add_to(routes, gate)
+    runner = web.AppRunner(routes.app)
+    await runner.setup()
+    await web.TCPSite(runner, *address.split(":")).start()  # type: ignore[arg-type]
+    return runner, f"http://{address}/v1/replica-sets"
+
+
+async def test_writes_over_http_need_the_token_and_count_once_per_key(
+    server: EmbeddedPostgres, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "tops.replication")
     keys = f'{QUORUM}\nwrite_token = "secret"'
     async with small_cluster(server, folder, keys) as cluster, aiohttp.ClientSession() as session:
-        app = web.Application()
-        SetRoutes(cluster.cluster.path, "b1").add_to(app)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        port = free_port()
-        await web.TCPSite(runner, "127.0.0.1", port).start()
-        url = f"http://127.0.0.1:{port}/v1/replica-sets"
+        runner, url = await http_side(cluster)
 
         async def post(
             body: Any, token: str | None = "secret", key: str = "", name: str = "shop"
@@ -194,6 +210,7 @@ async def test_writes_over_http_need_the_token_and_count_once_per_key(server: Em
             path.write_text(f"{path.read_text()}\n{away}")
             waiting = asyncio.ensure_future(session.get(f"{url}/away"))
             assert (await post(insert))[0] == 200
+            assert [r.on_behalf_of for r in caplog.records if r.message == "write over HTTP"] == ["shop-http"]
             assert not waiting.done(), "a set that is away held up another one"
             assert (await waiting).status == 503
             results = await asyncio.gather(*(post(add, key="k") for _ in range(4)))
@@ -208,7 +225,7 @@ async def test_writes_over_http_need_the_token_and_count_once_per_key(server: Em
             status, body = await post({"changes": [{"kind": "upset", "table": "accounts"}]})
             assert (status, "changes.0.kind" in body["error"]) == (400, True)
             assert (await post({}))[0] == 400
-            assert (await post(insert, name="nothing"))[0] == 400
+            assert (await post(insert, name="nothing"))[0] == 403, "the token of one set is none of another"
             await cluster.stop("r2", "r3")
             status, body = await post(add)
             assert (status, "r2" in body["error"], body["retry"]) == (503, True, "safe")
@@ -223,16 +240,12 @@ async def test_writes_over_http_need_the_token_and_count_once_per_key(server: Em
 
 async def test_a_set_without_a_token_takes_no_writes_over_http(server: EmbeddedPostgres, folder: Path) -> None:
     async with small_cluster(server, folder, QUORUM, replicas=2) as cluster, aiohttp.ClientSession() as session:
-        app = web.Application()
-        SetRoutes(cluster.cluster.path, "b1").add_to(app)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        port = free_port()
-        await web.TCPSite(runner, "127.0.0.1", port).start()
+        runner, url = await http_side(cluster)
         try:
             headers = {"Authorization": "Bearer None"}
-            url = f"http://127.0.0.1:{port}/v1/replica-sets/shop/write"
-            async with session.post(url, json={"sql": "delete from accounts"}, headers=headers) as answer:
+            async with session.post(
+                f"{url}/shop/write", json={"sql": "delete from accounts"}, headers=headers
+            ) as answer:
                 assert answer.status == 403
         finally:
             await runner.cleanup()

@@ -11,12 +11,14 @@ from typing import Any
 
 import aiohttp
 import psutil
+from yarl import URL
 
 from adapters.ports import free_port
 from replication import connect
 from replication.config import Cluster
 from replication.processes import STOP_PATIENCE_S
 from tests.integration.replication.clusters import RunningCluster, running, toml
+from tops.http.client import bearer_for
 
 
 async def tops(cluster: Cluster, *arguments: str) -> tuple[int, str, str]:
@@ -102,7 +104,7 @@ async def http(cluster: RunningCluster) -> None:
         async with session.post(f"{base}/write", json={"sequel": "x"}, headers=headers) as wrong:
             assert wrong.status == 400
             assert "sequel" in (await wrong.json())["error"]
-        async with session.get(base) as shown:
+        async with session.get(base, headers=bearer_for(URL(base))) as shown:
             assert (await shown.json())["policy"] == "quorum"
     async with cluster.connect() as shop:
         assert await shop.fetchval("select balance from accounts where id = 1", consistency="current") == 105

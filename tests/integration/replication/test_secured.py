@@ -53,7 +53,7 @@ async def test_the_commands_and_http_work_on_a_cluster_with_keys_and_refuse_who_
         await says(up, "ready")
         await the_operator_may(cluster, operator)
         await others_may_not(cluster, reader)
-        await over_http(cluster, operator)
+        await over_http(cluster, operator, reader)
     finally:
         up.terminate()
         await up.wait()
@@ -82,15 +82,20 @@ async def others_may_not(cluster: Cluster, reader: str) -> None:
     assert "Traceback" not in err
 
 
-async def over_http(cluster: Cluster, keys: str) -> None:
+def certified(keys: str) -> ssl.SSLContext:
     tls = ssl.create_default_context(cafile=f"{keys}/ca.crt")
     tls.load_cert_chain(f"{keys}/node.crt", f"{keys}/node.key")
+    return tls
+
+
+async def over_http(cluster: Cluster, operator: str, reader: str) -> None:
     url = cluster.urls()[0].replace("ws", "http", 1) + "/v1/replica-sets/shop/write"
     body = {"sql": "update accounts set balance = balance + $1 where id = 1", "args": [5]}
     headers = {"Authorization": "Bearer secret-token", "Idempotency-Key": "once"}
     async with aiohttp.ClientSession() as session:
-        async with session.post(url, json=body, ssl=tls) as refused:
-            assert refused.status == 403
-        async with session.post(url, json=body, headers=headers, ssl=tls) as done:
-            assert done.status == 200, await done.text()
-            assert (await done.json())["rows"] == [1]
+        async with session.post(url, json=body, ssl=certified(reader)) as refused:
+            assert (refused.status, "auditor (reader) may not" in await refused.text()) == (403, True)
+        for shown, keys in ((headers, reader), ({}, operator)):  # the token's service, then the operator itself
+            async with session.post(url, json=body, headers=shown, ssl=certified(keys)) as done:
+                assert done.status == 200, await done.text()
+                assert (await done.json())["rows"] == [1]

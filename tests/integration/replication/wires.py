@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 from enum import Enum
 from urllib.parse import urlsplit
 
+from tops.security.secret import secret_path
+
 
 class Loss(Enum):
     NOTHING = "nothing"
@@ -76,10 +78,14 @@ async def wire_to(url: str) -> AsyncIterator[Wire]:
     """A wire whose own `url` leads to the broker at `url`, as long as the block lasts."""
     wire = Wire(url)
     listener = await asyncio.start_server(wire.take, "127.0.0.1", 0)
-    wire.url = f"ws://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    address = f"127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    wire.url = f"ws://{address}"
+    secret = secret_path(address)
+    secret.symlink_to(secret_path(urlsplit(url).netloc))  # who dials the wire proves itself to the broker behind it
     try:
         yield wire
     finally:
+        secret.unlink()
         listener.close()
         wire.cut()
         with contextlib.suppress(TimeoutError):

@@ -1,0 +1,17 @@
+"""`tops console-url`: an address with which a browser gets into a broker without keys, once."""
+
+from typing import Annotated
+
+import typer
+
+from tops.errors import ConfigError
+from tops.http.client import console_address
+
+
+def console_url(
+    url: Annotated[str, typer.Option("--url", help="The broker's ws:// address.")] = "ws://127.0.0.1:7420",
+) -> None:
+    """Print an address that a browser can open once, within ten minutes; it then has a session of twelve hours."""
+    if not url.startswith("ws:"):
+        raise ConfigError(f"{url}: with keys a browser shows its own client certificate, made by `tops keys issue`")
+    typer.echo(str(console_address(url)))
