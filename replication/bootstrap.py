@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING
 
 from adapters import PostgresAdapter
 from adapters.postgres.copying import Loader, copy_out
-from adapters.postgres.scripts import run_script, user_tables
+from adapters.postgres.scripts import user_tables
+from adapters.postgres.session import Options, connect
 from replication.calls import CopyChunk, CopyWanted, Located, Where
-from replication.conflicts.tables import BEGAN
 from replication.conversation import Caller
+from replication.start.decisions import TakeCopy
 from tops.errors import NotReachable, TopsError
 
 if TYPE_CHECKING:
     from replication.agent import Agent
 
+_OPTIONS = Options(lock_timeout_s=30.0, statement_timeout_s=600.0, connect_timeout_s=10.0)
 ASK_S = 2.0
 SOURCE_TRIES = 15
 CHUNK_S = 60.0
@@ -98,33 +100,39 @@ async def _chunks(agent: "Agent") -> AsyncGenerator[CopyChunk, None]:
         yield CopyChunk(table=None, position=snapshot.position.prefix)
 
 
-async def copy_if_new(agent: "Agent") -> None:
-    """Give a replica that was not there when the log began a copy of another one's data.
+async def login_of(dsn: str) -> str:
+    """The login that a database knows us by."""
+    connection = await connect(dsn, "the database", "tops-start", _OPTIONS)
+    try:
+        return str(await connection.fetchval("select session_user"))
+    finally:
+        await connection.close()
+
+
+async def take_seed(agent: "Agent") -> bool:
+    """Take schema and rows from the seed into an empty database; whether the comparison can go on."""
+    return True
+
+
+async def take_copy(agent: "Agent", wanted: TakeCopy) -> None:
+    """Give a replica that the set has begun without a copy of another one's data.
 
     The log alone would not do: the others may have begun with rows that were never written through it.
     """
-    if agent.database.is_sqlite or (await agent.resource.applied()).prefix > 0:
-        return
-    told = await agent.site.ask_log(agent.log_type, timeout_s=30.0)
-    if told.decided == 0:  # a set that begins: everyone starts from the data that is there
-        await run_script(
-            agent.database.dsn, f"insert into {BEGAN} values ('{agent.config.name}') on conflict do nothing"
-        )
-        return
-    began = await agent.resource.read(f"select from {BEGAN} where replica_set = $1", (agent.config.name,))
-    if began.rows and told.oldest <= 1:
-        return
     caller = Caller(agent.site, agent.config.name, agent.site.brokers)
     await caller.start()
+    problems = []
     for source in await _sources(agent, caller):
         try:
             await _copy_from(agent, caller, source)
         except TopsError as error:
+            problems.append(str(error))
             log.warning("a copy failed and left nothing", extra={"source": source, "reason": str(error)})
         else:
             return
     raise NotReachable(
-        f"replica {agent.replica.name!r} is new, and no other replica could give it a copy: start another one first"
+        f"replica {agent.replica.name!r} is new, and no other replica could give it a copy: "
+        f"{'; '.join(problems) or 'start another one first'}"
     )
 
 
@@ -132,7 +140,7 @@ async def _sources(agent: "Agent", caller: Caller) -> list[str]:
     """Other replicas with something to copy, the furthest first."""
     for _ in range(SOURCE_TRIES):
         answers = await caller.ask_all(Where(), ASK_S, len(agent.config.replica) - 1)
-        found = [a for a in answers if isinstance(a, Located) and a.position > 0]
+        found = [a for a in answers if isinstance(a, Located)]
         if found:
             return [agent.config.site_of(a.replica) for a in sorted(found, key=lambda a: -a.position)]
         await asyncio.sleep(ASK_S / 4)

@@ -81,6 +81,16 @@ class CopyWanted(Question, frozen=True):
     number: int
 
 
+class GetStartState(Question, frozen=True):
+    """How far the start of the set has come at a replica. Response: `StartState`."""
+
+
+class GetTableFingerprint(Question, frozen=True):
+    """What a replica's fingerprint of one table was made of. Response: `TableFingerprint`."""
+
+    table: str
+
+
 class BarrierWanted(Question, frozen=True):
     """Be ready to take a snapshot when this barrier is reached in the log. Answer: `Told`."""
 
@@ -132,6 +142,7 @@ class Failed(Answered, frozen=True):
 class Described(Answered, frozen=True):
     replica: str
     config: bytes  # the set's configuration as JSON, without addresses and secrets
+    not_started: str = ""  # why the replica has not started
 
 
 class Located(Answered, frozen=True):
@@ -193,6 +204,24 @@ class CopyChunk(Answered, frozen=True):
     position: int = 0
 
 
+class StartState(Answered, frozen=True):
+    """`fingerprint` is empty before there is one; `problem` says why the replica is not further."""
+
+    replica: str
+    state: str
+    attempt: str = ""
+    basis: str = ""
+    fingerprint: bytes = b""
+    problem: str = ""
+
+
+class TableFingerprint(Answered, frozen=True):
+    """`detail` is empty if the replica has no such table."""
+
+    replica: str
+    detail: bytes = b""
+
+
 class SnapshotTold(Answered, frozen=True):
     """A snapshot in which exactly the log up to `position` is applied: to be imported, or a file to be read."""
 
@@ -214,6 +243,8 @@ AnyQuestion = (
     | Order
     | Conflicts
     | CopyWanted
+    | GetStartState
+    | GetTableFingerprint
     | BarrierWanted
     | BarrierSnapshot
     | BarrierDone
@@ -232,6 +263,8 @@ AnyAnswer = (
     | Told
     | RowsTold
     | CopyChunk
+    | StartState
+    | TableFingerprint
     | SnapshotTold
 )
 _encoder = msgspec.msgpack.Encoder()

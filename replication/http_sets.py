@@ -17,13 +17,14 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from replication.config import Cluster, ReplicaSetConfig
-from replication.refusals import TooFewReplicas, WriteRefused
+from replication.refusals import NotStarted, TooFewReplicas, WriteRefused
 from replication.replica_set import ReplicaSet, connect
 from tops.changes import Change, Delete, Insert, Statement, Update, Upsert
 from tops.errors import ConfigError, NotReachable, OutcomeUnknown, PermissionDenied, TopsError
 
 _encoder = msgspec.json.Encoder(enc_hook=str)
 STATUS_OF: tuple[tuple[type[TopsError], int], ...] = (
+    (NotStarted, 503),
     (TooFewReplicas, 503),
     (WriteRefused, 409),
     (OutcomeUnknown, 504),

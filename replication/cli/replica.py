@@ -71,5 +71,5 @@ async def serve(cluster: Cluster, set_name: str, replica_name: str) -> None:
 
 
 async def _serve(cluster: Cluster, set_name: str, replica_name: str) -> None:
-    async with Agent.run(cluster, set_name, replica_name) as agent, serve_agent(agent):
+    async with Agent.open(cluster, set_name, replica_name) as agent, serve_agent(agent):
         await agent.wait()
