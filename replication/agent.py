@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
+from adapters.postgres.logins import user_of
 from adapters.postgres.scripts import user_tables
 from replication import bootstrap, calls
 from replication.apply_errors import ApplyErrors
@@ -17,12 +18,14 @@ from replication.calls import AnyAnswer, AnyQuestion
 from replication.certification import Certifier
 from replication.config import HIDDEN, Cluster, ReplicaSetConfig
 from replication.conflicts.pruning import Flushed, Pruning
+from replication.conflicts.tables import KEYS
 from replication.conversation import Answerer, Caller
 from replication.databases import ReplicaDatabase, patiently
 from replication.divergence.at_replica import AtReplica
 from replication.events import log_type
 from replication.lag import LagTracker
 from replication.local_writes import LocalWrites
+from replication.own_statements import reserved
 from replication.participant import ReplicaParticipant
 from replication.policies import policy_of
 from replication.publisher import OutboxPublisher
@@ -36,6 +39,7 @@ from tops.ports import Resource
 from tops.site import Site
 from tops.transactions import Scope
 
+KEY_HELD = f"select from {KEYS} where replica_set = $1 and key = $2"
 LOOK_S = 1.0  # between two looks whether the database is there, and still ours
 SILENT_S = 5.0  # until a database that gives no answer is said to give none
 SITE_OPTIONS = SiteOptions(renew_s=0.5, retry_s=0.5, give_up_s=10.0)
@@ -117,6 +121,7 @@ class Agent:
         stack.callback(self._cancel)
         if self.replica.dsn is None:
             self._spawn(self.database.watch())  # from now on: what follows waits for a server that died
+        await patiently(self.database.set_up, self.name)
         self.resource = self.database.resource()
         if self.resource.compensatable and self.policy.scope_of(self.replica.name) is Scope.DISTRIBUTED:
             raise ConfigError(
@@ -138,6 +143,8 @@ class Agent:
         )
         scope = self.policy.scope_of(self.replica.name)
         self.participant = ReplicaParticipant(self.resource, self.log_type.name, self.name, scope)
+        if not self.policy.local_first:  # else replicas publish, and versions travel with the rows
+            self.participant.reserved = reserved
         self.visitor = self.participant.visitor = AtReplica(self.replica.name, self.resource, self.database.dsn)
         stack.push_async_callback(self.visitor.close)
         self.errors = ApplyErrors(self.config, self.replica.name, self.database.dsn, self.participant)
@@ -157,12 +164,11 @@ class Agent:
     async def _starter(self) -> Starter:
         config, dsn = self.config, self.database.dsn
         schema = self.cluster.schema_of(config)
-        login = await bootstrap.login_of(dsn)
         starter = Starter(
             config,
             self.replica.name,
             dsn,
-            StartRecord(dsn, config.name, login),
+            StartRecord(self.database.admin_dsn, config.name, user_of(self.database.logins.agent)),
             ask_log=lambda: self.site.ask_log(self.log_type, timeout_s=10.0),
             ensure_schema=lambda: self.database.ensure_schema(schema),
             take_seed=lambda: bootstrap.take_seed(self),
@@ -280,6 +286,10 @@ class Agent:
                 self.participant.pace.hurry()  # also if it is applied: this is where its writers ask
                 await self.participant.wait_for(max(number for number, _ in asked), wait_s)
                 return calls.Judged(refused=await self.participant.verdicts.of(asked))
+            case calls.Held(key=key, at_least=at_least, wait_s=wait_s):
+                await self.participant.wait_for(at_least, wait_s)
+                found = await self.resource.read_own(KEY_HELD, (self.config.name, key))
+                return calls.HeldTold(held=bool(found.rows))
             case calls.Conflicts(limit=limit):
                 return calls.RowsTold(replica=self.replica.name, rows=pack_rows(await self.errors.conflicts(limit)))
             case calls.Order(what=what, argument=argument):

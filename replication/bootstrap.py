@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from adapters import PostgresAdapter
 from adapters.postgres.copying import Loader, copy_out
 from adapters.postgres.scripts import user_tables
-from adapters.postgres.session import Options, connect
 from replication.calls import CopyChunk, CopyWanted, Located, Where
 from replication.conversation import Caller
 from replication.start.decisions import TakeCopy
@@ -23,7 +22,6 @@ from tops.errors import NotReachable, TopsError
 if TYPE_CHECKING:
     from replication.agent import Agent
 
-_OPTIONS = Options(lock_timeout_s=30.0, statement_timeout_s=600.0, connect_timeout_s=10.0)
 ASK_S = 2.0
 SOURCE_TRIES = 15
 CHUNK_S = 60.0
@@ -98,15 +96,6 @@ async def _chunks(agent: "Agent") -> AsyncGenerator[CopyChunk, None]:
             async for data in copy_out(snapshot, table):
                 yield CopyChunk(table=table, data=data)
         yield CopyChunk(table=None, position=snapshot.position.prefix)
-
-
-async def login_of(dsn: str) -> str:
-    """The login that a database knows us by."""
-    connection = await connect(dsn, "the database", "tops-start", _OPTIONS)
-    try:
-        return str(await connection.fetchval("select session_user"))
-    finally:
-        await connection.close()
 
 
 async def take_seed(agent: "Agent") -> bool:

@@ -57,6 +57,15 @@ class Write(Question, frozen=True):
     member: bytes
 
 
+class Held(Question, frozen=True):
+    """Whether anything is committed under an idempotency key, once the replica's position has reached `at_least`.
+    Answer: `HeldTold`."""
+
+    key: str
+    at_least: int = 0
+    wait_s: float = 5.0
+
+
 class Status(Question, frozen=True):
     """Answer: `StatusTold`."""
 
@@ -182,6 +191,10 @@ class WriteDone(Answered, frozen=True):
     refused: str = ""  # why it is nowhere, as `refusals.describe` says it
 
 
+class HeldTold(Answered, frozen=True):
+    held: bool
+
+
 class StatusTold(Answered, frozen=True):
     replica: str
     fields: dict[str, Any]
@@ -239,6 +252,7 @@ AnyQuestion = (
     | LockedRead
     | Judgement
     | Write
+    | Held
     | Status
     | Order
     | Conflicts
@@ -259,6 +273,7 @@ AnyAnswer = (
     | LockedReadDone
     | Judged
     | WriteDone
+    | HeldTold
     | StatusTold
     | Told
     | RowsTold

@@ -6,6 +6,7 @@ functions are in schema `tops` and run with their owner's rights, since a direct
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import Enum
 
 import asyncpg
@@ -16,7 +17,6 @@ TRIGGER = "tops_guard"
 REJECTED = "25006"  # read_only_sql_transaction: what drivers and poolers take for "not here"
 
 DDL = f"""
-create schema if not exists tops;
 -- A row per table and backend, so that direct writers do not wait for each other.
 create table if not exists tops.direct_writes (
     replica_set text not null, table_name text not null, backend int not null, writes bigint not null,
@@ -82,32 +82,33 @@ async def install(
     """
     changed = []
     for row in await connection.fetch(_GUARDED, list(tables), TRIGGER):
-        wanted = None if guard is Guard.NONE else _definition(row["name"], replica_set, guard, agent)
-        if wanted is None and row["definition"] is not None:
-            await connection.execute(f"drop trigger if exists {TRIGGER} on {row['name']}")
-            changed.append(row["name"])
-        elif wanted is not None and not _is_this(row, replica_set, guard, agent):
-            await connection.execute(f"{wanted}; alter table {row['name']} enable always trigger {TRIGGER}")
-            changed.append(row["name"])
+        if _is_this(row["definition"], replica_set, guard, agent):
+            continue
+        name, condition = row["name"], "false" if guard is Guard.NONE else f"session_user <> {quote(agent)}"
+        await connection.execute(
+            f"create or replace trigger {TRIGGER} before insert or update or delete or truncate on {name} "
+            f"for each statement when ({condition}) execute function {guard.function}({quote(replica_set)})"
+        )
+        # The rest is the owner's right. Without it the trigger stays, and can be switched off by whoever may set
+        # session_replication_role.
+        finish = (
+            f"drop trigger {TRIGGER} on {name}"
+            if guard is Guard.NONE
+            else f"alter table {name} enable always trigger {TRIGGER}"
+        )
+        with suppress(asyncpg.InsufficientPrivilegeError):
+            async with connection.transaction():
+                await connection.execute(finish)
+        changed.append(name)
     return changed
 
 
-def _definition(table: str, replica_set: str, guard: Guard, agent: str) -> str:
-    return (
-        f"create or replace trigger {TRIGGER} before insert or update or delete or truncate on {table} "
-        f"for each statement when (session_user <> {quote(agent)}) "
-        f"execute function {guard.function}({quote(replica_set)})"
-    )
-
-
-def _is_this(row: asyncpg.Record, replica_set: str, guard: Guard, agent: str) -> bool:
+def _is_this(definition: str | None, replica_set: str, guard: Guard, agent: str) -> bool:
     """By what PostgreSQL prints: `… WHEN ((SESSION_USER <> 'a'::name)) EXECUTE FUNCTION tops.f('shop')`."""
-    definition = row["definition"] or ""
-    return (
-        row["enabled"] == "A"
-        and definition.endswith(f"EXECUTE FUNCTION {guard.function}({quote(replica_set)})")
-        and f"SESSION_USER <> {quote(agent)}::name" in definition
-    )
+    if definition is None:
+        return guard is Guard.NONE
+    condition = "WHEN (false)" if guard is Guard.NONE else f"SESSION_USER <> {quote(agent)}::name"
+    return condition in definition and definition.endswith(f" {guard.function}({quote(replica_set)})")
 
 
 async def noted(connection: asyncpg.Connection, replica_set: str) -> list[asyncpg.Record]:

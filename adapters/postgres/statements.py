@@ -14,17 +14,17 @@ import asyncpg
 from asyncpg.prepared_stmt import PreparedStatement
 
 from adapters.postgres.catalog import Table, find_table, find_types, sql_name
-from adapters.postgres.guards import check_harmless
-from adapters.postgres.literals import SqlType, array_literal, literal
+from adapters.postgres.literals import SqlType, array_literal, identifier, literal
 from adapters.postgres.row_sql import Part, Sql, check_versions_sql, row_change_sql, write_versions_sql
 from adapters.postgres.sqlstates import exclusion
 from adapters.postgres.steps import Shape, Step, Traits, check, traits_of
+from adapters.sql import check_statement
 from tops.changes import (
     Change,
     InvalidChange,
     Statement,
     Value,
-    check_statement,
+    check_deterministic,
 )
 from tops.ports import Exclusion
 
@@ -34,6 +34,7 @@ select exists (select from pg_trigger where not tgisinternal and tginitdeferred 
 _OIDS = "select coalesce(array_agg(to_regclass(name)::oid), '{}') from unnest($1::text[]) as name"
 _KEPT_MAX = 500
 _LEARN_AGAIN_S = 5.0
+AS_AGENT = "SET LOCAL ROLE NONE"
 TELL = -1  # as the expected number of rows: tell it
 
 
@@ -80,6 +81,7 @@ class UserCall:
     types: tuple[SqlType, ...]
     counted: bool
     statement: "PreparedStatement[asyncpg.Record]"
+    as_client: str | None  # what gives it a client's rights; None: it has the agent's
 
     def text(self, args: Sequence[Value]) -> str:
         if len(args) != len(self.types):
@@ -87,15 +89,27 @@ class UserCall:
         literals = [literal(value, sql_type) for value, sql_type in zip(args, self.types, strict=True)]
         return f"EXECUTE {self.name}({','.join(literals)})" if literals else f"EXECUTE {self.name}"
 
+    def texts(self, args: Sequence[Value]) -> list[str]:
+        """With what goes before and after it; the agent's rights are back when the next statement begins."""
+        text = self.text(args)
+        return [text] if self.as_client is None else [self.as_client, text, AS_AGENT]
+
 
 class Statements:
     """The statements of one connection, and what is known of its tables."""
 
     def __init__(
-        self, connection: "asyncpg.Connection[asyncpg.Record]", versioned: frozenset[str], *, allow_volatile: bool
+        self,
+        connection: "asyncpg.Connection[asyncpg.Record]",
+        versioned: frozenset[str],
+        own: frozenset[str],
+        *,
+        allow_volatile: bool,
+        write_role: str | None,
     ) -> None:
         self._connection = connection
-        self._versioned, self._allow_volatile = versioned, allow_volatile
+        self._versioned, self._own_statements, self._allow_volatile = versioned, own, allow_volatile
+        self._as_client = f"SET LOCAL ROLE {identifier(write_role)}" if write_role is not None else None
         self.tables: dict[str, Table] = {}
         self.known: dict[Shape, Traits] = {}
         self._former: dict[str, Table] = {}  # tables as the calls were made for them
@@ -231,22 +245,26 @@ class Statements:
 
     async def _prepare_user_statement(self, sql: str) -> UserCall | Exclusion:
         """A statement that can't be prepared is refused for good, for every member that brings it."""
-        check_statement(sql, allow_volatile=self._allow_volatile)
-        check_harmless(sql)
+        own = sql in self._own_statements
+        if not own:
+            check_statement(sql)
+            if not self._allow_volatile:
+                check_deterministic(sql)
+        as_client = None if own else self._as_client
         try:
-            return await self._user_call(sql, counted=True)
+            return await self._user_call(sql, as_client, counted=True)
         except asyncpg.PostgresError:
             # Not every statement can be a part of another one; those run by themselves.
             try:
-                return await self._user_call(sql, counted=False)
+                return await self._user_call(sql, as_client, counted=False)
             except asyncpg.PostgresError as error:
                 return exclusion(error)
 
-    async def _user_call(self, sql: str, *, counted: bool) -> UserCall:
+    async def _user_call(self, sql: str, as_client: str | None, *, counted: bool) -> UserCall:
         if counted:
             bare = sql.rstrip().rstrip(";")
             sql = f"with changed as (\n{bare}\nreturning 1) select tops.affected({TELL}, count(*)) from changed"
         name = await self._keep(sql)
         statement = self._kept[-1]
         types = await find_types(self._connection, [parameter.oid for parameter in statement.get_parameters()])
-        return UserCall(name, tuple(types), counted, statement)
+        return UserCall(name, tuple(types), counted, statement, as_client)

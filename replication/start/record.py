@@ -9,6 +9,7 @@ import msgspec
 
 from adapters.postgres import guard_triggers
 from adapters.postgres.guard_triggers import Guard
+from adapters.postgres.schema import as_owner
 from adapters.postgres.session import Options, connect
 from replication.start.decisions import Report, State
 from replication.start.fingerprint import Described
@@ -56,7 +57,8 @@ class StartRecord:
     async def load(self) -> Record:
         """The state; a fingerprint that a direct write has made untrue no longer counts."""
         async with self._connection() as connection:
-            await connection.execute(DDL)
+            async with connection.transaction():
+                await connection.execute(f"{await as_owner(connection)};{DDL}")
             found = await connection.fetchrow("select * from tops.start where replica_set = $1", self._replica_set)
             if await self._has_followed(connection):
                 return Record(State.STARTED, described=_described(found), basis=found["basis"] if found else "")

@@ -55,10 +55,8 @@ async def joined(cluster: SmallCluster, *replicas: str) -> None:
 
 
 async def prepared(cluster: SmallCluster, **scripts: str) -> None:
-    """The set's schema in every database, and a script in some of them."""
-    schema = cluster.cluster.schema_of(cluster.cluster.replica_set("shop"))
-    for name in cluster.databases:
-        await cluster.script(name, f"{schema};{scripts.get(name, '')}")
+    for name, script in scripts.items():
+        await cluster.script(name, script)
 
 
 @pytest.mark.parametrize("keys", POLICIES)
@@ -77,8 +75,8 @@ async def test_rows_at_one_replica_alone_keep_the_set_from_starting(
                 await shop.write([Insert("accounts", {"id": 5000, "balance": 1})])
             assert [r["in_sync"] for r in (await shop.status())["replicas"]] == [False] * 3
 
-            await cluster.other_sql("r2", ROWS)
-            await cluster.other_sql("r3", ROWS)
+            await cluster.sql("r2", ROWS)
+            await cluster.sql("r3", ROWS)
             await joined(cluster)
             await shop.write([Insert("accounts", {"id": 5000, "balance": 1})])
             await shop.wait_in_sync()
@@ -103,7 +101,7 @@ async def test_the_reason_is_on_the_command_line_and_in_the_readiness(server: Em
         code, _, err = await tops(cluster.cluster, "write", "shop", "--sql", "insert into accounts values (1, 'a', 1)")
         assert (code, "not-started" in err, "forgotten" in err) == (1, True, True)
 
-        await cluster.other_sql("r3", "drop table forgotten")
+        await cluster.sql("r3", "drop table forgotten")
         await joined(cluster)
 
 
@@ -152,7 +150,7 @@ async def test_a_replica_that_agreed_and_crashed_follows_the_log_of_those_who_we
     started = StartRecord.started
 
     async def hang_at_r3(record: StartRecord, now: Any) -> Any:
-        if record._dsn == server.dsn_for(cluster.databases["r3"]):
+        if cluster.databases["r3"] in record._dsn:
             await asyncio.Event().wait()  # until it is stopped: nothing more of it reaches the database
         return await started(record, now)
 
@@ -178,16 +176,15 @@ async def test_a_direct_write_while_agents_are_down_before_the_start_is_compared
 ) -> None:
     keys = f'{QUORUM}\ndirect_writes = "reject"'
     async with small_cluster(server, folder, keys, running=False) as cluster:
-        await prepared(cluster)
         await cluster.start("r1", "r2", joined=False)
         await eventually(partial(is_in, cluster, "r1", State.COMPARED), what="the fingerprint of r1")
         await cluster.stop("r1", "r2")
-        await cluster.other_sql("r1", "insert into accounts values (1, 'by hand', 1)")
+        await cluster.sql("r1", "insert into accounts values (1, 'by hand', 1)")
 
         await cluster.start("r1", "r2", "r3", joined=False)
         await says(cluster, "1 on r1, 0 on r2, 0 on r3")
 
-        await cluster.other_sql("r1", "delete from accounts")
+        await cluster.sql("r1", "delete from accounts")
         await joined(cluster)
 
 
@@ -202,7 +199,7 @@ async def test_a_database_that_is_lost_before_the_start_begins_anew_and_after_it
         await cluster.lose_database("r3")
         await cluster.start("r1", "r2", "r3", joined=False)
         await says(cluster, "1,000 on r1, 1,000 on r2, 0 on r3")
-        await cluster.other_sql("r3", ROWS)
+        await cluster.sql("r3", ROWS)
         await joined(cluster)
 
         await cluster.stop("r3")
