@@ -50,7 +50,8 @@ log = logging.getLogger("tops.replication")
 class Agent:
     """One replica at work; `Agent.run` makes it."""
 
-    def __init__(self, cluster: Cluster, config: ReplicaSetConfig, replica: str) -> None:
+    def __init__(self, cluster: Cluster, config: ReplicaSetConfig, replica: str, *, overwrite: bool = False) -> None:
+        self.overwrite = overwrite
         self.cluster, self.config, self.replica = cluster, config, config.replica_named(replica)
         self.name = config.site_of(replica)
         self.policy = policy_of(config)
@@ -84,9 +85,12 @@ class Agent:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, cluster: Cluster, set_name: str, replica: str) -> AsyncIterator["Agent"]:
-        """An agent that answers, and joins its set as soon as that has started."""
-        agent = cls(cluster, cluster.replica_set(set_name), replica)
+    async def open(
+        cls, cluster: Cluster, set_name: str, replica: str, *, overwrite: bool = False
+    ) -> AsyncIterator["Agent"]:
+        """An agent that answers, and joins its set as soon as that has started. `overwrite`: a copy may replace rows
+        that are no copy of this set."""
+        agent = cls(cluster, cluster.replica_set(set_name), replica, overwrite=overwrite)
         async with AsyncExitStack() as stack:
             await agent._start(stack)
             yield agent
@@ -171,8 +175,7 @@ class Agent:
             StartRecord(self.database.admin_dsn, config.name, user_of(self.database.logins.agent)),
             ask_log=lambda: self.site.ask_log(self.log_type, timeout_s=10.0),
             ensure_schema=lambda: self.database.ensure_schema(schema),
-            take_seed=lambda: bootstrap.take_seed(self),
-            take_copy=lambda wanted: bootstrap.take_copy(self, wanted),
+            newcomer=bootstrap.Newcomer(self, overwrite=self.overwrite),
         )
         await starter.load()
         return starter
@@ -267,6 +270,10 @@ class Agent:
                 if self.config.seed != self.replica.name:
                     self._check_joined()
                 return await self.copies.chunk(self, copy, number)
+            case calls.GetSchema():
+                if self.config.seed != self.replica.name:
+                    self._check_joined()
+                return await bootstrap.dumped(self)
         self._check_joined()
         match question:
             case calls.Where():

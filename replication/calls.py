@@ -90,6 +90,10 @@ class CopyWanted(Question, frozen=True):
     number: int
 
 
+class GetSchema(Question, frozen=True):
+    """The schema of a replica's database. Response: `SchemaDumped`."""
+
+
 class GetStartState(Question, frozen=True):
     """How far the start of the set has come at a replica. Response: `StartState`."""
 
@@ -210,11 +214,23 @@ class RowsTold(Answered, frozen=True):
 
 
 class CopyChunk(Answered, frozen=True):
-    """`table` None: the copy is complete, as of `position`."""
+    """`table` None: the copy is complete, as of `position`, with its sequences. `rows` is about how many rows there
+    are in all, in the first chunk."""
 
     table: str | None
     data: bytes = b""
     position: int = 0
+    rows: int = 0
+    sequences: dict[str, int] = {}
+
+
+class SchemaDumped(Answered, frozen=True):
+    """SQL, compressed: what comes before the rows and what comes after them."""
+
+    replica: str
+    pre_data: bytes
+    post_data: bytes
+    extensions: tuple[str, ...] = ()
 
 
 class StartState(Answered, frozen=True):
@@ -257,6 +273,7 @@ AnyQuestion = (
     | Order
     | Conflicts
     | CopyWanted
+    | GetSchema
     | GetStartState
     | GetTableFingerprint
     | BarrierWanted
@@ -278,6 +295,7 @@ AnyAnswer = (
     | Told
     | RowsTold
     | CopyChunk
+    | SchemaDumped
     | StartState
     | TableFingerprint
     | SnapshotTold

@@ -82,14 +82,14 @@ class Progress:
     def __init__(self) -> None:
         self.rows, self.total, self._began = 0, 0, time.monotonic()
 
-    def text(self) -> str:
-        """Empty before anything is known."""
+    def text(self, done: str) -> str:
+        """Empty before anything is known; `done` is what becomes of rows."""
         if not self.total:
             return ""
         elapsed = time.monotonic() - self._began
         left = elapsed * (max(self.total, self.rows) - self.rows) / self.rows if self.rows else None
         remaining = f", about {left:.0f} s left" if left is not None else ""
-        return f"{self.rows:,} of about {self.total:,} rows compared{remaining}"
+        return f"{self.rows:,} of about {self.total:,} rows {done}{remaining}"
 
 
 async def take(dsn: str, replica: str, tables: Sequence[str], progress: Progress, *, checksums: bool) -> Described:

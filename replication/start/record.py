@@ -80,13 +80,19 @@ class StartRecord:
             sql = "select name from unnest($1::text[]) as name where to_regclass(name) is not null"
             return [row["name"] for row in await connection.fetch(sql, list(tables))]
 
-    async def watch(self, tables: Sequence[str]) -> None:
+    async def watch(self, tables: Sequence[str]) -> Record:
         """From now on direct writes are noted: what is read after this can be known to be still true. What was read
         before no longer counts, since notes about it are gone."""
         async with self._connection() as connection, connection.transaction():
             await guard_triggers.install(connection, self._replica_set, tables, Guard.NOTE, self._agent)
-            await connection.execute("delete from tops.start where replica_set = $1", self._replica_set)
+            seeded = await connection.fetchval(
+                "update tops.start set state = 'new', attempt = '', basis = '', fingerprint = null, seeded = seeded "
+                "and not exists (select from tops.direct_writes where replica_set = $1) where replica_set = $1 "
+                "returning seeded",
+                self._replica_set,
+            )
             await guard_triggers.forget_noted(connection, self._replica_set)
+        return Record(seeded=bool(seeded))
 
     async def is_untouched(self) -> bool:
         async with self._connection() as connection:

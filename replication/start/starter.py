@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -32,6 +33,19 @@ _detail = msgspec.msgpack.Decoder(TableDetail)
 log = logging.getLogger("tops.replication")
 
 
+class Copying(Protocol):
+    """Taking what this replica begins with from another one (`replication.bootstrap`)."""
+
+    progress: Progress | None
+    source: str
+
+    async def is_empty(self) -> bool: ...
+
+    async def take_seed(self, *, replaceable: bool) -> None: ...
+
+    async def take_copy(self, wanted: TakeCopy) -> None: ...
+
+
 class Starter:
     """One replica's way into its set. `problem` and `progress` are what its status shows meanwhile."""
 
@@ -44,12 +58,10 @@ class Starter:
         *,
         ask_log: Callable[[], Awaitable[LogTold]],
         ensure_schema: Callable[[], Awaitable[None]],
-        take_seed: Callable[[], Awaitable[bool]],
-        take_copy: Callable[[TakeCopy], Awaitable[None]],
+        newcomer: Copying,
     ) -> None:
         self._config, self._replica, self._dsn, self._record = config, replica, dsn, record
-        self._ask_log, self._ensure_schema = ask_log, ensure_schema
-        self._take_seed, self._take_copy = take_seed, take_copy
+        self._ask_log, self._ensure_schema, self._newcomer = ask_log, ensure_schema, newcomer
         self._caller: Caller
         self._state = Record()
         self._explained: tuple[object, str] = (None, "")
@@ -82,7 +94,9 @@ class Starter:
         """Why the replica has not started; empty once it has."""
         if self._has_started:
             return ""
-        text = self.progress.text() if self._state.state is State.NEW else ""
+        if (copying := self._newcomer.progress) is not None:
+            return f"a copy is taken from {self._newcomer.source}: {copying.text('copied') or 'it begins'}"
+        text = self.progress.text("compared") if self._state.state is State.NEW else ""
         return f"the data are being compared: {text}" if text else self.problem
 
     # --------------------------------------------------------------------------------------------------------- rounds
@@ -115,6 +129,8 @@ class Starter:
         reports = await self._reports()
         begun = told.decided > 0 or any(report.state is State.STARTED for report in reports.values())
         if self._state.state is State.NEW and not begun:
+            if not await self._bring_in(reports):
+                return WAIT_S
             await self._describe()
             reports[self._replica] = self._state.report
         elif self._state.state is State.COMPARED and not begun and await self._is_outdated():
@@ -137,7 +153,7 @@ class Starter:
             case Differ(found):
                 self._note(await self._reason(found, reports))
                 if asyncio.get_running_loop().time() > self._read_again_at:
-                    await self._describe()
+                    await self._reconsider(reports)
                 return PAUSE_S
             case Agree(basis):
                 self._warn(reports)
@@ -148,9 +164,16 @@ class Starter:
                 self._state = await self._record.started(self._state)
                 log.info("the replica starts with data equal to the others'", extra={"replica": self._replica})
             case TakeCopy():
-                await self._take_copy(decision)
+                await self._newcomer.take_copy(decision)
                 self._state = await self._record.load()
         return ROUND_S
+
+    async def _reconsider(self, reports: dict[str, Report]) -> None:
+        """The data may have changed unnoticed; a seed's copy is taken again if the seed is no longer what it was."""
+        seed = reports.get(self._config.seed or "")
+        if seed is not None and self._state.seeded and seed.fingerprint not in (None, self._state.report.fingerprint):
+            await self._take_seed()
+        await self._describe()
 
     async def _reports(self) -> dict[str, Report]:
         answers = await self._caller.ask_all(GetStartState(), self._ask_s, len(self._config.replica))
@@ -162,18 +185,30 @@ class Starter:
 
     # ---------------------------------------------------------------------------------------------------- fingerprint
 
-    async def _describe(self) -> None:
-        """Bring the tables in, if they are to come from somewhere, and take the fingerprint. What was known before is
-        reported meanwhile: nobody starts on it, since the new one is another attempt."""
-        if self._config.seed in (None, self._replica):
+    async def _bring_in(self, reports: dict[str, Report]) -> bool:
+        """The tables that are to come from somewhere; whether they are there."""
+        seed = self._config.seed
+        if seed in (None, self._replica):
             await self._ensure_schema()
-        elif not await self._take_seed():
-            return
+        elif await self._newcomer.is_empty() and not self._state.seeded:
+            if reports.get(seed or "", Report(State.NEW)).state is State.NEW:
+                self._note(f"waiting for {seed}, from which it takes schema and rows")
+                return False
+            await self._take_seed()
+        return True
+
+    async def _take_seed(self) -> None:
+        await self._newcomer.take_seed(replaceable=self._state.seeded)
+        self._state = await self._record.load()
+
+    async def _describe(self) -> None:
+        """Take the fingerprint. What was known before is reported meanwhile: nobody starts on it, since the new one is
+        another attempt."""
         self.progress = Progress()
-        await self._record.watch(await self._sql_names())
+        watched = await self._record.watch(await self._sql_names())
         described = await self._taken()
         if await self._record.is_untouched():
-            self._state = await self._record.compared(described, seeded=self._state.seeded)
+            self._state = await self._record.compared(described, seeded=watched.seeded)
         else:
             self._note("a direct write came while the data were compared: it begins again")
 
