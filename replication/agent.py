@@ -30,6 +30,7 @@ from replication.participant import ReplicaParticipant
 from replication.policies import policy_of
 from replication.publisher import OutboxPublisher
 from replication.refusals import NotStarted
+from replication.start.guarding import Guarding
 from replication.start.record import StartRecord
 from replication.start.starter import Starter
 from replication.values import pack_rows, unpack_values
@@ -70,6 +71,7 @@ class Agent:
         self.pruning: Pruning | None = None
         self.copies = bootstrap.Copies()
         self.starter: Starter | None = None
+        self.guarding: Guarding | None = None
         self._joined = asyncio.Event()
         self._database_trouble = ""
         self._tasks: list[asyncio.Task[Any]] = []
@@ -156,6 +158,8 @@ class Agent:
         await self.site.advertise(self.log_type)
         if not self.database.is_sqlite:
             self.starter = await self._starter()
+            self.guarding = self._guarding()
+            stack.push_async_callback(self.guarding.close)
         stack.push_async_callback(self.copies.close)
         answerer = Answerer(self.site, self.config.name, self.site.brokers, self._answer, self._write)
         stack.push_async_callback(answerer.close)
@@ -179,6 +183,11 @@ class Agent:
         )
         await starter.load()
         return starter
+
+    def _guarding(self) -> Guarding:
+        database = self.database
+        login = user_of(database.logins.agent)
+        return Guarding(self.config, self.replica.name, database.dsn, database.admin_dsn, login)
 
     async def _serve(self) -> None:
         """Start, join, and take part until cancelled."""
@@ -209,6 +218,9 @@ class Agent:
         stack.push_async_callback(self.participant.leave)
         self.lag = LagTracker(self.site, self.log_type, self.participant)
         self._spawn(self.lag.run())
+        if self.guarding is not None:
+            await self.guarding.look()
+            self._spawn(self.guarding.run())
         if not self.database.is_sqlite:
             self.flushed = Flushed(self.resource, config.name, self.participant)
             self.pruning = Pruning(
@@ -386,8 +398,17 @@ class Agent:
             "divergent": self.errors.divergent,
             "unpublished": self.writes.publisher.unpublished if self.writes is not None else 0,
             "flushed": self.flushed.position if self.flushed is not None else 0,
-            "warning": self.writes.warning if self.writes is not None else "",
+            "direct_writes": self.guarding.writes if self.guarding is not None else 0,
+            "warning": self._warning(),
         }
+
+    def _warning(self) -> str:
+        told = [
+            self.writes.warning if self.writes is not None else "",
+            self.guarding.warning if self.guarding is not None else "",
+            self.starter.warning if self.starter is not None else "",
+        ]
+        return "; ".join(filter(None, told))
 
     def _trouble(self) -> str:
         """What does not go on although nobody stopped it, and is tried again."""
@@ -414,7 +435,7 @@ def not_started_status(agent: Agent) -> dict[str, Any]:
     """The same fields for a replica that takes no part yet."""
     numbers = dict.fromkeys(
         ("position", "lag_s", "lag_transactions", "lag_network", "lag_apply", "prepared", "conflicts", "set_aside",
-         "unpublished", "flushed"), 0,
+         "unpublished", "flushed", "direct_writes"), 0,
     )  # fmt: skip
     return {
         **numbers,

@@ -43,7 +43,10 @@ _LACKING = """
 select r as right from unnest(array['select', 'insert', 'update', 'delete']) as r
  where not has_table_privilege(to_regclass($1)::oid, r)
 """
-_TRIGGERS = "select tgname from pg_trigger where tgrelid = to_regclass($1) and not tgisinternal"
+_TRIGGERS = """
+select tgname from pg_trigger t join pg_proc f on f.oid = t.tgfoid where tgrelid = to_regclass($1) and not tgisinternal
+   and f.pronamespace is distinct from to_regnamespace('tops')
+"""
 
 
 class Seen(msgspec.Struct):
