@@ -1,15 +1,16 @@
 """A replica's agent: one process, or one part of `tops up`, in front of one database.
 
-It joins the set's log, answers questions (reads, positions, status), commits local-first writes where the policy asks
-for it, and says why when it can't go on.
+It waits until the set can start (`replication.start`), joins the set's log, answers questions (reads, positions,
+status), commits local-first writes where the policy asks for it, and says why when it can't go on.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
+from adapters.postgres.logins import user_of
 from adapters.postgres.scripts import user_tables
 from replication import bootstrap, calls
 from replication.apply_errors import ApplyErrors
@@ -18,7 +19,7 @@ from replication.certification import Certifier
 from replication.config import HIDDEN, Cluster, ReplicaSetConfig
 from replication.conflicts.pruning import Flushed, Pruning
 from replication.conflicts.tables import KEYS
-from replication.conversation import Answerer
+from replication.conversation import Answerer, Caller
 from replication.databases import ReplicaDatabase, patiently
 from replication.divergence.at_replica import AtReplica
 from replication.events import log_type
@@ -28,6 +29,10 @@ from replication.own_statements import reserved
 from replication.participant import ReplicaParticipant
 from replication.policies import policy_of
 from replication.publisher import OutboxPublisher
+from replication.refusals import NotStarted
+from replication.start.guarding import Guarding
+from replication.start.record import StartRecord
+from replication.start.starter import Starter
 from replication.values import pack_rows, unpack_values
 from tops.core.participation import SiteOptions
 from tops.errors import AgentReplaced, ConfigError, NotReachable, TopsError
@@ -46,7 +51,8 @@ log = logging.getLogger("tops.replication")
 class Agent:
     """One replica at work; `Agent.run` makes it."""
 
-    def __init__(self, cluster: Cluster, config: ReplicaSetConfig, replica: str) -> None:
+    def __init__(self, cluster: Cluster, config: ReplicaSetConfig, replica: str, *, overwrite: bool = False) -> None:
+        self.overwrite = overwrite
         self.cluster, self.config, self.replica = cluster, config, config.replica_named(replica)
         self.name = config.site_of(replica)
         self.policy = policy_of(config)
@@ -64,14 +70,29 @@ class Agent:
         self.flushed: Flushed | None = None
         self.pruning: Pruning | None = None
         self.copies = bootstrap.Copies()
+        self.starter: Starter | None = None
+        self.guarding: Guarding | None = None
+        self._joined = asyncio.Event()
         self._database_trouble = ""
         self._tasks: list[asyncio.Task[Any]] = []
 
     @classmethod
     @asynccontextmanager
     async def run(cls, cluster: Cluster, set_name: str, replica: str) -> AsyncIterator["Agent"]:
-        """A started agent, stopped on leaving. Raises TopsError, with nothing left open, when it can't start."""
-        agent = cls(cluster, cluster.replica_set(set_name), replica)
+        """An agent that has joined its set, stopped on leaving. Raises TopsError, with nothing left open, when it can't
+        start; a set starts when all its replicas are there, so run the others beside it."""
+        async with cls.open(cluster, set_name, replica) as agent:
+            await agent.wait_joined()
+            yield agent
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, cluster: Cluster, set_name: str, replica: str, *, overwrite: bool = False
+    ) -> AsyncIterator["Agent"]:
+        """An agent that answers, and joins its set as soon as that has started. `overwrite`: a copy may replace rows
+        that are no copy of this set."""
+        agent = cls(cluster, cluster.replica_set(set_name), replica, overwrite=overwrite)
         async with AsyncExitStack() as stack:
             await agent._start(stack)
             yield agent
@@ -82,14 +103,31 @@ class Agent:
         for task in done:
             task.result()
 
+    async def wait_joined(self) -> None:
+        """Returns when the replica takes part in its set; raises what keeps it from that for good."""
+        joined = asyncio.ensure_future(self._joined.wait())
+        try:
+            await asyncio.wait([joined, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            joined.cancel()
+        if not self._joined.is_set():
+            await self.wait()
+
+    @property
+    def not_started(self) -> str:
+        """Why the replica takes no part in its set; empty once it does."""
+        if self._joined.is_set():
+            return ""
+        reason = self.starter.reason if self.starter is not None else ""
+        return self._database_trouble or reason or "it is about to join the set's log"
+
     async def _start(self, stack: AsyncExitStack) -> None:
         stack.push_async_callback(self.database.stop)
         await self.database.start()
         stack.callback(self._cancel)
         if self.replica.dsn is None:
             self._spawn(self.database.watch())  # from now on: what follows waits for a server that died
-        schema = self.cluster.schema_of(self.config)
-        await patiently(lambda: self.database.set_up(schema), self.name)
+        await patiently(self.database.set_up, self.name)
         self.resource = self.database.resource()
         if self.resource.compensatable and self.policy.scope_of(self.replica.name) is Scope.DISTRIBUTED:
             raise ConfigError(
@@ -109,20 +147,62 @@ class Agent:
                 timeout_s=60.0,
             )
         )
-        await self._join(stack)
-
-    async def _join(self, stack: AsyncExitStack) -> None:
-        config, scope = self.config, self.policy.scope_of(self.replica.name)
+        scope = self.policy.scope_of(self.replica.name)
         self.participant = ReplicaParticipant(self.resource, self.log_type.name, self.name, scope)
         if not self.policy.local_first:  # else replicas publish, and versions travel with the rows
             self.participant.reserved = reserved
         self.visitor = self.participant.visitor = AtReplica(self.replica.name, self.resource, self.database.dsn)
         stack.push_async_callback(self.visitor.close)
-        self.errors = ApplyErrors(config, self.replica.name, self.database.dsn, self.participant)
+        self.errors = ApplyErrors(self.config, self.replica.name, self.database.dsn, self.participant)
         await patiently(self.errors.start, self.name)
-        stack.callback(self._cancel)
         await self.site.advertise(self.log_type)
-        await bootstrap.copy_if_new(self)
+        if not self.database.is_sqlite:
+            self.starter = await self._starter()
+            self.guarding = self._guarding()
+            stack.push_async_callback(self.guarding.close)
+        stack.push_async_callback(self.copies.close)
+        answerer = Answerer(self.site, self.config.name, self.site.brokers, self._answer, self._write)
+        stack.push_async_callback(answerer.close)
+        await answerer.start()
+        self._spawn(self._watch_database())
+        serving = asyncio.ensure_future(self._serve())
+        self._tasks.append(serving)
+        stack.push_async_callback(_ended, serving)
+
+    async def _starter(self) -> Starter:
+        config, dsn = self.config, self.database.dsn
+        schema = self.cluster.schema_of(config)
+        starter = Starter(
+            config,
+            self.replica.name,
+            dsn,
+            StartRecord(self.database.admin_dsn, config.name, user_of(self.database.logins.agent)),
+            ask_log=lambda: self.site.ask_log(self.log_type, timeout_s=10.0),
+            ensure_schema=lambda: self.database.ensure_schema(schema),
+            newcomer=bootstrap.Newcomer(self, overwrite=self.overwrite),
+        )
+        await starter.load()
+        return starter
+
+    def _guarding(self) -> Guarding:
+        database = self.database
+        login = user_of(database.logins.agent)
+        return Guarding(self.config, self.replica.name, database.dsn, database.admin_dsn, login)
+
+    async def _serve(self) -> None:
+        """Start, join, and take part until cancelled."""
+        async with AsyncExitStack() as stack:
+            if self.starter is not None and self.starter.reason:
+                caller = Caller(self.site, self.config.name, self.site.brokers)
+                await caller.start()
+                await self.starter.run(caller)
+            await self._join(stack)
+            self._joined.set()
+            await asyncio.Event().wait()
+
+    async def _join(self, stack: AsyncExitStack) -> None:
+        config = self.config
+        stack.callback(self._cancel)
         if self.policy.local_first:
             awaited, plan = LocalWrites.await_the_log(config), self.policy.plan()
             publisher = OutboxPublisher(self.site, self.log_type, self.resource, plan, awaited=awaited)
@@ -137,11 +217,10 @@ class Agent:
         await self.site.subscribe(self.log_type, participant=self.participant, durable=self.name)
         stack.push_async_callback(self.participant.leave)
         self.lag = LagTracker(self.site, self.log_type, self.participant)
-        stack.push_async_callback(self.copies.close)
-        answerer = Answerer(self.site, config.name, self.site.brokers, self._answer, self._write)
-        stack.push_async_callback(answerer.close)
-        await answerer.start()
         self._spawn(self.lag.run())
+        if self.guarding is not None:
+            await self.guarding.look()
+            self._spawn(self.guarding.run())
         if not self.database.is_sqlite:
             self.flushed = Flushed(self.resource, config.name, self.participant)
             self.pruning = Pruning(
@@ -154,7 +233,6 @@ class Agent:
                 self.policy.plan(),
             )
             self._spawn(self.pruning.run())
-        self._spawn(self._watch_database())
         log.info("replica serves", extra={"replica": self.name, "position": self.participant.reached})
 
     async def _watch_database(self) -> None:
@@ -193,7 +271,23 @@ class Agent:
         match question:
             case calls.Describe():
                 public = self.config.model_dump_json(by_alias=True, exclude=HIDDEN)
-                return calls.Described(replica=self.replica.name, config=public.encode())
+                return calls.Described(replica=self.replica.name, config=public.encode(), not_started=self.not_started)
+            case calls.Status():
+                return calls.StatusTold(replica=self.replica.name, fields=await self.status())
+            case calls.GetStartState() | calls.GetTableFingerprint():
+                if self.starter is None:
+                    raise ConfigError(f"replica {self.replica.name} is an SQLite file, which is not compared")
+                return self.starter.respond(question)
+            case calls.CopyWanted(copy=copy, number=number):
+                if self.config.seed != self.replica.name:
+                    self._check_joined()
+                return await self.copies.chunk(self, copy, number)
+            case calls.GetSchema():
+                if self.config.seed != self.replica.name:
+                    self._check_joined()
+                return await bootstrap.dumped(self)
+        self._check_joined()
+        match question:
             case calls.Where():
                 return calls.Located(
                     replica=self.replica.name,
@@ -215,21 +309,22 @@ class Agent:
                 await self.participant.wait_for(at_least, wait_s)
                 found = await self.resource.read_own(KEY_HELD, (self.config.name, key))
                 return calls.HeldTold(held=bool(found.rows))
-            case calls.Status():
-                return calls.StatusTold(replica=self.replica.name, fields=await self.status())
             case calls.Conflicts(limit=limit):
                 return calls.RowsTold(replica=self.replica.name, rows=pack_rows(await self.errors.conflicts(limit)))
             case calls.Order(what=what, argument=argument):
                 return calls.Told(text=await self._order(what, argument))
-            case calls.CopyWanted(copy=copy, number=number):
-                return await self.copies.chunk(self, copy, number)
             case calls.Write():
                 (answer,) = await self._write([question])
                 return answer
             case _:
                 return await self.visitor.answer(question)
 
+    def _check_joined(self) -> None:
+        if not self._joined.is_set():
+            raise NotStarted(f"replica {self.replica.name} has not started: {self.not_started}")
+
     async def _write(self, asked: Sequence[calls.Write]) -> Sequence[AnyAnswer]:
+        self._check_joined()
         if self.writes is None:
             raise ConfigError(f"replica set {self.config.name!r} takes writes at its coordinator")
         try:
@@ -270,6 +365,8 @@ class Agent:
 
     async def status(self) -> dict[str, Any]:
         """What an operator must know about this replica."""
+        if not self._joined.is_set():
+            return not_started_status(self)
         lag, participant = self.lag.lag(), self.participant
         told, trouble = self.lag.told, self._trouble()
         # What the coordinator said a while ago is not true for whoever can't hear it take that back.
@@ -291,6 +388,7 @@ class Agent:
             "lag_network": lag.network,
             "lag_apply": lag.apply,
             "linked": lag.linked,
+            "not_started": "",
             "others_lag_s": self.lag.of_others(),
             "stopped": participant.stopped,
             "trouble": trouble,
@@ -300,8 +398,17 @@ class Agent:
             "divergent": self.errors.divergent,
             "unpublished": self.writes.publisher.unpublished if self.writes is not None else 0,
             "flushed": self.flushed.position if self.flushed is not None else 0,
-            "warning": self.writes.warning if self.writes is not None else "",
+            "direct_writes": self.guarding.writes if self.guarding is not None else 0,
+            "warning": self._warning(),
         }
+
+    def _warning(self) -> str:
+        told = [
+            self.writes.warning if self.writes is not None else "",
+            self.guarding.warning if self.guarding is not None else "",
+            self.starter.warning if self.starter is not None else "",
+        ]
+        return "; ".join(filter(None, told))
 
     def _trouble(self) -> str:
         """What does not go on although nobody stopped it, and is tried again."""
@@ -324,7 +431,39 @@ class Agent:
         return not complaint(await self.status())
 
 
+def not_started_status(agent: Agent) -> dict[str, Any]:
+    """The same fields for a replica that takes no part yet."""
+    numbers = dict.fromkeys(
+        ("position", "lag_s", "lag_transactions", "lag_network", "lag_apply", "prepared", "conflicts", "set_aside",
+         "unpublished", "flushed", "direct_writes"), 0,
+    )  # fmt: skip
+    return {
+        **numbers,
+        "replica": agent.replica.name,
+        "site": agent.name,
+        "broker": agent.site.broker,
+        "votes": agent.participant.scope is Scope.DISTRIBUTED,
+        "head": None,
+        "in_sync": False,
+        "linked": True,
+        "not_started": agent.not_started,
+        "others_lag_s": {},
+        "stopped": "",
+        "trouble": "",
+        "divergent": False,
+        "warning": "",
+    }
+
+
+async def _ended(task: asyncio.Task[Any]) -> None:
+    """Cancel it, and wait for what it does at its end."""
+    task.cancel()
+    with suppress(asyncio.CancelledError, Exception):
+        await task
+
+
 def complaint(status: Mapping[str, Any]) -> str:
     """Why a replica's replication does not go on; empty if it does."""
     unlinked = "" if status["linked"] else "the set's coordinator does not answer"
-    return str(status["stopped"] or status["trouble"] or unlinked)
+    not_started = f"not started: {status['not_started']}" if status["not_started"] else ""
+    return str(not_started or status["stopped"] or status["trouble"] or unlinked)

@@ -1,23 +1,28 @@
-"""A new replica gets a consistent copy of the data from another one, and goes on from that copy's position.
+"""A new replica gets a consistent copy of another one's schema, rows and sequences, and goes on from its position.
 
 The copy is one snapshot of the source and one transaction at the target: it is there as a whole, with its position,
-or not at all. Chunks travel as answers to questions, at the target's pace, while writes go on everywhere.
+or not at all. Chunks travel as answers to questions, at the target's pace, while writes go on everywhere. Rows come
+between the two halves of the schema, so that indexes are built once. A seed is the same before the set has started.
 """
 
 import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator
+import zlib
+from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING
 
 from adapters import PostgresAdapter
 from adapters.postgres.copying import Loader, copy_out
-from adapters.postgres.scripts import run_script, user_tables
-from replication.calls import CopyChunk, CopyWanted, Located, Where
-from replication.conflicts.tables import BEGAN
+from adapters.postgres.literals import quote
+from adapters.postgres.schema_dump import dump_schema, missing_extensions, sequence_values
+from adapters.postgres.scripts import filled_tables, missing_tables, user_tables
+from replication.calls import CopyChunk, CopyWanted, GetSchema, Located, SchemaDumped, Where
 from replication.conversation import Caller
-from tops.errors import NotReachable, TopsError
+from replication.start.decisions import TakeCopy
+from replication.start.fingerprint import Progress
+from tops.errors import NotReachable, ResourceError, TopsError
 
 if TYPE_CHECKING:
     from replication.agent import Agent
@@ -36,6 +41,12 @@ OWN_TABLES = (
     "tops.row_versions",
     "tops.conflicts",
 )
+# About how many: a table that was never analysed counts as nothing.
+_ROWS = """
+select coalesce(sum(greatest(c.reltuples, 0)), 0)::int8 from pg_class c
+ where c.oid in (select relid from unnest($1::text[]) as name, pg_partition_tree(to_regclass(name))
+                 union select to_regclass(name) from unnest($1::text[]) as name)
+"""
 
 log = logging.getLogger("tops.replication")
 
@@ -88,70 +99,160 @@ async def _chunks(agent: "Agent") -> AsyncGenerator[CopyChunk, None]:
     resource = agent.resource
     if not isinstance(resource, PostgresAdapter):
         raise NotReachable("only PostgreSQL replicas hand out copies")
-    tables = agent.config.tables
-    names = await user_tables(agent.database.dsn) if tables == "*" else tables
+    names = await _tables(agent)
     async with resource.snapshot() as snapshot:
+        rows = await snapshot.connection.fetchval(_ROWS, names)
         for table in [*names, *OWN_TABLES]:
-            yield CopyChunk(table=table)
+            yield CopyChunk(table=table, rows=rows)
             async for data in copy_out(snapshot, table):
                 yield CopyChunk(table=table, data=data)
-        yield CopyChunk(table=None, position=snapshot.position.prefix)
+        sequences = await sequence_values(snapshot.connection)
+        yield CopyChunk(table=None, position=snapshot.position.prefix, sequences=sequences)
 
 
-async def copy_if_new(agent: "Agent") -> None:
-    """Give a replica that was not there when the log began a copy of another one's data.
+async def _tables(agent: "Agent") -> Sequence[str]:
+    tables = agent.config.tables
+    return await user_tables(agent.database.dsn) if tables == "*" else tables
 
-    The log alone would not do: the others may have begun with rows that were never written through it.
-    """
-    if agent.database.is_sqlite or (await agent.resource.applied()).prefix > 0:
-        return
-    told = await agent.site.ask_log(agent.log_type, timeout_s=30.0)
-    if told.decided == 0:  # a set that begins: everyone starts from the data that is there
-        await run_script(
-            agent.database.dsn, f"insert into {BEGAN} values ('{agent.config.name}') on conflict do nothing"
-        )
-        return
-    began = await agent.resource.read_own(f"select from {BEGAN} where replica_set = $1", (agent.config.name,))
-    if began.rows and told.oldest <= 1:
-        return
-    caller = Caller(agent.site, agent.config.name, agent.site.brokers)
-    await caller.start()
-    for source in await _sources(agent, caller):
-        try:
-            await _copy_from(agent, caller, source)
-        except TopsError as error:
-            log.warning("a copy failed and left nothing", extra={"source": source, "reason": str(error)})
-        else:
-            return
-    raise NotReachable(
-        f"replica {agent.replica.name!r} is new, and no other replica could give it a copy: start another one first"
+
+async def dumped(agent: "Agent") -> SchemaDumped:
+    """The source's schema."""
+    dump = await dump_schema(agent.database.admin_dsn)
+    return SchemaDumped(
+        replica=agent.replica.name,
+        pre_data=zlib.compress(dump.pre_data.encode()),
+        post_data=zlib.compress(dump.post_data.encode()),
+        extensions=dump.extensions,
     )
 
 
-async def _sources(agent: "Agent", caller: Caller) -> list[str]:
-    """Other replicas with something to copy, the furthest first."""
-    for _ in range(SOURCE_TRIES):
-        answers = await caller.ask_all(Where(), ASK_S, len(agent.config.replica) - 1)
-        found = [a for a in answers if isinstance(a, Located) and a.position > 0]
-        if found:
-            return [agent.config.site_of(a.replica) for a in sorted(found, key=lambda a: -a.position)]
-        await asyncio.sleep(ASK_S / 4)
-    return []
+class Newcomer:
+    """The target's side: takes what a replica begins with from another one. `progress` tells how far that is."""
 
+    def __init__(self, agent: "Agent", *, overwrite: bool) -> None:
+        self._agent, self._overwrite = agent, overwrite
+        self.progress: Progress | None = None
+        self.source = ""
 
-async def _copy_from(agent: "Agent", caller: Caller, source: str) -> None:
-    copy = f"{agent.name}-{secrets.token_hex(6)}"
-    log.info("copy begins", extra={"replica": agent.name, "source": source})
-    async with Loader(agent.database.dsn, agent.config.name) as loader:
-        number, total = 0, 0
+    async def is_empty(self) -> bool:
+        """Whether no table of the set holds a row here; tables may be missing."""
+        return not await self._filled()
+
+    async def take_copy(self, wanted: TakeCopy) -> None:
+        """Give a replica that the set has begun without a copy of another one's data.
+
+        The log alone would not do: the others may have begun with rows that were never written through it.
+        """
+        await self._check_replaceable(wanted.replaceable)
+        caller = await self._caller()
+        problems = []
+        for source in await self._sources(caller):
+            try:
+                await self._copy_from(caller, source, "started", seeded=False)
+            except TopsError as error:
+                problems.append(f"{source}: {error}")
+                log.warning("a copy failed and left nothing", extra={"source": source, "reason": str(error)})
+            else:
+                return
+        raise NotReachable(
+            f"replica {self._agent.replica.name!r} is new, and no other replica could give it a copy: "
+            f"{'; '.join(problems) or 'start another one first'}"
+        )
+
+    async def take_seed(self, *, replaceable: bool) -> None:
+        """Take schema and rows from the seed, before the set has started."""
+        await self._check_replaceable(replaceable)
+        await self._copy_from(await self._caller(), self._agent.config.seed or "", "new", seeded=True)
+
+    async def _filled(self) -> list[str]:
+        return await filled_tables(self._agent.database.admin_dsn, await _tables(self._agent))
+
+    async def _check_replaceable(self, replaceable: bool) -> None:
+        filled = [] if replaceable or self._overwrite else await self._filled()
+        if filled:
+            name = f"{self._agent.config.name}/{self._agent.replica.name}"
+            raise ResourceError(
+                f"replica {self._agent.replica.name}",
+                f"table {filled[0]} holds rows that are no copy of this set, and a copy would replace them: "
+                f"empty it, or run `tops replica run --name {name} --overwrite`",
+            )
+
+    async def _caller(self) -> Caller:
+        agent = self._agent
+        caller = Caller(agent.site, agent.config.name, agent.site.brokers)
+        await caller.start()
+        return caller
+
+    async def _sources(self, caller: Caller) -> list[str]:
+        """Other replicas that take part in the set, the furthest first."""
+        for _ in range(SOURCE_TRIES):
+            answers = await caller.ask_all(Where(), ASK_S, len(self._agent.config.replica) - 1)
+            found = [a for a in answers if isinstance(a, Located)]
+            if found:
+                return [a.replica for a in sorted(found, key=lambda a: -a.position)]
+            await asyncio.sleep(ASK_S / 4)
+        return []
+
+    async def _copy_from(self, caller: Caller, source: str, state: str, *, seeded: bool) -> None:
+        agent, site = self._agent, self._agent.config.site_of(source)
+        schema = await self._schema(caller, site)
+        log.info("copy begins", extra={"replica": agent.replica.name, "source": source})
+        self.progress, self.source = Progress(), source
+        try:
+            async with Loader(agent.database.admin_dsn, agent.config.name) as loader:
+                if schema is not None:
+                    await self._check_extensions(loader, schema)
+                    await loader.execute(zlib.decompress(schema.pre_data).decode())
+                last = await self._load(caller, site, loader)
+                if schema is not None:
+                    await loader.execute(zlib.decompress(schema.post_data).decode())
+                await loader.set_sequences(last.sequences)
+                await loader.execute(
+                    f"insert into tops.start (replica_set, state, seeded) values ({quote(agent.config.name)}, "
+                    f"{quote(state)}, {seeded}) on conflict (replica_set) do update set state = excluded.state, "
+                    "attempt = '', basis = '', fingerprint = null, seeded = excluded.seeded"
+                )
+                await loader.finish(last.position)
+        finally:
+            self.progress = None
+        await agent.database.set_up()  # with the rights to new tables
+        await agent.resource.close()
+        await agent.resource.start()
+        log.info("copy complete", extra={"replica": agent.replica.name, "position": last.position})
+
+    async def _schema(self, caller: Caller, source: str) -> SchemaDumped | None:
+        """The source's, for a database that has none of the set's tables; one that has some keeps them."""
+        tables, dsn = self._agent.config.tables, self._agent.database.admin_dsn
+        missing = await missing_tables(dsn, tables) if tables != "*" else []
+        if (tables != "*" and len(missing) < len(tables)) or (tables == "*" and await user_tables(dsn)):
+            if missing:
+                raise ResourceError(
+                    f"replica {self._agent.replica.name}",
+                    f"table {missing[0]} is missing and others exist: create it, or drop the others",
+                )
+            return None
+        dumped = await caller.ask(source, GetSchema(), CHUNK_S)
+        assert isinstance(dumped, SchemaDumped)
+        return dumped
+
+    async def _check_extensions(self, loader: Loader, schema: SchemaDumped) -> None:
+        missing = await missing_extensions(loader.connection, schema.extensions)
+        if missing:
+            raise ResourceError(
+                f"replica {self._agent.replica.name}",
+                f"its server lacks the extension {', '.join(missing)}: install it, then the copy is taken",
+            )
+
+    async def _load(self, caller: Caller, source: str, loader: Loader) -> CopyChunk:
+        """All tables; the chunk that ends the copy."""
+        copy, number = f"{self._agent.name}-{secrets.token_hex(6)}", 0
         while True:
             chunk = await caller.ask(source, CopyWanted(copy=copy, number=number), CHUNK_S)
             assert isinstance(chunk, CopyChunk)
             if chunk.table is None:
-                await loader.finish(chunk.position)
-                break
+                return chunk
             await loader.load(chunk.table, chunk.data)
-            number, total = number + 1, total + len(chunk.data)
-    await agent.resource.close()
-    await agent.resource.start()
-    log.info("copy complete", extra={"replica": agent.name, "bytes": total, "position": chunk.position})
+            number += 1
+            if self.progress is not None:
+                self.progress.total = max(self.progress.total, chunk.rows)
+                self.progress.rows += chunk.data.count(b"\n")

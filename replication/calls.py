@@ -90,6 +90,20 @@ class CopyWanted(Question, frozen=True):
     number: int
 
 
+class GetSchema(Question, frozen=True):
+    """The schema of a replica's database. Response: `SchemaDumped`."""
+
+
+class GetStartState(Question, frozen=True):
+    """How far the start of the set has come at a replica. Response: `StartState`."""
+
+
+class GetTableFingerprint(Question, frozen=True):
+    """What a replica's fingerprint of one table was made of. Response: `TableFingerprint`."""
+
+    table: str
+
+
 class BarrierWanted(Question, frozen=True):
     """Be ready to take a snapshot when this barrier is reached in the log. Answer: `Told`."""
 
@@ -141,6 +155,7 @@ class Failed(Answered, frozen=True):
 class Described(Answered, frozen=True):
     replica: str
     config: bytes  # the set's configuration as JSON, without addresses and secrets
+    not_started: str = ""  # why the replica has not started
 
 
 class Located(Answered, frozen=True):
@@ -199,11 +214,41 @@ class RowsTold(Answered, frozen=True):
 
 
 class CopyChunk(Answered, frozen=True):
-    """`table` None: the copy is complete, as of `position`."""
+    """`table` None: the copy is complete, as of `position`, with its sequences. `rows` is about how many rows there
+    are in all, in the first chunk."""
 
     table: str | None
     data: bytes = b""
     position: int = 0
+    rows: int = 0
+    sequences: dict[str, int] = {}
+
+
+class SchemaDumped(Answered, frozen=True):
+    """SQL, compressed: what comes before the rows and what comes after them."""
+
+    replica: str
+    pre_data: bytes
+    post_data: bytes
+    extensions: tuple[str, ...] = ()
+
+
+class StartState(Answered, frozen=True):
+    """`fingerprint` is empty before there is one; `problem` says why the replica is not further."""
+
+    replica: str
+    state: str
+    attempt: str = ""
+    basis: str = ""
+    fingerprint: bytes = b""
+    problem: str = ""
+
+
+class TableFingerprint(Answered, frozen=True):
+    """`detail` is empty if the replica has no such table."""
+
+    replica: str
+    detail: bytes = b""
 
 
 class SnapshotTold(Answered, frozen=True):
@@ -228,6 +273,9 @@ AnyQuestion = (
     | Order
     | Conflicts
     | CopyWanted
+    | GetSchema
+    | GetStartState
+    | GetTableFingerprint
     | BarrierWanted
     | BarrierSnapshot
     | BarrierDone
@@ -247,6 +295,9 @@ AnyAnswer = (
     | Told
     | RowsTold
     | CopyChunk
+    | SchemaDumped
+    | StartState
+    | TableFingerprint
     | SnapshotTold
 )
 _encoder = msgspec.msgpack.Encoder()

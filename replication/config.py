@@ -54,6 +54,10 @@ class ReplicaSetConfig(Table):
         default_factory=list
     )  # tables that keep the number that last changed each row, for `expect_version`
 
+    seed: Name | None = None  # the replica from which empty ones take schema and rows before the set starts
+    trust_equal: bool = False  # the databases are clones: schemas and row counts are compared, checksums are not
+    direct_writes: Literal["reject", "warn", "allow"] = "reject"  # what becomes of writes past replication
+
     write_quorum: int | None = Field(default=None, ge=1)
     read_quorum: int | None = Field(default=None, ge=1)
     sync: list[Name] = Field(default_factory=list)  # combined: the replicas that commit together
@@ -203,6 +207,8 @@ class ReplicaSetConfig(Table):
             unknown = [name for name in names if name not in known]
             if unknown:
                 raise ValueError(f"{key} names {unknown[0]!r}, which is no replica of the set")
+        if self.seed is not None and self.seed not in known:
+            raise ValueError(f"seed is {self.seed!r}, which is no replica of the set")
         if self.primary is not None and self.primary not in known:
             raise ValueError(f"primary is {self.primary!r}, which is no replica of the set")
         if self.min_in_sync is not None and self.min_in_sync > len(self.replica):

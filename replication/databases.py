@@ -78,28 +78,28 @@ class ReplicaDatabase:
         if self._server is not None:
             await self._server.stop()
 
-    async def set_up(self, script: str | None) -> None:
-        """The set's tables and logins, or what is missing of them as a ConfigError."""
+    @property
+    def admin_dsn(self) -> str:
+        """Who may change schemas: of a server of ours its superuser, of another one the agent, as far as it may."""
+        return self._server.dsn if self._server is not None else self.logins.agent
+
+    async def set_up(self) -> None:
+        """The set's logins, or what is missing of them as a ConfigError."""
         if self.is_sqlite:
             return
         if self._server is not None:
-            await self._ensure_schema(self._server.dsn, script)
             self._logins = await self._server.provision(self._config.name, self._config.tables)
         else:
             self._logins = await given_logins(self._config, self._replica)
-            await self._ensure_schema(self._logins.agent, script)
 
-    async def _ensure_schema(self, dsn: str, script: str | None) -> None:
-        """Run the set's schema file on a database that lacks its tables; a table still missing is an error."""
+    async def ensure_schema(self, script: str | None) -> None:
+        """Run the set's schema file on a database that lacks its tables; what is still missing then is a difference."""
         wanted = [] if self._config.tables == "*" else self._config.tables
-        missing = await missing_tables(dsn, wanted)
-        if script is not None and (missing or not wanted):
-            await run_script(dsn, script, only_if_empty=not wanted)
-            missing = await missing_tables(dsn, wanted)
-        if missing:
-            raise ConfigError(
-                f"replica {self._replica.name!r}: table {missing[0]} does not exist: create it, or name a `schema` file"
-            )
+        if script is None or (wanted and not await missing_tables(self.admin_dsn, wanted)):
+            return
+        await run_script(self.admin_dsn, script, only_if_empty=not wanted)
+        if self._server is not None:
+            await self.set_up()  # with the rights to what is new
 
     def resource(self) -> Resource:
         name = f"replica {self._config.name}/{self._replica.name}"

@@ -49,7 +49,10 @@ _CAN_MAKE_SCHEMA = """
 select has_database_privilege(current_database(), 'create')
     or coalesce((select pg_has_role(nspowner, 'member') from pg_namespace where nspname = 'tops'), false)
 """
-_TRIGGERS = "select tgname from pg_trigger where tgrelid = to_regclass($1) and not tgisinternal"
+_TRIGGERS = """
+select tgname from pg_trigger t join pg_proc f on f.oid = t.tgfoid where tgrelid = to_regclass($1) and not tgisinternal
+   and f.pronamespace is distinct from to_regnamespace('tops')
+"""
 
 
 class Seen(msgspec.Struct):

@@ -65,7 +65,11 @@ class AgentCollector:
             families.append(gauge)
         conflicts = CounterMetricFamily("tops_replica_conflicts", "Conflicts recorded.", labels=list(labels))
         conflicts.add_metric(list(labels.values()), float(self.status.get("conflicts", 0)))
-        return [*families, conflicts]
+        direct = CounterMetricFamily(
+            "tops_replica_direct_writes", "Number of writes past replication that were noted.", labels=list(labels)
+        )
+        direct.add_metric(list(labels.values()), float(self.status.get("direct_writes", 0)))
+        return [*families, conflicts, direct]
 
 
 @asynccontextmanager

@@ -17,7 +17,7 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from replication.config import Cluster, ReplicaSetConfig
-from replication.refusals import ChangeNotProved, TooFewReplicas, WriteRefused
+from replication.refusals import ChangeNotProved, NotStarted, TooFewReplicas, WriteRefused
 from replication.replica_set import ReplicaSet, connect
 from replication.writes import WriteResult
 from tops.changes import Change, Delete, Insert, Statement, Update, Upsert
@@ -36,6 +36,7 @@ RIGHTS: dict[tuple[str, str], Right] = {
     ("POST", WRITE_PATH): Needs(Verb.PUBLISH, "rs.{name}"),
 }
 STATUS_OF: tuple[tuple[type[TopsError], int], ...] = (
+    (NotStarted, 503),
     (TooFewReplicas, 503),
     (ChangeNotProved, 400),
     (WriteRefused, 409),

@@ -29,7 +29,8 @@ _INTEGERS = frozenset({"smallint", "integer", "bigint"})
 _REACHING = """
 select c.relname as name from pg_constraint f join pg_class c on c.oid = f.confrelid
  where f.contype = 'f' and (f.confdeltype in ('c', 'n', 'd') or f.confupdtype in ('c', 'n', 'd'))
-union select c.relname from pg_trigger t join pg_class c on c.oid = t.tgrelid where not t.tgisinternal
+union select c.relname from pg_trigger t join pg_class c on c.oid = t.tgrelid join pg_proc f on f.oid = t.tgfoid
+ where not t.tgisinternal and f.pronamespace is distinct from to_regnamespace('tops')
 """
 _OPAQUE = """
 select viewname as name from pg_views where schemaname not in ('pg_catalog', 'information_schema')

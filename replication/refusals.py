@@ -21,7 +21,8 @@ class WriteRefused(TopsError):
 
     def __init__(self, tx: str, why: str, text: str, sqlstate: str = "", *, retry: Retry = Retry.NEVER) -> None:
         self.tx, self.why, self.text, self.sqlstate, self.retry = tx, why, text, sqlstate, retry
-        super().__init__(f"transaction {tx} was refused ({why}): {text}")
+        what = f"transaction {tx}" if tx else "the write"
+        super().__init__(f"{what} was refused ({why}): {text}")
 
 
 class ChangeNotProved(WriteRefused):
@@ -45,6 +46,13 @@ class SerializationFailure(WriteRefused):
 
 class TooFewReplicas(WriteRefused):
     """Not enough replicas are in sync to keep the policy's promise; the text names who is missing."""
+
+
+class NotStarted(WriteRefused):
+    """The set has not started: its databases are being compared, or differ. Nothing happened."""
+
+    def __init__(self, text: str, tx: str = "") -> None:
+        super().__init__(tx, "not-started", text, retry=Retry.SAFE)
 
 
 class Duplicate(TopsError):

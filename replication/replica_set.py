@@ -38,10 +38,17 @@ class ReplicaSet:
     """One replica set, connected; `connect` makes it. Safe to use from many tasks at once."""
 
     def __init__(
-        self, site: Site, config: ReplicaSetConfig, caller: Caller, prefer: str | None, patience_s: float = 10.0
+        self,
+        site: Site,
+        config: ReplicaSetConfig,
+        caller: Caller,
+        prefer: str | None,
+        patience_s: float = 10.0,
+        *,
+        started: bool = True,
     ) -> None:
         self.config, self.policy, self._site, self._caller = config, policy_of(config), site, caller
-        self._writer = Writer(site, config, self.policy, caller, prefer, patience_s)
+        self._writer = Writer(site, config, self.policy, caller, prefer, patience_s, started=started)
         self._reader = Reader(site, config, self.policy, caller, prefer)
 
     @property
@@ -170,13 +177,18 @@ class ReplicaSet:
         while True:
             status = await self.status()
             head = status["coordinator"].get("head")
-            late = [r["replica"] for r in status["replicas"] if _late(r, head)]
+            late = [_named(r) for r in status["replicas"] if _late(r, head)]
             if head is not None and not late:
                 return
             if asyncio.get_running_loop().time() > deadline:
                 problem = f"; the coordinator: {status['coordinator']['problem']}" if head is None else ""
                 raise NotReachable(f"not in sync after {timeout_s:g} s: {', '.join(late) or 'nobody knows'}{problem}")
             await asyncio.sleep(0.2)
+
+
+def _named(replica: dict[str, Any]) -> str:
+    reason = replica.get("not_started")
+    return f"{replica['replica']} (not started: {reason})" if reason else str(replica["replica"])
 
 
 def _late(replica: dict[str, Any], head: int | None) -> bool:
@@ -206,9 +218,10 @@ async def connect(
     async with Site.connect(url, name=name, keys=keys, insecure=insecure, timeout_s=timeout_s, options=options) as site:
         caller = Caller(site, replica_set, site.brokers)
         await caller.start()
-        config = await _described(caller, replica_set, timeout_s)
+        described = await _described(caller, replica_set, timeout_s)
+        config = ReplicaSetConfig.model_validate_json(described.config)
         await site.advertise(log_type(replica_set))
-        yield ReplicaSet(site, config, caller, prefer, timeout_s)
+        yield ReplicaSet(site, config, caller, prefer, timeout_s, started=not described.not_started)
 
 
 def connect_by_file(
@@ -219,7 +232,7 @@ def connect_by_file(
     return connect(cluster.urls(), replica_set, keys=keys, insecure=insecure, timeout_s=timeout_s)
 
 
-async def _described(caller: Caller, replica_set: str, timeout_s: float) -> ReplicaSetConfig:
+async def _described(caller: Caller, replica_set: str, timeout_s: float) -> Described:
     deadline = asyncio.get_running_loop().time() + timeout_s
     while True:
         try:
@@ -231,4 +244,4 @@ async def _described(caller: Caller, replica_set: str, timeout_s: float) -> Repl
                 ) from None
             continue
         assert isinstance(answer, Described)
-        return ReplicaSetConfig.model_validate_json(answer.config)
+        return answer

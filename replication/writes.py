@@ -9,13 +9,13 @@ from collections.abc import Awaitable
 import msgspec
 
 from adapters.sql import check_statement
-from replication.calls import Held, HeldTold, ReplicaFailed, Write, WriteDone
+from replication.calls import Describe, Described, Held, HeldTold, ReplicaFailed, Write, WriteDone
 from replication.config import ReplicaSetConfig
 from replication.conversation import Caller
 from replication.events import log_type, write_body
 from replication.marked import check_key
 from replication.policies import Policy, Route
-from replication.refusals import Duplicate, TooFewReplicas, WriteRefused, understand
+from replication.refusals import Duplicate, NotStarted, TooFewReplicas, WriteRefused, understand
 from replication.values import unpack_rows
 from replication.verdicts import VerdictAsker
 from tops.changes import Change, Member, Row, Statement, content_digest, encode_member, own_key
@@ -26,6 +26,7 @@ from tops.site import Site
 from tops.transactions import Outcome, TxType
 
 RETRY_FIRST_S = 0.02
+STARTED_S = 2.0
 TRANSIENT_TRIES = 6
 COORDINATOR = Route.COORDINATOR  # looked at with every write
 _returned = msgspec.msgpack.Decoder(list[bytes])
@@ -54,9 +55,12 @@ class Writer:
         caller: Caller,
         prefer: str | None,
         patience_s: float,
+        *,
+        started: bool = True,
     ) -> None:
+        """`started`: that the set has started is known; if it is not, it is asked before the first write."""
         self._site, self._config, self._policy, self._caller = site, config, policy, caller
-        self._prefer, self._patience_s = prefer, patience_s
+        self._prefer, self._patience_s, self._started = prefer, patience_s, started
         self._key_ttl_s = int(config.key_ttl_s)
         self._log_type = log_type(config.name)
         self._route = policy.route
@@ -90,6 +94,8 @@ class Writer:
             check_key(key)
         if not changes and not reads:
             return WriteResult("", self.token)
+        if not self._started:
+            await self._check_started()
         member = Member(TxId(""), changes, key, self._key_ttl_s)
         if key:
             # Replicas add versions and read locks to the changes; a repeated request is known by what it asked for.
@@ -112,6 +118,17 @@ class Writer:
                 return result
             await asyncio.sleep(pause_s * (0.5 + secrets.randbelow(1000) / 1000))
             pause_s = min(pause_s * 2, 1.0)
+
+    async def _check_started(self) -> None:
+        """A set that has started stays so; one replica that takes part is enough to know it."""
+        answers = await self._caller.ask_all(Describe(), STARTED_S, len(self._config.replica))
+        reasons = {a.replica: a.not_started for a in answers if isinstance(a, Described)}
+        if not reasons:
+            raise NotReachable(f"no replica of set {self._config.name!r} responds")
+        if all(reasons.values()):
+            told = sorted(set(reasons.values()))
+            raise NotStarted(f"set {self._config.name!r} has not started: {'; '.join(told)}")
+        self._started = True
 
     def _once(self, member: Member, reads: bytes) -> Awaitable[WriteResult]:
         route = self._route
@@ -169,6 +186,8 @@ class Writer:
         except ReplicaFailed as failed:
             if failed.retry is Retry.ASK_FIRST:
                 raise OutcomeUnknown(tx, f"replica {replica}") from failed
+            if failed.kind == NotStarted.__name__:
+                raise NotStarted(str(failed), tx) from failed
             raise WriteRefused(tx, failed.kind, str(failed), retry=failed.retry) from failed
         assert isinstance(done, WriteDone)
         if done.refused:
@@ -246,7 +265,7 @@ class Writer:
 
 def _is_passing(refused: WriteRefused) -> bool:
     """Whether the same may succeed in a moment; what was read before must be read again first."""
-    return refused.retry is Retry.SAFE and refused.why not in ("version", "serialization")
+    return refused.retry is Retry.SAFE and refused.why not in ("version", "serialization", "not-started")
 
 
 def _rows_in(returned: bytes) -> tuple[tuple[Row, ...], ...]:

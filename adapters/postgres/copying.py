@@ -1,7 +1,7 @@
 """A consistent copy of tables between two databases, in PostgreSQL's own text format."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -121,6 +121,27 @@ class Loader:
         await self._connection.copy_to_table(
             target.table, schema_name=target.schema, columns=target.columns, source=source(), format="text"
         )
+
+    async def execute(self, script: str) -> None:
+        """Something else in the same transaction."""
+        try:
+            await self._connection.execute(script)
+        except (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError) as error:
+            raise NotReachable(f"the connection broke while a copy was loaded: {error}") from error
+        except asyncpg.PostgresError as error:
+            raise ResourceError("the new replica", f"it does not take the schema of the copy: {error}") from error
+
+    async def set_sequences(self, values: Mapping[str, int]) -> None:
+        """Let the sequences that exist here go on where those of the source are."""
+        for name, value in values.items():
+            await self._connection.execute(
+                "select setval(to_regclass($1), $2) where to_regclass($1) is not null", name, value
+            )
+
+    @property
+    def connection(self) -> Connection:
+        """For what else is to be read here."""
+        return self._connection
 
     async def finish(self, position: int) -> None:
         """The copy is whole: it counts, as of this position."""

@@ -192,10 +192,10 @@ class OneProcess(PolicySystem):
 
     async def launch(self, folder: Path, stack: AsyncExitStack) -> None:
         await stack.enter_async_context(Broker.run(self.cluster.config, "b1"))
-        # One after the other on the stack, since a stack is not for several tasks; side by side they would start
-        # little sooner.
-        for name in self.servers:
-            await stack.enter_async_context(Agent.run(self.cluster, SET, name))
+        # One after the other on the stack, since a stack is not for several tasks; the set starts when all are there.
+        agents = [await stack.enter_async_context(Agent.open(self.cluster, SET, name)) for name in self.servers]
+        for agent in agents:
+            await agent.wait_joined()
 
 
 class OwnLinkClient(TopsClient):

@@ -71,6 +71,6 @@ async def serve(cluster: Cluster, set_name: str, replica_name: str) -> None:
 
 
 async def _serve(cluster: Cluster, set_name: str, replica_name: str) -> None:
-    async with Agent.run(cluster, set_name, replica_name) as agent, serve_agent(agent):
+    async with Agent.open(cluster, set_name, replica_name) as agent, serve_agent(agent):
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, agent.site.reload_keys)
         await agent.wait()

@@ -108,6 +108,8 @@ def _troubles(replica: dict[str, Any]) -> list[str]:
     """What an operator has to know about a replica beside its figures."""
     if replica.get("unreachable"):
         return ["its agent does not answer"]
+    if replica["not_started"]:
+        return [f"not started: {replica['not_started']}"]
     troubles = [f"stopped: {replica['stopped']}"] if replica["stopped"] else []
     troubles += [f"tried again: {replica['trouble']}"] if replica["trouble"] else []
     troubles += [] if replica["linked"] else ["it does not reach the set's coordinator"]

@@ -27,7 +27,6 @@ from tops.ports import Resource
 CLOCKS = "tops.row_clocks"
 CONFLICTS, SET_ASIDE = "tops.conflicts", "tops.set_aside"
 WRITE_SETS = "tops.write_sets"
-BEGAN = "tops.began"  # the sets whose log this database follows from its first number
 KEYS, LOGGED_KEYS = "tops.idempotency_keys", "tops.logged_keys"
 DDL = f"""
 create table if not exists {CLOCKS} (
@@ -45,7 +44,6 @@ create table if not exists {LOGGED_KEYS} (
 create table if not exists {SET_ASIDE} (
     tx text primary key, at timestamptz not null, number bigint not null, member bytea not null, reason text not null);
 create table if not exists {WRITE_SETS} (number bigint primary key, places text not null);
-create table if not exists {BEGAN} (replica_set text primary key);
 """
 
 _COLUMNS = """

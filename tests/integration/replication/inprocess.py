@@ -35,11 +35,16 @@ class SmallCluster:
     async def stop_broker(self, name: str) -> None:
         await self._brokers.pop(name).aclose()
 
-    async def start(self, *replicas: str) -> None:
+    async def start(self, *replicas: str, joined: bool = True) -> None:
+        """With `joined`, returns when they take part in their set; a new set needs all of its replicas for that."""
+
         async def one(replica: str) -> None:
-            stack = AsyncExitStack()
-            self.agents[replica] = await stack.enter_async_context(Agent.run(self.cluster, "shop", replica))
-            self._stacks[replica] = stack
+            async with AsyncExitStack() as stack:
+                agent = await stack.enter_async_context(Agent.open(self.cluster, "shop", replica))
+                self.agents[replica] = agent
+                if joined:
+                    await agent.wait_joined()
+                self._stacks[replica] = stack.pop_all()
 
         await asyncio.gather(*map(one, replicas))
 
@@ -58,6 +63,14 @@ class SmallCluster:
         connection = await asyncpg.connect(self.server.dsn_for(self.databases[replica]))
         try:
             return await connection.fetch(sql)
+        finally:
+            await connection.close()
+
+    async def script(self, replica: str, sql: str) -> None:
+        """As `sql`, several statements."""
+        connection = await asyncpg.connect(self.server.dsn_for(self.databases[replica]))
+        try:
+            await connection.execute(sql)
         finally:
             await connection.close()
 
@@ -144,8 +157,13 @@ async def small_cluster(
     brokers: int = 1,
     schema: str = SCHEMA,
     limits: str = LIMITS,
+    running: bool = True,
 ) -> AsyncIterator[SmallCluster]:
-    """A set named `shop` whose replicas are in sync; its databases are new."""
+    """A set named `shop` whose replicas are in sync; its databases are new. Without `running` no agent is started.
+
+    Tests change databases behind the set's back, which is allowed unless `keys` say otherwise."""
+    if "direct_writes" not in keys:
+        keys += '\ndirect_writes = "allow"'
     names = [f"r{number}" for number in range(1, replicas + 1)]
     databases = {name: await _database(server) for name in names}
     place = Path(tempfile.mkdtemp(dir=folder))
@@ -167,9 +185,10 @@ async def small_cluster(
     try:
         for broker in small.cluster.config.broker:
             await small.start_broker(broker.name)
-        await small.start(*names)
-        async with small.connect() as shop:
-            await shop.wait_in_sync()
+        if running:
+            await small.start(*names)
+            async with small.connect() as shop:
+                await shop.wait_in_sync()
         yield small
     finally:
         await small.close()

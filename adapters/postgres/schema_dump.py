@@ -1,0 +1,99 @@
+"""A database's schema as SQL that another one can run, by PostgreSQL's own `pg_dump`."""
+
+import asyncio
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+import asyncpg
+
+from adapters.postgres.guard_triggers import TRIGGER
+from adapters.postgres.session import Connection, Options, connect
+from adapters.postgres_programs import binary
+from tops.errors import ConfigError, ResourceError
+
+EMBEDDED_MAJOR = 16  # of the wheel's programs: pg_dump does not read newer servers
+_OPTIONS = Options(lock_timeout_s=30.0, statement_timeout_s=600.0, connect_timeout_s=10.0)
+# psql's own commands, and settings of the session that ran pg_dump: names in its output are qualified anyway.
+_NOT_FOR_A_SERVER = re.compile(
+    r"^(?:\\(?:restrict|unrestrict)\b.*"
+    r"|SET (?:statement_timeout|lock_timeout|idle_in_transaction_session_timeout|transaction_timeout|client_encoding"
+    r"|standard_conforming_strings|xmloption|client_min_messages|row_security|default_tablespace"
+    r"|default_table_access_method) = .*;"
+    r"|SELECT pg_catalog\.set_config\('search_path', '', false\);)[ \t\r]*$",
+    re.MULTILINE,
+)
+_OWN = re.compile(rf"^.*\bTRIGGER {TRIGGER}\b.*;$", re.MULTILINE)
+
+
+class SchemaDump(NamedTuple):
+    """`pre_data` before the rows, `post_data` (indexes, constraints, triggers) after them."""
+
+    pre_data: str
+    post_data: str
+    extensions: tuple[str, ...]
+
+
+def plain_sql(script: str) -> str:
+    """A script as a server takes it: what `pg_dump` adds for psql, or for its own session, is left out."""
+    return _NOT_FOR_A_SERVER.sub("", script).replace("SET check_function_bodies", "SET LOCAL check_function_bodies")
+
+
+async def dump_schema(dsn: str) -> SchemaDump:
+    """The schema of a database without owners, privileges, publications, subscriptions and what is ours."""
+    connection = await connect(dsn, "the database", "tops-dump", _OPTIONS)
+    try:
+        major = int(await connection.fetchval("select current_setting('server_version_num')::int / 10000"))
+        found = await connection.fetch("select extname from pg_extension where extname <> 'plpgsql' order by 1")
+    finally:
+        await connection.close()
+    program = _program(major)
+    pre_data, post_data = [await _section(program, dsn, section) for section in ("pre-data", "post-data")]
+    return SchemaDump(pre_data, post_data, tuple(row["extname"] for row in found))
+
+
+def _program(major: int) -> Path:
+    if major <= EMBEDDED_MAJOR:
+        return binary("pg_dump")
+    found = shutil.which("pg_dump")
+    if found is None:
+        raise ConfigError(f"the schema of PostgreSQL {major} is read by its own pg_dump: put that on the PATH")
+    return Path(found)
+
+
+async def _section(program: Path, dsn: str, section: str) -> str:
+    parts = urlsplit(dsn)
+    user, _, place = parts.netloc.rpartition("@")
+    name, _, password = user.partition(":")
+    address = urlunsplit(parts._replace(netloc=f"{name}@{place}"))  # others see a program's arguments
+    process = await asyncio.create_subprocess_exec(
+        str(program), "--schema-only", f"--section={section}", "--no-owner", "--no-privileges", "--no-publications",
+        "--no-subscriptions", "--no-tablespaces", "--no-security-labels", "--exclude-schema=tops", "-d", address,
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "PGPASSWORD": unquote(password)},
+    )  # fmt: skip
+    out, errors = await process.communicate()
+    if process.returncode != 0:
+        raise ResourceError("the source", f"its schema can't be read: {errors.decode(errors='replace').strip()}")
+    return _OWN.sub("", plain_sql(out.decode()))
+
+
+async def missing_extensions(connection: Connection, extensions: tuple[str, ...]) -> list[str]:
+    """Those that this server does not have to offer."""
+    rows = await connection.fetch(
+        "select name from unnest($1::text[]) as name where name not in (select name from pg_available_extensions)",
+        list(extensions),
+    )
+    return [row["name"] for row in rows]
+
+
+async def sequence_values(connection: asyncpg.Connection) -> dict[str, int]:
+    """How far the sequences that are not ours have come, by SQL name; those never used are left out."""
+    rows = await connection.fetch(
+        "select format('%I.%I', schemaname, sequencename) as name, last_value from pg_sequences "
+        "where last_value is not null and schemaname <> 'tops'"
+    )
+    return {row["name"]: row["last_value"] for row in rows}
