@@ -32,7 +32,7 @@ class Update(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="update
     """New values for, or amounts added to, columns of the row with that primary key.
 
     No such row: 0 rows and no error, unless it must exist. With `sum_key`, the row's name among the sums, the amounts
-    are added to those in `SUMS` as well.
+    are added to those in `SUMS` as well. `expect_row`: the digest of the row that an origin has found there.
     """
 
     table: str
@@ -42,6 +42,7 @@ class Update(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="update
     expect_version: int | None = None
     must_exist: bool = False
     sum_key: str = ""
+    expect_row: str | None = None
 
 
 class Upsert(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="upsert"):
@@ -55,11 +56,12 @@ class Upsert(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="upsert
 
 
 class Delete(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="delete"):
-    """The row is gone afterwards; no such row: 0 rows, no error."""
+    """The row is gone afterwards; no such row: 0 rows, no error, unless it must be the one that an origin has found."""
 
     table: str
     key: Row
     expect_version: int | None = None
+    expect_row: str | None = None
 
 
 class Statement(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="statement"):
@@ -81,6 +83,8 @@ class Member(msgspec.Struct, frozen=True, gc=False, array_like=True):
     idempotency_key: str = ""
     key_ttl_s: int = 86_400  # how long the key is remembered
     content: str = ""  # what the key stands for, where the changes are no longer those that the application asked for
+    origin: str = ""  # the replica that has executed it and captured these changes; only replicas may say so
+    sequences: tuple[tuple[str, int], ...] = ()  # by name, the last values of sequences that the execution has advanced
 
     @property
     def key(self) -> str:

@@ -22,7 +22,8 @@ _ONE_FORM = {
 
 _FIND_TABLE = """
 select c.oid, n.nspname, c.relname, c.relkind,
-       exists (select from pg_trigger t where t.tgrelid = c.oid and not t.tgisinternal and t.tgenabled <> 'D')
+       exists (select from pg_trigger t join pg_proc p on p.oid = t.tgfoid where t.tgrelid = c.oid
+           and not t.tgisinternal and t.tgenabled <> 'D' and p.pronamespace::regnamespace::text <> 'tops')
        or c.relhasrules or c.relrowsecurity as has_side_effects,
        coalesce((select array_agg(a.attname order by k.place) from pg_index i cross join
            lateral unnest(i.indkey) with ordinality as k(number, place)

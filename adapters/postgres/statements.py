@@ -66,6 +66,8 @@ def _column(step: Step, part: Part) -> list[Value]:
             return [change.add[part.column] for change in step.changes]  # type: ignore[union-attr]
         case "expected version":
             return [change.expect_version for change in step.changes]  # type: ignore[union-attr]
+        case "expected row":
+            return [change.expect_row for change in step.changes]  # type: ignore[union-attr]
         case "sum key":
             return [change.sum_key for change in step.changes]  # type: ignore[union-attr]
         case "number":

@@ -17,7 +17,7 @@ from adapters.postgres.session import Connection, Session
 from adapters.postgres.sqlstates import exclusion, is_connection_loss, is_passing, is_schema_change
 from adapters.postgres.statements import TELL, Statements
 from adapters.postgres.steps import Step, Traits, have_one_shape, layers, plan, shape_of, side_by_side
-from tops.changes import Change, Insert, InvalidChange, Row, Statement, Update
+from tops.changes import Change, Delete, Insert, InvalidChange, Row, Statement, Update
 from tops.ports import Exclusion, MemberVote
 
 # Checked after every statement, as if each member were alone: of two members one must not make good what the other did.
@@ -192,7 +192,7 @@ class SlowPath:
             if is_connection_loss(error) or is_passing(error):
                 raise
             await self._connection.execute("ROLLBACK TO SAVEPOINT tops_member; RELEASE SAVEPOINT tops_member")
-            return MemberVote(tx=tx, excluded=exclusion(error))
+            return MemberVote(tx=tx, excluded=exclusion(error, captured=bool(written.job.member.origin)))
 
     async def _written(self, job: Job) -> Written | MemberVote:
         texts: list[list[str] | str] = []
@@ -209,7 +209,7 @@ class SlowPath:
                 else:
                     (step,) = plan([(job.number, traits, change)])
                     calls = await self._statements.calls_for(step)
-                    if isinstance(change, Update) and change.must_exist:
+                    if _must_hit(change):
                         texts.append([call.text(step, 1) for call in calls] + [f"SELECT tops.affected({TELL},1)"])
                     else:
                         texts.append([call.text(step, TELL) for call in calls])
@@ -245,6 +245,13 @@ class SlowPath:
         rows += (await self._session.send(self._connection, pending))[1]
         tx = written.job.member.tx
         return MemberVote(tx=tx, rows=tuple(rows), returned=tuple(returned) if any(returned) else ())
+
+
+def _must_hit(change: Change) -> bool:
+    """Whether the change is for a row that must be there."""
+    if isinstance(change, Update) and change.must_exist:
+        return True
+    return isinstance(change, Update | Delete) and change.expect_row is not None
 
 
 def command_count(tag: str) -> int:

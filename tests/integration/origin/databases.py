@@ -1,0 +1,90 @@
+"""Databases in which an origin executes: a schema, a login for writes."""
+
+import itertools
+from collections.abc import Sequence
+from contextlib import suppress
+
+import asyncpg
+
+from adapters import EmbeddedPostgres, PostgresAdapter
+from adapters.postgres.origin import Executed, Origin, Rejected
+from adapters.postgres.scripts import user_tables
+from adapters.postgres.session import Options
+from tops.changes import Change, Member, Row, Statement
+from tops.ids import TxId
+from tops.ports import MemberVote
+
+_numbers = itertools.count(1)
+OPTIONS = Options(lock_timeout_s=1.0, statement_timeout_s=10.0, connect_timeout_s=10.0)
+WRITE, PASSWORD = "origin_write", "secret"
+Record = asyncpg.Record
+
+
+class OriginDatabase:
+    def __init__(self, server: EmbeddedPostgres, name: str) -> None:
+        self._server, self.name = server, name
+        self.dsn = server.dsn_for(name)
+        self.write_dsn = self.dsn.replace("//postgres:", f"//{WRITE}:", 1)
+        self.origin: Origin
+        self.adapter: PostgresAdapter
+        self.write_set: tuple[Change, ...] = ()
+        self._open: list[Origin | PostgresAdapter] = []
+
+    @classmethod
+    async def make(cls, server: EmbeddedPostgres) -> "OriginDatabase":
+        database = cls(server, f"origin{next(_numbers)}")
+        connection = await asyncpg.connect(server.dsn)
+        try:
+            with suppress(asyncpg.DuplicateObjectError):
+                await connection.execute(f"create role {WRITE} login password '{_password(server)}'")
+            await connection.execute(f'create database "{database.name}"')
+        finally:
+            await connection.close()
+        return database
+
+    async def begin(self, schema: str) -> None:
+        """Make the schema, and be ready to execute and to apply."""
+        connection = await asyncpg.connect(self.dsn)
+        try:
+            await connection.execute(schema)
+            await connection.execute(
+                f"grant select, insert, update, delete on all tables in schema public to {WRITE};"
+                f"grant usage on all sequences in schema public to {WRITE}"
+            )
+        finally:
+            await connection.close()
+        self.adapter = PostgresAdapter(self.dsn, cluster="test", replica_set="shop")
+        await self.adapter.start()
+        self.origin = Origin(self.write_dsn, self.dsn, "the origin", await user_tables(self.dsn), OPTIONS)
+        await self.origin.start()
+        self._open += [self.origin, self.adapter]
+
+    async def close(self) -> None:
+        for part in self._open:
+            await part.close()
+
+    async def execute(self, *changes: Change | str) -> Executed | Rejected:
+        """One transaction, executed and rolled back."""
+        request = tuple(Statement(change) if isinstance(change, str) else change for change in changes)
+        (outcome,) = await self.origin.execute([request])
+        return outcome
+
+    async def apply(self, tx: str, executed: Executed) -> MemberVote:
+        """Commit the write set here, as a replica does."""
+        member = Member(TxId(tx), executed.write_set.changes, origin="r1", sequences=executed.write_set.sequences)
+        (vote,) = await self.adapter.write_all_local([member])
+        return vote
+
+
+def _password(server: EmbeddedPostgres) -> str:
+    """The superuser's, so that only the name in an address differs."""
+    return server.dsn.split("//postgres:", 1)[1].split("@", 1)[0]
+
+
+async def rows_of(connection: "asyncpg.Connection[Record]", tables: Sequence[str]) -> dict[str, list[Row]]:
+    """Everything in the tables, in one order."""
+    found = {}
+    for table in tables:
+        rows = await connection.fetch(f"select t::text as row from {table} as t order by 1")
+        found[table] = [dict(row) for row in rows]
+    return found
