@@ -34,6 +34,11 @@ class ReplicaDatabase:
         return self._server.dsn if self._server is not None else self._replica.dsn or ""
 
     @property
+    def write_dsn(self) -> str:
+        """The login with which clients' statements are executed once."""
+        return self.dsn
+
+    @property
     def is_sqlite(self) -> bool:
         return self.dsn.startswith("sqlite:")
 

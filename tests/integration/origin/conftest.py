@@ -31,3 +31,24 @@ async def plain(database: OriginDatabase) -> AsyncIterator["asyncpg.Connection[a
     connection = await asyncpg.connect(database.dsn)
     yield connection
     await connection.close()
+
+
+@pytest.fixture(autouse=True)
+def _scratch(monkeypatch, server):
+    import asyncio, asyncpg
+    from replication.databases import ReplicaDatabase
+    from contextlib import suppress
+
+    async def role():
+        c = await asyncpg.connect(server.dsn)
+        pw = server.dsn.split("//postgres:", 1)[1].split("@", 1)[0]
+        with suppress(asyncpg.DuplicateObjectError):
+            await c.execute(f"create role origin_write login password '{pw}'; grant pg_write_all_data, pg_read_all_data to origin_write; ")
+        await c.execute("grant pg_write_all_data, pg_read_all_data to origin_write")
+        await c.close()
+
+    asyncio.run(role())
+    monkeypatch.setattr(ReplicaDatabase, "write_dsn", property(lambda self: self.dsn.replace("//postgres:", "//origin_write:", 1)))
+
+
+from tests.integration.replication.conftest import folder  # noqa
