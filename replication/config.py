@@ -67,7 +67,6 @@ class ReplicaSetConfig(Table):
     write_token: str | None = None  # the bearer token for writes over HTTP; none: no writes over HTTP
     http_keys: str | None = None  # the folder of the keys under which a broker's HTTP side writes; {broker} is its name
 
-    allow_volatile: bool = False
     wait_s: Seconds = 5.0  # how long a read waits for its position unless it says otherwise
     key_ttl_s: Seconds = 86_400.0
 
@@ -112,6 +111,16 @@ class ReplicaSetConfig(Table):
     @property
     def least_in_sync(self) -> int:
         return self.min_in_sync or len(self.replica) // 2 + 1
+
+    @model_validator(mode="before")
+    @classmethod
+    def _former_keys(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "allow_volatile" in values:
+            raise ValueError(
+                "allow_volatile is gone: only statements that are proved deterministic are replicated; remove the key, "
+                "and give the values of clocks, sequences and random numbers as parameters"
+            )
+        return values
 
     @field_validator("tables", mode="before")
     @classmethod

@@ -98,7 +98,6 @@ class ReplicaDatabase:
             replica_set=self._config.name,
             name=name,
             versioned=self._config.versioned,
-            allow_volatile=self._config.allow_volatile,
         )
 
 

@@ -165,7 +165,7 @@ class LocalWrites:
         try:
             for change in member.changes:
                 if isinstance(change, Statement):
-                    check_statement(change.sql, allow_volatile=self._config.allow_volatile)
+                    check_statement(change.sql)
         except TopsError as error:
             return error
         return None

@@ -21,7 +21,6 @@ from replication.verdicts import VerdictAsker
 from tops.changes import (
     Change,
     Member,
-    NotDeterministic,
     Row,
     Statement,
     check_statement,
@@ -129,19 +128,11 @@ class Writer:
         return self._at_some_replica(member)
 
     def _must_be_executed(self, changes: tuple[Change, ...]) -> bool:
-        """Whether the changes can't be shipped: known from before, or their text tells."""
+        """Whether the changes can't be shipped: known from before, or statements, where rows are replicated."""
         statements = [change for change in changes if isinstance(change, Statement)]
-        if not statements:
-            return self._fallback.is_needed(changes)
-        if self._route is Route.REPLICA or self._fallback.is_needed(changes):
-            return True  # peers replicate rows, never statements
-        try:
-            for change in statements:
-                check_statement(change.sql, allow_volatile=self._config.allow_volatile)
-        except NotDeterministic:
-            self._fallback.remember(changes)
-            return True
-        return False
+        for change in statements:
+            check_statement(change.sql)
+        return self._fallback.is_needed(changes) or (bool(statements) and self._route is Route.REPLICA)
 
     async def _executed(self, member: Member, reads: bytes) -> WriteResult:
         done = await self._fallback.execute(

@@ -22,10 +22,11 @@ SUMS = "tops.row_sums"  # where a resource adds up what was added to each row, b
 
 
 class Insert(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="insert"):
-    """A new row; refused if its key exists."""
+    """A new row; refused if its key exists. `captured`: an origin has found the key absent."""
 
     table: str
     values: Row
+    captured: bool = False
 
 
 class Update(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="update"):
@@ -156,14 +157,14 @@ class InvalidChange(TopsError):
 
 
 class NotDeterministic(InvalidChange):
-    """Replicas running this statement would end with different rows."""
+    """Replicas carrying this out might end with different rows; `reason` is a code, `detail` says what and what to do.
 
-    def __init__(self, culprit: str, sql: str) -> None:
-        self.culprit = culprit
-        super().__init__(
-            f"{culprit} gives another result on every replica; compute the value first and pass it as a parameter, "
-            f"or allow non-deterministic statements for this replica set: {sql[:200]}"
-        )
+    The code travels inside the text, so that the error can be made again from it at the client.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        self.reason, self.detail = reason, detail
+        super().__init__(f"not proved deterministic [{reason}]: {detail}")
 
 
 _ALLOWED = frozenset({"insert", "update", "delete", "merge", "with", "select", "truncate"})
@@ -198,8 +199,8 @@ _TOKEN = re.compile(
 )
 
 
-def check_statement(sql: str, *, allow_volatile: bool = False) -> None:
-    """Refuse what could end the transaction around it or, unless allowed, what differs from replica to replica."""
+def check_statement(sql: str) -> None:
+    """Reject what could end the transaction around it."""
     tokens = list(_tokens(sql))
     if not tokens:
         raise InvalidChange("the statement is empty")
@@ -210,9 +211,13 @@ def check_statement(sql: str, *, allow_volatile: bool = False) -> None:
         )
     if ("other", ";") in tokens[:-1]:
         raise InvalidChange(f"one statement at a time, please: {sql[:200]}")
-    culprit = None if allow_volatile else volatile_part(sql)
+
+
+def check_not_volatile(sql: str) -> None:
+    """Reject a statement that names something volatile; for databases that can't prove what a statement does."""
+    culprit = volatile_part(sql)
     if culprit is not None:
-        raise NotDeterministic(culprit, sql)
+        raise NotDeterministic("function", f"{culprit} gives another result on every replica: give the value itself")
 
 
 def check_query(sql: str) -> None:
@@ -284,6 +289,13 @@ def split_table_name(table: str) -> tuple[str | None, str]:
     if rebuilt != table or not 1 <= len(names) <= 2:
         raise InvalidChange(f"table name {table!r}: write name or schema.name, in double quotes if it holds a dot")
     return (None, names[0]) if len(names) == 1 else (names[0], names[1])
+
+
+def is_captured(change: Change) -> bool:
+    """Whether an origin has captured the change: it says what is to be found in the row's place."""
+    if isinstance(change, Insert):
+        return change.captured
+    return isinstance(change, Update | Delete) and change.expect_row is not None
 
 
 def tables_of(changes: Iterable[Change]) -> set[str]:

@@ -8,6 +8,7 @@ from adapters.postgres.catalog import find_table
 from adapters.postgres.log import Log
 from adapters.postgres.outbox import Outbox
 from adapters.postgres.promises import Promises
+from adapters.postgres.proof import Prover
 from adapters.postgres.reading import PostgresSnapshot, Readers, snapshot
 from adapters.postgres.row_sql import version_sql
 from adapters.postgres.session import Connection, Options, Session
@@ -45,15 +46,16 @@ class PostgresAdapter:
         replica_set: str,
         name: str = "",
         versioned: Sequence[str] = (),
-        allow_volatile: bool = False,
         lock_timeout_s: float = 5.0,
         statement_timeout_s: float = 30.0,
         connect_timeout_s: float = 10.0,
         read_connections: int = 8,
+        prover: type[Prover] = Prover,
     ) -> None:
         """`name` is what errors call this database; `versioned` tables keep the number that last changed each row.
 
-        A lock or a statement that takes longer than its time-out makes the whole epoch or batch refused.
+        A lock or a statement that takes longer than its time-out makes the whole epoch or batch refused. Tests of the
+        proof hand in a `prover` of their own.
         """
         where = name or f"the PostgreSQL database of replica set {replica_set!r}"
         options = Options(
@@ -61,9 +63,7 @@ class PostgresAdapter:
             statement_timeout_s=statement_timeout_s,
             connect_timeout_s=connect_timeout_s,
         )
-        self._session = Session(
-            dsn, where, f"{cluster}\0{replica_set}", options, frozenset(versioned), allow_volatile=allow_volatile
-        )
+        self._session = Session(dsn, where, f"{cluster}\0{replica_set}", options, frozenset(versioned), prover)
         self._book = Book(self._session, cluster, replica_set)
         self._promises, self._log, self._outbox = Promises(self._book), Log(self._book), Outbox(self._book)
         self._readers = Readers(dsn, where, options, read_connections)

@@ -5,7 +5,6 @@ database has. Nothing here reaches the server unquoted.
 """
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
@@ -15,9 +14,9 @@ from uuid import UUID
 
 import msgspec
 
-from tops.changes import CLOCK_STRINGS, InvalidChange, Value
+from adapters.postgres.proof.texts import is_fixed_time
+from tops.changes import InvalidChange, NotDeterministic, Value
 
-_WORD = re.compile(r"[a-z]+")
 # What the text of a value depends on, as every session of ours has it: texts that replicas compare are written so.
 TEXT_SETTINGS = {
     "timezone": "UTC",
@@ -42,6 +41,7 @@ class SqlType:
     is_uuid: bool = False
     element: "SqlType | None" = None
     delimiter: str = ","  # between the elements of an array
+    holds_time: bool = False  # values are or contain dates or times
     one_form: str = "{}"  # SQL that turns all spellings of a value into one
 
     def canonical(self, expression: str) -> str:
@@ -68,6 +68,7 @@ class SqlType:
         return f"::{self.name}" if self._goes_as_text else ""
 
 
+_HOW_TO = "write digits, with a numeric offset from UTC"
 TEXT = SqlType("text", "S")
 BIGINT = SqlType("bigint", "N", is_integer=True)
 BYTEA = SqlType("bytea", "U", is_bytes=True)
@@ -104,8 +105,8 @@ def text_form(value: Value, sql_type: SqlType) -> str | None:
         if sql_type.category == "T" and value.startswith("-P"):
             # A negative timedelta that came over the wire; PostgreSQL does not read its sign there.
             return _scalar(msgspec.convert(value, timedelta), sql_type)
-        if _holds_time(sql_type) and (clock := CLOCK_STRINGS & set(_WORD.findall(value.lower()))):
-            raise InvalidChange(f"{min(clock)!r} means another time on every replica: write the time itself")
+        if sql_type.holds_time and not is_fixed_time(value):
+            raise NotDeterministic("literal", f"{value[:100]!r} may mean another time on every replica: {_HOW_TO}")
         return value
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -132,11 +133,6 @@ def _scalar(value: Value, sql_type: SqlType) -> str:
             return str(msgspec.to_builtins(value))  # as it would come over the wire, should the column be text
         case _:
             raise InvalidChange(f"a {type(value).__name__} can't be stored as {sql_type.name}")
-
-
-def _holds_time(sql_type: SqlType) -> bool:
-    of_elements = sql_type.element is not None and sql_type.element.category == "D"
-    return sql_type.category in ("D", "R") or of_elements
 
 
 def _json(value: Value) -> str:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import asyncpg
 
 from adapters.postgres import schema
+from adapters.postgres.proof import Prover
 from adapters.postgres.sqlstates import ROWS_NOTICE, is_connection_loss
 from adapters.postgres.statements import Statements
 from tops.errors import AgentReplaced, ConfigError, NotReachable, OutcomeUnknown, ResourceError
@@ -86,11 +87,17 @@ class Session:
     """The writing connection of one agent, made again when it breaks and nobody has taken over."""
 
     def __init__(
-        self, dsn: str, where: str, owner: str, options: Options, versioned: frozenset[str], *, allow_volatile: bool
+        self,
+        dsn: str,
+        where: str,
+        owner: str,
+        options: Options,
+        versioned: frozenset[str],
+        prover: type[Prover] = Prover,
     ) -> None:
         self.where = where
         self._dsn, self._options = dsn, options
-        self._versioned, self._allow_volatile = versioned, allow_volatile
+        self._versioned, self._prover = versioned, prover
         digest = hashlib.sha256(owner.encode()).digest()
         self._application = f"tops-agent {digest.hex()[:24]}"
         self._lock_key = int.from_bytes(digest[:8], "big", signed=True)
@@ -187,7 +194,7 @@ class Session:
             raise
         connection.add_log_listener(self._note)
         self._connection = connection
-        self._statements = Statements(connection, self._versioned, allow_volatile=self._allow_volatile)
+        self._statements = Statements(connection, self._versioned, self._prover)
         return self._connection, self._statements
 
     async def _lock(self, connection: Connection, *, take_over: bool) -> None:

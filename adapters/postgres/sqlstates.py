@@ -4,7 +4,7 @@ import asyncio
 
 import asyncpg
 
-from tops.changes import InvalidChange
+from tops.changes import InvalidChange, NotDeterministic
 from tops.ports import Exclusion, Why
 
 WRONG_COUNT = "TP001"  # raised by tops.affected: the fast path's expectation did not hold
@@ -13,7 +13,7 @@ ROWS_NOTICE = "TP000"  # sent by tops.affected: how many rows a change affected
 
 UNKNOWN_ID = "42704"
 BUSY_ID = "55000"
-NOT_PREPARABLE = "0A000"
+NOT_SUPPORTED = NOT_PREPARABLE = "0A000"
 
 _CONSTRAINTS = {
     "23502": "not-null",
@@ -57,6 +57,8 @@ def exclusion(error: asyncpg.PostgresError | InvalidChange, *, captured: bool = 
 
     `captured`: at its origin every row was the expected one and every constraint held, so that something came in
     between: it is to be executed again, which then meets the constraint itself or another row."""
+    if isinstance(error, NotDeterministic):
+        return Exclusion(why=Why.INVALID, sqlstate=NOT_SUPPORTED, message=str(error))
     if isinstance(error, InvalidChange):
         return Exclusion(why=Why.INVALID, sqlstate="", message=str(error))
     code = sqlstate(error)

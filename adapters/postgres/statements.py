@@ -16,16 +16,11 @@ from asyncpg.prepared_stmt import PreparedStatement
 from adapters.postgres.catalog import Table, find_table, find_types, sql_name
 from adapters.postgres.guards import check_harmless
 from adapters.postgres.literals import SqlType, array_literal, literal
+from adapters.postgres.proof import NotProved, Prover, Verdict
 from adapters.postgres.row_sql import Part, Sql, check_versions_sql, row_change_sql, write_versions_sql
-from adapters.postgres.sqlstates import exclusion
+from adapters.postgres.sqlstates import exclusion, is_connection_loss, is_passing
 from adapters.postgres.steps import Shape, Step, Traits, check, traits_of
-from tops.changes import (
-    Change,
-    InvalidChange,
-    Statement,
-    Value,
-    check_statement,
-)
+from tops.changes import Change, InvalidChange, NotDeterministic, Statement, Value, check_statement, is_captured
 from tops.ports import Exclusion
 
 _LATE_TRIGGERS = """
@@ -94,10 +89,10 @@ class Statements:
     """The statements of one connection, and what is known of its tables."""
 
     def __init__(
-        self, connection: "asyncpg.Connection[asyncpg.Record]", versioned: frozenset[str], *, allow_volatile: bool
+        self, connection: "asyncpg.Connection[asyncpg.Record]", versioned: frozenset[str], prover: type[Prover] = Prover
     ) -> None:
-        self._connection = connection
-        self._versioned, self._allow_volatile = versioned, allow_volatile
+        self._connection, self._versioned = connection, versioned
+        self._prover = prover(connection)
         self.tables: dict[str, Table] = {}
         self.known: dict[Shape, Traits] = {}
         self._former: dict[str, Table] = {}  # tables as the calls were made for them
@@ -127,6 +122,7 @@ class Statements:
         """Ask the database about tables and statements before they are used next; what has not changed is kept."""
         self.tables.clear()
         self.known.clear()
+        self._prover.forget()
         self._late_triggers = self._versioned_oids = None
         self._learned_at = time.monotonic()
 
@@ -172,11 +168,13 @@ class Statements:
             try:
                 if table is None:
                     raise InvalidChange("not looked up yet")
-                check(change, table, allow_volatile=self._allow_volatile)
+                check(change, table)
             except InvalidChange:
                 # Unknown, or known from before a column came.
                 table = await self._look_up(change.table)
-                check(change, table, allow_volatile=self._allow_volatile)
+                check(change, table)
+            if not is_captured(change):  # what triggers and defaults made of it is in the write set
+                _require(await self._prover.row_change(change, table.oid))
             found = traits_of(change, shape, table)
         self.known[shape] = found
         return found
@@ -232,17 +230,23 @@ class Statements:
         return name
 
     async def _prepare_user_statement(self, sql: str) -> UserCall | Exclusion:
-        """A statement that can't be prepared is refused for good, for every member that brings it."""
-        check_statement(sql, allow_volatile=self._allow_volatile)
+        """A statement that is not understood or not proved is rejected for good, for every member that brings it."""
+        check_statement(sql)
         check_harmless(sql)
+        try:
+            _require(await self._prover.statement(sql))
+            return await self._proved_call(sql)
+        except (InvalidChange, asyncpg.PostgresError) as error:
+            if is_connection_loss(error) or is_passing(error):
+                raise
+            return exclusion(error)
+
+    async def _proved_call(self, sql: str) -> UserCall:
         try:
             return await self._user_call(sql, counted=True)
         except asyncpg.PostgresError:
-            # Not every statement can be a part of another one; those run by themselves.
-            try:
-                return await self._user_call(sql, counted=False)
-            except asyncpg.PostgresError as error:
-                return exclusion(error)
+            # One that returns rows can't be a part of another; it runs by itself.
+            return await self._user_call(sql, counted=False)
 
     async def _user_call(self, sql: str, *, counted: bool) -> UserCall:
         if counted:
@@ -252,3 +256,8 @@ class Statements:
         statement = self._kept[-1]
         types = await find_types(self._connection, [parameter.oid for parameter in statement.get_parameters()])
         return UserCall(name, tuple(types), counted, statement)
+
+
+def _require(verdict: Verdict) -> None:
+    if isinstance(verdict, NotProved):
+        raise NotDeterministic(verdict.reason, verdict.sentence)

@@ -23,7 +23,7 @@ from tops.errors import InvariantBroken
 Key = tuple[Hashable, ...]
 _KEY, _VALUES, _ADD = attrgetter("key"), attrgetter("values"), attrgetter("add")
 _TABLE, _VERSION, _SUM_KEY = attrgetter("table"), attrgetter("expect_version"), attrgetter("sum_key")
-_EXPECTED_ROW = attrgetter("expect_row")
+_EXPECTED_ROW, _CAPTURED = attrgetter("expect_row"), attrgetter("captured")
 Shape = tuple[Hashable, ...]  # what makes two changes one statement: verb, table, columns, whether versions are checked
 
 
@@ -61,7 +61,7 @@ def shape_of(change: Change) -> Shape:
         return ("update", update.table, tuple(update.key), values, tuple(update.add), *plain)
     if kind is Insert:
         insert = cast(Insert, change)
-        return ("insert", insert.table, tuple(insert.values))
+        return ("insert", insert.table, tuple(insert.values), insert.captured)
     match change:
         case Upsert(table, key, assigned, expected, add):
             return ("upsert", table, tuple(key), tuple(assigned), expected is not None, tuple(add))
@@ -73,17 +73,17 @@ def shape_of(change: Change) -> Shape:
             raise InvariantBroken(f"{change!r} is no change")
 
 
-def check(change: RowChange, table: Table, *, allow_volatile: bool) -> None:
+def check(change: RowChange, table: Table) -> None:
     """Refuse what does not fit the table."""
     check_table(table.sql_name)
     match change:
         case Insert(_, values):
-            table.check_insert(values, allow_volatile=allow_volatile)
+            table.check_insert(values)
         case Upsert(_, key, values, _, add):
             table.check_key(key)
             table.check_values(values)
             table.check_values(add)
-            table.check_insert({**key, **values, **add}, allow_volatile=allow_volatile)
+            table.check_insert({**key, **values, **add})
             if add:
                 table.check_assigned_once(values, add)
         case Update(_, key, values, add):
@@ -147,7 +147,9 @@ def have_one_shape(changes: list[Change]) -> bool:
             plain = plain and len(set(map(bool, map(_SUM_KEY, changes)))) == 1
             plain = plain and len(set(map(bool, map(_EXPECTED_ROW, changes)))) == 1
         return plain and all(_same_names(changes, of) for of in (_KEY, _VALUES, _ADD))
-    return kinds == {Insert} and _one_table(changes) and _same_names(changes, _VALUES)
+    if kinds != {Insert} or len(set(map(_CAPTURED, changes))) > 1:
+        return False
+    return _one_table(changes) and _same_names(changes, _VALUES)
 
 
 def _one_table(changes: list[Change]) -> bool:

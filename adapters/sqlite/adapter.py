@@ -90,13 +90,12 @@ class SqliteAdapter:
         replica_set: str,
         name: str = "",
         versioned: Sequence[str] = (),
-        allow_volatile: bool = False,
     ) -> None:
         """`path` may be a file name or `sqlite:///…`; several sets in one file share nothing but the file."""
         self.path = Path(str(path).removeprefix("sqlite:///")) if str(path).startswith("sqlite:") else Path(path)
         self.cluster, self.replica_set = cluster, replica_set
         self.where = name or f"the SQLite database {self.path.name} of replica set {replica_set!r}"
-        self._versioned, self._allow_volatile = frozenset(versioned), allow_volatile
+        self._versioned = frozenset(versioned)
         self._token = secrets.token_hex(16)
         # One thread, so that calls are carried out in order and go on when their caller is cancelled.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tops-sqlite")
@@ -284,7 +283,7 @@ class SqliteAdapter:
             raise ConfigError(f"{self.where}: {self.path} can't be used: {error}") from error
         self._open = connection
         self._undo = UndoLog(connection)
-        self._work = Work(connection, self.replica_set, self._versioned, allow_volatile=self._allow_volatile)
+        self._work = Work(connection, self.replica_set, self._versioned)
         connection.execute("begin immediate")
         # From here on an earlier agent's transactions find another token than theirs, and end.
         connection.execute("insert or replace into tops_agent values (?, ?)", (self.replica_set, self._token))

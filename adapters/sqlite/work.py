@@ -23,6 +23,7 @@ from tops.changes import (
     Update,
     Upsert,
     Value,
+    check_not_volatile,
     check_statement,
     content_digest,
     split_table_name,
@@ -64,11 +65,8 @@ class WrongVersion(Exception):
 class Work:
     """Runs members inside the connection's open transaction; knows the tables as of the current schema."""
 
-    def __init__(
-        self, connection: sqlite3.Connection, replica_set: str, versioned: frozenset[str], *, allow_volatile: bool
-    ) -> None:
-        self._connection, self._replica_set = connection, replica_set
-        self._versioned, self._allow_volatile = versioned, allow_volatile
+    def __init__(self, connection: sqlite3.Connection, replica_set: str, versioned: frozenset[str]) -> None:
+        self._connection, self._replica_set, self._versioned = connection, replica_set, versioned
         self._tables: dict[str, _Table] = {}
         self._schema_version = -1
         self._deferred: list[str] = []
@@ -133,7 +131,7 @@ class Work:
         if isinstance(change, Statement):
             return self._statement(change)
         table = self.table(change.table)
-        _check(change, table, allow_volatile=self._allow_volatile)
+        _check(change, table)
         if getattr(change, "sum_key", ""):
             raise InvalidChange("sums of what was added are not kept in a SQLite database")
         expected = getattr(change, "expect_version", None)
@@ -148,7 +146,8 @@ class Work:
         return count, ()
 
     def _statement(self, change: Statement) -> tuple[int, tuple[Row, ...]]:
-        check_statement(change.sql, allow_volatile=self._allow_volatile)
+        check_statement(change.sql)
+        check_not_volatile(change.sql)
         self._denied = ""
         self._connection.set_authorizer(self._may)
         try:
@@ -258,7 +257,7 @@ def _key_value(value: Value, declared: str) -> Value:
     return value.hex() if isinstance(value, bytes) else value
 
 
-def _check(change: RowChange, table: _Table, *, allow_volatile: bool) -> None:
+def _check(change: RowChange, table: _Table) -> None:
     if not table.key:
         raise InvalidChange(f"table {table.name!r} has no primary key: add one, or write by SQL statement")
     given = change.values if isinstance(change, Insert) else {**change.key, **getattr(change, "values", {})}
@@ -272,7 +271,7 @@ def _check(change: RowChange, table: _Table, *, allow_volatile: bool) -> None:
             if missing := set(table.key) - set(given):
                 raise InvalidChange(f"the insert into {table.name!r} lacks its key: {', '.join(sorted(missing))}")
             for name, default in table.volatile_defaults.items():
-                if name not in given and not allow_volatile:
+                if name not in given:
                     raise InvalidChange(f"column {name!r} of {table.name!r} would be filled with {default}: give it")
         case Update(_, _, values, add):
             if set(values) & set(add) or not (values or add):

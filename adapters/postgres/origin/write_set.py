@@ -36,7 +36,7 @@ def changes_between(tables: Mapping[str, Table], state: State, after: Mapping[st
             if old is not None and (new is None or key in replaced):
                 deletes.append(Delete(name, _key(table, old), expect_row=old.digest))
             if new is not None and (old is None or key in replaced):
-                inserts.append(Insert(name, new.values))
+                inserts.append(Insert(name, new.values, captured=True))
             elif new is not None and old is not None:
                 updates += _update(table, name, old, new)
         before.update(images)

@@ -1,0 +1,73 @@
+"""The proof of a statement or of a row change at one connection."""
+
+import asyncpg
+
+from adapters.postgres.proof.commands import Commands, target_of
+from adapters.postgres.proof.expressions import Expressions
+from adapters.postgres.proof.facts import Facts
+from adapters.postgres.proof.printed import rewritten_tree
+from adapters.postgres.proof.tables import Tables
+from adapters.postgres.proof.texts import literal_at
+from adapters.postgres.proof.tree import Node, Unreadable, parse
+from adapters.postgres.proof.verdict import SHIPPED, NotProved, Reason, Verdict
+from tops.changes import Delete, Insert, RowChange, Update, Upsert
+
+
+class Prover:
+    """Asks the server how it understands a statement, and the catalogue about everything that it mentions."""
+
+    def __init__(self, connection: "asyncpg.Connection[asyncpg.Record]") -> None:
+        self._connection = connection
+        self._facts = Facts(connection)
+
+    def forget(self) -> None:
+        """The schema may have changed."""
+        self._facts.forget()
+
+    async def statement(self, sql: str) -> Verdict:
+        """Raises the server's error for a statement that it does not understand."""
+        printed = await rewritten_tree(self._connection, sql)
+        try:
+            tree = parse(printed)
+            if not isinstance(tree, list) or len(tree) != 1 or not isinstance(query := tree[0], Node):
+                return NotProved(Reason.RULE, "the statement is rewritten into several or none")
+            if (table := target_of(query)) != 0:
+                await self._facts.load_table(table)
+            await self._facts.load_for([query])
+            text = sql.encode()
+            expressions = Expressions(self._facts, lambda node: literal_at(text, node.number("location")))
+            return Commands(self._facts, expressions).check(query)
+        except Unreadable as problem:
+            return NotProved(Reason.UNREADABLE, str(problem))
+
+    async def row_change(self, change: RowChange, oid: int) -> Verdict:
+        """For all changes of the same shape: the values themselves are looked at as they are written down."""
+        try:
+            await self._facts.load_table(oid)
+            return self._row_change(change, oid)
+        except Unreadable as problem:
+            return NotProved(Reason.UNREADABLE, str(problem))
+
+    def _row_change(self, change: RowChange, oid: int) -> Verdict:
+        table, tables = self._facts.tables[oid], Tables(self._facts)
+        numbers = {column.name: column.number for column in table.columns.values()}
+        verdicts = [tables.check_write(table)]
+        match change:
+            case Delete(_, key):
+                verdicts += [tables.check_values(table, key), tables.check_delete(table)]
+            case Update(_, key, values, add):
+                assigned = frozenset(numbers[name] for name in (*values, *add) if name in numbers)
+                verdicts += [tables.check_values(table, (*key, *values, *add)), tables.check_update(table, assigned)]
+                verdicts += [tables.check_sum(table, add)]
+            case Insert(_, values):
+                verdicts += self._new_row(tables, values, oid)
+            case Upsert(_, key, values, _, add):
+                verdicts += self._new_row(tables, {**key, **values, **add}, oid)
+                assigned = frozenset(numbers[name] for name in (*values, *add) if name in numbers)
+                verdicts += [tables.check_update(table, assigned), tables.check_sum(table, add)]
+        return next((verdict for verdict in verdicts if isinstance(verdict, NotProved)), SHIPPED)
+
+    def _new_row(self, tables: Tables, given: dict[str, object], oid: int) -> list[Verdict]:
+        table = self._facts.tables[oid]
+        left_out = [column for column in table.columns.values() if column.name not in given and not column.is_generated]
+        return [tables.check_values(table, given), *(tables.check_default(table, column) for column in left_out)]
