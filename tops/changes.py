@@ -8,7 +8,7 @@ the wire some of these arrive as their text (a Decimal as "12.50"), which means 
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -291,7 +291,7 @@ def split_table_name(table: str) -> tuple[str | None, str]:
     return (None, names[0]) if len(names) == 1 else (names[0], names[1])
 
 
-def is_captured(change: Change) -> bool:
+def is_captured(change: Change) -> TypeGuard[Insert | Update | Delete]:
     """Whether an origin has captured the change: it says what is to be found in the row's place."""
     if isinstance(change, Insert):
         return change.captured

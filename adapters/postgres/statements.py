@@ -17,10 +17,20 @@ from adapters.postgres.catalog import Table, find_table, find_types, sql_name
 from adapters.postgres.guards import check_harmless
 from adapters.postgres.literals import SqlType, array_literal, literal
 from adapters.postgres.proof import NotProved, Prover, Verdict
+from adapters.postgres.replica_mode import Checks, ReplicaMode
 from adapters.postgres.row_sql import Part, Sql, check_versions_sql, row_change_sql, write_versions_sql
 from adapters.postgres.sqlstates import exclusion, is_connection_loss, is_passing
 from adapters.postgres.steps import Shape, Step, Traits, check, traits_of
-from tops.changes import Change, InvalidChange, NotDeterministic, Statement, Value, check_statement, is_captured
+from tops.changes import (
+    Change,
+    InvalidChange,
+    Member,
+    NotDeterministic,
+    Statement,
+    Value,
+    check_statement,
+    is_captured,
+)
 from tops.ports import Exclusion
 
 _LATE_TRIGGERS = """
@@ -93,6 +103,7 @@ class Statements:
     ) -> None:
         self._connection, self._versioned = connection, versioned
         self._prover = prover(connection)
+        self.replica_mode = ReplicaMode(connection)
         self.tables: dict[str, Table] = {}
         self.known: dict[Shape, Traits] = {}
         self._former: dict[str, Table] = {}  # tables as the calls were made for them
@@ -123,6 +134,7 @@ class Statements:
         self.tables.clear()
         self.known.clear()
         self._prover.forget()
+        self.replica_mode.forget()
         self._late_triggers = self._versioned_oids = None
         self._learned_at = time.monotonic()
 
@@ -178,6 +190,17 @@ class Statements:
             found = traits_of(change, shape, table)
         self.known[shape] = found
         return found
+
+    async def checks_of(self, member: Member) -> Checks | None:
+        """What must be checked by query where a captured write set is applied in replica mode; None: it need not be."""
+        names = dict.fromkeys(change.table for change in member.changes if is_captured(change))
+        if not member.origin or not names:
+            return None
+        await self._line_free()
+        tables = {name: self.tables.get(name) or await self._look_up(name) for name in names}
+        if not await self.replica_mode.is_needed(list(tables.values()), member.changes):
+            return None
+        return await self.replica_mode.checks(tables, member.changes)
 
     def user_call(self, change: Statement) -> UserCall | Exclusion:
         return self._user_calls[change.sql]

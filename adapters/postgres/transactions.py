@@ -10,9 +10,11 @@ from itertools import repeat
 
 import asyncpg
 
+from adapters.postgres import replica_mode
 from adapters.postgres.keys import key_texts, new_keys_texts, why_known
 from adapters.postgres.progress import Job
 from adapters.postgres.reading import BEYOND_PYTHON
+from adapters.postgres.replica_mode import Checks
 from adapters.postgres.session import Connection, Session
 from adapters.postgres.sqlstates import exclusion, is_connection_loss, is_passing, is_schema_change
 from adapters.postgres.statements import TELL, Statements
@@ -44,6 +46,9 @@ async def fast_texts(statements: Statements, replica_set: str, jobs: Sequence[Jo
         if keys is None:
             return None
         texts += keys
+        for job in jobs:
+            if job.member.origin and await statements.checks_of(job.member) is not None:
+                return None  # with triggers switched off, which is for this member alone
         for step in await _steps(statements, jobs):
             first, table = step.changes[0], step.traits.table
             if late_triggers and (step.opaque or table is None or table.referenced_columns):
@@ -160,6 +165,7 @@ class Written:
     job: Job
     keys: list[str]
     texts: list[list[str] | str]
+    checks: Checks | None = None  # of a write set that is applied with triggers switched off
 
 
 class SlowPath:
@@ -198,6 +204,7 @@ class SlowPath:
         texts: list[list[str] | str] = []
         try:
             keys = await key_texts(self._statements, self._replica_set, job)
+            checks = await self._statements.checks_of(job.member)
             for change in job.member.changes:
                 shape = shape_of(change)
                 traits = self._statements.known.get(shape) or await self._statements.traits(change, shape)
@@ -217,12 +224,15 @@ class SlowPath:
             if is_connection_loss(error) or is_passing(error):
                 raise
             return MemberVote(tx=job.member.tx, excluded=exclusion(error))
-        return Written(job, keys, texts)
+        return Written(job, keys, texts, checks)
 
     async def _carry_out(self, written: Written) -> MemberVote:
         rows: list[int] = []
         returned: list[tuple[Row, ...]] = []
         pending = [_PLAN_AS_USUAL, "SAVEPOINT tops_member", *written.keys]
+        checks = await written.checks.texts() if written.checks is not None else []
+        if written.checks is not None:
+            pending.append(replica_mode.ON)
         for texts in written.texts:
             if isinstance(texts, list):
                 pending += texts
@@ -240,6 +250,8 @@ class SlowPath:
                 raise InvalidChange(f"the statement returns {BEYOND_PYTHON}: {error}") from error
             rows.append(command_count(statement.get_statusmsg() or ""))
             returned.append(tuple(dict(record) for record in records))
+        if written.checks is not None:
+            pending += [replica_mode.OFF, *checks]
         # Deferred constraints speak up here, where the member is known, and wait again for the next one.
         pending += [_CHECK_AT_ONCE, *self._as_at_first, "RELEASE SAVEPOINT tops_member"]
         rows += (await self._session.send(self._connection, pending))[1]

@@ -43,12 +43,16 @@ def _scratch(monkeypatch, server):
         c = await asyncpg.connect(server.dsn)
         pw = server.dsn.split("//postgres:", 1)[1].split("@", 1)[0]
         with suppress(asyncpg.DuplicateObjectError):
-            await c.execute(f"create role origin_write login password '{pw}'; grant pg_write_all_data, pg_read_all_data to origin_write; ")
+            await c.execute(
+                f"create role origin_write login password '{pw}'; grant pg_write_all_data, pg_read_all_data to origin_write; "
+            )
         await c.execute("grant pg_write_all_data, pg_read_all_data to origin_write")
         await c.close()
 
     asyncio.run(role())
-    monkeypatch.setattr(ReplicaDatabase, "write_dsn", property(lambda self: self.dsn.replace("//postgres:", "//origin_write:", 1)))
+    monkeypatch.setattr(
+        ReplicaDatabase, "write_dsn", property(lambda self: self.dsn.replace("//postgres:", "//origin_write:", 1))
+    )
 
 
 from tests.integration.replication.conftest import folder  # noqa

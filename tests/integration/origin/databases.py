@@ -1,7 +1,7 @@
 """Databases in which an origin executes: a schema, a login for writes."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import asyncpg
@@ -81,10 +81,13 @@ def _password(server: EmbeddedPostgres) -> str:
     return server.dsn.split("//postgres:", 1)[1].split("@", 1)[0]
 
 
-async def rows_of(connection: "asyncpg.Connection[Record]", tables: Sequence[str]) -> dict[str, list[Row]]:
-    """Everything in the tables, in one order."""
+async def rows_of(
+    connection: "asyncpg.Connection[Record]", tables: Sequence[str], columns: Mapping[str, str] | None = None
+) -> dict[str, list[Row]]:
+    """Everything in the tables, or in some columns of them, in one order."""
     found = {}
     for table in tables:
-        rows = await connection.fetch(f"select t::text as row from {table} as t order by 1")
+        wanted = f"row({columns[table]})" if columns and table in columns else "t"
+        rows = await connection.fetch(f"select {wanted}::text as row from {table} as t order by 1")
         found[table] = [dict(row) for row in rows]
     return found

@@ -41,7 +41,9 @@ async def test_a_statement_with_a_clock_ends_the_same_everywhere(
         cluster.connect(prefer="r1") as shop,
     ):
         done = await shop.execute(
-            "insert into orders (id, customer, amount) values (gen_random_uuid(), $1, $2) returning id, amount", 1, "9.99"
+            "insert into orders (id, customer, amount) values (gen_random_uuid(), $1, $2) returning id, amount",
+            1,
+            "9.99",
         )
         updated = await shop.execute("update counters set n = n + 1, touched = clock_timestamp() where id <= 3")
 
@@ -55,7 +57,10 @@ async def test_a_statement_with_a_clock_ends_the_same_everywhere(
 
 
 async def test_a_constraint_is_told_as_postgresql_tells_it(server: EmbeddedPostgres, folder: Path) -> None:
-    async with small_cluster(server, folder, POLICIES["write-all"], schema=SCHEMA) as cluster, cluster.connect() as shop:
+    async with (
+        small_cluster(server, folder, POLICIES["write-all"], schema=SCHEMA) as cluster,
+        cluster.connect() as shop,
+    ):
         with pytest.raises(WriteRefused) as refused:
             await shop.execute("insert into orders (id, customer, amount) values (gen_random_uuid(), 1, -1)")
 
