@@ -14,6 +14,7 @@ from tops.changes import (
     Statement,
     Update,
     Upsert,
+    check_not_volatile,
     check_query,
     check_statement,
     content_digest,
@@ -62,16 +63,17 @@ DETERMINISTIC = [
 
 
 @pytest.mark.parametrize("sql", VOLATILE)
-def test_a_statement_that_differs_on_every_replica_is_refused_unless_allowed(sql: str) -> None:
+def test_a_statement_that_names_something_volatile_is_rejected_where_there_is_no_proof(sql: str) -> None:
     with pytest.raises(NotDeterministic):
-        check_statement(sql)
+        check_not_volatile(sql)
 
-    check_statement(sql, allow_volatile=True)
+    check_statement(sql)
 
 
 @pytest.mark.parametrize("sql", DETERMINISTIC)
 def test_a_statement_that_does_the_same_everywhere_is_let_through(sql: str) -> None:
     check_statement(sql)
+    check_not_volatile(sql)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +98,7 @@ def test_a_statement_that_does_the_same_everywhere_is_let_through(sql: str) -> N
 )
 def test_what_could_end_the_transaction_or_leave_its_session_changed_is_refused(sql: str) -> None:
     with pytest.raises(InvalidChange):
-        check_statement(sql, allow_volatile=True)
+        check_statement(sql)
 
 
 def test_a_semicolon_at_the_end_or_in_a_string_is_harmless() -> None:

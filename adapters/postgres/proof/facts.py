@@ -53,17 +53,18 @@ select a.attnum as number, a.attname as name, a.atttypid as type, a.attgenerated
  where a.attrelid = $1 and a.attnum > 0 and not a.attisdropped order by a.attnum
 """
 _CHECKS = "select conname, conbin::text as expression from pg_constraint where conrelid = $1 and contype = 'c'"
-# For each key column of a unique index the functions of its family's equalities, for an exclusion constraint its own.
+# For each key column of a unique index the functions of its family's equalities, own is that of its own type; for an
+# exclusion constraint its operators.
 _INDEXES = """
 select x.relname as name, i.indisunique or i.indisexclusion as is_unique, i.indisexclusion as is_exclusion,
        i.indkey::int2[] as columns, i.indnkeyatts as key_columns, i.indexprs::text as expressions,
        i.indpred::text as predicate, i.indcollation::oid[] as collations,
        case when i.indisexclusion then
-         (select array_agg(array[place - 1, o.oprcode::oid::bigint]) from pg_constraint k
+         (select array_agg(array[place - 1, o.oprcode::oid::bigint, 1]) from pg_constraint k
             cross join lateral unnest(k.conexclop) with ordinality as e(operator, place)
             join pg_operator o on o.oid = e.operator where k.conindid = i.indexrelid and k.contype = 'x')
        else
-         (select array_agg(array[place - 1, o.oprcode::oid::bigint])
+         (select array_agg(array[place - 1, o.oprcode::oid::bigint, (m.amoprighttype = oc.opcintype)::int])
             from unnest(i.indclass::oid[]) with ordinality as e(class, place)
             join pg_opclass oc on oc.oid = e.class
             join pg_amop m on m.amopfamily = oc.opcfamily and m.amoplefttype = oc.opcintype and m.amopstrategy = 3
@@ -106,7 +107,8 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """`equalities` per key column: the functions that decide whether two values are the same in it."""
+    """Per key column: `own_equality` is the function that decides whether two of its values are the same, 0 if there is
+    none; `equalities` are those with which the index can be searched, also for values of other types."""
 
     name: str
     is_unique: bool
@@ -115,6 +117,7 @@ class Index:
     expressions: tuple[Node, ...]
     predicate: Node | None
     collations: tuple[int, ...]
+    own_equality: tuple[int, ...]
     equalities: tuple[frozenset[int], ...]
 
     @property
@@ -241,8 +244,7 @@ class Facts:
                 trees += [*index.expressions, *([index.predicate] if index.predicate is not None else [])]
                 await self._load_collations(set(index.collations))
                 if index.is_unique:
-                    oids = frozenset[int]().union(*index.equalities)
-                    await functions.load_names(self._connection, oids)
+                    await functions.load_names(self._connection, index.own_equality)
             for key in facts.foreign_keys:
                 await functions.load_names(self._connection, key.equalities)
         trees += await self._load_types(types)
@@ -296,7 +298,10 @@ class _Mentioned:
     functions: set[int]
 
 
-_TYPE_FIELDS = ("consttype", "paramtype", "resulttype", "element_typeid", "minmaxtype", "refcontainertype")
+_TYPE_FIELDS = (
+    *("consttype", "paramtype", "resulttype", "minmaxtype"),
+    *("vartype", "funcresulttype", "opresulttype"),
+)
 _FUNCTION_FIELDS = ("funcid", "opfuncid")
 
 
@@ -336,8 +341,10 @@ def _column(row: Any) -> Column:
 
 def _index(row: Any) -> Index:
     equalities: list[set[int]] = [set() for _ in range(row["key_columns"])]
-    for place, function in row["equalities"] or []:
+    own = [0] * row["key_columns"]
+    for place, function, is_own in row["equalities"] or []:
         equalities[place].add(function)
+        own[place] = function if is_own else own[place]
     return Index(
         name=row["name"],
         is_unique=row["is_unique"],
@@ -346,6 +353,7 @@ def _index(row: Any) -> Index:
         expressions=_nodes(row["expressions"]),
         predicate=None if row["predicate"] is None else _node(row["predicate"]),
         collations=tuple(row["collations"]),
+        own_equality=tuple(own),
         equalities=tuple(map(frozenset, equalities)),
     )
 

@@ -63,20 +63,14 @@ class Tables:
         verdict = _first(*(self._conditions.check(node) for node in nodes))
         if isinstance(verdict, NotProved) or not index.is_unique:
             return _placed(verdict, place, Reason.INDEX)
-        for functions, collation in zip(index.equalities, index.collations, strict=False):
-            if not functions:
-                return NotProved(Reason.INDEX, "an equality that the proof does not know", place)
-            verdict = _first(*(self._check_equality(oid, collation) for oid in sorted(functions)))
-            if isinstance(verdict, NotProved):
-                return verdict.at(place, Reason.INDEX)
-        return SHIPPED
+        pairs = zip(index.own_equality, index.collations, strict=False)
+        return _placed(_first(*(self._check_equality(oid, collation) for oid, collation in pairs)), place, Reason.INDEX)
 
     def _check_equality(self, oid: int, collation: int) -> Verdict:
         allowed = self._facts.functions.allowed(oid)
         if allowed is None:
             return NotProved(Reason.FUNCTION, f"{self._facts.functions.name(oid)} decides what is equal")
-        # The equality functions of a family for other types ask nothing of a collation that this column has not.
-        return self._conditions.check_collation(collation, allowed.collation) if collation else SHIPPED
+        return self._conditions.check_collation(collation, allowed.collation)
 
     def check_default(self, table: TableFacts, column: Column) -> Verdict:
         """Whether a row that leaves the column out gets the same value everywhere."""

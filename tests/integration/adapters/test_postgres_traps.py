@@ -11,7 +11,7 @@ import pytest
 
 from adapters import EmbeddedPostgres, PostgresAdapter
 from adapters.postgres.promises import Promises
-from tests.contract.harness import PostgresDatabase, attempt, entry, epoch, member
+from tests.contract.harness import AlwaysShip, PostgresDatabase, attempt, entry, epoch, member
 from tops.changes import Change, Delete, Insert, Statement, Update, encode_member, pack_members
 from tops.errors import (
     AgentReplaced,
@@ -228,7 +228,7 @@ NOT_PREPARABLE: dict[str, Change] = {
 
 @pytest.mark.parametrize("name", NOT_PREPARABLE)
 async def test_the_member_that_cannot_be_prepared_is_found_and_the_others_commit(
-    database: PostgresDatabase, adapter: PostgresAdapter, name: str
+    database: PostgresDatabase, unproved_adapter: PostgresAdapter, name: str
 ) -> None:
     await database.sql(
         "create table loud (id int primary key);"
@@ -238,20 +238,20 @@ async def test_the_member_that_cannot_be_prepared_is_found_and_the_others_commit
     members = [member(f"t{n}", balance(1 + n % 3, 1)) for n in range(9)]
     members[4] = member("t4", balance(1, 1), NOT_PREPARABLE[name])
 
-    answer = await adapter.prepare(epoch(1, *members))
-    await adapter.commit(attempt(1))
+    answer = await unproved_adapter.prepare(epoch(1, *members))
+    await unproved_adapter.commit(attempt(1))
 
     assert [vote.tx for vote in answer.votes if vote.excluded is not None] == ["t4"]
     assert await database.sql("select sum(bal) from acct") == [(308,)]
 
 
 async def test_two_members_that_cannot_be_prepared_are_both_found(
-    database: PostgresDatabase, adapter: PostgresAdapter
+    database: PostgresDatabase, unproved_adapter: PostgresAdapter
 ) -> None:
     notify = Statement("select pg_notify($1, $2)", ("channel", "text"))
     members = [member(f"t{n}", *([notify] if n in (0, 5) else [balance(1, 1)])) for n in range(7)]
 
-    answer = await adapter.prepare(epoch(1, *members))
+    answer = await unproved_adapter.prepare(epoch(1, *members))
 
     assert [vote.tx for vote in answer.votes if vote.excluded is not None] == ["t0", "t5"]
 
@@ -273,7 +273,7 @@ async def test_a_lock_held_too_long_becomes_a_no_and_leaves_nothing(
 
 
 async def test_a_statement_that_takes_too_long_becomes_a_no(database: PostgresDatabase) -> None:
-    async with database.open(statement_timeout_s=1.0) as adapter:
+    async with database.open(statement_timeout_s=1.0, prover=AlwaysShip) as adapter:
         with pytest.raises(ResourceRefused, match="statement timeout"):
             await adapter.prepare(epoch(1, member("t1", Statement("select pg_sleep($1)", (30,)))))
 
@@ -343,7 +343,7 @@ async def test_writes_that_commit_together_are_one_record_unless_they_are_long(a
 
 
 async def test_a_frozen_server_is_given_up_within_the_deadline(database: PostgresDatabase) -> None:
-    async with database.open(statement_timeout_s=1.0) as adapter:
+    async with database.open(statement_timeout_s=1.0, prover=AlwaysShip) as adapter:
         await adapter.prepare(epoch(1, member("t1", balance(1, 1))))
         watcher = await connect(database)
         pid = await watcher.fetchval(
@@ -481,11 +481,6 @@ async def test_a_column_that_fills_itself_differently_everywhere_must_be_given(
 
     assert answer.votes[0].excluded is not None
     assert answer.votes[0].excluded.why is Why.INVALID
-    await adapter.rollback(attempt(1))
-    async with database.open(allow_volatile=True) as permissive:
-        answer = await permissive.prepare(epoch(1, member("t1", partial)))
-        assert answer.votes[0].excluded is None
-        await permissive.rollback(attempt(1))
 
 
 async def test_a_column_whose_type_changed_under_a_running_adapter_refuses_nobody(
@@ -533,7 +528,7 @@ async def test_a_constraint_that_shares_its_name_with_one_that_cannot_wait_hurts
 
 
 async def test_a_trigger_that_waits_for_the_end_finds_what_its_own_member_left(
-    database: PostgresDatabase, adapter: PostgresAdapter
+    database: PostgresDatabase, unproved_adapter: PostgresAdapter
 ) -> None:
     await database.sql(
         "create table ledger (id int primary key); create table seen (at int primary key, rows int);"
@@ -543,8 +538,8 @@ async def test_a_trigger_that_waits_for_the_end_finds_what_its_own_member_left(
         " for each row execute function look()"
     )
 
-    await adapter.prepare(epoch(1, *(member(f"t{n}", Insert("ledger", {"id": n})) for n in (1, 2, 3))))
-    await adapter.commit(attempt(1))
+    await unproved_adapter.prepare(epoch(1, *(member(f"t{n}", Insert("ledger", {"id": n})) for n in (1, 2, 3))))
+    await unproved_adapter.commit(attempt(1))
 
     assert await database.sql("select at, rows from seen order by at") == [(1, 1), (2, 2), (3, 3)]
 
@@ -587,7 +582,7 @@ async def test_words_in_strings_and_comments_are_no_calls(adapter: PostgresAdapt
 
 @pytest.mark.parametrize("more", [(), (balance(2, -1000),)], ids=["together", "one by one"])
 async def test_users_statements_may_be_planned_for_their_values_while_our_own_are_planned_once(
-    database: PostgresDatabase, adapter: PostgresAdapter, more: tuple[Change, ...]
+    database: PostgresDatabase, unproved_adapter: PostgresAdapter, more: tuple[Change, ...]
 ) -> None:
     await database.sql(
         "create function mode() returns trigger language plpgsql as "
@@ -596,8 +591,10 @@ async def test_users_statements_may_be_planned_for_their_values_while_our_own_ar
     )
     own, users = member("t1", balance(1, 1)), member("t2", Statement("update acct set bal = bal + 1 where id = 3"))
 
-    await adapter.prepare(epoch(1, own, users, *(member(f"t{3 + place}", one) for place, one in enumerate(more))))
-    await adapter.commit(attempt(1))
+    await unproved_adapter.prepare(
+        epoch(1, own, users, *(member(f"t{3 + place}", one) for place, one in enumerate(more)))
+    )
+    await unproved_adapter.commit(attempt(1))
 
     noted = await database.sql("select id, note from acct where id in (1, 3) order by id")
     assert [tuple(row) for row in noted] == [(1, "auto" if more else "force_generic_plan"), (3, "auto")]
@@ -618,12 +615,18 @@ async def test_a_default_that_a_function_of_the_users_computes_must_be_given(
     )
 
     answer = await adapter.prepare(
-        epoch(1, member("t1", Insert("thrown", {"id": 1})), member("t2", Insert("thrown", {"id": 2, "v": 1})))
+        epoch(
+            1,
+            member("t1", Insert("thrown", {"id": 1, "w": 1})),
+            member("t2", Insert("thrown", {"id": 2, "v": 1})),  # declared immutable, which nobody has checked
+            member("t3", Insert("thrown", {"id": 3, "v": 1, "w": 1})),
+        )
     )
 
-    assert answer.votes[0].excluded is not None
-    assert "dice()" in answer.votes[0].excluded.message
-    assert answer.votes[1].excluded is None
+    first, second, third = (vote.excluded for vote in answer.votes)
+    assert first is not None and "dice()" in first.message
+    assert second is not None and "six()" in second.message
+    assert third is None
 
 
 async def test_a_statement_that_returns_what_python_cannot_hold_is_refused_alone(
