@@ -19,6 +19,7 @@ from replication.calls import AnyAnswer, AnyQuestion
 from replication.certification import Certifier
 from replication.config import HIDDEN, Cluster, ReplicaSetConfig
 from replication.conflicts.pruning import Flushed, Pruning
+from replication.conflicts.tables import KEYS
 from replication.conversation import Answerer
 from replication.databases import ReplicaDatabase, patiently
 from replication.divergence.at_replica import AtReplica
@@ -27,6 +28,7 @@ from replication.lag import LagTracker
 from replication.local_writes import LocalWrites
 from replication.origin.executor import OriginExecutor
 from replication.origin.submission import AtCoordinator, AtThisReplica, Submission
+from replication.own_statements import reserved
 from replication.participant import ReplicaParticipant
 from replication.policies import policy_of
 from replication.publisher import OutboxPublisher
@@ -37,6 +39,7 @@ from tops.ports import Resource
 from tops.site import Site
 from tops.transactions import Scope
 
+KEY_HELD = f"select from {KEYS} where replica_set = $1 and key = $2"
 LOOK_S = 1.0  # between two looks whether the database is there, and still ours
 SILENT_S = 5.0  # until a database that gives no answer is said to give none
 # A vote takes longer: an execution that waits for a lock gives way to apply.
@@ -94,7 +97,7 @@ class Agent:
         if self.replica.dsn is None:
             self._spawn(self.database.watch())  # from now on: what follows waits for a server that died
         schema = self.cluster.schema_of(self.config)
-        await patiently(lambda: self.database.ensure_schema(schema), self.name)
+        await patiently(lambda: self.database.set_up(schema), self.name)
         self.resource = self.database.resource()
         if self.resource.compensatable and self.policy.scope_of(self.replica.name) is Scope.DISTRIBUTED:
             raise ConfigError(
@@ -119,6 +122,8 @@ class Agent:
     async def _join(self, stack: AsyncExitStack) -> None:
         config, scope = self.config, self.policy.scope_of(self.replica.name)
         self.participant = ReplicaParticipant(self.resource, self.log_type.name, self.name, scope)
+        if not self.policy.local_first:  # else replicas publish, and versions travel with the rows
+            self.participant.reserved = reserved
         self.visitor = self.participant.visitor = AtReplica(self.replica.name, self.resource, self.database.dsn)
         stack.push_async_callback(self.visitor.close)
         self.errors = ApplyErrors(config, self.replica.name, self.database.dsn, self.participant)
@@ -217,6 +222,10 @@ class Agent:
                 self.participant.pace.hurry()  # also if it is applied: this is where its writers ask
                 await self.participant.wait_for(max(number for number, _ in asked), wait_s)
                 return calls.Judged(refused=await self.participant.verdicts.of(asked))
+            case calls.Held(key=key, at_least=at_least, wait_s=wait_s):
+                await self.participant.wait_for(at_least, wait_s)
+                found = await self.resource.read_own(KEY_HELD, (self.config.name, key))
+                return calls.HeldTold(held=bool(found.rows))
             case calls.Status():
                 return calls.StatusTold(replica=self.replica.name, fields=await self.status())
             case calls.Conflicts(limit=limit):
@@ -245,7 +254,7 @@ class Agent:
             return
         config, policy = self.config, self.policy
         tables = await user_tables(self.database.dsn) if config.tables == "*" else config.tables
-        origin = Origin(self.database.write_dsn, self.database.dsn, f"replica {self.name}", tables, ORIGIN_OPTIONS)
+        origin = Origin(self.database.logins.write, self.database.dsn, f"replica {self.name}", tables, ORIGIN_OPTIONS)
         try:
             await origin.start()
         except TopsError as error:

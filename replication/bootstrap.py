@@ -111,7 +111,7 @@ async def copy_if_new(agent: "Agent") -> None:
             agent.database.dsn, f"insert into {BEGAN} values ('{agent.config.name}') on conflict do nothing"
         )
         return
-    began = await agent.resource.read(f"select from {BEGAN} where replica_set = $1", (agent.config.name,))
+    began = await agent.resource.read_own(f"select from {BEGAN} where replica_set = $1", (agent.config.name,))
     if began.rows and told.oldest <= 1:
         return
     caller = Caller(agent.site, agent.config.name, agent.site.brokers)

@@ -69,6 +69,15 @@ class Execute(Question, frozen=True):
     reads: bytes = b""
 
 
+class Held(Question, frozen=True):
+    """Whether anything is committed under an idempotency key, once the replica's position has reached `at_least`.
+    Answer: `HeldTold`."""
+
+    key: str
+    at_least: int = 0
+    wait_s: float = 5.0
+
+
 class Status(Question, frozen=True):
     """Answer: `StatusTold`."""
 
@@ -209,6 +218,10 @@ class ExecuteDone(Answered, frozen=True):
     refused: str = ""
 
 
+class HeldTold(Answered, frozen=True):
+    held: bool
+
+
 class StatusTold(Answered, frozen=True):
     replica: str
     fields: dict[str, Any]
@@ -249,6 +262,7 @@ AnyQuestion = (
     | Judgement
     | Write
     | Execute
+    | Held
     | Status
     | Order
     | Conflicts
@@ -268,6 +282,7 @@ AnyAnswer = (
     | Judged
     | WriteDone
     | ExecuteDone
+    | HeldTold
     | StatusTold
     | Told
     | RowsTold

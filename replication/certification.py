@@ -25,7 +25,7 @@ from tops.ports import Entry, Resource
 
 WINDOW = 100_000  # numbers; how old a read may be when its transaction commits
 PRUNE_EVERY = 1_000
-_PRUNE = f"delete from {WRITE_SETS} where number <= $1"
+PRUNE = f"delete from {WRITE_SETS} where number <= $1"
 _places = msgspec.json.Decoder(list[tuple[str, str]])
 WriteSet = tuple[int, frozenset[Place]]
 
@@ -62,7 +62,7 @@ class Certifier:
 
     async def start(self) -> None:
         """Remember what earlier lives have written down."""
-        found = await self._resource.read(f"select number, places from {WRITE_SETS} order by number")
+        found = await self._resource.read_own(f"select number, places from {WRITE_SETS} order by number")
         for row in found.rows:
             self._written.add(row["number"], frozenset(_places.decode(row["places"])))
 
@@ -124,7 +124,7 @@ class Certifier:
         """Said again, with what it read before its first time: the database recognises it by its key."""
         key = member.idempotency_key
         if key and key not in keys:
-            found = await self._resource.read(
+            found = await self._resource.read_own(
                 "select expires_ms from tops.idempotency_keys where replica_set = $1 and key = $2",
                 (self._replica_set, key),
             )
@@ -136,7 +136,7 @@ class Certifier:
         row = {"number": number, "places": msgspec.json.encode(sorted(places)).decode()}
         records = [Member(last.tx, (Insert(WRITE_SETS, row),))]
         if number % PRUNE_EVERY == 0:
-            records.append(Member(last.tx, (Statement(_PRUNE, (number - self._window,)),)))
+            records.append(Member(last.tx, (Statement(PRUNE, (number - self._window,)),)))
         return records
 
 

@@ -11,17 +11,22 @@ broker = "b1"
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationInfo, field_validator, model_validator
 
 from tops.config import Config, Name, Seconds, Table, error_at, load_config
 from tops.errors import ConfigError
 
+if TYPE_CHECKING:
+    from adapters import Logins
+
 PolicyName = Literal["peer-to-peer", "primary-site", "write-all", "quorum", "combined", "serializable"]
 ResolverName = Literal["last-writer", "first-writer", "site-priority", "per-column"]
 SITE_NAME_MAX = 63
-HIDDEN: Any = {"replica": {"__all__": {"dsn", "keys"}}, "write_token": True, "http_keys": True}  # not for everyone
+_OF_A_REPLICA = {"dsn", "read_dsn", "write_dsn", "check_dsn", "keys"}
+HIDDEN: Any = {"replica": {"__all__": _OF_A_REPLICA}, "write_token": True, "http_keys": True}  # not for everyone
+SUPERUSER_ACCEPTED = "I accept that clients can read and write the server's files"
 
 
 class ReplicaConfig(Table):
@@ -29,7 +34,10 @@ class ReplicaConfig(Table):
 
     name: Name
     broker: Name
-    dsn: str | None = None  # None: embedded PostgreSQL under its broker's data
+    dsn: str | None = None  # the agent's login; None: embedded PostgreSQL under its broker's data
+    read_dsn: str | None = None  # the login of clients' queries
+    write_dsn: str | None = None  # the role of clients' statements; the agent is a member of it
+    check_dsn: str | None = None  # the login of `tops check`; None: the agent's
     listen: str | None = None  # host:port of the agent's own health, readiness and metrics
     keys: Path | None = None  # the folder that `tops keys issue` wrote for this agent
 
@@ -67,6 +75,7 @@ class ReplicaSetConfig(Table):
     write_token: str | None = None  # the bearer token for writes over HTTP; none: no writes over HTTP
     http_keys: str | None = None  # the folder of the keys under which a broker's HTTP side writes; {broker} is its name
 
+    allow_superuser: str | None = None  # the plain words that allow client SQL on a superuser's connection
     wait_s: Seconds = 5.0  # how long a read waits for its position unless it says otherwise
     key_ttl_s: Seconds = 86_400.0
 
@@ -129,6 +138,13 @@ class ReplicaSetConfig(Table):
             raise ValueError('is empty: name the tables, or write "*"')
         return value
 
+    @field_validator("allow_superuser")
+    @classmethod
+    def _allow_superuser(cls, value: str | None) -> str | None:
+        if value not in (None, SUPERUSER_ACCEPTED):
+            raise ValueError(f'says what it allows or nothing: "{SUPERUSER_ACCEPTED}"')
+        return value
+
     @field_validator("resolver")
     @classmethod
     def _resolver(cls, value: str, _: ValidationInfo) -> str:
@@ -147,7 +163,14 @@ class ReplicaSetConfig(Table):
                 raise ValueError(f"{self.site_of(name)!r} is longer than {SITE_NAME_MAX} characters")
         self._check_quorums()
         self._check_members()
+        self._check_logins()
         return self
+
+    def _check_logins(self) -> None:
+        for replica in self.replica:
+            more = [key for key in ("read_dsn", "write_dsn", "check_dsn") if getattr(replica, key) is not None]
+            if more and (replica.dsn is None or replica.dsn.startswith("sqlite:")):
+                raise ValueError(f"replica {replica.name!r}: {more[0]} belongs to a `dsn` of a PostgreSQL server")
 
     def _check_quorums(self) -> None:
         n = len(self.replica)
@@ -188,6 +211,12 @@ class ReplicaSetConfig(Table):
             raise ValueError(
                 "SQLite commits early and takes it back, so it can't vote; it may follow in a combined set"
             )
+
+
+def login_keys(logins: "Logins") -> str:
+    """The lines of a replica in the file that name its logins."""
+    named = {"dsn": logins.agent, "read_dsn": logins.read, "write_dsn": logins.write, "check_dsn": logins.check}
+    return "\n".join(f'{key} = "{dsn}"' for key, dsn in named.items())
 
 
 _SECTION: TypeAdapter[list[ReplicaSetConfig]] = TypeAdapter(list[ReplicaSetConfig])

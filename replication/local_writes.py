@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from adapters.sql import check_statement
 from replication.apply_errors import ApplyErrors
 from replication.calls import Failed, Write, WriteDone
 from replication.config import ReplicaSetConfig
@@ -21,11 +22,12 @@ from replication.conflicts.resolvers import own_function
 from replication.conflicts.tables import CLOCKS, Shapes
 from replication.conflicts.versions import Ranking
 from replication.divergence.at_replica import AtReplica
+from replication.own_statements import check_client
 from replication.participant import ReplicaParticipant
 from replication.publisher import OutboxPublisher
 from replication.refusals import describe
 from replication.values import pack_rows
-from tops.changes import Member, Row, Statement, check_statement, decode_member, known_by_id, own_key
+from tops.changes import Member, Row, Statement, decode_member, known_by_id, own_key
 from tops.errors import OutcomeUnknown, TopsError
 from tops.ids import TxId
 from tops.messages import LogEntry
@@ -92,7 +94,7 @@ class LocalWrites:
             self.publisher.own = participant.own
         if self._apply is None:
             return
-        found = (await self._resource.read(f"select coalesce(max(clock), 0) as clock from {CLOCKS}")).rows
+        found = (await self._resource.read_own(f"select coalesce(max(clock), 0) as clock from {CLOCKS}")).rows
         self.clock.see(int(found[0]["clock"]))
         self.clock.skew_ms = 0
         participant.translate = self._resolved
@@ -163,9 +165,10 @@ class LocalWrites:
 
     def _problem(self, member: Member) -> TopsError | None:
         try:
+            check_client(member)
             for change in member.changes:
                 if isinstance(change, Statement):
-                    check_statement(change.sql)
+                    check_statement(change.sql, any_dialect=True)
         except TopsError as error:
             return error
         return None
@@ -177,6 +180,7 @@ class LocalWrites:
             answer = loop.create_future()
             answers.append(answer)
             try:
+                check_client(member)
                 places, increments = await peer.places(member)
             except TopsError as error:
                 answer.set_exception(error)

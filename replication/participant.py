@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
+from replication.conflicts.tables import refusal
 from replication.events import at_ms, batch_in, member_of, published_members
 from replication.marked import Visitor, barrier_of, marked, repair_of
 from replication.pace import GATHER_S, Pace
@@ -25,7 +26,7 @@ from tops.errors import NotReachable, OutcomeUnknown, ResourceRefused, StaleAtte
 from tops.ids import TxId
 from tops.messages import EpochId, EpochMember, LogEntry
 from tops.participants import BatchParticipant
-from tops.ports import Applied, Attempt, Entry, EntryFailed, Epoch, Resource
+from tops.ports import Applied, Attempt, Entry, EntryFailed, Epoch, Exclusion, MemberVote, Resource, Why
 from tops.transactions import Scope, TxType
 
 RETRY_FIRST_S, RETRY_MAX_S = 0.05, 2.0
@@ -73,6 +74,8 @@ class ReplicaParticipant(BatchParticipant):
         self.translate: Translate | None = None
         self.turn = asyncio.Lock()  # whoever looks at a row and then changes it
         self.verdicts = Verdicts(resource)
+        # Why a member that came from a client must not be carried out; None where only replicas write the log.
+        self.reserved: Callable[[Member], str | None] | None = None
         self.visitor: Visitor | None = None  # a check's, if one may come
         self._barriers: dict[int, list[str]] = {}  # barriers that somebody waits for, by prepared number
         self._moved: set[asyncio.Future[None]] = set()  # who waits for another position
@@ -149,25 +152,43 @@ class ReplicaParticipant(BatchParticipant):
             batch = tuple([self._own(member, memo.epoch.number) for member in logged])
             if waited := self._waited_for(logged):
                 self._barriers[memo.epoch.number] = waited
+        refused = self._refused(batch)
+        if refused:
+            batch = tuple([member for member in batch if member.tx not in refused])
         try:
             prepared = await self.resource.prepare(Epoch(_attempt(memo), batch, memo.digest, at_ms(events)))
         except (ResourceRefused, NotReachable, OutcomeUnknown, StaleAttempt) as error:
             if not isinstance(error, StaleAttempt):  # that one is only late
                 self.unable.note(f"a vote failed: {error}")
             return BatchPrepared({m.tx: f"unavailable: {error}" for m in members})
-        excluded = {vote.tx: describe(vote.excluded) for vote in prepared.votes if vote.excluded is not None}
+        votes: Sequence[MemberVote] = prepared.votes
+        if refused:
+            carried_out = iter(votes)
+            votes = [refused[m.tx] if m.tx in refused else next(carried_out) for m in logged]
+        excluded = {vote.tx: describe(vote.excluded) for vote in votes if vote.excluded is not None}
         # Repairs differ from replica to replica, as they should: nobody compares what they did.
         repairs = {member.tx for member in keyed if repair_of(member) is not None}
-        rows = tuple([() if vote.tx in repairs else vote.rows for vote in prepared.votes])
-        if not [vote for vote in prepared.votes if vote.returned and vote.tx not in repairs]:
+        rows = tuple([() if vote.tx in repairs else vote.rows for vote in votes])
+        if not [vote for vote in votes if vote.returned and vote.tx not in repairs]:
             return BatchPrepared(excluded, rows)
         results = tuple(
             msgspec.msgpack.encode([pack_rows(rows) for rows in vote.returned])
             if vote.returned and vote.tx not in repairs
             else b""
-            for vote in prepared.votes
+            for vote in votes
         )
         return BatchPrepared(excluded, rows, results)
+
+    def _refused(self, members: Sequence[Member]) -> dict[TxId, MemberVote]:
+        """Votes against members that ask for what only agents write."""
+        if self.reserved is None:
+            return {}
+        found = {}
+        for member in members:
+            problem = self.reserved(member)
+            if problem is not None and repair_of(member) is None:
+                found[member.tx] = MemberVote(member.tx, excluded=Exclusion(Why.INVALID, "", problem))
+        return found
 
     async def finish_batch(self, memo: Memo, committed: bool) -> None:
         attempt = _attempt(memo)
@@ -237,6 +258,18 @@ class ReplicaParticipant(BatchParticipant):
         return self.reached
 
     def _entry(self, number: int, logged: LogEntry | None) -> Entry:
+        entry = self._own_left_out(number, logged)
+        refused = self._refused(entry.members)
+        if not refused:
+            return entry
+        members = tuple([self._refusal(number, refused[m.tx]) if m.tx in refused else m for m in entry.members])
+        return Entry(number, members, entry.at_ms)
+
+    def _refusal(self, number: int, vote: MemberVote) -> Member:
+        assert vote.excluded is not None
+        return refusal(number, vote.tx, "apply_error", describe(vote.excluded), "skip")
+
+    def _own_left_out(self, number: int, logged: LogEntry | None) -> Entry:
         if logged is None or not self.own:
             return entry_of(number, logged)
         batches = {event.body.get("batch") for one in logged.transactions for event in one.events}

@@ -146,7 +146,7 @@ class Places:
         return not self._reaching.isdisjoint(words)
 
     async def _names(self, sql: str) -> frozenset[str]:
-        return frozenset(row["name"] for row in (await self._resource.read(sql)).rows)
+        return frozenset(row["name"] for row in (await self._resource.read_own(sql)).rows)
 
 
 def _whole(tables: Sequence[str]) -> set[Place]:

@@ -8,7 +8,8 @@ from collections.abc import Awaitable
 
 import msgspec
 
-from replication.calls import Read, ReadDone, ReplicaFailed, Write, WriteDone
+from adapters.sql import check_statement
+from replication.calls import Held, HeldTold, ReplicaFailed, Write, WriteDone
 from replication.config import ReplicaSetConfig
 from replication.conversation import Caller
 from replication.events import log_type, write_body
@@ -16,18 +17,9 @@ from replication.marked import check_key
 from replication.origin.fallback import Fallback
 from replication.policies import Policy, Route
 from replication.refusals import Duplicate, TooFewReplicas, WriteRefused, understand
-from replication.values import pack_values, unpack_rows
+from replication.values import unpack_rows
 from replication.verdicts import VerdictAsker
-from tops.changes import (
-    Change,
-    Member,
-    Row,
-    Statement,
-    check_statement,
-    content_digest,
-    encode_member,
-    own_key,
-)
+from tops.changes import Change, Member, Row, Statement, content_digest, encode_member, own_key
 from tops.errors import InvalidTransaction, NotReachable, OutcomeUnknown, Retry, TopsError, TransactionAborted
 from tops.ids import TxId, counted_id, told_by_counted
 from tops.messages import TxOutcome
@@ -131,7 +123,7 @@ class Writer:
         """Whether the changes can't be shipped: known from before, or statements, where rows are replicated."""
         statements = [change for change in changes if isinstance(change, Statement)]
         for change in statements:
-            check_statement(change.sql)
+            check_statement(change.sql, any_dialect=True)
         return self._fallback.is_needed(changes) or (bool(statements) and self._route is Route.REPLICA)
 
     async def _executed(self, member: Member, reads: bytes) -> WriteResult:
@@ -267,12 +259,7 @@ class Writer:
     async def _is_held(self, key: str) -> bool:
         """Whether anything is committed under an idempotency key, as of now."""
         decided = (await self._site.ask_log(self._log_type)).decided
-        question = Read(
-            sql="select from tops.idempotency_keys where replica_set = $1 and key = $2",
-            args=pack_values([self._config.name, key]),
-            at_least=decided,
-            wait_s=self._config.wait_s,
-        )
+        question = Held(key=key, at_least=decided, wait_s=self._config.wait_s)
         problems = []
         for name in self._by_nearness():
             try:
@@ -280,8 +267,8 @@ class Writer:
             except (NotReachable, ReplicaFailed) as error:
                 problems.append(str(error))
                 continue
-            assert isinstance(done, ReadDone)
-            return bool(unpack_rows(done.rows))
+            assert isinstance(done, HeldTold)
+            return done.held
         raise NotReachable(f"no replica of {self._config.name!r} could answer: {'; '.join(problems)}")
 
     def _new_tx(self, key: str, replica: str) -> TxId:

@@ -197,7 +197,10 @@ class Resource(Protocol):
     async def mark_published(self, up_to: int) -> None: ...
 
     async def read(self, sql: str, args: Sequence[Value] = (), *, with_position: bool = False) -> ReadResult:
-        """One query in one read-only snapshot."""
+        """One query of a client's in one read-only snapshot, with no more rights than a client has."""
+
+    async def read_own(self, sql: str, args: Sequence[Value] = ()) -> ReadResult:
+        """One query of the agent's own, which may look into its tables; never a client's."""
 
     async def version(self, table: str, key: Row) -> int:
         """The number that last changed the row, for tables that track versions; 0 if none is known."""

@@ -1,11 +1,12 @@
 """A PostgreSQL database as a resource: the parts of this package behind the one port."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 
 from adapters.postgres.book import Book
 from adapters.postgres.catalog import find_table
 from adapters.postgres.log import Log
+from adapters.postgres.logins import Logins
 from adapters.postgres.outbox import Outbox
 from adapters.postgres.promises import Promises
 from adapters.postgres.proof import Prover
@@ -40,12 +41,13 @@ class PostgresAdapter:
 
     def __init__(
         self,
-        dsn: str,
+        logins: Logins,
         *,
         cluster: str,
         replica_set: str,
         name: str = "",
         versioned: Sequence[str] = (),
+        own_statements: Iterable[str] = (),
         lock_timeout_s: float = 5.0,
         statement_timeout_s: float = 30.0,
         connect_timeout_s: float = 10.0,
@@ -53,6 +55,7 @@ class PostgresAdapter:
         prover: type[Prover] = Prover,
     ) -> None:
         """`name` is what errors call this database; `versioned` tables keep the number that last changed each row.
+        `own_statements` are the agent's, not a client's: they run with its rights and may change schema `tops`.
 
         A lock or a statement that takes longer than its time-out makes the whole epoch or batch refused. Tests of the
         proof hand in a `prover` of their own.
@@ -63,10 +66,20 @@ class PostgresAdapter:
             statement_timeout_s=statement_timeout_s,
             connect_timeout_s=connect_timeout_s,
         )
-        self._session = Session(dsn, where, f"{cluster}\0{replica_set}", options, frozenset(versioned), prover)
+        self._session = Session(
+            logins,
+            where,
+            cluster,
+            replica_set,
+            options,
+            frozenset(versioned),
+            frozenset(own_statements),
+            prover,
+        )
         self._book = Book(self._session, cluster, replica_set)
         self._promises, self._log, self._outbox = Promises(self._book), Log(self._book), Outbox(self._book)
-        self._readers = Readers(dsn, where, options, read_connections)
+        self._own_readers = Readers(logins.agent, where, options, read_connections)
+        self._client_readers = Readers(logins.read, where, options, read_connections)
         self.cluster, self.replica_set = cluster, replica_set
 
     @property
@@ -81,7 +94,8 @@ class PostgresAdapter:
     async def close(self) -> None:
         await self._outbox.finish()
         await self._session.close()
-        self._readers.close()
+        self._own_readers.close()
+        self._client_readers.close()
 
     async def __aenter__(self) -> "PostgresAdapter":
         await self.start()
@@ -124,11 +138,8 @@ class PostgresAdapter:
         return await self._outbox.write_all(members)
 
     async def unpublished(self, limit: int = 1_000) -> list[OutboxEntry]:
-        found = await self._readers.read(
-            self.replica_set,
-            "select id, members from tops.outbox where replica_set = $1 order by id limit $2",
-            (self.replica_set, limit),
-            with_position=False,
+        found = await self.read_own(
+            "select id, members from tops.outbox where replica_set = $1 order by id limit $2", (self.replica_set, limit)
         )
         return [OutboxEntry(row["id"], unpack_members(row["members"])) for row in found.rows]
 
@@ -136,17 +147,20 @@ class PostgresAdapter:
         await self._outbox.mark_published(up_to)
 
     async def read(self, sql: str, args: Sequence[Value] = (), *, with_position: bool = False) -> ReadResult:
-        return await self._readers.read(self.replica_set, sql, args, with_position=with_position)
+        return await self._client_readers.read(self.replica_set, sql, args, with_position=with_position)
+
+    async def read_own(self, sql: str, args: Sequence[Value] = ()) -> ReadResult:
+        return await self._own_readers.read_own(sql, args)
 
     async def version(self, table: str, key: Row) -> int:
-        async with self._readers.connection() as connection:
+        async with self._own_readers.connection() as connection:
             found = await find_table(connection, table)
             found.check_key(key)
             sql, args = version_sql(found, key)
             return int(await connection.fetchval(sql, *args) or 0)
 
     def snapshot(self) -> AbstractAsyncContextManager[PostgresSnapshot]:
-        return snapshot(self._readers, self.replica_set)
+        return snapshot(self._own_readers, self.replica_set)
 
     async def health(self, head: int | None = None) -> Health:
         async def work(connection: Connection, _: Statements) -> Health:

@@ -22,12 +22,10 @@ _PREFIX = """with changed as (
     update tops.position set prefix = $3::bigint, at_ms = greatest(at_ms, $4::bigint)
      where replica_set = $1::text and prefix = $2::bigint returning 1)
   select tops.affected(1, count(*)) from changed"""
-# Ids must grow in commit order: whoever draws some holds the lock until it has committed.
-_OUTBOX = """with locked as materialized (
-    select pg_advisory_xact_lock(hashtext('tops.outbox'), hashtext($1::text)))
-  insert into tops.outbox (replica_set, id, size, members)
+# Ids must grow in commit order: only the session that holds the set's lock draws some, one transaction at a time.
+_OUTBOX = """insert into tops.outbox (replica_set, id, size, members)
   select $1::text, nextval('tops.outbox_ids'), s.size, s.members
-    from locked, unnest($2::int[], $3::bytea[]) as s(size, members)"""
+    from unnest($2::int[], $3::bytea[]) as s(size, members)"""
 
 
 class Job(msgspec.Struct, frozen=True, gc=False):

@@ -1,7 +1,7 @@
 """Reads: one query, or a whole consistent copy, in one snapshot and together with its position."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -11,11 +11,11 @@ import asyncpg
 from asyncpg.pgproto import pgproto
 
 from adapters.postgres.catalog import Table, find_table, find_types
-from adapters.postgres.guards import check_harmless
 from adapters.postgres.literals import SqlType, identifier, literal
 from adapters.postgres.session import Connection, Options, connect
 from adapters.postgres.sqlstates import is_connection_loss, is_passing
-from tops.changes import InvalidChange, Row, Value, check_query
+from adapters.sql import check_query
+from tops.changes import InvalidChange, Row, Value
 from tops.errors import NotReachable, ResourceError, ResourceRefused
 from tops.ports import Position, ReadResult
 
@@ -24,6 +24,10 @@ _PLAIN = frozenset(
 )
 BEYOND_PYTHON = "a value that Python has no type for (a date before Christ, 24:00): cast it to text"
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+# What of DISCARD ALL a query could need: settings go back with the transaction and once more by themselves, locks of
+# the session are let go. Prepared statements stay: they are the driver's, and to prepare them again costs a round trip.
+_END = "ROLLBACK;RESET ALL;SELECT pg_advisory_unlock_all()"
+_READ_ONLY = {"default_transaction_read_only": "on"}
 _POSITION = """
 select coalesce((select prefix from tops.position where replica_set = $1), 0) as prefix,
        coalesce((select array_agg(number order by number) from tops.applied where replica_set = $1), '{}') as numbers
@@ -31,7 +35,7 @@ select coalesce((select prefix from tops.position where replica_set = $1), 0) as
 
 
 class Readers:
-    """A few connections that can't write, and hold nothing of the writing session's locks."""
+    """A few connections of one login that can't write, and hold nothing of the writing session's locks."""
 
     def __init__(self, dsn: str, where: str, options: Options, count: int) -> None:
         self._dsn, self._where, self._options = dsn, where, options
@@ -39,14 +43,33 @@ class Readers:
         self._idle: list[Connection] = []
 
     async def read(self, replica_set: str, sql: str, args: Sequence[Value], *, with_position: bool) -> ReadResult:
+        """A client's query, in a transaction that leaves nothing behind for the next one."""
         check_query(sql)
-        check_harmless(sql, only_reads=True)
+
+        async def work(connection: Connection) -> ReadResult:
+            await connection.execute(_BEGIN)
+            try:
+                rows = await _fetch(connection, sql, args)
+                return ReadResult(rows, await position_in(connection, replica_set) if with_position else None)
+            finally:
+                if not connection.is_closed():
+                    await connection.execute(_END)
+
+        return await self._tried(work)
+
+    async def read_own(self, sql: str, args: Sequence[Value]) -> ReadResult:
+        """A query that no client has written."""
+
+        async def work(connection: Connection) -> ReadResult:
+            return ReadResult(await _fetch(connection, sql, args))
+
+        return await self._tried(work)
+
+    async def _tried(self, work: Callable[[Connection], Awaitable[ReadResult]]) -> ReadResult:
         for last_try in (False, True):
             try:
                 async with self.connection() as connection:
-                    if not with_position:  # one statement is one snapshot
-                        return ReadResult(await _fetch(connection, sql, args))
-                    return await _read_with_position(connection, replica_set, sql, args)
+                    return await work(connection)
             except asyncpg.exceptions.InvalidCachedStatementError as error:
                 if last_try:  # the driver has forgotten the old statement by now
                     raise ResourceRefused(self._where, "the tables are being changed under the read") from error
@@ -82,9 +105,7 @@ class Readers:
                     connection.terminate()
 
     async def _connect(self) -> Connection:
-        connection = await connect(self._dsn, self._where, "tops-reader", self._options)
-        await connection.execute("set default_transaction_read_only = on")
-        return connection
+        return await connect(self._dsn, self._where, "tops-reader", self._options, _READ_ONLY)
 
     def close(self) -> None:
         while self._idle:
@@ -100,16 +121,6 @@ async def position_in(connection: Connection, replica_set: str) -> Position:
         prefix += 1
         above.remove(prefix)
     return Position(prefix, frozenset(above))
-
-
-async def _read_with_position(connection: Connection, replica_set: str, sql: str, args: Sequence[Value]) -> ReadResult:
-    await connection.execute(_BEGIN)
-    try:
-        rows = await _fetch(connection, sql, args)
-        return ReadResult(rows, await position_in(connection, replica_set))
-    finally:
-        if not connection.is_closed():
-            await connection.execute("ROLLBACK")
 
 
 async def _fetch(connection: Connection, sql: str, args: Sequence[Value]) -> list[Row]:

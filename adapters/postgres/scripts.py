@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 import asyncpg
 
+from adapters.postgres.schema import as_owner
 from adapters.postgres.session import Connection, Options, connect
 from tops.changes import split_table_name
 from tops.errors import ConfigError
@@ -44,6 +45,12 @@ async def missing_tables(dsn: str, tables: Sequence[str]) -> list[str]:
             if await connection.fetchval("select to_regclass($1)", quoted) is None:
                 missing.append(table)
     return missing
+
+
+async def run_own_script(dsn: str, script: str) -> None:
+    """Make what is to be in schema `tops`, for the agents of all sets in this database."""
+    async with _connection(dsn) as connection, connection.transaction():
+        await connection.execute(f"{await as_owner(connection)};{script}")
 
 
 async def run_script(dsn: str, script: str, *, only_if_empty: bool = False) -> None:

@@ -14,13 +14,13 @@ import asyncpg
 from asyncpg.prepared_stmt import PreparedStatement
 
 from adapters.postgres.catalog import Table, find_table, find_types, sql_name
-from adapters.postgres.guards import check_harmless
-from adapters.postgres.literals import SqlType, array_literal, literal
+from adapters.postgres.literals import SqlType, array_literal, identifier, literal
 from adapters.postgres.proof import NotProved, Prover, Verdict
 from adapters.postgres.replica_mode import Checks, ReplicaMode
 from adapters.postgres.row_sql import Part, Sql, check_versions_sql, row_change_sql, write_versions_sql
 from adapters.postgres.sqlstates import exclusion, is_connection_loss, is_passing
 from adapters.postgres.steps import Shape, Step, Traits, check, traits_of
+from adapters.sql import check_statement
 from tops.changes import (
     Change,
     InvalidChange,
@@ -28,7 +28,6 @@ from tops.changes import (
     NotDeterministic,
     Statement,
     Value,
-    check_statement,
     is_captured,
 )
 from tops.ports import Exclusion
@@ -39,6 +38,7 @@ select exists (select from pg_trigger where not tgisinternal and tginitdeferred 
 _OIDS = "select coalesce(array_agg(to_regclass(name)::oid), '{}') from unnest($1::text[]) as name"
 _KEPT_MAX = 500
 _LEARN_AGAIN_S = 5.0
+AS_AGENT = "SET LOCAL ROLE NONE"
 TELL = -1  # as the expected number of rows: tell it
 
 
@@ -87,6 +87,7 @@ class UserCall:
     types: tuple[SqlType, ...]
     counted: bool
     statement: "PreparedStatement[asyncpg.Record]"
+    as_client: str | None  # what gives it a client's rights; None: it has the agent's
 
     def text(self, args: Sequence[Value]) -> str:
         if len(args) != len(self.types):
@@ -94,14 +95,27 @@ class UserCall:
         literals = [literal(value, sql_type) for value, sql_type in zip(args, self.types, strict=True)]
         return f"EXECUTE {self.name}({','.join(literals)})" if literals else f"EXECUTE {self.name}"
 
+    def texts(self, args: Sequence[Value]) -> list[str]:
+        """With what goes before and after it; the agent's rights are back when the next statement begins."""
+        text = self.text(args)
+        return [text] if self.as_client is None else [self.as_client, text, AS_AGENT]
+
 
 class Statements:
     """The statements of one connection, and what is known of its tables."""
 
     def __init__(
-        self, connection: "asyncpg.Connection[asyncpg.Record]", versioned: frozenset[str], prover: type[Prover] = Prover
+        self,
+        connection: "asyncpg.Connection[asyncpg.Record]",
+        versioned: frozenset[str],
+        own: frozenset[str],
+        prover: type[Prover] = Prover,
+        *,
+        write_role: str | None,
     ) -> None:
-        self._connection, self._versioned = connection, versioned
+        self._connection = connection
+        self._versioned, self._own_statements = versioned, own
+        self._as_client = f"SET LOCAL ROLE {identifier(write_role)}" if write_role is not None else None
         self._prover = prover(connection)
         self.replica_mode = ReplicaMode(connection)
         self.tables: dict[str, Table] = {}
@@ -254,31 +268,32 @@ class Statements:
 
     async def _prepare_user_statement(self, sql: str) -> UserCall | Exclusion:
         """A statement that is not understood or not proved is rejected for good, for every member that brings it."""
-        check_statement(sql)
-        check_harmless(sql)
+        own = sql in self._own_statements
         try:
-            _require(await self._prover.statement(sql))
-            return await self._proved_call(sql)
+            if not own:
+                check_statement(sql)
+                _require(await self._prover.statement(sql))
+            return await self._proved_call(sql, None if own else self._as_client)
         except (InvalidChange, asyncpg.PostgresError) as error:
             if is_connection_loss(error) or is_passing(error):
                 raise
             return exclusion(error)
 
-    async def _proved_call(self, sql: str) -> UserCall:
+    async def _proved_call(self, sql: str, as_client: str | None) -> UserCall:
         try:
-            return await self._user_call(sql, counted=True)
+            return await self._user_call(sql, as_client, counted=True)
         except asyncpg.PostgresError:
             # One that returns rows can't be a part of another; it runs by itself.
-            return await self._user_call(sql, counted=False)
+            return await self._user_call(sql, as_client, counted=False)
 
-    async def _user_call(self, sql: str, *, counted: bool) -> UserCall:
+    async def _user_call(self, sql: str, as_client: str | None, *, counted: bool) -> UserCall:
         if counted:
             bare = sql.rstrip().rstrip(";")
             sql = f"with changed as (\n{bare}\nreturning 1) select tops.affected({TELL}, count(*)) from changed"
         name = await self._keep(sql)
         statement = self._kept[-1]
         types = await find_types(self._connection, [parameter.oid for parameter in statement.get_parameters()])
-        return UserCall(name, tuple(types), counted, statement)
+        return UserCall(name, tuple(types), counted, statement, as_client)
 
 
 def _require(verdict: Verdict) -> None:

@@ -17,7 +17,7 @@ from adapters.postgres.reading import BEYOND_PYTHON
 from adapters.postgres.replica_mode import Checks
 from adapters.postgres.session import Connection, Session
 from adapters.postgres.sqlstates import exclusion, is_connection_loss, is_passing, is_schema_change
-from adapters.postgres.statements import TELL, Statements
+from adapters.postgres.statements import AS_AGENT, TELL, Statements
 from adapters.postgres.steps import Step, Traits, have_one_shape, layers, plan, shape_of, side_by_side
 from tops.changes import Change, Delete, Insert, InvalidChange, Row, Statement, Update
 from tops.ports import Exclusion, MemberVote
@@ -61,7 +61,7 @@ async def fast_texts(statements: Statements, replica_set: str, jobs: Sequence[Jo
                 return None
             if _PLAN_AS_USUAL not in texts:
                 texts.append(_PLAN_AS_USUAL)
-            texts.append(user_call.text(first.args))
+            texts += user_call.texts(first.args)
     except (InvalidChange, asyncpg.PostgresError) as error:
         if is_connection_loss(error):
             raise
@@ -158,13 +158,16 @@ def fast_votes(jobs: Sequence[Job], told: list[int]) -> tuple[MemberVote, ...]:
     )
 
 
+Alone = tuple[str | None, str]  # what gives a statement a client's rights, and the statement
+
+
 @dataclass(frozen=True, slots=True)
 class Written:
     """A member's work as text: per change some statements to send with others, or one that must run by itself."""
 
     job: Job
     keys: list[str]
-    texts: list[list[str] | str]
+    texts: list[list[str] | Alone]
     checks: Checks | None = None  # of a write set that is applied with triggers switched off
 
 
@@ -201,7 +204,7 @@ class SlowPath:
             return MemberVote(tx=tx, excluded=exclusion(error, captured=bool(written.job.member.origin)))
 
     async def _written(self, job: Job) -> Written | MemberVote:
-        texts: list[list[str] | str] = []
+        texts: list[list[str] | Alone] = []
         try:
             keys = await key_texts(self._statements, self._replica_set, job)
             checks = await self._statements.checks_of(job.member)
@@ -212,7 +215,7 @@ class SlowPath:
                     call = self._statements.user_call(change)
                     if isinstance(call, Exclusion):
                         return MemberVote(tx=job.member.tx, excluded=call)
-                    texts.append([call.text(change.args)] if call.counted else call.text(change.args))
+                    texts.append(call.texts(change.args) if call.counted else (call.as_client, call.text(change.args)))
                 else:
                     (step,) = plan([(job.number, traits, change)])
                     calls = await self._statements.calls_for(step)
@@ -238,10 +241,12 @@ class SlowPath:
                 pending += texts
                 returned.append(())
                 continue
+            as_client, text = texts
+            pending += [as_client] if as_client is not None else []
             if pending:
                 rows += (await self._session.send(self._connection, pending))[1]
-                pending = []
-            statement = await self._connection.prepare(texts)
+            pending = [AS_AGENT] if as_client is not None else []
+            statement = await self._connection.prepare(text)
             try:
                 records = await statement.fetch()
             except (ValueError, OverflowError) as error:

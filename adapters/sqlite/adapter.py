@@ -15,10 +15,11 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from adapters.sqlite.guards import KNOW_TABLES, check_query, looks_only
 from adapters.sqlite.reading import SqliteSnapshot, dicts, position_in
 from adapters.sqlite.undo import UndoLog
 from adapters.sqlite.work import Work, arguments_of, is_passing
-from tops.changes import Member, Row, Value, check_query, encode_member, split_table_name
+from tops.changes import Member, Row, Value, encode_member, split_table_name
 from tops.errors import (
     AgentReplaced,
     CompensationRefused,
@@ -49,6 +50,7 @@ from tops.ports import (
 )
 
 T = TypeVar("T")
+Authorizer = Callable[[int, str | None, str | None, str | None, str | None], int]
 
 _SCHEMA = """
 create table if not exists tops_agent (replica_set text primary key, token text not null);
@@ -214,14 +216,24 @@ class SqliteAdapter:
 
     async def read(self, sql: str, args: Sequence[Value] = (), *, with_position: bool = False) -> ReadResult:
         check_query(sql)
+        return await self._read(sql, args, with_position=with_position, authorizer=looks_only)
 
+    async def read_own(self, sql: str, args: Sequence[Value] = ()) -> ReadResult:
+        return await self._read(sql, args)
+
+    async def _read(
+        self, sql: str, args: Sequence[Value], *, with_position: bool = False, authorizer: Authorizer | None = None
+    ) -> ReadResult:
         def work() -> ReadResult:
             with self._reader() as reader:
+                reader.execute(KNOW_TABLES).fetchall()
+                reader.set_authorizer(authorizer)
                 try:
                     cursor = reader.execute(sql, arguments_of(args))
                 except sqlite3.Error as error:
                     raise ResourceError(self.where, f"the query fails: {error}") from error
                 rows = dicts(cursor)
+                reader.set_authorizer(None)
                 return ReadResult(rows, position_in(reader, self.replica_set) if with_position else None)
 
         return await asyncio.to_thread(work)
@@ -240,7 +252,9 @@ class SqliteAdapter:
 
     async def health(self, head: int | None = None) -> Health:
         doubts, position = await self.recover(), await self.applied()
-        waiting = await self.read("select count(*) as n from tops_outbox where replica_set = $1", (self.replica_set,))
+        waiting = await self.read_own(
+            "select count(*) as n from tops_outbox where replica_set = $1", (self.replica_set,)
+        )
         return Health(
             position=position,
             prepared=len(doubts),

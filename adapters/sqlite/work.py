@@ -10,6 +10,7 @@ from uuid import UUID
 
 import msgspec
 
+from adapters.sqlite.guards import KNOW_TABLES, OWN_PREFIX, changes_rows, check_statement
 from adapters.sqlite.undo import OWN_TABLES, Violation, open_references, quoted
 from tops.changes import (
     Change,
@@ -24,7 +25,6 @@ from tops.changes import (
     Upsert,
     Value,
     check_not_volatile,
-    check_statement,
     content_digest,
     split_table_name,
     volatile_part,
@@ -40,6 +40,7 @@ _SQLSTATES = {
     "SQLITE_CONSTRAINT_CHECK": "23514",
 }
 _WRITES = frozenset({sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE})
+_TOUCHES = _WRITES | {sqlite3.SQLITE_READ}
 _PASSING = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_NOMEM", "SQLITE_READONLY")
 _EXACTLY = "select 1 from main.sqlite_master where type in ('table', 'view') and name = ?"
 
@@ -148,6 +149,7 @@ class Work:
     def _statement(self, change: Statement) -> tuple[int, tuple[Row, ...]]:
         check_statement(change.sql)
         check_not_volatile(change.sql)
+        self._connection.execute(KNOW_TABLES).fetchall()
         self._denied = ""
         self._connection.set_authorizer(self._may)
         try:
@@ -164,13 +166,18 @@ class Work:
         rows = tuple(dict(zip(names, row, strict=True)) for row in cursor.fetchall())
         return len(rows), rows
 
-    def _may(self, action: int, table: str | None, _: str | None, database: str | None, within: str | None) -> int:
-        """What a statement of the user's may write; `within` is the trigger that does it, if one does."""
-        if action in _WRITES and table is not None and within is None and database != "temp":
-            if table in OWN_TABLES:
-                self._denied = f"{table} is the adapter's own memory: leave it alone"
-            elif self.reach is not None and table not in self.reach and not table.startswith("sqlite_"):
-                self._denied = f"changes of {table} can't be compensated: it is not an ordinary table"
+    def _is_out_of_reach(self, table: str | None) -> bool:
+        found = table is not None and self.reach is not None and table not in self.reach
+        return found and not str(table).startswith("sqlite_")
+
+    def _may(self, action: int, table: str | None, more: str | None, database: str | None, within: str | None) -> int:
+        """What a statement of the user's may do; `within` is the trigger that does it, if one does."""
+        if within is None and not changes_rows(action, table, more):
+            self._denied = "a replicated statement changes rows, and nothing else"
+        elif action in _TOUCHES and within is None and (table or "").lower().startswith(OWN_PREFIX):
+            self._denied = f"{table} is the adapter's own memory: leave it alone"
+        elif action in _WRITES and within is None and database != "temp" and self._is_out_of_reach(table):
+            self._denied = f"changes of {table} can't be compensated: it is not an ordinary table"
         return sqlite3.SQLITE_DENY if self._denied else sqlite3.SQLITE_OK
 
     def _check_deferred(self) -> None:

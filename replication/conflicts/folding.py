@@ -92,7 +92,7 @@ class Folding:
         return Member(member.tx, (*changes, noted))
 
     async def _known(self, keys: list[str]) -> dict[str, _Known]:
-        found = await self._resource.read(
+        found = await self._resource.read_own(
             f"select k.key, k.tx, coalesce(l.number, k.number) as number from {KEYS} k "
             f"left join {LOGGED_KEYS} l on (l.replica_set, l.key, l.tx) = (k.replica_set, k.key, k.tx) "
             "where k.replica_set = $1 and k.key = any($2::text[])",

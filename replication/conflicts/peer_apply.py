@@ -102,7 +102,7 @@ class PeerApply:
 
     async def _known_keys(self, members: list[Member]) -> dict[str, str]:
         """Keys that were committed here, and by which transactions."""
-        found = await self._resource.read(*known_keys(self._set, members))
+        found = await self._resource.read_own(*known_keys(self._set, members))
         return {row["key"]: row["tx"] for row in found.rows}
 
 

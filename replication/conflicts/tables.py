@@ -106,7 +106,7 @@ class Shapes:
         return shape
 
     async def _read(self, table: str) -> TableShape:
-        rows = [row for row in (await self._resource.read(_COLUMNS, (table,))).rows if not row["generated"]]
+        rows = [row for row in (await self._resource.read_own(_COLUMNS, (table,))).rows if not row["generated"]]
         key = tuple(row["name"] for row in rows if row["in_key"])
         if not rows:
             raise InvalidChange(f"no table {table!r} is known here")
@@ -127,14 +127,14 @@ class Shapes:
         columns = ", ".join(
             f"${place}::text::{shape.types[name]}::text as {_quoted(name)}" for place, name in enumerate(texts, 1)
         )
-        return (await self._resource.read(f"select {columns}", list(texts.values()))).rows[0]
+        return (await self._resource.read_own(f"select {columns}", list(texts.values()))).rows[0]
 
     async def standard(self, shape: TableShape, column: str) -> Any:
         """The value that a column gets when nobody gives it one: it must travel with the row."""
         expression = shape.standards[column]
         if expression is None:
             return None
-        return (await self._resource.read(f"select {expression} as value")).rows[0]["value"]
+        return (await self._resource.read_own(f"select {expression} as value")).rows[0]["value"]
 
 
 def key_text(key: Row) -> str:
@@ -158,7 +158,7 @@ async def read_versions(
     wanted = sorted(set(keys))
     if not wanted:
         return {}
-    found = await resource.read(
+    found = await resource.read_own(
         _RECORDS if in_record else _RECORDS_AND_SUMS,
         ([table for table, _ in wanted], [key for _, key in wanted]),
     )
@@ -179,7 +179,7 @@ async def read_versions(
 async def read_bases(resource: Resource, keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], tuple[Base, int]]:
     """What the log says of rows that have changes of this site under way, and how many those are."""
     wanted = sorted(set(keys))
-    found = await resource.read(
+    found = await resource.read_own(
         f"select table_name, key, base, waiting from {CLOCKS} "
         "where waiting > 0 and (table_name, key) in (select * from unnest($1::text[], $2::text[]))",
         ([table for table, _ in wanted], [key for _, key in wanted]),
@@ -300,7 +300,7 @@ async def read_rows(resource: Resource, shape: TableShape, keys: Sequence[Row]) 
         f"t.{_quoted(column)} = k.{name}::{shape.types[column]}" for column, name in zip(shape.key, names, strict=True)
     )
     columns = "".join(f", t.{_quoted(name)}::text as {_quoted(name)}" for name in shape.others)
-    found = await resource.read(
+    found = await resource.read_own(
         f"select k.n::int as tops_n{columns} from unnest({arrays}) with ordinality as k({', '.join(names)}, n) "
         f"join {shape.sql_name} t on {on}",
         [[str(key[column]) for key in keys] for column in shape.key],

@@ -18,7 +18,7 @@ from typing import assert_never
 import msgspec
 
 from adapters import PostgresAdapter
-from adapters.postgres.scripts import run_script
+from adapters.postgres.scripts import run_own_script
 from replication import calls
 from replication.divergence.places import Place, columns_of, keys_of, place, table_name, tables_named_in
 from replication.marked import Repair
@@ -32,7 +32,6 @@ GUARDS_MAX = 64
 REPAIR_CALL = "select tops.repair_row($1, $2)"
 # Text forms must not depend on the session that happens to run it; a row that breaks a constraint is left as it is.
 REPAIR_FUNCTION = """
-create schema if not exists tops;
 create or replace function tops.repair_row(place text, statements text[]) returns void language plpgsql
     set timezone = 'UTC' set datestyle = 'ISO, YMD' set intervalstyle = 'iso_8601' set extra_float_digits = 1
     set bytea_output = 'hex' set lc_monetary = 'C' as $$
@@ -64,7 +63,7 @@ class AtReplica:
     async def answer(self, question: Question) -> calls.AnyAnswer:
         match question:
             case calls.BarrierWanted(barrier=barrier):
-                await self._resource.read("select 1")  # a connection is at hand when the moment comes
+                await self._resource.read_own("select 1")  # a connection is at hand when the moment comes
                 self._stops[barrier] = _Stop()
                 asyncio.get_running_loop().call_later(HOLD_S, self._expire, barrier)
                 return calls.Told(text=self._replica)
@@ -143,7 +142,7 @@ class AtReplica:
     async def _guard(self, repair: str, places: tuple[Place, ...]) -> calls.Told:
         if not isinstance(self._resource, PostgresAdapter):
             raise ConfigError(f"replica {self._replica}: only PostgreSQL replicas are repaired through the set")
-        await run_script(self._dsn, REPAIR_FUNCTION)
+        await run_own_script(self._dsn, REPAIR_FUNCTION)
         while len(self._guards) >= GUARDS_MAX:
             del self._guards[next(iter(self._guards))]
         self._guards[repair] = _Guard(frozenset(places))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import asyncpg
 
+from adapters.postgres import schema
 from adapters.postgres.catalog import Table, find_table
 from adapters.postgres.literals import TEXT_SETTINGS, identifier, quote
 
@@ -50,11 +51,8 @@ async def install(connection: asyncpg.Connection, tables: Sequence[str], agent: 
     """Put capture triggers on tables that lack them, for all sessions but the agent's; by table, why one can't have it.
 
     `write` is the login of origin sessions: it reads what was captured and writes none of it."""
-    await connection.execute(_TABLES)
-    await connection.execute(
-        f"grant usage on schema tops to {identifier(write)}; grant select on tops.captured to {identifier(write)};"
-        "grant execute on function tops.affected(int, bigint) to public"
-    )
+    as_owner = await schema.as_owner(connection)
+    await connection.execute(f"{as_owner};{_TABLES};grant select on tops.captured to {identifier(write)}")
     installed = {row["oid"]: row["mark"] for row in await connection.fetch(_INSTALLED, TRIGGER)}
     unfit: dict[str, str] = {}
     for name in tables:
@@ -66,7 +64,7 @@ async def install(connection: asyncpg.Connection, tables: Sequence[str], agent: 
         function = _function(table)
         mark = _mark(f"{name} {function}", agent)
         if installed.get(table.oid) != mark:
-            await connection.execute(_install_sql(table, name, function, mark, agent))
+            await connection.execute(f"{as_owner};{_install_sql(table, name, function, mark, agent)}")
     return unfit
 
 
@@ -111,7 +109,7 @@ def _install_sql(table: Table, table_name: str, function: str, mark: str, agent:
     """`table_name` is what changes call the table."""
     name = f"tops.{identifier(_name(table))}"
     return (
-        f"{function}; comment on function {name}() is {quote(mark)};"
+        f"{function};comment on function {name}() is {quote(mark)};reset role;"
         f"create or replace trigger {TRIGGER} after insert or update or delete on {table.sql_name} for each row "
         f"when (session_user <> {quote(agent)}) execute function {name}({quote(table_name)})"
     )

@@ -132,7 +132,7 @@ class Origin:
     ) -> list[Outcome] | None:
         members = [outcome for outcome in outcomes if isinstance(outcome, _Done)]
         names = {name for member in members for name in member.after}
-        found = await touched(connection, before, names, capture.TRIGGER)
+        found = await touched(connection, agent, before, names, capture.TRIGGER)
         if found.problem:
             if not alone:
                 return None

@@ -2,8 +2,8 @@
 
 Two sources, since neither is enough. The counters of the transaction tell whose rows changed, also in catalogues, whose
 locks are released at once; but they count what was rolled back to a savepoint as well. The locks tell what is still
-touched, and which locks no row change takes. Read in the origin's own session, before old images are read: a lock that
-is too strong would keep the second session waiting.
+touched, and which locks no row change takes. The origin's own session has its counters, the agent's may look at locks.
+All that comes before old images are read: a lock that is too strong would keep that waiting.
 """
 
 from collections.abc import Collection
@@ -19,16 +19,16 @@ select c.oid, changed.rows from pg_catalog.pg_class c, lateral (select
 """
 # A partition's root is what its capture trigger tells as the table.
 _RELATIONS = """
-select c.oid, pg_catalog.format('%I.%I', n.nspname, c.relname) as name, c.relkind::text as kind, n.nspname as schema,
-       (select pg_catalog.convert_from(pg_catalog.rtrim(t.tgargs, '\\x00'), 'UTF8') from pg_catalog.pg_trigger t
-         where t.tgrelid = c.oid and t.tgname = $2 and t.tgenabled <> 'D') as captured_as,
-       coalesce((select pg_catalog.array_agg(l.mode) from pg_catalog.pg_locks l where l.relation = c.oid and l.granted
-         and l.pid = pg_catalog.pg_backend_pid() and l.locktype = 'relation'), '{}') as locks
-  from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
- where c.oid = any($1::oid[]) or c.oid in (select l.relation from pg_catalog.pg_locks l
-       where l.pid = pg_catalog.pg_backend_pid() and l.locktype = 'relation' and l.granted
-         and l.database = (select oid from pg_catalog.pg_database where datname = pg_catalog.current_database())
-         and l.mode not in ('AccessShareLock', 'RowShareLock'))
+with locked as (select l.relation as oid, array_agg(l.mode) as locks from pg_locks l
+     where l.pid = $3 and l.locktype = 'relation' and l.granted
+       and l.database = (select oid from pg_database where datname = current_database()) group by 1)
+select c.oid, format('%I.%I', n.nspname, c.relname) as name, c.relkind::text as kind, n.nspname as schema,
+       coalesce(locked.locks, '{}') as locks,
+       (select convert_from(rtrim(t.tgargs, '\\x00'), 'UTF8') from pg_trigger t
+         where t.tgrelid = c.oid and t.tgname = $2 and t.tgenabled <> 'D') as captured_as
+  from pg_class c join pg_namespace n on n.oid = c.relnamespace left join locked on locked.oid = c.oid
+ where c.oid = any($1::oid[]) or exists (select from unnest(locked.locks) as mode
+       where mode not in ('AccessShareLock', 'RowShareLock'))
 """
 _LAST_VALUES = (
     "select name, pg_sequence_last_value(name::regclass) as value from unnest($1::text[]) as name order by name"
@@ -53,13 +53,19 @@ async def changed_rows(connection: asyncpg.Connection) -> Changed:
     return {row["oid"]: row["rows"] for row in await connection.fetch(_CHANGED)}
 
 
-async def touched(connection: asyncpg.Connection, before: Changed, captured: Collection[str], trigger: str) -> Touched:
-    """Look at what the transaction did since the counters were `before`; `captured` are the tables with noted keys."""
+async def touched(
+    connection: asyncpg.Connection,
+    agent: asyncpg.Connection,
+    before: Changed,
+    captured: Collection[str],
+    trigger: str,
+) -> Touched:
+    """What the transaction did since its counters were `before`; `captured` are the tables with noted keys."""
     after = await changed_rows(connection)
     rose = {oid for oid, rows in after.items() if rows > before.get(oid, 0)}
     problem = ""
     sequences: list[str] = []
-    for relation in await connection.fetch(_RELATIONS, list(rose), trigger):
+    for relation in await agent.fetch(_RELATIONS, list(rose), trigger, connection.get_server_pid()):
         problem = problem or _problem(relation, captured, rose=relation["oid"] in rose)
         if relation["kind"] == "S" and relation["schema"] != "tops":
             sequences.append(relation["name"])

@@ -157,6 +157,7 @@ async def compare(database: PostgresDatabase, unproved_adapter: PostgresAdapter,
     connection = await asyncpg.connect(database.dsn)
     for schema in ("ours", "theirs"):
         await connection.execute(SCHEMA.replace("{schema}", schema))
+    await database.provision()
     fast = 0
     for number in range(1, epochs + 1):
         size = dice.choice([1, 4, 16, 40])

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from adapters import PostgresAdapter
+from adapters import Logins, PostgresAdapter
 from adapters.postgres import log
 from adapters.postgres.keys import known_keys
 from adapters.postgres.schema import IDS_PER_ROW, VERSION
@@ -46,8 +46,8 @@ async def test_one_query_finds_keys_of_both_kinds(database: PostgresDatabase) ->
     async with database.open() as adapter:
         await adapter.write_all_local([numbered(1), keyed])
 
-        found = await adapter.read(*known_keys("shop", [numbered(1), numbered(2), keyed, elsewhere]))
-        nothing = await adapter.read(*known_keys("shop", []))
+        found = await adapter.read_own(*known_keys("shop", [numbered(1), numbered(2), keyed, elsewhere]))
+        nothing = await adapter.read_own(*known_keys("shop", []))
 
         assert {row["key"]: row["tx"] for row in found.rows} == {"k": "t1", numbered(1).key: numbered(1).tx}
         assert not nothing.rows
@@ -147,9 +147,11 @@ async def test_a_role_that_may_not_write_to_one_of_the_tables_is_told_at_the_sta
         pass
     await database.sql(
         "create role limited login password 'limited'; grant usage on schema tops to limited;"
+        f"grant connect on database {database.name} to limited;"
+        "grant execute on all functions in schema pg_catalog to limited;"
         "grant all on all tables in schema tops to limited; revoke all on tops.known_ids from limited"
     )
-    adapter = PostgresAdapter(database.dsn_as("limited"), cluster="test", replica_set="shop")
+    adapter = PostgresAdapter(Logins.alone(database.dsn_as("limited")), cluster="test", replica_set="shop")
     try:
         with pytest.raises(ConfigError, match=r"no right to write to tops\.known_ids: grant all"):
             await adapter.start()

@@ -23,10 +23,8 @@ create table dated (at timestamptz primary key, v int);
 async def steps(database: PostgresDatabase):  # type: ignore[no-untyped-def]
     await database.sql(MORE)
     connection = await asyncpg.connect(database.dsn)
-    await connection.execute(
-        "create schema tops; create function tops.affected(int, bigint) returns void language sql as ''"
-    )
-    statements = Statements(connection, frozenset(), AlwaysShip)
+    await connection.execute("create function tops.affected(int, bigint) returns void language sql as ''")
+    statements = Statements(connection, frozenset(), frozenset(), AlwaysShip, write_role=None)
 
     async def planned(*changes: Change) -> list[Step]:
         shapes = [shape_of(change) for change in changes]

@@ -1,7 +1,10 @@
 """One real server for all tests of origins; each test has a database of its own, and a login for writes."""
 
 import asyncio
+import shutil
+import tempfile
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import asyncpg
 import pytest
@@ -33,26 +36,9 @@ async def plain(database: OriginDatabase) -> AsyncIterator["asyncpg.Connection[a
     await connection.close()
 
 
-@pytest.fixture(autouse=True)
-def _scratch(monkeypatch, server):
-    import asyncio, asyncpg
-    from replication.databases import ReplicaDatabase
-    from contextlib import suppress
-
-    async def role():
-        c = await asyncpg.connect(server.dsn)
-        pw = server.dsn.split("//postgres:", 1)[1].split("@", 1)[0]
-        with suppress(asyncpg.DuplicateObjectError):
-            await c.execute(
-                f"create role origin_write login password '{pw}'; grant pg_write_all_data, pg_read_all_data to origin_write; "
-            )
-        await c.execute("grant pg_write_all_data, pg_read_all_data to origin_write")
-        await c.close()
-
-    asyncio.run(role())
-    monkeypatch.setattr(
-        ReplicaDatabase, "write_dsn", property(lambda self: self.dsn.replace("//postgres:", "//origin_write:", 1))
-    )
-
-
-from tests.integration.replication.conftest import folder  # noqa
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="tops-origin-"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)

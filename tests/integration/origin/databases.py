@@ -2,32 +2,30 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
 import asyncpg
 
-from adapters import EmbeddedPostgres, PostgresAdapter
+from adapters import EmbeddedPostgres, Logins, PostgresAdapter
 from adapters.postgres.origin import Executed, Origin, Rejected
 from adapters.postgres.scripts import user_tables
 from adapters.postgres.session import Options
+from tests.support.logins import logins_in
 from tops.changes import Change, Member, Row, Statement
 from tops.ids import TxId
 from tops.ports import MemberVote
 
 _numbers = itertools.count(1)
 OPTIONS = Options(lock_timeout_s=1.0, statement_timeout_s=10.0, connect_timeout_s=10.0)
-WRITE, PASSWORD = "origin_write", "secret"
 Record = asyncpg.Record
 
 
 class OriginDatabase:
     def __init__(self, server: EmbeddedPostgres, name: str) -> None:
         self._server, self.name = server, name
-        self.dsn = server.dsn_for(name)
-        self.write_dsn = self.dsn.replace("//postgres:", f"//{WRITE}:", 1)
+        self.dsn = server.dsn_for(name)  # the superuser's, for whoever goes past everything
+        self.logins: Logins
         self.origin: Origin
         self.adapter: PostgresAdapter
-        self.write_set: tuple[Change, ...] = ()
         self._open: list[Origin | PostgresAdapter] = []
 
     @classmethod
@@ -35,8 +33,6 @@ class OriginDatabase:
         database = cls(server, f"origin{next(_numbers)}")
         connection = await asyncpg.connect(server.dsn)
         try:
-            with suppress(asyncpg.DuplicateObjectError):
-                await connection.execute(f"create role {WRITE} login password '{_password(server)}'")
             await connection.execute(f'create database "{database.name}"')
         finally:
             await connection.close()
@@ -47,15 +43,13 @@ class OriginDatabase:
         connection = await asyncpg.connect(self.dsn)
         try:
             await connection.execute(schema)
-            await connection.execute(
-                f"grant select, insert, update, delete on all tables in schema public to {WRITE};"
-                f"grant usage on all sequences in schema public to {WRITE}"
-            )
         finally:
             await connection.close()
-        self.adapter = PostgresAdapter(self.dsn, cluster="test", replica_set="shop")
+        self.logins = await logins_in(self._server, self.name)
+        self.adapter = PostgresAdapter(self.logins, cluster="test", replica_set="shop")
         await self.adapter.start()
-        self.origin = Origin(self.write_dsn, self.dsn, "the origin", await user_tables(self.dsn), OPTIONS)
+        tables = await user_tables(self.dsn)
+        self.origin = Origin(self.logins.write, self.logins.agent, "the origin", tables, OPTIONS)
         await self.origin.start()
         self._open += [self.origin, self.adapter]
 
@@ -74,11 +68,6 @@ class OriginDatabase:
         member = Member(TxId(tx), executed.write_set.changes, origin="r1", sequences=executed.write_set.sequences)
         (vote,) = await self.adapter.write_all_local([member])
         return vote
-
-
-def _password(server: EmbeddedPostgres) -> str:
-    """The superuser's, so that only the name in an address differs."""
-    return server.dsn.split("//postgres:", 1)[1].split("@", 1)[0]
 
 
 async def rows_of(

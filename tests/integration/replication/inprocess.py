@@ -8,20 +8,21 @@ from pathlib import Path
 
 import asyncpg
 
-from adapters import EmbeddedPostgres
+from adapters import EmbeddedPostgres, Logins
 from adapters.ports import free_port
 from replication import ReplicaSet, connect
 from replication.agent import Agent
-from replication.config import Cluster
+from replication.config import Cluster, login_keys
 from tests.integration.replication.clusters import SCHEMA
+from tests.support.logins import logins_in
 from tops.runtime.broker import Broker
 
 
 class SmallCluster:
     """Brokers and agents as tasks; an agent is stopped and started by name."""
 
-    def __init__(self, cluster: Cluster, server: EmbeddedPostgres, databases: dict[str, str]) -> None:
-        self.cluster, self.server, self.databases = cluster, server, databases
+    def __init__(self, cluster: Cluster, server: EmbeddedPostgres, databases: dict[str, str], schema: str) -> None:
+        self.cluster, self.server, self.databases, self._schema = cluster, server, databases, schema
         self.agents: dict[str, Agent] = {}
         self._stacks: dict[str, AsyncExitStack] = {}
         self._brokers: dict[str, AsyncExitStack] = {}
@@ -70,6 +71,7 @@ class SmallCluster:
             await connection.execute(f'create database "{name}"')
         finally:
             await connection.close()
+        await _set_up(self.server, name, self._schema)
 
     @asynccontextmanager
     async def connect(self, prefer: str | None = None, timeout_s: float = 15.0) -> AsyncIterator[ReplicaSet]:
@@ -95,6 +97,16 @@ async def _database(server: EmbeddedPostgres) -> str:
     finally:
         await connection.close()
     return f"db{_made}"
+
+
+async def _set_up(server: EmbeddedPostgres, database: str, schema: str) -> Logins:
+    """What a DBA does before an agent comes: tables and logins."""
+    connection = await asyncpg.connect(server.dsn_for(database))
+    try:
+        await connection.execute(schema)
+    finally:
+        await connection.close()
+    return await logins_in(server, database)
 
 
 async def _forget_promises(server: EmbeddedPostgres, database: str) -> None:
@@ -145,11 +157,12 @@ async def small_cluster(
         lines.append(f"[broker.limits]\n{limits}")
     lines.append(f'[[replica_set]]\nname = "shop"\nschema = "schema.sql"\n{keys}')
     for index, name in enumerate(names):
-        dsn = server.dsn_for(databases[name])
-        lines.append(f'[[replica_set.replica]]\nname = "{name}"\nbroker = "b{index % brokers + 1}"\ndsn = "{dsn}"')
+        logins = await _set_up(server, databases[name], schema)
+        lines.append(f'[[replica_set.replica]]\nname = "{name}"\nbroker = "b{index % brokers + 1}"')
+        lines.append(login_keys(logins))
     path = place / "tops.toml"
     path.write_text("\n".join(lines))
-    small = SmallCluster(Cluster.load(path), server, databases)
+    small = SmallCluster(Cluster.load(path), server, databases, schema)
     try:
         for broker in small.cluster.config.broker:
             await small.start_broker(broker.name)
