@@ -38,24 +38,37 @@ class OriginDatabase:
             await connection.close()
         return database
 
-    async def begin(self, schema: str) -> None:
-        """Make the schema, and be ready to execute and to apply."""
-        connection = await asyncpg.connect(self.dsn)
-        try:
-            await connection.execute(schema)
-        finally:
-            await connection.close()
+    async def set_up(self, schema: str) -> None:
+        """Make the schema and the logins."""
+        await self.sql(schema)
         self.logins = await logins_in(self._server, self.name)
+
+    async def begin(self, schema: str = "") -> None:
+        """Make the schema unless that is done, and be ready to execute and to apply."""
+        if schema:
+            await self.set_up(schema)
         self.adapter = PostgresAdapter(self.logins, cluster="test", replica_set="shop")
         await self.adapter.start()
-        tables = await user_tables(self.dsn)
-        self.origin = Origin(self.logins.write, self.logins.agent, "the origin", tables, OPTIONS)
-        await self.origin.start()
-        self._open += [self.origin, self.adapter]
+        self.origin = await self.another_origin()
+        self._open.append(self.adapter)
+
+    async def another_origin(self, options: Options = OPTIONS) -> Origin:
+        origin = Origin(self.logins.write, self.logins.agent, "the origin", await user_tables(self.dsn), options)
+        await origin.start()
+        self._open.append(origin)
+        return origin
+
+    async def sql(self, script: str) -> None:
+        """Past everything."""
+        connection = await asyncpg.connect(self.dsn)
+        try:
+            await connection.execute(script)
+        finally:
+            await connection.close()
 
     async def close(self) -> None:
-        for part in self._open:
-            await part.close()
+        while self._open:
+            await self._open.pop().close()
 
     async def execute(self, *changes: Change | str) -> Executed | Rejected:
         """One transaction, executed and rolled back."""

@@ -1,5 +1,7 @@
 """What an origin captures, applied, leaves what plain PostgreSQL leaves: rows, counts and returned rows."""
 
+import asyncio
+
 import asyncpg
 import pytest
 
@@ -34,6 +36,8 @@ create trigger counted after insert or update or delete on children for each row
 create function stamp() returns trigger language plpgsql as $$ begin
     new.note := coalesce(new.note, '') || '!'; insert into audit (what) values (tg_op || new.id); return new; end $$;
 create trigger stamped before insert or update on children for each row execute function stamp();
+"""
+ROWS = """
 insert into items values (1, 'one', 1.00, 10), (2, 'two', 2.50, 20), (3, 'three', null, 30);
 insert into coded values (1.0, 'a', '{"x": 1}'), (2, 'b', '[]');
 insert into pairs values (1, 'x', 'first'), (2, 'y', 'second');
@@ -108,21 +112,36 @@ CASES = {
 }
 
 
+@pytest.fixture(scope="module")
+def pair(server: EmbeddedPostgres) -> tuple[OriginDatabase, OriginDatabase]:
+    """One in which an origin executes, and a plain one."""
+
+    async def made() -> tuple[OriginDatabase, OriginDatabase]:
+        database, twin = await OriginDatabase.make(server), await OriginDatabase.make(server)
+        await database.set_up(SHOP)
+        await twin.sql(SHOP)
+        return database, twin
+
+    return asyncio.run(made())
+
+
 @pytest.mark.parametrize("case", CASES)
 async def test_a_captured_write_set_leaves_what_plain_postgresql_leaves(
-    server: EmbeddedPostgres, database: OriginDatabase, plain: "asyncpg.Connection[asyncpg.Record]", case: str
+    pair: tuple[OriginDatabase, OriginDatabase], case: str
 ) -> None:
-    await database.begin(SHOP)
-    twin = await OriginDatabase.make(server)
-    oracle = await asyncpg.connect(twin.dsn)
-    await oracle.execute(SHOP)
-    before = await rows_of(plain, await user_tables(database.dsn))
+    database, twin = pair
+    await database.begin()
+    tables = await user_tables(database.dsn)
+    for one in pair:
+        await one.sql(f"truncate {', '.join(tables)} restart identity;{ROWS}")
+    plain, oracle = await asyncpg.connect(database.dsn), await asyncpg.connect(twin.dsn)
+    before = await rows_of(plain, tables)
 
     executed = await database.execute(*CASES[case])
 
     assert isinstance(executed, Executed), executed
-    assert await rows_of(plain, list(before)) == before, "an execution leaves nothing behind"
-    vote = await database.apply("t1", executed)
+    assert await rows_of(plain, tables) == before, "an execution leaves nothing behind"
+    vote = await database.apply(f"t{case}", executed)
     assert vote.excluded is None, vote
     async with oracle.transaction():
         for place, sql in enumerate(CASES[case]):
@@ -130,5 +149,7 @@ async def test_a_captured_write_set_leaves_what_plain_postgresql_leaves(
             returned = [dict(row) for row in await statement.fetch()]
             assert executed.rows[place] == int(statement.get_statusmsg().split()[-1])
             assert list(executed.returned[place] if executed.returned else ()) == returned
-    assert await rows_of(plain, list(before), CLOCKS) == await rows_of(oracle, list(before), CLOCKS)
+    assert await rows_of(plain, tables, CLOCKS) == await rows_of(oracle, tables, CLOCKS)
+    await plain.close()
     await oracle.close()
+    await database.close()
