@@ -72,15 +72,30 @@ class OriginDatabase:
 
     async def execute(self, *changes: Change | str) -> Executed | Rejected:
         """One transaction, executed and rolled back."""
-        request = tuple(Statement(change) if isinstance(change, str) else change for change in changes)
-        (outcome,) = await self.origin.execute([request])
+        (outcome,) = await self.execute_all(changes)
         return outcome
+
+    async def execute_all(self, *requests: Sequence[Change | str]) -> list[Executed | Rejected]:
+        """Transactions that came together."""
+        left = [tuple(Statement(one) if isinstance(one, str) else one for one in request) for request in requests]
+        outcomes: list[Executed | Rejected] = []
+        while left:
+            outcomes += await self.origin.execute(left)
+            left = left[len(outcomes) - len(requests) :] if len(outcomes) < len(requests) else []
+        return outcomes
 
     async def apply(self, tx: str, executed: Executed) -> MemberVote:
         """Commit the write set here, as a replica does."""
-        member = Member(TxId(tx), executed.write_set.changes, origin="r1", sequences=executed.write_set.sequences)
-        (vote,) = await self.adapter.write_all_local([member])
+        (vote,) = await self.apply_all(tx, [executed])
         return vote
+
+    async def apply_all(self, tx: str, executed: Sequence[Executed]) -> list[MemberVote]:
+        """Commit write sets in one batch."""
+        members = [
+            Member(TxId(f"{tx}.{number}"), one.write_set.changes, origin="r1", sequences=one.write_set.sequences)
+            for number, one in enumerate(executed)
+        ]
+        return await self.adapter.write_all_local(members)
 
 
 async def rows_of(
