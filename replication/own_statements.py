@@ -9,7 +9,7 @@ from functools import lru_cache
 from replication.certification import PRUNE
 from replication.conflicts.pruning import DROP, DROP_SUMS
 from replication.divergence.at_replica import REPAIR_CALL
-from tops.changes import Change, InvalidChange, Member, Statement, split_table_name
+from tops.changes import Change, InvalidChange, Member, Statement, is_captured, split_table_name
 
 OWN_STATEMENTS = frozenset({PRUNE, DROP, DROP_SUMS, REPAIR_CALL})
 _SCHEMA = "tops"
@@ -18,6 +18,8 @@ _SCHEMA = "tops"
 def reserved(member: Member) -> str | None:
     """Why a client may not ask for this; None if it may."""
     for change in member.changes:
+        if is_captured(change) and not member.origin:
+            return "a change of a write set that names no origin"
         if problem := _reserved(change):
             return problem
     return None

@@ -22,7 +22,7 @@ SUMS = "tops.row_sums"  # where a resource adds up what was added to each row, b
 
 
 class Insert(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="insert"):
-    """A new row; refused if its key exists. `captured`: an origin has found the key absent."""
+    """A new row; refused if its key exists. `captured`, here and below: a row as an origin has left it."""
 
     table: str
     values: Row
@@ -44,6 +44,7 @@ class Update(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="update
     must_exist: bool = False
     sum_key: str = ""
     expect_row: str | None = None
+    captured: bool = False
 
 
 class Upsert(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="upsert"):
@@ -54,6 +55,7 @@ class Upsert(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="upsert
     values: Row = {}
     expect_version: int | None = None
     add: Row = {}
+    captured: bool = False
 
 
 class Delete(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="delete"):
@@ -63,6 +65,7 @@ class Delete(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="delete
     key: Row
     expect_version: int | None = None
     expect_row: str | None = None
+    captured: bool = False
 
 
 class Statement(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="statement"):
@@ -268,11 +271,9 @@ def split_table_name(table: str) -> tuple[str | None, str]:
     return (None, names[0]) if len(names) == 1 else (names[0], names[1])
 
 
-def is_captured(change: Change) -> TypeGuard[Insert | Update | Delete]:
-    """Whether an origin has captured the change: it says what is to be found in the row's place."""
-    if isinstance(change, Insert):
-        return change.captured
-    return isinstance(change, Update | Delete) and change.expect_row is not None
+def is_captured(change: Change) -> TypeGuard[RowChange]:
+    """Whether the change is part of an origin's write set: what triggers and defaults made of the row is in it."""
+    return not isinstance(change, Statement) and change.captured
 
 
 def tables_of(changes: Iterable[Change]) -> set[str]:

@@ -16,7 +16,7 @@ import asyncpg
 
 from adapters.postgres.catalog import Table
 from adapters.postgres.literals import identifier, quote, text_form
-from tops.changes import Change, Delete, Insert, Row, RowChange, Statement, Update
+from tops.changes import Change, Delete, Insert, Row, RowChange, Statement, Update, Upsert
 
 ON, OFF = "SET LOCAL session_replication_role TO replica", "SET LOCAL session_replication_role TO origin"
 
@@ -161,7 +161,7 @@ class Checks:
         """Values that others refer to must not be gone afterwards."""
         texts = []
         for name, table in self._tables.items():
-            changes = [change for change in self._of(name) if isinstance(change, Delete | Update)]
+            changes = [change for change in self._of(name) if not isinstance(change, Insert)]
             for key in self._ties[name].foreign_keys:
                 rows = [change.key for change in changes if _may_remove(change, key)]
                 if rows and key.parent == table.oid and (before := await self._values(table, key.parent_columns, rows)):
@@ -178,7 +178,7 @@ class Checks:
         return [dict(zip(columns, row.values(), strict=True)) for row in found if None not in row.values()]
 
 
-def _may_remove(change: Delete | Update, key: ForeignKey) -> bool:
+def _may_remove(change: Update | Upsert | Delete, key: ForeignKey) -> bool:
     return isinstance(change, Delete) or not set(key.parent_columns).isdisjoint(change.values)
 
 

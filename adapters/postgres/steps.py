@@ -57,16 +57,16 @@ def shape_of(change: Change) -> Shape:
     if kind is Update:
         update = cast(Update, change)
         values = tuple(update.values) if update.values else ()
-        plain = update.expect_version is None, not update.sum_key, update.expect_row is None
+        plain = update.expect_version is None, not update.sum_key, update.expect_row is None, update.captured
         return ("update", update.table, tuple(update.key), values, tuple(update.add), *plain)
     if kind is Insert:
         insert = cast(Insert, change)
         return ("insert", insert.table, tuple(insert.values), insert.captured)
     match change:
-        case Upsert(table, key, assigned, expected, add):
-            return ("upsert", table, tuple(key), tuple(assigned), expected is not None, tuple(add))
-        case Delete(table, key, expected, expected_row):
-            return ("delete", table, tuple(key), expected is not None, expected_row is not None)
+        case Upsert(table, key, assigned, expected, add, captured):
+            return ("upsert", table, tuple(key), tuple(assigned), expected is not None, tuple(add), captured)
+        case Delete(table, key, expected, expected_row, captured):
+            return ("delete", table, tuple(key), expected is not None, expected_row is not None, captured)
         case Statement(sql):
             return ("statement", sql)
         case _:
@@ -141,15 +141,15 @@ def have_one_shape(changes: list[Change]) -> bool:
     if len(changes) == 1:
         return True
     kinds = set(map(type, changes))
-    if kinds in ({Update}, {Upsert}):
-        plain = set(map(_VERSION, changes)) == {None} and _one_table(changes)
-        if kinds == {Update}:
-            plain = plain and len(set(map(bool, map(_SUM_KEY, changes)))) == 1
-            plain = plain and len(set(map(bool, map(_EXPECTED_ROW, changes)))) == 1
-        return plain and all(_same_names(changes, of) for of in (_KEY, _VALUES, _ADD))
-    if kinds != {Insert} or len(set(map(_CAPTURED, changes))) > 1:
+    if kinds not in ({Update}, {Upsert}, {Insert}) or len(set(map(_CAPTURED, changes))) > 1:
         return False
-    return _one_table(changes) and _same_names(changes, _VALUES)
+    if kinds == {Insert}:
+        return _one_table(changes) and _same_names(changes, _VALUES)
+    plain = set(map(_VERSION, changes)) == {None} and _one_table(changes)
+    if kinds == {Update}:
+        plain = plain and len(set(map(bool, map(_SUM_KEY, changes)))) == 1
+        plain = plain and len(set(map(bool, map(_EXPECTED_ROW, changes)))) == 1
+    return plain and all(_same_names(changes, of) for of in (_KEY, _VALUES, _ADD))
 
 
 def _one_table(changes: list[Change]) -> bool:

@@ -15,6 +15,7 @@ from adapters.postgres.keys import key_texts, new_keys_texts, why_known
 from adapters.postgres.progress import Job
 from adapters.postgres.reading import BEYOND_PYTHON
 from adapters.postgres.replica_mode import Checks
+from adapters.postgres.sequences import raise_texts
 from adapters.postgres.session import Connection, Session
 from adapters.postgres.sqlstates import exclusion, is_connection_loss, is_passing, is_schema_change
 from adapters.postgres.statements import AS_AGENT, TELL, Statements
@@ -66,7 +67,7 @@ async def fast_texts(statements: Statements, replica_set: str, jobs: Sequence[Jo
         if is_connection_loss(error):
             raise
         return None
-    return texts
+    return texts + raise_texts(job.member for job in jobs)
 
 
 async def _steps(statements: Statements, jobs: Sequence[Job]) -> list[Step]:
@@ -257,6 +258,7 @@ class SlowPath:
             returned.append(tuple(dict(record) for record in records))
         if written.checks is not None:
             pending += [replica_mode.OFF, *checks]
+        pending += raise_texts([written.job.member])
         # Deferred constraints speak up here, where the member is known, and wait again for the next one.
         pending += [_CHECK_AT_ONCE, *self._as_at_first, "RELEASE SAVEPOINT tops_member"]
         rows += (await self._session.send(self._connection, pending))[1]

@@ -69,7 +69,8 @@ class AtThisReplica:
     async def submit(self, member: Member, reads: bytes) -> Submitted:
         if member.idempotency_key == own_key(member.tx):  # a local write is known by its id anyway
             member = msgspec.structs.replace(member, idempotency_key="", content="")
-        (done,) = await self._writes.write([Write(tx=member.tx, member=encode_member(member))], self._visitor)
+        write = Write(tx=member.tx, member=encode_member(member))
+        (done,) = await self._writes.write([write], self._visitor, captured=True)
         if isinstance(done, Failed):
             raise ReplicaFailed(self._replica, done)
         return Submitted(done.tx, done.position, duplicate=done.duplicate, refused=done.refused)

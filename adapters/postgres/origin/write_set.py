@@ -34,7 +34,7 @@ def changes_between(tables: Mapping[str, Table], state: State, after: Mapping[st
         for key, new in images.items():
             old = before.get(key)
             if old is not None and (new is None or key in replaced):
-                deletes.append(Delete(name, _key(table, old), expect_row=old.digest))
+                deletes.append(Delete(name, _key(table, old), expect_row=old.digest, captured=True))
             if new is not None and (old is None or key in replaced):
                 inserts.append(Insert(name, new.values, captured=True))
             elif new is not None and old is not None:
@@ -50,7 +50,7 @@ def _update(table: Table, name: str, old: Image, new: Image) -> list[RowChange]:
         changed = dict([next(((c, v) for c, v in new.values.items() if c not in table.key), ("", None))])
         if "" in changed:
             return []  # nothing but its key: there is nothing that could be written
-    return [Update(name, _key(table, old), changed, expect_row=old.digest)]
+    return [Update(name, _key(table, old), changed, expect_row=old.digest, captured=True)]
 
 
 def _replaced(table: Table, before: Images, after: Images) -> set[Key]:

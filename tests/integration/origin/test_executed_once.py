@@ -68,3 +68,41 @@ async def test_a_constraint_is_told_as_postgresql_tells_it(server: EmbeddedPostg
         assert refused.value.database is not None
         assert refused.value.database.constraint == "orders_amount_check"
         assert "violates check constraint" in refused.value.database.message
+
+
+FEATURES = """
+create table serials (id serial primary key, at timestamptz not null default clock_timestamp(), what text);
+create table parents (id int primary key, children int not null default 0);
+create table children (id int primary key, parent int references parents on delete cascade, at timestamptz);
+create table audit (id bigint generated always as identity primary key, what text, at timestamptz default now());
+create function log_child() returns trigger language plpgsql as $$ begin
+    insert into audit (what) values (tg_op || coalesce(new.id, old.id));
+    if tg_op = 'INSERT' then update parents set children = children + 1 where id = new.parent; end if;
+    return null; end $$;
+create trigger logged after insert or update or delete on children for each row execute function log_child();
+insert into parents values (1), (2);
+"""
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_triggers_cascades_and_sequences_end_the_same_everywhere(
+    server: EmbeddedPostgres, folder: Path, policy: str
+) -> None:
+    async with (
+        small_cluster(server, folder, POLICIES[policy], schema=FEATURES) as cluster,
+        cluster.connect(prefer="r1") as shop,
+    ):
+        drawn = await shop.execute("insert into serials (what) values ('a'), ('b') returning id")
+        await shop.execute("insert into children values (1, 1, now()), (2, 1, null), (3, 2, null)")
+        await shop.execute("update children set at = clock_timestamp() where parent = 2")
+        gone = await shop.execute("delete from parents where id = 1")
+
+        assert drawn.returned == (({"id": 1}, {"id": 2}),)
+        assert gone.rows == (1,)
+        assert len(await all_equal(shop, "select * from serials order by id")) == 2
+        assert await all_equal(shop, "select id, children from parents") == [(2, 1)]
+        assert len(await all_equal(shop, "select * from children")) == 1
+        audit = await all_equal(shop, "select id, what, at from audit order by id")
+        assert [row[1] for row in audit] == ["INSERT1", "INSERT2", "INSERT3", "UPDATE3", "DELETE1", "DELETE2"]
+        values = {name: await cluster.sql(name, "select last_value from serials_id_seq") for name in cluster.databases}
+        assert {rows[0][0] for rows in values.values()} == {2}
