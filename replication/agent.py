@@ -11,7 +11,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 from adapters.postgres.logins import user_of
+from adapters.postgres.origin import Origin
 from adapters.postgres.scripts import user_tables
+from adapters.postgres.session import Options
 from replication import bootstrap, calls
 from replication.apply_errors import ApplyErrors
 from replication.calls import AnyAnswer, AnyQuestion
@@ -25,6 +27,8 @@ from replication.divergence.at_replica import AtReplica
 from replication.events import log_type
 from replication.lag import LagTracker
 from replication.local_writes import LocalWrites
+from replication.origin.executor import OriginExecutor
+from replication.origin.submission import AtCoordinator, AtThisReplica, Submission
 from replication.own_statements import reserved
 from replication.participant import ReplicaParticipant
 from replication.policies import policy_of
@@ -43,6 +47,8 @@ from tops.transactions import Scope
 KEY_HELD = f"select from {KEYS} where replica_set = $1 and key = $2"
 LOOK_S = 1.0  # between two looks whether the database is there, and still ours
 SILENT_S = 5.0  # until a database that gives no answer is said to give none
+# A vote takes longer: an execution that waits for a lock gives way to apply.
+ORIGIN_OPTIONS = Options(lock_timeout_s=1.0, statement_timeout_s=30.0, connect_timeout_s=10.0)
 SITE_OPTIONS = SiteOptions(renew_s=0.5, retry_s=0.5, give_up_s=10.0)
 
 log = logging.getLogger("tops.replication")
@@ -69,6 +75,8 @@ class Agent:
         self.certifier: Certifier | None = None
         self.flushed: Flushed | None = None
         self.pruning: Pruning | None = None
+        self.executor: OriginExecutor | None = None
+        self._no_origin = ""
         self.copies = bootstrap.Copies()
         self.starter: Starter | None = None
         self.guarding: Guarding | None = None
@@ -214,6 +222,9 @@ class Agent:
             self.certifier = Certifier(self.resource, config.name, tables)
             await self.certifier.start()
             self.participant.translate = self.certifier.certified
+        await self._open_origin()
+        if self.executor is not None:
+            stack.push_async_callback(self.executor.close)
         await self.site.subscribe(self.log_type, participant=self.participant, durable=self.name)
         stack.push_async_callback(self.participant.leave)
         self.lag = LagTracker(self.site, self.log_type, self.participant)
@@ -313,6 +324,8 @@ class Agent:
                 return calls.RowsTold(replica=self.replica.name, rows=pack_rows(await self.errors.conflicts(limit)))
             case calls.Order(what=what, argument=argument):
                 return calls.Told(text=await self._order(what, argument))
+            case calls.Execute():
+                return await self._executor().execute(question)
             case calls.Write():
                 (answer,) = await self._write([question])
                 return answer
@@ -322,6 +335,36 @@ class Agent:
     def _check_joined(self) -> None:
         if not self._joined.is_set():
             raise NotStarted(f"replica {self.replica.name} has not started: {self.not_started}")
+
+    def _executor(self) -> OriginExecutor:
+        if self.executor is None:
+            raise ConfigError(f"replica {self.replica.name!r} can't execute statements: {self._no_origin}")
+        return self.executor
+
+    async def _open_origin(self) -> None:
+        """Be an origin: statements that can't be shipped are executed here once, with the rights of the write login."""
+        if self.database.is_sqlite:
+            self._no_origin = "its database is SQLite, which takes row changes only"
+            return
+        config, policy = self.config, self.policy
+        tables = await user_tables(self.database.dsn) if config.tables == "*" else config.tables
+        origin = Origin(self.database.logins.write, self.database.dsn, f"replica {self.name}", tables, ORIGIN_OPTIONS)
+        try:
+            await origin.start()
+        except TopsError as error:
+            self._no_origin = str(error)
+            log.warning("this replica executes no statements", extra={"replica": self.name, "reason": str(error)})
+            return
+        submission: Submission
+        if self.writes is not None:
+            submission = AtThisReplica(self.replica.name, self.writes, self.visitor)
+        else:
+            submission = AtCoordinator(self.site, self.log_type, policy, self.participant)
+        committed = self._committed if "current" in policy.consistencies() else None
+        self.executor = OriginExecutor(self.replica.name, origin, self.participant, submission, committed)
+
+    async def _committed(self) -> int:
+        return (await self.site.ask_log(self.log_type)).decided
 
     async def _write(self, asked: Sequence[calls.Write]) -> Sequence[AnyAnswer]:
         self._check_joined()

@@ -57,6 +57,18 @@ class Write(Question, frozen=True):
     member: bytes
 
 
+class Execute(Question, frozen=True):
+    """Execute the member's changes once, here, and replicate the rows that they change. Response: `ExecuteDone`.
+
+    Known by the member's idempotency key, or by `tx`; begins at a position of at least `at_least`. `reads`: what a
+    serializable transaction depends on."""
+
+    tx: str
+    member: bytes
+    at_least: int = 0
+    reads: bytes = b""
+
+
 class Held(Question, frozen=True):
     """Whether anything is committed under an idempotency key, once the replica's position has reached `at_least`.
     Answer: `HeldTold`."""
@@ -195,6 +207,32 @@ class WriteDone(Answered, frozen=True):
     refused: str = ""  # why it is nowhere, as `refusals.describe` says it
 
 
+class DatabaseError(msgspec.Struct, frozen=True, array_like=True):
+    """What PostgreSQL has said."""
+
+    sqlstate: str
+    message: str
+    detail: str = ""
+    hint: str = ""
+    table: str = ""
+    constraint: str = ""
+
+
+class ExecuteDone(Answered, frozen=True):
+    """Committed, unless `error` tells why the database has rejected it, or `refused` why the set has."""
+
+    replica: str
+    tx: str
+    rows: tuple[int, ...] = ()
+    returned: bytes = b""
+    notices: tuple[str, ...] = ()
+    position: int | None = None
+    pending: tuple[str, ...] = ()
+    duplicate: bool = False
+    error: DatabaseError | None = None
+    refused: str = ""
+
+
 class HeldTold(Answered, frozen=True):
     held: bool
 
@@ -268,6 +306,7 @@ AnyQuestion = (
     | LockedRead
     | Judgement
     | Write
+    | Execute
     | Held
     | Status
     | Order
@@ -290,6 +329,7 @@ AnyAnswer = (
     | LockedReadDone
     | Judged
     | WriteDone
+    | ExecuteDone
     | HeldTold
     | StatusTold
     | Told

@@ -27,7 +27,7 @@ from replication.participant import ReplicaParticipant
 from replication.publisher import OutboxPublisher
 from replication.refusals import describe
 from replication.values import pack_rows
-from tops.changes import Member, Row, Statement, decode_member, known_by_id, own_key
+from tops.changes import InvalidChange, Member, Row, Statement, decode_member, known_by_id, own_key
 from tops.errors import OutcomeUnknown, TopsError
 from tops.ids import TxId
 from tops.messages import LogEntry
@@ -109,12 +109,17 @@ class LocalWrites:
         self._errors.conflict_count += self._apply.conflicts - before
         return resolved
 
-    async def write(self, asked: Sequence[Write], visitor: AtReplica) -> Sequence[WriteDone | Failed]:
+    async def write(
+        self, asked: Sequence[Write], visitor: AtReplica, *, captured: bool = False
+    ) -> Sequence[WriteDone | Failed]:
         """Commit here, with the records that they are to be published; repeated with the same id a write is done once.
 
-        Each by itself: what becomes of one means nothing to the others.
+        Each by itself: what becomes of one means nothing to the others. `captured`: they are this agent's write sets;
+        nobody else gives a transaction an origin.
         """
         members = [self._named(one, decode_member(one.member)) for one in asked]
+        if not captured and any(member.origin for member in members):
+            raise InvalidChange("only the agent of a replica gives a write set an origin")
         if visitor.watches:
             for member in members:
                 visitor.saw_local(member)

@@ -8,7 +8,7 @@ client's, behind the place where these come in, or publish them where only repli
 from functools import lru_cache
 
 from replication.conflicts.tables import CLOCKS, WRITE_SETS
-from tops.changes import SUMS, Change, InvalidChange, Member, Statement, split_table_name
+from tops.changes import SUMS, Change, InvalidChange, Member, Statement, is_captured, split_table_name
 
 # Rows by their full primary key, as far as they are still what the sender saw: every replica is at the same log index.
 DROP_TOMBSTONES = (
@@ -31,6 +31,8 @@ _SCHEMA = "tops"
 def reserved(member: Member) -> str | None:
     """Why a client may not ask for this; None if it may."""
     for change in member.changes:
+        if is_captured(change) and not member.origin:
+            return "a change of a write set that names no origin"
         if problem := _reserved(change):
             return problem
     return None

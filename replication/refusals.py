@@ -2,6 +2,7 @@
 
 import re
 
+from replication.calls import DatabaseError
 from tops.changes import NotDeterministic
 from tops.constraints import NOT_ALLOWED
 from tops.errors import Retry, TopsError
@@ -17,10 +18,22 @@ _KNOWN = frozenset({*(why.value for why in Why), SERIALIZATION, UNAVAILABLE})
 
 
 class WriteRefused(TopsError):
-    """The transaction is nowhere; `why` is the kind of refusal, `sqlstate` the database's code if it was its."""
+    """The transaction is nowhere; `why` is the kind of refusal, `sqlstate` the database's code if it was its.
 
-    def __init__(self, tx: str, why: str, text: str, sqlstate: str = "", *, retry: Retry = Retry.NEVER) -> None:
+    `database` is all that PostgreSQL has said, where the transaction was executed once and PostgreSQL rejected it."""
+
+    def __init__(
+        self,
+        tx: str,
+        why: str,
+        text: str,
+        sqlstate: str = "",
+        *,
+        retry: Retry = Retry.NEVER,
+        database: DatabaseError | None = None,
+    ) -> None:
         self.tx, self.why, self.text, self.sqlstate, self.retry = tx, why, text, sqlstate, retry
+        self.database = database
         what = f"transaction {tx}" if tx else "the write"
         super().__init__(f"{what} was refused ({why}): {text}")
 
@@ -88,4 +101,13 @@ def understand(tx: str, reason: str) -> TopsError:
         return VersionConflict(tx, why, text, sqlstate, retry=Retry.SAFE)
     if (not_proved := NotDeterministic.SAID.match(text)) is not None:
         return ChangeNotProved(tx, not_proved["reason"], text, sqlstate)
-    return WriteRefused(tx, why, text, sqlstate, retry=Retry.SAFE if why == UNAVAILABLE else Retry.NEVER)
+    safe = why in (UNAVAILABLE, Why.CONFLICT.value)
+    return WriteRefused(tx, why, text, sqlstate, retry=Retry.SAFE if safe else Retry.NEVER)
+
+
+def database_error(tx: str, error: DatabaseError) -> WriteRefused:
+    """What PostgreSQL has said about a transaction that was executed once."""
+    if error.sqlstate.startswith("40"):
+        return SerializationFailure(tx, SERIALIZATION, error.message, error.sqlstate, retry=Retry.SAFE, database=error)
+    why = Why.CONSTRAINT if error.sqlstate.startswith("23") else Why.ERROR
+    return WriteRefused(tx, why.value, error.message, error.sqlstate, database=error)

@@ -14,6 +14,7 @@ from replication.config import ReplicaSetConfig
 from replication.conversation import Caller
 from replication.events import log_type, write_body
 from replication.marked import check_key
+from replication.origin.fallback import Fallback
 from replication.policies import Policy, Route
 from replication.refusals import Duplicate, NotStarted, TooFewReplicas, WriteRefused, understand
 from replication.values import unpack_rows
@@ -21,13 +22,15 @@ from replication.verdicts import VerdictAsker
 from tops.changes import Change, Member, Row, Statement, content_digest, encode_member, own_key
 from tops.errors import InvalidTransaction, NotReachable, OutcomeUnknown, Retry, TopsError, TransactionAborted
 from tops.ids import TxId, counted_id, told_by_counted
-from tops.messages import TxOutcome, TxSpec
+from tops.messages import TxOutcome
+from tops.ports import Why
 from tops.site import Site
 from tops.transactions import Outcome, TxType
 
 RETRY_FIRST_S = 0.02
 STARTED_S = 2.0
 TRANSIENT_TRIES = 6
+SETTLED = "settled"  # what a key stands for under which nothing is to come any more
 COORDINATOR = Route.COORDINATOR  # looked at with every write
 _returned = msgspec.msgpack.Decoder(list[bytes])
 
@@ -42,6 +45,7 @@ class WriteResult(msgspec.Struct, frozen=True):
     position: int | None = None
     pending: tuple[str, ...] = ()
     duplicate: bool = False
+    notices: tuple[str, ...] = ()  # what the database has said on the way, where the write was executed once
 
 
 class Writer:
@@ -64,16 +68,8 @@ class Writer:
         self._key_ttl_s = int(config.key_ttl_s)
         self._log_type = log_type(config.name)
         self._route = policy.route
-        plan = policy.plan()
-        self._spec = TxSpec(  # of every write: stated once
-            self._log_type.name,
-            plan.tx_type,
-            limit=plan.limit,
-            constraints=plan.constraints,
-            local_outcome=plan.local_outcome,
-            census=None,
-            decide_when_met=plan.decide_when_met,
-        )
+        self._spec = policy.plan().spec(self._log_type.name)  # of every write: stated once
+        self._fallback = Fallback(site, config, policy, caller, self._by_nearness, patience_s)
         self._position, self._replica = 0, ""
         self._life, self._numbers = secrets.token_hex(8), itertools.count(1)
         self._verdicts = VerdictAsker(
@@ -86,10 +82,8 @@ class Writer:
 
     async def write(self, changes: tuple[Change, ...], key: str, reads: bytes = b"") -> WriteResult:
         """Commit; `reads` is what a serializable transaction depends on, and makes it a transaction even if it only
-        reads. Passing conflicts are tried again with back-off; too few replicas for as long as the set says."""
-        for change in changes:
-            if isinstance(change, Statement):
-                check_statement(change.sql, any_dialect=True)
+        reads. Passing conflicts are tried again with back-off; too few replicas for as long as the set says. What is
+        not proved deterministic is executed once, at an origin."""
         if key:
             check_key(key)
         if not changes and not reads:
@@ -102,13 +96,17 @@ class Writer:
             member = msgspec.structs.replace(member, content=content_digest(member))
         began = time.monotonic()
         pause_s, tries = RETRY_FIRST_S, 0
+        executed = self._must_be_executed(changes)
         while True:
             try:
-                result = await self._once(member, reads)
+                result = await (self._executed(member, reads) if executed else self._once(member, reads))
             except TooFewReplicas:
                 if self._config.on_failure != "block" or time.monotonic() > began + self._config.block_s:
                     raise
             except WriteRefused as refused:
+                if not executed and self._fallback.wanted_by(refused, changes):
+                    executed = True
+                    continue
                 tries += 1
                 if not _is_passing(refused) or tries >= TRANSIENT_TRIES:
                     raise
@@ -137,6 +135,31 @@ class Writer:
         if route is Route.PRIMARY:
             return self._forwarded(self._config.primary or "", member)
         return self._at_some_replica(member)
+
+    def _must_be_executed(self, changes: tuple[Change, ...]) -> bool:
+        """Whether the changes can't be shipped: known from before, or statements, where rows are replicated."""
+        statements = [change for change in changes if isinstance(change, Statement)]
+        for change in statements:
+            check_statement(change.sql, any_dialect=True)
+        return self._fallback.is_needed(changes) or (bool(statements) and self._route is Route.REPLICA)
+
+    async def _executed(self, member: Member, reads: bytes) -> WriteResult:
+        done = await self._fallback.execute(
+            lambda replica: self._new_tx(member.idempotency_key, replica), member, reads, self._position
+        )
+        token = str(done.position or 0)
+        if self._route is not COORDINATOR:
+            self._replica, token = done.replica, f"{done.replica}@{token}"
+        return WriteResult(
+            done.tx,
+            token,
+            done.rows,
+            _rows_in(done.returned),
+            done.position,
+            tuple(self._config.replica_of(site) for site in done.pending),
+            done.duplicate,
+            done.notices,
+        )
 
     # ------------------------------------------------------------------------------------------- at the coordinator
 
@@ -216,6 +239,8 @@ class Writer:
 
     async def outcome(self, tx: str, key: str) -> str:
         if self._policy.route is Route.COORDINATOR:
+            if _told_by(tx)[1]:
+                return await self._executed_outcome(tx, key)
             return await self._coordinated_outcome(tx, key)
         # An empty transaction under the same key: either the first one is there, or it can't come any more.
         told_key, replica = _told_by(tx)
@@ -224,6 +249,17 @@ class Writer:
             await self._forwarded(self._asked_replica(replica), probe, tx)
         except WriteRefused as refused:
             if refused.why == "key-reused":
+                return "committed"
+            raise
+        return "aborted"
+
+    async def _executed_outcome(self, tx: str, key: str) -> str:
+        """Of a write that an origin was to execute: an empty transaction under its key, which no attempt can pass."""
+        probe = Member(TxId(""), (), key or _told_by(tx)[0] or own_key(tx), self._key_ttl_s, content=SETTLED)
+        try:
+            await self._coordinated(probe, b"")
+        except WriteRefused as refused:
+            if refused.why == Why.KEY_REUSED.value:
                 return "committed"
             raise
         return "aborted"

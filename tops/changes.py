@@ -8,7 +8,7 @@ the wire some of these arrive as their text (a Decimal as "12.50"), which means 
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -22,17 +22,18 @@ SUMS = "tops.row_sums"  # where a resource adds up what was added to each row, b
 
 
 class Insert(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="insert"):
-    """A new row; refused if its key exists."""
+    """A new row; refused if its key exists. `captured`, here and below: a row as an origin has left it."""
 
     table: str
     values: Row
+    captured: bool = False
 
 
 class Update(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="update"):
     """New values for, or amounts added to, columns of the row with that primary key.
 
     No such row: 0 rows and no error, unless it must exist. With `sum_key`, the row's name among the sums, the amounts
-    are added to those in `SUMS` as well.
+    are added to those in `SUMS` as well. `expect_row`: the digest of the row that an origin has found there.
     """
 
     table: str
@@ -42,6 +43,8 @@ class Update(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="update
     expect_version: int | None = None
     must_exist: bool = False
     sum_key: str = ""
+    expect_row: str | None = None
+    captured: bool = False
 
 
 class Upsert(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="upsert"):
@@ -52,14 +55,17 @@ class Upsert(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="upsert
     values: Row = {}
     expect_version: int | None = None
     add: Row = {}
+    captured: bool = False
 
 
 class Delete(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="delete"):
-    """The row is gone afterwards; no such row: 0 rows, no error."""
+    """The row is gone afterwards; no such row: 0 rows, no error, unless it must be the one that an origin has found."""
 
     table: str
     key: Row
     expect_version: int | None = None
+    expect_row: str | None = None
+    captured: bool = False
 
 
 class Statement(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="statement"):
@@ -81,6 +87,8 @@ class Member(msgspec.Struct, frozen=True, gc=False, array_like=True):
     idempotency_key: str = ""
     key_ttl_s: int = 86_400  # how long the key is remembered
     content: str = ""  # what the key stands for, where the changes are no longer those that the application asked for
+    origin: str = ""  # the replica that has executed it and captured these changes; only replicas may say so
+    sequences: tuple[tuple[str, int], ...] = ()  # by name, the last values of sequences that the execution has advanced
 
     @property
     def key(self) -> str:
@@ -263,6 +271,11 @@ def split_table_name(table: str) -> tuple[str | None, str]:
     if rebuilt != table or not 1 <= len(names) <= 2:
         raise InvalidChange(f"table name {table!r}: write name or schema.name, in double quotes if it holds a dot")
     return (None, names[0]) if len(names) == 1 else (names[0], names[1])
+
+
+def is_captured(change: Change) -> TypeGuard[RowChange]:
+    """Whether the change is part of an origin's write set: what triggers and defaults made of the row is in it."""
+    return not isinstance(change, Statement) and change.captured
 
 
 def tables_of(changes: Iterable[Change]) -> set[str]:

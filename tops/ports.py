@@ -53,6 +53,7 @@ class Why(Enum):
     VERSION = "version"  # the row is not the one that the writer had seen
     DUPLICATE = "duplicate"  # its idempotency key has been committed with the same content
     KEY_REUSED = "key-reused"  # its idempotency key has been committed with other content
+    CONFLICT = "conflict"  # a row of a captured write set is not the one that its origin had found: execute again
     ERROR = "error"  # anything else that the database objects to
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 
 from adapters.postgres.literals import SqlType, identifier
-from tops.changes import InvalidChange, split_table_name
+from tops.changes import InvalidChange, NotDeterministic, split_table_name
 
 _INTEGERS = frozenset({"int2", "int4", "int8"})
 # Types with several texts for values that are equal: 1.5 and 1.50, "a" and "a  ", 0 and -0.
@@ -137,7 +137,8 @@ class Table:
         if not self.key:
             raise InvalidChange(f"table {self.sql_name} has no primary key: add one, or write by SQL statement")
         if missing := set(self.key) - given:
-            raise InvalidChange(f"the insert into {self.sql_name} lacks its key: {', '.join(sorted(missing))}")
+            names = ", ".join(sorted(missing))
+            raise NotDeterministic("default", f"the insert into {self.sql_name} lacks its key: {names}")
 
 
 def sql_name(table: str) -> str:

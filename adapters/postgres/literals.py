@@ -17,6 +17,15 @@ import msgspec
 from adapters.postgres.proof.texts import is_fixed_time
 from tops.changes import InvalidChange, NotDeterministic, Value
 
+# What the text of a value depends on, as every session of ours has it: texts that replicas compare are written so.
+TEXT_SETTINGS = {
+    "timezone": "UTC",
+    "datestyle": "ISO, YMD",
+    "intervalstyle": "postgres",
+    "bytea_output": "hex",
+    "extra_float_digits": "1",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class SqlType:
@@ -38,6 +47,11 @@ class SqlType:
     def canonical(self, expression: str) -> str:
         """The same text for all values that the database takes for equal."""
         return self.one_form.format(expression)
+
+    def readable(self, expression: str) -> str:
+        """The value as Python takes it and `text_form` gives it back: an integer, a boolean, bytes, or its text."""
+        plain = self.is_integer or self.is_bytes or self.category == "B"
+        return expression if plain else f"{expression}::text"
 
     @property
     def _goes_as_text(self) -> bool:

@@ -125,7 +125,7 @@ async def position_in(connection: Connection, replica_set: str) -> Position:
 
 async def _fetch(connection: Connection, sql: str, args: Sequence[Value]) -> list[Row]:
     try:
-        return _rows(await connection.fetch(sql, *args))
+        return plain_rows(await connection.fetch(sql, *args))
     except (asyncpg.DataError, asyncpg.InterfaceError) as error:
         # The server's complaints have a class of their own below DataError; these are the driver's about arguments.
         if type(error) not in (asyncpg.DataError, asyncpg.InterfaceError) or connection.is_closed():
@@ -136,10 +136,10 @@ async def _fetch(connection: Connection, sql: str, args: Sequence[Value]) -> lis
     if len(types) != len(args):
         raise InvalidChange(f"the query takes {len(types)} parameter(s), not {len(args)}")
     literals = ",".join(literal(value, sql_type) for value, sql_type in zip(args, types, strict=True))
-    return _rows(await connection.fetch(f"EXECUTE {statement.get_name()}({literals})"))
+    return plain_rows(await connection.fetch(f"EXECUTE {statement.get_name()}({literals})"))
 
 
-def _rows(records: list[asyncpg.Record]) -> list[Row]:
+def plain_rows(records: list[asyncpg.Record]) -> list[Row]:
     return [
         dict(record)
         if _PLAIN.issuperset(map(type, record))
@@ -176,7 +176,7 @@ class PostgresSnapshot:
         statement = await self._connection.prepare(_all_rows(found))
         cursor = await statement.cursor()
         while records := await cursor.fetch(chunk):
-            yield _rows(records)
+            yield plain_rows(records)
 
 
 @asynccontextmanager

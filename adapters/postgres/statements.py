@@ -16,11 +16,12 @@ from asyncpg.prepared_stmt import PreparedStatement
 from adapters.postgres.catalog import Table, find_table, find_types, sql_name
 from adapters.postgres.literals import SqlType, array_literal, identifier, literal
 from adapters.postgres.proof import MakeProver, NotProved, Prover, Verdict
+from adapters.postgres.replica_mode import Checks, ReplicaMode
 from adapters.postgres.row_sql import Part, Sql, check_versions_sql, row_change_sql, write_versions_sql
 from adapters.postgres.sqlstates import exclusion, is_connection_loss, is_passing
 from adapters.postgres.steps import Shape, Step, Traits, check, traits_of
 from adapters.sql import check_statement
-from tops.changes import Change, InvalidChange, NotDeterministic, Statement, Value
+from tops.changes import Change, InvalidChange, Member, NotDeterministic, Statement, Value, is_captured
 from tops.ports import Exclusion
 
 _LATE_TRIGGERS = """
@@ -62,6 +63,8 @@ def _column(step: Step, part: Part) -> list[Value]:
             return [change.add[part.column] for change in step.changes]  # type: ignore[union-attr]
         case "expected version":
             return [change.expect_version for change in step.changes]  # type: ignore[union-attr]
+        case "expected row":
+            return [change.expect_row for change in step.changes]  # type: ignore[union-attr]
         case "sum key":
             return [change.sum_key for change in step.changes]  # type: ignore[union-attr]
         case "number":
@@ -107,6 +110,7 @@ class Statements:
         self._versioned, self._own_statements = versioned, own_statements
         self._as_client = f"SET LOCAL ROLE {identifier(write_role)}" if write_role is not None else None
         self._prover = prover(connection)
+        self.replica_mode = ReplicaMode(connection)
         self.tables: dict[str, Table] = {}
         self.known: dict[Shape, Traits] = {}
         self._former: dict[str, Table] = {}  # tables as the calls were made for them
@@ -137,6 +141,7 @@ class Statements:
         self.tables.clear()
         self.known.clear()
         self._prover.forget()
+        self.replica_mode.forget()
         self._late_triggers = self._versioned_oids = None
         self._learned_at = time.monotonic()
 
@@ -187,10 +192,22 @@ class Statements:
                 # Unknown, or known from before a column came.
                 table = await self._look_up(change.table)
                 check(change, table)
-            _require(await self._prover.row_change(change, table.oid))
+            if not is_captured(change):  # what triggers and defaults made of it is in the write set
+                _require(await self._prover.row_change(change, table.oid))
             found = traits_of(change, shape, table)
         self.known[shape] = found
         return found
+
+    async def checks_of(self, member: Member) -> Checks | None:
+        """What must be checked by query where a captured write set is applied in replica mode; None: it need not be."""
+        names = dict.fromkeys(change.table for change in member.changes if is_captured(change))
+        if not member.origin or not names:
+            return None
+        await self._line_free()
+        tables = {name: self.tables.get(name) or await self._look_up(name) for name in names}
+        if not await self.replica_mode.is_needed(list(tables.values()), member.changes):
+            return None
+        return await self.replica_mode.checks(tables, member.changes)
 
     def user_call(self, change: Statement) -> UserCall | Exclusion:
         return self._user_calls[change.sql]

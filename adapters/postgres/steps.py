@@ -23,6 +23,7 @@ from tops.errors import InvariantBroken
 Key = tuple[Hashable, ...]
 _KEY, _VALUES, _ADD = attrgetter("key"), attrgetter("values"), attrgetter("add")
 _TABLE, _VERSION, _SUM_KEY = attrgetter("table"), attrgetter("expect_version"), attrgetter("sum_key")
+_EXPECTED_ROW, _CAPTURED = attrgetter("expect_row"), attrgetter("captured")
 Shape = tuple[Hashable, ...]  # what makes two changes one statement: verb, table, columns, whether versions are checked
 
 
@@ -56,16 +57,16 @@ def shape_of(change: Change) -> Shape:
     if kind is Update:
         update = cast(Update, change)
         values = tuple(update.values) if update.values else ()
-        plain = update.expect_version is None, not update.sum_key
+        plain = update.expect_version is None, not update.sum_key, update.expect_row is None, update.captured
         return ("update", update.table, tuple(update.key), values, tuple(update.add), *plain)
     if kind is Insert:
         insert = cast(Insert, change)
-        return ("insert", insert.table, tuple(insert.values))
+        return ("insert", insert.table, tuple(insert.values), insert.captured)
     match change:
-        case Upsert(table, key, assigned, expected, add):
-            return ("upsert", table, tuple(key), tuple(assigned), expected is not None, tuple(add))
-        case Delete(table, key, expected):
-            return ("delete", table, tuple(key), expected is not None)
+        case Upsert(table, key, assigned, expected, add, captured):
+            return ("upsert", table, tuple(key), tuple(assigned), expected is not None, tuple(add), captured)
+        case Delete(table, key, expected, expected_row, captured):
+            return ("delete", table, tuple(key), expected is not None, expected_row is not None, captured)
         case Statement(sql):
             return ("statement", sql)
         case _:
@@ -140,12 +141,15 @@ def have_one_shape(changes: list[Change]) -> bool:
     if len(changes) == 1:
         return True
     kinds = set(map(type, changes))
-    if kinds in ({Update}, {Upsert}):
-        plain = set(map(_VERSION, changes)) == {None} and _one_table(changes)
-        if kinds == {Update}:
-            plain = plain and len(set(map(bool, map(_SUM_KEY, changes)))) == 1
-        return plain and all(_same_names(changes, of) for of in (_KEY, _VALUES, _ADD))
-    return kinds == {Insert} and _one_table(changes) and _same_names(changes, _VALUES)
+    if kinds not in ({Update}, {Upsert}, {Insert}) or len(set(map(_CAPTURED, changes))) > 1:
+        return False
+    if kinds == {Insert}:
+        return _one_table(changes) and _same_names(changes, _VALUES)
+    plain = set(map(_VERSION, changes)) == {None} and _one_table(changes)
+    if kinds == {Update}:
+        plain = plain and len(set(map(bool, map(_SUM_KEY, changes)))) == 1
+        plain = plain and len(set(map(bool, map(_EXPECTED_ROW, changes)))) == 1
+    return plain and all(_same_names(changes, of) for of in (_KEY, _VALUES, _ADD))
 
 
 def _one_table(changes: list[Change]) -> bool:

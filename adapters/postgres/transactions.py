@@ -10,14 +10,17 @@ from itertools import repeat
 
 import asyncpg
 
+from adapters.postgres import replica_mode
 from adapters.postgres.keys import key_texts, new_keys_texts, why_known
 from adapters.postgres.progress import Job
 from adapters.postgres.reading import BEYOND_PYTHON
+from adapters.postgres.replica_mode import Checks
+from adapters.postgres.sequences import raise_texts
 from adapters.postgres.session import Connection, Session
 from adapters.postgres.sqlstates import exclusion, is_connection_loss, is_passing, is_schema_change
 from adapters.postgres.statements import AS_AGENT, TELL, Statements
 from adapters.postgres.steps import Step, Traits, have_one_shape, layers, plan, shape_of, side_by_side
-from tops.changes import Change, Insert, InvalidChange, Row, Statement, Update
+from tops.changes import Change, Delete, Insert, InvalidChange, Row, Statement, Update
 from tops.ports import Exclusion, MemberVote
 
 # Checked after every statement, as if each member were alone: of two members one must not make good what the other did.
@@ -44,6 +47,9 @@ async def fast_texts(statements: Statements, replica_set: str, jobs: Sequence[Jo
         if keys is None:
             return None
         texts += keys
+        for job in jobs:
+            if job.member.origin and await statements.checks_of(job.member) is not None:
+                return None  # with triggers switched off, which is for this member alone
         for step in await _steps(statements, jobs):
             first, table = step.changes[0], step.traits.table
             if late_triggers and (step.opaque or table is None or table.referenced_columns):
@@ -61,7 +67,7 @@ async def fast_texts(statements: Statements, replica_set: str, jobs: Sequence[Jo
         if is_connection_loss(error):
             raise
         return None
-    return texts
+    return texts + raise_texts(job.member for job in jobs)
 
 
 async def _steps(statements: Statements, jobs: Sequence[Job]) -> list[Step]:
@@ -163,6 +169,7 @@ class Written:
     job: Job
     keys: list[str]
     texts: list[list[str] | Alone]
+    checks: Checks | None = None  # of a write set that is applied with triggers switched off
 
 
 class SlowPath:
@@ -195,12 +202,13 @@ class SlowPath:
             if is_connection_loss(error) or is_passing(error):
                 raise
             await self._connection.execute("ROLLBACK TO SAVEPOINT tops_member; RELEASE SAVEPOINT tops_member")
-            return MemberVote(tx=tx, excluded=exclusion(error))
+            return MemberVote(tx=tx, excluded=exclusion(error, captured=bool(written.job.member.origin)))
 
     async def _written(self, job: Job) -> Written | MemberVote:
         texts: list[list[str] | Alone] = []
         try:
             keys = await key_texts(self._statements, self._replica_set, job)
+            checks = await self._statements.checks_of(job.member)
             for change in job.member.changes:
                 shape = shape_of(change)
                 traits = self._statements.known.get(shape) or await self._statements.traits(change, shape)
@@ -212,7 +220,7 @@ class SlowPath:
                 else:
                     (step,) = plan([(job.number, traits, change)])
                     calls = await self._statements.calls_for(step)
-                    if isinstance(change, Update) and change.must_exist:
+                    if _must_hit(change):
                         texts.append([call.text(step, 1) for call in calls] + [f"SELECT tops.affected({TELL},1)"])
                     else:
                         texts.append([call.text(step, TELL) for call in calls])
@@ -220,12 +228,15 @@ class SlowPath:
             if is_connection_loss(error) or is_passing(error):
                 raise
             return MemberVote(tx=job.member.tx, excluded=exclusion(error))
-        return Written(job, keys, texts)
+        return Written(job, keys, texts, checks)
 
     async def _carry_out(self, written: Written) -> MemberVote:
         rows: list[int] = []
         returned: list[tuple[Row, ...]] = []
         pending = [_PLAN_AS_USUAL, "SAVEPOINT tops_member", *written.keys]
+        checks = await written.checks.texts() if written.checks is not None else []
+        if written.checks is not None:
+            pending.append(replica_mode.ON)
         for texts in written.texts:
             if isinstance(texts, list):
                 pending += texts
@@ -245,11 +256,21 @@ class SlowPath:
                 raise InvalidChange(f"the statement returns {BEYOND_PYTHON}: {error}") from error
             rows.append(command_count(statement.get_statusmsg() or ""))
             returned.append(tuple(dict(record) for record in records))
+        if written.checks is not None:
+            pending += [replica_mode.OFF, *checks]
+        pending += raise_texts([written.job.member])
         # Deferred constraints speak up here, where the member is known, and wait again for the next one.
         pending += [_CHECK_AT_ONCE, *self._as_at_first, "RELEASE SAVEPOINT tops_member"]
         rows += (await self._session.send(self._connection, pending))[1]
         tx = written.job.member.tx
         return MemberVote(tx=tx, rows=tuple(rows), returned=tuple(returned) if any(returned) else ())
+
+
+def _must_hit(change: Change) -> bool:
+    """Whether the change is for a row that must be there."""
+    if isinstance(change, Update) and change.must_exist:
+        return True
+    return isinstance(change, Update | Delete) and change.expect_row is not None
 
 
 def command_count(tag: str) -> int:

@@ -58,7 +58,7 @@ class PolicySystem(System):
 
     async def load(self, dataset: Dataset) -> None:
         """Every server gets the data before its agent starts: a new set begins with what is there."""
-        await asyncio.gather(*(load_accounts(server.dsn, dataset) for server in self.servers.values()))
+        await self.load_rows(dataset)
         self._folder = Path(tempfile.mkdtemp(prefix="tops-bench-"))
         logins = {name: await server.provision(SET, "*") for name, server in self.servers.items()}
         self.cluster = Cluster.load(self._written(self._folder, logins))
@@ -69,6 +69,9 @@ class PolicySystem(System):
             linked = connect(self.cluster.urls(), SET, prefer=prefer, timeout_s=CONNECT_S)
             self._sets.append(await self._stack.enter_async_context(linked))
         await self._sets[0].wait_in_sync()
+
+    async def load_rows(self, dataset: Dataset) -> None:
+        await asyncio.gather(*(load_accounts(server.dsn, dataset) for server in self.servers.values()))
 
     @abstractmethod
     async def launch(self, folder: Path, stack: AsyncExitStack) -> None:

@@ -113,6 +113,7 @@ class _Rows:
         self._outer, self._versions = outer, versions
         self._images: dict[Place, Row | None] = {}
         self._number = self._lines = 0
+        self._captured = False  # whether the member at hand is an origin's write set
 
     def begin(self, number: int) -> None:
         """The next entry is the one with this number."""
@@ -131,7 +132,7 @@ class _Rows:
 
     async def member(self, member: Member, known: dict[str, str]) -> Member:
         """One transaction; written before at another site, under the same key, its increments are there already."""
-        again = member.key in known
+        again, self._captured = member.key in known, bool(member.origin)
         known.setdefault(member.key, member.tx)
         changes: list[Change] = []
         for place, change, clock in rows_of(member.changes):
@@ -196,8 +197,8 @@ class _Rows:
         existed = self._images.get(place) is not None
         self._images[place] = image
         if image is None:
-            return [Delete(shape.name, key), record] if existed else [record]
-        return [Upsert(shape.name, key, image), record]
+            return [Delete(shape.name, key, captured=self._captured), record] if existed else [record]
+        return [Upsert(shape.name, key, image, captured=self._captured), record]
 
     def _columns(
         self, tx: str, shape: TableShape, key: Row, place: Place, current: Version, incoming: Version, new: Row,

@@ -21,7 +21,7 @@ from replication.conflicts.tables import (
     read_versions,
 )
 from replication.conflicts.versions import Base, Ranking, Version, on_top
-from tops.changes import Change, Delete, Insert, InvalidChange, Member, Row, Statement, Update, Upsert
+from tops.changes import Change, Delete, Insert, InvalidChange, Member, Row, Statement, Update, Upsert, is_captured
 from tops.ports import Resource
 
 Known = dict[tuple[str, str], tuple[Version, Row | None]]  # a row's version and image, as this member leaves them
@@ -99,6 +99,8 @@ class PeerWrites:
         place = (shape.name, key_text(key))
         before = Base(*known[place])
         steps = await self._steps(shape, key, place, change, known)
+        if is_captured(change):
+            steps = [_as_captured(step, change, shape) for step in steps]
         return [self._under_way(place, before, step) for step in steps] if self._folding else steps
 
     def _under_way(self, place: tuple[str, str], before: Base, step: Change) -> Change:
@@ -182,6 +184,15 @@ class PeerWrites:
             Update(shape.name, key, add=add),
             clock_change(*place, after, before, {"kind": "add", "key": key, "add": amounts}),
         ]
+
+
+def _as_captured(step: Change, change: Insert | Update | Upsert | Delete, shape: TableShape) -> Change:
+    """The row's step as part of an origin's write set: here it must find what the origin has found."""
+    if isinstance(step, Statement) or step.table != shape.name:
+        return step
+    if isinstance(step, Update | Delete) and isinstance(change, Update | Delete):
+        return msgspec.structs.replace(step, captured=True, expect_row=change.expect_row)
+    return msgspec.structs.replace(step, captured=True)
 
 
 def _check_sums(shape: TableShape, add: Row) -> None:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from replication.config import ReplicaSetConfig
 from tops.constraints import AnyConstraint, AtLeast, OnlyFrom
+from tops.messages import TxSpec
 from tops.transactions import Access, LocalOutcome, Scope, ScopeLimit, TxType
 
 
@@ -30,6 +31,18 @@ class TxPlan:
     @property
     def local_outcome(self) -> LocalOutcome:
         return LocalOutcome.FOLLOWS if self.tx_type is TxType.DISTRIBUTED else LocalOutcome.INDEPENDENT
+
+    def spec(self, event_type: str) -> TxSpec:
+        """The properties as a coordinator takes them."""
+        return TxSpec(
+            event_type,
+            self.tx_type,
+            limit=self.limit,
+            constraints=self.constraints,
+            local_outcome=self.local_outcome,
+            census=None,
+            decide_when_met=self.decide_when_met,
+        )
 
 
 class Policy(Protocol):

@@ -1,0 +1,251 @@
+"""An origin at work: requests are executed one after the other in one transaction, which is rolled back.
+
+    BEGIN                                     counters
+    SAVEPOINT, statements, constraints        for each request; a failed one goes back to its savepoint
+    captured keys, new images                 for each request that went through
+    completeness                              of all together; if something is missing, each is executed alone
+    old images                                by the agent's session: what is committed of the rows that we have locked
+    ROLLBACK
+
+A request finds what those before it did: what it changes is compared with what they have left.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import asyncpg
+
+from adapters.postgres.catalog import Table, find_table
+from adapters.postgres.origin import capture
+from adapters.postgres.origin.completeness import Changed, changed_rows, last_values, touched
+from adapters.postgres.origin.images import Key, images_of
+from adapters.postgres.origin.outcomes import Captured, Executed, Interrupted, Rejected
+from adapters.postgres.origin.session import OriginSession
+from adapters.postgres.origin.write_set import Images, State, changes_between
+from adapters.postgres.session import Connection, Options, connect
+from adapters.postgres.sqlstates import is_connection_loss, is_passing, sqlstate
+from tops.changes import Change, InvalidChange, Row, Statement
+from tops.errors import ConfigError
+
+CHAIN_S = 0.2  # after so long no further request is begun: the locks of the chain must not keep apply waiting
+LEARN_AGAIN_S = 5.0  # until a column that is new to a table is known
+# Nothing but our own notes is visible: everybody else's are rolled back or not committed yet.
+_CAPTURED = "select id, relation, old_key, new_key from tops.captured where id > $1 order by id"
+_IMMEDIATE_BY_NATURE = """
+select count(*) > 0 as any, string_agg(format('%I.%I', schema, name), ', ') filter (where immediate) as names from (
+    select n.nspname as schema, c.conname as name, not bool_or(c.condeferred) as immediate
+      from pg_catalog.pg_constraint c join pg_catalog.pg_namespace n on n.oid = c.connamespace
+     where c.condeferrable and has_schema_privilege(n.oid, 'usage') group by 1, 2) as named
+"""
+_NOT_REPLICABLE = "0A000"
+
+Request = tuple[Change, ...]
+TableOf = Callable[[str], Awaitable[Table]]
+Outcome = Executed | Rejected
+
+
+@dataclass(slots=True)
+class _Done:
+    """A request that went through, as far as it is known before the old images are."""
+
+    rows: tuple[int, ...]
+    returned: tuple[tuple[Row, ...], ...]
+    notices: tuple[str, ...]
+    after: dict[str, Images]
+
+
+class Origin:
+    """Executes transactions in one database; `start` comes first, and one `execute` at a time."""
+
+    def __init__(self, write_dsn: str, agent_dsn: str, where: str, tables: Sequence[str], options: Options) -> None:
+        self._write_dsn, self._agent_dsn, self._where, self._options = write_dsn, agent_dsn, where, options
+        self._names = tuple(tables)
+        self._agent: Connection | None = None
+        self._session: OriginSession | None = None
+        self._tables: dict[str, Table] = {}
+        self._learned_at = 0.0
+        self.unfit: dict[str, str] = {}  # tables whose changes can't be captured, and why
+
+    async def start(self) -> None:
+        """Put the triggers in place; ConfigError if the database can't tell an origin's session from the agent's."""
+        agent = await self._agent_connection()
+        probe = await connect(self._write_dsn, self._where, "tops-origin", self._options)
+        try:
+            write = await probe.fetchval("select session_user::text")
+        finally:
+            await probe.close()
+        own = await agent.fetchval("select session_user::text")
+        if own == write:
+            raise ConfigError(
+                f"{self._where}: the agent and clients' statements have the same login {own!r}, so that captured rows "
+                "can't be told from applied ones: give the replica a login of its own for writes"
+            )
+        self.unfit = await capture.install(agent, self._names, own, write)
+
+    async def close(self) -> None:
+        self._drop()
+        if self._agent is not None:
+            self._agent.terminate()
+            self._agent = None
+
+    async def execute(self, requests: Sequence[Request]) -> list[Outcome]:
+        """What the first requests did, in order; one at least. Nothing of it stays in the database.
+
+        Raises Interrupted or NotReachable if the database is not there."""
+        try:
+            outcomes = await self._executed(requests)
+            if outcomes is None:  # something was not captured: whose fault it was shows when each is alone
+                outcomes = await self._executed(requests[:1], alone=True)
+            assert outcomes is not None
+            return outcomes
+        except BaseException as error:
+            self._drop()
+            if is_connection_loss(error) or isinstance(error, asyncpg.exceptions.InvalidCachedStatementError):
+                raise Interrupted(self._where, f"the session of the origin ended: {error}") from error
+            raise
+
+    async def _executed(self, requests: Sequence[Request], *, alone: bool = False) -> list[Outcome] | None:
+        agent, session = await self._sessions()
+        connection = session.connection
+        began = time.monotonic()
+        await connection.execute("BEGIN;SAVEPOINT tops_member")
+        chain = _Chain(session, self._table, await _settle_sql(connection))
+        before = await changed_rows(connection)
+        outcomes: list[_Done | Rejected] = []
+        for request in requests:
+            outcomes.append(await chain.member(request))
+            if time.monotonic() - began > CHAIN_S:
+                break
+        done = await self._complete(agent, connection, before, outcomes, alone=alone)
+        await session.roll_back()
+        return done
+
+    async def _complete(
+        self,
+        agent: Connection,
+        connection: Connection,
+        before: Changed,
+        outcomes: list[_Done | Rejected],
+        *,
+        alone: bool,
+    ) -> list[Outcome] | None:
+        members = [outcome for outcome in outcomes if isinstance(outcome, _Done)]
+        names = {name for member in members for name in member.after}
+        found = await touched(connection, agent, before, names, capture.TRIGGER)
+        if found.problem:
+            if not alone:
+                return None
+            return [Rejected(_NOT_REPLICABLE, f"the transaction can't be replicated: {found.problem}")]
+        sequences = await last_values(agent, found.sequences)
+        state = State()
+        for name in names:
+            keys = {key: None for member in members for key in member.after.get(name, ())}
+            state.of(name).update(await images_of(agent, self._tables[name], keys))
+        return [
+            outcome
+            if isinstance(outcome, Rejected)
+            else Executed(
+                outcome.rows,
+                outcome.returned,
+                outcome.notices,
+                Captured(changes_between(self._tables, state, outcome.after), sequences),
+            )
+            for outcome in outcomes
+        ]
+
+    async def _table(self, name: str) -> Table:
+        table = self._tables.get(name)
+        if table is None:
+            assert self._agent is not None
+            table = self._tables[name] = await find_table(self._agent, name)
+        return table
+
+    async def _sessions(self) -> tuple[Connection, OriginSession]:
+        agent = await self._agent_connection()
+        if time.monotonic() - self._learned_at > LEARN_AGAIN_S:
+            self._tables.clear()
+            self._learned_at = time.monotonic()
+        if self._session is None or self._session.connection.is_closed():
+            self._session = await OriginSession.open(self._write_dsn, self._where, self._options, agent)
+        return agent, self._session
+
+    async def _agent_connection(self) -> Connection:
+        if self._agent is None or self._agent.is_closed():
+            self._agent = await connect(self._agent_dsn, self._where, "tops-origin-images", self._options)
+        return self._agent
+
+    def _drop(self) -> None:
+        """The session's transaction ends with it."""
+        if self._session is not None:
+            self._session.connection.terminate()
+            self._session = None
+
+
+class _Chain:
+    """The members of one transaction, in order."""
+
+    def __init__(self, session: OriginSession, table: TableOf, settle: str) -> None:
+        self._session, self._table, self._settle = session, table, settle
+
+    async def member(self, request: Request) -> _Done | Rejected:
+        session = self._session
+        session.notices.clear()
+        rows: list[int] = []
+        returned: list[tuple[Row, ...]] = []
+        try:
+            for change in request:
+                count, records = await self._carry_out(change)
+                rows.append(count)
+                returned.append(records)
+            notices = tuple(session.notices)
+            await session.connection.execute(self._settle)
+        except InvalidChange as error:
+            await self._undo()
+            return Rejected(_NOT_REPLICABLE, str(error))
+        except asyncpg.PostgresError as error:
+            if is_connection_loss(error) or isinstance(error, asyncpg.exceptions.InvalidCachedStatementError):
+                raise
+            await self._undo()
+            return Rejected.by(error, transient=_is_transient(error))
+        return _Done(tuple(rows), tuple(returned) if any(returned) else (), notices, await self._after())
+
+    async def _carry_out(self, change: Change) -> tuple[int, tuple[Row, ...]]:
+        if isinstance(change, Statement):
+            return await self._session.run(change)
+        return await self._session.change(change, await self._table(change.table)), ()
+
+    async def _undo(self) -> None:
+        await self._session.connection.execute("ROLLBACK TO SAVEPOINT tops_member;RESET ALL")
+
+    async def _after(self) -> dict[str, Images]:
+        """The rows that the member has touched, as it has left them."""
+        keys: dict[str, dict[Key, None]] = {}
+        for row in await self._session.connection.fetch(_CAPTURED, self._session.last_captured):
+            self._session.last_captured = row["id"]
+            of_table = keys.setdefault(row["relation"], {})
+            for key in (row["old_key"], row["new_key"]):
+                if key is not None:
+                    of_table[tuple(key)] = None
+        after: dict[str, Images] = {}
+        for name, asked in keys.items():
+            found = await images_of(self._session.connection, await self._table(name), asked)
+            after[name] = {key: found.get(key) for key in asked}
+        return after
+
+
+async def _settle_sql(connection: Connection) -> str:
+    """What ends a member: constraints that wait are checked, settings are as at first, and the next one begins.
+
+    Images are read behind it, so that no setting that the member's SQL has changed can change their text."""
+    row = await connection.fetchrow(_IMMEDIATE_BY_NATURE)
+    texts = []
+    if row is not None and row["any"]:
+        texts = ["SET CONSTRAINTS ALL IMMEDIATE", "SET CONSTRAINTS ALL DEFERRED"]
+        texts += [f"SET CONSTRAINTS {row['names']} IMMEDIATE"] if row["names"] else []
+    return ";".join([*texts, "RELEASE SAVEPOINT tops_member", "RESET ALL", "SAVEPOINT tops_member"])
+
+
+def _is_transient(error: asyncpg.PostgresError) -> bool:
+    """Locks, deadlocks, shutdowns: not the fault of the statement. A statement that takes too long stays too long."""
+    return is_passing(error) and sqlstate(error) != "57014"

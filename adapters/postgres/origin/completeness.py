@@ -1,0 +1,97 @@
+"""Whether everything that a transaction has changed was captured: what is not captured must not be acknowledged.
+
+Two sources, since neither is enough. The counters of the transaction tell whose rows changed, also in catalogues, whose
+locks are released at once; but they count what was rolled back to a savepoint as well. The locks tell what is still
+touched, and which locks no row change takes. The origin's own session has its counters, the agent's may look at locks.
+All that comes before old images are read: a lock that is too strong would keep that waiting.
+"""
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import asyncpg
+
+_CHANGED = """
+select c.oid, changed.rows from pg_catalog.pg_class c, lateral (select
+       pg_catalog.pg_stat_get_xact_tuples_inserted(c.oid) + pg_catalog.pg_stat_get_xact_tuples_updated(c.oid)
+       + pg_catalog.pg_stat_get_xact_tuples_deleted(c.oid) as rows) as changed
+ where c.relkind in ('r', 'm', 'f') and changed.rows > 0
+"""
+# A partition's root is what its capture trigger tells as the table.
+_RELATIONS = """
+with locked as (select l.relation as oid, array_agg(l.mode) as locks from pg_locks l
+     where l.pid = $3 and l.locktype = 'relation' and l.granted
+       and l.database = (select oid from pg_database where datname = current_database()) group by 1)
+select c.oid, format('%I.%I', n.nspname, c.relname) as name, c.relkind::text as kind, n.nspname as schema,
+       coalesce(locked.locks, '{}') as locks,
+       (select convert_from(rtrim(t.tgargs, '\\x00'), 'UTF8') from pg_trigger t
+         where t.tgrelid = c.oid and t.tgname = $2 and t.tgenabled <> 'D') as captured_as
+  from pg_class c join pg_namespace n on n.oid = c.relnamespace left join locked on locked.oid = c.oid
+ where c.oid = any($1::oid[]) or exists (select from unnest(locked.locks) as mode
+       where mode not in ('AccessShareLock', 'RowShareLock'))
+"""
+_LAST_VALUES = (
+    "select name, pg_sequence_last_value(name::regclass) as value from unnest($1::text[]) as name order by name"
+)
+# What INSERT, UPDATE, DELETE, MERGE, SELECT and SELECT FOR UPDATE take; anything stronger does something else.
+_ORDINARY = frozenset({"AccessShareLock", "RowShareLock", "RowExclusiveLock"})
+_CATALOGUES = frozenset({"pg_catalog", "information_schema", "pg_toast"})
+_OWN_NOTES = "captured"
+
+Changed = dict[int, int]  # rows by relation
+
+
+class Touched(NamedTuple):
+    """What a transaction did besides what was captured: why it can't be replicated, and sequences that it advanced."""
+
+    problem: str
+    sequences: tuple[str, ...]
+
+
+async def changed_rows(connection: asyncpg.Connection) -> Changed:
+    """The counters of the session; only differences within one transaction mean anything."""
+    return {row["oid"]: row["rows"] for row in await connection.fetch(_CHANGED)}
+
+
+async def touched(
+    connection: asyncpg.Connection,
+    agent: asyncpg.Connection,
+    before: Changed,
+    captured: Collection[str],
+    trigger: str,
+) -> Touched:
+    """What the transaction did since its counters were `before`; `captured` are the tables with noted keys."""
+    after = await changed_rows(connection)
+    rose = {oid for oid, rows in after.items() if rows > before.get(oid, 0)}
+    problem = ""
+    sequences: list[str] = []
+    for relation in await agent.fetch(_RELATIONS, list(rose), trigger, connection.get_server_pid()):
+        problem = problem or _problem(relation, captured, rose=relation["oid"] in rose)
+        if relation["kind"] == "S" and relation["schema"] != "tops":
+            sequences.append(relation["name"])
+    return Touched(problem, tuple(sequences))
+
+
+async def last_values(agent: asyncpg.Connection, sequences: Collection[str]) -> tuple[tuple[str, int], ...]:
+    """By name; what a sequence has handed out is not rolled back, and every session sees it."""
+    if not sequences:
+        return ()
+    rows = await agent.fetch(_LAST_VALUES, list(sequences))
+    return tuple((row["name"], row["value"]) for row in rows if row["value"] is not None)
+
+
+def _problem(relation: asyncpg.Record, captured: Collection[str], *, rose: bool) -> str:
+    name, schema, locks = relation["name"], relation["schema"], set(relation["locks"])
+    if schema == "tops" and name.removeprefix("tops.") == _OWN_NOTES:
+        return ""
+    if rose and schema in _CATALOGUES:
+        return f"it changes the catalogue {name}: definitions and large objects are not replicated"
+    if strong := sorted(locks - _ORDINARY):
+        return f"it takes a lock on {name} ({strong[0]}) that no change of rows takes"
+    if not rose or "RowExclusiveLock" not in locks:
+        return ""
+    if relation["captured_as"] is None:
+        return f"it changes {name}, which is no table of the replica set"
+    if relation["captured_as"] not in captured:
+        return f"rows of {name} changed without being captured"
+    return ""

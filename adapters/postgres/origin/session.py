@@ -1,0 +1,123 @@
+"""A connection of the write login in which an origin executes transactions, and the agent's beside it.
+
+The first one is registered in `tops.sessions`, which only the agent's login can write, so that its changes are
+captured. Whatever its SQL has done to its settings ends with each transaction.
+"""
+
+from typing import Any
+
+import asyncpg
+
+from adapters.postgres.catalog import Table, find_types
+from adapters.postgres.literals import literal
+from adapters.postgres.reading import BEYOND_PYTHON, plain_rows
+from adapters.postgres.row_sql import row_change_sql
+from adapters.postgres.session import Connection, Options, connect
+from adapters.postgres.sqlstates import ROWS_NOTICE
+from adapters.postgres.statements import TELL, Call
+from adapters.postgres.steps import Step, check, shape_of, traits_of
+from adapters.postgres.transactions import command_count
+from adapters.sql import check_statement
+from tops.changes import Insert, InvalidChange, Row, RowChange, Statement
+from tops.errors import ConfigError
+
+_KEPT_MAX = 200
+_REGISTER = """
+insert into tops.sessions (pid, backend_start)
+select pid, backend_start from pg_stat_activity where pid = $1
+    on conflict (pid) do update set backend_start = excluded.backend_start
+"""
+
+
+class OriginSession:
+    """One connection and its prepared statements; used by one chain at a time."""
+
+    def __init__(self, connection: Connection, pid: int, unlock: str) -> None:
+        self.connection, self.pid = connection, pid
+        self.notices: list[str] = []
+        self.last_captured = 0  # the id of the last key that was read; later ones are greater
+        self._rows: list[int] = []
+        self._unlock = unlock
+        self._prepared: dict[str, asyncpg.prepared_stmt.PreparedStatement[asyncpg.Record]] = {}
+        connection.add_log_listener(self._note)
+
+    @classmethod
+    async def open(cls, dsn: str, where: str, options: Options, agent: Connection) -> "OriginSession":
+        connection = await connect(dsn, where, "tops-origin", options)
+        try:
+            pid = connection.get_server_pid()
+            if await connection.fetchval("show track_counts") != "on":
+                raise ConfigError(
+                    f"{where}: track_counts is off, so nobody knows what a transaction changed: turn it on"
+                )
+            can_unlock = await connection.fetchval(
+                "select has_function_privilege('pg_catalog.pg_advisory_unlock_all()', 'execute')"
+            )
+            await agent.execute(_REGISTER, pid)
+            return cls(connection, pid, ";select pg_catalog.pg_advisory_unlock_all()" if can_unlock else "")
+        except BaseException:
+            connection.terminate()
+            raise
+
+    def _note(self, _: Any, message: Any) -> None:
+        if message.sqlstate == ROWS_NOTICE:
+            self._rows.append(int(message.message))
+        else:
+            self.notices.append(f"{message.severity}: {message.message}")
+
+    async def roll_back(self) -> None:
+        """Confirmed by the server: nothing of the transaction is left, nor a lock of the session."""
+        await self.connection.execute(f"ROLLBACK;RESET ALL{self._unlock}")
+        if len(self._prepared) > _KEPT_MAX:
+            self._prepared.clear()
+
+    async def run(self, statement: Statement) -> tuple[int, tuple[Row, ...]]:
+        """Execute one statement: rows affected, and rows returned."""
+        check_statement(statement.sql)
+        prepared = await self._statement(statement.sql)
+        try:
+            records = await self._fetch(prepared, statement)
+        except (ValueError, OverflowError) as error:
+            if isinstance(error, asyncpg.PostgresError):
+                raise
+            raise InvalidChange(f"the statement returns {BEYOND_PYTHON}: {error}") from error
+        return records
+
+    async def _statement(self, sql: str) -> "asyncpg.prepared_stmt.PreparedStatement[asyncpg.Record]":
+        prepared = self._prepared.get(sql)
+        if prepared is None:
+            prepared = self._prepared[sql] = await self.connection.prepare(sql)
+        return prepared
+
+    async def _fetch(
+        self, prepared: "asyncpg.prepared_stmt.PreparedStatement[asyncpg.Record]", statement: Statement
+    ) -> tuple[int, tuple[Row, ...]]:
+        try:
+            records = await prepared.fetch(*statement.args)
+        except (asyncpg.DataError, asyncpg.InterfaceError) as error:
+            # The server's complaints have a class of their own below DataError; these are the driver's about arguments.
+            if type(error) not in (asyncpg.DataError, asyncpg.InterfaceError) or self.connection.is_closed():
+                raise
+        else:
+            return command_count(prepared.get_statusmsg() or ""), tuple(plain_rows(records))
+        types = await find_types(self.connection, [parameter.oid for parameter in prepared.get_parameters()])
+        if len(types) != len(statement.args):
+            raise InvalidChange(f"the statement takes {len(types)} parameter(s), not {len(statement.args)}")
+        literals = ",".join(literal(value, kind) for value, kind in zip(statement.args, types, strict=True))
+        executed = await self.connection.prepare(f"EXECUTE {prepared.get_name()}({literals})")
+        records = await executed.fetch()
+        return command_count(executed.get_statusmsg() or ""), tuple(plain_rows(records))
+
+    async def change(self, change: RowChange, table: Table) -> int:
+        """Carry out a row change, whose columns may be left to any default: rows affected."""
+        if isinstance(change, Insert):  # whose key may be left to a default as well
+            for name in change.values:
+                table.column(name)
+        else:
+            check(change, table)
+        sql = row_change_sql(change, table)
+        prepared = await self._statement(sql.text)
+        step = Step(traits_of(change, shape_of(change), table), [change], [0])
+        self._rows.clear()
+        await self.connection.execute(Call(prepared.get_name(), sql.parts, sql.counted).text(step, TELL))
+        return sum(self._rows)

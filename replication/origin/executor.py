@@ -1,0 +1,195 @@
+"""An agent's side of statements that are executed once: requests wait, are executed in chains, and are submitted.
+
+One chain at a time: the next begins when the members of the last one are decided and applied here, so that requests
+that come together build on each other instead of conflicting. A conflict with another origin leads to another
+execution, a bounded number of times.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from adapters.postgres.origin import Executed, Origin, Rejected
+from replication.calls import DatabaseError, Execute, ExecuteDone
+from replication.origin.submission import Submission, Submitted
+from replication.participant import ReplicaParticipant
+from replication.refusals import WriteRefused, understand
+from replication.values import pack_rows
+from tops.changes import Member, content_digest, decode_member, own_key
+from tops.ids import TxId
+from tops.ports import Why
+
+CHAIN_MAX = 128
+ATTEMPTS_MAX = 8
+FLOOR_S = 5.0
+PAUSE_S = 0.01
+SERIALIZATION_FAILURE = "40001"
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A request on its way: its member under the key that all attempts share."""
+
+    request: Execute
+    member: Member
+    response: "asyncio.Future[ExecuteDone]"
+    attempts: int = 0
+
+
+class OriginExecutor:
+    """Executes requests at this replica; `committed` tells what the coordinator has committed, where the set promises
+    reads of that."""
+
+    def __init__(
+        self,
+        replica: str,
+        origin: Origin,
+        participant: ReplicaParticipant,
+        submission: Submission,
+        committed: Callable[[], Awaitable[int]] | None,
+    ) -> None:
+        self._replica, self._origin, self._participant = replica, origin, participant
+        self._submission, self._committed = submission, committed
+        self._queue: list[_Waiting] = []
+        self._worker: asyncio.Task[None] | None = None
+        self._reached = 0  # the position of the last write set that was submitted here
+
+    async def execute(self, request: Execute) -> ExecuteDone:
+        waiting = _Waiting(request, _keyed(request), asyncio.get_running_loop().create_future())
+        self._queue.append(waiting)
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.ensure_future(self._work())
+        return await waiting.response
+
+    async def close(self) -> None:
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.gather(self._worker, return_exceptions=True)
+        await self._origin.close()
+
+    async def _work(self) -> None:
+        while self._queue:
+            chain, self._queue = self._queue[:CHAIN_MAX], self._queue[CHAIN_MAX:]
+            try:
+                position = await self._floor(chain)
+                outcomes = await self._origin.execute([waiting.member.changes for waiting in chain])
+            except Exception as error:
+                for waiting in chain:
+                    _fail(waiting, error)
+                continue
+            self._queue = chain[len(outcomes) :] + self._queue
+            await self._finish(chain[: len(outcomes)], outcomes, position)
+
+    async def _floor(self, chain: Sequence[_Waiting]) -> int:
+        """Wait until everything that a request may depend on is applied here: what its client has seen, what this
+        replica has prepared, and what is committed where the set promises that reads see it."""
+        tokens = [waiting.request.at_least for waiting in chain]
+        floor = max(self._participant.in_doubt(), self._reached, *tokens)
+        if self._committed is not None:
+            floor = max(floor, await self._committed())
+        await self._participant.wait_for(floor, FLOOR_S)
+        return self._participant.reached
+
+    async def _finish(self, chain: Sequence[_Waiting], outcomes: Sequence[Executed | Rejected], position: int) -> None:
+        """Submit together what was executed together; whoever lost against another origin is executed again."""
+        submitted = await asyncio.gather(
+            *(self._submit(waiting, outcome) for waiting, outcome in zip(chain, outcomes, strict=True)),
+            return_exceptions=True,
+        )
+        again: list[_Waiting] = []
+        for waiting, outcome, result in zip(chain, outcomes, submitted, strict=True):
+            if isinstance(result, BaseException):
+                _fail(waiting, result)
+            elif _is_conflict(waiting, outcome, result):
+                waiting.attempts += 1
+                if waiting.attempts < ATTEMPTS_MAX:
+                    again.append(waiting)
+                else:
+                    _respond(waiting, self._gave_up(waiting, outcome, result))
+            else:
+                _respond(waiting, self._done(waiting, outcome, result, position))
+        if again:
+            self._queue = again + self._queue
+            await asyncio.sleep(PAUSE_S * max(waiting.attempts for waiting in again) * random.uniform(0.5, 1.5))
+
+    async def _submit(self, waiting: _Waiting, outcome: Executed | Rejected) -> Submitted | None:
+        """None: there is nothing to submit, and no key that must be remembered."""
+        if isinstance(outcome, Rejected):
+            return None
+        request, written = waiting.request, outcome.write_set
+        asked = decode_member(request.member)
+        if not written.changes and not request.reads and not asked.idempotency_key:
+            return None
+        member = msgspec.structs.replace(
+            waiting.member, changes=written.changes, sequences=written.sequences, origin=self._replica
+        )
+        submitted = await self._submission.submit(member, request.reads)
+        self._reached = max(self._reached, submitted.position or 0)
+        return submitted
+
+    def _done(
+        self, waiting: _Waiting, outcome: Executed | Rejected, submitted: Submitted | None, position: int
+    ) -> ExecuteDone:
+        tx = waiting.request.tx
+        if isinstance(outcome, Rejected):
+            return ExecuteDone(replica=self._replica, tx=tx, error=_error(outcome))
+        if submitted is None:
+            submitted = Submitted(tx, position)
+        if submitted.refused or submitted.duplicate:
+            return ExecuteDone(
+                replica=self._replica, tx=submitted.tx, duplicate=submitted.duplicate, refused=submitted.refused
+            )
+        returned = msgspec.msgpack.encode([pack_rows(rows) for rows in outcome.returned]) if outcome.returned else b""
+        return ExecuteDone(
+            replica=self._replica,
+            tx=submitted.tx,
+            rows=outcome.rows,
+            returned=returned,
+            notices=outcome.notices,
+            position=submitted.position,
+            pending=submitted.pending,
+        )
+
+    def _gave_up(self, waiting: _Waiting, outcome: Executed | Rejected, submitted: Submitted | None) -> ExecuteDone:
+        last = outcome.message if isinstance(outcome, Rejected) else (submitted.refused if submitted else "")
+        message = (
+            f"could not serialize access: executed {waiting.attempts} times, each lost against another transaction"
+        )
+        error = DatabaseError(SERIALIZATION_FAILURE, message, detail=last)
+        return ExecuteDone(replica=self._replica, tx=waiting.request.tx, error=error)
+
+
+def _keyed(request: Execute) -> Member:
+    """The request under its key, which stands for what was asked and not for what came of it."""
+    asked = decode_member(request.member)
+    key = asked.idempotency_key or own_key(request.tx)
+    return msgspec.structs.replace(asked, tx=TxId(request.tx), idempotency_key=key, content=content_digest(asked))
+
+
+def _is_conflict(waiting: _Waiting, outcome: Executed | Rejected, submitted: Submitted | None) -> bool:
+    """Whether something came in between: the same may succeed when it is executed again."""
+    if isinstance(outcome, Rejected):
+        return outcome.transient
+    if submitted is None or not submitted.refused:
+        return False
+    error = understand(waiting.request.tx, submitted.refused)
+    return isinstance(error, WriteRefused) and error.why == Why.CONFLICT.value
+
+
+def _error(rejected: Rejected) -> DatabaseError:
+    return DatabaseError(
+        rejected.sqlstate, rejected.message, rejected.detail, rejected.hint, rejected.table, rejected.constraint
+    )
+
+
+def _respond(waiting: _Waiting, done: ExecuteDone) -> None:
+    if not waiting.response.done():
+        waiting.response.set_result(done)
+
+
+def _fail(waiting: _Waiting, error: BaseException) -> None:
+    if not waiting.response.done():
+        waiting.response.set_exception(error)
