@@ -11,7 +11,7 @@ from tops.core.standing import StandingAnswers
 from tops.effects import Effect, Persist, Post
 from tops.errors import InvalidEventType, InvalidTransaction
 from tops.event_types import EventType, EventTypes
-from tops.messages import Address, Definitions, TxSpec, TypeAdvertised, TypeAnswered
+from tops.messages import Address, Definitions, Sender, TxSpec, TypeAdvertised, TypeAnswered
 from tops.records import TypeDefined
 from tops.transactions import LocalOutcome, ScopeLimit, TxType
 
@@ -31,13 +31,13 @@ class KnownTypes:
         self.logs: dict[str, EventLog] = {}  # per durable family
         self.logs_of: dict[str, EventLog] = {}  # the same by each type's own name
 
-    def on_advertised(self, m: TypeAdvertised, sender: Address, incarnation: int, now: float) -> list[Effect]:
+    def on_advertised(self, m: TypeAdvertised, sender: Sender, at: Address, now: float) -> list[Effect]:
         name = m.definitions[-1].name
         try:
             effects = self._define(m.definitions)
         except InvalidEventType as refusal:
-            return [Post(sender, TypeAnswered(event_type=name, refusal=str(refusal)))]
-        return [*effects, Post(sender, TypeAnswered(event_type=name))]
+            return [Post(at, TypeAnswered(event_type=name, refusal=str(refusal)))]
+        return [*effects, Post(at, TypeAnswered(event_type=name))]
 
     def _define(self, definitions: Definitions) -> list[Effect]:
         """Take a type and its ancestors, for good."""

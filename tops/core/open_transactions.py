@@ -1,6 +1,6 @@
 """What a rendezvous coordinates at the moment: who it is, and which transactions are open at it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -10,7 +10,7 @@ from tops.core.event_coordinator import EventCoordinator
 from tops.core.local_relay import LocalRelay
 from tops.core.tx_coordinator import TxCoordinator
 from tops.ids import NodeId, TxId
-from tops.messages import Address
+from tops.messages import Sender
 from tops.transactions import Access
 
 
@@ -29,6 +29,7 @@ class RendezvousNode(msgspec.Struct):
     incarnation: int
     predicates: Mapping[str, Predicate]
     options: RendezvousOptions
+    entropy: Callable[[int], bytes]
 
 
 class OpenTransactions:
@@ -45,14 +46,19 @@ class OpenTransactions:
     def owner(self, tx: TxId) -> TxCoordinator | LocalRelay | None:
         return self.coordinators.get(tx) or self.relays.get(tx)
 
-    def may_speak(self, owner: TxCoordinator | LocalRelay, sender: Address) -> bool:
-        """Whether this site's word counts in a transaction: everybody's in a public one, else its initiator's alone.
+    def is_initiator(self, owner: TxCoordinator | LocalRelay, sender: Sender) -> bool:
+        """Whether this incarnation of this site began the transaction; where it is connected may have changed."""
+        begun_by = owner.begun_by
+        return sender is begun_by or (sender.node, sender.incarnation) == (begun_by.node, begun_by.incarnation)
 
-        Brokers vouch for a sender's name and life; where it is connected may have changed.
-        """
-        initiator = owner.initiator
-        own = sender.handle == initiator.handle and sender.incarnation == initiator.incarnation
-        return own or owner.spec.access is Access.PUBLIC
+    def may_publish(self, owner: TxCoordinator | LocalRelay, sender: Sender) -> bool:
+        """Everybody who knows of it may in a public transaction, else its initiator alone."""
+        return owner.spec.access is Access.PUBLIC or self.is_initiator(owner, sender)
+
+    def may_end(self, owner: TxCoordinator | LocalRelay, sender: Sender) -> bool:
+        """Whoever began it, and whoever published in it, which only a public one lets others do."""
+        contributed = owner.numbering is not None and sender.node in owner.numbering.contributors
+        return contributed or self.is_initiator(owner, sender)
 
     def published_by(self, tx: TxId, numbering: EventCoordinator | None, life: tuple[NodeId, int]) -> bool:
         """Whether the death of this life of a site ends the transaction."""

@@ -6,6 +6,7 @@ not written, the broker stops and says so: `wait` raises.
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from time import time
@@ -104,7 +105,7 @@ class Broker:
         types = store.scan()
         incarnation = store.incarnation + 1
         topology = config.topology()
-        core = BrokerCore(NodeId(table.name), incarnation, topology, self._predicates, _options(table))
+        core = BrokerCore(NodeId(table.name), incarnation, topology, os.urandom, self._predicates, _options(table))
         self._audit = AuditLog(table.data / "audit.log", time())
         addresses = {NodeId(b.name): b.url for b in config.broker}
         self.node = BrokerNode(core, store, table.limits, self._audit, config.cluster.name, addresses)

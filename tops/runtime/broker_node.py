@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 from tops.config import Limits
 from tops.core.broker import BrokerCore
-from tops.effects import Alarm, CancelTimer, Effect, ReadLog, Send, SetTimer
+from tops.effects import Alarm, CancelTimer, Effect, ReadLog, Reject, Send, SetTimer
 from tops.errors import ProtocolError
 from tops.ids import NodeId
 from tops.messages import (
-    Address,
     Dissemination,
     Envelope,
     EventConfirmed,
@@ -108,8 +107,8 @@ class BrokerNode:
             return False
         reason = f"the journal of {self.name} is full, and durable subscribers have not taken what is in it"
         letter = EventsRefused(event_type=event_type, reason=reason)
-        publisher = Address(self.name, link.name) if link.name in self.guards else message.sender
-        self.act(self.core.post(publisher, letter, _now()))
+        site = self.core.edge.sites.get(link.name)
+        self.act(self.core.post(message.reply_to if site is None else site.address, letter, _now()))
         return True
 
     def _pause(self, guard: Guard, now: float) -> float:
@@ -126,6 +125,17 @@ class BrokerNode:
         link.say(Refused(subject, verb, event_type, text))
         if self.audit is not None:
             self.audit.denied(time.time(), who=link.name, act=f"{verb} {event_type}", detail=subject)
+
+    def _reject(self, rejected: Reject) -> None:
+        """The machine did not act on a message of a site, which may be connected elsewhere."""
+        link = self.links.get(rejected.sender.node)
+        if link is not None:
+            self._refuse(link, rejected.subject, rejected.verb, rejected.event_type, rejected.reason)
+            return
+        self.counters["refused"] += 1
+        if self.audit is not None:
+            act = f"{rejected.verb} {rejected.event_type}"
+            self.audit.denied(time.time(), who=rejected.sender.node, act=act, detail=rejected.reason)
 
     def hear(self, link: Link, word: AnyWord) -> None:
         if isinstance(word, Pressed) and link.name not in self.guards:
@@ -151,6 +161,8 @@ class BrokerNode:
                 task.add_done_callback(self._reads.discard)
             case Alarm(kind=what, text=text):
                 self.alarm(what, text)
+            case Reject():
+                self._reject(effect)
 
     def _send(self, name: NodeId, message: LinkMessage) -> None:
         link = self.links.get(name)
@@ -202,7 +214,7 @@ class BrokerNode:
 
     def our_meet(self, peer: Peer) -> Meet:
         """What we say first on a connection with this peer."""
-        known = self.links.get(NodeId(peer.identity.name))
+        known = self.links.get(peer.node)
         brokers, urls = tuple(self.addresses), tuple(self.addresses.values())
         proposal = secrets.token_hex(8)
         if known is not None and known.incarnation == peer.incarnation:
@@ -211,16 +223,16 @@ class BrokerNode:
 
     def link_for(self, peer: Peer, guard: Guard | None, ours: Meet, theirs: Meet, proposal: str) -> Link:
         """The link that this connection carries: the one that both ends remember, or a new one."""
-        name = NodeId(peer.identity.name)
+        name = peer.node
         known = self.links.get(name)
         if guard is not None:
             self.guards[name] = guard
         if known is not None and ours.session and ours.session == theirs.session:
             return known
         link = self.links[name] = Link(name, peer.incarnation, proposal)
-        if peer.identity.kind is Kind.SITE:
+        if peer.identity.kind is not Kind.BROKER:
             link.hold(self.pressed)
-            self.act(self.core.site_up(name, peer.incarnation, _now()))
+            self.act(self.core.site_up(peer.sender, _now()))
         else:
             self.act(self.core.broker_up(name, peer.incarnation, _now()))
         log.info("linked", extra={"node": self.name, "peer": str(peer.identity), "incarnation": peer.incarnation})

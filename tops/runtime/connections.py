@@ -73,12 +73,12 @@ class Connections:
 
     async def _serve_accepted(self, socket: Socket, peer: Peer) -> None:
         guard = None
-        name = NodeId(peer.identity.name)
+        name = peer.node
         brokers = self.node.core.topology.brokers
-        if peer.identity.kind is Kind.SITE:
+        if peer.identity.kind is not Kind.BROKER:
             if name in brokers:
                 raise NotAuthenticated(f"{name!r} is the name of a broker: give the site another")
-            guard = Guard(peer.identity, self.permissions, brokers)
+            guard = Guard(peer.identity, self.permissions, brokers, peer.instance)
         elif name not in self.node.core.topology.neighbours[self.node.name]:
             raise NotAuthenticated(f"broker {name!r} has no link to {self.node.name!r} in the configuration")
         known = self.node.links.get(name)

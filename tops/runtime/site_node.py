@@ -226,14 +226,14 @@ class SiteNode:
                 driver = self.drivers.get(subscription)
                 if driver is not None:
                     driver.call(effect)
-            case DeliverAll(subscription=subscription, event_type=event_type, bodies=bodies):
+            case DeliverAll(subscription=subscription, event_type=event_type, bodies=bodies, sender=sender):
                 driver = self.drivers.get(subscription)
                 if driver is not None:
-                    driver.deliver_all(event_type, bodies)
-            case Deliver(subscription=subscription, event=event, tx=tx):
+                    driver.deliver_all(event_type, bodies, sender)
+            case Deliver(subscription=subscription, event=event, tx=tx, sender=sender):
                 driver = self.drivers.get(subscription)
                 if driver is not None:
-                    driver.deliver(event, tx)
+                    driver.deliver(event, tx, sender)
             case SetTimer(key=key, after_s=after_s):
                 self.timers.set(key, after_s)
             case CancelTimer(key=key):
