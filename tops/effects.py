@@ -100,6 +100,7 @@ class Reject(Effect, frozen=True):
     event_type: str
     reason: str
     subject: str = ""
+    code: str = "not-yours"  # or "quota"
 
 
 class Answer(Effect, frozen=True):

@@ -106,11 +106,11 @@ class Rendezvous:
         known = self.known = KnownTypes(node, outcomes, self._settled)
         self.types, self.families = known.types, known.families
         self.epochs, self.logs, self.logs_of = known.epochs, known.logs, known.logs_of
-        transactions = self.open = OpenTransactions()
+        transactions = self.open = OpenTransactions(options.quotas.transactions)
         self.coordinators, self.relays = transactions.coordinators, transactions.relays
         self.publishers = transactions.publishers
         self.lost_tails = LostTails(node, known, outcomes)
-        self.log_keeper = LogKeeper(known, self.lost_tails)
+        self.log_keeper = LogKeeper(known, self.lost_tails, options.quotas.followers)
         self.local = LocalTransactions(node, known, transactions, outcomes)
         self.distributed = DistributedTransactions(node, known, transactions, outcomes)
         self.public = PublicTransactions(node, known, transactions, outcomes, self.local, self.distributed)
