@@ -44,7 +44,7 @@ from tops.effects import (
 from tops.event_types import EventType
 from tops.filters import Filter
 from tops.ids import NodeId
-from tops.messages import CensusPolicy, Event, TxSpec
+from tops.messages import CensusPolicy, Event, Sender, TxSpec
 from tops.runtime.garbage import collect_rarely
 from tops.transactions import LocalOutcome, Scope, ScopeLimit, TxType
 
@@ -62,13 +62,13 @@ class Machines:
 
     def __init__(self) -> None:
         options = RendezvousOptions(epochs=EpochOptions(members_max=EPOCH), log_tail=1024, keep_outcomes=10_000)
-        self.broker = BrokerCore(BROKER, 1, Topology({BROKER: []}), options=options)
+        self.broker = BrokerCore(BROKER, 1, Topology({BROKER: []}), os.urandom, options=options)
         self.sites = {n: SiteCore(n, 1, [BROKER], os.urandom) for n in (PUBLISHER, *PARTICIPANTS)}
         self.todo: deque[tuple[NodeId, list[Any]]] = deque()
         self.answers: dict[int, Any] = {}
         self.request = 0
         for name, site in self.sites.items():
-            self.feed(BROKER, self.broker.site_up(name, 1, 0.0))
+            self.feed(BROKER, self.broker.site_up(Sender(name, "writer", incarnation=1), 0.0))
             self.feed(name, site.link_up(BROKER, 0.0))
         for name in PARTICIPANTS:
             replica = Wish((LOGGED,), Filter.everything(), Scope.DISTRIBUTED, durable=name, replica=0)

@@ -17,13 +17,13 @@ from pydantic import Field, TypeAdapter, ValidationInfo, field_validator, model_
 
 from tops.config import Config, Name, Seconds, Table, error_at, load_config
 from tops.errors import ConfigError
+from tops.security import replica_name
 
 if TYPE_CHECKING:
     from adapters import Logins
 
 PolicyName = Literal["peer-to-peer", "primary-site", "write-all", "quorum", "combined", "serializable"]
 ResolverName = Literal["last-writer", "first-writer", "site-priority", "per-column"]
-SITE_NAME_MAX = 63
 _OF_A_REPLICA = {"dsn", "read_dsn", "write_dsn", "check_dsn", "keys"}
 HIDDEN: Any = {"replica": {"__all__": _OF_A_REPLICA}, "write_token": True, "http_keys": True}  # not for everyone
 SUPERUSER_ACCEPTED = "I accept that clients can read and write the server's files"
@@ -94,14 +94,14 @@ class ReplicaSetConfig(Table):
         raise ConfigError(f"replica set {self.name!r} has no replica {name!r}; it has {', '.join(self.names)}")
 
     def site_of(self, replica: str) -> str:
-        """The name under which a replica's agent is known in the overlay."""
-        return f"{self.name}-{replica}"
+        """The identity under which a replica's agent is known in the overlay."""
+        return replica_name(self.name, replica)
 
     def sites(self, replicas: list[str] | None = None) -> frozenset[str]:
         return frozenset(self.site_of(name) for name in (self.names if replicas is None else replicas))
 
     def replica_of(self, site: str) -> str:
-        return site.removeprefix(f"{self.name}-")
+        return site.removeprefix(f"{self.name}/")
 
     @property
     def writes_needed(self) -> int:
@@ -163,8 +163,6 @@ class ReplicaSetConfig(Table):
         for index, name in enumerate(self.names):
             if name in self.names[:index]:
                 raise ValueError(f"replica {name!r} is there twice")
-            if len(self.site_of(name)) > SITE_NAME_MAX:
-                raise ValueError(f"{self.site_of(name)!r} is longer than {SITE_NAME_MAX} characters")
         self._check_quorums()
         self._check_members()
         self._check_logins()
@@ -245,7 +243,6 @@ class Cluster:
     def _check(self) -> None:
         brokers = {b.name for b in self.config.broker}
         seen_sets: set[str] = set()
-        seen_sites: set[str] = set()
         tables: dict[tuple[str, str], str] = {}
         for index, replica_set in enumerate(self.replica_sets):
             if replica_set.name in seen_sets:
@@ -254,10 +251,6 @@ class Cluster:
             for place, replica in enumerate(replica_set.replica):
                 if replica.broker not in brokers:
                     raise self._error((index, "replica", place, "broker"), f"no [[broker]] is named {replica.broker!r}")
-                site = replica_set.site_of(replica.name)
-                if site in seen_sites:
-                    raise self._error((index, "replica", place, "name"), f"{site!r} is taken by another one")
-                seen_sites.add(site)
                 if problem := _shared(replica_set, replica, tables):
                     raise self._error((index, "replica", place, "dsn"), problem)
 

@@ -7,6 +7,7 @@ async with connect("ws://127.0.0.1:7420", "shop") as shop:
 
 import asyncio
 import random
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -215,7 +216,11 @@ async def connect(
     Raises NotReachable if no broker, or no replica of the set, answers.
     """
     options = SiteOptions(retry_s=0.5, give_up_s=timeout_s)
-    async with Site.connect(url, name=name, keys=keys, insecure=insecure, timeout_s=timeout_s, options=options) as site:
+    # Every process of an application has a session of its own, also where they share a certificate.
+    instance = secrets.token_hex(4) if keys is not None else ""
+    async with Site.connect(
+        url, name=name, instance=instance, keys=keys, insecure=insecure, timeout_s=timeout_s, options=options
+    ) as site:
         caller = Caller(site, replica_set, site.brokers)
         await caller.start()
         described = await _described(caller, replica_set, timeout_s)

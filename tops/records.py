@@ -17,6 +17,14 @@ class Started(Record, frozen=True):
     incarnation: int
 
 
+class Publisher(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Whose publication an entry is, and which one of its incarnation; entries themselves do not tell."""
+
+    node: NodeId
+    incarnation: int
+    number: int
+
+
 class TypeDefined(Record, frozen=True):
     event_type: EventType
 
@@ -28,6 +36,7 @@ class LogAppended(Record, frozen=True):
     event_type: str
     entry: LogEntry
     in_sync: frozenset[str] | None = None
+    publisher: Publisher | None = None  # of a single event
 
 
 class InSyncChanged(Record, frozen=True):

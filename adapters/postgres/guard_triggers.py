@@ -2,7 +2,8 @@
 
 One statement trigger per table and partition, for every session but the agent's, which pays nothing for it: the
 condition is in the trigger, not in its function. `ENABLE ALWAYS`, so that no setting of a session switches it off. The
-functions are in schema `tops` and run with their owner's rights, since a direct writer has none there.
+functions are in schema `tops` and run with their owner's rights, since a direct writer has none there. Sessions in
+which an origin executes statements are registered in `tops.sessions`, which only the agent's login writes: they pass.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,12 @@ from adapters.postgres.literals import quote
 TRIGGER = "tops_guard"
 REJECTED = "25006"  # read_only_sql_transaction: what drivers and poolers take for "not here"
 
+SESSIONS = "create table if not exists tops.sessions (pid int primary key, backend_start timestamptz not null)"
+# By the start of the backend, too: its process id may have been another session's.
+_IS_ORIGIN = """exists (select from tops.sessions s join pg_stat_get_activity(pg_backend_pid()) a using (pid, backend_start)
+         where s.pid = pg_backend_pid())"""
 DDL = f"""
+{SESSIONS};
 -- A row per table and backend, so that direct writers do not wait for each other.
 create table if not exists tops.direct_writes (
     replica_set text not null, table_name text not null, backend int not null, writes bigint not null,
@@ -25,6 +31,9 @@ create table if not exists tops.direct_writes (
 create or replace function tops.note_direct_write() returns trigger language plpgsql security definer
     set search_path = pg_catalog as $$
 begin
+    if {_IS_ORIGIN} then
+        return null;
+    end if;
     insert into tops.direct_writes as noted values (tg_argv[0], tg_relid::regclass::text, pg_backend_pid(), 1,
         clock_timestamp(), session_user, current_setting('application_name'))
     on conflict (replica_set, table_name, backend) do update set writes = noted.writes + 1,
@@ -34,6 +43,9 @@ end $$;
 create or replace function tops.reject_direct_write() returns trigger language plpgsql security definer
     set search_path = pg_catalog as $$
 begin
+    if {_IS_ORIGIN} then
+        return null;
+    end if;
     raise exception 'table % belongs to the TOPS replica set "%": write through the set, not to one of its databases',
         tg_relid::regclass, tg_argv[0] using errcode = '{REJECTED}',
         hint = 'connect to the set; direct_writes = "warn" or "allow" in its configuration permits this';

@@ -14,6 +14,7 @@ from tops.messages import (
     PrepareEpoch,
     Published,
     ReachedTold,
+    Sender,
 )
 from tops.records import TailFound, TailLost
 
@@ -25,7 +26,7 @@ def cut_off(former: DrivenRendezvous) -> tuple[DrivenRendezvous, list[Effect]]:
 
 def restarted(former: DrivenRendezvous, incarnation: int, torn: bool) -> tuple[DrivenRendezvous, list[Effect]]:
     driven = DrivenRendezvous()
-    driven.core = Rendezvous(ME, incarnation, {}, RendezvousOptions())
+    driven.core = Rendezvous(ME, incarnation, {}, RendezvousOptions(), bytes)
     for effect in former.effects:
         if isinstance(effect, Persist | Note):
             driven.core.recover(effect.record)
@@ -75,7 +76,7 @@ def test_a_replica_whose_subscription_an_operator_ends_is_not_waited_for() -> No
     waits = posts(rendezvous.one_shot("p.1.2", standing_only("set")), PrepareEpoch)
     tell(rendezvous, "A", 1)
 
-    effects = rendezvous.hear(EndLog(request=1, event_type="set", name="B"), PUBLISHER)
+    effects = rendezvous.hear(EndLog(request=1, event_type="set", name="B", operator=True), PUBLISHER)
 
     assert [e.record for e in begun if isinstance(e, Persist)] == [TailLost(event_type="set", end=1)]
     assert not waits
@@ -107,8 +108,8 @@ def test_who_was_not_heard_in_time_is_asked_for_what_was_decided_before_the_log_
 def test_a_log_that_nobody_votes_in_waits_a_while_for_its_followers() -> None:
     former = DrivenRendezvous()
     former.feed("", "F", 0)
-    published = Published(event=Event("set", {"mark": "m", "key": "a"}), origin=Origin("set", PUBLISHER.broker, 1, 1))
-    former.effects += former.core.on_publication(published, PUBLISHER, 1, 0.0)
+    published = Published(event=Event("set", {"mark": "m", "key": "a"}), origin=Origin("set", 1))
+    former.effects += former.core.on_publication(published, Sender("P", "writer", incarnation=1), PUBLISHER, 0.0)
     rendezvous, _ = cut_off(former)
 
     tell(rendezvous, "F", 4)

@@ -29,8 +29,8 @@ from tops.core.standing import StandingAnswers
 from tops.core.sub_tx_executor import SubTxExecutor, SubTxState
 from tops.core.tx_coordinator import TxCoordinator
 from tops.effects import Effect, Note, Persist
-from tops.ids import hashed
-from tops.messages import EpochId
+from tops.ids import hashed, voter_key
+from tops.messages import EpochId, Sender
 from tops.sim.databases import CallbackDatabase, Done
 from tops.transactions import Scope
 
@@ -103,10 +103,10 @@ def votes_are_counted_twice_after_a_reconnection() -> Any:
         self.received = max(self.received, frame.number)
         return frame.messages
 
-    def counting(self: EpochCoordinator, voted: Any, incarnation: int) -> list[Effect]:
+    def counting(self: EpochCoordinator, voted: Any, sender: Sender) -> list[Effect]:
         epoch = self.in_flight.get(voted.epoch.number)
-        if epoch is None or epoch.id != voted.epoch or voted.voter not in epoch.votes:
-            return honest(self, voted, incarnation)
+        if epoch is None or epoch.id != voted.epoch or voter_key(sender.identity, voted.voter) not in epoch.votes:
+            return honest(self, voted, sender)
         repeated[epoch.id] += 1
         enough = len(epoch.votes) + repeated[epoch.id] >= len(epoch.counted)
         return self._resolve(epoch) if enough and epoch.stage is Stage.VOTING else []
@@ -272,7 +272,7 @@ def a_dropped_replica_commits_anyway() -> Any:
 
 @_sabotage
 def a_repeated_publication_is_logged_again() -> Any:
-    return _patched(EventLog, "recognise", lambda self, origin: Repetition.NEW)
+    return _patched(EventLog, "recognise", lambda self, sender, number: Repetition.NEW)
 
 
 @_sabotage
@@ -301,7 +301,7 @@ def the_census_ignores_its_constraints() -> Any:
 @_sabotage
 def a_dead_participant_is_waited_for_without_end() -> Any:
     return _together(
-        _patched(Rendezvous, "_lose", lambda self, handles, reason: []),
+        _patched(Rendezvous, "_lose", lambda self, keys, reason: []),
         _patched(EpochCoordinator, "on_timer", lambda self, number: []),
         _patched(Rendezvous, "_deadline", lambda self, tx: []),
     )

@@ -12,12 +12,12 @@ in time takes no part before it has told; if it turns out to have been behind th
 from collections.abc import Mapping
 
 from tops.core.epochs import EpochCoordinator
-from tops.core.event_log import EventLog, LostTail, Unheard
+from tops.core.event_log import EventLog, LostTail, Unheard, feed_key, identity_of_feed
 from tops.core.known_types import KnownTypes
 from tops.core.open_transactions import RendezvousNode
 from tops.core.outcomes import Outcomes
 from tops.effects import Alarm, Effect, Persist, Post, SetTimer
-from tops.messages import Address, AskReached, LogWanted, ReachedTold, TxOutcome
+from tops.messages import Address, AskReached, LogWanted, ReachedTold, Sender, TxOutcome
 from tops.records import InSyncChanged, TailFound, TailLost, TailUnheard
 from tops.transactions import Outcome
 
@@ -62,39 +62,43 @@ class LostTails:
         log = self._known.logs[event_type]
         return [] if log.lost is None else self._found(log, log.lost)
 
-    def awaits(self, log: EventLog, site: str) -> bool:
-        """Whether this site's replica must tell how far it was before it is served or counted."""
-        return site in log.unheard or (log.lost is not None and site in log.lost.unheard)
+    def awaits(self, log: EventLog, identity: str) -> bool:
+        """Whether this replica must tell how far it was before it is served or counted."""
+        return identity in log.unheard or (log.lost is not None and identity in log.lost.unheard)
 
-    def ask(self, log: EventLog, name: str, sender: Address) -> list[Effect]:
+    def ask(self, log: EventLog, name: str, sender: Sender, at: Address) -> list[Effect]:
         """Ask the replica behind a durable subscription how far it is, unless it is known to have been too far."""
-        if (log.event_type, sender.handle) in self._ahead:
+        if (log.event_type, sender.identity) in self._ahead:
             return []
-        end, life = (log.lost.end, None) if log.lost is not None else log.unheard[sender.handle]
+        end, life = (log.lost.end, None) if log.lost is not None else log.unheard[sender.identity]
         asked = AskReached(
             name=name, event_type=log.event_type, incarnation=self._node.incarnation, end=end, went_on_in=life
         )
-        return [Post(sender, asked)]
+        return [Post(at, asked)]
 
-    def on_wanted(self, log: EventLog, m: LogWanted, sender: Address) -> list[Effect]:
+    def on_wanted(self, log: EventLog, m: LogWanted, sender: Sender, at: Address) -> list[Effect]:
         """A durable subscription of somebody who is not waited for: if it is a replica's, it can tell as well."""
         lost = log.lost
         if lost is None:
             if m.position is None or m.position <= log.last_number or m.voter is not None:
                 return []  # a voter's position is judged with its standing answer
-            text = f"{m.name} has taken {m.position}, and the log of {log.event_type} ends at {log.last_number}"
+            who = feed_key(sender, m.name)
+            text = f"{who} has taken {m.position}, and the log of {log.event_type} ends at {log.last_number}"
             return [Alarm("ahead-of-log", text)]
-        if sender.handle in lost.reached:
+        if sender.identity in lost.reached:
             return []
-        return self.ask(log, m.name, sender)
+        return self.ask(log, m.name, sender, at)
 
-    def on_told(self, m: ReachedTold, sender: Address, incarnation: int, now: float) -> list[Effect]:
+    def on_told(self, m: ReachedTold, sender: Sender, at: Address, now: float) -> list[Effect]:
         log = self._known.logs.get(m.event_type)
         if log is None or m.incarnation != self._node.incarnation:
             return []
         if log.lost is None:
-            return self._told_late(log, sender.handle, m.reached) if sender.handle in log.unheard else []
-        log.lost.reached[sender.handle] = m.reached
+            return self._told_late(log, sender.identity, m.reached) if sender.identity in log.unheard else []
+        follows = any(identity_of_feed(feed.key) == sender.identity for feed in log.subscribers)
+        if sender.identity not in log.lost.asked and not follows:
+            return []  # whoever was neither in sync nor follows the log as a replica has nothing to tell
+        log.lost.reached[sender.identity] = m.reached
         log.lost.transactions.update(dict.fromkeys(m.transactions))
         return self._look(log, log.lost) if log.lost.asked else []  # without voters the time decides
 

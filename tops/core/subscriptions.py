@@ -233,7 +233,6 @@ class Subscriptions:
             filter=s.wish.filter,
             scope=Scope.DISTRIBUTED,
             secret=s.secret,
-            identity=self.site,
             position=s.replica.position if s.replica is not None else None,
             subscription=s.number,
         )

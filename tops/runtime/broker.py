@@ -6,6 +6,7 @@ not written, the broker stops and says so: `wait` raises.
 
 import asyncio
 import logging
+import os
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from tops.config import BrokerTable, Config
 from tops.constraints import Predicate
 from tops.core.broker import BrokerCore
 from tops.core.epoch import EpochOptions
+from tops.core.open_transactions import Quotas
 from tops.core.rendezvous import RendezvousOptions
 from tops.errors import ConfigError, JournalClosed, TopsError
 from tops.http.app import BrokerPages
@@ -111,7 +113,7 @@ class Broker:
         types = store.scan()
         incarnation = store.incarnation + 1
         topology = config.topology()
-        core = BrokerCore(NodeId(table.name), incarnation, topology, self._predicates, _options(table))
+        core = BrokerCore(NodeId(table.name), incarnation, topology, os.urandom, self._predicates, _options(table))
         self._audit = AuditLog(table.data / "audit.log", time())
         addresses = {NodeId(b.name): b.url for b in config.broker}
         self.node = BrokerNode(core, store, table.limits, self._audit, config.cluster.name, addresses)
@@ -249,7 +251,16 @@ class Broker:
 
 def _options(table: BrokerTable) -> RendezvousOptions:
     limits = table.limits
-    return RendezvousOptions(epochs=EpochOptions(sync_window_s=limits.vote_s, finish_window_s=limits.finish_s))
+    return RendezvousOptions(
+        epochs=EpochOptions(sync_window_s=limits.vote_s, finish_window_s=limits.finish_s),
+        quotas=Quotas(
+            subscriptions=limits.subscriptions_max,
+            types=limits.types_max,
+            followers=limits.followers_max,
+            transactions=limits.transactions_max,
+            participants=limits.participants_max,
+        ),
+    )
 
 
 def _journal_options(table: BrokerTable) -> JournalOptions:

@@ -92,7 +92,7 @@ class Retainer:
         for log in self.node.core.rendezvous.logs.values():
             for feed in log.subscribers:
                 if feed.position < log.last_number:
-                    yield f"{feed.name} at {feed.position} of {log.last_number} in {log.event_type}"
+                    yield f"{feed.key} at {feed.position} of {log.last_number} in {log.event_type}"
 
     def _needed_from(self) -> int:
         """The first record of the journal that some durable subscriber has not taken."""
@@ -149,7 +149,7 @@ class Retainer:
             if log.unheard:
                 yield tail_unheard(log)
             for feed in log.subscribers:
-                yield SubscriptionKept(event_type=log.event_type, name=feed.name, position=feed.position)
+                yield SubscriptionKept(event_type=log.event_type, name=feed.key, position=feed.position)
         for family, epochs in rendezvous.epochs.items():
             if family in rendezvous.logs:
                 yield InSyncChanged(event_type=family, in_sync=epochs.standing.in_sync)

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable
 from functools import partial
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from tops.core.broker import BrokerCore
@@ -213,7 +214,13 @@ class SimBroker(SimNode):
 
     def wake_up(self) -> None:
         self.core = BrokerCore(
-            self.name, self.incarnation, self.world.topology, self.world.predicates, self.world.broker_options
+            self.name,
+            self.incarnation,
+            self.world.topology,
+            # Apart from the world's own random numbers: what a broker draws must not change what happens in a run.
+            Random(f"{self.world.seed} {self.name} {self.incarnation}").randbytes,
+            self.world.predicates,
+            self.world.broker_options,
         )
         self.disk.append(Started(incarnation=self.incarnation))
         self.disk.sync()

@@ -13,12 +13,13 @@ import asyncpg
 
 from adapters.postgres import schema
 from adapters.postgres.catalog import Table, find_table
+from adapters.postgres.guard_triggers import SESSIONS
 from adapters.postgres.literals import TEXT_SETTINGS, identifier, quote
 
 TRIGGER = "tops_capture"
 # Only keys of registered sessions are kept: whoever else changes a row is the guard's business.
-_TABLES = """
-create table if not exists tops.sessions (pid int primary key, backend_start timestamptz not null);
+_TABLES = f"""
+{SESSIONS};
 create unlogged table if not exists tops.captured (
     id bigint generated always as identity primary key, relation text not null, old_key text[], new_key text[]);
 """
