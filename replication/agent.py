@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, assert_never
 
 from adapters.postgres.scripts import user_tables
 from replication import bootstrap, calls
@@ -26,6 +26,7 @@ from replication.local_writes import LocalWrites
 from replication.participant import ReplicaParticipant
 from replication.policies import policy_of
 from replication.publisher import OutboxPublisher
+from replication.rights import RequestGuard
 from replication.values import pack_rows, unpack_values
 from tops.core.participation import SiteOptions
 from tops.errors import AgentReplaced, ConfigError, NotReachable, TopsError
@@ -60,6 +61,9 @@ class Agent:
         self.certifier: Certifier | None = None
         self.flushed: Flushed | None = None
         self.pruning: Pruning | None = None
+        self.guard = RequestGuard(
+            cluster.config.cluster.name, config.name, cluster.config.permissions(), data / "audit.log"
+        )
         self.copies = bootstrap.Copies()
         self._database_trouble = ""
         self._tasks: list[asyncio.Task[Any]] = []
@@ -133,7 +137,8 @@ class Agent:
         stack.push_async_callback(self.participant.leave)
         self.lag = LagTracker(self.site, self.log_type, self.participant)
         stack.push_async_callback(self.copies.close)
-        answerer = Answerer(self.site, config.name, self.site.brokers, self._answer, self._write)
+        stack.callback(self.guard.close)
+        answerer = Answerer(self.site, config.name, self.site.brokers, self._answer, self._write, self.guard.check)
         stack.push_async_callback(answerer.close)
         await answerer.start()
         self._spawn(self.lag.run())
@@ -210,8 +215,8 @@ class Agent:
                 return calls.StatusTold(replica=self.replica.name, fields=await self.status())
             case calls.Conflicts(limit=limit):
                 return calls.RowsTold(replica=self.replica.name, rows=pack_rows(await self.errors.conflicts(limit)))
-            case calls.Order(what=what, argument=argument):
-                return calls.Told(text=await self._order(what, argument))
+            case calls.Pause() | calls.Resume() | calls.RetryErrors() | calls.Reload():
+                return calls.Told(text=await self._operate(question))
             case calls.CopyWanted(copy=copy, number=number):
                 return await self.copies.chunk(self, copy, number)
             case calls.Write():
@@ -244,20 +249,22 @@ class Agent:
         position = done.position.prefix if done.position is not None else 0
         return calls.ReadDone(replica=self.replica.name, rows=pack_rows(done.rows), position=position)
 
-    async def _order(self, what: str, argument: str) -> str:
-        match what:
-            case "pause":
-                self.participant.stop(argument or "paused by an operator")
+    async def _operate(self, request: calls.Pause | calls.Resume | calls.RetryErrors | calls.Reload) -> str:
+        match request:
+            case calls.Pause(reason=reason):
+                self.participant.stop(reason or "paused by an operator")
                 return f"{self.replica.name} is paused at position {self.participant.reached}"
-            case "resume":
+            case calls.Resume():
                 self.participant.resume()
                 return f"{self.replica.name} goes on from position {self.participant.reached}"
-            case "retry":
+            case calls.RetryErrors():
                 return await self.errors.retry(self.resource)
-            case "reload":
-                self.config = Cluster.load(self.cluster.path).replica_set(self.config.name)
+            case calls.Reload():
+                cluster = Cluster.load(self.cluster.path)
+                self.config = cluster.replica_set(self.config.name)
+                self.guard.permissions = cluster.config.permissions()
                 return f"{self.replica.name} has read {self.cluster.path.name} again"
-        raise ConfigError(f"an agent does not know the order {what!r}")
+        assert_never(request)
 
     async def status(self) -> dict[str, Any]:
         """What an operator must know about this replica."""

@@ -51,7 +51,14 @@ class AgentCollector:
             families.append(gauge)
         conflicts = CounterMetricFamily("tops_replica_conflicts", "Conflicts recorded.", labels=list(labels))
         conflicts.add_metric(list(labels.values()), float(self.status.get("conflicts", 0)))
-        return [*families, conflicts]
+        rejected = CounterMetricFamily(
+            "tops_replica_requests_rejected",
+            "Number of requests rejected because their sender lacks the right.",
+            labels=[*labels, "verb"],
+        )
+        for verb, count in self._agent.guard.rejected.items():
+            rejected.add_metric([*labels.values(), verb], float(count))
+        return [*families, conflicts, rejected]
 
 
 @asynccontextmanager
