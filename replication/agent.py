@@ -24,7 +24,7 @@ from replication.events import log_type
 from replication.lag import LagTracker
 from replication.local_writes import LocalWrites
 from replication.participant import ReplicaParticipant
-from replication.policies import policy_of
+from replication.policies import client_plans, policy_of
 from replication.publisher import OutboxPublisher
 from replication.rights import RequestGuard
 from replication.values import pack_rows, unpack_values
@@ -120,7 +120,7 @@ class Agent:
         self.errors = ApplyErrors(config, self.replica.name, self.database.dsn, self.participant)
         await patiently(self.errors.start, self.name)
         stack.callback(self._cancel)
-        await self.site.advertise(self.log_type)
+        await self.site.advertise(self.log_type, plans=client_plans(self.log_type, self.policy))
         await bootstrap.copy_if_new(self)
         if self.policy.local_first:
             awaited, plan = LocalWrites.await_the_log(config), self.policy.plan()
@@ -263,6 +263,8 @@ class Agent:
                 cluster = Cluster.load(self.cluster.path)
                 self.config = cluster.replica_set(self.config.name)
                 self.guard.permissions = cluster.config.permissions()
+                plans = client_plans(self.log_type, policy_of(self.config))
+                await self.site.advertise(self.log_type, plans=plans)
                 return f"{self.replica.name} has read {self.cluster.path.name} again"
         assert_never(request)
 

@@ -12,7 +12,9 @@ _SAID = re.compile(
 
 
 SERIALIZATION, UNAVAILABLE = "serialization", "unavailable"
-_KNOWN = frozenset({*(why.value for why in Why), SERIALIZATION, UNAVAILABLE})
+PLAN_UNKNOWN, AGAINST_PLAN = "plan-unknown", "against-plan"  # as the coordinator says it
+_KNOWN = frozenset({*(why.value for why in Why), SERIALIZATION, UNAVAILABLE, PLAN_UNKNOWN, AGAINST_PLAN})
+_TRANSIENT = frozenset({UNAVAILABLE, PLAN_UNKNOWN, AGAINST_PLAN})  # nothing happened, and it may succeed later
 
 
 class WriteRefused(TopsError):
@@ -66,4 +68,4 @@ def understand(tx: str, reason: str) -> TopsError:
         return SerializationFailure(tx, why, text, retry=Retry.SAFE)
     if why == Why.VERSION.value:
         return VersionConflict(tx, why, text, sqlstate, retry=Retry.SAFE)
-    return WriteRefused(tx, why, text, sqlstate, retry=Retry.SAFE if why == UNAVAILABLE else Retry.NEVER)
+    return WriteRefused(tx, why, text, sqlstate, retry=Retry.SAFE if why in _TRANSIENT else Retry.NEVER)

@@ -8,19 +8,19 @@ from collections.abc import Awaitable
 
 import msgspec
 
-from replication.calls import Read, ReadDone, ReplicaFailed, Write, WriteDone
+from replication.calls import Describe, Described, Read, ReadDone, ReplicaFailed, Write, WriteDone
 from replication.config import ReplicaSetConfig
 from replication.conversation import Caller
 from replication.events import log_type, write_body
 from replication.marked import check_key
-from replication.policies import Policy, Route
-from replication.refusals import Duplicate, TooFewReplicas, WriteRefused, understand
+from replication.policies import Policy, Route, policy_of, write_spec
+from replication.refusals import AGAINST_PLAN, Duplicate, TooFewReplicas, WriteRefused, understand
 from replication.values import pack_values, unpack_rows
 from replication.verdicts import VerdictAsker
 from tops.changes import Change, Member, Row, Statement, check_statement, content_digest, encode_member, own_key
 from tops.errors import InvalidTransaction, NotReachable, OutcomeUnknown, Retry, TopsError, TransactionAborted
 from tops.ids import TxId, counted_id, told_by_counted
-from tops.messages import TxOutcome, TxSpec
+from tops.messages import TxOutcome
 from tops.site import Site
 from tops.transactions import Outcome, TxType
 
@@ -59,16 +59,7 @@ class Writer:
         self._key_ttl_s = int(config.key_ttl_s)
         self._log_type = log_type(config.name)
         self._route, self._advertised = policy.route, False
-        plan = policy.plan()
-        self._spec = TxSpec(  # of every write: stated once
-            self._log_type.name,
-            plan.tx_type,
-            limit=plan.limit,
-            constraints=plan.constraints,
-            local_outcome=plan.local_outcome,
-            census=None,
-            decide_when_met=plan.decide_when_met,
-        )
+        self._spec = write_spec(self._log_type, policy)  # of every write: stated once
         self._position, self._replica = 0, ""
         self._life, self._numbers = secrets.token_hex(8), itertools.count(1)
         self._verdicts = VerdictAsker(
@@ -105,12 +96,22 @@ class Writer:
                 tries += 1
                 if not _is_passing(refused) or tries >= TRANSIENT_TRIES:
                     raise
+                if refused.why == AGAINST_PLAN:
+                    await self._describe_again()
             else:
                 if result.position is not None and result.position > self._position:
                     self._position = result.position
                 return result
             await asyncio.sleep(pause_s * (0.5 + secrets.randbelow(1000) / 1000))
             pause_s = min(pause_s * 2, 1.0)
+
+    async def _describe_again(self) -> None:
+        """The set's configuration has changed since this client connected."""
+        described = await self._caller.ask("*", Describe(), self._patience_s)
+        assert isinstance(described, Described)
+        self._config = ReplicaSetConfig.model_validate_json(described.config)
+        self._policy = policy_of(self._config)
+        self._route, self._spec = self._policy.route, write_spec(self._log_type, self._policy)
 
     def _once(self, member: Member, reads: bytes) -> Awaitable[WriteResult]:
         route = self._route

@@ -6,6 +6,8 @@ from typing import Protocol
 
 from replication.config import ReplicaSetConfig
 from tops.constraints import AnyConstraint, AtLeast, OnlyFrom
+from tops.event_types import EventType
+from tops.messages import TxSpec
 from tops.transactions import Access, LocalOutcome, Scope, ScopeLimit, TxType
 
 
@@ -47,6 +49,25 @@ class Policy(Protocol):
     def consistencies(self) -> frozenset[str]:
         """Which reads the set can promise."""
         ...
+
+
+def write_spec(log_type: EventType, policy: Policy) -> TxSpec:
+    """The specification of the transactions that carry a set's writes."""
+    plan = policy.plan()
+    return TxSpec(
+        log_type.name,
+        plan.tx_type,
+        limit=plan.limit,
+        constraints=plan.constraints,
+        local_outcome=plan.local_outcome,
+        census=None,
+        decide_when_met=plan.decide_when_met,
+    )
+
+
+def client_plans(log_type: EventType, policy: Policy) -> tuple[TxSpec, ...]:
+    """What the set's log takes from clients: nothing where replicas commit writes first."""
+    return (write_spec(log_type, policy),) if policy.route is Route.COORDINATOR else ()
 
 
 @dataclass(frozen=True, slots=True)
