@@ -16,6 +16,7 @@ from tops.core.rendezvous import BROKER_ROLE, Rendezvous, RendezvousOptions
 from tops.core.routing import RoutingTable, Topology
 from tops.effects import Disseminate, Effect, Post, Reject, Send
 from tops.errors import InvalidEventType
+from tops.event_types import set_of_log
 from tops.filters import Filter
 from tops.ids import NodeId, TxId
 from tops.messages import (
@@ -33,6 +34,7 @@ from tops.messages import (
     LogEntry,
     MembershipAnswered,
     ParticipantLost,
+    PeerKnows,
     PeersAsked,
     Publication,
     Published,
@@ -211,9 +213,16 @@ class BrokerCore:
             return None
         if type(body) is MembershipAnswered and body.state is TxState.ABORTED:
             self.edge.dropped_out(site, body.tx)
+        if type(body) is PeerKnows and not self._is_peer(envelope.sender, body.epoch.event_type):
+            return None
         if envelope.sender is not None:
             envelope = Envelope(to=to, body=body, reply_to=envelope.reply_to)  # sites do not learn who writes to them
         return Send(site.name, envelope)
+
+    def _is_peer(self, sender: Sender | None, family: str) -> bool:
+        """Whether a decision that this sender passes on counts: in a set's log only its replicas' word does."""
+        members = set_of_log(family)
+        return sender is not None and (not members or sender.replica_set == members)
 
     def post(self, to: Address, letter: Letter, now: float) -> list[Effect]:
         """A letter of the broker itself, not of a coordinator."""
@@ -364,6 +373,12 @@ class BrokerCore:
     # ------------------------------------------------------------------------------------------------ subscriptions
 
     def _subscribed(self, site: SiteLink, changed: SubscriptionChanged, now: float) -> list[Effect]:
+        quota = self.rendezvous.node.options.quotas.subscriptions
+        if changed.filter is not None and self.edge.is_beyond(quota, site, changed.subscription):
+            reason = f"{site.sender.identity} has {quota} subscriptions here, which is the quota: end some first"
+            name = changed.definitions[-1].name
+            subject = f"subscription {changed.subscription}"
+            return [Reject(site.sender, "subscribe", name, reason, subject, code="quota")]
         former = self.edge.subscribe(site, changed)
         touched: set[str] = set()
         if former is not None:

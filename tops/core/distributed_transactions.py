@@ -10,7 +10,8 @@ from tops.core.known_types import KnownTypes
 from tops.core.open_transactions import OpenTransactions, RendezvousNode
 from tops.core.outcomes import Outcomes
 from tops.core.tx_coordinator import TxCoordinator
-from tops.effects import Disseminate, Effect, Post
+from tops.effects import Disseminate, Effect, Post, Reject
+from tops.event_types import set_of_log
 from tops.ids import NodeId, TxId, voter_key
 from tops.messages import (
     Address,
@@ -52,6 +53,8 @@ class DistributedTransactions:
         refusal = self._known.refusal(m.spec)
         if refusal is not None:
             return [Post(at, TxOpened(tx=m.tx, state=TxState.ABORTED, reason=refusal))]
+        if (rejection := self._open.rejection(m.tx, m.spec, sender)) is not None:
+            return [rejection, Post(at, TxOpened(tx=m.tx, state=TxState.ABORTED, reason=rejection.reason))]
         coordinator = self.coordinator(m.tx, m.spec, sender, at)
         self._open.publishers[m.tx] = (sender.node, sender.incarnation)
         if m.own is not None:
@@ -132,6 +135,10 @@ class DistributedTransactions:
             return [membership(m.tx, m.pseudonym, TxState.ABORTED, at)]
         if m.event_type != coordinator.spec.event_type:
             return []  # its right to take part was looked up under another type
+        members = set_of_log(self._known.families.get(m.event_type, m.event_type))
+        if members and sender.replica_set != members:
+            reason = f"{sender.node} is no replica of {members!r}: only its replicas take part in {m.event_type!r}"
+            return [Reject(sender, "participate", m.event_type, reason, f"tx {m.tx}")]
         named = needs_identity(coordinator.spec.constraints)
         key, identity = voter_key(sender.identity, m.pseudonym), sender.identity if named else None
         member = Member(key, m.pseudonym, identity, at, sender.incarnation)
@@ -153,7 +160,9 @@ class DistributedTransactions:
 
     def settled(self, ready: ReadyTx, committed: bool) -> list[Effect]:
         """An epoch decided one of its members."""
-        coordinator = self._open.coordinators.pop(ready.tx, None)
+        coordinator = self._open.coordinators.get(ready.tx)
+        if coordinator is not None:
+            del self._open.coordinators[ready.tx]
         self._open.publishers.pop(ready.tx, None)
         if coordinator is not None:
             return coordinator.settled(committed)

@@ -111,6 +111,14 @@ class Edge:
             del self.owners[site.address.handle]
         return site
 
+    def is_beyond(self, quota: int, site: SiteLink, subscription: int) -> bool:
+        """Whether one more subscription of this site's identity is too many."""
+        if subscription in site.subscriptions:
+            return False
+        identity = site.sender.identity
+        own = [s for s in self.sites.values() if s.sender.identity == identity]
+        return sum(len(s.subscriptions) for s in own) >= quota
+
     def subscribe(self, site: SiteLink, changed: SubscriptionChanged) -> tuple[str, Filter] | None:
         """Keep or end a subscription; returns the former one's route, which is to be removed."""
         former = site.subscriptions.pop(changed.subscription, None)

@@ -83,7 +83,7 @@ def identity_of_feed(key: str) -> str:
 
 def reader_key(sender: Sender, name: str) -> str:
     """The same for one who only looks in passing, which is a matter of one session."""
-    return f"{sender.node}~{name}"
+    return f"{sender.identity}.{sender.instance}~{name}"
 
 
 def is_start(start: str) -> bool:

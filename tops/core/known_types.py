@@ -1,5 +1,6 @@
 """The event types that meet at a rendezvous: each family has its epochs and, if it is durable, its log."""
 
+from collections import Counter
 from collections.abc import Callable
 
 from tops.core.ballot import ReadyTx
@@ -8,7 +9,7 @@ from tops.core.event_log import EventLog
 from tops.core.open_transactions import RendezvousNode
 from tops.core.outcomes import Outcomes
 from tops.core.standing import StandingAnswers
-from tops.effects import Effect, Persist, Post
+from tops.effects import Effect, Persist, Post, Reject
 from tops.errors import InvalidEventType, InvalidTransaction
 from tops.event_types import EventType, EventTypes, set_of_log
 from tops.messages import Address, Definitions, Sender, TxSpec, TypeAdvertised, TypeAnswered
@@ -28,6 +29,7 @@ class KnownTypes:
     ) -> None:
         self._node, self._outcomes, self._settled = node, outcomes, settled
         self.types = EventTypes()
+        self._defined_by: Counter[str] = Counter()  # how many types an identity has defined since the start
         self.families: dict[str, str] = {}  # type -> its oldest ancestor
         self.epochs: dict[str, EpochCoordinator] = {}  # per family
         self.logs: dict[str, EventLog] = {}  # per durable family
@@ -36,10 +38,16 @@ class KnownTypes:
 
     def on_advertised(self, m: TypeAdvertised, sender: Sender, at: Address, now: float) -> list[Effect]:
         name = m.definitions[-1].name
+        new, quota = [d for d in m.definitions if d.name not in self.types], self._node.options.quotas.types
+        if new and self._defined_by[sender.identity] + len(new) > quota:
+            reason = f"{sender.identity} has defined {quota} event types here, which is the quota"
+            rejection = Reject(sender, "advertise", name, reason, f"type {name}", code="quota")
+            return [rejection, Post(at, TypeAnswered(event_type=name, refusal=reason))]
         try:
             effects = self._define(m.definitions)
         except InvalidEventType as refusal:
             return [Post(at, TypeAnswered(event_type=name, refusal=str(refusal)))]
+        self._defined_by[sender.identity] += len(new)
         if m.plans is not None and m.plans != self.plans.get(name):
             self.plans[name] = m.plans
             effects.append(Persist(PlansDeclared(event_type=name, plans=m.plans)))

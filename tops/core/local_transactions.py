@@ -29,6 +29,9 @@ class LocalTransactions:
         tx = census.tx
         if self._outcomes.is_refused(tx) or tx in self._open.relays:
             return []
+        if (rejection := self._open.rejection(tx, census.spec, sender)) is not None:
+            aborted = TxOutcome(tx=tx, outcome=Outcome.ABORTED, reason=rejection.reason)
+            return [rejection, *self._outcomes.settle(aborted, at)]
         self._open.publishers[tx] = (sender.node, sender.incarnation)
         return self.open(census, sender, at, None)
 

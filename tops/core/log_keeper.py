@@ -3,7 +3,7 @@
 import msgspec
 
 from tops.core.epochs import QUESTION
-from tops.core.event_log import EventLog, Feed, Repetition, feed_key, is_start, reader_key
+from tops.core.event_log import EventLog, Feed, Repetition, feed_key, identity_of_feed, is_start, reader_key
 from tops.core.known_types import KnownTypes
 from tops.core.lost_tails import LostTails
 from tops.effects import Disseminate, Effect, Note, Persist, Post, Reject
@@ -34,8 +34,8 @@ from tops.records import LogAppended, Publisher, SubscriptionKept
 class LogKeeper:
     """Numbers and keeps what is published to durable types, and feeds whoever reads on from a position."""
 
-    def __init__(self, known: KnownTypes, lost_tails: LostTails) -> None:
-        self._known, self._lost_tails = known, lost_tails
+    def __init__(self, known: KnownTypes, lost_tails: LostTails, followers_max: int) -> None:
+        self._known, self._lost_tails, self._followers_max = known, lost_tails, followers_max
 
     # -------------------------------------------------------------------------------------------------- publishing
 
@@ -102,6 +102,8 @@ class LogKeeper:
         log = self._known.logs_of.get(wanted.name)
         if log is None:
             return effects
+        if (rejection := self._beyond_quota(log, m, sender)) is not None:
+            return [*effects, rejection]
         if m.passing:
             return effects + self._read_in_passing(log, m, sender, at)
         if m.voter is not None and self._lost_tails.awaits(log, sender.identity):
@@ -118,6 +120,16 @@ class LogKeeper:
         voter = None if m.voter is None else voter_key(sender.identity, m.voter)
         feed = Feed(key, m.name, wanted.name, at, m.filter, position, position, m.credit, voter)
         return effects + log.want(feed)
+
+    def _beyond_quota(self, log: EventLog, m: LogWanted, sender: Sender) -> Reject | None:
+        key = reader_key(sender, m.name) if m.passing else feed_key(sender, m.name)
+        if key in log.feeds or len(log.feeds) < self._followers_max:
+            return None
+        own = [k for k in log.feeds if identity_of_feed(k) == sender.identity]
+        if len(own) < self._followers_max:
+            return None
+        reason = f"{sender.identity} follows {log.event_type} {len(own)} times, which is the quota: end some first"
+        return Reject(sender, "follow", log.event_type, reason, f"log {m.name}", code="quota")
 
     @staticmethod
     def _read_in_passing(log: EventLog, m: LogWanted, sender: Sender, at: Address) -> list[Effect]:

@@ -53,6 +53,9 @@ class PublicTransactions:
         asked = (sender.node, sender.incarnation, m.request)
         if asked in self._requests:  # the answer was lost, or is on its way
             return self._again(self._requests[asked], m.request, at)
+        if (rejection := self._open.rejection("", m.spec, sender)) is not None:
+            aborted = TxOpened(tx=TxId(""), state=TxState.ABORTED, reason=rejection.reason, request=m.request)
+            return [rejection, Post(at, aborted)]
         tx = self._requests[asked] = self._new_id()
         if len(self._requests) > self._node.options.keep_outcomes:
             self._requests.popitem(last=False)

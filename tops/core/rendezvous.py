@@ -107,11 +107,11 @@ class Rendezvous:
         known = self.known = KnownTypes(node, outcomes, self._settled)
         self.types, self.families = known.types, known.families
         self.epochs, self.logs, self.logs_of = known.epochs, known.logs, known.logs_of
-        transactions = self.open = OpenTransactions()
+        transactions = self.open = OpenTransactions(options.quotas.transactions)
         self.coordinators, self.relays = transactions.coordinators, transactions.relays
         self.publishers = transactions.publishers
         self.lost_tails = LostTails(node, known, outcomes)
-        self.log_keeper = LogKeeper(known, self.lost_tails)
+        self.log_keeper = LogKeeper(known, self.lost_tails, options.quotas.followers)
         self.local = LocalTransactions(node, known, transactions, outcomes)
         self.distributed = DistributedTransactions(node, known, transactions, outcomes)
         self.public = PublicTransactions(node, known, transactions, outcomes, self.local, self.distributed)
@@ -179,7 +179,8 @@ class Rendezvous:
 
     def _unplanned(self, m: RunOneShots, reason: str, sender: Sender, at: Address) -> list[Effect]:
         aborted = [TxOutcome(tx=one.tx, outcome=Outcome.ABORTED, reason=reason) for one in m.transactions]
-        rejected = Reject(sender, "run", m.spec.event_type, f"{sender.node} ran a transaction: {reason}")
+        code, _, text = reason.partition(": ")
+        rejected = Reject(sender, "run", m.spec.event_type, f"{sender.node} ran a transaction: {text}", code=code)
         return [rejected, *(Post(at, outcome) for outcome in aborted)]
 
     def _commit(self, m: CommitTx, sender: Sender, at: Address, now: float) -> list[Effect]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
+from tops.constraints import only_from
 from tops.core.census import Member
 from tops.filters import Filter
 from tops.ids import Pseudonym, TxId, standing_pseudonym, voter_key
@@ -16,6 +17,7 @@ from tops.messages import Address, Sender, StandingAnswered, TxSpec
 from tops.transactions import Scope, ScopeLimit, TxType, granted_scope
 
 EVERYTHING = Filter.everything()
+Kind = tuple[str, ScopeLimit, TxType, frozenset[str] | None]  # of transactions that have the same voters
 
 
 class Standing(msgspec.Struct):
@@ -54,7 +56,7 @@ class StandingAnswers:
         self.answers: dict[str, Standing] = {}  # by key
         self._in_sync: frozenset[str] = frozenset()
         self._near: frozenset[str] = frozenset()
-        self._voters: dict[tuple[str, ScopeLimit, TxType], dict[str, Member]] = {}  # while nothing changes
+        self._voters: dict[Kind, dict[str, Member]] = {}  # while nothing changes
 
     @property
     def in_sync(self) -> frozenset[str]:
@@ -121,7 +123,7 @@ class StandingAnswers:
         """Those who take part in a distributed transaction with these attributes, and whose votes count.
 
         The pseudonym is left empty: only a published membership list needs it, see `pseudonymous`."""
-        kind = (spec.event_type, spec.limit, spec.tx_type)
+        kind = (spec.event_type, spec.limit, spec.tx_type, only_from(spec.constraints))
         known = self._voters.get(kind)
         if known is None:
             taking = [s for s in self.answers.values() if self.counted(s) and self._takes_part(s, spec)]
@@ -152,6 +154,9 @@ class StandingAnswers:
     def _takes_part(self, standing: Standing, spec: TxSpec) -> bool:
         if standing.event_type not in self.lineage(spec.event_type):
             return False
+        allowed = only_from(spec.constraints)
+        if allowed is not None and standing.identity not in allowed:
+            return False  # it is not on the list: it is not asked, and nobody fails because of it
         granted = granted_scope(standing.scope, spec.limit, spec.tx_type)
         return granted is Scope.DISTRIBUTED and standing.filter.matches(spec.attributes)
 

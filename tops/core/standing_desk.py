@@ -5,8 +5,9 @@ from collections.abc import Callable
 from tops.core.epochs import EpochCoordinator
 from tops.core.known_types import KnownTypes
 from tops.core.open_transactions import RendezvousNode
-from tops.core.standing import Standing
-from tops.effects import Alarm, Effect, Persist, Post, SetTimer
+from tops.core.standing import Standing, StandingAnswers
+from tops.effects import Alarm, Effect, Persist, Post, Reject, SetTimer
+from tops.event_types import set_of_log
 from tops.ids import voter_key
 from tops.messages import Address, Sender, StandingAccepted, StandingAnswered, StandingWithdrawn
 from tops.records import InSyncChanged
@@ -27,6 +28,8 @@ class StandingDesk:
             return []
         epochs = self._known.epochs[family]
         standing = epochs.standing
+        if (rejection := self._rejection(family, standing, m, sender)) is not None:
+            return [rejection]
         answer, new = standing.renew(m, sender, at, now)
         effects = _judge_position(epochs, answer, new)
         in_sync = standing.counted(answer)
@@ -37,6 +40,19 @@ class StandingDesk:
                 effects.append(SetTimer(("lease", family), self._node.options.lease_s))
             effects += epochs.start()
         return effects
+
+    def _rejection(self, family: str, standing: StandingAnswers, m: StandingAnswered, sender: Sender) -> Reject | None:
+        """Who can't take part: anybody but its replicas in a set's log, and who has too many registrations."""
+        members, quota = set_of_log(family), self._node.options.quotas.participants
+        if members and sender.replica_set != members:
+            reason = f"{sender.node} is no replica of {members!r}: only its replicas take part in {family!r}"
+            return Reject(sender, "participate", m.event_type, reason, f"voter {m.voter}")
+        if len(standing.answers) < quota or voter_key(sender.identity, m.voter) in standing.answers:
+            return None
+        if sum(s.identity == sender.identity for s in standing.answers.values()) < quota:
+            return None
+        reason = f"{sender.identity} takes part in {family} {quota} times, which is the quota: end some first"
+        return Reject(sender, "participate", m.event_type, reason, f"voter {m.voter}", code="quota")
 
     def on_withdrawn(self, m: StandingWithdrawn, sender: Sender, at: Address, now: float) -> list[Effect]:
         return self._lose((voter_key(sender.identity, m.voter),), "the participant withdrew")

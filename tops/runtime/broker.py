@@ -17,6 +17,7 @@ from tops.config import BrokerTable, Config
 from tops.constraints import Predicate
 from tops.core.broker import BrokerCore
 from tops.core.epoch import EpochOptions
+from tops.core.open_transactions import Quotas
 from tops.core.rendezvous import RendezvousOptions
 from tops.errors import ConfigError, JournalClosed, TopsError
 from tops.http.app import http_app
@@ -213,7 +214,16 @@ class Broker:
 
 def _options(table: BrokerTable) -> RendezvousOptions:
     limits = table.limits
-    return RendezvousOptions(epochs=EpochOptions(sync_window_s=limits.vote_s, finish_window_s=limits.finish_s))
+    return RendezvousOptions(
+        epochs=EpochOptions(sync_window_s=limits.vote_s, finish_window_s=limits.finish_s),
+        quotas=Quotas(
+            subscriptions=limits.subscriptions_max,
+            types=limits.types_max,
+            followers=limits.followers_max,
+            transactions=limits.transactions_max,
+            participants=limits.participants_max,
+        ),
+    )
 
 
 def _journal_options(table: BrokerTable) -> JournalOptions:

@@ -61,7 +61,15 @@ class BrokerNode:
         self.links: dict[NodeId, Link] = {}
         self.guards: dict[NodeId, Guard] = {}  # of the links that are sites'
         self.alarms: list[tuple[float, str, str]] = []
-        self.counters = {"refused": 0, "dropped": 0, "slow_readers": 0, "alarms": 0, "decisions": 0, "resets": 0}
+        self.counters = {
+            "refused": 0,
+            "over_quota": 0,
+            "dropped": 0,
+            "slow_readers": 0,
+            "alarms": 0,
+            "decisions": 0,
+            "resets": 0,
+        }
         self.timers = Timers(lambda key: self.act(core.timer(key, _now())))
         self.outbox = Outbox(self._perform, _Recording(store, self._recorded))
         self._encoded: tuple[LinkMessage | None, bytes] = (None, b"")
@@ -120,19 +128,23 @@ class BrokerNode:
             return 0.0
         return min(taken / bucket.rate, self.limits.heartbeat_s / 4)
 
-    def _refuse(self, link: Link, subject: str, verb: str, event_type: str, text: str) -> None:
+    def _count_rejection(self, code: str) -> None:
         self.counters["refused"] += 1
-        link.say(Refused(subject, verb, event_type, text))
+        self.counters["over_quota"] += code == "quota"
+
+    def _refuse(self, link: Link, subject: str, verb: str, event_type: str, text: str, code: str = "denied") -> None:
+        self._count_rejection(code)
+        link.say(Refused(subject, verb, event_type, text, code))
         if self.audit is not None:
-            self.audit.denied(time.time(), who=link.name, act=f"{verb} {event_type}", detail=subject)
+            self.audit.denied(time.time(), who=link.name, act=f"{verb} {event_type}", detail=f"{code}: {subject}")
 
     def _reject(self, rejected: Reject) -> None:
         """The machine did not act on a message of a site, which may be connected elsewhere."""
         link = self.links.get(rejected.sender.node)
         if link is not None:
-            self._refuse(link, rejected.subject, rejected.verb, rejected.event_type, rejected.reason)
+            self._refuse(link, rejected.subject, rejected.verb, rejected.event_type, rejected.reason, rejected.code)
             return
-        self.counters["refused"] += 1
+        self._count_rejection(rejected.code)
         if self.audit is not None:
             act = f"{rejected.verb} {rejected.event_type}"
             self.audit.denied(time.time(), who=rejected.sender.node, act=act, detail=rejected.reason)

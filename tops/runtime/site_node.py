@@ -285,7 +285,8 @@ class SiteNode:
             raise ProtocolError(f"{link.name} said {type(word).__name__}, which brokers say to each other")
         error = PermissionDenied(word.text, who=self.name, verb=word.verb, event_type=word.event_type)
         log.warning(word.text, extra={"node": self.name, "subject": word.subject})
-        self.refused[word.verb, word.event_type] = word.text
+        if word.code == "denied":  # for good: other rejections may pass
+            self.refused[word.verb, word.event_type] = word.text
         if word.subject.startswith("events "):
             self.act(self.core.refuse_events(word.event_type, error))
             return
@@ -305,6 +306,13 @@ class SiteNode:
         if kind == "tx":
             own = core.transactions.pop(TxId(name), None)
             return [*own.waiting, *known] if own else known
+        if kind == "voter":
+            refused = core.participation.subscribed.by_voter(name)
+            request = refused.request if refused is not None else None
+            if refused is None or request is None:
+                return known
+            refused.request = None
+            return [request]
         if kind == "begin":
             core.opening.pop(int(name), None)
             return [int(name)]

@@ -11,7 +11,8 @@ from adapters.ports import free_port
 from tests.integration.overlay.cluster import QUICK
 from tops import Broker, Site
 from tops.config import parse_config
-from tops.security import Authority, Identity, Kind, utc_now
+from tops.security import Authority, Identity, Kind, kind_of_name, utc_now
+from tops.security.identity import role_of_kind
 
 CLUSTER = "shop"
 
@@ -40,12 +41,13 @@ def issue(
     name: str,
     role: str = "writer",
     *,
-    kind: Kind = Kind.SITE,
+    kind: Kind | None = None,
     begins: timedelta = timedelta(minutes=-5),
     ends: timedelta = timedelta(days=1),
 ) -> Path:
-    now = utc_now()
-    identity = Identity(authority.cluster, kind, name, "broker" if kind is Kind.BROKER else role)
+    """The folder of a certificate; a name with a slash is a replica's."""
+    now, kind = utc_now(), kind or kind_of_name(name)
+    identity = Identity(authority.cluster, kind, name, role_of_kind(kind, role))
     return authority.issue(identity, ["127.0.0.1"], now + begins, now + ends, now=now)
 
 
