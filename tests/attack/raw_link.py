@@ -95,7 +95,7 @@ def _answers(message: LinkMessage, probe: int) -> bool:
 
 
 @asynccontextmanager
-async def raw_link(url: str, broker: str, keys: Path, instance: str = "raw") -> AsyncIterator[RawLink]:
+async def raw_link(url: str, broker: str, keys: Path, instance: str) -> AsyncIterator[RawLink]:
     async with client_session() as session:
         link = RawLink(session, url, broker, keys, instance)
         try:

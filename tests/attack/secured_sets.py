@@ -36,6 +36,7 @@ class SecuredSets:
         return connect(self.cluster.urls("b2"), replica_set, keys=self.keys(name), timeout_s=15.0)
 
     def site(self, name: str, instance: str = "attack") -> AbstractAsyncContextManager[Site]:
+        instance = "" if "/" in name else instance  # a replica has one session
         return Site.connect(self.cluster.urls("b1"), keys=self.keys(name), instance=instance, timeout_s=15.0)
 
     def audit(self, node: str) -> str:
