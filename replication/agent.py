@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import Any
+from typing import Any, assert_never
 
 from adapters.postgres.logins import user_of
 from adapters.postgres.origin import Origin
@@ -31,9 +31,10 @@ from replication.origin.executor import OriginExecutor
 from replication.origin.submission import AtCoordinator, AtThisReplica, Submission
 from replication.own_statements import reserved
 from replication.participant import ReplicaParticipant
-from replication.policies import policy_of
+from replication.policies import client_plans, policy_of
 from replication.publisher import OutboxPublisher
 from replication.refusals import NotStarted
+from replication.rights import RequestGuard
 from replication.start.guarding import Guarding
 from replication.start.record import StartRecord
 from replication.start.starter import Starter
@@ -77,6 +78,9 @@ class Agent:
         self.pruning: Pruning | None = None
         self.executor: OriginExecutor | None = None
         self._no_origin = ""
+        self.guard = RequestGuard(
+            cluster.config.cluster.name, config.name, cluster.config.permissions(), data / "audit.log"
+        )
         self.copies = bootstrap.Copies()
         self.starter: Starter | None = None
         self.guarding: Guarding | None = None
@@ -163,13 +167,14 @@ class Agent:
         stack.push_async_callback(self.visitor.close)
         self.errors = ApplyErrors(self.config, self.replica.name, self.database.dsn, self.participant)
         await patiently(self.errors.start, self.name)
-        await self.site.advertise(self.log_type)
+        await self.site.advertise(self.log_type, plans=client_plans(self.log_type, self.policy))
         if not self.database.is_sqlite:
             self.starter = await self._starter()
             self.guarding = self._guarding()
             stack.push_async_callback(self.guarding.close)
         stack.push_async_callback(self.copies.close)
-        answerer = Answerer(self.site, self.config.name, self.site.brokers, self._answer, self._write)
+        stack.callback(self.guard.close)
+        answerer = Answerer(self.site, self.config.name, self.site.brokers, self._answer, self._write, self.guard.check)
         stack.push_async_callback(answerer.close)
         await answerer.start()
         self._spawn(self._watch_database())
@@ -322,8 +327,8 @@ class Agent:
                 return calls.HeldTold(held=bool(found.rows))
             case calls.Conflicts(limit=limit):
                 return calls.RowsTold(replica=self.replica.name, rows=pack_rows(await self.errors.conflicts(limit)))
-            case calls.Order(what=what, argument=argument):
-                return calls.Told(text=await self._order(what, argument))
+            case calls.Pause() | calls.Resume() | calls.RetryErrors() | calls.Reload():
+                return calls.Told(text=await self._operate(question))
             case calls.Execute():
                 return await self._executor().execute(question)
             case calls.Write():
@@ -391,20 +396,24 @@ class Agent:
         position = done.position.prefix if done.position is not None else 0
         return calls.ReadDone(replica=self.replica.name, rows=pack_rows(done.rows), position=position)
 
-    async def _order(self, what: str, argument: str) -> str:
-        match what:
-            case "pause":
-                self.participant.stop(argument or "paused by an operator")
+    async def _operate(self, request: calls.Pause | calls.Resume | calls.RetryErrors | calls.Reload) -> str:
+        match request:
+            case calls.Pause(reason=reason):
+                self.participant.stop(reason or "paused by an operator")
                 return f"{self.replica.name} is paused at position {self.participant.reached}"
-            case "resume":
+            case calls.Resume():
                 self.participant.resume()
                 return f"{self.replica.name} goes on from position {self.participant.reached}"
-            case "retry":
+            case calls.RetryErrors():
                 return await self.errors.retry(self.resource)
-            case "reload":
-                self.config = Cluster.load(self.cluster.path).replica_set(self.config.name)
+            case calls.Reload():
+                cluster = Cluster.load(self.cluster.path)
+                self.config = cluster.replica_set(self.config.name)
+                self.guard.permissions = cluster.config.permissions()
+                plans = client_plans(self.log_type, policy_of(self.config))
+                await self.site.advertise(self.log_type, plans=plans)
                 return f"{self.replica.name} has read {self.cluster.path.name} again"
-        raise ConfigError(f"an agent does not know the order {what!r}")
+        assert_never(request)
 
     async def status(self) -> dict[str, Any]:
         """What an operator must know about this replica."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from tops.errors import ProtocolError, Retry, TopsError
+from tops.errors import PermissionDenied, ProtocolError, Retry, TopsError
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
@@ -82,11 +82,22 @@ class Status(Question, frozen=True):
     """Answer: `StatusTold`."""
 
 
-class Order(Question, frozen=True):
-    """`pause`, `resume`, `retry`, `reload`; the sender must have the right to publish questions. Answer: `Told`."""
+class Pause(Question, frozen=True):
+    """Apply nothing more until `Resume`; the reason is shown with the status. Response: `Told`."""
 
-    what: str
-    argument: str = ""
+    reason: str = ""
+
+
+class Resume(Question, frozen=True):
+    """Apply again. Response: `Told`."""
+
+
+class RetryErrors(Question, frozen=True):
+    """Apply again what could not be applied. Response: `Told`."""
+
+
+class Reload(Question, frozen=True):
+    """Read the configuration file again. Response: `Told`."""
 
 
 class Conflicts(Question, frozen=True):
@@ -162,6 +173,29 @@ class Failed(Answered, frozen=True):
     @classmethod
     def because(cls, error: TopsError) -> "Failed":
         return cls(kind=type(error).__name__, text=str(error), retry=error.retry.value)
+
+
+class Denied(Answered, frozen=True):
+    """The sender of the request lacks the right that it needs; raised as PermissionDenied at the client."""
+
+    code: str
+    text: str
+    identity: str
+    verb: str
+    event_type: str
+
+    @classmethod
+    def because(cls, error: PermissionDenied) -> "Denied":
+        return cls(
+            code="permission-denied",
+            text=str(error),
+            identity=error.who,
+            verb=error.verb,
+            event_type=error.event_type,
+        )
+
+    def error(self) -> PermissionDenied:
+        return PermissionDenied(self.text, who=self.identity, verb=self.verb, event_type=self.event_type)
 
 
 class Described(Answered, frozen=True):
@@ -309,7 +343,10 @@ AnyQuestion = (
     | Execute
     | Held
     | Status
-    | Order
+    | Pause
+    | Resume
+    | RetryErrors
+    | Reload
     | Conflicts
     | CopyWanted
     | GetSchema
@@ -323,6 +360,7 @@ AnyQuestion = (
 )
 AnyAnswer = (
     Failed
+    | Denied
     | Described
     | Located
     | ReadDone
@@ -340,30 +378,31 @@ AnyAnswer = (
     | TableFingerprint
     | SnapshotTold
 )
+RequestId = bytes  # drawn at random by the client: only a replica that received the request can respond to it
 _encoder = msgspec.msgpack.Encoder()
 _question: msgspec.msgpack.Decoder[AnyQuestion] = msgspec.msgpack.Decoder(AnyQuestion)
-_questions = msgspec.msgpack.Decoder(list[tuple[int, AnyQuestion]])
-_answers = msgspec.msgpack.Decoder(list[tuple[int, AnyAnswer]])
-_undecoded = msgspec.msgpack.Decoder(list[tuple[int, msgspec.Raw]])
+_questions = msgspec.msgpack.Decoder(list[tuple[RequestId, AnyQuestion]])
+_answers = msgspec.msgpack.Decoder(list[tuple[RequestId, AnyAnswer]])
+_undecoded = msgspec.msgpack.Decoder(list[tuple[RequestId, msgspec.Raw]])
 
 
-def encode_bundle(said: Sequence[tuple[int, AnyQuestion | AnyAnswer]]) -> bytes:
-    """Questions or answers with their numbers, in one piece; ProtocolError if one of them can't be written down."""
+def encode_bundle(said: Sequence[tuple[RequestId, AnyQuestion | AnyAnswer]]) -> bytes:
+    """Requests or responses with their ids, in one piece; ProtocolError if one of them can't be written down."""
     try:
         return _encoder.encode(said)
     except (TypeError, ValueError, OverflowError) as error:
         raise ProtocolError(f"what is to be said can't be written down: {error}") from error
 
 
-def decode_questions(bundle: bytes) -> list[tuple[int, AnyQuestion]]:
+def decode_questions(bundle: bytes) -> list[tuple[RequestId, AnyQuestion]]:
     return _questions.decode(bundle)
 
 
-def decode_answers(bundle: bytes) -> list[tuple[int, AnyAnswer]]:
+def decode_answers(bundle: bytes) -> list[tuple[RequestId, AnyAnswer]]:
     return _answers.decode(bundle)
 
 
-def undecoded(bundle: bytes) -> list[tuple[int, msgspec.Raw]]:
+def undecoded(bundle: bytes) -> list[tuple[RequestId, msgspec.Raw]]:
     """For a bundle in which something can't be read: each by itself."""
     return _undecoded.decode(bundle)
 

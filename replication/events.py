@@ -18,11 +18,11 @@ from tops.core.routing import rendezvous_of
 from tops.event_types import REQUESTS, RESPONSES, SETS_ROOT, EventType
 from tops.ids import NodeId, TxId
 from tops.messages import Event
+from tops.set_types import set_definition
 
 
 def log_type(replica_set: str) -> EventType:
-    attributes = {"at": int, "write": bytes, "reads": bytes, "batch": bytes}
-    return EventType(f"{SETS_ROOT}.{replica_set}", attributes, durable=True, optional=["batch"])
+    return set_definition(f"{SETS_ROOT}.{replica_set}")
 
 
 @lru_cache(maxsize=256)
@@ -36,14 +36,12 @@ def _beside(name: str, suffix: str, brokers: tuple[str, ...]) -> str:
 
 def question_type(replica_set: str, brokers: Sequence[str]) -> EventType:
     """For the replica named in `to`."""
-    name = _beside(f"{SETS_ROOT}.{replica_set}", REQUESTS, tuple(brokers))
-    return EventType(name, {"to": str, "reply_to": str, "body": bytes}, discloses_sender=True)
+    return set_definition(_beside(f"{SETS_ROOT}.{replica_set}", REQUESTS, tuple(brokers)))
 
 
 def answer_type(replica_set: str, brokers: Sequence[str]) -> EventType:
     """For the client named in `to`."""
-    name = _beside(f"{SETS_ROOT}.{replica_set}", RESPONSES, tuple(brokers))
-    return EventType(name, {"to": str, "body": bytes}, discloses_sender=True)
+    return set_definition(_beside(f"{SETS_ROOT}.{replica_set}", RESPONSES, tuple(brokers)))
 
 
 def write_body(member: Member, reads: bytes = b"") -> dict[str, object]:

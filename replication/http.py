@@ -69,7 +69,14 @@ class AgentCollector:
             "tops_replica_direct_writes", "Number of writes past replication that were noted.", labels=list(labels)
         )
         direct.add_metric(list(labels.values()), float(self.status.get("direct_writes", 0)))
-        return [*families, conflicts, direct]
+        rejected = CounterMetricFamily(
+            "tops_replica_requests_rejected",
+            "Number of requests rejected because their sender lacks the right.",
+            labels=[*labels, "verb"],
+        )
+        for verb, count in self._agent.guard.rejected.items():
+            rejected.add_metric([*labels.values(), verb], float(count))
+        return [*families, conflicts, direct, rejected]
 
 
 @asynccontextmanager

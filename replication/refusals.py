@@ -14,7 +14,11 @@ _SAID = re.compile(
 
 
 SERIALIZATION, UNAVAILABLE = "serialization", "unavailable"
-_KNOWN = frozenset({*(why.value for why in Why), SERIALIZATION, UNAVAILABLE})
+PLAN_UNKNOWN, AGAINST_PLAN = "plan-unknown", "against-plan"  # as the coordinator says it
+_KNOWN = frozenset({*(why.value for why in Why), SERIALIZATION, UNAVAILABLE, PLAN_UNKNOWN, AGAINST_PLAN})
+_TRANSIENT = frozenset(
+    {UNAVAILABLE, PLAN_UNKNOWN, AGAINST_PLAN, Why.CONFLICT.value}
+)  # nothing happened, and it may succeed later
 
 
 class WriteRefused(TopsError):
@@ -101,8 +105,7 @@ def understand(tx: str, reason: str) -> TopsError:
         return VersionConflict(tx, why, text, sqlstate, retry=Retry.SAFE)
     if (not_proved := NotDeterministic.SAID.match(text)) is not None:
         return ChangeNotProved(tx, not_proved["reason"], text, sqlstate)
-    safe = why in (UNAVAILABLE, Why.CONFLICT.value)
-    return WriteRefused(tx, why, text, sqlstate, retry=Retry.SAFE if safe else Retry.NEVER)
+    return WriteRefused(tx, why, text, sqlstate, retry=Retry.SAFE if why in _TRANSIENT else Retry.NEVER)
 
 
 def database_error(tx: str, error: DatabaseError) -> WriteRefused:

@@ -13,8 +13,20 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from replication.calls import (
+    AnyQuestion,
+    Describe,
+    Described,
+    Pause,
+    Reload,
+    Resume,
+    RetryErrors,
+    RowsTold,
+    Status,
+    StatusTold,
+    Told,
+)
 from replication.calls import Conflicts as ConflictsWanted
-from replication.calls import Describe, Described, Order, RowsTold, Status, StatusTold, Told
 from replication.config import Cluster, ReplicaSetConfig
 from replication.conversation import Caller
 from replication.events import log_type
@@ -26,7 +38,7 @@ from replication.values import unpack_rows
 from replication.writes import Writer, WriteResult
 from tops.changes import Change, Row, Statement
 from tops.core.participation import SiteOptions
-from tops.errors import NotReachable
+from tops.errors import ConfigError, NotReachable
 from tops.site import Site
 
 T = TypeVar("T")
@@ -167,8 +179,8 @@ class ReplicaSet:
         return {a.replica: unpack_rows(a.rows) for a in answers if isinstance(a, RowsTold)}
 
     async def order(self, replica: str, what: str, argument: str = "") -> str:
-        """An operator's order to one replica: `pause`, `resume`, `retry`."""
-        answer = await self._caller.ask(self.config.site_of(replica), Order(what=what, argument=argument), 30.0)
+        """An operator's request to one replica: `pause` (with a reason), `resume`, `retry` or `reload`."""
+        answer = await self._caller.ask(self.config.site_of(replica), _operation(what, argument), 30.0)
         assert isinstance(answer, Told)
         return answer.text
 
@@ -190,6 +202,19 @@ class ReplicaSet:
 def _named(replica: dict[str, Any]) -> str:
     reason = replica.get("not_started")
     return f"{replica['replica']} (not started: {reason})" if reason else str(replica["replica"])
+
+
+def _operation(what: str, reason: str) -> AnyQuestion:
+    match what:
+        case "pause":
+            return Pause(reason=reason)
+        case "resume":
+            return Resume()
+        case "retry":
+            return RetryErrors()
+        case "reload":
+            return Reload()
+    raise ConfigError(f"no operation is named {what!r}: pause, resume, retry or reload")
 
 
 def _late(replica: dict[str, Any], head: int | None) -> bool:
@@ -225,7 +250,6 @@ async def connect(
         await caller.start()
         described = await _described(caller, replica_set, timeout_s)
         config = ReplicaSetConfig.model_validate_json(described.config)
-        await site.advertise(log_type(replica_set))
         yield ReplicaSet(site, config, caller, prefer, timeout_s, started=not described.not_started)
 
 

@@ -15,8 +15,8 @@ from replication.conversation import Caller
 from replication.events import log_type, write_body
 from replication.marked import check_key
 from replication.origin.fallback import Fallback
-from replication.policies import Policy, Route
-from replication.refusals import Duplicate, NotStarted, TooFewReplicas, WriteRefused, understand
+from replication.policies import Policy, Route, policy_of, write_spec
+from replication.refusals import AGAINST_PLAN, Duplicate, NotStarted, TooFewReplicas, WriteRefused, understand
 from replication.values import unpack_rows
 from replication.verdicts import VerdictAsker
 from tops.changes import Change, Member, Row, Statement, content_digest, encode_member, own_key
@@ -67,8 +67,8 @@ class Writer:
         self._prefer, self._patience_s, self._started = prefer, patience_s, started
         self._key_ttl_s = int(config.key_ttl_s)
         self._log_type = log_type(config.name)
-        self._route = policy.route
-        self._spec = policy.plan().spec(self._log_type.name)  # of every write: stated once
+        self._route, self._advertised = policy.route, False
+        self._spec = write_spec(self._log_type, policy)  # of every write: stated once
         self._fallback = Fallback(site, config, policy, caller, self._by_nearness, patience_s)
         self._position, self._replica = 0, ""
         self._life, self._numbers = secrets.token_hex(8), itertools.count(1)
@@ -110,6 +110,8 @@ class Writer:
                 tries += 1
                 if not _is_passing(refused) or tries >= TRANSIENT_TRIES:
                     raise
+                if refused.why == AGAINST_PLAN:
+                    await self._describe_again()
             else:
                 if result.position is not None and result.position > self._position:
                     self._position = result.position
@@ -127,6 +129,14 @@ class Writer:
             told = sorted(set(reasons.values()))
             raise NotStarted(f"set {self._config.name!r} has not started: {'; '.join(told)}")
         self._started = True
+
+    async def _describe_again(self) -> None:
+        """The set's configuration has changed since this client connected."""
+        described = await self._caller.ask("*", Describe(), self._patience_s)
+        assert isinstance(described, Described)
+        self._config = ReplicaSetConfig.model_validate_json(described.config)
+        self._policy = policy_of(self._config)
+        self._route, self._spec = self._policy.route, write_spec(self._log_type, self._policy)
 
     def _once(self, member: Member, reads: bytes) -> Awaitable[WriteResult]:
         route = self._route
@@ -165,6 +175,9 @@ class Writer:
 
     async def _coordinated(self, member: Member, reads: bytes) -> WriteResult:
         """The transaction goes by the coordinator's id, and so does every question about it."""
+        if not self._advertised:  # with the first write: a client that only reads has no right to
+            await self._site.advertise(self._log_type)
+            self._advertised = True
         try:
             outcome = await self._site.run(self._spec, [write_body(member, reads)])
         except TransactionAborted as aborted:

@@ -100,7 +100,7 @@ class Reject(Effect, frozen=True):
     event_type: str
     reason: str
     subject: str = ""
-    code: str = "not-yours"  # or "quota"
+    code: str = "not-yours"  # or "quota", or why a log does not take a transaction
 
 
 class Answer(Effect, frozen=True):

@@ -4,7 +4,7 @@ import msgspec
 
 from tops.event_types import EventType
 from tops.ids import NodeId, TxId
-from tops.messages import EpochId, LogEntry
+from tops.messages import EpochId, LogEntry, TxSpec
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True, gc=False):
@@ -27,6 +27,13 @@ class Publisher(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class TypeDefined(Record, frozen=True):
     event_type: EventType
+
+
+class PlansDeclared(Record, frozen=True):
+    """Which transactions a replica set's log takes from sites that are no replicas of the set; the latest counts."""
+
+    event_type: str
+    plans: tuple[TxSpec, ...]
 
 
 class LogAppended(Record, frozen=True):
@@ -124,6 +131,7 @@ class SubscriptionKept(Record, frozen=True):
 AnyRecord = (
     Started
     | TypeDefined
+    | PlansDeclared
     | LogAppended
     | InSyncChanged
     | TailLost

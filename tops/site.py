@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
+from msgspec.structs import replace
 
 from tops.constraints import AnyConstraint
 from tops.core.participation import SiteOptions, Wish
@@ -157,12 +158,14 @@ class Site:
         for event_type in event_types:
             self._types[event_type.name] = event_type
 
-    async def advertise(self, event_type: EventType) -> None:
-        """Say that this site is going to publish the type; returns when its rendezvous has taken it."""
+    async def advertise(self, event_type: EventType, *, plans: tuple[TxSpec, ...] | None = None) -> None:
+        """Say that this site is going to publish the type; returns when its rendezvous has taken it.
+
+        A replica declares with its set's log which transactions (`plans`) the log takes from others."""
         definitions = self._definitions(event_type)
         self._node.check_refused("advertise", event_type.name)
         await self._node.request(
-            lambda request: self._node.core.advertise(request, definitions), f"type {event_type.name}"
+            lambda request: self._node.core.advertise(request, definitions, plans), f"type {event_type.name}"
         )
 
     async def publish(self, event_type: TypeOrName, body: dict[str, Any]) -> int | None:
@@ -356,10 +359,12 @@ class Site:
         census: CensusPolicy | None = None,
         vote_timeout_s: float = 5.0,
         decide_within_s: float = 60.0,
+        operator: bool = False,
     ) -> TxOutcome:
         """Begin, all events and commit in one message. Raises TransactionAborted, or OutcomeUnknown after long.
 
         With `census` None only standing answers count, and transactions that are ready together are prepared together.
+        `operator`: also where the plans of a replica set's log do not allow it; needs the right to operate.
         """
         spec = self._spec(
             event_type,
@@ -373,7 +378,7 @@ class Site:
             vote_timeout_s,
             decide_within_s,
         )
-        return await self.run(spec, events)
+        return await self.run(replace(spec, operator=True) if operator else spec, events)
 
     async def run(self, spec: TxSpec, events: Sequence[Body | tuple[TypeOrName, Body]]) -> TxOutcome:
         """What `execute` does, for whoever runs many transactions with properties that were stated once."""

@@ -50,6 +50,7 @@ class SetLink:
             limit=plan.limit,
             constraints=constraints,
             local_outcome=plan.local_outcome,
+            operator=True,
         )
         return outcome.log_number or 0
 

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from replication.config import ReplicaSetConfig
 from tops.constraints import AnyConstraint, AtLeast, OnlyFrom
+from tops.event_types import EventType
 from tops.messages import TxSpec
 from tops.transactions import Access, LocalOutcome, Scope, ScopeLimit, TxType
 
@@ -60,6 +61,16 @@ class Policy(Protocol):
     def consistencies(self) -> frozenset[str]:
         """Which reads the set can promise."""
         ...
+
+
+def write_spec(log_type: EventType, policy: Policy) -> TxSpec:
+    """The specification of the transactions that carry a set's writes."""
+    return policy.plan().spec(log_type.name)
+
+
+def client_plans(log_type: EventType, policy: Policy) -> tuple[TxSpec, ...]:
+    """What the set's log takes from clients: nothing where replicas commit writes first."""
+    return (write_spec(log_type, policy),) if policy.route is Route.COORDINATOR else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from tops.messages import (
     EventsRefused,
     Origin,
     Published,
+    TxSpec,
     TypeAdvertised,
     TypeAnswered,
 )
@@ -31,7 +32,9 @@ class EventPublisher:
         self.unconfirmed: dict[tuple[str, int], tuple[int, Published]] = {}  # durable publications, in order
         self.numbers: dict[str, int] = {}  # the last one given, per family
 
-    def advertise(self, request: int, definitions: Definitions) -> list[Effect]:
+    def advertise(
+        self, request: int, definitions: Definitions, plans: tuple[TxSpec, ...] | None = None
+    ) -> list[Effect]:
         """Say that this site is going to publish a type; answered when the rendezvous has taken it."""
         try:
             self.directory.types.define_all(definitions)
@@ -39,12 +42,15 @@ class EventPublisher:
             return [Answer(request, error=refusal)]
         name = definitions[-1].name
         self.directory.advertised[name] = definitions
+        if plans is not None:
+            self.directory.plans[name] = plans
         self.advertising.setdefault(name, []).append(request)
         return self._advertise_letter(definitions)
 
     def _advertise_letter(self, definitions: Definitions) -> list[Effect]:
         coordinator = self.directory.rendezvous(definitions[0].name)
-        return [Post(Address(coordinator), TypeAdvertised(definitions=definitions))]
+        plans = self.directory.plans.get(definitions[-1].name)
+        return [Post(Address(coordinator), TypeAdvertised(definitions=definitions, plans=plans))]
 
     def on_type_answered(self, answered: TypeAnswered) -> list[Effect]:
         waiting = self.advertising.pop(answered.event_type, [])

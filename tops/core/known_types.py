@@ -11,11 +11,13 @@ from tops.core.outcomes import Outcomes
 from tops.core.standing import StandingAnswers
 from tops.effects import Effect, Persist, Post, Reject
 from tops.errors import InvalidEventType, InvalidTransaction
-from tops.event_types import EventType, EventTypes
+from tops.event_types import EventType, EventTypes, set_of_log
 from tops.messages import Address, Definitions, Sender, TxSpec, TypeAdvertised, TypeAnswered
-from tops.records import TypeDefined
+from tops.records import PlansDeclared, TypeDefined
 from tops.transactions import LocalOutcome, ScopeLimit, TxType
 
+# Codes, in front of the reason of an abort.
+PLAN_UNKNOWN, AGAINST_PLAN = "plan-unknown", "against-plan"
 UNKNOWN_TYPE = "the coordinator does not know event type {!r}: advertise it first"
 
 
@@ -32,6 +34,7 @@ class KnownTypes:
         self.epochs: dict[str, EpochCoordinator] = {}  # per family
         self.logs: dict[str, EventLog] = {}  # per durable family
         self.logs_of: dict[str, EventLog] = {}  # the same by each type's own name
+        self.plans: dict[str, tuple[TxSpec, ...]] = {}  # of replica sets' logs
 
     def on_advertised(self, m: TypeAdvertised, sender: Sender, at: Address, now: float) -> list[Effect]:
         name = m.definitions[-1].name
@@ -45,6 +48,9 @@ class KnownTypes:
         except InvalidEventType as refusal:
             return [Post(at, TypeAnswered(event_type=name, refusal=str(refusal)))]
         self._defined_by[sender.identity] += len(new)
+        if m.plans is not None and m.plans != self.plans.get(name):
+            self.plans[name] = m.plans
+            effects.append(Persist(PlansDeclared(event_type=name, plans=m.plans)))
         return [*effects, Post(at, TypeAnswered(event_type=name))]
 
     def _define(self, definitions: Definitions) -> list[Effect]:
@@ -95,6 +101,20 @@ class KnownTypes:
 
     def epochs_if_known(self, event_type: str) -> EpochCoordinator | None:
         return self.epochs.get(self.families.get(event_type, ""))
+
+    def against_plan(self, spec: TxSpec, sender: Sender) -> str | None:
+        """Why the log of a replica set does not take this transaction from this sender, or None.
+
+        Replicas of the set are not bound by its plans: what they log, they have committed or have been asked for."""
+        replica_set = set_of_log(spec.event_type)
+        if not replica_set or spec.operator or sender.replica_set == replica_set:
+            return None
+        plans = self.plans.get(spec.event_type)
+        if plans is None:
+            return f"{PLAN_UNKNOWN}: no replica has declared yet which transactions the log {spec.event_type!r} takes"
+        if spec not in plans:
+            return f"{AGAINST_PLAN}: the policy of the log {spec.event_type!r} does not allow this kind of transaction"
+        return None
 
     def refusal(self, spec: TxSpec) -> str | None:
         """Why the coordinator does not take this transaction, or None."""

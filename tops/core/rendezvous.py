@@ -72,6 +72,7 @@ from tops.records import (
     LogAppended,
     LogDecided,
     OutcomesForgotten,
+    PlansDeclared,
     PublishersKept,
     Started,
     SubscriptionKept,
@@ -170,9 +171,17 @@ class Rendezvous:
         return self._run_one_shots(one, sender, at, now)
 
     def _run_one_shots(self, m: RunOneShots, sender: Sender, at: Address, now: float) -> list[Effect]:
+        if (reason := self.known.against_plan(m.spec, sender)) is not None:
+            return self._unplanned(m, reason, sender, at)
         if m.spec.tx_type is TxType.LOCAL:
             return self.local.on_one_shots(m, sender, at)
         return self.distributed.on_one_shots(m, sender, at)
+
+    def _unplanned(self, m: RunOneShots, reason: str, sender: Sender, at: Address) -> list[Effect]:
+        aborted = [TxOutcome(tx=one.tx, outcome=Outcome.ABORTED, reason=reason) for one in m.transactions]
+        code, _, text = reason.partition(": ")
+        rejected = Reject(sender, "run", m.spec.event_type, f"{sender.node} ran a transaction: {text}", code=code)
+        return [rejected, *(Post(at, outcome) for outcome in aborted)]
 
     def _commit(self, m: CommitTx, sender: Sender, at: Address, now: float) -> list[Effect]:
         owner = self.open.owner(m.tx)
@@ -328,6 +337,8 @@ class Rendezvous:
                 self.node.incarnation = max(self.node.incarnation, incarnation)
             case TypeDefined():
                 self.known.recover(record)
+            case PlansDeclared(event_type=name, plans=plans):
+                self.known.plans[name] = plans
             case LogAppended(event_type=name) | InSyncChanged(event_type=name):
                 self.epochs[name].recover(record)
             case EpochCommitted(epoch=epoch):

@@ -2,13 +2,17 @@
 
 from tops.filters import Filter
 from tops.ids import TxId
-from tops.messages.values import Definitions, LogEntry, Message, Origin, Wire
+from tops.messages.values import Definitions, LogEntry, Message, Origin, TxSpec, Wire
 
 
 class TypeAdvertised(Message, frozen=True):
-    """A site is going to publish this type; travels to the rendezvous."""
+    """A site is going to publish this type; travels to the rendezvous.
+
+    `plans`, of a replica set's log: transactions of sites that are no replicas of the set must have one of these
+    specifications, so that nobody logs a write without the votes that the set's policy asks for. None says nothing."""
 
     definitions: Definitions
+    plans: tuple[TxSpec, ...] | None = None
 
 
 class TypeAnswered(Message, frozen=True):

@@ -90,6 +90,7 @@ class TxSpec(Wire, frozen=True):
 
     `census` is None when only standing answers count. `attributes` are what subscriptions are matched against, once.
     `decide_when_met`: on a durable type, as soon as those who have voted meet the constraints; the slower ones follow.
+    `operator`: not bound by the plans of a replica set's log; the initiator's broker has checked its right to operate.
     """
 
     event_type: str
@@ -103,6 +104,7 @@ class TxSpec(Wire, frozen=True):
     vote_timeout_s: float = 5.0
     decide_within_s: float = 60.0
     decide_when_met: bool = False
+    operator: bool = False
 
     def check(self) -> None:
         """Refuse with InvalidTransaction what contradicts itself, wherever it is asked for."""

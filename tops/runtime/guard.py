@@ -10,9 +10,8 @@ from operator import attrgetter
 
 import msgspec
 
-from tops.errors import PermissionDenied, ProtocolError
+from tops.errors import InvalidEventType, PermissionDenied, ProtocolError
 from tops.event_types import SetPart, set_part
-from tops.filters import Filter
 from tops.ids import node_id
 from tops.messages import (
     AbortTx,
@@ -20,6 +19,7 @@ from tops.messages import (
     BeginPublic,
     CensusOpened,
     CommitTx,
+    Definitions,
     Dissemination,
     Envelope,
     EventsPublished,
@@ -39,6 +39,7 @@ from tops.messages import (
 )
 from tops.runtime.rights import LINK_RIGHTS, Right, publishing, receiving
 from tops.security import Identity, Permissions, Verb
+from tops.set_types import check_definitions, requests_filter, responses_filter
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -61,7 +62,8 @@ class Guard:
     ) -> None:
         self.identity, self._permissions = identity, permissions
         self._origins = frozenset([identity.name, *brokers])
-        self._addressed = Filter.where("to", "=", node_id(identity.name, instance))
+        node = node_id(identity.name, instance)
+        self._addressed = {SetPart.REQUESTS: requests_filter(node), SetPart.RESPONSES: responses_filter(node)}
         self._publishable: set[str] = set()
         self._granted: set[Right] = set()  # what was checked before: the roles of one `Permissions` never change
         self._readable: dict[str, bool] = {}
@@ -96,8 +98,10 @@ class Guard:
         if not changed.definitions:
             raise ProtocolError(f"{self.identity} subscribed to no event type")
         self._check_rights(changed)
+        self._check_definitions(changed.definitions, Verb.SUBSCRIBE)
         name = changed.definitions[-1].name
-        if changed.filter is not None and set_part(name) is SetPart.RESPONSES and changed.filter != self._addressed:
+        addressed = self._addressed.get(set_part(name))
+        if changed.filter is not None and addressed is not None and changed.filter != addressed:
             raise PermissionDenied(
                 f"{self.identity} may receive only those of {name!r} that are addressed to it: filter by `to`",
                 who=str(self.identity),
@@ -105,11 +109,20 @@ class Guard:
                 event_type=name,
             )
 
+    def _check_definitions(self, definitions: Definitions, verb: Verb) -> None:
+        try:
+            check_definitions(definitions)
+        except InvalidEventType as error:
+            name = definitions[-1].name
+            raise PermissionDenied(str(error), who=str(self.identity), verb=verb.value, event_type=name) from None
+
     def _check_letter(self, envelope: Envelope) -> None:
         letter = envelope.body
         kind = type(letter)
-        if (type(letter) is TypeAdvertised or type(letter) is LogWanted) and not letter.definitions:
-            raise ProtocolError(f"{self.identity} named no event type")
+        if type(letter) is TypeAdvertised or type(letter) is LogWanted:
+            if not letter.definitions:
+                raise ProtocolError(f"{self.identity} named no event type")
+            self._check_definitions(letter.definitions, Verb.ADVERTISE)
         if envelope.to.handle and kind is not PeerKnows:
             raise ProtocolError(f"{self.identity} sent a {kind.__name__} to another site, which only brokers do")
         if type(letter) is AskOutcome:

@@ -19,6 +19,7 @@ from tops.records import (
     LogAppended,
     LogDecided,
     OutcomesForgotten,
+    PlansDeclared,
     PublishersKept,
     Started,
     SubscriptionKept,
@@ -137,6 +138,8 @@ class Retainer:
         yield Started(incarnation=core.incarnation)
         for name in rendezvous.families:
             yield TypeDefined(event_type=rendezvous.types.definitions(name)[-1])
+        for name, plans in rendezvous.known.plans.items():
+            yield PlansDeclared(event_type=name, plans=plans)
         for log in rendezvous.logs.values():
             yield from _last_entry(log)
             yield LogDecided(event_type=log.event_type, upto=log.decided_upto)

@@ -27,6 +27,7 @@ from tops.messages import (
     EpochDecided,
     EpochFinished,
     EpochVoted,
+    Event,
     EventConfirmed,
     EventsPublished,
     EventsRefused,
@@ -67,11 +68,13 @@ from tops.messages import (
     TxOutcome,
     TxOutcomes,
     TxPublished,
+    TxSpec,
     TypeAdvertised,
     TypeAnswered,
     VotesMissing,
 )
 from tops.security import Verb
+from tops.set_types import CAPTURED
 
 Right = tuple[tuple[Verb, ...], str]  # one of these verbs, on this event type
 
@@ -145,9 +148,28 @@ def _taking_part(
     return (_on(Verb.PARTICIPATE, m.event_type),)
 
 
+def _running(spec: TxSpec, events: Iterable[Event]) -> Iterable[Right]:
+    """On a set's log: writes, by whoever may write; what is captured elsewhere, or no write at all, from replicas."""
+    name = spec.event_type
+    if set_part(name) is not SetPart.LOG:
+        return (_on(Verb.BEGIN, name), *(_on(Verb.PUBLISH, other) for other in {event.type for event in events}))
+    if any(event.type != name or CAPTURED in event.body for event in events):
+        return (_on(Verb.ORIGINATE, name),)
+    return (_on(Verb.OPERATE if spec.operator else Verb.WRITE, name),)
+
+
 def _one_shots(m: RunOneShots) -> Iterable[Right]:
-    events = {event.type for one in m.transactions for event in one.events}
-    return (_on(Verb.BEGIN, m.spec.event_type), *(_on(Verb.PUBLISH, name) for name in events))
+    return _running(m.spec, [event for one in m.transactions for event in one.events])
+
+
+def _begins(m: BeginTx | BeginPublic | CensusOpened) -> Iterable[Right]:
+    name = m.spec.event_type
+    return (((Verb.ORIGINATE,), name) if set_part(name) is SetPart.LOG else _on(Verb.BEGIN, name),)
+
+
+def _advertises(m: TypeAdvertised) -> Iterable[Right]:
+    name = m.definitions[-1].name
+    return (advertising(name),) if m.plans is None else (advertising(name), _on(Verb.ORIGINATE, name))
 
 
 def _nothing(m: object) -> Iterable[Right]:
@@ -159,7 +181,8 @@ _RECEIVES = "subscribe; requests respond, responses read, write or operate"
 _OWN = "none: only for transactions that are the sender's own, or that it published in"
 _VOTES = Need("participate", _voting)
 _TAKES_PART = Need("participate", _taking_part)
-_BEGINS = Need("begin", lambda m: (_on(Verb.BEGIN, m.spec.event_type),))
+_BEGINS = Need("begin; on a set's log originate", _begins)
+_RUNS = "begin, and publish for each event; on a set's log write, past its plans operate, what was captured originate"
 _SUBSCRIBES = Need("subscribe", lambda m: (receiving(m.event_type),))
 
 LINK_RIGHTS: Mapping[type, Need | None] = {
@@ -184,7 +207,7 @@ LINK_RIGHTS: Mapping[type, Need | None] = {
     RouteStands: None,
     # event types and logs
     TypeAdvertised: Need(
-        "advertise; requests and responses as publishing them", lambda m: (advertising(m.definitions[-1].name),)
+        "advertise; requests and responses as publishing them; with plans also originate", _advertises
     ),
     TypeAnswered: None,
     EventConfirmed: None,
@@ -201,11 +224,8 @@ LINK_RIGHTS: Mapping[type, Need | None] = {
     # a publisher's transactions
     BeginTx: _BEGINS,
     BeginPublic: _BEGINS,
-    RunOneShot: Need(
-        "begin, and publish for each event",
-        lambda m: (_on(Verb.BEGIN, m.spec.event_type), *(_on(Verb.PUBLISH, e.type) for e in m.events)),
-    ),
-    RunOneShots: Need("begin, and publish for each event", _one_shots),
+    RunOneShot: Need(_RUNS, lambda m: _running(m.spec, m.events)),
+    RunOneShots: Need(_RUNS, _one_shots),
     PublishInTx: Need("publish", lambda m: (_on(Verb.PUBLISH, m.event.type),)),
     PublisherDone: Need(_OWN, _nothing),
     CommitTx: Need(_OWN, _nothing),

@@ -1,0 +1,107 @@
+"""Two replica sets of real processes with keys and TLS, and keys of every role to attack them with."""
+
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import asyncpg
+
+from adapters import EmbeddedPostgres
+from adapters.ports import free_port
+from replication import ReplicaSet, connect
+from replication.config import Cluster
+from replication.processes import Processes, wait_ready
+from tests.integration.overlay.secured import issue
+from tests.integration.replication.clusters import SCHEMA
+from tops import Site
+from tops.security import Authority, Kind, utc_now
+
+SETS = {"shop": 'policy = "write-all"', "stock": 'policy = "peer-to-peer"'}
+REPLICAS = ("r1", "r2")
+SITES = {"reader": "reader", "writer": "writer", "victim": "writer", "operator": "admin", "guest": "no-such-role"}
+LIMITS = "[broker.limits]\nconnections_per_s = 10000\nwaiting_per_address = 1000\nsite_grace_s = 0.5"
+
+
+class SecuredSets:
+    """The running cluster: `shop` needs the votes of both replicas, in `stock` replicas commit first."""
+
+    def __init__(self, cluster: Cluster, authority: Authority, keys: dict[str, Path], dsns: dict[str, str]) -> None:
+        self.cluster, self.authority, self._keys, self._dsns = cluster, authority, keys, dsns
+
+    def keys(self, name: str) -> Path:
+        return self._keys[name]
+
+    def connect(self, name: str, replica_set: str = "shop") -> AbstractAsyncContextManager[ReplicaSet]:
+        return connect(self.cluster.urls("b2"), replica_set, keys=self.keys(name), timeout_s=15.0)
+
+    def site(self, name: str, instance: str = "attack") -> AbstractAsyncContextManager[Site]:
+        instance = "" if "/" in name else instance  # a replica has one session
+        return Site.connect(self.cluster.urls("b1"), keys=self.keys(name), instance=instance, timeout_s=15.0)
+
+    def audit(self, node: str) -> str:
+        """The audit log of a broker (`b1`) or of a replica's agent (`shop/r1`)."""
+        if "/" in node:
+            replica_set, _, replica = node.partition("/")
+            config = self.cluster.replica_set(replica_set)
+            path = self.cluster.data_of(config, config.replica_named(replica)) / "audit.log"
+        else:
+            path = self.cluster.config.broker_named(node).data / "audit.log"
+        return path.read_text() if path.exists() else ""
+
+    async def rows(self, replica: str, sql: str) -> list[tuple[object, ...]]:
+        """Straight from a replica's database, past everything."""
+        connection = await asyncpg.connect(self._dsns[replica])
+        try:
+            return [tuple(row) for row in await connection.fetch(sql)]
+        finally:
+            await connection.close()
+
+
+@asynccontextmanager
+async def secured_sets(server: EmbeddedPostgres) -> AsyncIterator[SecuredSets]:
+    with tempfile.TemporaryDirectory(prefix="tops-attack-") as name:
+        folder = Path(name)
+        authority = Authority.init(folder / "keys", "test", utc_now(), 30)
+        keys = {site: issue(authority, site, role) for site, role in SITES.items()}
+        dsns = await _databases(server)
+        cluster = Cluster.load(_file(folder, authority, keys, dsns))
+        processes = Processes(cluster, folder / "logs")
+        try:
+            await processes.start_all()
+            await wait_ready(cluster, list(SETS), processes, timeout_s=120.0, keys=keys["operator"])
+            yield SecuredSets(cluster, authority, keys, dsns)
+        finally:
+            await processes.stop_all()
+
+
+async def _databases(server: EmbeddedPostgres) -> dict[str, str]:
+    connection = await asyncpg.connect(server.dsn)
+    try:
+        for replica_set in SETS:
+            for replica in REPLICAS:
+                await connection.execute(f'create database "{replica_set}_{replica}"')
+    finally:
+        await connection.close()
+    return {f"{s}/{r}": server.dsn_for(f"{s}_{r}") for s in SETS for r in REPLICAS}
+
+
+def _file(folder: Path, authority: Authority, keys: dict[str, Path], dsns: dict[str, str]) -> Path:
+    (folder / "schema.sql").write_text(SCHEMA)
+    lines = ['[cluster]\nname = "test"']
+    for broker in ("b1", "b2"):
+        own = issue(authority, broker, kind=Kind.BROKER)
+        lines.append(f'[[broker]]\nname = "{broker}"\nlisten = "127.0.0.1:{free_port()}"\ndata = "data/{broker}"')
+        lines.append(f'keys = "{own}"\n{LIMITS}')
+    for replica_set, policy in SETS.items():
+        lines.append(f'[[replica_set]]\nname = "{replica_set}"\nschema = "schema.sql"\n{policy}')
+        for replica, broker in zip(REPLICAS, ("b1", "b2"), strict=True):
+            name = f"{replica_set}/{replica}"
+            keys[name] = issue(authority, name, "replica", kind=Kind.REPLICA)
+            lines.append(f'[[replica_set.replica]]\nname = "{replica}"\nbroker = "{broker}"\ndsn = "{dsns[name]}"')
+            lines.append(f'keys = "{keys[name]}"')
+        # Certified, and not in the file: what a key that was not withdrawn can still do.
+        keys[f"{replica_set}/r9"] = issue(authority, f"{replica_set}/r9", "replica", kind=Kind.REPLICA)
+    path = folder / "tops.toml"
+    path.write_text("\n".join(lines))
+    return path
