@@ -27,6 +27,7 @@ from tops.http.gate import Authenticate, Gate
 from tops.http.names import Names
 from tops.http.rights import Handler, Routes
 from tops.ids import NodeId
+from tops.messages import PROTOCOL
 from tops.records import Started
 from tops.runtime.broker_node import BrokerNode
 from tops.runtime.connections import Connections
@@ -117,7 +118,7 @@ class Broker:
         self._audit = AuditLog(table.data / "audit.log", time())
         addresses = {NodeId(b.name): b.url for b in config.broker}
         self.node = BrokerNode(core, store, table.limits, self._audit, config.cluster.name, addresses)
-        store.append(Started(incarnation=incarnation))
+        store.append(Started(incarnation=incarnation, protocol=PROTOCOL))
         await store.journal.sync()
         for record in (*types, *store.replay()):
             core.recover(record)
