@@ -1,5 +1,1 @@
-<<<<<<< HEAD
 """What tests of several folders need."""
-=======
-"""Helpers that tests of several areas share."""
->>>>>>> senders
