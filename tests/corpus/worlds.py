@@ -132,13 +132,17 @@ class World:
         finally:
             await connection.close()
 
-    async def run(self, *changes: Change) -> "Outcome":
-        """All replicas prepare and commit the same epoch of one member."""
+    async def run(self, change: Change) -> "Outcome":
+        return (await self.run_together([change]))[0]
+
+    async def run_together(self, changes: Sequence[Change]) -> "list[Outcome]":
+        """All replicas prepare and commit the same epoch, with a member for each change."""
         self._index += 1
-        work = epoch(self._index, member(f"t{self._index}", *changes))
+        members = [member(f"t{self._index}.{place}", change) for place, change in enumerate(changes)]
+        work = epoch(self._index, *members)
         answers = await asyncio.gather(*(adapter.prepare(work) for adapter in self._adapters))
         await asyncio.gather(*(adapter.commit(attempt(self._index)) for adapter in self._adapters))
-        return Outcome(tuple(answer.votes[0] for answer in answers))
+        return [Outcome(votes) for votes in zip(*(answer.votes for answer in answers), strict=True)]
 
     async def difference(self) -> str:
         """What is not equal on all replicas; empty if all is."""
@@ -158,6 +162,15 @@ class Outcome:
 
     def __init__(self, votes: Sequence[MemberVote]) -> None:
         self._votes = votes
+
+    @property
+    def is_executed(self) -> bool:
+        return all(vote.excluded is None for vote in self._votes)
+
+    @property
+    def agree(self) -> bool:
+        """All did the same, or none did anything. Of two errors in two rows, the first to be met may be either."""
+        return all(vote.excluded is not None for vote in self._votes) or self.described == "executed"
 
     @property
     def described(self) -> str:
