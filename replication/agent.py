@@ -35,6 +35,7 @@ from replication.policies import client_plans, policy_of
 from replication.publisher import OutboxPublisher
 from replication.refusals import NotStarted
 from replication.rights import RequestGuard
+from replication.start import holder
 from replication.start.guarding import Guarding
 from replication.start.record import StartRecord
 from replication.start.starter import Starter
@@ -58,8 +59,16 @@ log = logging.getLogger("tops.replication")
 class Agent:
     """One replica at work; `Agent.run` makes it."""
 
-    def __init__(self, cluster: Cluster, config: ReplicaSetConfig, replica: str, *, overwrite: bool = False) -> None:
-        self.overwrite = overwrite
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: ReplicaSetConfig,
+        replica: str,
+        *,
+        take_over: bool = False,
+        overwrite: bool = False,
+    ) -> None:
+        self.take_over, self.overwrite = take_over, overwrite
         self.cluster, self.config, self.replica = cluster, config, config.replica_named(replica)
         self.name = config.site_of(replica)
         self.policy = policy_of(config)
@@ -90,21 +99,25 @@ class Agent:
 
     @classmethod
     @asynccontextmanager
-    async def run(cls, cluster: Cluster, set_name: str, replica: str) -> AsyncIterator["Agent"]:
-        """An agent that has joined its set, stopped on leaving. Raises TopsError, with nothing left open, when it can't
-        start; a set starts when all its replicas are there, so run the others beside it."""
-        async with cls.open(cluster, set_name, replica) as agent:
+    async def run(cls, cluster: Cluster, set_name: str, replica: str, **options: bool) -> AsyncIterator["Agent"]:
+        """As `open`, and it has joined its set. A set starts when all its replicas are there: run them side by side."""
+        async with cls.open(cluster, set_name, replica, **options) as agent:
             await agent.wait_joined()
             yield agent
 
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, cluster: Cluster, set_name: str, replica: str, *, overwrite: bool = False
+        cls, cluster: Cluster, set_name: str, replica: str, *, take_over: bool = False, overwrite: bool = False
     ) -> AsyncIterator["Agent"]:
-        """An agent that answers, and joins its set as soon as that has started. `overwrite`: a copy may replace rows
-        that are no copy of this set."""
-        agent = cls(cluster, cluster.replica_set(set_name), replica, overwrite=overwrite)
+        """An agent that answers, and joins its set as soon as that has started; stopped on leaving. Raises TopsError,
+        with nothing left open, when it can't start.
+
+        `take_over`: another agent that serves this replica is replaced. `overwrite`: a copy may replace rows that are
+        no copy of this set.
+        """
+        config = cluster.replica_set(set_name)
+        agent = cls(cluster, config, replica, take_over=take_over, overwrite=overwrite)
         async with AsyncExitStack() as stack:
             await agent._start(stack)
             yield agent
@@ -145,8 +158,12 @@ class Agent:
             raise ConfigError(
                 f"replica {self.replica.name!r}: this database commits early and can't vote; let it follow"
             )
+        if not self.database.is_sqlite and not self.take_over:
+            await patiently(self._check_free, self.name)
         await patiently(self.resource.start, self.name)
         stack.push_async_callback(self.resource.close)
+        if not self.database.is_sqlite:
+            await holder.register(self.database.dsn, self.config.name)
         brokers = self.cluster.config
         self.site = await stack.enter_async_context(
             Site.connect(
@@ -170,6 +187,7 @@ class Agent:
         await self.site.advertise(self.log_type, plans=client_plans(self.log_type, self.policy))
         if not self.database.is_sqlite:
             self.starter = await self._starter()
+            stack.callback(self.starter.close)
             self.guarding = self._guarding()
             stack.push_async_callback(self.guarding.close)
         stack.push_async_callback(self.copies.close)
@@ -181,6 +199,9 @@ class Agent:
         serving = asyncio.ensure_future(self._serve())
         self._tasks.append(serving)
         stack.push_async_callback(_ended, serving)
+
+    async def _check_free(self) -> None:
+        await holder.check_free(self.database.dsn, self.config.name, self.replica.name)
 
     async def _starter(self) -> Starter:
         config, dsn = self.config, self.database.dsn

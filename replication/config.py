@@ -264,6 +264,10 @@ class Cluster:
         known = ", ".join(s.name for s in self.replica_sets) or "none"
         raise ConfigError(f"{self.path}: no [[replica_set]] is named {name!r}; the file has {known}")
 
+    def trust_equal(self) -> None:
+        """As if every set of the file said so."""
+        self.replica_sets = [s.model_copy(update={"trust_equal": True}) for s in self.replica_sets]
+
     def urls(self, first: str | None = None) -> list[str]:
         """The brokers' addresses, the preferred one first."""
         return [b.url for b in sorted(self.config.broker, key=lambda b: b.name != first)]

@@ -10,7 +10,7 @@ import msgspec
 from adapters.postgres import guard_triggers
 from adapters.postgres.guard_triggers import Guard
 from adapters.postgres.schema import as_owner
-from adapters.postgres.session import Options, connect
+from adapters.postgres.session import Connection, Options, connect
 from replication.start.decisions import Report, State
 from replication.start.fingerprint import Described
 from tops.errors import NotReachable, ResourceError
@@ -53,6 +53,11 @@ class StartRecord:
 
     def __init__(self, dsn: str, replica_set: str, agent: str) -> None:
         self._dsn, self._replica_set, self._agent = dsn, replica_set, agent
+        self._open: Connection | None = None
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open.terminate()
 
     async def load(self) -> Record:
         """The state; a fingerprint that a direct write has made untrue no longer counts."""
@@ -152,11 +157,9 @@ class StartRecord:
     async def _connection(self) -> AsyncIterator[asyncpg.Connection]:
         """What fails is tried again by the caller, with the reason: a lock that was not had, a server that restarts."""
         try:
-            connection = await connect(self._dsn, "the database", "tops-start", _OPTIONS)
-            try:
-                yield connection
-            finally:
-                connection.terminate()
+            if self._open is None or self._open.is_closed():
+                self._open = await connect(self._dsn, "the database", "tops-start", _OPTIONS)
+            yield self._open
         except asyncpg.LockNotAvailableError as error:
             raise NotReachable(f"a table is locked by a direct writer: {error}") from error
         except (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError) as error:

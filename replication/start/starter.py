@@ -66,7 +66,7 @@ class Starter:
         self._state = Record()
         self._explained: tuple[object, str] = (None, "")
         self._ask_s = ASK_FIRST_S
-        self._read_again_at = 0.0
+        self._read_again_at = self._looked_at = 0.0
         self.problem = "it has just begun"
         self.warning = ""
         self.progress = Progress()
@@ -118,6 +118,10 @@ class Starter:
                 pause_s = PAUSE_S
             if not self._has_started:
                 await asyncio.sleep(pause_s)
+        self._record.close()
+
+    def close(self) -> None:
+        self._record.close()
 
     @property
     def _has_started(self) -> bool:
@@ -156,6 +160,10 @@ class Starter:
                     await self._reconsider(reports)
                 return PAUSE_S
             case Agree(basis):
+                self._looked_at = 0.0
+                if await self._is_outdated():
+                    await self._describe()
+                    return ROUND_S
                 self._warn(reports)
                 self._state = await self._record.agree(self._state, basis, await self._sql_names())
             case Withdraw():
@@ -216,11 +224,15 @@ class Starter:
         loop, tables = asyncio.get_running_loop(), await self._tables()
         began, checksums = loop.time(), not self._config.trust_equal
         described = await fingerprint.take(self._dsn, self._replica, tables, self.progress, checksums=checksums)
+        self._looked_at = loop.time()
         self._read_again_at = loop.time() + max(READ_AGAIN_S, READ_AGAIN_TIMES * (loop.time() - began))
         return described
 
     async def _is_outdated(self) -> bool:
-        """A direct write was noted, or the tables are no longer what they were."""
+        """A direct write was noted, or the tables are no longer what they were. Agreeing looks for writes once more."""
+        if asyncio.get_running_loop().time() < self._looked_at + PAUSE_S:
+            return False
+        self._looked_at = asyncio.get_running_loop().time()
         assert self._state.described is not None
         known = self._state.described.fingerprint.tables
         schemas = await fingerprint.schemas(self._dsn, self._replica, await self._tables())

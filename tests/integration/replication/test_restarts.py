@@ -163,7 +163,7 @@ async def test_an_agent_whose_database_was_taken_by_another_ends_and_says_so(
     async with small_cluster(server, folder, keys) as cluster, cluster.connect() as shop:
         old = cluster.agents["r3"]
         ending = asyncio.ensure_future(old.wait())
-        async with Agent.run(cluster.cluster, "shop", "r3"):
+        async with Agent.run(cluster.cluster, "shop", "r3", take_over=True):
             for number in range(1, 6):
                 await shop.write([Upsert("accounts", {"id": 1}, {"balance": number})])
 
