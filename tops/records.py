@@ -15,6 +15,7 @@ class Started(Record, frozen=True):
     """A new life of the broker; everything said by an earlier one is late."""
 
     incarnation: int
+    protocol: int = 1  # the version that wrote what follows
 
 
 class Publisher(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -1,13 +1,15 @@
-"""One cluster with keys for all attacks."""
+"""One cluster with keys and replica sets for all attacks that need one, and single brokers with small quotas."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from adapters import EmbeddedPostgres
 from tests.attack.secured_sets import SecuredSets, secured_sets
+from tests.integration.overlay.secured import Secured, secured_broker
 
 
 @pytest.fixture(scope="package")
@@ -21,4 +23,11 @@ def attacked_server() -> Iterator[EmbeddedPostgres]:
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def sets(attacked_server: EmbeddedPostgres) -> AsyncIterator[SecuredSets]:
     async with secured_sets(attacked_server) as running:
+        yield running
+
+
+@pytest_asyncio.fixture
+async def secured(tmp_path: Path) -> AsyncIterator[Secured]:
+    limits = "subscriptions_max = 50\nfollowers_max = 5\ntransactions_max = 20\ntypes_max = 20"
+    async with secured_broker(tmp_path, limits=limits) as running:
         yield running

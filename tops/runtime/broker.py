@@ -22,6 +22,7 @@ from tops.core.rendezvous import RendezvousOptions
 from tops.errors import ConfigError, JournalClosed, TopsError
 from tops.http.app import http_app
 from tops.ids import NodeId
+from tops.messages import PROTOCOL
 from tops.records import Started
 from tops.runtime.broker_node import BrokerNode
 from tops.runtime.connections import Connections
@@ -110,7 +111,7 @@ class Broker:
         self._audit = AuditLog(table.data / "audit.log", time())
         addresses = {NodeId(b.name): b.url for b in config.broker}
         self.node = BrokerNode(core, store, table.limits, self._audit, config.cluster.name, addresses)
-        store.append(Started(incarnation=incarnation))
+        store.append(Started(incarnation=incarnation, protocol=PROTOCOL))
         await store.journal.sync()
         for record in (*types, *store.replay()):
             core.recover(record)

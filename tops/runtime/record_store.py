@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from tops.errors import JournalCorrupt, NotInJournal
-from tops.messages import LogEntry
+from tops.errors import ConfigError, JournalCorrupt, NotInJournal
+from tops.messages import PROTOCOL, LogEntry
 from tops.records import AnyRecord, LogAppended, LogDecided, Started, TypeDefined
 from tops.runtime.journal import Journal, JournalOptions
 
@@ -92,6 +92,11 @@ class RecordStore:
             elif isinstance(record, LogDecided):
                 decided[record.event_type] = record
             elif isinstance(record, Started):
+                if record.protocol != PROTOCOL:
+                    raise ConfigError(
+                        f"{self.directory}: this journal was written by version {record.protocol} of the protocol, and "
+                        f"this release reads version {PROTOCOL}: move the folder away and start anew"
+                    )
                 self.incarnation = max(self.incarnation, record.incarnation)
             elif isinstance(record, LogAppended):
                 self._index(record, sequence)

@@ -12,6 +12,7 @@ from enum import Enum
 from tops.config import Retention
 from tops.core.event_log import EventLog
 from tops.core.lost_tails import tail_unheard
+from tops.messages import PROTOCOL
 from tops.records import (
     AnyRecord,
     EpochCommitted,
@@ -135,7 +136,7 @@ class Retainer:
         """Everything but the logs' entries, and each log's last one: numbers must never be given twice."""
         core = self.node.core
         rendezvous = core.rendezvous
-        yield Started(incarnation=core.incarnation)
+        yield Started(incarnation=core.incarnation, protocol=PROTOCOL)
         for name in rendezvous.families:
             yield TypeDefined(event_type=rendezvous.types.definitions(name)[-1])
         for name, plans in rendezvous.known.plans.items():

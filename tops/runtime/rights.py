@@ -73,7 +73,7 @@ from tops.messages import (
     TypeAnswered,
     VotesMissing,
 )
-from tops.security import Verb
+from tops.security import DEFAULT_ROLES, Verb
 from tops.set_types import CAPTURED
 
 Right = tuple[tuple[Verb, ...], str]  # one of these verbs, on this event type
@@ -255,3 +255,22 @@ LINK_RIGHTS: Mapping[type, Need | None] = {
     EpochDecided: None,
     FinishNoted: None,
 }
+
+
+def links_table() -> str:
+    """The table as the documentation shows it."""
+    sent = [(kind.__name__, need.words) for kind, need in LINK_RIGHTS.items() if need is not None]
+    lines = ["| message | right that a site needs |", "|---|---|", *(f"| `{name}` | {words} |" for name, words in sent)]
+    brokers = ", ".join(f"`{kind.__name__}`" for kind, need in LINK_RIGHTS.items() if need is None)
+    return "\n".join([*lines, "", f"Only brokers send {brokers}.", ""])
+
+
+def roles_table() -> str:
+    """Which verbs the default roles have."""
+    verbs = list(Verb)
+    lines = [f"| role | on | {' | '.join(verb.value for verb in verbs)} |", "|---|---|" + "---|" * len(verbs)]
+    for role in DEFAULT_ROLES.values():
+        granted = {rule.verb for rule in role.allow}
+        marks = " | ".join("yes" if verb in granted else "" for verb in verbs)
+        lines.append(f"| `{role.name}` | `{role.allow[0].pattern.text}` | {marks} |")
+    return "\n".join([*lines, ""])

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tops.errors import ConfigError, PermissionDenied
-from tops.event_types import SETS_ROOT
+from tops.event_types import SETS_ROOT, set_of_log
 from tops.security.identity import BROKER_ROLE, REPLICA_ROLE, Identity, Kind, check_name
 from tops.security.patterns import EVERYTHING, NAME_MAX, Pattern, is_type_name
 
@@ -169,6 +169,9 @@ class Permissions:
         self._decisions.pop(identity, None)
 
     def _decide(self, identity: Identity, verb: Verb, event_type: str) -> bool:
+        members = set_of_log(event_type) if verb is Verb.PARTICIPATE else ""
+        if members and identity.replica_set != members and identity.kind is not Kind.BROKER:
+            return False  # whatever a role says: only the replicas of a set vote in its log
         role = replica_role(identity.replica_set) if identity.kind is Kind.REPLICA else self._roles.get(identity.role)
         if role is None or not (event_type == EVERYTHING or is_type_name(event_type)):
             return False

@@ -37,7 +37,7 @@ from tops.effects import (
     TxEnded,
 )
 from tops.ids import NodeId
-from tops.messages import LinkMessage, LogEntry
+from tops.messages import PROTOCOL, LinkMessage, LogEntry
 from tops.records import Started
 from tops.sim.disk import SimDisk
 
@@ -222,7 +222,7 @@ class SimBroker(SimNode):
             self.world.predicates,
             self.world.broker_options,
         )
-        self.disk.append(Started(incarnation=self.incarnation))
+        self.disk.append(Started(incarnation=self.incarnation, protocol=PROTOCOL))
         self.disk.sync()
         for record in self.disk.records:
             self.core.recover(record)

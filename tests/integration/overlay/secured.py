@@ -52,7 +52,7 @@ def issue(
 
 
 @asynccontextmanager
-async def secured_broker(directory: Path, roles: Sequence[str] = ()) -> AsyncIterator[Secured]:
+async def secured_broker(directory: Path, roles: Sequence[str] = (), limits: str = "") -> AsyncIterator[Secured]:
     authority = Authority.init(directory / "keys", CLUSTER, utc_now(), 30)
     keys = issue(authority, "b1", kind=Kind.BROKER)
     port = free_port()
@@ -60,7 +60,7 @@ async def secured_broker(directory: Path, roles: Sequence[str] = ()) -> AsyncIte
         [
             f'[cluster]\nname = "{CLUSTER}"',
             f'[[broker]]\nname = "b1"\nlisten = "127.0.0.1:{port}"\ndata = "data"\nkeys = "{keys}"',
-            "[broker.limits]\nsite_grace_s = 0.5\nconnections_per_s = 1000",
+            f"[broker.limits]\nsite_grace_s = 0.5\nconnections_per_s = 1000\n{limits}",
             *roles,
         ]
     )

@@ -252,7 +252,7 @@ async def test_a_site_can_t_take_a_brokers_name_nor_a_newer_lifes_place(secured:
 
 async def test_the_whole_conversation_works_over_tls(secured: Secured) -> None:
     orders = event_type("shop.tls")
-    async with secured.site("one") as one, secured.site("two") as two:
+    async with secured.site("one") as one, secured.site("two", "participant") as two:
         await one.advertise(orders)
         participant = Recorder()
         await two.subscribe(orders, participant=participant)
