@@ -49,11 +49,21 @@ from tops.messages import (
 from tops.messages import Address as Where
 from tops.participants import BatchParticipant
 from tops.runtime.site_journal import INCARNATIONS_PER_S, new_incarnation
+from tops.set_types import set_definition
 from tops.transactions import LocalOutcome, Outcome, Scope, ScopeLimit, TxType
 
-LOG = EventType("rs.shop", {"n": int}, durable=True)
+LOG = set_definition("rs.shop")
 REPLICAS = frozenset({"shop/r1", "shop/r2"})
 EPOCH = EpochId("rs.shop", 1, 1, "b1", 1)  # type: ignore[arg-type]
+
+PLAN = TxSpec(
+    LOG.name,
+    TxType.DISTRIBUTED,
+    limit=ScopeLimit.LOCAL,
+    constraints=(AtLeast(2, REPLICAS), OnlyFrom(REPLICAS)),
+    local_outcome=LocalOutcome.FOLLOWS,
+    census=None,
+)
 
 
 class Replica(BatchParticipant):
@@ -75,13 +85,13 @@ class Replica(BatchParticipant):
     async def finish_batch(self, memo: Memo, committed: bool) -> None:
         members = self._prepared.pop(memo.epoch, ())
         if committed:
-            self.applied += [event.body["n"] for member in members for event in member.events or ()]
+            self.applied += [event.body["at"] for member in members for event in member.events or ()]
             self.reached = memo.epoch.number
 
     async def apply_entries(self, entries: Sequence[LogEntry], upto: int) -> int:
         for entry in entries:
             events = [e for tx in entry.transactions for e in tx.events]
-            self.applied += [e.body["n"] for e in [*events, *([entry.event] if entry.event else [])]]
+            self.applied += [e.body["at"] for e in [*events, *([entry.event] if entry.event else [])]]
         self.reached = upto
         return upto
 
@@ -96,13 +106,7 @@ class Shop:
     async def write(self) -> None:
         self.written += 1
         done = await asyncio.wait_for(
-            self.client.execute(
-                LOG,
-                events=[{"n": self.written}],
-                limit=ScopeLimit.LOCAL,
-                constraints=(AtLeast(2, REPLICAS), OnlyFrom(REPLICAS)),
-                local_outcome=LocalOutcome.FOLLOWS,
-            ),
+            self.client.run(PLAN, [{"at": self.written, "write": b"", "reads": b""}]),
             10,
         )
         assert done.outcome is Outcome.COMMITTED
@@ -119,7 +123,7 @@ async def shop_at(secured: Secured) -> AsyncIterator[Shop]:
     replicas = [Replica(), Replica()]
     async with secured.site("shop/r1") as one, secured.site("shop/r2") as two, secured.site("client") as client:
         for site, replica in ((one, replicas[0]), (two, replicas[1])):
-            await site.advertise(LOG)
+            await site.advertise(LOG, plans=(PLAN,))
             await site.subscribe(LOG, participant=replica, durable=site.identity)
         await client.advertise(LOG)
         shop = Shop(client, replicas)
@@ -143,7 +147,7 @@ def one_shot(tx: str) -> RunOneShot:
     spec = TxSpec(
         "rs.shop", TxType.DISTRIBUTED, limit=ScopeLimit.LOCAL, local_outcome=LocalOutcome.FOLLOWS, census=None
     )
-    return RunOneShot(tx=TxId(tx), spec=spec, events=(Event("rs.shop", {"n": 666}),))
+    return RunOneShot(tx=TxId(tx), spec=spec, events=(Event("rs.shop", {"at": 666, "write": b"", "reads": b""}),))
 
 
 FORGERIES: dict[str, Letter] = {
@@ -214,7 +218,10 @@ async def test_what_only_brokers_say_ends_the_connection_and_changes_nothing(sec
 
 async def test_a_writer_publishes_no_single_events_into_a_sets_log(secured: Secured) -> None:
     async with shop_at(secured) as shop, Hostile.connect(secured.broker.url, secured.keys("mallory")) as mallory:
-        await mallory.spread(Published(event=Event("rs.shop", {"n": 666}), origin=Origin("rs.shop", 1)), "rs.shop")
+        await mallory.spread(
+            Published(event=Event("rs.shop", {"at": 666, "write": b"", "reads": b""}), origin=Origin("rs.shop", 1)),
+            "rs.shop",
+        )
 
         await until(lambda: [r.verb for r in mallory.refused] == ["originate"])
         await shop.is_whole()

@@ -311,3 +311,29 @@ async def test_what_the_policy_plans_still_works_for_writers_and_checks(sets: Se
     async with sets.connect("operator") as shop:
         assert "paused" in await shop.order("r2", "pause")
         assert "goes on" in await shop.order("r2", "resume")
+
+
+BAD_WRITES: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "no member": {"at": 0, "write": b"\xff\xff", "reads": b""},
+    "another kind": {"at": "x", "write": 7, "reads": None},
+    "no bytes": {"at": 0, "write": b"", "reads": b""},
+}
+
+
+@pytest.mark.parametrize("body", BAD_WRITES.values(), ids=BAD_WRITES)
+async def test_a_write_that_cannot_be_read_stops_no_replica(sets: SecuredSets, body: dict[str, Any]) -> None:
+    log = log_type("shop")
+    planned = write_spec(log, policy_of(sets.cluster.replica_set("shop")))
+
+    async def attack() -> None:
+        async with raw(sets, "writer") as link:
+            tx = TxId(f"writer:raw.{link.incarnation}.1")
+            for broker in BROKERS:
+                run = RunOneShot(tx=tx, spec=planned, events=(Event(log.name, body),))
+                await link.send(Envelope(to=Address(NodeId(broker)), body=run))
+
+    await undisturbed(sets, attack)
+
+    async with sets.connect("victim") as shop:
+        await shop.wait_in_sync()

@@ -112,3 +112,10 @@ def test_a_file_that_cannot_be_written_keeps_nobody_from_rejecting(tmp_path: Pat
 
     with pytest.raises(PermissionDenied):
         guard.check(SENDERS["writer"], calls.Pause())
+
+
+def test_the_documentation_has_the_table() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    rows = "".join(f"| `{kind.__name__}` | {verb.value} |\n" for kind, verb in REQUEST_RIGHTS.items())
+
+    assert f"| request | right |\n|---|---|\n{rows}\n" in page, "write the rows anew:\n" + rows
