@@ -262,7 +262,8 @@ class Agent:
     async def status(self) -> dict[str, Any]:
         """What an operator must know about this replica."""
         lag, participant = self.lag.lag(), self.participant
-        told, trouble = self.lag.told, self._trouble()
+        told, trouble, stopped = self.lag.told, self._trouble(), participant.stopped or participant.other_history
+        stale = told.stale if told is not None else None
         # What the coordinator said a while ago is not true for whoever can't hear it take that back.
         in_sync = (
             lag.linked
@@ -276,14 +277,15 @@ class Agent:
             "votes": participant.scope is Scope.DISTRIBUTED,
             "position": participant.reached,
             "head": lag.head,
-            "in_sync": bool(in_sync) and not participant.stopped and not trouble,
+            "in_sync": bool(in_sync) and not stopped and not trouble and stale is None,
             "lag_s": round(lag.seconds, 3),
             "lag_transactions": lag.transactions,
             "lag_network": lag.network,
             "lag_apply": lag.apply,
             "linked": lag.linked,
             "others_lag_s": self.lag.of_others(),
-            "stopped": participant.stopped,
+            "history": told.history if told is not None else "",
+            "stopped": stopped,
             "trouble": trouble,
             "prepared": len(participant.prepared),
             "conflicts": self.errors.conflict_count,
@@ -298,7 +300,15 @@ class Agent:
         """What does not go on although nobody stopped it, and is tried again."""
         publishing = self.writes.publisher.problem if self.writes is not None else ""
         participant = self.participant
-        return participant.trouble or self._database_trouble or self._gone() or publishing or participant.unable.text
+        stale = str(self.lag.told.stale) if self.lag.told is not None and self.lag.told.stale is not None else ""
+        return (
+            stale
+            or participant.trouble
+            or self._database_trouble
+            or self._gone()
+            or publishing
+            or participant.unable.text
+        )
 
     def _gone(self) -> str:
         """Whether what this replica lacks is no longer in the log: its database is an old copy, or the log lost it."""

@@ -95,7 +95,7 @@ async def _chunks(agent: "Agent") -> AsyncGenerator[CopyChunk, None]:
             yield CopyChunk(table=table)
             async for data in copy_out(snapshot, table):
                 yield CopyChunk(table=table, data=data)
-        yield CopyChunk(table=None, position=snapshot.position.prefix)
+        yield CopyChunk(table=None, point=snapshot.point)
 
 
 async def copy_if_new(agent: "Agent") -> None:
@@ -148,10 +148,10 @@ async def _copy_from(agent: "Agent", caller: Caller, source: str) -> None:
             chunk = await caller.ask(source, CopyWanted(copy=copy, number=number), CHUNK_S)
             assert isinstance(chunk, CopyChunk)
             if chunk.table is None:
-                await loader.finish(chunk.position)
+                await loader.finish(chunk.point)
                 break
             await loader.load(chunk.table, chunk.data)
             number, total = number + 1, total + len(chunk.data)
     await agent.resource.close()
     await agent.resource.start()
-    log.info("copy complete", extra={"replica": agent.name, "bytes": total, "position": chunk.position})
+    log.info("copy complete", extra={"replica": agent.name, "bytes": total, "position": chunk.point.index})

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from tops.digests import BEGINNING, LogPoint
 from tops.errors import ProtocolError, Retry, TopsError
 
 
@@ -186,11 +187,11 @@ class RowsTold(Answered, frozen=True):
 
 
 class CopyChunk(Answered, frozen=True):
-    """`table` None: the copy is complete, as of `position`."""
+    """`table` None: the copy is complete, as of `point`."""
 
     table: str | None
     data: bytes = b""
-    position: int = 0
+    point: LogPoint = BEGINNING
 
 
 class SnapshotTold(Answered, frozen=True):

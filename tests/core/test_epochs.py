@@ -36,7 +36,7 @@ class Machine:
     """One coordinator with three standing voters, which are replicas if the type is durable."""
 
     def __init__(self, *, durable: bool = True, voters: str = "abc", **options: Any) -> None:
-        rendezvous = Rendezvous(BROKER, 1, {}, RendezvousOptions(epochs=EpochOptions(**options), log_tail=64))
+        rendezvous = Rendezvous(BROKER, 1, {}, RendezvousOptions(epochs=EpochOptions(**options), log_tail=64), bytes)
         definition = EventType("plain", {"mark": str, "key": str}, durable=durable)
         rendezvous.on_letter(TypeAdvertised(definitions=(definition,)), PUBLISHER, 1, 0.0)
         self.core = rendezvous.epochs["plain"]

@@ -161,7 +161,7 @@ def test_a_link_that_is_gone_takes_its_interest_with_it() -> None:
 
 def broker(name: str = "b2", shape: str = "chain") -> BrokerCore:
     """The middle one of three brokers in a chain."""
-    core = BrokerCore(NodeId(name), 1, Topology(links(shape, 3)))
+    core = BrokerCore(NodeId(name), 1, Topology(links(shape, 3)), bytes)
     for neighbour in core.topology.neighbours[core.name]:
         core.broker_up(neighbour, 1, 0.0)
     return core

@@ -6,7 +6,7 @@ coordinator's duties for the types that meet here (`Rendezvous`). The broker tur
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -62,6 +62,7 @@ class BrokerCore:
         name: NodeId,
         incarnation: int,
         topology: Topology,
+        entropy: Callable[[int], bytes],
         predicates: Mapping[str, Predicate] | None = None,
         options: RendezvousOptions | None = None,
     ) -> None:
@@ -70,7 +71,7 @@ class BrokerCore:
         self.table = RoutingTable()
         self.edge = Edge(name)
         known = {} if predicates is None else predicates  # kept as it is: more may be registered later
-        self.rendezvous = Rendezvous(name, incarnation, known, options or RendezvousOptions())
+        self.rendezvous = Rendezvous(name, incarnation, known, options or RendezvousOptions(), entropy)
         self._letters = self.rendezvous.letters
         self.neighbours: dict[NodeId, int] = {}  # neighbouring brokers -> their incarnation
         self.tx_routes: OrderedDict[TxId, Sequence[NodeId]] = OrderedDict()  # where a transaction was announced
@@ -391,9 +392,9 @@ class BrokerCore:
         """One record of the journal, in order, before anything else."""
         self.rendezvous.recover(record)
 
-    def recovered(self, now: float, *, torn: bool) -> list[Effect]:
-        """The journal has been read to its end, or, if that was `torn` in a crash, to where it was cut off."""
-        return self._carry_out(self.rendezvous.recovered(torn), now)
+    def recovered(self, now: float) -> list[Effect]:
+        """The journal has been read to its end."""
+        return self._carry_out(self.rendezvous.recovered(), now)
 
 
 def _may_publish(site: SiteLink, publication: Publication) -> bool:

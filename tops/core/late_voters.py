@@ -97,4 +97,5 @@ class LateVoters:
         return [] if self._log is None else self._log.release(voter, epoch.id.number if holds else None)
 
     def _decided(self, voter: str, epoch: Epoch, committing: frozenset[str]) -> Effect:
-        return told(epoch.id, epoch.digest, voter, committing, epoch.voters[voter].address)
+        log_digest = (self._log.chain.at(epoch.id.number) or "") if self._log is not None else ""
+        return told(epoch.id, epoch.digest, voter, committing, epoch.voters[voter].address, log_digest)

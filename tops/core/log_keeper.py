@@ -5,8 +5,9 @@ import msgspec
 from tops.core.epochs import QUESTION
 from tops.core.event_log import EventLog, Feed, Repetition, is_start
 from tops.core.known_types import KnownTypes
-from tops.core.lost_tails import LostTails
-from tops.effects import Disseminate, Effect, Note, Persist, Post
+from tops.core.log_opening import LogOpenings
+from tops.digests import LogPoint
+from tops.effects import Alarm, Disseminate, Effect, Note, Persist, Post
 from tops.errors import InvariantBroken
 from tops.messages import (
     Address,
@@ -15,6 +16,7 @@ from tops.messages import (
     Event,
     EventConfirmed,
     EventsPublished,
+    EventsRefused,
     Follower,
     LogEnded,
     LogEntry,
@@ -30,8 +32,8 @@ from tops.records import LogAppended, SubscriptionKept
 class LogKeeper:
     """Numbers and keeps what is published to durable types, and feeds whoever reads on from a position."""
 
-    def __init__(self, known: KnownTypes, lost_tails: LostTails) -> None:
-        self._known, self._lost_tails = known, lost_tails
+    def __init__(self, known: KnownTypes, openings: LogOpenings) -> None:
+        self._known, self._openings = known, openings
 
     # -------------------------------------------------------------------------------------------------- publishing
 
@@ -39,8 +41,8 @@ class LogKeeper:
         log = self._known.logs_of.get(published.event.type)
         if log is None:
             return [Disseminate(published)]
-        if log.lost is not None:
-            return []  # no number can be given out: the publisher says it again
+        if log.opening is not None:
+            return _not_open(log, published.event.type, publisher)
         seen = log.recognise(published.origin)
         if seen is Repetition.REPEATED:
             return [Post(publisher, EventConfirmed(origin=published.origin))]
@@ -60,8 +62,8 @@ class LogKeeper:
         log = self._known.logs_of.get(published.event_type)
         if log is None:
             return [Disseminate(published)]
-        if log.lost is not None:
-            return []
+        if log.opening is not None:
+            return _not_open(log, published.event_type, publisher)
         last = published.origin
         bodies = [body for encoded in published.bodies if (body := decode_body(encoded)) is not None]
         if not bodies or len(bodies) < len(published.bodies) or last.number < len(bodies):
@@ -94,18 +96,34 @@ class LogKeeper:
             return effects
         if m.passing:
             return effects + self._read_in_passing(log, m, sender)
-        if m.voter is not None and self._lost_tails.awaits(log, sender.handle):
-            return effects + self._lost_tails.ask(log, m.name, sender)
+        replica = sender.handle if m.digest is not None else ""
+        told = LogPoint(m.history, m.position, m.digest) if m.digest is not None and m.position is not None else None
         known = log.feeds.get(m.name)
         position = m.position
         if position is None:
             position = known.position if known is not None else _start(m.start, log)
         kept = position + 1 >= log.oldest  # else it is refused, and no record must keep the log for it
+        noted: list[Effect] = []
         if kept and (known is None or known.position != position):
-            effects.append(Note(SubscriptionKept(event_type=log.event_type, name=m.name, position=position)))
-        effects += self._lost_tails.on_wanted(log, m, sender)
-        feed = Feed(m.name, wanted.name, sender, m.filter, position, position, m.credit, m.voter)
-        return effects + log.want(feed)
+            record = SubscriptionKept(event_type=log.event_type, name=m.name, position=position, replica=replica)
+            noted = [Note(record)]
+        feed = Feed(m.name, wanted.name, sender, m.filter, position, position, m.credit, m.voter, replica, told=told)
+        if told is not None:
+            return effects + self._feed_replica(log, feed, told, noted)
+        if position > log.last_number and known is None:
+            text = f"{m.name} has taken {position}, and the log of {log.event_type} ends at {log.last_number}"
+            effects.append(Alarm("ahead-of-log", text))
+        return effects + noted + log.want(feed)
+
+    def _feed_replica(self, log: EventLog, feed: Feed, told: LogPoint, noted: list[Effect]) -> list[Effect]:
+        if self._openings.must_tell(log, feed.replica):
+            self._openings.hold(log, feed)
+            return self._openings.ask(log, feed.name, feed.address)
+        if log.opening is not None:
+            self._openings.hold(log, feed)
+            return []
+        fits, problem = self._openings.judge(log, feed.replica, told)
+        return noted + log.want(feed) if fits else problem + self._openings.reject(log, feed, told)
 
     @staticmethod
     def _read_in_passing(log: EventLog, m: LogWanted, sender: Address) -> list[Effect]:
@@ -120,20 +138,23 @@ class LogKeeper:
         """Somebody who may read the log ends a durable subscription; one that is not there has ended."""
         log = self._known.logs_of.get(m.event_type)
         told: Effect = Post(sender, LogEnded(request=m.request))
-        if log is None or m.name not in log.feeds:
+        if log is None or (m.name not in log.feeds and not self._openings.knows(log, m.name)):
             return [told]
+        known = log.feeds.get(m.name)
+        replica = known.replica or m.name if known is not None else m.name
         log.end(m.name)
         kept = Persist(SubscriptionKept(event_type=log.event_type, name=m.name, position=-1))
-        return [kept, told, *self._lost_tails.on_ended(log, m.name)]
+        return [kept, told, *self._openings.on_ended(log, replica)]
 
     def on_asked(self, m: AskLog, sender: Address, incarnation: int, now: float) -> list[Effect]:
         log = self._known.logs_of.get(m.event_type)
         if log is None:
             return []  # the asker repeats itself: the type may be on its way
         standing = self._known.epochs[self._known.families[m.event_type]].standing
+        in_sync = standing.in_sync if log.stale is None else frozenset()
         present = {s.identity for s in standing.answers.values()}
         followers = tuple(
-            Follower(f.name, f.position, f.name in present, f.name in standing.in_sync)
+            Follower(f.name, f.position, f.name in present, f.name in in_sync)
             for f in sorted(log.subscribers, key=lambda f: f.name)
         )
         told = LogTold(
@@ -141,8 +162,10 @@ class LogKeeper:
             event_type=m.event_type,
             decided=log.decided_upto,
             oldest=log.oldest,
-            in_sync=tuple(sorted(standing.in_sync)),
+            in_sync=tuple(sorted(in_sync)),
             followers=followers,
+            history=log.chain.history,
+            stale=log.stale,
         )
         return [Post(sender, told)]
 
@@ -152,24 +175,19 @@ class LogKeeper:
             return self._known.epochs[event_type].on_read(entries)
         return self._known.logs[event_type].on_read(feed, entries)
 
-    # ---------------------------------------------------------------------------------------------------- recovery
-
-    def fill_gaps(self) -> list[Effect]:
-        """The journal is read: numbers that were given out and never decided are void."""
-        effects: list[Effect] = []
-        for log in self._known.logs.values():
-            for number in log.missing_numbers():
-                entry = LogEntry(number=number)
-                log.fill(entry)
-                effects.append(Persist(LogAppended(event_type=log.event_type, entry=entry)))
-        return effects
-
 
 def _start(start: str, log: EventLog) -> int:
     if start == "now" or not is_start(start):
         return log.decided_upto
     oldest = log.oldest - 1
     return oldest if start == "oldest" else min(max(int(start) - 1, oldest), log.decided_upto)
+
+
+def _not_open(log: EventLog, event_type: str, publisher: Address) -> list[Effect]:
+    """No index can be given out: the publisher says it again, unless only an operator can change that."""
+    if log.stale is None:
+        return []
+    return [Post(publisher, EventsRefused(event_type=event_type, reason=str(log.stale)))]
 
 
 def _confirmed(log: EventLog, entry: LogEntry) -> EventConfirmed:

@@ -1,6 +1,6 @@
 """What a rendezvous coordinates at the moment: who it is, and which transactions are open at it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -16,7 +16,7 @@ from tops.transactions import Access
 
 class RendezvousOptions(msgspec.Struct, frozen=True):
     epochs: EpochOptions = EpochOptions()
-    tail_wait_s: float = 10.0  # how long whoever was in sync is waited for after the journal lost its end
+    tail_wait_s: float = 10.0  # how long silent replicas are waited for after a start
     lease_s: float = 5.0  # a standing answer that is not renewed for so long is withdrawn
     keep_outcomes: int = 100_000
     log_tail: int = 4096
@@ -29,6 +29,7 @@ class RendezvousNode(msgspec.Struct):
     incarnation: int
     predicates: Mapping[str, Predicate]
     options: RendezvousOptions
+    entropy: Callable[[int], bytes]
 
 
 class OpenTransactions:

@@ -16,7 +16,8 @@ from tops.core.known_types import KnownTypes
 from tops.core.local_relay import LocalRelay
 from tops.core.local_transactions import LocalTransactions
 from tops.core.log_keeper import LogKeeper
-from tops.core.lost_tails import LostTails
+from tops.core.log_opening import LogOpenings
+from tops.core.log_recovery import LogRecovery
 from tops.core.open_transactions import OpenTransactions, RendezvousNode, RendezvousOptions
 from tops.core.outcomes import Outcomes
 from tops.core.public_transactions import PublicTransactions
@@ -40,6 +41,7 @@ from tops.messages import (
     EpochFinished,
     EpochVoted,
     EventsPublished,
+    HistoryDiffers,
     LogEntry,
     LogWanted,
     MembershipAnswered,
@@ -52,6 +54,7 @@ from tops.messages import (
     PublisherLost,
     PublishInTx,
     ReachedTold,
+    RecoverLog,
     RouteAsked,
     RouteStands,
     RunOneShot,
@@ -66,16 +69,17 @@ from tops.records import (
     AnyRecord,
     EpochCommitted,
     FinishesNoted,
+    HistoryBegun,
     InSyncChanged,
     LogAppended,
+    LogCut,
     LogDecided,
+    LogStale,
     OutcomesForgotten,
     PublishersKept,
+    ReplicasUnheard,
     Started,
     SubscriptionKept,
-    TailFound,
-    TailLost,
-    TailUnheard,
     TxRefused,
     TypeDefined,
 )
@@ -90,9 +94,14 @@ class Rendezvous:
     """The coordinator's side of all event types that meet at this broker."""
 
     def __init__(
-        self, me: NodeId, incarnation: int, predicates: Mapping[str, Predicate], options: RendezvousOptions
+        self,
+        me: NodeId,
+        incarnation: int,
+        predicates: Mapping[str, Predicate],
+        options: RendezvousOptions,
+        entropy: Callable[[int], bytes],
     ) -> None:
-        node = self.node = RendezvousNode(me, incarnation, predicates, options)
+        node = self.node = RendezvousNode(me, incarnation, predicates, options, entropy)
         outcomes = self.outcomes = Outcomes(options.keep_outcomes)
         known = self.known = KnownTypes(node, outcomes, self._settled)
         self.types, self.families = known.types, known.families
@@ -100,12 +109,13 @@ class Rendezvous:
         transactions = self.open = OpenTransactions()
         self.coordinators, self.relays = transactions.coordinators, transactions.relays
         self.publishers = transactions.publishers
-        self.lost_tails = LostTails(node, known, outcomes)
-        self.log_keeper = LogKeeper(known, self.lost_tails)
+        self.openings = LogOpenings(node, known)
+        self.log_keeper = LogKeeper(known, self.openings)
+        recovery = LogRecovery(node, known, outcomes)
         self.local = LocalTransactions(node, known, transactions, outcomes)
         self.distributed = DistributedTransactions(node, known, transactions, outcomes)
         self.public = PublicTransactions(node, known, transactions, outcomes, self.local, self.distributed)
-        self.standing = StandingDesk(node, known, self._lose)
+        self.standing = StandingDesk(node, known, self.openings, self._lose)
         self.letters: dict[type, Callable[[Any, Address, int, float], list[Effect]]] = {
             TypeAdvertised: known.on_advertised,
             BeginTx: self.distributed.on_begin,
@@ -130,7 +140,9 @@ class Rendezvous:
             LogWanted: self.log_keeper.on_wanted,
             AskLog: self.log_keeper.on_asked,
             EndLog: self.log_keeper.on_end,
-            ReachedTold: self.lost_tails.on_told,
+            ReachedTold: self.openings.on_told,
+            HistoryDiffers: self.openings.on_differs,
+            RecoverLog: recovery.on_recover,
             RouteAsked: self._route_asked,
         }
 
@@ -261,7 +273,7 @@ class Rendezvous:
             reason = "the broker keeps no record of local transactions, and was restarted"
             return [Post(sender, TxOutcome(tx=m.tx, outcome=Outcome.UNKNOWN, reason=reason))]
         log = self.logs_of.get(m.event_type)
-        if log is not None and log.lost is not None and not alive and not self.outcomes.is_refused(m.tx):
+        if log is not None and log.opening is not None and not alive and not self.outcomes.is_refused(m.tx):
             return []  # a replica may have committed it: who asks does so again
         return self.outcomes.ask(m.tx, sender, alive, presume=log is None or not log.missing)
 
@@ -281,7 +293,7 @@ class Rendezvous:
             case ("notes", event_type):
                 return self.epochs[event_type].write_notes()
             case ("tail", event_type):
-                return self.lost_tails.on_timer(event_type)
+                return self.openings.on_timer(event_type)
             case ("lease", event_type):
                 return self.standing.on_lease(event_type, now)
         return []
@@ -312,8 +324,8 @@ class Rendezvous:
                 self.epochs[name].recover(record)
             case EpochCommitted(epoch=epoch):
                 self.epochs[epoch.event_type].recover(record)
-            case TailLost() | TailFound() | TailUnheard():
-                self.lost_tails.recover(record)
+            case LogStale() | HistoryBegun() | ReplicasUnheard():
+                self.openings.recover(record)
             case FinishesNoted(event_type=name):
                 self.epochs[name].recover(record)
             case TxRefused(tx=tx):
@@ -323,15 +335,24 @@ class Rendezvous:
                     self.outcomes.forget(TxId(f"{life}.{counter}"))
             case LogDecided(event_type=name, upto=upto):
                 self.logs[name].last_number = max(self.logs[name].last_number, upto)
+            case LogCut(event_type=name, point=point):
+                self.logs[name].chain.begin(point)
             case PublishersKept(event_type=name, published=published):
                 self.logs[name].published.update(published)
-            case SubscriptionKept(event_type=name, name=feed, position=position):
-                log = self.logs[name]
-                if position < 0:
-                    log.end(feed)
-                else:
-                    log.feeds[feed] = Feed(feed, name, Address(self.node.me), Filter.nothing(), position, position, 0)
+            case SubscriptionKept():
+                self._recover_subscription(record)
 
-    def recovered(self, torn: bool) -> list[Effect]:
-        """The journal is read: numbers that were given out and never decided are void. `torn`: its end was cut off."""
-        return self.log_keeper.fill_gaps() + self.lost_tails.recovered(torn)
+    def _recover_subscription(self, record: SubscriptionKept) -> None:
+        log, name, position = self.logs[record.event_type], record.name, record.position
+        known = log.feeds.get(name)
+        if position >= 0:
+            nobody, nothing = Address(self.node.me), Filter.nothing()
+            feed = Feed(name, log.event_type, nobody, nothing, position, position, 0, replica=record.replica)
+            log.feeds[name] = feed
+        elif known is not None:
+            log.end(name)
+            self.openings.ended(log, known.replica or name)
+
+    def recovered(self) -> list[Effect]:
+        """The journal is read: its replicas are asked whether it is the newest one."""
+        return self.openings.recovered()

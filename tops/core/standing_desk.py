@@ -4,8 +4,10 @@ from collections.abc import Callable
 
 from tops.core.epochs import EpochCoordinator
 from tops.core.known_types import KnownTypes
+from tops.core.log_opening import LogOpenings
 from tops.core.open_transactions import RendezvousNode
-from tops.effects import Alarm, Effect, Persist, Post, SetTimer
+from tops.digests import LogPoint
+from tops.effects import Effect, Persist, Post, SetTimer
 from tops.messages import Address, StandingAccepted, StandingAnswered, StandingWithdrawn
 from tops.records import InSyncChanged
 from tops.transactions import Scope
@@ -16,8 +18,8 @@ Lose = Callable[[tuple[str, ...], str], list[Effect]]
 class StandingDesk:
     """The standing answers of all families; `lose` is what follows when one is gone."""
 
-    def __init__(self, node: RendezvousNode, known: KnownTypes, lose: Lose) -> None:
-        self._node, self._known, self._lose = node, known, lose
+    def __init__(self, node: RendezvousNode, known: KnownTypes, openings: LogOpenings, lose: Lose) -> None:
+        self._node, self._known, self._openings, self._lose = node, known, openings, lose
 
     def on_answered(self, m: StandingAnswered, sender: Address, incarnation: int, now: float) -> list[Effect]:
         family = self._known.families.get(m.event_type)
@@ -26,7 +28,7 @@ class StandingDesk:
         epochs = self._known.epochs[family]
         standing = epochs.standing
         new = standing.renew(m, sender, incarnation, now)
-        effects = _judge_position(epochs, m, new)
+        effects = self._judge_position(epochs, m, new)
         answer = standing.answers[m.voter]
         in_sync = standing.counted(answer)
         accepted = StandingAccepted(voter=m.voter, incarnation=self._node.incarnation, in_sync=in_sync)
@@ -36,6 +38,27 @@ class StandingDesk:
                 effects.append(SetTimer(("lease", family), self._node.options.lease_s))
             effects += epochs.start()
         return effects
+
+    def _judge_position(self, epochs: EpochCoordinator, m: StandingAnswered, new: bool) -> list[Effect]:
+        """A replica is in sync only with everything decided; it grows into the set while nothing is in flight."""
+        log = epochs.log
+        if log is None or m.position is None or m.identity is None or m.scope is not Scope.DISTRIBUTED:
+            return []
+        if log.opening is not None or m.identity in log.unheard:
+            return []  # how far the log goes, or this replica went while it was silent, is not known yet
+        point = LogPoint(m.history, m.position, m.digest)
+        fits, problem = self._openings.judge(log, m.identity, point)
+        if not fits:
+            return problem
+        in_sync = epochs.standing.in_sync
+        if m.identity in in_sync and new and m.position < log.decided_upto:
+            in_sync = in_sync - {m.identity}
+        elif m.identity not in in_sync and m.position >= log.decided_upto and not epochs.in_flight:
+            in_sync = in_sync | {m.identity}
+        if in_sync == epochs.standing.in_sync:
+            return []
+        epochs.standing.in_sync = in_sync
+        return [Persist(InSyncChanged(event_type=log.event_type, in_sync=in_sync))]
 
     def on_withdrawn(self, m: StandingWithdrawn, sender: Address, incarnation: int, now: float) -> list[Effect]:
         return self._lose((m.voter,), "the participant withdrew")
@@ -51,27 +74,3 @@ class StandingDesk:
         if epochs.standing.answers:
             effects.append(SetTimer(("lease", event_type), self._node.options.lease_s))
         return effects
-
-
-def _judge_position(epochs: EpochCoordinator, m: StandingAnswered, new: bool) -> list[Effect]:
-    """A replica is in sync only with everything decided; it grows into the set while nothing is in flight."""
-    log = epochs.log
-    if log is None or m.position is None or m.identity is None or m.scope is not Scope.DISTRIBUTED:
-        return []
-    if log.lost is not None or m.identity in log.unheard:
-        return []  # how far the log goes, or this replica went when its end was lost, is not known yet
-    in_sync = epochs.standing.in_sync
-    alarms: list[Effect] = []
-    if m.position > log.last_number:
-        # Our journal lost what this replica has: what it holds under the next numbers is not what others will.
-        text = f"{m.identity} has applied {m.position}, and the log of {log.event_type} ends at {log.last_number}"
-        alarms = [Alarm("ahead-of-log", text)] if new else []
-        in_sync = in_sync - {m.identity}
-    elif m.identity in in_sync and new and m.position < log.decided_upto:
-        in_sync = in_sync - {m.identity}
-    elif m.identity not in in_sync and m.position >= log.decided_upto and not epochs.in_flight:
-        in_sync = in_sync | {m.identity}
-    if in_sync == epochs.standing.in_sync:
-        return alarms
-    epochs.standing.in_sync = in_sync
-    return [*alarms, Persist(InSyncChanged(event_type=log.event_type, in_sync=in_sync))]

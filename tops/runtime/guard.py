@@ -28,6 +28,7 @@ from tops.messages import (
     EpochFinished,
     EpochVoted,
     EventsPublished,
+    HistoryDiffers,
     LinkMessage,
     LogDelivered,
     LogWanted,
@@ -38,6 +39,7 @@ from tops.messages import (
     PublisherDone,
     PublishInTx,
     ReachedTold,
+    RecoverLog,
     RouteAsked,
     RunOneShot,
     RunOneShots,
@@ -82,6 +84,8 @@ _RIGHTS: dict[type, Callable[[Any], Iterable[Right]]] = {
     AskLog: lambda m: [(Verb.SUBSCRIBE, m.event_type)],
     EndLog: lambda m: [(Verb.SUBSCRIBE, m.event_type)],
     ReachedTold: lambda m: [(Verb.SUBSCRIBE, m.event_type)],
+    HistoryDiffers: lambda m: [(Verb.SUBSCRIBE, m.event_type)],
+    RecoverLog: lambda m: [(Verb.ADMINISTER, m.event_type)],
     LogWanted: lambda m: [(Verb.SUBSCRIBE, m.definitions[-1].name)],
     # These name a transaction only; that its events may be published or received was checked before.
     CommitTx: lambda m: (),
@@ -245,6 +249,8 @@ def _subject(message: LinkMessage) -> str:
             return f"log {name}"
         case Envelope(body=StandingAnswered(voter=voter)):
             return f"voter {voter}"
+        case Envelope(body=RecoverLog(event_type=event_type)):
+            return f"recover {event_type}"
         case Envelope(body=BeginPublic(request=request)):
             return f"begin {request}"
         case Envelope(body=body):

@@ -7,7 +7,6 @@ that later inputs want done.
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tops.core.broker import BrokerCore
@@ -213,13 +212,18 @@ class SimBroker(SimNode):
 
     def wake_up(self) -> None:
         self.core = BrokerCore(
-            self.name, self.incarnation, self.world.topology, self.world.predicates, self.world.broker_options
+            self.name,
+            self.incarnation,
+            self.world.topology,
+            self.world.entropy,
+            self.world.predicates,
+            self.world.broker_options,
         )
         self.disk.append(Started(incarnation=self.incarnation))
         self.disk.sync()
         for record in self.disk.records:
             self.core.recover(record)
-        self.act(partial(self.core.recovered, self.world.clock.now, torn=self.disk.torn))
+        self.act(self.core.recovered, self.world.clock.now)
 
     def _persist(self, persist: Persist) -> None:
         record = persist.record
