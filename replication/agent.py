@@ -223,6 +223,8 @@ class Agent:
     async def _write(self, asked: Sequence[calls.Write]) -> Sequence[AnyAnswer]:
         if self.writes is None:
             raise ConfigError(f"replica set {self.config.name!r} takes writes at its coordinator")
+        if LocalWrites.await_the_log(self.config) and self.lag.told is not None and self.lag.told.stale is not None:
+            raise NotReachable(str(self.lag.told.stale))  # it would be committed here, and wait for the log in vain
         try:
             answers = await self.writes.write(asked, self.visitor)
         except TopsError as error:

@@ -18,7 +18,15 @@ from replication.refusals import Duplicate, TooFewReplicas, WriteRefused, unders
 from replication.values import pack_values, unpack_rows
 from replication.verdicts import VerdictAsker
 from tops.changes import Change, Member, Row, Statement, check_statement, content_digest, encode_member, own_key
-from tops.errors import InvalidTransaction, NotReachable, OutcomeUnknown, Retry, TopsError, TransactionAborted
+from tops.errors import (
+    InvalidTransaction,
+    JournalStale,
+    NotReachable,
+    OutcomeUnknown,
+    Retry,
+    TopsError,
+    TransactionAborted,
+)
 from tops.ids import TxId, counted_id, told_by_counted
 from tops.messages import TxOutcome, TxSpec
 from tops.site import Site
@@ -126,6 +134,8 @@ class Writer:
         """The transaction goes by the coordinator's id, and so does every question about it."""
         try:
             outcome = await self._site.run(self._spec, [write_body(member, reads)])
+        except JournalStale as stale:
+            raise WriteRefused(stale.tx, stale.code, stale.reason) from stale
         except TransactionAborted as aborted:
             error = self._named(understand(aborted.tx, aborted.reason))
             if isinstance(error, Duplicate):

@@ -48,6 +48,10 @@ class Policy(Protocol):
         """Which reads the set can promise."""
         ...
 
+    def responses_needed(self) -> int:
+        """How many replicas must say where they are, so that one of them surely has everything acknowledged."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Voting:
@@ -78,6 +82,9 @@ class Voting:
     def consistencies(self) -> frozenset[str]:
         return frozenset({"any", "current", "quorum"})
 
+    def responses_needed(self) -> int:
+        return len(self.config.replica)
+
 
 @dataclass(frozen=True, slots=True)
 class LocalFirst:
@@ -91,6 +98,9 @@ class LocalFirst:
 
     def scope_of(self, replica: str) -> Scope:
         return Scope.LOCAL
+
+    def responses_needed(self) -> int:
+        return len(self.config.replica)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +119,6 @@ class LogFirst:
 
     def consistencies(self) -> frozenset[str]:
         return frozenset({"any", "current"})
+
+    def responses_needed(self) -> int:
+        return len(self.config.replica)  # a write is answered once any one of them has it
