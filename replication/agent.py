@@ -265,11 +265,11 @@ class Agent:
         """What an operator must know about this replica."""
         lag, participant = self.lag.lag(), self.participant
         told, trouble, stopped = self.lag.told, self._trouble(), participant.stopped or participant.other_history
-        stale = told.stale if told is not None else None
         # What the coordinator said a while ago is not true for whoever can't hear it take that back.
         in_sync = (
             lag.linked
             and told is not None
+            and told.is_open
             and (self.name in told.in_sync if participant.scope is Scope.DISTRIBUTED else lag.transactions == 0)
         )
         return {
@@ -279,7 +279,7 @@ class Agent:
             "votes": participant.scope is Scope.DISTRIBUTED,
             "position": participant.reached,
             "head": lag.head,
-            "in_sync": bool(in_sync) and not stopped and not trouble and stale is None,
+            "in_sync": bool(in_sync) and not stopped and not trouble,
             "lag_s": round(lag.seconds, 3),
             "lag_transactions": lag.transactions,
             "lag_network": lag.network,

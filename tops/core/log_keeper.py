@@ -151,7 +151,7 @@ class LogKeeper:
         if log is None:
             return []  # the asker repeats itself: the type may be on its way
         standing = self._known.epochs[self._known.families[m.event_type]].standing
-        in_sync = standing.in_sync if log.stale is None else frozenset()
+        in_sync = standing.in_sync if log.opening is None else frozenset()
         present = {s.identity for s in standing.answers.values()}
         followers = tuple(
             Follower(f.name, f.position, f.name in present, f.name in in_sync)
@@ -166,6 +166,7 @@ class LogKeeper:
             followers=followers,
             history=log.chain.history,
             stale=log.stale,
+            is_open=log.opening is None,
         )
         return [Post(sender, told)]
 

@@ -91,6 +91,7 @@ class LogTold(Message, frozen=True):
     followers: tuple[Follower, ...]
     history: str = ""
     stale: StaleJournal | None = None  # why no index is given out
+    is_open: bool = True  # False: since the coordinator's start its replicas are asked where they are
 
 
 class LogWanted(Message, frozen=True):
