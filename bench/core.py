@@ -46,7 +46,7 @@ from tops.effects import (
 from tops.event_types import EventType
 from tops.filters import Filter
 from tops.ids import NodeId
-from tops.messages import CensusPolicy, Event, TxSpec
+from tops.messages import CensusPolicy, Event, Sender, TxSpec
 from tops.runtime.garbage import collect_rarely
 from tops.transactions import LocalOutcome, Scope, ScopeLimit, TxType
 
@@ -70,7 +70,7 @@ class Machines:
         self.answers: dict[int, Any] = {}
         self.request = 0
         for name, site in self.sites.items():
-            self.feed(BROKER, self.broker.site_up(name, 1, 0.0))
+            self.feed(BROKER, self.broker.site_up(Sender(name, "writer", incarnation=1), 0.0))
             self.feed(name, site.link_up(BROKER, 0.0))
         for name in PARTICIPANTS:
             replica = Wish((LOGGED,), Filter.everything(), Scope.DISTRIBUTED, durable=name, replica=BEGINNING)

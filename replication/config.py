@@ -17,10 +17,10 @@ from pydantic import Field, TypeAdapter, ValidationInfo, field_validator, model_
 
 from tops.config import Config, Name, Seconds, Table, error_at, load_config
 from tops.errors import ConfigError
+from tops.security import replica_name
 
 PolicyName = Literal["peer-to-peer", "primary-site", "write-all", "quorum", "combined", "serializable"]
 ResolverName = Literal["last-writer", "first-writer", "site-priority", "per-column"]
-SITE_NAME_MAX = 63
 HIDDEN: Any = {"replica": {"__all__": {"dsn", "keys"}}, "write_token": True, "http_keys": True}  # not for everyone
 
 
@@ -82,14 +82,14 @@ class ReplicaSetConfig(Table):
         raise ConfigError(f"replica set {self.name!r} has no replica {name!r}; it has {', '.join(self.names)}")
 
     def site_of(self, replica: str) -> str:
-        """The name under which a replica's agent is known in the overlay."""
-        return f"{self.name}-{replica}"
+        """The identity under which a replica's agent is known in the overlay."""
+        return replica_name(self.name, replica)
 
     def sites(self, replicas: list[str] | None = None) -> frozenset[str]:
         return frozenset(self.site_of(name) for name in (self.names if replicas is None else replicas))
 
     def replica_of(self, site: str) -> str:
-        return site.removeprefix(f"{self.name}-")
+        return site.removeprefix(f"{self.name}/")
 
     @property
     def writes_needed(self) -> int:
@@ -134,8 +134,6 @@ class ReplicaSetConfig(Table):
         for index, name in enumerate(self.names):
             if name in self.names[:index]:
                 raise ValueError(f"replica {name!r} is there twice")
-            if len(self.site_of(name)) > SITE_NAME_MAX:
-                raise ValueError(f"{self.site_of(name)!r} is longer than {SITE_NAME_MAX} characters")
         self._check_quorums()
         self._check_members()
         return self
@@ -201,7 +199,6 @@ class Cluster:
     def _check(self) -> None:
         brokers = {b.name for b in self.config.broker}
         seen_sets: set[str] = set()
-        seen_sites: set[str] = set()
         tables: dict[tuple[str, str], str] = {}
         for index, replica_set in enumerate(self.replica_sets):
             if replica_set.name in seen_sets:
@@ -210,10 +207,6 @@ class Cluster:
             for place, replica in enumerate(replica_set.replica):
                 if replica.broker not in brokers:
                     raise self._error((index, "replica", place, "broker"), f"no [[broker]] is named {replica.broker!r}")
-                site = replica_set.site_of(replica.name)
-                if site in seen_sites:
-                    raise self._error((index, "replica", place, "name"), f"{site!r} is taken by another one")
-                seen_sites.add(site)
                 if problem := _shared(replica_set, replica, tables):
                     raise self._error((index, "replica", place, "dsn"), problem)
 

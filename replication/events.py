@@ -15,14 +15,14 @@ from msgspec.structs import replace
 
 from tops.changes import Change, Member, decode_member, encode_member, pack_members, unpack_members
 from tops.core.routing import rendezvous_of
-from tops.event_types import EventType
+from tops.event_types import REQUESTS, RESPONSES, SETS_ROOT, EventType
 from tops.ids import NodeId, TxId
 from tops.messages import Event
 
 
 def log_type(replica_set: str) -> EventType:
     attributes = {"at": int, "write": bytes, "reads": bytes, "batch": bytes}
-    return EventType(f"rs.{replica_set}", attributes, durable=True, optional=["batch"])
+    return EventType(f"{SETS_ROOT}.{replica_set}", attributes, durable=True, optional=["batch"])
 
 
 @lru_cache(maxsize=256)
@@ -36,14 +36,14 @@ def _beside(name: str, suffix: str, brokers: tuple[str, ...]) -> str:
 
 def question_type(replica_set: str, brokers: Sequence[str]) -> EventType:
     """For the replica named in `to`."""
-    name = _beside(f"rs.{replica_set}", "ask", tuple(brokers))
-    return EventType(name, {"to": str, "reply_to": str, "body": bytes})
+    name = _beside(f"{SETS_ROOT}.{replica_set}", REQUESTS, tuple(brokers))
+    return EventType(name, {"to": str, "reply_to": str, "body": bytes}, discloses_sender=True)
 
 
 def answer_type(replica_set: str, brokers: Sequence[str]) -> EventType:
     """For the client named in `to`."""
-    name = _beside(f"rs.{replica_set}", "answer", tuple(brokers))
-    return EventType(name, {"to": str, "body": bytes})
+    name = _beside(f"{SETS_ROOT}.{replica_set}", RESPONSES, tuple(brokers))
+    return EventType(name, {"to": str, "body": bytes}, discloses_sender=True)
 
 
 def write_body(member: Member, reads: bytes = b"") -> dict[str, object]:

@@ -1,5 +1,6 @@
 """What has to be done so that what runs is what the file says."""
 
+import secrets
 from pathlib import Path
 
 import msgspec
@@ -27,7 +28,11 @@ async def plan_for(cluster: Cluster, wanted: ReplicaSetConfig, keys: Path | None
     """Compare the file with what the set's agents say they run."""
     brokers = cluster.config
     async with Site.connect(
-        cluster.urls(), keys=keys, cluster=brokers.cluster.name, insecure=brokers.cluster.insecure
+        cluster.urls(),
+        instance=secrets.token_hex(4),
+        keys=keys,
+        cluster=brokers.cluster.name,
+        insecure=brokers.cluster.insecure,
     ) as site:
         caller = Caller(site, wanted.name, site.brokers)
         await caller.start()

@@ -7,6 +7,7 @@ async with connect("ws://127.0.0.1:7420", "shop") as shop:
 
 import asyncio
 import random
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -144,6 +145,8 @@ class ReplicaSet:
             coordinator = {"reachable": True, "head": log.decided, "oldest": log.oldest, "history": log.history}
             coordinator["stale"] = str(log.stale) if log.stale is not None else ""
             behind = {f.name: log.decided - f.position for f in log.followers}
+            # A replica may not have heard yet that its coordinator started again, and on which journal.
+            told = told if log.is_open else {name: {**fields, "in_sync": False} for name, fields in told.items()}
         except NotReachable as error:
             coordinator["problem"], behind = str(error), {}
         replicas = []
@@ -212,7 +215,11 @@ async def connect(
     Raises NotReachable if no broker, or no replica of the set, answers.
     """
     options = SiteOptions(retry_s=0.5, give_up_s=timeout_s)
-    async with Site.connect(url, name=name, keys=keys, insecure=insecure, timeout_s=timeout_s, options=options) as site:
+    # Every process of an application has a session of its own, also where they share a certificate.
+    instance = secrets.token_hex(4) if keys is not None else ""
+    async with Site.connect(
+        url, name=name, instance=instance, keys=keys, insecure=insecure, timeout_s=timeout_s, options=options
+    ) as site:
         caller = Caller(site, replica_set, site.brokers)
         await caller.start()
         config = await _described(caller, replica_set, timeout_s)

@@ -23,6 +23,7 @@ from tops.messages import (
     LinkMessage,
     LogEntry,
     Publication,
+    Sender,
     TxSpec,
 )
 from tops.records import AnyRecord
@@ -91,6 +92,18 @@ class Alarm(Effect, frozen=True):
     text: str
 
 
+class Reject(Effect, frozen=True):
+    """A message of this sender was not acted on, since it claims something that its stamp does not bear out: to be
+    audited, and to be answered where the sender is connected here. `subject` names the message as `Refused` does."""
+
+    sender: Sender
+    verb: str
+    event_type: str
+    reason: str
+    subject: str = ""
+    code: str = "not-yours"  # or "quota"
+
+
 class Answer(Effect, frozen=True):
     """The end of a request that the application made: a value, or an error to raise."""
 
@@ -105,6 +118,7 @@ class Deliver(Effect, frozen=True):
     subscription: int
     event: Event
     tx: TxId | None = None
+    sender: Sender | None = None  # for types that disclose it
 
 
 class DeliverAll(Effect, frozen=True):
@@ -113,6 +127,7 @@ class DeliverAll(Effect, frozen=True):
     subscription: int
     event_type: str
     bodies: tuple[dict[str, Any], ...]
+    sender: Sender | None = None  # for types that disclose it
 
 
 class TxEnded(Effect, frozen=True):

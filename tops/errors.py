@@ -166,17 +166,6 @@ class JournalCorrupt(TopsError):
         )
 
 
-class JournalOutdated(TopsError):
-    """The journal was written by an earlier version, whose logs have no history id."""
-
-    def __init__(self, directory: str) -> None:
-        self.directory = directory
-        super().__init__(
-            f"journal {directory} was written by an earlier version, whose logs have no history: stop everything, move "
-            "this directory away, drop the schema tops in every replica's database, and start anew from equal data"
-        )
-
-
 class JournalFailed(TopsError):
     """A write or a sync failed; whether the records that were under way survived shows at the next open."""
 

@@ -20,7 +20,7 @@ import msgspec
 from tops.digests import Digests, LogPoint
 from tops.effects import BatchPrepared, Memo
 from tops.ids import TxId
-from tops.messages import EpochMember, LogEntry, TxSpec
+from tops.messages import EpochMember, LogEntry, Sender, TxSpec
 from tops.transactions import Scope
 
 
@@ -32,6 +32,7 @@ class Received(msgspec.Struct, frozen=True, gc=False):
     tx: TxId | None = None  # the transaction it belongs to
     sequence: int | None = None  # its place in the transaction
     number: int | None = None  # its number in the log of a durable type
+    sender: Sender | None = None  # who published it, if the type discloses that
 
 
 Handler = Callable[[Received], Awaitable[None] | None]

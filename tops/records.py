@@ -16,6 +16,15 @@ class Started(Record, frozen=True):
     """A new life of the broker; everything said by an earlier one is late."""
 
     incarnation: int
+    protocol: int = 1  # the version that wrote what follows
+
+
+class Publisher(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Whose publication an entry is, and which one of its incarnation; entries themselves do not tell."""
+
+    node: NodeId
+    incarnation: int
+    number: int
 
 
 class TypeDefined(Record, frozen=True):
@@ -32,6 +41,7 @@ class LogAppended(Record, frozen=True):
     event_type: str
     entry: LogEntry
     in_sync: frozenset[str] | None = None
+    publisher: Publisher | None = None  # of a single event
 
 
 class InSyncChanged(Record, frozen=True):

@@ -44,8 +44,8 @@ from tops.runtime.outgoing import Body, TypeOrName, checked_size, events_of, nam
 from tops.runtime.participant_driver import ParticipantDriver
 from tops.runtime.site_journal import SiteJournal, new_incarnation
 from tops.runtime.site_node import Ended, SiteNode
-from tops.security import Kind, check_connect
-from tops.site_logs import ask_log, read_log, recover_log
+from tops.security import check_connect, kind_of_name
+from tops.site_logs import ask_log, end_log, read_log, recover_log
 from tops.site_subscriptions import Enlisted, Subscription, remembered, standing_scope
 from tops.site_transactions import Transaction
 from tops.transactions import Access, LocalOutcome, Scope, ScopeLimit, TxType
@@ -72,6 +72,7 @@ class Site:
         url: str | Sequence[str],
         *,
         name: str | None = None,
+        instance: str = "",
         keys: Path | None = None,
         cluster: str | None = None,
         data: Path | None = None,
@@ -84,9 +85,10 @@ class Site:
         """Connect to one of the brokers at `url`; if its connection breaks it is made again, there or at another.
 
         `keys` is the folder that `tops keys issue` wrote; its certificate has the site's name, and a `name` given as
-        well must be the same. Without keys and name the site gets a random one. `data` is a directory for promises
-        that must survive a crash of this process. Raises NotReachable, NotAuthenticated or ConfigError; nothing is
-        left open then.
+        well must be the same. Without keys and name the site gets a random one. Processes that share a name, or keys,
+        each give an `instance` of their own: of two sessions with the same, the newer one ends the other. `data` is a
+        directory for promises that must survive a crash of this process. Raises NotReachable, NotAuthenticated or
+        ConfigError; nothing is left open then.
         """
         urls = [url] if isinstance(url, str) else list(url)
         if not urls:
@@ -102,14 +104,15 @@ class Site:
         try:
             incarnation = await journal.live() if journal is not None else new_incarnation()
             if keys is not None:
-                own = Identity.with_keys(keys, incarnation, insecure)
+                own = Identity.with_keys(keys, incarnation, insecure, instance)
             else:
                 cluster = cluster or await _cluster_at(urls, timeout_s)
                 name = name or f"site-{secrets.token_hex(6)}"
-                own = Identity.without_keys(cluster, Kind.SITE, name, incarnation, SITE_ROLE, insecure)
+                kind = kind_of_name(name)
+                own = Identity.without_keys(cluster, kind, name, incarnation, SITE_ROLE, insecure, instance)
             if name not in (None, own.party.identity.name):
                 raise ConfigError(f"{keys}: these are the keys of {own.party.identity}, not of site {name!r}")
-            node = SiteNode(own.party.identity.name, own, urls, options or SiteOptions(), heartbeat_s)
+            node = SiteNode(own.node, own, urls, options or SiteOptions(), heartbeat_s)
             node.on_ended = on_ended
             await node.connect(timeout_s)
             yield cls(node, journal)
@@ -122,7 +125,12 @@ class Site:
 
     @property
     def name(self) -> str:
+        """What this session goes by in the overlay: its identity, with the instance behind a colon if it has one."""
         return self._node.name
+
+    @property
+    def identity(self) -> str:
+        return self._node.own.party.identity.name
 
     @property
     def broker(self) -> str:
@@ -421,6 +429,13 @@ class Site:
         """
         self._know(event_type)
         return read_log(self._node, event_type.name, first, last, timeout_s)
+
+    async def end_durable(self, event_type: EventType, name: str, *, timeout_s: float = 10.0) -> None:
+        """End somebody's durable subscription for good, by the name that `ask_log` shows; needs the right to operate.
+
+        For one whose owner is gone for good: `Subscription.end` ends one's own."""
+        self._know(event_type)
+        await end_log(self._node, event_type.name, name, timeout_s, operator=True)
 
     def contribute(self, tx: str, spec: TxSpec) -> Transaction:
         """Publish in somebody else's public transaction; `done()` says that this site has said all it wants."""

@@ -54,12 +54,12 @@ async def read_log(node: SiteNode, event_type: str, first: int, last: int, timeo
         node.act(core.read_log_done(name, event_type))
 
 
-async def end_log(node: SiteNode, event_type: str, name: str, timeout_s: float) -> None:
+async def end_log(node: SiteNode, event_type: str, name: str, timeout_s: float, *, operator: bool = False) -> None:
     asked: list[int] = []
 
     def ask(request: int) -> list[Effect]:
         asked.append(request)
-        return node.core.end_log(request, event_type, name)
+        return node.core.end_log(request, event_type, name, operator=operator)
 
     try:
         async with asyncio.timeout(timeout_s):

@@ -76,7 +76,8 @@ async def linked(
     config, brokers = cluster.replica_set(set_name), cluster.config
     async with Site.connect(
         cluster.urls(),
-        name=operator or f"divergence-{secrets.token_hex(4)}",
+        name=operator or (None if keys is not None else "divergence"),
+        instance=secrets.token_hex(4),
         cluster=brokers.cluster.name,
         keys=keys,
         insecure=brokers.cluster.insecure,

@@ -19,6 +19,7 @@ from tops.messages import (
     PrepareEpoch,
     RunOneShot,
     RunOneShots,
+    Sender,
     StandingAnswered,
     TxSpec,
     TypeAdvertised,
@@ -46,13 +47,16 @@ class DrivenRendezvous:
 
     def __init__(self, options: RendezvousOptions | None = None) -> None:
         self.core = Rendezvous(ME, 1, {}, options or RendezvousOptions(epochs=EpochOptions()), history_of)
+        self.sites: dict[str, str] = {}  # who stands behind a voter
         self.effects: list[Effect] = []
         self.now = 0.0
         for definitions in ((SET,), (OTHER,), (OTHER, CHILD)):
             self.hear(TypeAdvertised(definitions=definitions), PUBLISHER)
 
-    def hear(self, letter: Message, sender: Address) -> list[Effect]:
-        effects = self.core.on_letter(letter, sender, sender.incarnation, self.now)
+    def hear(self, letter: Message, at: Address, sender: Sender | None = None) -> list[Effect]:
+        """From the site behind this handle, unless it is stamped otherwise."""
+        stamp = sender or Sender(self.sites.get(at.handle, at.handle), "writer", incarnation=at.incarnation)
+        effects = self.core.on_letter(letter, stamp, at, self.now)
         self.effects += effects
         return effects
 
@@ -66,13 +70,13 @@ class DrivenRendezvous:
         wants: Filter | None = None,
     ) -> list[Effect]:
         """A standing participant (a replica of the log, if it tells its position) is there."""
+        self.sites[voter] = site
         answered = StandingAnswered(
             voter=voter,
             event_type=event_type,
             filter=wants or Filter.everything(),
             scope=Scope.DISTRIBUTED,
             secret=b"secret",
-            identity=site,
             position=position,
             subscription=subscription,
             history=self.history,

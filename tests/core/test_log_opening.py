@@ -26,6 +26,7 @@ from tops.messages import (
     Published,
     ReachedTold,
     RecoverLog,
+    Sender,
     StaleJournal,
     TxOutcome,
 )
@@ -40,7 +41,7 @@ def records(driven: DrivenRendezvous) -> list[AnyRecord]:
 def started(journal: list[AnyRecord], incarnation: int = 2, entropy: bytes = b"n") -> DrivenRendezvous:
     """The next incarnation, on these records."""
     driven = DrivenRendezvous.__new__(DrivenRendezvous)
-    driven.now, driven.effects = 0.0, [Persist(record) for record in journal]
+    driven.now, driven.effects, driven.sites = 0.0, [Persist(record) for record in journal], {}
     driven.core = Rendezvous(ME, incarnation, {}, RendezvousOptions(), lambda size: entropy * size)
     for record in journal:
         driven.core.recover(record)
@@ -205,7 +206,7 @@ def test_a_replica_whose_subscription_an_operator_ends_is_not_waited_for() -> No
     rendezvous.one_shot("p.1.2", standing_only("set"))
     tell(rendezvous, "A", point(former, 1))
 
-    effects = rendezvous.hear(EndLog(request=1, event_type="set", name="B"), PUBLISHER)
+    effects = rendezvous.hear(EndLog(request=1, event_type="set", name="B", operator=True), PUBLISHER)
 
     assert [p.epoch.number for p in posts(effects, PrepareEpoch)] == [2]
 
@@ -227,10 +228,8 @@ def test_an_index_that_was_given_out_and_never_decided_is_void_only_once_the_log
 
 
 def publish(rendezvous: DrivenRendezvous, number: int) -> list[Effect]:
-    published = Published(
-        event=Event("set", {"mark": "m", "key": "a"}), origin=Origin("set", PUBLISHER.broker, 1, number)
-    )
-    effects = rendezvous.core.on_publication(published, PUBLISHER, 1, 0.0)
+    published = Published(event=Event("set", {"mark": "m", "key": "a"}), origin=Origin("set", number))
+    effects = rendezvous.core.on_publication(published, Sender("publisher", "writer", incarnation=1), PUBLISHER, 0.0)
     rendezvous.effects += effects
     return effects
 
@@ -317,7 +316,7 @@ def test_an_operator_who_ends_the_replica_that_is_ahead_lets_the_others_go_on() 
     rendezvous.stand("b", "set", "B", position=1)
     tell(rendezvous, "B", point(former, 1))
 
-    rendezvous.hear(EndLog(request=1, event_type="set", name="A"), PUBLISHER)
+    rendezvous.hear(EndLog(request=1, event_type="set", name="A", operator=True), PUBLISHER)
     again = started(records(rendezvous), 3)
 
     assert not waits(rendezvous)

@@ -104,7 +104,7 @@ def test_a_policy_maps_to_transaction_properties(tmp_path: Path) -> None:
     peers = policy_of(load(tmp_path, 'policy = "peer-to-peer"').replica_set("shop")).plan()
 
     assert quorum.tx_type is TxType.DISTRIBUTED
-    assert AtLeast(2, frozenset({"shop-r1", "shop-r2", "shop-r3"})) in quorum.constraints
+    assert AtLeast(2, frozenset({"shop/r1", "shop/r2", "shop/r3"})) in quorum.constraints
     assert (combined.scope_of("r1"), combined.scope_of("r2")) == (Scope.DISTRIBUTED, Scope.LOCAL)
     assert (peers.tx_type, peers.constraints) == (TxType.LOCAL, ())
 

@@ -202,9 +202,9 @@ def test_a_hello_changed_on_the_way_is_noticed_by_both(pair: Pair, change: dict[
 
 def test_another_version_of_the_protocol_is_refused_by_name(pair: Pair) -> None:
     hello = msgspec.msgpack.decode(pair.initiator().hello(), type=Hello)
-    newer = Hello(msgspec.structs.replace(hello.introduction, protocol=2))
+    newer = Hello(msgspec.structs.replace(hello.introduction, protocol=3))
 
-    with pytest.raises(NotAuthenticated, match="version 2"):
+    with pytest.raises(NotAuthenticated, match="version 3"):
         pair.acceptor().on_hello(msgspec.msgpack.encode(newer), utc_now())
 
 

@@ -31,8 +31,8 @@ from tops.core.sub_tx_executor import SubTxExecutor, SubTxState
 from tops.core.tx_coordinator import TxCoordinator
 from tops.digests import NO_DIGEST
 from tops.effects import Effect, Note, Persist
-from tops.ids import hashed
-from tops.messages import EpochId
+from tops.ids import hashed, voter_key
+from tops.messages import EpochId, Sender
 from tops.sim import databases
 from tops.sim.databases import CallbackDatabase, Done
 from tops.transactions import Scope
@@ -106,10 +106,10 @@ def votes_are_counted_twice_after_a_reconnection() -> Any:
         self.received = max(self.received, frame.number)
         return frame.messages
 
-    def counting(self: EpochCoordinator, voted: Any, incarnation: int) -> list[Effect]:
+    def counting(self: EpochCoordinator, voted: Any, sender: Sender) -> list[Effect]:
         epoch = self.in_flight.get(voted.epoch.number)
-        if epoch is None or epoch.id != voted.epoch or voted.voter not in epoch.votes:
-            return honest(self, voted, incarnation)
+        if epoch is None or epoch.id != voted.epoch or voter_key(sender.identity, voted.voter) not in epoch.votes:
+            return honest(self, voted, sender)
         repeated[epoch.id] += 1
         enough = len(epoch.votes) + repeated[epoch.id] >= len(epoch.counted)
         return self._resolve(epoch) if enough and epoch.stage is Stage.VOTING else []
@@ -275,7 +275,7 @@ def a_dropped_replica_commits_anyway() -> Any:
 
 @_sabotage
 def a_repeated_publication_is_logged_again() -> Any:
-    return _patched(EventLog, "recognise", lambda self, origin: Repetition.NEW)
+    return _patched(EventLog, "recognise", lambda self, sender, number: Repetition.NEW)
 
 
 @_sabotage
@@ -304,7 +304,7 @@ def the_census_ignores_its_constraints() -> Any:
 @_sabotage
 def a_dead_participant_is_waited_for_without_end() -> Any:
     return _together(
-        _patched(Rendezvous, "_lose", lambda self, handles, reason: []),
+        _patched(Rendezvous, "_lose", lambda self, keys, reason: []),
         _patched(EpochCoordinator, "on_timer", lambda self, number: []),
         _patched(Rendezvous, "_deadline", lambda self, tx: []),
     )

@@ -16,8 +16,9 @@ from tops.core.log_chain import LogChain
 from tops.digests import LogPoint
 from tops.effects import Effect, Post, ReadLog
 from tops.filters import Filter
-from tops.ids import NodeId
-from tops.messages import Address, LogDelivered, LogEntry, LogRefused, Origin, ReachedTold, StaleJournal
+from tops.ids import NodeId, hashed_voter
+from tops.messages import Address, LogDelivered, LogEntry, LogRefused, ReachedTold, Sender, StaleJournal
+from tops.records import Publisher
 
 ENTRIES_PER_DELIVERY = 256
 BYTES_PER_DELIVERY = 1 << 20
@@ -42,19 +43,25 @@ class Unheard(NamedTuple):
 class Feed(msgspec.Struct):
     """A durable subscription as the log sees it."""
 
-    name: str
+    key: str  # what the log knows it by: see `feed_key`
+    name: str  # what its subscriber calls it
     event_type: str  # itself and its descendants are wanted
     address: Address
     filter: Filter
     position: int  # everything up to here is safe at the subscriber
     sent: int  # everything up to here is on its way
     credit: int  # how many entries may be on their way
-    voter: str | None = None  # entries that it committed itself are not sent again
-    replica: str = ""  # the site of the replica behind it, which gets the digests, too
+    voter: str | None = None  # its key as a voter; entries that it committed itself are not sent again
+    replica: str = ""  # the identity of the replica behind it, which gets the digests, too
     reading: bool = False
     under_way: tuple[int, ...] = ()  # where each delivery ends that is not acknowledged
     passing: bool = False  # gets one delivery each time it asks, and holds nothing back
     told: LogPoint | None = None  # where the replica behind it was when it asked last
+
+    @property
+    def hashed_voter(self) -> str | None:
+        """As the entries name who committed them."""
+        return None if self.voter is None else hashed_voter(self.voter)
 
     def may_wait(self, count: int) -> bool:
         """Whether so few entries are better sent with those that follow: a subscriber tells when it is done."""
@@ -77,6 +84,22 @@ class Opening(msgspec.Struct):
     @property
     def silent(self) -> frozenset[str]:
         return self.asked - self.told.keys()
+
+
+def feed_key(sender: Sender, name: str) -> str:
+    """What a log knows a durable subscription by: it belongs to an identity, under which names are its own business.
+    A replica's goes by its identity alone."""
+    return sender.identity if name == sender.identity else f"{sender.identity}.{name}"
+
+
+def identity_of_feed(key: str) -> str:
+    """Whose durable subscription it is; no identity contains a dot."""
+    return key.partition(".")[0]
+
+
+def reader_key(sender: Sender, name: str) -> str:
+    """The same for one who only looks in passing, which is a matter of one session."""
+    return f"{sender.identity}.{sender.instance}~{name}"
 
 
 def is_start(start: str) -> bool:
@@ -127,7 +150,7 @@ class EventLog:
         self.undecided.add(self.last_number)
         return self.last_number
 
-    def fill(self, entry: LogEntry) -> None:
+    def fill(self, entry: LogEntry, publisher: Publisher | None = None) -> None:
         """A number is decided (also by recovery): committed, or void if the entry is empty."""
         if entry.number > self.last_number:
             # Only in recovery: what lies between was given out, and is decided further on or not at all.
@@ -135,13 +158,17 @@ class EventLog:
             self.last_number = entry.number
         self.undecided.discard(entry.number)
         self.tail[entry.number] = entry
-        self.chain.fill(entry)
-        origin = entry.origin
-        if origin is not None:  # recovery may come to an old entry once more
-            known = self.published.get(origin.site, (0, 0))
-            self.published[origin.site] = max(known, (origin.incarnation, origin.number))
+        self.chain.fill(entry, publisher)
+        if publisher is not None:
+            self.published_by(publisher)
         while len(self.tail) > self.tail_max:
             self.tail.popitem(last=False)
+
+    def published_by(self, publisher: Publisher) -> None:
+        """The last publication of this publisher that has become an entry."""
+        known = self.published.get(publisher.node, (0, 0))
+        # Recovery may come to an old entry once more.
+        self.published[publisher.node] = max(known, (publisher.incarnation, publisher.number))
 
     def begin_history(self, point: LogPoint, end: int, incarnation: int) -> None:
         """The journal ended at `end`, replicas are at `point`: go on behind that, in its history."""
@@ -167,16 +194,16 @@ class EventLog:
         self.oldest = max(self.oldest, oldest, self.chain.base + 1)
         self.chain.cut(self.oldest - 1)
 
-    def recognise(self, origin: Origin) -> Repetition:
+    def recognise(self, sender: Sender, number: int) -> Repetition:
         """A publisher numbers what it publishes to a family without gaps, and repeats what is not confirmed."""
-        incarnation, number = self.published.get(origin.site, (0, 0))
-        if origin.incarnation < incarnation:
+        incarnation, last = self.published.get(sender.node, (0, 0))
+        if sender.incarnation < incarnation:
             return Repetition.OUT_OF_TURN
-        if origin.incarnation > incarnation:
-            number = 0
-        if origin.number <= number:
+        if sender.incarnation > incarnation:
+            last = 0
+        if number <= last:
             return Repetition.REPEATED
-        return Repetition.NEW if origin.number == number + 1 else Repetition.OUT_OF_TURN
+        return Repetition.NEW if number == last + 1 else Repetition.OUT_OF_TURN
 
     @property
     def decided_upto(self) -> int:
@@ -194,7 +221,7 @@ class EventLog:
         if feed.position + 1 < self.oldest:
             refusal = LogRefused(name=feed.name, event_type=self.event_type, oldest=self.oldest)
             return [Post(feed.address, refusal)]
-        known = self.feeds.get(feed.name)
+        known = self.feeds.get(feed.key)
         renewed = known is not None and known.address == feed.address and known.sent >= feed.position
         if known is not None and renewed and not feed.passing:
             # A renewal: what is on its way stays on its way, unless nothing has arrived since the last one.
@@ -202,7 +229,7 @@ class EventLog:
             feed.sent = feed.position if stalled else known.sent
             feed.under_way = () if stalled else known.under_way
             feed.reading = known.reading
-        self.feeds[feed.name] = feed
+        self.feeds[feed.key] = feed
         return self.pump(feed)
 
     @property
@@ -210,15 +237,15 @@ class EventLog:
         """The durable subscriptions, without who only looks in passing."""
         return [feed for feed in self.feeds.values() if not feed.passing]
 
-    def end(self, name: str) -> None:
-        self.feeds.pop(name, None)
+    def end(self, key: str) -> None:
+        self.feeds.pop(key, None)
 
     def pump_all(self) -> list[Effect]:
         """Something was decided: send it to whoever has room."""
         effects: list[Effect] = []
         newest = self.tail.get(self.decided_upto)
         for feed in self.feeds.values():
-            if newest is not None and feed.sent == newest.number - 1 and feed.voter in newest.committing:
+            if newest is not None and feed.sent == newest.number - 1 and feed.hashed_voter in newest.committing:
                 feed.sent = newest.number  # the common case: it committed the next one itself, and counts it by itself
             else:
                 effects += self.pump(feed)
@@ -251,12 +278,12 @@ class EventLog:
                 effects += self._deliver(feed, entries)
             else:
                 feed.reading = True
-                effects.append(ReadLog(self.event_type, feed.name, feed.sent + 1, upto))
+                effects.append(ReadLog(self.event_type, feed.key, feed.sent + 1, upto))
         return effects
 
-    def on_read(self, name: str, entries: tuple[LogEntry, ...]) -> list[Effect]:
+    def on_read(self, key: str, entries: tuple[LogEntry, ...]) -> list[Effect]:
         """What `ReadLog` brought from the disk."""
-        feed = self.feeds.get(name)
+        feed = self.feeds.get(key)
         if feed is None or not feed.reading:
             return []
         feed.reading = False
@@ -268,7 +295,8 @@ class EventLog:
     def _deliver(self, feed: Feed, entries: list[LogEntry]) -> list[Effect]:
         """Send entries that follow each other, or as many of them as one message may hold."""
         after = feed.sent
-        if feed.voter is not None and all(feed.voter in e.committing for e in entries):
+        voter = feed.hashed_voter
+        if voter is not None and all(voter in e.committing for e in entries):
             feed.sent = entries[-1].number
             return []  # it committed these itself, and counts them by itself
         wanted: list[LogEntry] = []
@@ -309,7 +337,7 @@ class EventLog:
     def _wants(self, feed: Feed, entry: LogEntry) -> bool:
         if entry.event is not None:
             return feed.event_type in self.lineage(entry.event.type) and feed.filter.matches(entry.event.body)
-        if feed.voter is not None and feed.voter in entry.committing:
+        if feed.hashed_voter in entry.committing:
             return False
         return any(
             feed.event_type in self.lineage(t.event_type) and feed.filter.matches(t.attributes)

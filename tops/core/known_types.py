@@ -1,5 +1,6 @@
 """The event types that meet at a rendezvous: each family has its epochs and, if it is durable, its log."""
 
+from collections import Counter
 from collections.abc import Callable
 
 from tops.core.ballot import ReadyTx
@@ -8,10 +9,10 @@ from tops.core.event_log import EventLog
 from tops.core.open_transactions import RendezvousNode
 from tops.core.outcomes import Outcomes
 from tops.core.standing import StandingAnswers
-from tops.effects import Effect, Persist, Post
+from tops.effects import Effect, Persist, Post, Reject
 from tops.errors import InvalidEventType, InvalidTransaction
 from tops.event_types import EventType, EventTypes
-from tops.messages import Address, Definitions, TxSpec, TypeAdvertised, TypeAnswered
+from tops.messages import Address, Definitions, Sender, TxSpec, TypeAdvertised, TypeAnswered
 from tops.records import TypeDefined
 from tops.transactions import LocalOutcome, ScopeLimit, TxType
 
@@ -26,18 +27,25 @@ class KnownTypes:
     ) -> None:
         self._node, self._outcomes, self._settled = node, outcomes, settled
         self.types = EventTypes()
+        self._defined_by: Counter[str] = Counter()  # how many types an identity has defined since the start
         self.families: dict[str, str] = {}  # type -> its oldest ancestor
         self.epochs: dict[str, EpochCoordinator] = {}  # per family
         self.logs: dict[str, EventLog] = {}  # per durable family
         self.logs_of: dict[str, EventLog] = {}  # the same by each type's own name
 
-    def on_advertised(self, m: TypeAdvertised, sender: Address, incarnation: int, now: float) -> list[Effect]:
+    def on_advertised(self, m: TypeAdvertised, sender: Sender, at: Address, now: float) -> list[Effect]:
         name = m.definitions[-1].name
+        new, quota = [d for d in m.definitions if d.name not in self.types], self._node.options.quotas.types
+        if new and self._defined_by[sender.identity] + len(new) > quota:
+            reason = f"{sender.identity} has defined {quota} event types here, which is the quota"
+            rejection = Reject(sender, "advertise", name, reason, f"type {name}", code="quota")
+            return [rejection, Post(at, TypeAnswered(event_type=name, refusal=reason))]
         try:
             effects = self._define(m.definitions)
         except InvalidEventType as refusal:
-            return [Post(sender, TypeAnswered(event_type=name, refusal=str(refusal)))]
-        return [*effects, Post(sender, TypeAnswered(event_type=name))]
+            return [Post(at, TypeAnswered(event_type=name, refusal=str(refusal)))]
+        self._defined_by[sender.identity] += len(new)
+        return [*effects, Post(at, TypeAnswered(event_type=name))]
 
     def _define(self, definitions: Definitions) -> list[Effect]:
         """Take a type and its ancestors, for good."""

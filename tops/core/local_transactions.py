@@ -16,6 +16,7 @@ from tops.messages import (
     Event,
     LogEntry,
     RunOneShots,
+    Sender,
     StaleJournal,
     TxOutcome,
     TxPublished,
@@ -33,26 +34,29 @@ class LocalTransactions:
     ) -> None:
         self._node, self._known, self._open, self._outcomes = node, known, transactions, outcomes
 
-    def on_announced(self, census: CensusOpened, initiator: Address, incarnation: int) -> list[Effect]:
+    def on_announced(self, census: CensusOpened, sender: Sender, at: Address) -> list[Effect]:
         """A private one, whose initiator numbers its events."""
         tx = census.tx
         if self._outcomes.is_refused(tx) or tx in self._open.relays:
             return []
-        self._open.publishers[tx] = (NodeId(initiator.handle), incarnation)
-        return self.open(census, initiator, None)
+        if (rejection := self._open.rejection(tx, census.spec, sender)) is not None:
+            aborted = TxOutcome(tx=tx, outcome=Outcome.ABORTED, reason=rejection.reason)
+            return [rejection, *self._outcomes.settle(aborted, at)]
+        self._open.publishers[tx] = (sender.node, sender.incarnation)
+        return self.open(census, sender, at, None)
 
-    def on_one_shots(self, m: RunOneShots, sender: Address) -> list[Effect]:
+    def on_one_shots(self, m: RunOneShots, sender: Sender, at: Address) -> list[Effect]:
         """Announced, relayed and committed at once: they are never open. In a log they share a number."""
         effects: list[Effect] = []
         refusal = self._known.refusal(m.spec)
         fresh: dict[TxId, LocalRelay] = {}
         for one in m.transactions:
             if self._outcomes.is_refused(one.tx):
-                effects += self._outcomes.ask(one.tx, sender, alive=False)
+                effects += self._outcomes.ask(one.tx, at, alive=False)
             elif refusal is not None:
-                effects += self._outcomes.settle(TxOutcome(tx=one.tx, outcome=Outcome.ABORTED, reason=refusal), sender)
+                effects += self._outcomes.settle(TxOutcome(tx=one.tx, outcome=Outcome.ABORTED, reason=refusal), at)
             elif one.tx not in fresh:
-                relay = fresh[one.tx] = self._relay(one.tx, m.spec, sender, None)
+                relay = fresh[one.tx] = self._relay(one.tx, m.spec, sender, at, None)
                 effects += self._announced(relay, one.events)
         return effects + self._committed(list(fresh.values())) if fresh else effects
 
@@ -67,14 +71,18 @@ class LocalTransactions:
             effects.append(Disseminate(published))
         return effects
 
-    def open(self, census: CensusOpened, initiator: Address, numbering: EventCoordinator | None) -> list[Effect]:
-        self._relay(census.tx, census.spec, initiator, numbering)
+    def open(
+        self, census: CensusOpened, sender: Sender, at: Address, numbering: EventCoordinator | None
+    ) -> list[Effect]:
+        self._relay(census.tx, census.spec, sender, at, numbering)
         return [Disseminate(census), SetTimer(("deadline", census.tx), decided_within_s(census.spec))]
 
-    def _relay(self, tx: TxId, spec: TxSpec, initiator: Address, numbering: EventCoordinator | None) -> LocalRelay:
+    def _relay(
+        self, tx: TxId, spec: TxSpec, sender: Sender, at: Address, numbering: EventCoordinator | None
+    ) -> LocalRelay:
         # Right after a restart a transaction may come before its type, and that may turn out to be a durable one.
         keep_events = spec.event_type in self._known.logs_of or spec.event_type not in self._known.types
-        relay = LocalRelay(tx, spec, initiator, keep_events=keep_events, numbering=numbering)
+        relay = LocalRelay(tx, spec, sender, at, keep_events=keep_events, numbering=numbering)
         self._open.relays[tx] = relay
         return relay
 

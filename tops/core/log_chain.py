@@ -7,6 +7,7 @@ history id and from the digest at the cut, which the checkpoint keeps.
 
 from tops.digests import DIGEST_BYTES, NO_DIGEST, LogPoint, chained
 from tops.messages import LogEntry
+from tops.records import Publisher
 
 
 class LogChain:
@@ -23,12 +24,12 @@ class LogChain:
         index = self.base + len(self._packed) // DIGEST_BYTES - 1
         return LogPoint(self.history, index, self._packed[-DIGEST_BYTES:].hex())
 
-    def fill(self, entry: LogEntry) -> None:
+    def fill(self, entry: LogEntry, publisher: Publisher | None) -> None:
         """An index is decided; one that is known is only repeated."""
         index, _, digest = self.end.index, None, self.end.digest
         if entry.number <= index:
             return
-        self._waiting[entry.number] = _ids(entry)
+        self._waiting[entry.number] = _ids(entry, publisher)
         while (ids := self._waiting.pop(index + 1, None)) is not None:
             index += 1
             digest = chained(self.history, digest, index, ids)
@@ -56,9 +57,8 @@ class LogChain:
         self._waiting = {index: ids for index, ids in self._waiting.items() if index > point.index}
 
 
-def _ids(entry: LogEntry) -> tuple[str, ...]:
+def _ids(entry: LogEntry, publisher: Publisher | None) -> tuple[str, ...]:
     """What an entry commits, in order."""
-    if entry.origin is not None:
-        origin = entry.origin
-        return (f"{origin.site}#{origin.incarnation}#{origin.number}",)
+    if publisher is not None:
+        return (f"{publisher.node}#{publisher.incarnation}#{publisher.number}",)
     return tuple([logged.tx for logged in entry.transactions])

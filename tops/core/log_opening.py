@@ -28,7 +28,17 @@ from tops.core.known_types import KnownTypes
 from tops.core.open_transactions import RendezvousNode
 from tops.digests import LogPoint
 from tops.effects import Alarm, Effect, Persist, Post, SetTimer
-from tops.messages import Address, AskReached, HistoryDiffers, HistoryRejected, LogEntry, ReachedTold, StaleJournal
+from tops.event_types import set_of_log
+from tops.messages import (
+    Address,
+    AskReached,
+    HistoryDiffers,
+    HistoryRejected,
+    LogEntry,
+    ReachedTold,
+    Sender,
+    StaleJournal,
+)
 from tops.records import HistoryBegun, InSyncChanged, LogAppended, LogStale, ReplicasUnheard
 
 
@@ -80,20 +90,20 @@ class LogOpenings:
         """Whether a replica has to tell where it is before it is served or counted."""
         return site in log.unheard or (log.opening is not None and site not in log.opening.told)
 
-    def ask(self, log: EventLog, name: str, sender: Address) -> list[Effect]:
+    def ask(self, log: EventLog, feed: Feed) -> list[Effect]:
         """Ask the replica behind a durable subscription, unless it is known to have been too far."""
-        if (log.event_type, sender.handle) in self._ahead:
+        if (log.event_type, feed.replica) in self._ahead:
             return []
-        end, went_on_in = (log.opening.end, None) if log.opening is not None else log.unheard[sender.handle]
+        end, went_on_in = (log.opening.end, None) if log.opening is not None else log.unheard[feed.replica]
         asked = AskReached(
-            name=name,
+            name=feed.name,
             event_type=log.event_type,
             incarnation=self._node.incarnation,
             end=end,
             went_on_in=went_on_in,
             since=log.began_in,
         )
-        return [Post(sender, asked)]
+        return [Post(feed.address, asked)]
 
     def knows(self, log: EventLog, site: str) -> bool:
         """Whether a replica stands in the log's way although nothing is kept for it."""
@@ -102,15 +112,18 @@ class LogOpenings:
     def hold(self, log: EventLog, feed: Feed) -> None:
         """A replica's feed is served when the log is open."""
         if log.opening is not None:
-            log.opening.feeds[feed.name] = feed
+            log.opening.feeds[feed.key] = feed
 
-    def on_told(self, m: ReachedTold, sender: Address, incarnation: int, now: float) -> list[Effect]:
-        log = self._known.logs.get(m.event_type)
-        if log is None or m.incarnation != self._node.incarnation:
+    def on_told(self, m: ReachedTold, sender: Sender, at: Address, now: float) -> list[Effect]:
+        log, identity = self._known.logs.get(m.event_type), sender.identity
+        if log is None or m.incarnation != self._node.incarnation or not may_compare(log, sender):
             return []
         if log.opening is None:
-            return self._told_late(log, sender.handle, m) if sender.handle in log.unheard else []
-        log.opening.told[sender.handle] = m
+            return self._told_late(log, identity, m) if identity in log.unheard else []
+        follows = any(feed.replica == identity for feed in [*log.opening.feeds.values(), *log.feeds.values()])
+        if identity not in log.opening.asked and not follows:
+            return []  # whoever was neither in sync nor follows the log as a replica has nothing to tell
+        log.opening.told[identity] = m
         return [] if log.stale is not None else self._look(log, log.opening)
 
     def _told_late(self, log: EventLog, site: str, m: ReachedTold) -> list[Effect]:
@@ -166,7 +179,7 @@ class LogOpenings:
 
     def reject(self, log: EventLog, feed: Feed, told: LogPoint) -> list[Effect]:
         """Nothing is served to, or kept for, a replica that holds another history; it is told so each time it asks."""
-        log.end(feed.name)
+        log.end(feed.key)
         if feed.replica not in log.differing:
             return []
         own = log.chain.end if told.index > log.chain.end.index else _at(log, told.index)
@@ -183,10 +196,12 @@ class LogOpenings:
             case Relation.OTHER:
                 return False, self._exclude(log, site, point)
 
-    def on_differs(self, m: HistoryDiffers, sender: Address, incarnation: int, now: float) -> list[Effect]:
+    def on_differs(self, m: HistoryDiffers, sender: Sender, at: Address, now: float) -> list[Effect]:
         """A replica found out by itself that it holds another history."""
         log = self._known.logs.get(m.event_type)
-        return [] if log is None or log.opening is not None else self._exclude(log, sender.handle, m.point)
+        if log is None or log.opening is not None or not may_compare(log, sender):
+            return []
+        return self._exclude(log, sender.identity, m.point)
 
     def _exclude(self, log: EventLog, site: str, point: LogPoint) -> list[Effect]:
         if site in log.differing:
@@ -252,6 +267,12 @@ class LogOpenings:
 
     def _epochs(self, log: EventLog) -> EpochCoordinator:
         return self._known.epochs[log.event_type]
+
+
+def may_compare(log: EventLog, sender: Sender) -> bool:
+    """Whose word on where it is counts: on a set's log that of its replicas alone, for it can close the log."""
+    members = set_of_log(log.event_type)
+    return not members or sender.replica_set == members
 
 
 def _fill_gaps(log: EventLog) -> list[Effect]:

@@ -14,7 +14,7 @@ from tops.core.open_transactions import RendezvousNode
 from tops.core.outcomes import Outcomes
 from tops.digests import BEGINNING, LogPoint
 from tops.effects import Alarm, Effect, Persist, Post
-from tops.messages import Address, LogRecovered, ReachedTold, RecoverLog, TxOutcome
+from tops.messages import Address, LogRecovered, ReachedTold, RecoverLog, Sender, TxOutcome
 from tops.records import HistoryBegun, InSyncChanged
 from tops.transactions import Outcome
 
@@ -25,17 +25,17 @@ class LogRecovery:
     def __init__(self, node: RendezvousNode, known: KnownTypes, outcomes: Outcomes) -> None:
         self._node, self._known, self._outcomes = node, known, outcomes
 
-    def on_recover(self, m: RecoverLog, sender: Address, incarnation: int, now: float) -> list[Effect]:
+    def on_recover(self, m: RecoverLog, sender: Sender, at: Address, now: float) -> list[Effect]:
         log = self._known.logs_of.get(m.event_type)
         if log is None or log.opening is None or log.stale is None:
             problem = f"the journal of {m.event_type} is not stale here: there is nothing to recover"
-            return [Post(sender, LogRecovered(request=m.request, problem=problem, point=BEGINNING))]
+            return [Post(at, LogRecovered(request=m.request, problem=problem, point=BEGINNING))]
         told = {site: t for site, t in log.opening.told.items() if site in m.replicas}
         silent = tuple(sorted(set(m.replicas) - told.keys()))
         problem = _problem(log, m, told)
         if problem:
             refused = LogRecovered(request=m.request, problem=problem, point=log.chain.end, silent=silent)
-            return [Post(sender, refused)]
+            return [Post(at, refused)]
         furthest = _furthest(told)
         point = LogPoint(self._node.entropy(16).hex(), furthest.index, furthest.digest)
         at_point = frozenset(site for site, t in told.items() if _same(t.point, point))
@@ -48,7 +48,7 @@ class LogRecovery:
             behind=tuple(sorted(told.keys() - at_point)),
             silent=silent,
         )
-        return [*effects, Post(sender, recovered)]
+        return [*effects, Post(at, recovered)]
 
     def _begin(self, log: EventLog, opening: Opening, point: LogPoint, at_point: frozenset[str]) -> list[Effect]:
         epochs, end = self._known.epochs[log.event_type], log.chain.end.index

@@ -6,8 +6,7 @@ and whatever is still unanswered is asked again.
 """
 
 from collections.abc import Callable, Sequence
-from operator import attrgetter
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 
@@ -36,7 +35,6 @@ from tops.messages import (
     EventsRefused,
     FinishNoted,
     HistoryRejected,
-    Letter,
     LinkMessage,
     LogDelivered,
     LogEnded,
@@ -64,14 +62,6 @@ from tops.messages import (
 from tops.transactions import LocalOutcome, TxType
 
 RETRY = ("retry",)
-NOWHERE = NodeId("")  # a site does not know where it is; its broker does
-# Participants speak under the name they vote under; everybody else under the site's.
-HANDLES = {
-    letter: attrgetter(name)
-    for letter in get_args(Letter)
-    for name in ("voter", "pseudonym")
-    if name in letter.__struct_fields__ and letter is not LogWanted
-}
 
 
 class SiteCore:
@@ -86,13 +76,12 @@ class SiteCore:
         options: SiteOptions | None = None,
     ) -> None:
         self.name, self.incarnation = name, incarnation
-        self._address, self._unsigned = Address(NOWHERE, name), Address(NOWHERE)
         self.options = options or SiteOptions()
         directory = self.directory = TypeDirectory(brokers)
         self.brokers, self.types, self.advertised = directory.brokers, directory.types, directory.advertised
         self.calls = Calls()
         self.link: NodeId | None = None
-        self.events = EventPublisher(name, incarnation, directory)
+        self.events = EventPublisher(directory)
         self.advertising = self.events.advertising
         participation = self.participation = Participation(
             name, self.types, self.calls, self.brokers, directory.rendezvous, entropy, self.options
@@ -170,10 +159,10 @@ class SiteCore:
                 effects = handler(letter)
                 return self._carry_out(effects) if effects else effects
             if type(letter) is PeersAsked:
-                return self._carry_out(self.participation.promises.on_peers_asked(letter, message.sender))
+                return self._carry_out(self.participation.promises.on_peers_asked(letter, message.reply_to))
         elif type(message) is Dissemination and self.link is not None:
             publication = message.publication
-            effects = self._publications[type(publication)](publication, message.lineage, self.link)
+            effects = self._publications[type(publication)](publication, message, self.link)
             return self._carry_out(effects) if effects else effects
         return []
 
@@ -319,9 +308,11 @@ class SiteCore:
         )
         return self._request([Post(Address(self.coordinator_of(event_type)), asked)])
 
-    def end_log(self, request: int, event_type: str, name: str) -> list[Effect]:
-        """A durable subscription ends for good; repeated until it is answered or `forget_log` gives it up."""
-        order = self.ending_logs[request] = EndLog(request=request, event_type=event_type, name=name)
+    def end_log(self, request: int, event_type: str, name: str, *, operator: bool = False) -> list[Effect]:
+        """A durable subscription ends for good; repeated until it is answered or `forget_log` gives it up.
+
+        `operator`: somebody else's, by the name that the log knows it by."""
+        order = self.ending_logs[request] = EndLog(request=request, event_type=event_type, name=name, operator=operator)
         return self._request([Post(Address(self.coordinator_of(event_type)), order)])
 
     def read_log(self, request: int, name: str, event_type: str, after: int, entries_max: int) -> list[Effect]:
@@ -413,11 +404,7 @@ class SiteCore:
             return [effect for effect in effects if not isinstance(effect, Post | Disseminate)]
         for index, effect in enumerate(effects):
             if type(effect) is Post:
-                letter = effect.letter
-                handle = HANDLES.get(type(letter))
-                sender = self._address if handle is None else Address(NOWHERE, handle(letter))
-                envelope = Envelope(to=effect.to, sender=sender, incarnation=self.incarnation, body=letter)
-                effects[index] = Send(link, envelope)
+                effects[index] = Send(link, Envelope(to=effect.to, body=effect.letter))
             elif type(effect) is Disseminate:
                 effects[index] = Send(link, self._dissemination(effect.publication))
         return effects
@@ -436,8 +423,6 @@ class SiteCore:
             rendezvous=route.coordinator,
             upward=True,
             early=not route.durable,
-            sender=self._unsigned,
-            incarnation=self.incarnation,
             publication=publication,
             lineage=route.lineage,
         )

@@ -238,7 +238,6 @@ class Subscriptions:
             filter=s.wish.filter,
             scope=Scope.DISTRIBUTED,
             secret=s.secret,
-            identity=self.site,
             position=point.index if s.replica is not None else None,
             subscription=s.number,
             history=point.history,

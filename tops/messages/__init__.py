@@ -6,6 +6,7 @@ when that is not enough, and is compared when two nodes meet.
 """
 
 from tops.messages.links import (
+    NOWHERE,
     Dissemination,
     Envelope,
     Letter,
@@ -101,11 +102,13 @@ from tops.messages.values import (
     LoggedTx,
     Message,
     Origin,
+    Sender,
     TxSpec,
     Wire,
 )
 
 __all__ = [
+    "NOWHERE",
     "PROTOCOL",
     "AbortTx",
     "Address",
@@ -173,6 +176,7 @@ __all__ = [
     "RunOneShot",
     "RunOneShots",
     "ScopeChosen",
+    "Sender",
     "StaleJournal",
     "StandingAccepted",
     "StandingAnswered",

@@ -198,11 +198,15 @@ class LogRefused(Message, frozen=True):
 
 
 class EndLog(Message, frozen=True):
-    """A durable subscription ends for good: nothing is kept for that name any more."""
+    """A durable subscription ends for good: nothing is kept for that name any more.
+
+    `operator`: `name` is what the log knows it by, and may be anybody's; the broker has seen to it that the sender may
+    operate."""
 
     request: int
     event_type: str
     name: str
+    operator: bool = False
 
 
 class LogEnded(Message, frozen=True):

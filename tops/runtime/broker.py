@@ -6,7 +6,7 @@ not written, the broker stops and says so: `wait` raises.
 
 import asyncio
 import logging
-import secrets
+import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from time import time
@@ -17,10 +17,12 @@ from tops.config import BrokerTable, Config
 from tops.constraints import Predicate
 from tops.core.broker import BrokerCore
 from tops.core.epoch import EpochOptions
+from tops.core.open_transactions import Quotas
 from tops.core.rendezvous import RendezvousOptions
 from tops.errors import ConfigError, JournalClosed, TopsError
 from tops.http.app import http_app
 from tops.ids import NodeId
+from tops.messages import PROTOCOL
 from tops.records import Started
 from tops.runtime.broker_node import BrokerNode
 from tops.runtime.connections import Connections
@@ -107,13 +109,11 @@ class Broker:
         # Not only from the journal: one that was restored from a backup has forgotten the last ones.
         incarnation = max(store.incarnation + 1, new_incarnation())
         topology = config.topology()
-        core = BrokerCore(
-            NodeId(table.name), incarnation, topology, secrets.token_bytes, self._predicates, _options(table)
-        )
+        core = BrokerCore(NodeId(table.name), incarnation, topology, os.urandom, self._predicates, _options(table))
         self._audit = AuditLog(table.data / "audit.log", time())
         addresses = {NodeId(b.name): b.url for b in config.broker}
         self.node = BrokerNode(core, store, table.limits, self._audit, config.cluster.name, addresses)
-        store.append(Started(incarnation=incarnation))
+        store.append(Started(incarnation=incarnation, protocol=PROTOCOL))
         await store.journal.sync()
         for record in (*types, *store.replay()):
             core.recover(record)
@@ -216,7 +216,16 @@ class Broker:
 
 def _options(table: BrokerTable) -> RendezvousOptions:
     limits = table.limits
-    return RendezvousOptions(epochs=EpochOptions(sync_window_s=limits.vote_s, finish_window_s=limits.finish_s))
+    return RendezvousOptions(
+        epochs=EpochOptions(sync_window_s=limits.vote_s, finish_window_s=limits.finish_s),
+        quotas=Quotas(
+            subscriptions=limits.subscriptions_max,
+            types=limits.types_max,
+            followers=limits.followers_max,
+            transactions=limits.transactions_max,
+            participants=limits.participants_max,
+        ),
+    )
 
 
 def _journal_options(table: BrokerTable) -> JournalOptions:

@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 from tops.config import Limits
 from tops.core.broker import BrokerCore
-from tops.effects import Alarm, CancelTimer, Effect, ReadLog, Send, SetTimer
+from tops.effects import Alarm, CancelTimer, Effect, ReadLog, Reject, Send, SetTimer
 from tops.errors import ProtocolError
 from tops.ids import NodeId
 from tops.messages import (
-    Address,
     Dissemination,
     Envelope,
     EventConfirmed,
@@ -62,7 +61,15 @@ class BrokerNode:
         self.links: dict[NodeId, Link] = {}
         self.guards: dict[NodeId, Guard] = {}  # of the links that are sites'
         self.alarms: list[tuple[float, str, str]] = []
-        self.counters = {"refused": 0, "dropped": 0, "slow_readers": 0, "alarms": 0, "decisions": 0, "resets": 0}
+        self.counters = {
+            "refused": 0,
+            "over_quota": 0,
+            "dropped": 0,
+            "slow_readers": 0,
+            "alarms": 0,
+            "decisions": 0,
+            "resets": 0,
+        }
         self.timers = Timers(lambda key: self.act(core.timer(key, _now())))
         self.outbox = Outbox(self._perform, _Recording(store, self._recorded))
         self._encoded: tuple[LinkMessage | None, bytes] = (None, b"")
@@ -108,8 +115,8 @@ class BrokerNode:
             return False
         reason = f"the journal of {self.name} is full, and durable subscribers have not taken what is in it"
         letter = EventsRefused(event_type=event_type, reason=reason)
-        publisher = Address(self.name, link.name) if link.name in self.guards else message.sender
-        self.act(self.core.post(publisher, letter, _now()))
+        site = self.core.edge.sites.get(link.name)
+        self.act(self.core.post(message.reply_to if site is None else site.address, letter, _now()))
         return True
 
     def _pause(self, guard: Guard, now: float) -> float:
@@ -121,11 +128,26 @@ class BrokerNode:
             return 0.0
         return min(taken / bucket.rate, self.limits.heartbeat_s / 4)
 
-    def _refuse(self, link: Link, subject: str, verb: str, event_type: str, text: str) -> None:
+    def _count_rejection(self, code: str) -> None:
         self.counters["refused"] += 1
-        link.say(Refused(subject, verb, event_type, text))
+        self.counters["over_quota"] += code == "quota"
+
+    def _refuse(self, link: Link, subject: str, verb: str, event_type: str, text: str, code: str = "denied") -> None:
+        self._count_rejection(code)
+        link.say(Refused(subject, verb, event_type, text, code))
         if self.audit is not None:
-            self.audit.denied(time.time(), who=link.name, act=f"{verb} {event_type}", detail=subject)
+            self.audit.denied(time.time(), who=link.name, act=f"{verb} {event_type}", detail=f"{code}: {subject}")
+
+    def _reject(self, rejected: Reject) -> None:
+        """The machine did not act on a message of a site, which may be connected elsewhere."""
+        link = self.links.get(rejected.sender.node)
+        if link is not None:
+            self._refuse(link, rejected.subject, rejected.verb, rejected.event_type, rejected.reason, rejected.code)
+            return
+        self._count_rejection(rejected.code)
+        if self.audit is not None:
+            act = f"{rejected.verb} {rejected.event_type}"
+            self.audit.denied(time.time(), who=rejected.sender.node, act=act, detail=rejected.reason)
 
     def hear(self, link: Link, word: AnyWord) -> None:
         if isinstance(word, Pressed) and link.name not in self.guards:
@@ -151,6 +173,8 @@ class BrokerNode:
                 task.add_done_callback(self._reads.discard)
             case Alarm(kind=what, text=text):
                 self.alarm(what, text)
+            case Reject():
+                self._reject(effect)
 
     def _send(self, name: NodeId, message: LinkMessage) -> None:
         link = self.links.get(name)
@@ -202,7 +226,7 @@ class BrokerNode:
 
     def our_meet(self, peer: Peer) -> Meet:
         """What we say first on a connection with this peer."""
-        known = self.links.get(NodeId(peer.identity.name))
+        known = self.links.get(peer.node)
         brokers, urls = tuple(self.addresses), tuple(self.addresses.values())
         proposal = secrets.token_hex(8)
         if known is not None and known.incarnation == peer.incarnation:
@@ -211,16 +235,16 @@ class BrokerNode:
 
     def link_for(self, peer: Peer, guard: Guard | None, ours: Meet, theirs: Meet, proposal: str) -> Link:
         """The link that this connection carries: the one that both ends remember, or a new one."""
-        name = NodeId(peer.identity.name)
+        name = peer.node
         known = self.links.get(name)
         if guard is not None:
             self.guards[name] = guard
         if known is not None and ours.session and ours.session == theirs.session:
             return known
         link = self.links[name] = Link(name, peer.incarnation, proposal)
-        if peer.identity.kind is Kind.SITE:
+        if peer.identity.kind is not Kind.BROKER:
             link.hold(self.pressed)
-            self.act(self.core.site_up(name, peer.incarnation, _now()))
+            self.act(self.core.site_up(peer.sender, _now()))
         else:
             self.act(self.core.broker_up(name, peer.incarnation, _now()))
         log.info("linked", extra={"node": self.name, "peer": str(peer.identity), "incarnation": peer.incarnation})

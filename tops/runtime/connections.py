@@ -20,6 +20,7 @@ from tops.runtime.broker_node import BrokerNode
 from tops.runtime.guard import Guard
 from tops.runtime.identity import HANDSHAKE_TIMEOUT_S, Self
 from tops.runtime.link import Link, exchange_meet
+from tops.runtime.site_journal import INCARNATIONS_PER_S, new_incarnation
 from tops.runtime.sockets import AcceptedSocket, DialledSocket, Socket
 from tops.runtime.wire import FRAME_BYTES_MAX
 from tops.security import HANDSHAKE_BYTES_MAX, ConnectionBudget, Kind, Peer, Permissions, peer_identity, utc_now
@@ -73,12 +74,13 @@ class Connections:
 
     async def _serve_accepted(self, socket: Socket, peer: Peer) -> None:
         guard = None
-        name = NodeId(peer.identity.name)
+        name = peer.node
         brokers = self.node.core.topology.brokers
-        if peer.identity.kind is Kind.SITE:
+        if peer.identity.kind is not Kind.BROKER:
             if name in brokers:
                 raise NotAuthenticated(f"{name!r} is the name of a broker: give the site another")
-            guard = Guard(peer.identity, self.permissions, brokers)
+            self._check_incarnation(peer)
+            guard = Guard(peer.identity, self.permissions, brokers, peer.instance)
         elif name not in self.node.core.topology.neighbours[self.node.name]:
             raise NotAuthenticated(f"broker {name!r} has no link to {self.node.name!r} in the configuration")
         known = self.node.links.get(name)
@@ -88,6 +90,15 @@ class Connections:
             known.close("another connection took over")
             await known.released()
         await self._serve(socket, peer, guard, accepting=True)
+
+    def _check_incarnation(self, peer: Peer) -> None:
+        """Incarnations come from the clock. One far ahead of ours would make every later one of its owner look old."""
+        ahead_s = (peer.incarnation - new_incarnation()) / INCARNATIONS_PER_S
+        if ahead_s > self.node.limits.clock_ahead_s:
+            raise NotAuthenticated(
+                f"the incarnation of {peer.node!r} is {ahead_s:.0f} s ahead of the clock of this broker, which accepts "
+                f"{self.node.limits.clock_ahead_s:g} s: set the clocks right, or raise clock_ahead_s"
+            )
 
     async def _serve(self, socket: Socket, peer: Peer, guard: Guard | None, *, accepting: bool) -> None:
         node = self.node

@@ -1,59 +1,45 @@
 """What a site may send and receive: every message is checked where the site is connected, by what the message names.
 
 Brokers believe each other, so nothing that only a broker or a coordinator says passes here. A message is either
-allowed, or refused with what the site needs to end the request that it belongs to.
+allowed, or rejected with what the site needs to end the request that it belongs to. Which right a message needs is in
+`tops.runtime.rights`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from operator import attrgetter
-from typing import Any
 
 import msgspec
 
 from tops.errors import PermissionDenied, ProtocolError
+from tops.event_types import SetPart, set_part
+from tops.filters import Filter
+from tops.ids import node_id
 from tops.messages import (
     AbortTx,
-    AskEpoch,
-    AskLog,
-    AskMembership,
     AskOutcome,
     BeginPublic,
-    BeginTx,
     CensusOpened,
-    CensusReplied,
     CommitTx,
     Dissemination,
-    EndLog,
     Envelope,
-    EpochFinished,
-    EpochVoted,
     EventsPublished,
-    HistoryDiffers,
     LinkMessage,
     LogDelivered,
     LogWanted,
-    ParticipantAborted,
     PeerKnows,
-    PeersAsked,
     Published,
     PublisherDone,
     PublishInTx,
-    ReachedTold,
     RecoverLog,
-    RouteAsked,
-    RunOneShot,
     RunOneShots,
-    ScopeChosen,
     StandingAnswered,
-    StandingWithdrawn,
     SubscriptionChanged,
     TxPublished,
     TypeAdvertised,
     type_of,
 )
-from tops.security import EVERYTHING, Identity, Permissions, Verb
-
-Right = tuple[Verb, str]
+from tops.runtime.rights import LINK_RIGHTS, Right, publishing, receiving
+from tops.security import Identity, Permissions, Verb
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -63,41 +49,7 @@ class Refusal(msgspec.Struct, frozen=True):
     error: PermissionDenied
 
 
-_RIGHTS: dict[type, Callable[[Any], Iterable[Right]]] = {
-    TypeAdvertised: lambda m: [(Verb.ADVERTISE, m.definitions[-1].name)],
-    BeginTx: lambda m: [(Verb.BEGIN, m.spec.event_type)],
-    BeginPublic: lambda m: [(Verb.BEGIN, m.spec.event_type)],
-    RunOneShot: lambda m: [(Verb.BEGIN, m.spec.event_type), *((Verb.PUBLISH, e.type) for e in m.events)],
-    RunOneShots: lambda m: [
-        (Verb.BEGIN, m.spec.event_type),
-        *((Verb.PUBLISH, name) for name in {e.type for one in m.transactions for e in one.events}),
-    ],
-    PublishInTx: lambda m: [(Verb.PUBLISH, m.event.type)],
-    StandingAnswered: lambda m: [(Verb.SUBSCRIBE, m.event_type)],
-    StandingWithdrawn: lambda m: [(Verb.SUBSCRIBE, m.event_type)],
-    EpochVoted: lambda m: [(Verb.SUBSCRIBE, m.epoch.event_type)],
-    EpochFinished: lambda m: [(Verb.SUBSCRIBE, m.epoch.event_type)],
-    AskEpoch: lambda m: [(Verb.SUBSCRIBE, m.epoch.event_type)],
-    PeersAsked: lambda m: [(Verb.SUBSCRIBE, m.epoch.event_type)],
-    PeerKnows: lambda m: [(Verb.SUBSCRIBE, m.epoch.event_type)],
-    AskMembership: lambda m: [(Verb.SUBSCRIBE, m.event_type)],
-    AskLog: lambda m: [(Verb.SUBSCRIBE, m.event_type)],
-    EndLog: lambda m: [(Verb.SUBSCRIBE, m.event_type)],
-    ReachedTold: lambda m: [(Verb.SUBSCRIBE, m.event_type)],
-    HistoryDiffers: lambda m: [(Verb.SUBSCRIBE, m.event_type)],
-    RecoverLog: lambda m: [(Verb.ADMINISTER, m.event_type)],
-    LogWanted: lambda m: [(Verb.SUBSCRIBE, m.definitions[-1].name)],
-    # These name a transaction only; that its events may be published or received was checked before.
-    CommitTx: lambda m: (),
-    AbortTx: lambda m: (),
-    PublisherDone: lambda m: (),
-    CensusReplied: lambda m: (),
-    ParticipantAborted: lambda m: (),
-    RouteAsked: lambda m: (),
-}
-
-
-_OF_A_PUBLISHER = frozenset([BeginTx, RunOneShot, CommitTx, AbortTx, PublishInTx, PublisherDone])
+_OF_A_PUBLISHER = frozenset([CommitTx, AbortTx, PublishInTx, PublisherDone])
 _transaction_of = attrgetter("tx")
 GRANTED_MAX = 10_000
 
@@ -105,9 +57,12 @@ GRANTED_MAX = 10_000
 class Guard:
     """The rights of one connected site."""
 
-    def __init__(self, identity: Identity, permissions: Permissions, brokers: Iterable[str]) -> None:
+    def __init__(
+        self, identity: Identity, permissions: Permissions, brokers: Iterable[str], instance: str = ""
+    ) -> None:
         self.identity, self._permissions = identity, permissions
         self._origins = frozenset([identity.name, *brokers])
+        self._addressed = Filter.where("to", "=", node_id(identity.name, instance))
         self._publishable: set[str] = set()
         self._granted: set[Right] = set()  # what was checked before: the roles of one `Permissions` never change
         self._readable: dict[str, bool] = {}
@@ -122,72 +77,79 @@ class Guard:
                     # The path of every ordinary event: one look-up.
                     name = publication.event.type
                     if name not in self._publishable:
-                        self._permissions.check(self.identity, Verb.PUBLISH, name)
+                        self._check(publishing(name))
                         if len(self._publishable) >= GRANTED_MAX:
                             self._publishable.clear()
                         self._publishable.add(name)
                     return None
-                self._check_publication(message)
+                self._check_rights(publication)
             elif type(message) is Envelope:
                 self._check_letter(message)
             elif type(message) is SubscriptionChanged:
-                if not message.definitions:
-                    raise ProtocolError(f"{self.identity} subscribed to no event type")
-                if message.filter is not None:
-                    self._permissions.check(self.identity, Verb.SUBSCRIBE, message.definitions[-1].name)
-            elif type(message) is not ScopeChosen:
-                raise ProtocolError(f"{self.identity} sent a {type(message).__name__}, which only brokers send")
+                self._check_subscription(message)
+            else:
+                self._check_rights(message)
         except PermissionDenied as error:
             return Refusal(_subjects(message), error)
         return None
 
-    def _check_publication(self, message: Dissemination) -> None:
-        publication = message.publication
-        match publication:
-            case EventsPublished(event_type=event_type):
-                self._permissions.check(self.identity, Verb.PUBLISH, event_type)
-            case CensusOpened(spec=spec):
-                self._permissions.check(self.identity, Verb.BEGIN, spec.event_type)
-            case TxPublished(event=event, tx=tx):
-                self._check_origin(_life_of(tx))
-                self._permissions.check(self.identity, Verb.PUBLISH, event.type)
-            case _:
-                raise ProtocolError(f"{self.identity} sent a {type(publication).__name__}, which coordinators send")
+    def _check_subscription(self, changed: SubscriptionChanged) -> None:
+        if not changed.definitions:
+            raise ProtocolError(f"{self.identity} subscribed to no event type")
+        self._check_rights(changed)
+        name = changed.definitions[-1].name
+        if changed.filter is not None and set_part(name) is SetPart.RESPONSES and changed.filter != self._addressed:
+            raise PermissionDenied(
+                f"{self.identity} may receive only those of {name!r} that are addressed to it: filter by `to`",
+                who=str(self.identity),
+                verb=Verb.SUBSCRIBE.value,
+                event_type=name,
+            )
 
     def _check_letter(self, envelope: Envelope) -> None:
         letter = envelope.body
         kind = type(letter)
-        if type(letter) is AskOutcome:
-            # Whoever may begin transactions of the type may ask what became of them, and so may whoever resolves.
-            if not self._permissions.allowed(self.identity, Verb.BEGIN, letter.event_type):
-                self._permissions.check(self.identity, Verb.RESOLVE, letter.event_type)
-            return
         if (type(letter) is TypeAdvertised or type(letter) is LogWanted) and not letter.definitions:
             raise ProtocolError(f"{self.identity} named no event type")
-        rights = _RIGHTS.get(kind)
-        if rights is None or (envelope.to.handle and kind is not PeerKnows):
-            raise ProtocolError(f"{self.identity} sent a {kind.__name__}, which only brokers send")
-        if kind in _OF_A_PUBLISHER:
-            self._check_origin(_life_of(_transaction_of(letter)))
-        elif type(letter) is RunOneShots:
-            for life in {_life_of(one.tx) for one in letter.transactions}:
-                self._check_origin(life)
-        for right in rights(letter):
+        if envelope.to.handle and kind is not PeerKnows:
+            raise ProtocolError(f"{self.identity} sent a {kind.__name__} to another site, which only brokers do")
+        if type(letter) is AskOutcome:
+            verb = Verb.BEGIN if self._is_own(letter.tx) else Verb.RESOLVE
+            self._check(((verb,), letter.event_type))
+        elif kind in _OF_A_PUBLISHER and not (type(letter) is AbortTx and letter.operator):
+            self._check_own(_transaction_of(letter), kind)
+        self._check_rights(letter)
+
+    def _check_rights(self, message: object) -> None:
+        need = LINK_RIGHTS.get(type(message))
+        if need is None:
+            raise ProtocolError(f"{self.identity} sent a {type(message).__name__}, which only brokers send")
+        for right in need.rights(message):
             if right not in self._granted:
-                self._grant(right)
+                self._check(right)
+                if len(self._granted) >= GRANTED_MAX:
+                    self._granted.clear()
+                self._granted.add(right)
 
-    def _grant(self, right: Right) -> None:
-        self._permissions.check(self.identity, *right)
-        if len(self._granted) >= GRANTED_MAX:
-            self._granted.clear()
-        self._granted.add(right)
+    def _check(self, right: Right) -> None:
+        verbs, event_type = right
+        if not any(self._permissions.allowed(self.identity, verb, event_type) for verb in verbs):
+            self._permissions.check(self.identity, verbs[0], event_type)
 
-    def _check_origin(self, life: str) -> None:
-        """A private transaction is its initiator's alone; a public one has its id from a broker. An operator may
-        end any."""
-        if life.rpartition(".")[0] not in self._origins:
-            self._permissions.check(self.identity, Verb.RESOLVE, EVERYTHING)
-            self._permissions.check(self.identity, Verb.ADMINISTER, EVERYTHING)
+    def _is_own(self, tx: str) -> bool:
+        """Whether the site's identity began the transaction, or a broker allotted its id: it is a public one then."""
+        node = tx.rsplit(".", 2)[0]
+        return node.partition(":")[0] in self._origins
+
+    def _check_own(self, tx: str, kind: type) -> None:
+        """A private transaction is its initiator's alone; the coordinator knows who has a part in a public one."""
+        if not self._is_own(tx):
+            raise PermissionDenied(
+                f"{self.identity} may not send a {kind.__name__} about {tx[:200]!r}, which another site began",
+                who=str(self.identity),
+                verb=Verb.OPERATE.value,
+                event_type="",
+            )
 
     def deliverable(self, message: LinkMessage) -> LinkMessage | None:
         """What of a message may go out to the site: a subscription to a parent type must not leak a child's events."""
@@ -206,7 +168,8 @@ class Guard:
     def may_read(self, event_type: str) -> bool:
         known = self._readable.get(event_type)
         if known is None:
-            known = self._permissions.allowed(self.identity, Verb.SUBSCRIBE, event_type)
+            verbs, _ = receiving(event_type)
+            known = any(self._permissions.allowed(self.identity, verb, event_type) for verb in verbs)
             if len(self._readable) >= GRANTED_MAX:
                 self._readable.clear()
             self._readable[event_type] = known
@@ -222,10 +185,6 @@ class Guard:
         if len(readable) == len(delivered.entries):
             return envelope
         return msgspec.structs.replace(envelope, body=msgspec.structs.replace(delivered, entries=readable))
-
-
-def _life_of(tx: str) -> str:
-    return tx.rpartition(".")[0]
 
 
 def _subjects(message: LinkMessage) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
+from tops.ids import NodeId, node_id
 from tops.runtime.link import receive_bytes
 from tops.runtime.sockets import Socket
 from tops.security import (
@@ -35,17 +36,29 @@ class Self:
     trust: Trust | None
 
     @classmethod
-    def with_keys(cls, folder: Path, incarnation: int, insecure: str | None = None) -> "Self":
+    def with_keys(cls, folder: Path, incarnation: int, insecure: str | None = None, instance: str = "") -> "Self":
         """Raises ConfigError when the keys can't be used, also when they are expired or revoked."""
         credentials, trust = Credentials.load(folder), Trust.load(folder)
         credentials.check(trust, utc_now())
-        return cls(Party.secured(credentials, trust, incarnation, insecure), credentials, trust)
+        return cls(Party.secured(credentials, trust, incarnation, insecure, instance), credentials, trust)
 
     @classmethod
     def without_keys(
-        cls, cluster: str, kind: Kind, name: str, incarnation: int, site_role: str, insecure: str | None = None
+        cls,
+        cluster: str,
+        kind: Kind,
+        name: str,
+        incarnation: int,
+        site_role: str,
+        insecure: str | None = None,
+        instance: str = "",
     ) -> "Self":
-        return cls(Party.insecure(cluster, kind, name, incarnation, site_role, insecure), None, None)
+        return cls(Party.insecure(cluster, kind, name, incarnation, site_role, insecure, instance), None, None)
+
+    @property
+    def node(self) -> NodeId:
+        """What this session goes by in the overlay."""
+        return node_id(self.party.identity.name, self.party.instance)
 
     def server_tls(self) -> ssl.SSLContext | None:
         if self.credentials is None or self.trust is None:

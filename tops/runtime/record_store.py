@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from tops.errors import JournalCorrupt, JournalOutdated, NotInJournal
-from tops.messages import LogEntry
+from tops.errors import ConfigError, JournalCorrupt, NotInJournal
+from tops.messages import PROTOCOL, LogEntry
 from tops.records import AnyRecord, LogAppended, LogCut, LogDecided, Started, TypeDefined
 from tops.runtime.journal import Journal, JournalOptions
 
@@ -95,13 +95,15 @@ class RecordStore:
             elif isinstance(record, LogCut):
                 cuts[record.event_type] = record
             elif isinstance(record, Started):
+                if record.protocol != PROTOCOL:
+                    raise ConfigError(
+                        f"{self.directory}: this journal was written by version {record.protocol} of the protocol, and "
+                        f"this release reads version {PROTOCOL}: move the folder away and start anew"
+                    )
                 self.incarnation = max(self.incarnation, record.incarnation)
             elif isinstance(record, LogAppended):
                 self._index(record, sequence)
         parents_first = sorted(types.values(), key=lambda record: _generation(record, types))
-        for record in parents_first:
-            if record.event_type.durable and record.event_type.parent is None and not record.history:
-                raise JournalOutdated(str(self.directory))
         return [*parents_first, *decided.values(), *cuts.values()]
 
     def replay(self) -> Iterator[AnyRecord]:

@@ -13,6 +13,7 @@ from tops.config import Retention
 from tops.core.event_log import EventLog
 from tops.core.log_opening import replicas_unheard
 from tops.digests import LogPoint
+from tops.messages import PROTOCOL
 from tops.records import (
     AnyRecord,
     EpochCommitted,
@@ -94,7 +95,7 @@ class Retainer:
         for log in self.node.core.rendezvous.logs.values():
             for feed in log.subscribers:
                 if feed.position < log.last_number:
-                    yield f"{feed.name} at {feed.position} of {log.last_number} in {log.event_type}"
+                    yield f"{feed.key} at {feed.position} of {log.last_number} in {log.event_type}"
 
     def _needed_from(self) -> int:
         """The first record of the journal that some durable subscriber has not taken."""
@@ -138,7 +139,7 @@ class Retainer:
         """Everything but the logs' entries, and each log's last one: numbers must never be given twice."""
         core = self.node.core
         rendezvous = core.rendezvous
-        yield Started(incarnation=core.incarnation)
+        yield Started(incarnation=core.incarnation, protocol=PROTOCOL)
         for name in rendezvous.families:
             history = rendezvous.logs[name].chain.history if name in rendezvous.logs else ""
             yield TypeDefined(event_type=rendezvous.types.definitions(name)[-1], history=history)
@@ -150,7 +151,7 @@ class Retainer:
             yield from _history(log)
             for feed in log.subscribers:
                 yield SubscriptionKept(
-                    event_type=log.event_type, name=feed.name, position=feed.position, replica=feed.replica
+                    event_type=log.event_type, name=feed.key, position=feed.position, replica=feed.replica
                 )
         for family, epochs in rendezvous.epochs.items():
             if family in rendezvous.logs:

@@ -46,6 +46,7 @@ class Refused(Word, frozen=True):
     verb: str
     event_type: str
     text: str
+    code: str = "denied"  # or why a message that the rights allow was not acted on: see `Reject`
 
 
 class Pressed(Word, frozen=True):

@@ -13,7 +13,7 @@ from tops.security.audit import verify as verify_audit
 from tops.security.authority import Authority
 from tops.security.handshake import FRAME_BYTES_MAX as HANDSHAKE_BYTES_MAX
 from tops.security.handshake import Acceptor, Channel, Initiator, Party, Peer, fresh_nonce, plain_channel
-from tops.security.identity import Identity, Kind
+from tops.security.identity import Identity, Kind, kind_of_name, replica_name
 from tops.security.limits import ConnectionBudget, FrameLimits, KeyedBuckets, Ticket, TokenBucket
 from tops.security.listen import PLAIN_WORDS, check_connect, check_listen, is_loopback
 from tops.security.patterns import EVERYTHING, Pattern
@@ -55,10 +55,12 @@ __all__ = [
     "fresh_nonce",
     "install_redaction",
     "is_loopback",
+    "kind_of_name",
     "peer_identity",
     "plain_channel",
     "redact",
     "register_secret",
+    "replica_name",
     "require_broker",
     "server_context",
     "tls_channel",

@@ -23,11 +23,13 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from tops.errors import ConfigError, NotAuthenticated
-from tops.security.identity import BROKER_ROLE, NAME_MAX, Identity, Kind
+from tops.ids import NodeId, node_id
+from tops.messages import Sender
+from tops.security.identity import CANONICAL_MAX, NAME_MAX, Identity, Kind, check_name, role_of_kind
 from tops.security.listen import accepts_insecure, is_loopback
 from tops.security.trust import Credentials, Trust, fingerprint
 
-PROTOCOL = 1
+PROTOCOL = 2
 NONCE_BYTES = 32
 SIGNATURE_BYTES = 64
 CERTIFICATE_BYTES_MAX = 4096
@@ -36,6 +38,8 @@ FRAME_BYTES_MAX = 6 * 1024
 _LABEL = "tops handshake"
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_MAX)]
+CanonicalName = Annotated[str, msgspec.Meta(min_length=1, max_length=CANONICAL_MAX)]
+Instance = Annotated[str, msgspec.Meta(max_length=NAME_MAX)]  # empty: the one session of its identity
 Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 Certificate = Annotated[bytes, msgspec.Meta(max_length=CERTIFICATE_BYTES_MAX)]  # empty: a node without keys
 Signature = Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES)]  # empty: a node without keys
@@ -46,11 +50,12 @@ class Introduction(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
     protocol: int
     cluster: Name
-    name: Name
+    name: CanonicalName
     kind: Kind
     incarnation: Annotated[int, msgspec.Meta(ge=0)]
     nonce: Nonce
     certificate: Certificate
+    instance: Instance
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="hello"):
@@ -90,10 +95,16 @@ class Party:
     trust: Trust | None
     site_role: str  # what a site without keys gets; unused with keys
     plain_accepted: bool
+    instance: str = ""  # which session of its identity; empty: the only one
 
     @classmethod
     def secured(
-        cls, credentials: Credentials, trust: Trust, incarnation: int, plain_words: str | None = None
+        cls,
+        credentials: Credentials,
+        trust: Trust,
+        incarnation: int,
+        plain_words: str | None = None,
+        instance: str = "",
     ) -> "Party":
         """A node with keys; it believes nobody without."""
         if credentials.identity.cluster != trust.cluster:
@@ -101,24 +112,35 @@ class Party:
                 f"{credentials.folder}: the certificate is for the cluster {credentials.identity.cluster!r}, "
                 f"the authority for {trust.cluster!r}"
             )
-        return cls(credentials.identity, incarnation, credentials, trust, "", accepts_insecure(plain_words))
+        _check_instance(credentials.identity.kind, instance)
+        plain_accepted = accepts_insecure(plain_words)
+        return cls(credentials.identity, incarnation, credentials, trust, "", plain_accepted, instance)
 
     @classmethod
     def insecure(
-        cls, cluster: str, kind: Kind, name: str, incarnation: int, site_role: str, plain_words: str | None = None
+        cls,
+        cluster: str,
+        kind: Kind,
+        name: str,
+        incarnation: int,
+        site_role: str,
+        plain_words: str | None = None,
+        instance: str = "",
     ) -> "Party":
         """A node without keys: names are believed, on loopback only unless the plain words are given.
 
         `site_role` is the role of every site that connects, and our own if we are one.
         """
-        role = BROKER_ROLE if kind is Kind.BROKER else site_role
-        identity = Identity(cluster, kind, name, role)
-        return cls(identity, incarnation, None, None, site_role, accepts_insecure(plain_words))
+        _check_instance(kind, instance)
+        identity = Identity(cluster, kind, name, role_of_kind(kind, site_role))
+        return cls(identity, incarnation, None, None, site_role, accepts_insecure(plain_words), instance)
 
     def introduction(self, nonce: bytes) -> Introduction:
         certificate = self.credentials.certificate_der if self.credentials else b""
         own = self.identity
-        return Introduction(PROTOCOL, own.cluster, own.name, own.kind, self.incarnation, nonce, certificate)
+        return Introduction(
+            PROTOCOL, own.cluster, own.name, own.kind, self.incarnation, nonce, certificate, self.instance
+        )
 
     def sign(self, transcript: bytes) -> bytes:
         return self.credentials.sign(transcript) if self.credentials else b""
@@ -130,6 +152,17 @@ class Peer:
 
     identity: Identity
     incarnation: int
+    instance: str = ""
+
+    @property
+    def node(self) -> NodeId:
+        """The name of this session in the overlay."""
+        return node_id(self.identity.name, self.instance)
+
+    @property
+    def sender(self) -> Sender:
+        """What the messages of this session are stamped with."""
+        return Sender(self.identity.name, self.identity.role, self.instance, self.incarnation)
 
 
 class Side(Enum):
@@ -178,7 +211,7 @@ class Initiator:
             )
             proof = Proof(self._party.sign(_transcript(Side.INITIATOR, self._own, theirs, self._channel)))
         self.state = State.DONE
-        return msgspec.msgpack.encode(proof), Peer(identity, theirs.incarnation)
+        return msgspec.msgpack.encode(proof), Peer(identity, theirs.incarnation, theirs.instance)
 
 
 class Acceptor:
@@ -210,7 +243,7 @@ class Acceptor:
                 self._party, theirs, proof.signature, _transcript(Side.INITIATOR, theirs, self._own, self._channel)
             )
         self.state = State.DONE
-        return Peer(identity, theirs.incarnation)
+        return Peer(identity, theirs.incarnation, theirs.instance)
 
 
 class _failing:
@@ -256,6 +289,10 @@ def _believed(party: Party, channel: Channel, own: Introduction, theirs: Introdu
         raise NotAuthenticated(f"the other side is of the cluster {theirs.cluster!r}, this one of {own.cluster!r}")
     if hmac.compare_digest(theirs.nonce, own.nonce) or theirs.name == own.name:
         raise NotAuthenticated(f"{own.name!r} is talking to itself, or to somebody who echoes it")
+    try:
+        _check_instance(theirs.kind, theirs.instance)
+    except ConfigError as error:
+        raise NotAuthenticated(str(error)) from None
     if party.trust is None:
         return _believed_without_keys(party, theirs)
     if not theirs.certificate:
@@ -273,11 +310,19 @@ def _believed(party: Party, channel: Channel, own: Introduction, theirs: Introdu
 def _believed_without_keys(party: Party, theirs: Introduction) -> Identity:
     if theirs.certificate:
         raise NotAuthenticated(f"{theirs.name!r} has keys and this side has none to answer with; configure them")
-    role = BROKER_ROLE if theirs.kind is Kind.BROKER else party.site_role
     try:
-        return Identity(theirs.cluster, theirs.kind, theirs.name, role)
+        return Identity(theirs.cluster, theirs.kind, theirs.name, role_of_kind(theirs.kind, party.site_role))
     except ConfigError as error:
         raise NotAuthenticated(str(error)) from None
+
+
+def _check_instance(kind: Kind, instance: str) -> None:
+    """Sites may have several sessions; of a broker or a replica there is one."""
+    if not instance:
+        return
+    if kind is not Kind.SITE:
+        raise ConfigError(f"a {kind.value} has one session: it can't be the instance {instance[:NAME_MAX]!r}")
+    check_name("instance", instance)
 
 
 def _check_signature(party: Party, theirs: Introduction, signature: bytes, transcript: bytes) -> None:

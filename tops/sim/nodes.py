@@ -7,6 +7,7 @@ that later inputs want done.
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from tops.core.broker import BrokerCore
@@ -35,7 +36,7 @@ from tops.effects import (
     TxEnded,
 )
 from tops.ids import NodeId
-from tops.messages import LinkMessage, LogEntry
+from tops.messages import PROTOCOL, LinkMessage, LogEntry
 from tops.records import Started
 from tops.sim.disk import SimDisk
 
@@ -215,11 +216,12 @@ class SimBroker(SimNode):
             self.name,
             self.incarnation,
             self.world.topology,
-            self.world.entropy,
+            # Apart from the world's own random numbers: what a broker draws must not change what happens in a run.
+            Random(f"{self.world.seed} {self.name} {self.incarnation}").randbytes,
             self.world.predicates,
             self.world.broker_options,
         )
-        self.disk.append(Started(incarnation=self.incarnation))
+        self.disk.append(Started(incarnation=self.incarnation, protocol=PROTOCOL))
         self.disk.sync()
         for record in self.disk.records:
             self.core.recover(record)

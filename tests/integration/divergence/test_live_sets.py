@@ -90,7 +90,7 @@ async def test_planted_differences_are_found_and_repaired_and_no_others_while_wr
     assert left == untouched
     assert all(later > earlier for earlier, later in zip(before, after, strict=True))
     # One transaction for each replica that had something to repair, and each is in the log.
-    assert {key.split("|")[1] for key in log if key.startswith("tops-repair")} == {"shop-r1", "shop-r2", "shop-r3"}
+    assert {key.split("|")[1] for key in log if key.startswith("tops-repair")} == {"shop/r1", "shop/r2", "shop/r3"}
     assert len(done.transactions) == 3
 
 

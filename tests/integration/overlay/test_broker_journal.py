@@ -15,7 +15,7 @@ from tops.core.rendezvous import RendezvousOptions
 from tops.effects import Post
 from tops.errors import JournalFailed, LimitExceeded, NotReachable
 from tops.ids import NodeId, TxId
-from tops.messages import Address, AskEpoch, EpochId
+from tops.messages import Address, AskEpoch, EpochId, Sender
 from tops.records import PublishersKept
 from tops.runtime import retention
 
@@ -181,7 +181,9 @@ async def test_numbers_that_were_dropped_stay_gone_however_often_the_broker_is_r
             with pytest.raises(NotReachable, match="no longer kept"):
                 [entry async for entry in reader.read_log(BULK, 1, 10)]
             doubtful = AskEpoch(epoch=EpochId("bulk", 1, 1, NodeId("b1"), 1), digest="", voter="v")
-            asked = broker.node.core.rendezvous.on_letter(doubtful, Address(NodeId("b1"), "v", 1), 1, 0.0)
+            asked = broker.node.core.rendezvous.on_letter(
+                doubtful, Sender("v", "writer", incarnation=1), Address(NodeId("b1"), "v", 1), 0.0
+            )
             assert not any(isinstance(effect, Post) for effect in asked), "nobody is told that it was aborted"
 
 

@@ -58,6 +58,7 @@ async def broker_older_and_the_newer_journal_put_back(machine: TimeMachine) -> N
 
 @restore
 async def broker_emptied(machine: TimeMachine) -> None:
+    await machine.caught_up()
     await machine.restore_journal(machine.coordinator, None)
 
     await machine.is_noticed()

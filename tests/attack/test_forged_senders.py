@@ -1,0 +1,345 @@
+"""Sites with valid certificates that speak for others: each attempt is rejected, audited, and disturbs nobody."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.integration.overlay.cluster import until
+from tests.integration.overlay.secured import Secured
+from tests.support.hostile import Hostile
+from tops import Site
+from tops.constraints import AtLeast, OnlyFrom
+from tops.effects import BatchPrepared, Memo
+from tops.errors import ConfigError, ProtocolError
+from tops.event_types import EventType
+from tops.filters import Filter
+from tops.ids import TxId
+from tops.messages import (
+    AbortTx,
+    AskOutcome,
+    CensusReplied,
+    CommitTx,
+    EndLog,
+    Envelope,
+    EpochFinished,
+    EpochId,
+    EpochMember,
+    EpochVoted,
+    Event,
+    Letter,
+    LogEntry,
+    LogWanted,
+    Origin,
+    ParticipantAborted,
+    ParticipantLost,
+    PeerKnows,
+    PeersAsked,
+    PrepareEpoch,
+    Published,
+    PublisherLost,
+    ReachedTold,
+    RunOneShot,
+    StandingAnswered,
+    StandingWithdrawn,
+    SubscriptionChanged,
+    TxSpec,
+)
+from tops.messages import Address as Where
+from tops.participants import BatchParticipant
+from tops.runtime.site_journal import INCARNATIONS_PER_S, new_incarnation
+from tops.transactions import LocalOutcome, Outcome, Scope, ScopeLimit, TxType
+
+LOG = EventType("rs.shop", {"n": int}, durable=True)
+REPLICAS = frozenset({"shop/r1", "shop/r2"})
+EPOCH = EpochId("rs.shop", 1, 1, "b1", 1)  # type: ignore[arg-type]
+
+
+class Replica(BatchParticipant):
+    """Keeps what it has applied in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.applied: list[int] = []
+        self.reached = 0
+        self._prepared: dict[EpochId, tuple[EpochMember, ...]] = {}
+
+    async def position(self) -> int:
+        return self.reached
+
+    async def prepare_batch(self, memo: Memo, members: tuple[EpochMember, ...]) -> BatchPrepared:
+        self._prepared[memo.epoch] = members
+        return BatchPrepared({}, tuple((1,) for _ in members))
+
+    async def finish_batch(self, memo: Memo, committed: bool) -> None:
+        members = self._prepared.pop(memo.epoch, ())
+        if committed:
+            self.applied += [event.body["n"] for member in members for event in member.events or ()]
+            self.reached = memo.epoch.number
+
+    async def apply_entries(self, entries: Sequence[LogEntry], upto: int) -> int:
+        for entry in entries:
+            events = [e for tx in entry.transactions for e in tx.events]
+            self.applied += [e.body["n"] for e in [*events, *([entry.event] if entry.event else [])]]
+        self.reached = upto
+        return upto
+
+
+class Shop:
+    """A set of two replicas, and a client that writes to both."""
+
+    def __init__(self, client: Site, replicas: list[Replica]) -> None:
+        self.client, self.replicas = client, replicas
+        self.written = 0
+
+    async def write(self) -> None:
+        self.written += 1
+        done = await asyncio.wait_for(
+            self.client.execute(
+                LOG,
+                events=[{"n": self.written}],
+                limit=ScopeLimit.LOCAL,
+                constraints=(AtLeast(2, REPLICAS), OnlyFrom(REPLICAS)),
+                local_outcome=LocalOutcome.FOLLOWS,
+            ),
+            10,
+        )
+        assert done.outcome is Outcome.COMMITTED
+
+    async def is_whole(self) -> None:
+        """Writes go on, and every replica has every write once, in order."""
+        await self.write()
+        everything = list(range(1, self.written + 1))
+        await until(lambda: all(replica.applied == everything for replica in self.replicas))
+
+
+@asynccontextmanager
+async def shop_at(secured: Secured) -> AsyncIterator[Shop]:
+    replicas = [Replica(), Replica()]
+    async with secured.site("shop/r1") as one, secured.site("shop/r2") as two, secured.site("client") as client:
+        for site, replica in ((one, replicas[0]), (two, replicas[1])):
+            await site.advertise(LOG)
+            await site.subscribe(LOG, participant=replica, durable=site.identity)
+        await client.advertise(LOG)
+        shop = Shop(client, replicas)
+        await shop.write()
+        yield shop
+
+
+def registration(event_type: str = "rs.shop") -> StandingAnswered:
+    return StandingAnswered(
+        voter="forged",
+        event_type=event_type,
+        filter=Filter.everything(),
+        scope=Scope.DISTRIBUTED,
+        secret=b"s" * 32,
+        position=1,
+        subscription=1,
+    )
+
+
+def one_shot(tx: str) -> RunOneShot:
+    spec = TxSpec(
+        "rs.shop", TxType.DISTRIBUTED, limit=ScopeLimit.LOCAL, local_outcome=LocalOutcome.FOLLOWS, census=None
+    )
+    return RunOneShot(tx=TxId(tx), spec=spec, events=(Event("rs.shop", {"n": 666}),))
+
+
+FORGERIES: dict[str, Letter] = {
+    "register": registration(),
+    "withdraw": StandingWithdrawn(voter="forged", event_type="rs.shop"),
+    "vote": EpochVoted(epoch=EPOCH, digest="d", voter="forged", excluded={}),
+    "finish": EpochFinished(epoch=EPOCH, voter="forged", note=True),
+    "reply to a census": CensusReplied(tx=TxId("client.1.1"), pseudonym="p", event_type="rs.shop"),  # type: ignore[arg-type]
+    "give up": ParticipantAborted(tx=TxId("client.1.1"), voter="forged", reason="no", event_type="rs.shop"),
+    "tell how far": ReachedTold(event_type="rs.shop", incarnation=1, reached=99, transactions=()),
+    "ask peers": PeersAsked(epoch=EPOCH, digest="d", voter="forged"),
+    "end a replica's feed": EndLog(request=1, event_type="rs.shop", name="shop/r1", operator=True),
+    "abort as operator": AbortTx(
+        tx=TxId("client.1.1"), tx_type=TxType.DISTRIBUTED, event_type="rs.shop", reason="no", operator=True
+    ),
+    "commit another's": CommitTx(
+        tx=TxId("client.1.1"), tx_type=TxType.DISTRIBUTED, event_type="rs.shop", last_sequence=0
+    ),
+    "refuse another's future": AskOutcome(tx=TxId("client.1.99"), tx_type=TxType.DISTRIBUTED, event_type="rs.shop"),
+}
+
+
+@pytest.mark.parametrize("role", ["reader", "writer", "participant"])
+async def test_who_is_no_replica_of_a_set_can_do_nothing_that_its_replicas_do(secured: Secured, role: str) -> None:
+    async with shop_at(secured) as shop, Hostile.connect(secured.broker.url, secured.keys("mallory", role)) as mallory:
+        for number, letter in enumerate(FORGERIES.values(), start=1):
+            await mallory.say(letter)
+            await until(lambda number=number: len(mallory.refused) == number)  # type: ignore[misc]
+
+        await shop.is_whole()
+        assert mallory.heard(PrepareEpoch) == []
+        assert shop.client._node.core.transactions == {}
+    assert '"who":"mallory"' in (secured.broker.table.data / "audit.log").read_text()
+
+
+async def test_a_replica_of_another_set_is_an_outsider_too(secured: Secured) -> None:
+    async with shop_at(secured) as shop, Hostile.connect(secured.broker.url, secured.keys("other/r1")) as mallory:
+        await mallory.say(registration(), EpochVoted(epoch=EPOCH, digest="d", voter="forged", excluded={}))
+
+        await until(lambda: len(mallory.refused) == 2)
+        await shop.is_whole()
+
+
+async def test_an_administrators_registration_makes_no_write_fail(secured: Secured) -> None:
+    async with shop_at(secured) as shop, Hostile.connect(secured.broker.url, secured.keys("root", "admin")) as root:
+        await root.say(registration())
+
+        await until(lambda: bool(root.refused))
+        assert [r.verb for r in root.refused] == ["participate"]
+        await shop.is_whole()
+
+
+@pytest.mark.parametrize(
+    "letter",
+    [
+        ParticipantLost(address=Where("b1", "victim", 1)),  # type: ignore[arg-type]
+        PublisherLost(site="client", incarnation=1),  # type: ignore[arg-type]
+        PrepareEpoch(epoch=EPOCH, digest="d", voter="v", members=()),
+    ],
+)
+async def test_what_only_brokers_say_ends_the_connection_and_changes_nothing(secured: Secured, letter: Letter) -> None:
+    async with shop_at(secured) as shop, Hostile.connect(secured.broker.url, secured.keys("root", "admin")) as root:
+        await root.say(letter)
+
+        await until(lambda: bool(root.closed))
+        await shop.is_whole()
+
+
+async def test_a_writer_publishes_no_single_events_into_a_sets_log(secured: Secured) -> None:
+    async with shop_at(secured) as shop, Hostile.connect(secured.broker.url, secured.keys("mallory")) as mallory:
+        await mallory.spread(Published(event=Event("rs.shop", {"n": 666}), origin=Origin("rs.shop", 1)), "rs.shop")
+
+        await until(lambda: [r.verb for r in mallory.refused] == ["originate"])
+        await shop.is_whole()
+
+
+async def test_nobody_uses_up_the_numbers_of_another_publisher(secured: Secured) -> None:
+    log = EventType("orders", {"n": int}, durable=True)
+    async with (
+        secured.site("victim") as victim,
+        Hostile.connect(secured.broker.url, secured.keys("mallory")) as mallory,
+    ):
+        await victim.advertise(log)
+        assert await victim.publish(log, {"n": 1}) == 1
+        stolen = Origin("orders", 2, "victim", victim.incarnation + 1)
+        await mallory.spread(Published(event=Event("orders", {"n": 666}), origin=stolen), "orders")
+
+        assert await victim.publish(log, {"n": 2}) == 2
+        assert [e.event.body["n"] async for e in victim.read_log(log, 1, 2) if e.event is not None] == [1, 2]
+
+
+async def test_nobody_begins_a_transaction_under_anothers_id(secured: Secured) -> None:
+    async with shop_at(secured) as shop, Hostile.connect(secured.broker.url, secured.keys("mallory")) as mallory:
+        await mallory.say(one_shot(f"client.{shop.client.incarnation}.2"))
+
+        await until(lambda: [r.verb for r in mallory.refused] == ["begin"])
+        await shop.is_whole()
+
+
+async def test_a_decision_that_an_outsider_passes_on_does_not_count(secured: Secured) -> None:
+    async with (
+        shop_at(secured) as shop,
+        Hostile.connect(secured.broker.url, secured.keys("mallory", "admin")) as mallory,
+    ):
+        handles = {name: site.address for name, site in secured.broker.node.core.edge.sites.items()}
+        forged = PeerKnows(epoch=EPOCH, digest="d", committing=frozenset())
+        await mallory.send(Envelope(to=handles["shop/r1"], body=forged))  # type: ignore[index]
+        await shop.is_whole()
+
+
+async def test_a_durable_subscription_is_its_owners_alone(secured: Secured) -> None:
+    log = EventType("orders", {"n": int}, durable=True)
+    async with (
+        secured.site("victim") as victim,
+        Hostile.connect(secured.broker.url, secured.keys("mallory")) as mallory,
+    ):
+        await victim.advertise(log)
+        subscription = await victim.subscribe(log, durable="audit")
+        await mallory.say(
+            LogWanted(name="audit", definitions=(log,), filter=Filter(), position=0, start="now", credit=9, voter=None),
+            EndLog(request=1, event_type="orders", name="audit"),
+        )
+        await victim.publish(log, {"n": 1})
+
+        received = await asyncio.wait_for(anext(aiter(subscription)), 10)
+
+    assert received.body == {"n": 1}
+
+
+async def test_two_processes_with_one_certificate_live_beside_each_other(secured: Secured) -> None:
+    keys, orders = secured.keys("app"), EventType("orders", {"n": int})
+    url = secured.broker.url
+    async with Site.connect(url, keys=keys, instance="one") as one, Site.connect(url, keys=keys, instance="two") as two:
+        await one.advertise(orders)
+        subscription = await two.subscribe(orders)
+        await one.publish(orders, {"n": 1})
+
+        received = await asyncio.wait_for(anext(aiter(subscription)), 10)
+
+        assert received.body == {"n": 1}
+        assert received.sender is None
+        assert (one.name, two.name, one.identity) == ("app:one", "app:two", "app")
+
+
+async def test_subscribers_learn_the_sender_of_types_that_disclose_it(secured: Secured) -> None:
+    told = EventType("told", {"n": int}, discloses_sender=True)
+    async with secured.site("publisher") as publisher, secured.site("subscriber", "reader") as subscriber:
+        await publisher.advertise(told)
+        subscription = await subscriber.subscribe(told)
+        await publisher.publish(told, {"n": 1})
+
+        received = await asyncio.wait_for(anext(aiter(subscription)), 10)
+
+    assert received.sender is not None
+    assert (received.sender.identity, received.sender.role) == ("publisher", "writer")
+
+
+async def test_a_stolen_key_can_not_lock_its_owner_out_by_an_incarnation_ahead_of_the_clock(secured: Secured) -> None:
+    keys = secured.keys("victim")
+    ahead = new_incarnation() + 3600 * INCARNATIONS_PER_S
+
+    with pytest.raises(ProtocolError, match="ahead of the clock"):
+        async with Hostile.connect(secured.broker.url, keys, incarnation=ahead):
+            pytest.fail("it must not get in")
+    async with secured.site("victim", keys=keys):
+        pass
+
+
+async def test_quotas_hold_one_identity_and_nobody_else(secured: Secured) -> None:
+    orders = EventType("orders", {"n": int})
+
+    def subscription(number: int) -> SubscriptionChanged:
+        return SubscriptionChanged(
+            subscription=number, definitions=(orders,), filter=Filter(), scope=None, durable=False
+        )
+
+    async with Hostile.connect(secured.broker.url, secured.keys("greedy", "reader")) as greedy:
+        await greedy.send(*map(subscription, range(60)))
+        await until(lambda: len(greedy.refused) == 10)
+
+        assert {r.code for r in greedy.refused} == {"quota"}
+        assert secured.broker.node.counters["over_quota"] == 10
+        async with secured.site("modest", "reader") as modest:
+            await modest.subscribe(orders)
+
+
+async def test_a_response_type_is_received_only_by_whom_it_is_addressed_to(secured: Secured) -> None:
+    answers = EventType("rs.shop.answer0", {"to": str}, discloses_sender=True)
+    changed = SubscriptionChanged(subscription=1, definitions=(answers,), filter=Filter(), scope=None, durable=False)
+    async with Hostile.connect(secured.broker.url, secured.keys("mallory")) as mallory:
+        await mallory.send(changed)
+
+        await until(lambda: bool(mallory.refused))
+
+
+async def test_a_certificate_of_one_site_does_not_open_the_link_of_another(secured: Secured) -> None:
+    with pytest.raises(ConfigError, match="keys of"):
+        async with Site.connect(secured.broker.url, name="victim", keys=secured.keys("mallory")):
+            pytest.fail("it must not get in")
