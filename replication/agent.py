@@ -396,6 +396,8 @@ class Agent:
         self._check_joined()
         if self.writes is None:
             raise ConfigError(f"replica set {self.config.name!r} takes writes at its coordinator")
+        if LocalWrites.await_the_log(self.config) and self.lag.told is not None and self.lag.told.stale is not None:
+            raise NotReachable(str(self.lag.told.stale))  # it would be committed here, and wait for the log in vain
         try:
             answers = await self.writes.write(asked, self.visitor)
         except TopsError as error:
@@ -441,11 +443,12 @@ class Agent:
         if not self._joined.is_set():
             return not_started_status(self)
         lag, participant = self.lag.lag(), self.participant
-        told, trouble = self.lag.told, self._trouble()
+        told, trouble, stopped = self.lag.told, self._trouble(), participant.stopped or participant.other_history
         # What the coordinator said a while ago is not true for whoever can't hear it take that back.
         in_sync = (
             lag.linked
             and told is not None
+            and told.is_open
             and (self.name in told.in_sync if participant.scope is Scope.DISTRIBUTED else lag.transactions == 0)
         )
         return {
@@ -455,7 +458,7 @@ class Agent:
             "votes": participant.scope is Scope.DISTRIBUTED,
             "position": participant.reached,
             "head": lag.head,
-            "in_sync": bool(in_sync) and not participant.stopped and not trouble,
+            "in_sync": bool(in_sync) and not stopped and not trouble,
             "lag_s": round(lag.seconds, 3),
             "lag_transactions": lag.transactions,
             "lag_network": lag.network,
@@ -463,7 +466,8 @@ class Agent:
             "linked": lag.linked,
             "not_started": "",
             "others_lag_s": self.lag.of_others(),
-            "stopped": participant.stopped,
+            "history": told.history if told is not None else "",
+            "stopped": stopped,
             "trouble": trouble,
             "prepared": len(participant.prepared),
             "conflicts": self.errors.conflict_count,
@@ -487,7 +491,15 @@ class Agent:
         """What does not go on although nobody stopped it, and is tried again."""
         publishing = self.writes.publisher.problem if self.writes is not None else ""
         participant = self.participant
-        return participant.trouble or self._database_trouble or self._gone() or publishing or participant.unable.text
+        stale = str(self.lag.told.stale) if self.lag.told is not None and self.lag.told.stale is not None else ""
+        return (
+            stale
+            or participant.trouble
+            or self._database_trouble
+            or self._gone()
+            or publishing
+            or participant.unable.text
+        )
 
     def _gone(self) -> str:
         """Whether what this replica lacks is no longer in the log: its database is an old copy, or the log lost it."""

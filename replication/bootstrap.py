@@ -107,7 +107,7 @@ async def _chunks(agent: "Agent") -> AsyncGenerator[CopyChunk, None]:
             async for data in copy_out(snapshot, table):
                 yield CopyChunk(table=table, data=data)
         sequences = await sequence_values(snapshot.connection)
-        yield CopyChunk(table=None, position=snapshot.position.prefix, sequences=sequences)
+        yield CopyChunk(table=None, point=snapshot.point, sequences=sequences)
 
 
 async def _tables(agent: "Agent") -> Sequence[str]:
@@ -212,13 +212,13 @@ class Newcomer:
                     f"{quote(state)}, {seeded}) on conflict (replica_set) do update set state = excluded.state, "
                     "attempt = '', basis = '', fingerprint = null, seeded = excluded.seeded"
                 )
-                await loader.finish(last.position)
+                await loader.finish(last.point)
         finally:
             self.progress = None
         await agent.database.set_up()  # with the rights to new tables
         await agent.resource.close()
         await agent.resource.start()
-        log.info("copy complete", extra={"replica": agent.replica.name, "position": last.position})
+        log.info("copy complete", extra={"replica": agent.replica.name, "position": last.point.index})
 
     async def _schema(self, caller: Caller, source: str) -> SchemaDumped | None:
         """The source's, for a database that has none of the set's tables; one that has some keeps them."""

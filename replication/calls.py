@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from tops.digests import BEGINNING, LogPoint
 from tops.errors import PermissionDenied, ProtocolError, Retry, TopsError
 
 
@@ -286,12 +287,12 @@ class RowsTold(Answered, frozen=True):
 
 
 class CopyChunk(Answered, frozen=True):
-    """`table` None: the copy is complete, as of `position`, with its sequences. `rows` is about how many rows there
+    """`table` None: the copy is complete, as of `point`, with its sequences. `rows` is about how many rows there
     are in all, in the first chunk."""
 
     table: str | None
     data: bytes = b""
-    position: int = 0
+    point: LogPoint = BEGINNING
     rows: int = 0
     sequences: dict[str, int] = {}
 

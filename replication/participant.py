@@ -21,6 +21,7 @@ from replication.refusals import describe
 from replication.values import pack_rows
 from replication.verdicts import Verdicts
 from tops.changes import Member
+from tops.digests import NO_DIGEST, NO_DIGESTS, Digests, LogPoint
 from tops.effects import BatchPrepared, Memo
 from tops.errors import NotReachable, OutcomeUnknown, ResourceRefused, StaleAttempt
 from tops.ids import TxId
@@ -64,6 +65,7 @@ class ReplicaParticipant(BatchParticipant):
         self.applied_at = time.monotonic()
         self.prepared: set[int] = set()  # promised numbers
         self.stopped = ""  # why nothing is applied any more
+        self.other_history = ""  # how the database differs from the coordinator's log
         self.trouble = ""  # why the last try to apply came to nothing; it is tried again
         self.unable = Recent()  # to vote, or to write
         self.resumed = asyncio.Event()
@@ -80,14 +82,16 @@ class ReplicaParticipant(BatchParticipant):
         self._barriers: dict[int, list[str]] = {}  # barriers that somebody waits for, by prepared number
         self._moved: set[asyncio.Future[None]] = set()  # who waits for another position
         self.pace = Pace(GATHER_S if scope is Scope.LOCAL else 0.0)
+        self._log = ("", NO_DIGESTS)  # the history and the digests of what is being applied
         self.own: set[bytes] = set()  # batches committed here before they were logged: not to be done again
 
     # ------------------------------------------------------------------------------------------------- positions
 
-    async def position(self) -> int:
-        self.reached = self.received = (await self.resource.applied()).prefix
+    async def point(self) -> LogPoint:
+        point = await self.resource.point()
+        self.reached = self.received = point.index
         self.verdicts.begin(self.reached)
-        return self.reached
+        return point
 
     async def promises(self) -> Sequence[Memo]:
         memos = []
@@ -138,7 +142,7 @@ class ReplicaParticipant(BatchParticipant):
 
     # ----------------------------------------------------------------------------------------------------- epochs
 
-    async def prepare_batch(self, memo: Memo, members: tuple[EpochMember, ...]) -> BatchPrepared:
+    async def prepare_batch(self, memo: Memo, members: tuple[EpochMember, ...], before: LogPoint) -> BatchPrepared:
         events = [event for member in members for event in member.events or ()]
         logged = [member_of(m.tx, m.events or ()) for m in members]
         if self.leaving and memo.epoch.number not in self.prepared:  # a new attempt at what is promised may end it
@@ -156,7 +160,8 @@ class ReplicaParticipant(BatchParticipant):
         if refused:
             batch = tuple([member for member in batch if member.tx not in refused])
         try:
-            prepared = await self.resource.prepare(Epoch(_attempt(memo), batch, memo.digest, at_ms(events)))
+            epoch = Epoch(_attempt(memo), batch, memo.digest, at_ms(events), before)
+            prepared = await self.resource.prepare(epoch)
         except (ResourceRefused, NotReachable, OutcomeUnknown, StaleAttempt) as error:
             if not isinstance(error, StaleAttempt):  # that one is only late
                 self.unable.note(f"a vote failed: {error}")
@@ -170,14 +175,14 @@ class ReplicaParticipant(BatchParticipant):
         repairs = {member.tx for member in keyed if repair_of(member) is not None}
         rows = tuple([() if vote.tx in repairs else vote.rows for vote in votes])
         if not [vote for vote in votes if vote.returned and vote.tx not in repairs]:
-            return BatchPrepared(excluded, rows)
+            return BatchPrepared(excluded, rows, log_digest=prepared.log_digest)
         results = tuple(
             msgspec.msgpack.encode([pack_rows(rows) for rows in vote.returned])
             if vote.returned and vote.tx not in repairs
             else b""
             for vote in votes
         )
-        return BatchPrepared(excluded, rows, results)
+        return BatchPrepared(excluded, rows, results, prepared.log_digest)
 
     def _refused(self, members: Sequence[Member]) -> dict[TxId, MemberVote]:
         """Votes against members that ask for what only agents write."""
@@ -190,10 +195,10 @@ class ReplicaParticipant(BatchParticipant):
                 found[member.tx] = MemberVote(member.tx, excluded=Exclusion(Why.INVALID, "", problem))
         return found
 
-    async def finish_batch(self, memo: Memo, committed: bool) -> None:
-        attempt = _attempt(memo)
+    async def finish_batch(self, memo: Memo, committed: bool) -> LogPoint | None:
+        attempt, point = _attempt(memo), None
         if committed:
-            await self.resource.commit(attempt)
+            point = await self.resource.commit(attempt)
         else:
             await self.resource.rollback(attempt)
         waited = self._barriers.pop(attempt.number, [])
@@ -205,6 +210,7 @@ class ReplicaParticipant(BatchParticipant):
         self.prepared.discard(attempt.number)
         if self.leaving:
             self._tell_moved()
+        return point
 
     async def leave(self) -> None:
         """Promise nothing more, and wait a moment for the end of what is promised: its locks would stay in the
@@ -227,8 +233,12 @@ class ReplicaParticipant(BatchParticipant):
 
     # -------------------------------------------------------------------------------------------------------- the log
 
-    async def apply_entries(self, entries: tuple[LogEntry, ...], upto: int) -> int:
+    def on_history(self, problem: str) -> None:
+        self.other_history = problem
+
+    async def apply_entries(self, entries: tuple[LogEntry, ...], upto: int, history: str, digests: Digests) -> LogPoint:
         """Each entry once and in order; numbers that hold nothing for us only move the position."""
+        self._log = (history, digests)
         self.received = max(self.received, upto)
         await self.pace.gathered(self.applied_at)  # what comes meanwhile is applied with the next entries
         known = {entry.number: entry for entry in entries}
@@ -255,7 +265,7 @@ class ReplicaParticipant(BatchParticipant):
                 replaced = await self._failed(work[0], done.failed)
                 if replaced is not None:
                     work[0] = replaced
-        return self.reached
+        return LogPoint(history, self.reached, digests.at(self.reached) or NO_DIGEST)
 
     def _entry(self, number: int, logged: LogEntry | None) -> Entry:
         entry = self._own_left_out(number, logged)
@@ -286,17 +296,21 @@ class ReplicaParticipant(BatchParticipant):
 
     async def _apply(self, work: Sequence[Entry], logged: dict[int, LogEntry]) -> Applied:
         if self.translate is None:
-            done = await self.resource.apply([self._own_entry(entry) for entry in work])
+            done = await self._record([self._own_entry(entry) for entry in work])
             self.verdicts.note([entry for entry in work if entry.number <= done.position])
             return done
         done, left = Applied(self.reached), list(work)
         while left and done.failed is None:
             async with self.turn:
                 some = await self._translated(left, logged)
-                done = await self.resource.apply(some)
+                done = await self._record(some)
             self.verdicts.note([entry for entry in some if entry.number <= done.position])
             left = left[len(some) :]
         return done
+
+    async def _record(self, entries: Sequence[Entry]) -> Applied:
+        history, digests = self._log
+        return await self.resource.apply(entries, history=history, digests=digests)
 
     async def _translated(self, entries: list[Entry], logged: dict[int, LogEntry]) -> list[Entry]:
         """Some of the entries, from the first on. Repairs are rows as they shall be: nothing is left to resolve."""

@@ -39,6 +39,7 @@ from replication.writes import Writer, WriteResult
 from tops.changes import Change, Row, Statement
 from tops.core.participation import SiteOptions
 from tops.errors import ConfigError, NotReachable
+from tops.messages import LogRecovered
 from tops.site import Site
 
 T = TypeVar("T")
@@ -160,8 +161,11 @@ class ReplicaSet:
         coordinator: dict[str, Any] = {"reachable": False}
         try:
             log = await self._site.ask_log(log_type(self.name), timeout_s=timeout_s)
-            coordinator = {"reachable": True, "head": log.decided, "oldest": log.oldest}
+            coordinator = {"reachable": True, "head": log.decided, "oldest": log.oldest, "history": log.history}
+            coordinator["stale"] = str(log.stale) if log.stale is not None else ""
             behind = {f.name: log.decided - f.position for f in log.followers}
+            # A replica may not have heard yet that its coordinator started again, and on which journal.
+            told = told if log.is_open else {name: {**fields, "in_sync": False} for name, fields in told.items()}
         except NotReachable as error:
             coordinator["problem"], behind = str(error), {}
         replicas = []
@@ -183,6 +187,13 @@ class ReplicaSet:
         answer = await self._caller.ask(self.config.site_of(replica), _operation(what, argument), 30.0)
         assert isinstance(answer, Told)
         return answer.text
+
+    async def recover_log(self, *, accept_loss: bool = False) -> LogRecovered:
+        """Let the log of a coordinator whose journal is stale go on in a new history, behind the most advanced
+        replica; what was written before stays as it is there."""
+        sites = [self.config.site_of(name) for name in self.config.names]
+        needed = policy_of(self.config).responses_needed()
+        return await self._site.recover_log(log_type(self.name), sites, needed, accept_loss=accept_loss)
 
     async def wait_in_sync(self, timeout_s: float = 30.0) -> None:
         """Returns when every replica answers and is in sync; NotReachable, naming the others, after the bound."""

@@ -20,7 +20,15 @@ from replication.refusals import AGAINST_PLAN, Duplicate, NotStarted, TooFewRepl
 from replication.values import unpack_rows
 from replication.verdicts import VerdictAsker
 from tops.changes import Change, Member, Row, Statement, content_digest, encode_member, own_key
-from tops.errors import InvalidTransaction, NotReachable, OutcomeUnknown, Retry, TopsError, TransactionAborted
+from tops.errors import (
+    InvalidTransaction,
+    JournalStale,
+    NotReachable,
+    OutcomeUnknown,
+    Retry,
+    TopsError,
+    TransactionAborted,
+)
 from tops.ids import TxId, counted_id, told_by_counted
 from tops.messages import TxOutcome
 from tops.ports import Why
@@ -180,6 +188,8 @@ class Writer:
             self._advertised = True
         try:
             outcome = await self._site.run(self._spec, [write_body(member, reads)])
+        except JournalStale as stale:
+            raise WriteRefused(stale.tx, stale.code, stale.reason) from stale
         except TransactionAborted as aborted:
             error = self._named(understand(aborted.tx, aborted.reason))
             if isinstance(error, Duplicate):

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from tops.digests import Digests, LogPoint
 from tops.errors import TopsError
 from tops.ids import NodeId, TxId
 from tops.messages import (
@@ -220,24 +221,37 @@ class ForgetPromise(Effect, frozen=True):
 
 
 class PrepareBatch(Call, frozen=True):
-    """Apply an epoch as one unit and promise it. Result: `BatchPrepared`."""
+    """Apply an epoch as one unit and promise it. Result: `BatchPrepared`.
+
+    `before` is what the database holds; the digest behind it is prepared with the epoch, in the same transaction."""
 
     memo: Memo
     members: tuple[EpochMember, ...]
+    before: LogPoint
 
 
 class FinishBatch(Call, frozen=True):
-    """Commit or roll back an epoch, also one that is unknown here (it is rolled back already)."""
+    """Commit or roll back an epoch, also one that is unknown here (it is rolled back already). Result, of a commit: the
+    point that the database holds now."""
 
     memo: Memo
     committed: bool
 
 
 class ApplyEntries(Call, frozen=True):
-    """Apply what others have committed, in this order, each once. Result: the position reached."""
+    """Apply what others have committed, in this order, each once. Result: the point reached."""
 
     entries: tuple[LogEntry, ...]
     upto: int
+    history: str
+    digests: Digests  # at every index that is applied
+
+
+class HistoryJudged(Effect, frozen=True):
+    """Whether a replica's database and the coordinator's log hold the same history; empty: they do."""
+
+    subscription: int
+    problem: str
 
 
 class BatchPrepared(msgspec.Struct, frozen=True):
@@ -246,3 +260,4 @@ class BatchPrepared(msgspec.Struct, frozen=True):
     excluded: dict[TxId, str]
     rows: tuple[tuple[int, ...], ...] = ()
     results: tuple[bytes, ...] = ()
+    log_digest: str = ""  # what was prepared, as it will stand in the database; empty: nothing was

@@ -83,6 +83,17 @@ class TransactionAborted(TopsError):
         super().__init__(f"transaction {tx} aborted: {reason}")
 
 
+class JournalStale(TransactionAborted):
+    """The coordinator's journal is older than what a replica holds, so it gives out no index: an operator is needed."""
+
+    code = "journal-stale"
+    retry = Retry.NEVER
+
+    def __init__(self, tx: str, reason: str, event_type: str, index: int, replica: str, replica_index: int) -> None:
+        super().__init__(tx, reason)
+        self.event_type, self.index, self.replica, self.replica_index = event_type, index, replica, replica_index
+
+
 class CensusUnfulfilled(TransactionAborted):
     """Too few or the wrong participants answered the census; no event was sent."""
 

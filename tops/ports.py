@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 
 from tops.changes import Member, Row, Value, decode_member
+from tops.digests import BEGINNING, NO_DIGESTS, Digests, LogPoint
 from tops.ids import NodeId, TxId
 
 
@@ -35,6 +36,7 @@ class Epoch(msgspec.Struct, frozen=True, gc=False, array_like=True):
     members: tuple[Member, ...]
     digest: str
     at_ms: int  # the coordinator's clock, never going back: all replicas measure the life of idempotency keys by it
+    before: LogPoint = BEGINNING  # what the database must hold of the log
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -80,6 +82,7 @@ class Prepared(msgspec.Struct, frozen=True, gc=False, array_like=True):
     attempt: Attempt
     digest: str
     votes: tuple[MemberVote, ...]
+    log_digest: str = ""  # recorded with the work: of the log with all members that are not excluded
 
 
 class EntryFailed(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -143,6 +146,9 @@ class Snapshot(Protocol):
     @property
     def position(self) -> Position: ...
 
+    @property
+    def point(self) -> LogPoint: ...
+
     def rows(self, table: str, *, chunk: int = 10_000) -> AsyncIterator[list[Row]]:
         """All rows in key order; values in a form that an `Insert` takes back exactly."""
         ...
@@ -168,19 +174,25 @@ class Resource(Protocol):
     async def prepare(self, epoch: Epoch) -> Prepared:
         """Promise an epoch; other attempts of its number are rolled back first. Raises ResourceRefused for a NO."""
 
-    async def commit(self, attempt: Attempt) -> None:
-        """Keep the promise. Raises PromiseLost when there is none and the number is not applied either."""
+    async def commit(self, attempt: Attempt) -> LogPoint:
+        """Keep the promise; returns what the database holds then. Raises PromiseLost when there is none and the number
+        is not applied either."""
 
     async def rollback(self, attempt: Attempt) -> None:
         """Drop the promise; an unknown one is dropped already."""
 
-    async def apply(self, entries: Sequence[Entry], *, durable: bool = True) -> Applied:
-        """Commit entries of the log in order, exactly once; known numbers are skipped.
+    async def apply(
+        self, entries: Sequence[Entry], *, durable: bool = True, history: str = "", digests: Digests = NO_DIGESTS
+    ) -> Applied:
+        """Commit entries of the log in order, exactly once, with the digests; known numbers are skipped.
 
         Not durable: a crash of the database may take back the newest ones together with their position.
         """
 
     async def applied(self) -> Position: ...
+
+    async def point(self) -> LogPoint:
+        """The applied prefix, and which log it is a prefix of."""
 
     async def compact(self) -> None:
         """Keep the applied prefix as one row, and forget idempotency keys whose time is over."""

@@ -33,6 +33,7 @@ from tops.messages import (
     CensusPolicy,
     Definitions,
     LogEntry,
+    LogRecovered,
     LogTold,
     TxOutcome,
     TxSpec,
@@ -46,7 +47,7 @@ from tops.runtime.participant_driver import ParticipantDriver
 from tops.runtime.site_journal import SiteJournal, new_incarnation
 from tops.runtime.site_node import Ended, SiteNode
 from tops.security import check_connect, kind_of_name
-from tops.site_logs import ask_log, end_log, read_log
+from tops.site_logs import ask_log, end_log, read_log, recover_log
 from tops.site_subscriptions import Enlisted, Subscription, remembered, standing_scope
 from tops.site_transactions import Transaction
 from tops.transactions import Access, LocalOutcome, Scope, ScopeLimit, TxType
@@ -414,6 +415,19 @@ class Site:
         """
         self._know(event_type)
         return await ask_log(self._node, event_type.name, timeout_s)
+
+    async def recover_log(
+        self,
+        event_type: EventType,
+        replicas: Sequence[str],
+        needed: int,
+        *,
+        accept_loss: bool = False,
+        timeout_s: float = 10.0,
+    ) -> LogRecovered:
+        """Let a log whose journal is stale go on in a new history, behind the most advanced of these replicas."""
+        self._know(event_type)
+        return await recover_log(self._node, event_type.name, tuple(replicas), needed, accept_loss, timeout_s)
 
     def read_log(
         self, event_type: EventType, first: int, last: int, *, timeout_s: float = 10.0

@@ -16,6 +16,7 @@ from adapters.postgres.row_sql import version_sql
 from adapters.postgres.session import Connection, Options, Session
 from adapters.postgres.statements import Statements
 from tops.changes import Member, Row, Value, unpack_members
+from tops.digests import NO_DIGESTS, Digests, LogPoint
 from tops.errors import TopsError
 from tops.ports import (
     Applied,
@@ -104,23 +105,29 @@ class PostgresAdapter:
     async def prepare(self, epoch: Epoch) -> Prepared:
         return await self._promises.prepare(epoch)
 
-    async def commit(self, attempt: Attempt) -> None:
-        await self._promises.commit(attempt)
+    async def commit(self, attempt: Attempt) -> LogPoint:
+        point = await self._promises.commit(attempt)
         if self._book.progress.prefix - self._book.progress.stored >= _COMPACT_EVERY:
             await self.compact()
+        return point
 
     async def rollback(self, attempt: Attempt) -> None:
         await self._promises.rollback(attempt)
 
-    async def apply(self, entries: Sequence[Entry], *, durable: bool = True) -> Applied:
-        applied = await self._log.apply(entries, durable=durable)
+    async def apply(
+        self, entries: Sequence[Entry], *, durable: bool = True, history: str = "", digests: Digests = NO_DIGESTS
+    ) -> Applied:
+        applied = await self._log.apply(entries, durable=durable, history=history, digests=digests)
         if self._book.at_ms - self._book.compacted_ms >= _FORGET_EVERY_MS:
             with suppress(TopsError):  # what was applied is applied; the next time comes
                 await self.compact()
         return applied
 
     async def applied(self) -> Position:
-        return await self._log.position()
+        return (await self._log.progress()).position
+
+    async def point(self) -> LogPoint:
+        return (await self._log.progress()).point
 
     async def compact(self) -> None:
         await self._log.compact()

@@ -11,6 +11,7 @@ from adapters.postgres.catalog import find_table
 from adapters.postgres.literals import identifier
 from adapters.postgres.reading import PostgresSnapshot
 from adapters.postgres.session import Connection, Options, connect
+from tops.digests import LogPoint
 from tops.errors import NotReachable, ResourceError
 
 _OPTIONS = Options(lock_timeout_s=30.0, statement_timeout_s=3600.0, connect_timeout_s=10.0)
@@ -143,13 +144,16 @@ class Loader:
         """For what else is to be read here."""
         return self._connection
 
-    async def finish(self, position: int) -> None:
-        """The copy is whole: it counts, as of this position."""
+    async def finish(self, point: LogPoint) -> None:
+        """The copy is whole: it counts, as of this point of the log."""
         await self._connection.execute(
-            "insert into tops.position (replica_set, prefix) values ($1, $2) "
-            "on conflict (replica_set) do update set prefix = excluded.prefix",
+            "insert into tops.position (replica_set, prefix, history, digest) values ($1, $2, $3, $4) "
+            "on conflict (replica_set) do update "
+            "set prefix = excluded.prefix, history = excluded.history, digest = excluded.digest",
             self._replica_set,
-            position,
+            point.index,
+            point.history,
+            point.digest,
         )
         await self._connection.execute("delete from tops.applied where replica_set = $1", self._replica_set)
         await self._connection.execute("COMMIT")

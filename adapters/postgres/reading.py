@@ -12,10 +12,12 @@ from asyncpg.pgproto import pgproto
 
 from adapters.postgres.catalog import Table, find_table, find_types
 from adapters.postgres.literals import SqlType, identifier, literal
+from adapters.postgres.progress import Progress
 from adapters.postgres.session import Connection, Options, connect
 from adapters.postgres.sqlstates import is_connection_loss, is_passing
 from adapters.sql import check_query
 from tops.changes import InvalidChange, Row, Value
+from tops.digests import LogPoint
 from tops.errors import NotReachable, ResourceError, ResourceRefused
 from tops.ports import Position, ReadResult
 
@@ -160,12 +162,16 @@ def _plain(value: Value) -> Value:
 class PostgresSnapshot:
     """One state of the database, held open by a read-only transaction."""
 
-    def __init__(self, connection: Connection, position: Position) -> None:
-        self._connection, self._position = connection, position
+    def __init__(self, connection: Connection, progress: Progress) -> None:
+        self._connection, self._progress = connection, progress
 
     @property
     def position(self) -> Position:
-        return self._position
+        return self._progress.position
+
+    @property
+    def point(self) -> LogPoint:
+        return self._progress.point
 
     @property
     def connection(self) -> Connection:
@@ -189,7 +195,7 @@ async def snapshot(readers: Readers, replica_set: str) -> AsyncIterator[Postgres
         connection.transaction(isolation="repeatable_read", readonly=True),
     ):
         await connection.execute("set local statement_timeout = 0")
-        yield PostgresSnapshot(connection, await position_in(connection, replica_set))
+        yield PostgresSnapshot(connection, await Progress.read(connection, replica_set))
 
 
 def _all_rows(table: Table) -> str:

@@ -7,6 +7,7 @@ import asyncpg
 from adapters.postgres.literals import identifier
 from adapters.postgres.sqlstates import ROWS_NOTICE, WRONG_COUNT, WRONG_VERSION
 from tops.changes import OWN, SUMS, own_key
+from tops.digests import NO_DIGEST
 from tops.errors import ConfigError
 from tops.ids import COUNTED
 
@@ -33,6 +34,11 @@ create table if not exists tops.applied (
     replica_set text not null, number bigint not null, primary key (replica_set, number));
 create table if not exists tops.position (
     replica_set text primary key, prefix bigint not null, at_ms bigint not null default 0) with (fillfactor = 50);
+-- Which log the numbers are of: its history id, and the digest of everything up to the number. Since version 4.
+alter table tops.applied add column if not exists history text not null default '',
+    add column if not exists digest text not null default '{NO_DIGEST}';
+alter table tops.position add column if not exists history text not null default '',
+    add column if not exists digest text not null default '{NO_DIGEST}';
 
 create table if not exists tops.row_versions (
     table_name text not null, key text not null, version bigint not null,

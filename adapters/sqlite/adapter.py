@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from adapters.sqlite.guards import KNOW_TABLES, check_query, looks_only
-from adapters.sqlite.reading import SqliteSnapshot, dicts, position_in
+from adapters.sqlite.reading import SqliteSnapshot, dicts, point_in, position_in
 from adapters.sqlite.undo import UndoLog
 from adapters.sqlite.work import Work, arguments_of, is_passing
 from tops.changes import Member, Row, Value, encode_member, split_table_name
+from tops.digests import NO_DIGEST, NO_DIGESTS, Digests, LogPoint, chained
 from tops.errors import (
     AgentReplaced,
     CompensationRefused,
@@ -54,9 +55,11 @@ Authorizer = Callable[[int, str | None, str | None, str | None, str | None], int
 
 _SCHEMA = """
 create table if not exists tops_agent (replica_set text primary key, token text not null);
-create table if not exists tops_applied (replica_set text, number integer, primary key (replica_set, number));
+create table if not exists tops_applied (
+    replica_set text, number integer, history text not null, digest text not null, primary key (replica_set, number));
 create table if not exists tops_position (
-    replica_set text primary key, prefix integer not null, at_ms integer not null);
+    replica_set text primary key, prefix integer not null, at_ms integer not null, history text not null,
+    digest text not null);
 create table if not exists tops_row_versions (
     table_name text, key text, version integer not null, primary key (table_name, key));
 create table if not exists tops_idempotency_keys (
@@ -67,7 +70,7 @@ create table if not exists tops_outbox (
 create table if not exists tops_participation (
     replica_set text primary key, number integer not null, incarnation integer not null, attempt integer not null,
     coordinator text not null, note text not null, prepared_at real not null, local_writes integer not null,
-    at_ms integer not null);
+    at_ms integer not null, history text not null, digest text not null);
 create table if not exists tops_undo (
     id integer primary key autoincrement, replica_set text not null, number integer not null, sql text not null);
 """
@@ -131,17 +134,19 @@ class SqliteAdapter:
     async def prepare(self, epoch: Epoch) -> Prepared:
         return await self._in_thread(lambda: self._prepare(epoch))
 
-    async def commit(self, attempt: Attempt) -> None:
-        await self._in_thread(lambda: self._commit(attempt))
+    async def commit(self, attempt: Attempt) -> LogPoint:
+        return await self._in_thread(lambda: self._commit(attempt))
 
     async def rollback(self, attempt: Attempt) -> None:
         await self._in_thread(lambda: self._take_back(attempt))
 
-    async def apply(self, entries: Sequence[Entry], *, durable: bool = True) -> Applied:
+    async def apply(
+        self, entries: Sequence[Entry], *, durable: bool = True, history: str = "", digests: Digests = NO_DIGESTS
+    ) -> Applied:
         numbers = [entry.number for entry in entries]
         if sorted(set(numbers)) != numbers:
             raise InvariantBroken(f"entries of the log out of order: {numbers}")
-        return await self._in_thread(lambda: self._apply(entries, durable=durable))
+        return await self._in_thread(lambda: self._apply(entries, durable, history, digests))
 
     async def applied(self) -> Position:
         def work() -> Position:
@@ -150,16 +155,23 @@ class SqliteAdapter:
 
         return await self._in_thread(work)
 
+    async def point(self) -> LogPoint:
+        def work() -> LogPoint:
+            with self._transaction():
+                return point_in(self._connection, self.replica_set)
+
+        return await self._in_thread(work)
+
     async def compact(self) -> None:
         def work() -> None:
             with self._transaction():
-                position = position_in(self._connection, self.replica_set)
+                point = point_in(self._connection, self.replica_set)
                 self._connection.execute(
-                    "update tops_position set prefix = ? where replica_set = ?", (position.prefix, self.replica_set)
+                    "update tops_position set prefix = ?, history = ?, digest = ? where replica_set = ?",
+                    (point.index, point.history, point.digest, self.replica_set),
                 )
                 self._connection.execute(
-                    "delete from tops_applied where replica_set = ? and number <= ?",
-                    (self.replica_set, position.prefix),
+                    "delete from tops_applied where replica_set = ? and number <= ?", (self.replica_set, point.index)
                 )
                 self._connection.execute(
                     "delete from tops_idempotency_keys where replica_set = ?1 and expires_ms <= "
@@ -248,7 +260,7 @@ class SqliteAdapter:
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator[SqliteSnapshot]:
         with self._reader() as reader:
-            yield SqliteSnapshot(reader, position_in(reader, self.replica_set))
+            yield SqliteSnapshot(reader, self.replica_set)
 
     async def health(self, head: int | None = None) -> Health:
         doubts, position = await self.recover(), await self.applied()
@@ -301,7 +313,7 @@ class SqliteAdapter:
         connection.execute("begin immediate")
         # From here on an earlier agent's transactions find another token than theirs, and end.
         connection.execute("insert or replace into tops_agent values (?, ?)", (self.replica_set, self._token))
-        connection.execute("insert or ignore into tops_position values (?, 0, 0)", (self.replica_set,))
+        connection.execute("insert or ignore into tops_position values (?, 0, 0, '', ?)", (self.replica_set, NO_DIGEST))
         connection.execute("commit")
 
     @contextmanager
@@ -366,14 +378,15 @@ class SqliteAdapter:
                 self._undo.capture(self.replica_set, asked.number)
                 votes = tuple(self._vote(epoch, member, tied) for member in epoch.members)
                 self._undo.stop()
+                history, digest = epoch.before.history, _digest(epoch, votes)
                 self._connection.execute(
-                    "insert into tops_participation values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (self.replica_set, *_fields(asked), time.time(), 0, epoch.at_ms),
+                    "insert into tops_participation values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (self.replica_set, *_fields(asked), time.time(), 0, epoch.at_ms, history, digest),
                 )
         finally:
             self._work.reach = None
             self._undo.stop()
-        self._answers = {asked: Prepared(attempt=asked, digest=epoch.digest, votes=votes)}
+        self._answers = {asked: Prepared(attempt=asked, digest=epoch.digest, votes=votes, log_digest=digest)}
         return self._answers[asked]
 
     def _vote(self, epoch: Epoch, member: Member, tied: set[str]) -> MemberVote:
@@ -428,23 +441,28 @@ class SqliteAdapter:
             )
         self._connection.execute("delete from tops_participation where replica_set = ?", (self.replica_set,))
 
-    def _commit(self, attempt: Attempt) -> None:
+    def _commit(self, attempt: Attempt) -> LogPoint:
         with self._transaction():
             found = self._participation()
             if found is None or found[0] != attempt:
                 if not position_in(self._connection, self.replica_set).holds(attempt.number):
                     raise PromiseLost(self.where, f"{attempt} is to commit, but is neither prepared nor applied")
-                return
+                return point_in(self._connection, self.replica_set)
             self._undo.forget(self.replica_set, attempt.number)
             self._connection.execute(
                 "update tops_position set at_ms = max(at_ms, (select at_ms from tops_participation p "
                 "where p.replica_set = tops_position.replica_set)) where replica_set = ?",
                 (self.replica_set,),
             )
+            self._connection.execute(
+                "insert into tops_applied select replica_set, number, history, digest from tops_participation "
+                "where replica_set = ?",
+                (self.replica_set,),
+            )
             self._connection.execute("delete from tops_participation where replica_set = ?", (self.replica_set,))
-            self._connection.execute("insert into tops_applied values (?, ?)", (self.replica_set, attempt.number))
+            return point_in(self._connection, self.replica_set)
 
-    def _apply(self, entries: Sequence[Entry], *, durable: bool) -> Applied:
+    def _apply(self, entries: Sequence[Entry], durable: bool, history: str, digests: Digests) -> Applied:
         failed = None
         with self._transaction():
             found, known = self._participation(), position_in(self._connection, self.replica_set)
@@ -458,7 +476,7 @@ class SqliteAdapter:
         try:
             with self._transaction():
                 for entry in entries:
-                    failed = self._apply_entry(entry)
+                    failed = self._apply_entry(entry, history, digests.at(entry.number) or NO_DIGEST)
                     if failed is not None:
                         break
                 position = position_in(self._connection, self.replica_set)
@@ -466,7 +484,7 @@ class SqliteAdapter:
             self._connection.execute("pragma synchronous = full")
         return Applied(position=position.prefix, failed=failed)
 
-    def _apply_entry(self, entry: Entry) -> EntryFailed | None:
+    def _apply_entry(self, entry: Entry, history: str, digest: str) -> EntryFailed | None:
         self._connection.execute("savepoint tops_entry")
         for member in entry.members:
             vote = self._work.run(entry.number, entry.at_ms, member)
@@ -475,12 +493,20 @@ class SqliteAdapter:
                 self._connection.execute("rollback to tops_entry")
                 self._connection.execute("release tops_entry")
                 return EntryFailed(entry.number, vote.tx, vote.excluded)
-        self._connection.execute("insert into tops_applied values (?, ?)", (self.replica_set, entry.number))
+        self._connection.execute(
+            "insert into tops_applied values (?, ?, ?, ?)", (self.replica_set, entry.number, history, digest)
+        )
         self._connection.execute(
             "update tops_position set at_ms = max(at_ms, ?) where replica_set = ?", (entry.at_ms, self.replica_set)
         )
         self._connection.execute("release tops_entry")
         return None
+
+
+def _digest(epoch: Epoch, votes: Sequence[MemberVote]) -> str:
+    """Of the log with all members of the epoch but the excluded ones."""
+    ids = [vote.tx for vote in votes if vote.excluded is None]
+    return chained(epoch.before.history, epoch.before.digest, epoch.attempt.number, ids)
 
 
 def _fields(attempt: Attempt) -> tuple[int, int, int, str, str]:

@@ -62,6 +62,10 @@ class Policy(Protocol):
         """Which reads the set can promise."""
         ...
 
+    def responses_needed(self) -> int:
+        """How many replicas must say where they are, so that one of them surely has everything acknowledged."""
+        ...
+
 
 def write_spec(log_type: EventType, policy: Policy) -> TxSpec:
     """The specification of the transactions that carry a set's writes."""
@@ -102,6 +106,9 @@ class Voting:
     def consistencies(self) -> frozenset[str]:
         return frozenset({"any", "current", "quorum"})
 
+    def responses_needed(self) -> int:
+        return len(self.config.replica)
+
 
 @dataclass(frozen=True, slots=True)
 class LocalFirst:
@@ -115,6 +122,9 @@ class LocalFirst:
 
     def scope_of(self, replica: str) -> Scope:
         return Scope.LOCAL
+
+    def responses_needed(self) -> int:
+        return len(self.config.replica)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,3 +143,6 @@ class LogFirst:
 
     def consistencies(self) -> frozenset[str]:
         return frozenset({"any", "current"})
+
+    def responses_needed(self) -> int:
+        return len(self.config.replica)  # a write is answered once any one of them has it

@@ -7,6 +7,7 @@ import pytest
 from tops.core.participation import SiteOptions, Wish
 from tops.core.rendezvous import Rendezvous, RendezvousOptions
 from tops.core.site import SiteCore
+from tops.digests import LogPoint
 from tops.effects import Answer, Effect, Post, Send, SetTimer
 from tops.errors import InvalidEventType
 from tops.event_types import EventType
@@ -77,7 +78,7 @@ def test_a_question_about_a_log_is_repeated_until_it_is_answered() -> None:
 
 def test_a_replica_with_local_scope_asks_for_the_log_and_leaves_no_standing_answer() -> None:
     core = site()
-    wish = Wish((STOCK,), Filter.everything(), scope=Scope.LOCAL, durable="r1", replica=4)
+    wish = Wish((STOCK,), Filter.everything(), scope=Scope.LOCAL, durable="r1", replica=LogPoint("h", 4, "d"))
 
     effects = core.subscribe(1, 1, wish)
 
@@ -89,7 +90,7 @@ def test_a_replica_with_local_scope_asks_for_the_log_and_leaves_no_standing_answ
 
 def test_a_replica_can_not_be_without_any_scope() -> None:
     core = site()
-    wish = Wish((STOCK,), Filter.everything(), scope=Scope.NONE, durable="r1", replica=4)
+    wish = Wish((STOCK,), Filter.everything(), scope=Scope.NONE, durable="r1", replica=LogPoint("h", 4, "d"))
 
     effects = core.subscribe(1, 1, wish)
 

@@ -442,9 +442,9 @@ class BrokerCore:
         """One record of the journal, in order, before anything else."""
         self.rendezvous.recover(record)
 
-    def recovered(self, now: float, *, torn: bool) -> list[Effect]:
-        """The journal has been read to its end, or, if that was `torn` in a crash, to where it was cut off."""
-        return self._carry_out(self.rendezvous.recovered(torn), now)
+    def recovered(self, now: float) -> list[Effect]:
+        """The journal has been read to its end."""
+        return self._carry_out(self.rendezvous.recovered(), now)
 
 
 def _begun_for_another(site: SiteLink, body: Letter) -> Reject | None:

@@ -48,6 +48,8 @@ class DistributedTransactions:
         if known is not None:  # asked again: the answer may have been lost
             opened = TxOpened(tx=m.tx, state=known.state, life=known.life)
             return [] if known.state is TxState.CENSUS else [Post(at, opened)]
+        if self.holds(m.tx, m.spec.event_type):
+            return []  # a late repetition: it is decided, and its end is about to be told
         if self._outcomes.is_refused(m.tx):
             return [Post(at, TxOpened(tx=m.tx, state=TxState.ABORTED, reason="it ended already"))]
         refusal = self._known.refusal(m.spec)

@@ -24,6 +24,7 @@ from tops.core.event_log import EventLog
 from tops.core.late_voters import LateVoters
 from tops.core.outcomes import Outcomes
 from tops.core.standing import StandingAnswers
+from tops.digests import BEGINNING
 from tops.effects import Alarm, CancelTimer, Effect, Note, Persist, Post, SetTimer
 from tops.ids import NodeId, TxId, hashed_voter, voter_key, voter_of
 from tops.messages import (
@@ -37,6 +38,7 @@ from tops.messages import (
     LoggedTx,
     PrepareEpoch,
     Sender,
+    StaleJournal,
     TxOutcome,
     VotesMissing,
 )
@@ -95,7 +97,15 @@ class EpochCoordinator:
         """Transactions are ready to be prepared; they start at once, and together, if nothing is in their way."""
         self.waiting.ready.extend(ready)
         self.held.update([r.tx for r in ready])
+        if self.log is not None and self.log.stale is not None:
+            return self.reject_all(self.log.stale)
         return self.start()
+
+    def reject_all(self, stale: StaleJournal) -> list[Effect]:
+        """No index is given out: nothing waits for one."""
+        waiting = list(self.waiting.ready)
+        self.waiting.ready.clear()
+        return [effect for ready in waiting for effect in self._settle_abort(ready, str(stale), stale)]
 
     def withdraw(self, tx: TxId) -> bool:
         """Take back a transaction that has not been sent out to be prepared."""
@@ -127,7 +137,7 @@ class EpochCoordinator:
         """A log takes one epoch at a time. Without one, interactive transactions neither wait nor are waited for:
         their publishers may take long to say what is to become of them."""
         if self.log is not None:
-            return not self.in_flight and self.log.lost is None
+            return not self.in_flight and self.log.opening is None
         interactive = self.waiting.ready[0].members is not None
         return interactive or all(m.members is not None for e in self.in_flight.values() for m in e.members)
 
@@ -141,8 +151,8 @@ class EpochCoordinator:
             if self.standing.answers.keys() <= voters.keys():
                 asked = voters  # nobody is left who could join
             else:
-                gap, unheard = self.options.join_gap, self.log.unheard
-                joiners = self.standing.joiners(group[0].spec, number, gap, unheard)
+                barred = self.log.unheard.keys() | self.log.differing
+                joiners = self.standing.joiners(group[0].spec, number, self.options.join_gap, barred)
                 asked = {**voters, **{key: m for key, m in joiners.items() if key not in self.late}}
         else:
             self.volatile_number += 1
@@ -165,10 +175,18 @@ class EpochCoordinator:
         self.in_flight[number] = Epoch(epoch_id, digest, group, voters, counted)
         window = self.options.sync_window_s if self.log is not None else group[0].spec.vote_timeout_s
         noted = self.memory.open(number) if self.log is None else 0
+        before = BEGINNING if self.log is None else self.log.chain.end
         effects: list[Effect] = [
             Post(
                 voters[key].address,
-                PrepareEpoch(epoch=epoch_id, digest=digest, voter=voters[key].voter, members=members, noted=noted),
+                PrepareEpoch(
+                    epoch=epoch_id,
+                    digest=digest,
+                    voter=voters[key].voter,
+                    members=members,
+                    noted=noted,
+                    before=before,
+                ),
             )
             for key in sorted(voters)
         ]
@@ -370,16 +388,18 @@ class EpochCoordinator:
         return LogAppended(event_type=self.event_type, entry=entry, in_sync=in_sync if changed else None)
 
     def _decided(self, epoch: Epoch, key: str, committing: frozenset[str]) -> Effect:
+        log_digest = self.memory.log_digest(epoch.id.number) if committing else ""
+        voter = epoch.voters[key].voter
         decided = EpochDecided(
-            epoch=epoch.id, digest=epoch.digest, voter=epoch.voters[key].voter, committing=committing
+            epoch=epoch.id, digest=epoch.digest, voter=voter, committing=committing, log_digest=log_digest
         )
         return Post(epoch.voters[key].address, decided)
 
     def _undo(self, epoch: Epoch) -> list[Effect]:
         return [self._decided(epoch, key, frozenset()) for key in sorted(epoch.voters)]
 
-    def _settle_abort(self, ready: ReadyTx, reason: str) -> list[Effect]:
-        outcome = TxOutcome(tx=ready.tx, outcome=Outcome.ABORTED, reason=reason)
+    def _settle_abort(self, ready: ReadyTx, reason: str, stale: StaleJournal | None = None) -> list[Effect]:
+        outcome = TxOutcome(tx=ready.tx, outcome=Outcome.ABORTED, reason=reason, stale=stale)
         self.held.discard(ready.tx)
         return self.outcomes.settle(outcome, ready.publisher) + self.settled(ready, False)
 
@@ -417,7 +437,8 @@ class EpochCoordinator:
         answer.position = max(answer.position or 0, number)
         entry, elsewhere = self.log.tail.get(number), self.in_flight.keys() - {number}
         is_last = number == self.log.decided_upto and entry is not None and entry.epoch == finished.epoch
-        if is_last and not elsewhere and self.log.lost is None and answer.identity not in self.log.unheard:
+        barred = self.log.unheard.keys() | self.log.differing
+        if is_last and not elsewhere and self.log.opening is None and answer.identity not in barred:
             standing.in_sync |= {answer.identity}
             effects.append(Note(InSyncChanged(event_type=self.event_type, in_sync=standing.in_sync)))
         return effects
@@ -477,8 +498,9 @@ class EpochCoordinator:
                 live.voters[key].address = asker  # it may have moved to another broker
             if live.stage is VOTING:
                 return []
-            committing = hashed_all(live.decided)
-            return [told(epoch, digest, voter_of(key), committing, asker), *self.late.on_asked(epoch, key)]
+            decided, log_digest = hashed_all(live.decided), self.memory.log_digest(epoch.number)
+            answer = told(epoch, digest, voter_of(key), decided, asker, log_digest)
+            return [answer, *self.late.on_asked(epoch, key)]
         return self.memory.answer(epoch, digest, voter_of(key), asker) + self.late.on_asked(epoch, key)
 
     def on_read(self, entries: tuple[LogEntry, ...]) -> list[Effect]:
@@ -490,9 +512,7 @@ class EpochCoordinator:
         match record:
             case LogAppended(entry=entry, in_sync=in_sync, publisher=publisher):
                 if self.log is not None:
-                    self.log.fill(entry)
-                    if publisher is not None:
-                        self.log.published_by(publisher)
+                    self.log.fill(entry, publisher)
                 if in_sync is not None:
                     self.standing.in_sync = in_sync
                 for logged in entry.transactions:

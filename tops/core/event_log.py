@@ -12,10 +12,12 @@ from typing import NamedTuple
 
 import msgspec
 
+from tops.core.log_chain import LogChain
+from tops.digests import LogPoint
 from tops.effects import Effect, Post, ReadLog
 from tops.filters import Filter
-from tops.ids import NodeId, TxId, hashed_voter
-from tops.messages import Address, LogDelivered, LogEntry, LogRefused, Sender
+from tops.ids import NodeId, hashed_voter
+from tops.messages import Address, LogDelivered, LogEntry, LogRefused, ReachedTold, Sender, StaleJournal
 from tops.records import Publisher
 
 ENTRIES_PER_DELIVERY = 256
@@ -23,24 +25,19 @@ BYTES_PER_DELIVERY = 1 << 20
 DELIVERIES_MAX = 2  # on their way: one to work at, one to go on with; what is decided meanwhile shares the next
 
 
-class LostTail(msgspec.Struct):
-    """The end of a log whose journal was cut off behind it, and what those say who were in sync with it."""
+class Relation(Enum):
+    """How a replica's point compares with a log."""
 
-    end: int
-    asked: frozenset[str]
-    reached: dict[str, int] = {}
-    transactions: dict[TxId, None] = {}
-
-    @property
-    def unheard(self) -> frozenset[str]:
-        return self.asked - self.reached.keys()
+    PREFIX = "prefix"  # what it holds is a prefix of the log, or so old that it is not kept any more
+    AHEAD = "ahead"  # of the log, in the log's history: the log lost something
+    OTHER = "other"  # another history
 
 
 class Unheard(NamedTuple):
-    """Where a log lost its end, and the coordinator's life in which it went on without somebody's word."""
+    """Where a log ended, and the coordinator's incarnation in which it went on without a replica's response."""
 
     end: int
-    life: int
+    incarnation: int
 
 
 class Feed(msgspec.Struct):
@@ -55,9 +52,11 @@ class Feed(msgspec.Struct):
     sent: int  # everything up to here is on its way
     credit: int  # how many entries may be on their way
     voter: str | None = None  # its key as a voter; entries that it committed itself are not sent again
+    replica: str = ""  # the identity of the replica behind it, which gets the digests, too
     reading: bool = False
     under_way: tuple[int, ...] = ()  # where each delivery ends that is not acknowledged
     passing: bool = False  # gets one delivery each time it asks, and holds nothing back
+    told: LogPoint | None = None  # where the replica behind it was when it asked last
 
     @property
     def hashed_voter(self) -> str | None:
@@ -68,6 +67,23 @@ class Feed(msgspec.Struct):
         """Whether so few entries are better sent with those that follow: a subscriber tells when it is done."""
         self.under_way = tuple(end for end in self.under_way if end > self.position)
         return len(self.under_way) >= DELIVERIES_MAX and count < ENTRIES_PER_DELIVERY
+
+
+class Opening(msgspec.Struct):
+    """A log after a start of its broker, until its replicas have told where they are: no index is given out.
+
+    It stays when the journal turns out to be stale; then an operator ends it.
+    """
+
+    end: int
+    asked: frozenset[str]  # replicas that are waited for
+    told: dict[str, ReachedTold]
+    feeds: dict[str, Feed]  # of replicas, to be served when the log is open
+    waiting: list[Callable[[], list[Effect]]]  # what is done once it is known whether the log opens
+
+    @property
+    def silent(self) -> frozenset[str]:
+        return self.asked - self.told.keys()
 
 
 def feed_key(sender: Sender, name: str) -> str:
@@ -103,20 +119,29 @@ class EventLog:
     """Numbers, entries and feeds of one durable event type."""
 
     def __init__(
-        self, event_type: str, incarnation: int, lineage: Callable[[str], tuple[str, ...]], tail_max: int
+        self,
+        event_type: str,
+        incarnation: int,
+        lineage: Callable[[str], tuple[str, ...]],
+        tail_max: int,
+        history: str = "",
     ) -> None:
         self.event_type, self.incarnation, self.tail_max = event_type, incarnation, tail_max
         self.lineage = lineage
+        self.chain = LogChain(history)
         self.last_number = 0  # the highest number given out
         self.oldest = 1  # the first number that is still kept on disk
         self.tail: OrderedDict[int, LogEntry] = OrderedDict()  # the newest decided entries
         self.undecided: set[int] = set()
         self.feeds: dict[str, Feed] = {}
         self.published: dict[NodeId, tuple[int, int]] = {}  # publisher -> its latest life, its last publication
-        self.lost: LostTail | None = None  # whether it went on is being asked for
-        self.unheard: dict[str, Unheard] = {}  # who has not told yet whether it was behind an end that was lost
+        self.opening: Opening | None = None  # since the start its replicas are asked where they are
+        self.stale: StaleJournal | None = None  # why no index is given out
+        self.unheard: dict[str, Unheard] = {}  # replicas that have not told yet whether they were ahead
+        self.differing: set[str] = set()  # replicas that hold another history
         self.held_back: dict[str, int] = {}  # voters that may be about to commit this number by themselves
         self.missing = range(0)  # numbers that replicas alone know: no abort is presumed of them
+        self.began_in = 0  # the broker's incarnation in which the history began; 0: the first one
         self._measured: tuple[LogEntry | None, int] = (None, 0)  # the last entry that was delivered, and its size
 
     def reserve(self) -> int:
@@ -125,7 +150,7 @@ class EventLog:
         self.undecided.add(self.last_number)
         return self.last_number
 
-    def fill(self, entry: LogEntry) -> None:
+    def fill(self, entry: LogEntry, publisher: Publisher | None = None) -> None:
         """A number is decided (also by recovery): committed, or void if the entry is empty."""
         if entry.number > self.last_number:
             # Only in recovery: what lies between was given out, and is decided further on or not at all.
@@ -133,6 +158,9 @@ class EventLog:
             self.last_number = entry.number
         self.undecided.discard(entry.number)
         self.tail[entry.number] = entry
+        self.chain.fill(entry, publisher)
+        if publisher is not None:
+            self.published_by(publisher)
         while len(self.tail) > self.tail_max:
             self.tail.popitem(last=False)
 
@@ -142,11 +170,29 @@ class EventLog:
         # Recovery may come to an old entry once more.
         self.published[publisher.node] = max(known, (publisher.incarnation, publisher.number))
 
-    def resume_after(self, end: int, reached: int) -> None:
-        """What follows `end` is lost here, and replicas have come to `reached`: go on behind that."""
-        self.lost, self.missing = None, range(end + 1, reached + 1)
-        if self.missing:
-            self.last_number, self.oldest = max(self.last_number, reached), max(self.oldest, reached + 1)
+    def begin_history(self, point: LogPoint, end: int, incarnation: int) -> None:
+        """The journal ended at `end`, replicas are at `point`: go on behind that, in its history."""
+        if self.chain.history != point.history:  # else a checkpoint has repeated it
+            self.chain.begin(point)
+        self.opening, self.stale, self.unheard, self.began_in = None, None, {}, incarnation
+        self.missing = range(end + 1, point.index + 1)
+        self.undecided = {number for number in self.undecided if number > point.index}
+        self.last_number, self.oldest = max(self.last_number, point.index), max(self.oldest, point.index + 1)
+
+    def relation(self, point: LogPoint) -> Relation:
+        """How a replica's point compares with this log."""
+        end = self.chain.end
+        if point.index > end.index:
+            # In an empty log nothing says whose history is the right one: it may be a journal that was emptied.
+            own = point.history == self.chain.history or end.index == 0
+            return Relation.AHEAD if own else Relation.OTHER
+        digest = self.chain.at(point.index)
+        return Relation.PREFIX if digest in (point.digest, None) else Relation.OTHER
+
+    def keep_from(self, oldest: int) -> None:
+        """What is before `oldest` is not kept any more."""
+        self.oldest = max(self.oldest, oldest, self.chain.base + 1)
+        self.chain.cut(self.oldest - 1)
 
     def recognise(self, sender: Sender, number: int) -> Repetition:
         """A publisher numbers what it publishes to a family without gaps, and repeats what is not confirmed."""
@@ -273,6 +319,8 @@ class EventLog:
             upto=feed.sent,
             entries=tuple(wanted),
             incarnation=self.incarnation,
+            history=self.chain.history,
+            digests=self.chain.between(after, feed.sent) if feed.replica else b"",
         )
         return [Post(feed.address, delivered)]
 

@@ -62,26 +62,28 @@ class KnownTypes:
                 raise InvalidEventType(f"durable event type {definition.name!r} needs a durable parent")
             whole = self.types.define(definition)
             if new:
-                self._know(whole)
-                effects.append(Persist(TypeDefined(event_type=definition)))
+                # A child of a durable family shares its parent's log and history.
+                history = self._node.entropy(16).hex() if definition.durable and definition.parent is None else ""
+                self._know(whole, history)
+                effects.append(Persist(TypeDefined(event_type=definition, history=history)))
         return effects
 
     def recover(self, record: TypeDefined) -> None:
-        self._know(self.types.define(record.event_type))
+        self._know(self.types.define(record.event_type), record.history)
 
-    def _know(self, whole: EventType) -> None:
+    def _know(self, whole: EventType, history: str) -> None:
         family = self.types.family(whole.name)
         self.families[whole.name] = family
         if family not in self.epochs:
-            self._found(family, whole.durable)
+            self._found(family, whole.durable, history)
         log = self.logs.get(family)
         if log is not None:
             self.logs_of[whole.name] = log
 
-    def _found(self, family: str, durable: bool) -> None:
+    def _found(self, family: str, durable: bool, history: str) -> None:
         node, log = self._node, None
         if durable:
-            log = EventLog(family, node.incarnation, self.types.lineage, node.options.log_tail)
+            log = EventLog(family, node.incarnation, self.types.lineage, node.options.log_tail, history)
             self.logs[family] = log
         self.epochs[family] = EpochCoordinator(
             family,

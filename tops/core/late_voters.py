@@ -99,4 +99,5 @@ class LateVoters:
 
     def _decided(self, voter: str, epoch: Epoch, committing: frozenset[str]) -> Effect:
         member = epoch.voters[voter]
-        return told(epoch.id, epoch.digest, member.voter, hashed_all(committing), member.address)
+        log_digest = (self._log.chain.at(epoch.id.number) or "") if self._log is not None else ""
+        return told(epoch.id, epoch.digest, member.voter, hashed_all(committing), member.address, log_digest)

@@ -5,13 +5,23 @@ from collections.abc import Sequence
 from tops.core.event_coordinator import EventCoordinator
 from tops.core.known_types import UNKNOWN_TYPE, KnownTypes
 from tops.core.local_relay import LocalRelay
-from tops.core.lost_tails import TAIL_LOST
 from tops.core.open_transactions import OpenTransactions, RendezvousNode
 from tops.core.outcomes import Outcomes
 from tops.core.tx_coordinator import decided_within_s
 from tops.effects import Disseminate, Effect, Persist, SetTimer
 from tops.ids import NodeId, TxId
-from tops.messages import Address, CensusOpened, Event, LogEntry, RunOneShots, Sender, TxOutcome, TxPublished, TxSpec
+from tops.messages import (
+    Address,
+    CensusOpened,
+    Event,
+    LogEntry,
+    RunOneShots,
+    Sender,
+    StaleJournal,
+    TxOutcome,
+    TxPublished,
+    TxSpec,
+)
 from tops.records import LogAppended
 from tops.transactions import Outcome, TxState
 
@@ -95,14 +105,22 @@ class LocalTransactions:
         log = self._known.logs_of.get(relays[0].spec.event_type)
         if log is None:
             return [e for r in relays for e in (r.commit_order(), *self.end(r, Outcome.COMMITTED, ""))]
-        if log.lost is not None:
-            return [e for r in relays for e in self.end(r, Outcome.ABORTED, TAIL_LOST)]
+        if log.stale is not None:
+            return [e for r in relays for e in self.end(r, Outcome.ABORTED, str(log.stale), log.stale)]
+        if log.opening is not None:
+            log.opening.waiting.append(lambda: self._committed_later(relays))
+            return []
         entry = LogEntry(number=log.reserve(), transactions=tuple([relay.logged() for relay in relays]))
         log.fill(entry)
         effects: list[Effect] = [Persist(LogAppended(event_type=log.event_type, entry=entry))]
         effects += [relay.commit_order() for relay in relays]
         effects += self._ended_together(relays, entry.number)
         return effects + log.pump_all()
+
+    def _committed_later(self, relays: Sequence[LocalRelay]) -> list[Effect]:
+        """It is known whether the log takes them; some may have ended meanwhile."""
+        left = [relay for relay in relays if self._open.relays.get(relay.tx) is relay]
+        return self._committed(left) if left else []
 
     def _ended_together(self, relays: Sequence[LocalRelay], number: int) -> list[Effect]:
         outcomes: list[tuple[TxOutcome, Address]] = []
@@ -113,9 +131,9 @@ class LocalTransactions:
             outcomes.append((outcome, relay.initiator))
         return self._outcomes.settle_commits(outcomes)
 
-    def end(self, relay: LocalRelay, outcome: Outcome, reason: str) -> list[Effect]:
+    def end(self, relay: LocalRelay, outcome: Outcome, reason: str, stale: StaleJournal | None = None) -> list[Effect]:
         self._close(relay, outcome)
-        ended = TxOutcome(tx=relay.tx, outcome=outcome, reason=reason)
+        ended = TxOutcome(tx=relay.tx, outcome=outcome, reason=reason, stale=stale)
         effects = self._outcomes.settle(ended, relay.initiator)
         if outcome is Outcome.ABORTED:
             effects.insert(0, relay.abandon_order(reason))

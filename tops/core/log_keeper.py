@@ -5,8 +5,9 @@ import msgspec
 from tops.core.epochs import QUESTION
 from tops.core.event_log import EventLog, Feed, Repetition, feed_key, identity_of_feed, is_start, reader_key
 from tops.core.known_types import KnownTypes
-from tops.core.lost_tails import LostTails
-from tops.effects import Disseminate, Effect, Note, Persist, Post, Reject
+from tops.core.log_opening import LogOpenings, may_compare
+from tops.digests import LogPoint
+from tops.effects import Alarm, Disseminate, Effect, Note, Persist, Post, Reject
 from tops.event_types import set_of_log
 from tops.ids import voter_key
 from tops.messages import (
@@ -34,8 +35,8 @@ from tops.records import LogAppended, Publisher, SubscriptionKept
 class LogKeeper:
     """Numbers and keeps what is published to durable types, and feeds whoever reads on from a position."""
 
-    def __init__(self, known: KnownTypes, lost_tails: LostTails, followers_max: int) -> None:
-        self._known, self._lost_tails, self._followers_max = known, lost_tails, followers_max
+    def __init__(self, known: KnownTypes, openings: LogOpenings, followers_max: int) -> None:
+        self._known, self._openings, self._followers_max = known, openings, followers_max
 
     # -------------------------------------------------------------------------------------------------- publishing
 
@@ -45,8 +46,8 @@ class LogKeeper:
             return [Disseminate(published)]
         if (rejection := _rejection(log, published.event.type, sender)) is not None:
             return [rejection, Post(at, EventsRefused(event_type=published.event.type, reason=rejection.reason))]
-        if log.lost is not None:
-            return []  # no number can be given out: the publisher says it again
+        if log.opening is not None:
+            return _not_open(log, published.event.type, at)
         seen = log.recognise(sender, published.origin.number)
         if seen is Repetition.REPEATED:
             return [Post(at, EventConfirmed(origin=published.origin))]
@@ -60,8 +61,7 @@ class LogKeeper:
     @staticmethod
     def _append(log: EventLog, entry: LogEntry, sender: Sender, origin: Origin) -> Effect:
         publisher = Publisher(sender.node, sender.incarnation, origin.number)
-        log.fill(entry)
-        log.published_by(publisher)
+        log.fill(entry, publisher)
         return Persist(LogAppended(event_type=log.event_type, entry=entry, publisher=publisher))
 
     def on_published_together(self, published: EventsPublished, sender: Sender, at: Address) -> list[Effect]:
@@ -71,8 +71,8 @@ class LogKeeper:
             return [Disseminate(published)]
         if (rejection := _rejection(log, published.event_type, sender)) is not None:
             return [rejection, Post(at, EventsRefused(event_type=published.event_type, reason=rejection.reason))]
-        if log.lost is not None:
-            return []
+        if log.opening is not None:
+            return _not_open(log, published.event_type, at)
         last = published.origin
         bodies = [body for encoded in published.bodies if (body := decode_body(encoded)) is not None]
         if not bodies or len(bodies) < len(published.bodies) or last.number < len(bodies):
@@ -106,20 +106,38 @@ class LogKeeper:
             return [*effects, rejection]
         if m.passing:
             return effects + self._read_in_passing(log, m, sender, at)
-        if m.voter is not None and self._lost_tails.awaits(log, sender.identity):
-            return effects + self._lost_tails.ask(log, m.name, sender, at)
+        told = None
+        if m.digest is not None and m.position is not None and may_compare(log, sender):
+            told = LogPoint(m.history, m.position, m.digest)
+        replica = sender.identity if told is not None else ""
         key = feed_key(sender, m.name)
         known = log.feeds.get(key)
         position = m.position
         if position is None:
             position = known.position if known is not None else _start(m.start, log)
         kept = position + 1 >= log.oldest  # else it is refused, and no record must keep the log for it
+        noted: list[Effect] = []
         if kept and (known is None or known.position != position):
-            effects.append(Note(SubscriptionKept(event_type=log.event_type, name=key, position=position)))
-        effects += self._lost_tails.on_wanted(log, m, sender, at)
+            record = SubscriptionKept(event_type=log.event_type, name=key, position=position, replica=replica)
+            noted = [Note(record)]
         voter = None if m.voter is None else voter_key(sender.identity, m.voter)
-        feed = Feed(key, m.name, wanted.name, at, m.filter, position, position, m.credit, voter)
-        return effects + log.want(feed)
+        feed = Feed(key, m.name, wanted.name, at, m.filter, position, position, m.credit, voter, replica, told=told)
+        if told is not None:
+            return effects + self._feed_replica(log, feed, told, noted)
+        if position > log.last_number and known is None:
+            text = f"{key} has taken {position}, and the log of {log.event_type} ends at {log.last_number}"
+            effects.append(Alarm("ahead-of-log", text))
+        return effects + noted + log.want(feed)
+
+    def _feed_replica(self, log: EventLog, feed: Feed, told: LogPoint, noted: list[Effect]) -> list[Effect]:
+        if self._openings.must_tell(log, feed.replica):
+            self._openings.hold(log, feed)
+            return self._openings.ask(log, feed)
+        if log.opening is not None:
+            self._openings.hold(log, feed)
+            return []
+        fits, problem = self._openings.judge(log, feed.replica, told)
+        return noted + log.want(feed) if fits else problem + self._openings.reject(log, feed, told)
 
     def _beyond_quota(self, log: EventLog, m: LogWanted, sender: Sender) -> Reject | None:
         key = reader_key(sender, m.name) if m.passing else feed_key(sender, m.name)
@@ -146,20 +164,23 @@ class LogKeeper:
         log = self._known.logs_of.get(m.event_type)
         key = m.name if m.operator else feed_key(sender, m.name)
         told: Effect = Post(at, LogEnded(request=m.request))
-        if log is None or key not in log.feeds:
+        if log is None or (key not in log.feeds and not self._openings.knows(log, key)):
             return [told]
+        known = log.feeds.get(key)
         log.end(key)
         kept = Persist(SubscriptionKept(event_type=log.event_type, name=key, position=-1))
-        return [kept, told, *self._lost_tails.on_ended(log, key)]
+        replica = known.replica if known is not None and known.replica else key
+        return [kept, told, *self._openings.on_ended(log, replica)]
 
     def on_asked(self, m: AskLog, sender: Sender, at: Address, now: float) -> list[Effect]:
         log = self._known.logs_of.get(m.event_type)
         if log is None:
             return []  # the asker repeats itself: the type may be on its way
         standing = self._known.epochs[self._known.families[m.event_type]].standing
+        in_sync = standing.in_sync if log.opening is None else frozenset()
         present = {s.identity for s in standing.answers.values()}
         followers = tuple(
-            Follower(f.key, f.position, f.key in present, f.key in standing.in_sync)
+            Follower(f.key, f.position, f.key in present, f.key in in_sync)
             for f in sorted(log.subscribers, key=lambda f: f.key)
         )
         told = LogTold(
@@ -167,8 +188,11 @@ class LogKeeper:
             event_type=m.event_type,
             decided=log.decided_upto,
             oldest=log.oldest,
-            in_sync=tuple(sorted(standing.in_sync)),
+            in_sync=tuple(sorted(in_sync)),
             followers=followers,
+            history=log.chain.history,
+            stale=log.stale,
+            is_open=log.opening is None,
         )
         return [Post(at, told)]
 
@@ -177,18 +201,6 @@ class LogKeeper:
         if feed == QUESTION:
             return self._known.epochs[event_type].on_read(entries)
         return self._known.logs[event_type].on_read(feed, entries)
-
-    # ---------------------------------------------------------------------------------------------------- recovery
-
-    def fill_gaps(self) -> list[Effect]:
-        """The journal is read: numbers that were given out and never decided are void."""
-        effects: list[Effect] = []
-        for log in self._known.logs.values():
-            for number in log.missing_numbers():
-                entry = LogEntry(number=number)
-                log.fill(entry)
-                effects.append(Persist(LogAppended(event_type=log.event_type, entry=entry)))
-        return effects
 
 
 def _start(start: str, log: EventLog) -> int:
@@ -205,3 +217,10 @@ def _rejection(log: EventLog, event_type: str, sender: Sender) -> Reject | None:
         return None
     reason = f"{sender.node} is no replica of {members!r}: only its replicas publish single events of {event_type!r}"
     return Reject(sender, "originate", event_type, reason, f"events {event_type}")
+
+
+def _not_open(log: EventLog, event_type: str, publisher: Address) -> list[Effect]:
+    """No index can be given out: the publisher says it again, unless only an operator can change that."""
+    if log.stale is None:
+        return []
+    return [Post(publisher, EventsRefused(event_type=event_type, reason=str(log.stale)))]

@@ -29,7 +29,7 @@ class Quotas(msgspec.Struct, frozen=True):
 
 class RendezvousOptions(msgspec.Struct, frozen=True):
     epochs: EpochOptions = EpochOptions()
-    tail_wait_s: float = 10.0  # how long whoever was in sync is waited for after the journal lost its end
+    tail_wait_s: float = 10.0  # how long silent replicas are waited for after a start
     lease_s: float = 5.0  # a standing answer that is not renewed for so long is withdrawn
     keep_outcomes: int = 100_000
     log_tail: int = 4096

@@ -16,7 +16,8 @@ from tops.core.known_types import KnownTypes
 from tops.core.local_relay import LocalRelay
 from tops.core.local_transactions import LocalTransactions
 from tops.core.log_keeper import LogKeeper
-from tops.core.lost_tails import LostTails
+from tops.core.log_opening import LogOpenings
+from tops.core.log_recovery import LogRecovery
 from tops.core.open_transactions import OpenTransactions, RendezvousNode, RendezvousOptions
 from tops.core.outcomes import Outcomes
 from tops.core.public_transactions import PublicTransactions
@@ -41,6 +42,7 @@ from tops.messages import (
     EpochFinished,
     EpochVoted,
     EventsPublished,
+    HistoryDiffers,
     LogEntry,
     LogWanted,
     MembershipAnswered,
@@ -53,6 +55,7 @@ from tops.messages import (
     PublisherLost,
     PublishInTx,
     ReachedTold,
+    RecoverLog,
     RouteAsked,
     RouteStands,
     RunOneShot,
@@ -68,17 +71,18 @@ from tops.records import (
     AnyRecord,
     EpochCommitted,
     FinishesNoted,
+    HistoryBegun,
     InSyncChanged,
     LogAppended,
+    LogCut,
     LogDecided,
+    LogStale,
     OutcomesForgotten,
     PlansDeclared,
     PublishersKept,
+    ReplicasUnheard,
     Started,
     SubscriptionKept,
-    TailFound,
-    TailLost,
-    TailUnheard,
     TxRefused,
     TypeDefined,
 )
@@ -110,12 +114,13 @@ class Rendezvous:
         transactions = self.open = OpenTransactions(options.quotas.transactions)
         self.coordinators, self.relays = transactions.coordinators, transactions.relays
         self.publishers = transactions.publishers
-        self.lost_tails = LostTails(node, known, outcomes)
-        self.log_keeper = LogKeeper(known, self.lost_tails, options.quotas.followers)
+        self.openings = LogOpenings(node, known)
+        self.log_keeper = LogKeeper(known, self.openings, options.quotas.followers)
+        recovery = LogRecovery(node, known, outcomes)
         self.local = LocalTransactions(node, known, transactions, outcomes)
         self.distributed = DistributedTransactions(node, known, transactions, outcomes)
         self.public = PublicTransactions(node, known, transactions, outcomes, self.local, self.distributed)
-        self.standing = StandingDesk(node, known, self._lose)
+        self.standing = StandingDesk(node, known, self.openings, self._lose)
         self.letters: dict[type, Callable[[Any, Sender, Address, float], list[Effect]]] = {
             TypeAdvertised: known.on_advertised,
             BeginTx: self.distributed.on_begin,
@@ -140,7 +145,9 @@ class Rendezvous:
             LogWanted: self.log_keeper.on_wanted,
             AskLog: self.log_keeper.on_asked,
             EndLog: self.log_keeper.on_end,
-            ReachedTold: self.lost_tails.on_told,
+            ReachedTold: self.openings.on_told,
+            HistoryDiffers: self.openings.on_differs,
+            RecoverLog: recovery.on_recover,
             RouteAsked: self._route_asked,
         }
 
@@ -290,7 +297,7 @@ class Rendezvous:
             reason = "the broker keeps no record of local transactions, and was restarted"
             return [Post(at, TxOutcome(tx=m.tx, outcome=Outcome.UNKNOWN, reason=reason))]
         log = self.logs_of.get(m.event_type)
-        if log is not None and log.lost is not None and not alive and not self.outcomes.is_refused(m.tx):
+        if log is not None and log.opening is not None and not alive and not self.outcomes.is_refused(m.tx):
             return []  # a replica may have committed it: who asks does so again
         return self.outcomes.ask(m.tx, at, alive, presume=log is None or not log.missing)
 
@@ -310,7 +317,7 @@ class Rendezvous:
             case ("notes", event_type):
                 return self.epochs[event_type].write_notes()
             case ("tail", event_type):
-                return self.lost_tails.on_timer(event_type)
+                return self.openings.on_timer(event_type)
             case ("lease", event_type):
                 return self.standing.on_lease(event_type, now)
         return []
@@ -343,8 +350,8 @@ class Rendezvous:
                 self.epochs[name].recover(record)
             case EpochCommitted(epoch=epoch):
                 self.epochs[epoch.event_type].recover(record)
-            case TailLost() | TailFound() | TailUnheard():
-                self.lost_tails.recover(record)
+            case LogStale() | HistoryBegun() | ReplicasUnheard():
+                self.openings.recover(record)
             case FinishesNoted(event_type=name):
                 self.epochs[name].recover(record)
             case TxRefused(tx=tx):
@@ -354,19 +361,27 @@ class Rendezvous:
                     self.outcomes.forget(TxId(f"{life}.{counter}"))
             case LogDecided(event_type=name, upto=upto):
                 self.logs[name].last_number = max(self.logs[name].last_number, upto)
+            case LogCut(event_type=name, point=point):
+                self.logs[name].chain.begin(point)
             case PublishersKept(event_type=name, published=published):
                 self.logs[name].published.update(published)
-            case SubscriptionKept(event_type=name, name=feed, position=position):
-                log = self.logs[name]
-                if position < 0:
-                    log.end(feed)
-                else:
-                    nowhere = Address(self.node.me)
-                    log.feeds[feed] = Feed(feed, "", name, nowhere, Filter.nothing(), position, position, 0)
+            case SubscriptionKept():
+                self._recover_subscription(record)
 
-    def recovered(self, torn: bool) -> list[Effect]:
-        """The journal is read: numbers that were given out and never decided are void. `torn`: its end was cut off."""
-        return self.log_keeper.fill_gaps() + self.lost_tails.recovered(torn)
+    def _recover_subscription(self, record: SubscriptionKept) -> None:
+        log, key, position = self.logs[record.event_type], record.name, record.position
+        known = log.feeds.get(key)
+        if position >= 0:
+            nobody, nothing = Address(self.node.me), Filter.nothing()
+            feed = Feed(key, "", log.event_type, nobody, nothing, position, position, 0, replica=record.replica)
+            log.feeds[key] = feed
+        else:
+            log.end(key)
+            self.openings.ended(log, known.replica if known is not None and known.replica else key)
+
+    def recovered(self) -> list[Effect]:
+        """The journal is read: its replicas are asked whether it is the newest one."""
+        return self.openings.recovered()
 
 
 def _foreign(tx: TxId, verb: str, owner: TxCoordinator | LocalRelay, sender: Sender) -> Effect:

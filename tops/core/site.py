@@ -34,9 +34,11 @@ from tops.messages import (
     EventConfirmed,
     EventsRefused,
     FinishNoted,
+    HistoryRejected,
     LinkMessage,
     LogDelivered,
     LogEnded,
+    LogRecovered,
     LogRefused,
     LogTold,
     LogWanted,
@@ -46,6 +48,7 @@ from tops.messages import (
     PrepareEpoch,
     Publication,
     PublishInTxAnswered,
+    RecoverLog,
     RouteAsked,
     RouteStands,
     StandingAccepted,
@@ -90,6 +93,7 @@ class SiteCore:
         self.transactions, self.opening, self.ended, self.asking = own.transactions, own.opening, own.ended, own.asking
         self.asking_logs: dict[int, AskLog] = {}
         self.ending_logs: dict[int, EndLog] = {}
+        self.recovering_logs: dict[int, RecoverLog] = {}
         self.reading_logs: dict[str, tuple[int, LogWanted]] = {}  # by the reader's name
         self.routes_asked: dict[int, int] = {}  # subscription -> the request that waits for its route
         self._retrying = False
@@ -105,6 +109,7 @@ class SiteCore:
             PeerKnows: promises.on_peer_knows,
             LogDelivered: self._on_log,
             LogRefused: self._on_log_refused,
+            HistoryRejected: self.participation.subscribed.on_history_rejected,
             StandingAccepted: subscribed.on_accepted,
             MembershipAnswered: self.participation.on_membership,
             TxOutcome: self.own.on_outcome,
@@ -119,6 +124,7 @@ class SiteCore:
             LogTold: self._on_log_told,
             AskReached: promises.on_reached_asked,
             LogEnded: self._on_log_ended,
+            LogRecovered: self._on_log_recovered,
         }
 
     @property
@@ -293,6 +299,16 @@ class SiteCore:
         """Nobody waits for that answer any more."""
         self.asking_logs.pop(request, None)
         self.ending_logs.pop(request, None)
+        self.recovering_logs.pop(request, None)
+
+    def recover_log(
+        self, request: int, event_type: str, replicas: tuple[str, ...], needed: int, accept_loss: bool
+    ) -> list[Effect]:
+        """A stale journal's log goes on in a new history; repeated until it is answered or `forget_log` gives it up."""
+        asked = self.recovering_logs[request] = RecoverLog(
+            request=request, event_type=event_type, replicas=replicas, needed=needed, accept_loss=accept_loss
+        )
+        return self._request([Post(Address(self.coordinator_of(event_type)), asked)])
 
     def end_log(self, request: int, event_type: str, name: str, *, operator: bool = False) -> list[Effect]:
         """A durable subscription ends for good; repeated until it is answered or `forget_log` gives it up.
@@ -345,6 +361,10 @@ class SiteCore:
     def _on_log_ended(self, ended: LogEnded) -> list[Effect]:
         return [] if self.ending_logs.pop(ended.request, None) is None else [Answer(ended.request)]
 
+    def _on_log_recovered(self, recovered: LogRecovered) -> list[Effect]:
+        known = self.recovering_logs.pop(recovered.request, None)
+        return [] if known is None else [Answer(recovered.request, recovered)]
+
     def _on_log_told(self, told: LogTold) -> list[Effect]:
         return [] if self.asking_logs.pop(told.request, None) is None else [Answer(told.request, told)]
 
@@ -359,7 +379,11 @@ class SiteCore:
     def _repeat(self, elapsed_s: float) -> list[Effect]:
         """Ask again for whatever is unanswered."""
         effects = self.events.repeat_events() + self.own.repeat(elapsed_s)
-        about_logs: list[AskLog | EndLog] = [*self.asking_logs.values(), *self.ending_logs.values()]
+        about_logs: list[AskLog | EndLog | RecoverLog] = [
+            *self.asking_logs.values(),
+            *self.ending_logs.values(),
+            *self.recovering_logs.values(),
+        ]
         for asked in about_logs:
             effects.append(Post(Address(self.coordinator_of(asked.event_type)), asked))
         for _, wanted in self.reading_logs.values():
@@ -370,7 +394,7 @@ class SiteCore:
         return effects
 
     def _waiting(self) -> bool:
-        asks = self.asking_logs or self.ending_logs or self.reading_logs or self.routes_asked
+        asks = self.asking_logs or self.ending_logs or self.recovering_logs or self.reading_logs or self.routes_asked
         return bool(asks or self.events.waits() or self.own.waits())
 
     # ------------------------------------------------------------------------------------------------- carrying out

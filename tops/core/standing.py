@@ -32,6 +32,8 @@ class Standing(msgspec.Struct):
     scope: Scope
     secret: bytes
     position: int | None
+    history: str
+    digest: str  # at `position`
     renewed_at: float
 
     @property
@@ -95,6 +97,8 @@ class StandingAnswers:
             scope=answered.scope,
             secret=answered.secret,
             position=answered.position,
+            history=answered.history,
+            digest=answered.digest,
             renewed_at=now,
         )
         if known is None:

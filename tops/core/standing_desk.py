@@ -4,9 +4,11 @@ from collections.abc import Callable
 
 from tops.core.epochs import EpochCoordinator
 from tops.core.known_types import KnownTypes
+from tops.core.log_opening import LogOpenings
 from tops.core.open_transactions import RendezvousNode
 from tops.core.standing import Standing, StandingAnswers
-from tops.effects import Alarm, Effect, Persist, Post, Reject, SetTimer
+from tops.digests import LogPoint
+from tops.effects import Effect, Persist, Post, Reject, SetTimer
 from tops.event_types import set_of_log
 from tops.ids import voter_key
 from tops.messages import Address, Sender, StandingAccepted, StandingAnswered, StandingWithdrawn
@@ -19,8 +21,8 @@ Lose = Callable[[tuple[str, ...], str], list[Effect]]
 class StandingDesk:
     """The standing answers of all families; `lose` is what follows when one is gone."""
 
-    def __init__(self, node: RendezvousNode, known: KnownTypes, lose: Lose) -> None:
-        self._node, self._known, self._lose = node, known, lose
+    def __init__(self, node: RendezvousNode, known: KnownTypes, openings: LogOpenings, lose: Lose) -> None:
+        self._node, self._known, self._openings, self._lose = node, known, openings, lose
 
     def on_answered(self, m: StandingAnswered, sender: Sender, at: Address, now: float) -> list[Effect]:
         family = self._known.families.get(m.event_type)
@@ -31,7 +33,7 @@ class StandingDesk:
         if (rejection := self._rejection(family, standing, m, sender)) is not None:
             return [rejection]
         answer, new = standing.renew(m, sender, at, now)
-        effects = _judge_position(epochs, answer, new)
+        effects = self._judge_position(epochs, answer, new)
         in_sync = standing.counted(answer)
         accepted = StandingAccepted(voter=m.voter, incarnation=self._node.incarnation, in_sync=in_sync)
         effects.append(Post(at, accepted))
@@ -40,6 +42,26 @@ class StandingDesk:
                 effects.append(SetTimer(("lease", family), self._node.options.lease_s))
             effects += epochs.start()
         return effects
+
+    def _judge_position(self, epochs: EpochCoordinator, answer: Standing, new: bool) -> list[Effect]:
+        """A replica is in sync only with everything decided; it grows into the set while nothing is in flight."""
+        log, identity = epochs.log, answer.identity
+        if log is None or answer.position is None or answer.scope is not Scope.DISTRIBUTED:
+            return []
+        if log.opening is not None or identity in log.unheard:
+            return []  # how far the log goes, or this replica went while it was silent, is not known yet
+        fits, problem = self._openings.judge(log, identity, LogPoint(answer.history, answer.position, answer.digest))
+        if not fits:
+            return problem
+        in_sync = epochs.standing.in_sync
+        if identity in in_sync and new and answer.position < log.decided_upto:
+            in_sync = in_sync - {identity}
+        elif identity not in in_sync and answer.position >= log.decided_upto and not epochs.in_flight:
+            in_sync = in_sync | {identity}
+        if in_sync == epochs.standing.in_sync:
+            return []
+        epochs.standing.in_sync = in_sync
+        return [Persist(InSyncChanged(event_type=log.event_type, in_sync=in_sync))]
 
     def _rejection(self, family: str, standing: StandingAnswers, m: StandingAnswered, sender: Sender) -> Reject | None:
         """Who can't take part: anybody but its replicas in a set's log, and who has too many registrations."""
@@ -68,28 +90,3 @@ class StandingDesk:
         if epochs.standing.answers:
             effects.append(SetTimer(("lease", event_type), self._node.options.lease_s))
         return effects
-
-
-def _judge_position(epochs: EpochCoordinator, answer: Standing, new: bool) -> list[Effect]:
-    """A replica is in sync only with everything decided; it grows into the set while nothing is in flight."""
-    log = epochs.log
-    if log is None or answer.position is None or answer.scope is not Scope.DISTRIBUTED:
-        return []
-    if log.lost is not None or answer.identity in log.unheard:
-        return []  # how far the log goes, or this replica went when its end was lost, is not known yet
-    in_sync = epochs.standing.in_sync
-    alarms: list[Effect] = []
-    if answer.position > log.last_number:
-        # Our journal lost what this replica has: what it holds under the next numbers is not what others will.
-        who, position = answer.identity, answer.position
-        text = f"{who} has applied {position}, and the log of {log.event_type} ends at {log.last_number}"
-        alarms = [Alarm("ahead-of-log", text)] if new else []
-        in_sync = in_sync - {answer.identity}
-    elif answer.identity in in_sync and new and answer.position < log.decided_upto:
-        in_sync = in_sync - {answer.identity}
-    elif answer.identity not in in_sync and answer.position >= log.decided_upto and not epochs.in_flight:
-        in_sync = in_sync | {answer.identity}
-    if in_sync == epochs.standing.in_sync:
-        return alarms
-    epochs.standing.in_sync = in_sync
-    return [*alarms, Persist(InSyncChanged(event_type=log.event_type, in_sync=in_sync))]

@@ -8,12 +8,16 @@ from tops.messages.logs import (
     EndLog,
     EventConfirmed,
     EventsRefused,
+    HistoryDiffers,
+    HistoryRejected,
     LogDelivered,
     LogEnded,
+    LogRecovered,
     LogRefused,
     LogTold,
     LogWanted,
     ReachedTold,
+    RecoverLog,
     RouteAsked,
     RouteStands,
     TypeAdvertised,
@@ -105,6 +109,10 @@ Letter = (
     | TxOutcomes
     | AskReached
     | ReachedTold
+    | HistoryDiffers
+    | HistoryRejected
+    | RecoverLog
+    | LogRecovered
 )
 
 

@@ -1,5 +1,6 @@
 """Letters between a participant and the coordinator, and between participants in doubt: census, votes, decisions."""
 
+from tops.digests import BEGINNING, NO_DIGEST, LogPoint
 from tops.filters import Filter
 from tops.ids import Pseudonym, TxId
 from tops.messages.values import Address, EpochId, EpochMember, Message
@@ -34,6 +35,8 @@ class StandingAnswered(Message, frozen=True):
     secret: bytes
     position: int | None
     subscription: int = 0
+    history: str = ""
+    digest: str = NO_DIGEST  # at `position`
 
 
 class StandingAccepted(Message, frozen=True):
@@ -85,6 +88,7 @@ class PrepareEpoch(Message, frozen=True):
     voter: str
     members: tuple[EpochMember, ...]
     noted: int = 0
+    before: LogPoint = BEGINNING  # on a log: what a replica must hold to prepare this
 
 
 class EpochVoted(Message, frozen=True):
@@ -112,6 +116,7 @@ class EpochDecided(Message, frozen=True):
     digest: str
     voter: str
     committing: frozenset[str]
+    log_digest: str = ""  # on a log, of a commit: at the epoch's index, with what is committed under it
 
 
 class EpochFinished(Message, frozen=True):
@@ -154,3 +159,4 @@ class PeerKnows(Message, frozen=True):
     epoch: EpochId
     digest: str
     committing: frozenset[str]
+    log_digest: str = ""

@@ -35,6 +35,7 @@ from tops.runtime.identity import RELOAD_S, Self
 from tops.runtime.journal import JournalOptions
 from tops.runtime.record_store import RecordStore
 from tops.runtime.retention import Retainer
+from tops.runtime.site_journal import new_incarnation
 from tops.security import AuditLog, Kind, check_private_folder, make_secret, split_address
 
 WATCH_S = 0.05
@@ -112,7 +113,8 @@ class Broker:
         store = RecordStore.open(table.data / "journal", _journal_options(table))
         self._report_recovery(store)
         types = store.scan()
-        incarnation = store.incarnation + 1
+        # Not only from the journal: one that was restored from a backup has forgotten the last ones.
+        incarnation = max(store.incarnation + 1, new_incarnation())
         topology = config.topology()
         core = BrokerCore(NodeId(table.name), incarnation, topology, os.urandom, self._predicates, _options(table))
         self._audit = AuditLog(table.data / "audit.log", time())
@@ -124,8 +126,7 @@ class Broker:
             core.recover(record)
         self.retainer = Retainer(self.node, table.retention)
         self.retainer.recovered()
-        torn = bool(store.journal.recovery.torn_bytes)
-        self.node.act(core.recovered(asyncio.get_running_loop().time(), torn=torn))
+        self.node.act(core.recovered(asyncio.get_running_loop().time()))
         own = self._identity(incarnation)
         self.connections = Connections(self.node, own, config.permissions())
         await self._listen(own)

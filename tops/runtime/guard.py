@@ -30,6 +30,7 @@ from tops.messages import (
     Published,
     PublisherDone,
     PublishInTx,
+    RecoverLog,
     RunOneShots,
     StandingAnswered,
     SubscriptionChanged,
@@ -220,6 +221,8 @@ def _subject(message: LinkMessage) -> str:
             return f"log {name}"
         case Envelope(body=StandingAnswered(voter=voter)):
             return f"voter {voter}"
+        case Envelope(body=RecoverLog(event_type=event_type)):
+            return f"recover {event_type}"
         case Envelope(body=BeginPublic(request=request)):
             return f"begin {request}"
         case Envelope(body=body):

@@ -72,6 +72,11 @@ class ParticipantDriver:
         if self._journal is not None:
             self._journal.forget(self.key, memo)
 
+    def judged(self, problem: str) -> None:
+        """Whether a replica's database and the coordinator's log hold the same history."""
+        if self._batches is not None:
+            self._batches.on_history(problem)
+
     def close(self) -> None:
         self._epochs.stop()
         for task in list(self._tasks):
@@ -170,14 +175,17 @@ class ParticipantDriver:
     async def _batch(self, participant: BatchParticipant, call: Call) -> Any:
         if isinstance(call, PrepareBatch):
             try:
-                return await participant.prepare_batch(call.memo, call.members)
+                return await participant.prepare_batch(call.memo, call.members, call.before)
             except Exception as error:
                 log.exception("prepare_batch raised", extra={"epoch": str(call.memo.epoch)})
                 return BatchPrepared({m.tx: _reason(error) for m in call.members})
         if isinstance(call, FinishBatch):
             return await self._insist(lambda: participant.finish_batch(call.memo, call.committed), "finish_batch")
         if isinstance(call, ApplyEntries):
-            return await self._insist(lambda: participant.apply_entries(call.entries, call.upto), "apply_entries")
+            entries, upto, history, digests = call.entries, call.upto, call.history, call.digests
+            return await self._insist(
+                lambda: participant.apply_entries(entries, upto, history, digests), "apply_entries"
+            )
         return await self._result(call)
 
     async def _scope(self, call: Callable[[], Awaitable[Scope] | Scope]) -> Scope:

@@ -12,7 +12,7 @@ import msgspec
 
 from tops.errors import ConfigError, JournalCorrupt, NotInJournal
 from tops.messages import PROTOCOL, LogEntry
-from tops.records import AnyRecord, LogAppended, LogDecided, Started, TypeDefined
+from tops.records import AnyRecord, LogAppended, LogCut, LogDecided, Started, TypeDefined
 from tops.runtime.journal import Journal, JournalOptions
 
 _encoder = msgspec.msgpack.Encoder()
@@ -79,18 +79,21 @@ class RecordStore:
         """Open or create; raises JournalCorrupt or JournalLocked, and has changed nothing then."""
         return cls(Journal.open(directory, options), directory)
 
-    def scan(self) -> list[TypeDefined | LogDecided]:
+    def scan(self) -> list[TypeDefined | LogDecided | LogCut]:
         """The first look: event types, how far logs are decided, the last incarnation, and where the entries are.
 
-        Types, a parent before its children, and how far logs are decided come first in every replay: a checkpoint has
-        them behind the records that need them."""
+        Types, a parent before its children, how far logs are decided and the digests where they are cut come first in
+        every replay: a checkpoint has them behind the records that need them."""
         types: dict[str, TypeDefined] = {}
         decided: dict[str, LogDecided] = {}
+        cuts: dict[str, LogCut] = {}
         for sequence, record in self._records():
             if isinstance(record, TypeDefined):
                 types[record.event_type.name] = record
             elif isinstance(record, LogDecided):
                 decided[record.event_type] = record
+            elif isinstance(record, LogCut):
+                cuts[record.event_type] = record
             elif isinstance(record, Started):
                 if record.protocol != PROTOCOL:
                     raise ConfigError(
@@ -101,12 +104,12 @@ class RecordStore:
             elif isinstance(record, LogAppended):
                 self._index(record, sequence)
         parents_first = sorted(types.values(), key=lambda record: _generation(record, types))
-        return [*parents_first, *decided.values()]
+        return [*parents_first, *decided.values(), *cuts.values()]
 
     def replay(self) -> Iterator[AnyRecord]:
         """Every record but those that came first, in order."""
         for _, record in self._records():
-            if not isinstance(record, TypeDefined | LogDecided):
+            if not isinstance(record, TypeDefined | LogDecided | LogCut):
                 yield record
 
     def _records(self) -> Iterator[tuple[int, AnyRecord]]:

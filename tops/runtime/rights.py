@@ -32,9 +32,12 @@ from tops.messages import (
     EventsPublished,
     EventsRefused,
     FinishNoted,
+    HistoryDiffers,
+    HistoryRejected,
     LocalCommitOrdered,
     LogDelivered,
     LogEnded,
+    LogRecovered,
     LogRefused,
     LogTold,
     LogWanted,
@@ -50,6 +53,7 @@ from tops.messages import (
     PublishInTx,
     PublishInTxAnswered,
     ReachedTold,
+    RecoverLog,
     RouteAdded,
     RouteAsked,
     RouteRemoved,
@@ -134,6 +138,10 @@ def _following(m: LogWanted) -> Iterable[Right]:
     return (receiving(name),) if m.passing else (receiving(name), _on(Verb.FOLLOW, name))
 
 
+def _recovering(m: RecoverLog) -> Iterable[Right]:
+    return (_on(Verb.ADMINISTER, m.event_type),)
+
+
 def _ending_log(m: EndLog) -> Iterable[Right]:
     return (_on(Verb.OPERATE if m.operator else Verb.FOLLOW, m.event_type),)
 
@@ -143,7 +151,7 @@ def _voting(m: EpochVoted | EpochFinished | AskEpoch | PeersAsked | PeerKnows) -
 
 
 def _taking_part(
-    m: StandingAnswered | StandingWithdrawn | CensusReplied | ParticipantAborted | ReachedTold,
+    m: StandingAnswered | StandingWithdrawn | CensusReplied | ParticipantAborted | ReachedTold | HistoryDiffers,
 ) -> Iterable[Right]:
     return (_on(Verb.PARTICIPATE, m.event_type),)
 
@@ -221,6 +229,10 @@ LINK_RIGHTS: Mapping[type, Need | None] = {
     LogEnded: None,
     AskReached: None,
     ReachedTold: _TAKES_PART,
+    HistoryDiffers: _TAKES_PART,
+    HistoryRejected: None,
+    RecoverLog: Need("administer", _recovering),
+    LogRecovered: None,
     # a publisher's transactions
     BeginTx: _BEGINS,
     BeginPublic: _BEGINS,

@@ -24,6 +24,7 @@ from tops.effects import (
     DeliverAll,
     Effect,
     ForgetPromise,
+    HistoryJudged,
     Note,
     Persist,
     Send,
@@ -242,6 +243,10 @@ class SiteNode:
                 driver = self.drivers.get(subscription)
                 if driver is not None:
                     driver.forget(memo)
+            case HistoryJudged(subscription=subscription, problem=problem):
+                driver = self.drivers.get(subscription)
+                if driver is not None:
+                    driver.judged(problem)
             case Alarm(kind=kind, text=text):
                 log.warning(text, extra={"node": self.name, "alarm": kind})
             case Persist() | Note():

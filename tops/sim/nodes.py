@@ -7,7 +7,6 @@ that later inputs want done.
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable
-from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -226,7 +225,7 @@ class SimBroker(SimNode):
         self.disk.sync()
         for record in self.disk.records:
             self.core.recover(record)
-        self.act(partial(self.core.recovered, self.world.clock.now, torn=self.disk.torn))
+        self.act(self.core.recovered, self.world.clock.now)
 
     def _persist(self, persist: Persist) -> None:
         record = persist.record
