@@ -43,7 +43,10 @@ _LACKING = """
 select r as right from unnest(array['select', 'insert', 'update', 'delete']) as r
  where not has_table_privilege(to_regclass($1)::oid, r)
 """
-_TRIGGERS = "select tgname from pg_trigger where tgrelid = to_regclass($1) and not tgisinternal"
+_TRIGGERS = """
+select tgname from pg_trigger where tgrelid = to_regclass($1) and not tgisinternal
+   and tgfoid not in (select oid from pg_proc where pronamespace::regnamespace::text = 'tops')
+"""
 
 
 class Seen(msgspec.Struct):

@@ -21,6 +21,7 @@ import asyncpg
 from adapters.postgres.catalog import Table, find_table
 from adapters.postgres.origin import capture
 from adapters.postgres.origin.completeness import Changed, changed_rows, last_values, touched
+from adapters.postgres.origin.giving_way import Yielded, giving_way
 from adapters.postgres.origin.images import Key, images_of
 from adapters.postgres.origin.outcomes import Captured, Executed, Interrupted, Rejected
 from adapters.postgres.origin.session import OriginSession
@@ -124,14 +125,15 @@ class Origin:
         before = await changed_rows(connection)
         outcomes: list[_Done | Rejected] = []
         careful = self._careful > 0
-        if not careful and not alone:
-            outcomes += await chain.together(requests)
-        for request in requests[len(outcomes) :]:
-            if outcomes and time.monotonic() - began > CHAIN_S:
-                break
-            outcomes.append(await chain.member(request))
-            if careful:
-                await chain.look_at(outcomes[-1:])
+        async with giving_way(agent, session.pid) as chain.yielded:
+            if not careful and not alone:
+                outcomes += await chain.together(requests)
+            for request in requests[len(outcomes) :]:
+                if outcomes and time.monotonic() - began > CHAIN_S:
+                    break
+                outcomes.append(await chain.member(request))
+                if careful:
+                    await chain.look_at(outcomes[-1:])
         if not careful and not await chain.look_at(outcomes):
             await session.roll_back()
             self._careful = CAREFUL_CHAINS
@@ -177,8 +179,8 @@ class Origin:
     async def _table(self, name: str) -> Table:
         table = self._tables.get(name)
         if table is None:
-            assert self._agent is not None
-            table = self._tables[name] = await find_table(self._agent, name)
+            assert self._session is not None
+            table = self._tables[name] = await find_table(self._session.connection, name)
         return table
 
     async def _sessions(self) -> tuple[Connection, OriginSession]:
@@ -207,6 +209,7 @@ class _Chain:
 
     def __init__(self, session: OriginSession, table: TableOf, settle: str) -> None:
         self._session, self._table, self._settle = session, table, settle
+        self.yielded = Yielded()
 
     async def member(self, request: Request) -> _Done | Rejected:
         session = self._session
@@ -227,7 +230,7 @@ class _Chain:
             if is_connection_loss(error) or isinstance(error, asyncpg.exceptions.InvalidCachedStatementError):
                 raise
             await self._undo()
-            return Rejected.by(error, transient=_is_transient(error))
+            return Rejected.by(error, transient=self.yielded.happened or _is_transient(error))
         returned_rows = tuple(returned) if any(returned) else ()
         return _Done(tuple(rows), returned_rows, notices, session.captured_so_far)
 
