@@ -13,7 +13,7 @@ from uuid import UUID
 import msgspec
 
 from replication.conflicts.tables import Shapes, TableShape
-from tops.changes import Change, Insert, InvalidChange, Row, Statement
+from tops.changes import Change, Insert, InvalidChange, Row, Statement, is_captured
 from tops.ports import Resource
 
 TABLE = ""  # as a key: any row of the table
@@ -110,8 +110,8 @@ class Places:
                 if known is None:
                     known = tables[change.table] = await self._written(change.table)
                     places.add((known.listed, TABLE))
-                    if known.reaches_others:
-                        places |= _whole(self._tables)
+                if known.reaches_others and not is_captured(change):  # else all that it reached is in the write set
+                    places |= _whole(self._tables)
                 row = change.values if isinstance(change, Insert) else change.key
                 key = spelled(known.shape, row) if known.shape is not None else None
                 places.add((known.listed, BY_STATEMENT if key is None else key))

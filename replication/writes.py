@@ -77,6 +77,9 @@ class Writer:
         self._log_type = log_type(config.name)
         self._route, self._advertised = policy.route, False
         self._spec = write_spec(self._log_type, policy)  # of every write: stated once
+        # Peers replicate rows; and what is applied from the log alone could not tell how many rows it changed.
+        logged_first = self._route is COORDINATOR and self._spec.tx_type is TxType.LOCAL
+        self._ships_statements = self._route is not Route.REPLICA and not logged_first
         self._fallback = Fallback(site, config, policy, caller, self._by_nearness, patience_s)
         self._position, self._replica = 0, ""
         self._life, self._numbers = secrets.token_hex(8), itertools.count(1)
@@ -155,11 +158,11 @@ class Writer:
         return self._at_some_replica(member)
 
     def _must_be_executed(self, changes: tuple[Change, ...]) -> bool:
-        """Whether the changes can't be shipped: known from before, or statements, where rows are replicated."""
+        """Whether the changes can't be shipped: known from before, or statements where those never are."""
         statements = [change for change in changes if isinstance(change, Statement)]
         for change in statements:
             check_statement(change.sql, any_dialect=True)
-        return self._fallback.is_needed(changes) or (bool(statements) and self._route is Route.REPLICA)
+        return self._fallback.is_needed(changes) or (bool(statements) and not self._ships_statements)
 
     async def _executed(self, member: Member, reads: bytes) -> WriteResult:
         done = await self._fallback.execute(

@@ -66,8 +66,9 @@ GROUPS = (
         "show what other sessions do: queries of the same login, locks, prepared transactions, statements of earlier "
         "clients of a pooled session",
         (
-            "pg_blocking_pids", "pg_cursor", "pg_get_replication_slots", "pg_isolation_test_session_is_blocked",
-            "pg_lock_status", "pg_prepared_statement", "pg_prepared_xact", "pg_safe_snapshot_blocking_pids",
+            "current_query", "pg_blocking_pids", "pg_cursor", "pg_get_replication_slots",
+            "pg_isolation_test_session_is_blocked", "pg_lock_status", "pg_prepared_statement", "pg_prepared_xact",
+            "pg_safe_snapshot_blocking_pids",
             "pg_stat_get_activity", "pg_stat_get_backend_activity", "pg_stat_get_backend_activity_start",
             "pg_stat_get_backend_client_addr", "pg_stat_get_backend_client_port", "pg_stat_get_backend_dbid",
             "pg_stat_get_backend_idset", "pg_stat_get_backend_pid", "pg_stat_get_backend_start",

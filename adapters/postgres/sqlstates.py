@@ -9,6 +9,7 @@ from tops.ports import Exclusion, Why
 
 WRONG_COUNT = "TP001"  # raised by tops.affected: the fast path's expectation did not hold
 WRONG_VERSION = "TP002"  # raised by tops.expect_version
+CAPTURED_NOTICE = "TP003"  # sent by tops.captured_so_far: the last key that was noted
 ROWS_NOTICE = "TP000"  # sent by tops.affected: how many rows a change affected
 
 UNKNOWN_ID = "42704"

@@ -90,6 +90,9 @@ def test_the_figures_have_the_names_that_others_look_for() -> None:
         "primary.apply.vs_logical",
         "p2p.converged.vs_primary",
         "overlay.c64.vs_in_process",
+        "executed_once.c64.vs_shipped",
+        "executed_once.c1.vs_shipped",
+        "executed_once.hot_row.vs_shipped",
         "write_all.c64.vs_galera",
     }
 

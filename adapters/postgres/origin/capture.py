@@ -15,6 +15,7 @@ from adapters.postgres import schema
 from adapters.postgres.catalog import Table, find_table
 from adapters.postgres.guard_triggers import SESSIONS
 from adapters.postgres.literals import TEXT_SETTINGS, identifier, quote
+from adapters.postgres.sqlstates import CAPTURED_NOTICE
 
 TRIGGER = "tops_capture"
 # Only keys of registered sessions are kept: whoever else changes a row is the guard's business.
@@ -22,6 +23,11 @@ _TABLES = f"""
 {SESSIONS};
 create unlogged table if not exists tops.captured (
     id bigint generated always as identity primary key, relation text not null, old_key text[], new_key text[]);
+-- Tells where the keys of one transaction of a chain end, without a question of its own.
+create or replace function tops.captured_so_far() returns void language plpgsql security definer
+    set search_path to pg_catalog, pg_temp as $$ begin
+    raise notice '%', (select case when is_called then last_value else 0 end from tops.captured_id_seq)
+        using errcode = '{CAPTURED_NOTICE}'; end $$;
 """
 _INSTALLED = """
 select t.tgrelid as oid, obj_description(t.tgfoid, 'pg_proc') as mark from pg_trigger t

@@ -2,23 +2,26 @@
 
     BEGIN                                     counters
     SAVEPOINT, statements, constraints        for each request; a failed one goes back to its savepoint
-    captured keys, new images                 for each request that went through
+    captured keys, new images                 of all requests that went through
     completeness                              of all together; if something is missing, each is executed alone
     old images                                by the agent's session: what is committed of the rows that we have locked
     ROLLBACK
 
-A request finds what those before it did: what it changes is compared with what they have left.
+A request finds what those before it did: what it changes is compared with what they have left. Images are read once, at
+the end, as long as no two requests touch the same row; where they do, the chain is executed again and images are read
+behind every request, and so are those of the next chains.
 """
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import asyncpg
 
 from adapters.postgres.catalog import Table, find_table
 from adapters.postgres.origin import capture
 from adapters.postgres.origin.completeness import Changed, changed_rows, last_values, touched
+from adapters.postgres.origin.giving_way import Yielded, giving_way
 from adapters.postgres.origin.images import Key, images_of
 from adapters.postgres.origin.outcomes import Captured, Executed, Interrupted, Rejected
 from adapters.postgres.origin.session import OriginSession
@@ -29,6 +32,8 @@ from tops.changes import Change, InvalidChange, Row, Statement
 from tops.errors import ConfigError
 
 CHAIN_S = 0.2  # after so long no further request is begun: the locks of the chain must not keep apply waiting
+MESSAGE_MAX = 64
+CAREFUL_CHAINS = 20
 LEARN_AGAIN_S = 5.0  # until a column that is new to a table is known
 # Nothing but our own notes is visible: everybody else's are rolled back or not committed yet.
 _CAPTURED = "select id, relation, old_key, new_key from tops.captured where id > $1 order by id"
@@ -38,6 +43,7 @@ select count(*) > 0 as any, string_agg(format('%I.%I', schema, name), ', ') filt
       from pg_catalog.pg_constraint c join pg_catalog.pg_namespace n on n.oid = c.connamespace
      where c.condeferrable and has_schema_privilege(n.oid, 'usage') group by 1, 2) as named
 """
+_SO_FAR = "SELECT tops.captured_so_far()"
 _NOT_REPLICABLE = "0A000"
 
 Request = tuple[Change, ...]
@@ -52,7 +58,8 @@ class _Done:
     rows: tuple[int, ...]
     returned: tuple[tuple[Row, ...], ...]
     notices: tuple[str, ...]
-    after: dict[str, Images]
+    last_key: int  # the id of the last key that was noted for it
+    after: dict[str, Images] = field(default_factory=dict)
 
 
 class Origin:
@@ -65,6 +72,7 @@ class Origin:
         self._session: OriginSession | None = None
         self._tables: dict[str, Table] = {}
         self._learned_at = 0.0
+        self._careful = 0  # for so many chains, images are read behind every request
         self.unfit: dict[str, str] = {}  # tables whose changes can't be captured, and why
 
     async def start(self) -> None:
@@ -108,15 +116,29 @@ class Origin:
     async def _executed(self, requests: Sequence[Request], *, alone: bool = False) -> list[Outcome] | None:
         agent, session = await self._sessions()
         connection = session.connection
+        for request in requests:
+            if len(request) == 1 and isinstance(request[0], Statement):
+                await session.learn(request[0])
         began = time.monotonic()
         await connection.execute("BEGIN;SAVEPOINT tops_member")
         chain = _Chain(session, self._table, await _settle_sql(connection))
         before = await changed_rows(connection)
         outcomes: list[_Done | Rejected] = []
-        for request in requests:
-            outcomes.append(await chain.member(request))
-            if time.monotonic() - began > CHAIN_S:
-                break
+        careful = self._careful > 0
+        async with giving_way(agent, session.pid) as chain.yielded:
+            if not careful and not alone:
+                outcomes += await chain.together(requests)
+            for request in requests[len(outcomes) :]:
+                if outcomes and time.monotonic() - began > CHAIN_S:
+                    break
+                outcomes.append(await chain.member(request))
+                if careful:
+                    await chain.look_at(outcomes[-1:])
+        if not careful and not await chain.look_at(outcomes):
+            await session.roll_back()
+            self._careful = CAREFUL_CHAINS
+            return await self._executed(requests, alone=alone)
+        self._careful = max(0, self._careful - 1)
         done = await self._complete(agent, connection, before, outcomes, alone=alone)
         await session.roll_back()
         return done
@@ -157,8 +179,8 @@ class Origin:
     async def _table(self, name: str) -> Table:
         table = self._tables.get(name)
         if table is None:
-            assert self._agent is not None
-            table = self._tables[name] = await find_table(self._agent, name)
+            assert self._session is not None
+            table = self._tables[name] = await find_table(self._session.connection, name)
         return table
 
     async def _sessions(self) -> tuple[Connection, OriginSession]:
@@ -187,6 +209,7 @@ class _Chain:
 
     def __init__(self, session: OriginSession, table: TableOf, settle: str) -> None:
         self._session, self._table, self._settle = session, table, settle
+        self.yielded = Yielded()
 
     async def member(self, request: Request) -> _Done | Rejected:
         session = self._session
@@ -207,8 +230,30 @@ class _Chain:
             if is_connection_loss(error) or isinstance(error, asyncpg.exceptions.InvalidCachedStatementError):
                 raise
             await self._undo()
-            return Rejected.by(error, transient=_is_transient(error))
-        return _Done(tuple(rows), tuple(returned) if any(returned) else (), notices, await self._after())
+            return Rejected.by(error, transient=self.yielded.happened or _is_transient(error))
+        returned_rows = tuple(returned) if any(returned) else ()
+        return _Done(tuple(rows), returned_rows, notices, session.captured_so_far)
+
+    async def together(self, requests: Sequence[Request]) -> list[_Done | Rejected]:
+        """The first requests in one message, as many as tell no more than a count; none if one of them fails: which
+        one it is shows when each is a message of its own."""
+        texts: list[str] = []
+        try:
+            for request in requests[:MESSAGE_MAX]:
+                only = request[0] if len(request) == 1 else None
+                text = self._session.text(only) if isinstance(only, Statement) else None
+                if text is None:
+                    break
+                texts += [text, self._settle]
+            told = await self._session.send(texts) if len(texts) > 2 else []
+        except InvalidChange:
+            return []
+        except asyncpg.PostgresError as error:
+            if is_connection_loss(error):
+                raise
+            await self._session.connection.execute("ROLLBACK;BEGIN;RESET ALL;SAVEPOINT tops_member")
+            return []
+        return [_Done((one.rows,), (), one.notices, one.last_key) for one in told]
 
     async def _carry_out(self, change: Change) -> tuple[int, tuple[Row, ...]]:
         if isinstance(change, Statement):
@@ -218,20 +263,27 @@ class _Chain:
     async def _undo(self) -> None:
         await self._session.connection.execute("ROLLBACK TO SAVEPOINT tops_member;RESET ALL")
 
-    async def _after(self) -> dict[str, Images]:
-        """The rows that the member has touched, as it has left them."""
-        keys: dict[str, dict[Key, None]] = {}
+    async def look_at(self, outcomes: Sequence[_Done | Rejected]) -> bool:
+        """Read the rows that these members have touched, as the last of them has left them; False if that is not what
+        each of them has left: a row was touched by more than one."""
+        members = [outcome for outcome in outcomes if isinstance(outcome, _Done)]
+        touched_by: dict[tuple[str, Key], int] = {}
+        place = 0
         for row in await self._session.connection.fetch(_CAPTURED, self._session.last_captured):
             self._session.last_captured = row["id"]
-            of_table = keys.setdefault(row["relation"], {})
+            while row["id"] > members[place].last_key:
+                place += 1
             for key in (row["old_key"], row["new_key"]):
-                if key is not None:
-                    of_table[tuple(key)] = None
-        after: dict[str, Images] = {}
-        for name, asked in keys.items():
-            found = await images_of(self._session.connection, await self._table(name), asked)
-            after[name] = {key: found.get(key) for key in asked}
-        return after
+                if key is None:
+                    continue
+                if touched_by.setdefault((row["relation"], tuple(key)), place) != place:
+                    return False
+                members[place].after.setdefault(row["relation"], {})[tuple(key)] = None
+        for name in {name for name, _ in touched_by}:
+            keys = [key for relation, key in touched_by if relation == name]
+            for key, image in (await images_of(self._session.connection, await self._table(name), keys)).items():
+                members[touched_by[name, key]].after[name][key] = image
+        return True
 
 
 async def _settle_sql(connection: Connection) -> str:
@@ -243,7 +295,7 @@ async def _settle_sql(connection: Connection) -> str:
     if row is not None and row["any"]:
         texts = ["SET CONSTRAINTS ALL IMMEDIATE", "SET CONSTRAINTS ALL DEFERRED"]
         texts += [f"SET CONSTRAINTS {row['names']} IMMEDIATE"] if row["names"] else []
-    return ";".join([*texts, "RELEASE SAVEPOINT tops_member", "RESET ALL", "SAVEPOINT tops_member"])
+    return ";".join([*texts, "RELEASE SAVEPOINT tops_member", "RESET ALL", _SO_FAR, "SAVEPOINT tops_member"])
 
 
 def _is_transient(error: asyncpg.PostgresError) -> bool:

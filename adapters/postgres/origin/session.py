@@ -4,16 +4,17 @@ The first one is registered in `tops.sessions`, which only the agent's login can
 captured. Whatever its SQL has done to its settings ends with each transaction.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncpg
+from asyncpg.prepared_stmt import PreparedStatement
 
 from adapters.postgres.catalog import Table, find_types
-from adapters.postgres.literals import literal
+from adapters.postgres.literals import SqlType, literal
 from adapters.postgres.reading import BEYOND_PYTHON, plain_rows
 from adapters.postgres.row_sql import row_change_sql
 from adapters.postgres.session import Connection, Options, connect
-from adapters.postgres.sqlstates import ROWS_NOTICE
+from adapters.postgres.sqlstates import CAPTURED_NOTICE, ROWS_NOTICE, is_connection_loss
 from adapters.postgres.statements import TELL, Call
 from adapters.postgres.steps import Step, check, shape_of, traits_of
 from adapters.postgres.transactions import command_count
@@ -21,12 +22,21 @@ from adapters.sql import check_statement
 from tops.changes import Insert, InvalidChange, Row, RowChange, Statement
 from tops.errors import ConfigError
 
+Prepared = PreparedStatement  # of plain records
 _KEPT_MAX = 200
 _REGISTER = """
 insert into tops.sessions (pid, backend_start)
 select pid, backend_start from pg_stat_activity where pid = $1
     on conflict (pid) do update set backend_start = excluded.backend_start
 """
+
+
+class Told(NamedTuple):
+    """What the server has told about one member of a message."""
+
+    rows: int
+    notices: tuple[str, ...]
+    last_key: int
 
 
 class OriginSession:
@@ -36,9 +46,12 @@ class OriginSession:
         self.connection, self.pid = connection, pid
         self.notices: list[str] = []
         self.last_captured = 0  # the id of the last key that was read; later ones are greater
+        self.captured_so_far = 0  # the id of the last key that was noted, as of the end of the last member
         self._rows: list[int] = []
+        self._told: list[Told] = []
+        self._counted: dict[str, tuple[Prepared, list[SqlType]] | None] = {}
         self._unlock = unlock
-        self._prepared: dict[str, asyncpg.prepared_stmt.PreparedStatement[asyncpg.Record]] = {}
+        self._prepared: dict[str, Prepared] = {}
         connection.add_log_listener(self._note)
 
     @classmethod
@@ -62,6 +75,11 @@ class OriginSession:
     def _note(self, _: Any, message: Any) -> None:
         if message.sqlstate == ROWS_NOTICE:
             self._rows.append(int(message.message))
+        elif message.sqlstate == CAPTURED_NOTICE:
+            self.captured_so_far = int(message.message)
+            self._told.append(Told(sum(self._rows), tuple(self.notices), self.captured_so_far))
+            self._rows.clear()
+            self.notices.clear()
         else:
             self.notices.append(f"{message.severity}: {message.message}")
 
@@ -70,6 +88,8 @@ class OriginSession:
         await self.connection.execute(f"ROLLBACK;RESET ALL{self._unlock}")
         if len(self._prepared) > _KEPT_MAX:
             self._prepared.clear()
+        if len(self._counted) > _KEPT_MAX:
+            self._counted.clear()
 
     async def run(self, statement: Statement) -> tuple[int, tuple[Row, ...]]:
         """Execute one statement: rows affected, and rows returned."""
@@ -83,15 +103,47 @@ class OriginSession:
             raise InvalidChange(f"the statement returns {BEYOND_PYTHON}: {error}") from error
         return records
 
-    async def _statement(self, sql: str) -> "asyncpg.prepared_stmt.PreparedStatement[asyncpg.Record]":
+    async def learn(self, statement: Statement) -> None:
+        """Be able to write the statement down as part of a message, if that is possible; outside a transaction, which a
+        statement that can't be prepared would end."""
+        if statement.sql in self._counted:
+            return
+        check_statement(statement.sql)
+        bare = statement.sql.rstrip().rstrip(";")
+        counted = f"with changed as (\n{bare}\nreturning 1) select tops.affected({TELL}, count(*)) from changed"
+        try:
+            prepared = await self.connection.prepare(counted)
+        except asyncpg.PostgresError as error:
+            if is_connection_loss(error):
+                raise
+            self._counted[statement.sql] = None  # it returns rows, or is wrong: it runs by itself
+            return
+        types = await find_types(self.connection, [parameter.oid for parameter in prepared.get_parameters()])
+        self._counted[statement.sql] = prepared, types
+
+    def text(self, statement: Statement) -> str | None:
+        """The statement as part of a message, which tells how many rows it affects; None: it must run by itself."""
+        known = self._counted.get(statement.sql)
+        if known is None or len(known[1]) != len(statement.args):
+            return None
+        prepared, types = known
+        literals = ",".join(literal(value, kind) for value, kind in zip(statement.args, types, strict=True))
+        return f"EXECUTE {prepared.get_name()}({literals})" if literals else f"EXECUTE {prepared.get_name()}"
+
+    async def send(self, texts: list[str]) -> list[Told]:
+        """Statements in one message: what each member of it has told, up to where its keys end."""
+        self._told, self._rows = [], []
+        self.notices.clear()
+        await self.connection.execute(";".join(texts))
+        return self._told
+
+    async def _statement(self, sql: str) -> Prepared:
         prepared = self._prepared.get(sql)
         if prepared is None:
             prepared = self._prepared[sql] = await self.connection.prepare(sql)
         return prepared
 
-    async def _fetch(
-        self, prepared: "asyncpg.prepared_stmt.PreparedStatement[asyncpg.Record]", statement: Statement
-    ) -> tuple[int, tuple[Row, ...]]:
+    async def _fetch(self, prepared: Prepared, statement: Statement) -> tuple[int, tuple[Row, ...]]:
         try:
             records = await prepared.fetch(*statement.args)
         except (asyncpg.DataError, asyncpg.InterfaceError) as error:

@@ -1,0 +1,48 @@
+"""Apply wins: an execution that the replica's own apply waits for is cancelled.
+
+Row locks of an origin's transaction last as long as its statements run. A vote or an entry of the log that waits for
+one of them holds up the whole set, so it is looked for while statements run, by the agent's second session.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import asyncpg
+
+LOOK_S = 0.25  # between two looks; shorter executions are never asked about
+_CANCEL = """
+select count(pg_cancel_backend($1)) from pg_stat_activity
+ where usename = session_user and application_name like 'tops-agent %' and datname = current_database()
+   and wait_event_type = 'Lock' and $1 = any(pg_blocking_pids(pid))
+"""
+
+
+class Yielded:
+    """Whether the execution was cancelled for this reason, and not for taking too long."""
+
+    def __init__(self) -> None:
+        self.happened = False
+
+
+@asynccontextmanager
+async def giving_way(agent: asyncpg.Connection, pid: int) -> AsyncIterator[Yielded]:
+    """While the block runs, cancel what the backend `pid` does if apply waits for it."""
+    yielded = Yielded()
+
+    ended = asyncio.Event()
+
+    async def watch() -> None:
+        while not ended.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), LOOK_S)
+                return
+            if await agent.fetchval(_CANCEL, pid):
+                yielded.happened = True
+
+    watching = asyncio.ensure_future(watch())
+    try:
+        yield yielded
+    finally:
+        ended.set()
+        await watching  # never half-way: the session is used for other things next
