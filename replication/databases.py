@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from adapters import EmbeddedPostgres, Logins, PostgresAdapter, SqliteAdapter
+from adapters.postgres.grants import table_grants
 from adapters.postgres.privileges import check_write_role, powers
 from adapters.postgres.scripts import missing_tables, run_script
 from replication.config import SUPERUSER_ACCEPTED, ReplicaConfig, ReplicaSetConfig
@@ -87,6 +88,8 @@ class ReplicaDatabase:
             self._logins = await self._server.provision(self._config.name, self._config.tables)
         else:
             self._logins = await given_logins(self._config, self._replica)
+            if script is not None and self._logins.write_role is not None:  # an agent that makes tables shares them
+                script = f"{script}\n;{table_grants(self._logins, self._config.tables)}"
             await self._ensure_schema(self._logins.agent, script)
 
     async def _ensure_schema(self, dsn: str, script: str | None) -> None:
