@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from adapters import EmbeddedPostgres, Logins, PostgresAdapter, SqliteAdapter
+from adapters.postgres.grants import table_grants
 from adapters.postgres.privileges import check_write_role, powers
 from adapters.postgres.scripts import missing_tables, run_script
 from replication.config import SUPERUSER_ACCEPTED, ReplicaConfig, ReplicaSetConfig
@@ -97,6 +98,8 @@ class ReplicaDatabase:
         wanted = [] if self._config.tables == "*" else self._config.tables
         if script is None or (wanted and not await missing_tables(self.admin_dsn, wanted)):
             return
+        if self._server is None and self._logins is not None and self._logins.write_role is not None:
+            script = f"{script}\n;{table_grants(self._logins, self._config.tables)}"  # its agent makes and shares them
         await run_script(self.admin_dsn, script, only_if_empty=not wanted)
         if self._server is not None:
             await self.set_up()  # with the rights to what is new

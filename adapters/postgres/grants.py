@@ -12,7 +12,7 @@ from typing import Literal
 import asyncpg
 
 from adapters.postgres.literals import identifier, quote
-from adapters.postgres.logins import Logins, Roles, database_of, with_login
+from adapters.postgres.logins import Logins, Roles, database_of, user_of, with_login
 from adapters.postgres.revoked import EXTENSIONS, GROUPS
 from adapters.postgres.session import Options, connect
 from tops.changes import split_table_name
@@ -160,6 +160,12 @@ def sections(roles: Roles, database: str, tables: Tables) -> Iterator[Section]:
         ),
         optional=True,
     )
+
+
+def table_grants(logins: Logins, tables: Tables) -> str:
+    """What whoever made the tables runs for the logins to use them."""
+    kinds = {"agent": logins.agent, "read": logins.read, "write": logins.write, "check": logins.check}
+    return ";".join(_tables(tables, {kind: quote(user_of(dsn)) for kind, dsn in kinds.items()}))
 
 
 def _tables(tables: Tables, literals: dict[str, str]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from adapters.ports import free_port
 from adapters.postgres.logins import Roles, user_of, with_login
 from replication.agent import Agent
 from replication.config import HIDDEN, SUPERUSER_ACCEPTED, Cluster, login_keys
-from replication.databases import given_logins
+from replication.databases import ReplicaDatabase, given_logins
 from replication.doctor import Finding, examine
 from replication.login_grants import grants_text
 from tests.support.logins import PASSWORDS, logins_in
@@ -142,6 +142,27 @@ async def test_two_sets_in_one_database_see_nothing_of_each_other(server: Embedd
         async with PostgresAdapter(logins, cluster="c", replica_set=user_of(logins.agent)) as adapter:
             with pytest.raises(TopsError, match="permission denied"):
                 await adapter.read(f"select * from {theirs}")
+
+
+async def test_an_agent_that_may_make_the_tables_shares_them_with_its_clients(
+    server: EmbeddedPostgres, folder: Path
+) -> None:
+    name = await fresh(server, "empty")
+    await run(server.dsn_for(name), "drop table t, other")
+    logins = await logins_in(server, name, tables=["t"])
+    cluster = cluster_with(folder, login_keys(logins))
+    database = ReplicaDatabase("c", cluster.replica_set("shop"), cluster.replica_set("shop").replica[0], folder)
+
+    with pytest.raises(ConfigError, match=r"the schema file fails.*permission denied"):
+        await database.set_up(f"{TABLES} -- both")
+    await run(server.dsn_for(name), f"grant create, usage on schema public to {user_of(logins.agent)}")
+    await run(server.dsn_for(name), f"grant usage on schema public to {user_of(logins.read)}, {user_of(logins.write)}")
+    await database.set_up(f"{TABLES} -- both")
+
+    async with PostgresAdapter(database.logins, cluster="c", replica_set="shop") as adapter:
+        assert (await adapter.read("select * from t")).rows == []
+        with pytest.raises(TopsError, match="permission denied"):
+            await adapter.read("select * from other")
 
 
 async def test_an_embedded_server_keeps_its_logins_for_itself(folder: Path) -> None:
