@@ -39,7 +39,7 @@ class Copying(Protocol):
     progress: Progress | None
     source: str
 
-    async def is_empty(self) -> bool: ...
+    async def may_replace(self) -> bool: ...
 
     async def take_seed(self, *, replaceable: bool) -> None: ...
 
@@ -156,8 +156,11 @@ class Starter:
                 return ROUND_S if self._state.state is State.AGREED else WAIT_S
             case Differ(found):
                 self._note(await self._reason(found, reports))
+                if await self._may_be_seeded(reports):
+                    await self._take_seed()
+                    return ROUND_S
                 if asyncio.get_running_loop().time() > self._read_again_at:
-                    await self._reconsider(reports)
+                    await self._describe()
                 return PAUSE_S
             case Agree(basis):
                 self._looked_at = 0.0
@@ -176,12 +179,12 @@ class Starter:
                 self._state = await self._record.load()
         return ROUND_S
 
-    async def _reconsider(self, reports: dict[str, Report]) -> None:
-        """The data may have changed unnoticed; a seed's copy is taken again if the seed is no longer what it was."""
+    async def _may_be_seeded(self, reports: dict[str, Report]) -> bool:
+        """Whether the seed holds something else, and what is here may be replaced by it."""
         seed = reports.get(self._config.seed or "")
-        if seed is not None and self._state.seeded and seed.fingerprint not in (None, self._state.report.fingerprint):
-            await self._take_seed()
-        await self._describe()
+        if seed is None or seed.fingerprint in (None, self._state.report.fingerprint):
+            return False
+        return self._state.seeded or await self._newcomer.may_replace()
 
     async def _reports(self) -> dict[str, Report]:
         answers = await self._caller.ask_all(GetStartState(), self._ask_s, len(self._config.replica))
@@ -198,7 +201,7 @@ class Starter:
         seed = self._config.seed
         if seed in (None, self._replica):
             await self._ensure_schema()
-        elif await self._newcomer.is_empty() and not self._state.seeded:
+        elif not self._state.seeded and await self._newcomer.may_replace():
             if reports.get(seed or "", Report(State.NEW)).state is State.NEW:
                 self._note(f"waiting for {seed}, from which it takes schema and rows")
                 return False
@@ -261,7 +264,7 @@ class Starter:
         if self._explained[0] != basis:
             texts = [comparing.explained(d, await self._details(d.table)) for d in found[: comparing.SHOWN_MAX]]
             texts += [d.text for d in found[comparing.SHOWN_MAX :]]
-            self._explained = (basis, comparing.reason(texts))
+            self._explained = (basis, comparing.reason(texts, self._config.seed))
         return self._explained[1]
 
     async def _details(self, table: str) -> dict[str, TableDetail]:
