@@ -40,9 +40,13 @@ async def test_no_plan_event_log_or_report_holds_a_password(
         shown = io.StringIO()
         with redirect_stdout(shown):
             frame.explain(mode="extended")
+        leaf = frame._jdf.queryExecution().analyzed().collectLeaves().apply(0)
+        options = str(leaf.options().asCaseSensitiveMap())
+        assert '"table"' in options or "RowsRequest" in options or "handle" in options, options
         await barrier.release()
 
     assert CHECK_PASSWORD not in shown.getvalue()
+    assert CHECK_PASSWORD not in options
     events = [path for path in event_log.rglob("*") if path.is_file()]
     assert any(b"tops_replica" in path.read_bytes() for path in events), "Spark must have written down the plans"
     reports = [path for path in folder.rglob("*") if path.is_file() and path.name != "tops.toml"]
