@@ -32,6 +32,7 @@ from replication.publisher import OutboxPublisher
 from replication.refusals import NotStarted
 from replication.start import holder
 from replication.start.guarding import Guarding
+from replication.start.policy_change import crossing, kind_of
 from replication.start.record import StartRecord
 from replication.start.starter import Starter
 from replication.values import pack_rows, unpack_values
@@ -235,6 +236,8 @@ class Agent:
             self.certifier = Certifier(self.resource, config.name, tables)
             await self.certifier.start()
             self.participant.translate = self.certifier.certified
+        if self.starter is not None and (reason := await self._crossing(self.starter)):
+            self.participant.stop(reason)
         await self.site.subscribe(self.log_type, participant=self.participant, durable=self.name)
         stack.push_async_callback(self.participant.leave)
         self.lag = LagTracker(self.site, self.log_type, self.participant)
@@ -255,6 +258,19 @@ class Agent:
             )
             self._spawn(self.pruning.run())
         log.info("replica serves", extra={"replica": self.name, "position": self.participant.reached})
+
+    async def _crossing(self, starter: Starter) -> str:
+        """Why this replica can't follow the log under the policy that the set has now; empty if it can."""
+        kind = kind_of(self.config)
+        before = await starter.record.policy_kind()
+        decided = 0
+        if before not in ("", kind):
+            decided = (await self.site.ask_log(self.log_type, timeout_s=30.0)).decided
+        reason = crossing(before, self.config, (await self.resource.applied()).prefix, decided)
+        if not reason and before != kind:
+            await starter.record.follow(kind)
+        starter.close()
+        return reason
 
     async def _watch_database(self) -> None:
         """Notes what is wrong with the database. Ends with AgentReplaced when another agent has taken it: there is
