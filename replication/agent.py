@@ -37,6 +37,7 @@ from replication.refusals import NotStarted
 from replication.rights import RequestGuard
 from replication.start import holder
 from replication.start.guarding import Guarding
+from replication.start.policy_change import crossing, kind_of
 from replication.start.record import StartRecord
 from replication.start.starter import Starter
 from replication.values import pack_rows, unpack_values
@@ -251,6 +252,8 @@ class Agent:
         await self._open_origin()
         if self.executor is not None:
             stack.push_async_callback(self.executor.close)
+        if self.starter is not None and (reason := await self._crossing(self.starter)):
+            self.participant.stop(reason)
         await self.site.subscribe(self.log_type, participant=self.participant, durable=self.name)
         stack.push_async_callback(self.participant.leave)
         self.lag = LagTracker(self.site, self.log_type, self.participant)
@@ -271,6 +274,19 @@ class Agent:
             )
             self._spawn(self.pruning.run())
         log.info("replica serves", extra={"replica": self.name, "position": self.participant.reached})
+
+    async def _crossing(self, starter: Starter) -> str:
+        """Why this replica can't follow the log under the policy that the set has now; empty if it can."""
+        kind = kind_of(self.config)
+        before = await starter.record.policy_kind()
+        decided = 0
+        if before not in ("", kind):
+            decided = (await self.site.ask_log(self.log_type, timeout_s=30.0)).decided
+        reason = crossing(before, self.config, (await self.resource.applied()).prefix, decided)
+        if not reason and before != kind:
+            await starter.record.follow(kind)
+        starter.close()
+        return reason
 
     async def _watch_database(self) -> None:
         """Notes what is wrong with the database. Ends with AgentReplaced when another agent has taken it: there is

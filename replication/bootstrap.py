@@ -134,9 +134,9 @@ class Newcomer:
         self.progress: Progress | None = None
         self.source = ""
 
-    async def is_empty(self) -> bool:
-        """Whether no table of the set holds a row here; tables may be missing."""
-        return not await self._filled()
+    async def may_replace(self) -> bool:
+        """Whether a copy takes nothing away: no table of the set holds a row here, or the operator wants it so."""
+        return self._overwrite or not await self._filled()
 
     async def take_copy(self, wanted: TakeCopy) -> None:
         """Give a replica that the set has begun without a copy of another one's data.

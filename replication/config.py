@@ -12,6 +12,7 @@ broker = "b1"
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, TypeAdapter, ValidationInfo, field_validator, model_validator
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 PolicyName = Literal["peer-to-peer", "primary-site", "write-all", "quorum", "combined", "serializable"]
 ResolverName = Literal["last-writer", "first-writer", "site-priority", "per-column"]
+SCHEMES = ("postgresql", "postgres", "sqlite")
+POSTGRES_PORT = 5432
 _OF_A_REPLICA = {"dsn", "read_dsn", "write_dsn", "check_dsn", "keys"}
 HIDDEN: Any = {"replica": {"__all__": _OF_A_REPLICA}, "write_token": True, "http_keys": True}  # not for everyone
 SUPERUSER_ACCEPTED = "I accept that clients can read and write the server's files"
@@ -251,6 +254,8 @@ class Cluster:
             for place, replica in enumerate(replica_set.replica):
                 if replica.broker not in brokers:
                     raise self._error((index, "replica", place, "broker"), f"no [[broker]] is named {replica.broker!r}")
+                if problem := _unusable(replica_set, replica):
+                    raise self._error((index, "replica", place, "dsn"), problem)
                 if problem := _shared(replica_set, replica, tables):
                     raise self._error((index, "replica", place, "dsn"), problem)
 
@@ -295,6 +300,30 @@ class Cluster:
         except OSError as error:
             where = (self.replica_sets.index(replica_set), "schema")
             raise self._error(where, f"{file}: {error.strerror}") from None
+
+
+def _unusable(replica_set: ReplicaSetConfig, replica: ReplicaConfig) -> str:
+    """What is wrong with a replica's address: no database of ours, or another replica's."""
+    if replica.dsn is None:
+        return ""
+    scheme = replica.dsn.partition(":")[0]
+    if scheme not in SCHEMES:
+        return f"{scheme!r} is no database that can be a replica: write postgresql://… or sqlite://…"
+    for other in replica_set.replica:
+        if other.name == replica.name:
+            return ""
+        if other.dsn is not None and _database_of(other.dsn) == _database_of(replica.dsn):
+            return f"this is the database of replica {other.name!r}: each replica needs its own"
+    return ""
+
+
+def _database_of(dsn: str) -> tuple[str, str, str]:
+    """Where a database is, whoever logs in."""
+    parts = urlsplit(dsn)
+    place = parts.netloc.rpartition("@")[2].lower()
+    if place and ":" not in place and parts.scheme != "sqlite":
+        place += f":{POSTGRES_PORT}"
+    return place, parts.path or f"/{parts.username}", parts.query  # a socket's folder is in the query
 
 
 def _shared(replica_set: ReplicaSetConfig, replica: ReplicaConfig, tables: dict[tuple[str, str], str]) -> str:

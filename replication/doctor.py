@@ -13,6 +13,7 @@ from adapters.postgres.scripts import user_tables
 from replication.config import Cluster, ReplicaConfig, ReplicaSetConfig
 from replication.databases import given_logins
 from replication.replica_set import connect_by_file
+from replication.start import findings as table_findings
 from tops.changes import volatile_part
 from tops.errors import TopsError
 
@@ -75,7 +76,11 @@ async def examine(cluster: Cluster, config: ReplicaSetConfig, keys: Path | None 
             findings += found
             if looks is not None:
                 seen[replica.name] = looks
+    findings += [Finding(f.level, "", f.text, f.remedy) for f in table_findings.of_file(config)]
     findings += _differences(seen)
+    if config.tables == "*":
+        known = {name: list(looks.tables) for name, looks in seen.items()}
+        findings += [Finding(f.level, name, f.text, f.remedy) for name, f in table_findings.missing(known)]
     findings += await _running(cluster, config, keys)
     if embedded:
         findings.append(
@@ -125,6 +130,7 @@ async def _look(
     tables = await user_tables(dsn) if config.tables == "*" else config.tables
     for table in tables:
         findings += await _table(config, name, connection, table, seen)
+        findings += [Finding(f.level, name, f.text, f.remedy) for f in await table_findings.of_table(connection, table)]
     findings += await _logins(config, replica, tables)
     with suppress(asyncpg.InsufficientPrivilegeError):  # which is a finding already
         if await _is_new(connection, config.name):
@@ -237,10 +243,14 @@ async def _running(cluster: Cluster, config: ReplicaSetConfig, keys: Path | None
             findings.append(Finding("warning", replica["replica"], "its agent does not answer", "tops replica run"))
         elif replica["stopped"]:
             findings.append(Finding("error", replica["replica"], f"stopped: {replica['stopped']}", "tops rs resume"))
+        elif replica["not_started"]:
+            text = f"not started: {replica['not_started']}"
+            findings.append(Finding("error", replica["replica"], text, "it is tried again by itself"))
         elif replica["trouble"]:
             findings.append(Finding("error", replica["replica"], replica["trouble"], "it is tried again by itself"))
         if replica.get("warning"):
-            findings.append(Finding("warning", replica["replica"], replica["warning"], "keep time with NTP"))
+            remedy = "keep time with NTP; after direct writes, tops check"
+            findings.append(Finding("warning", replica["replica"], replica["warning"], remedy))
         if replica.get("divergent"):
             findings.append(
                 Finding("error", replica["replica"], "may differ from the others", "tops rs conflicts, retry")

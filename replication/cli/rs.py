@@ -10,6 +10,7 @@ import uvloop
 from replication.cli.data import ConfigOption, Format, FormatOption, KeysOption, UrlOption, opened, show
 from replication.config import Cluster
 from replication.plan import plan_for
+from replication.start.findings import of_file
 from tops.errors import NotReachable, OutcomeUnknown
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
@@ -42,6 +43,8 @@ def validate(config: ConfigOption = Path("tops.toml")) -> None:
     for replica_set in cluster.replica_sets:
         cluster.schema_of(replica_set)
         typer.echo(f"{replica_set.name}: {replica_set.policy}, replicas {', '.join(replica_set.names)}")
+        for found in of_file(replica_set):
+            typer.echo(f"{replica_set.name}: {found.level}: {found.text}; {found.remedy}")
     typer.echo(f"{config} is fine")
 
 

@@ -112,7 +112,8 @@ def _first_range(details: Mapping[str, TableDetail]) -> str:
     return ""
 
 
-def reason(texts: Sequence[str]) -> str:
+def reason(texts: Sequence[str], seed: str | None = None) -> str:
     """Some differences in one sentence, with what to do."""
+    cure = f"empty those that shall be a copy of the seed {seed}, or run them with --overwrite" if seed else CURE
     more = f"; and {len(texts) - SHOWN_MAX} more" if len(texts) > SHOWN_MAX else ""
-    return f"the databases differ: {'; '.join(texts[:SHOWN_MAX])}{more}: {CURE}"
+    return f"the databases differ: {'; '.join(texts[:SHOWN_MAX])}{more}: {cure}"

@@ -21,7 +21,8 @@ DDL = f"""
 {guard_triggers.DDL}
 create table if not exists tops.start (
     replica_set text primary key, state text not null, attempt text not null default '',
-    basis text not null default '', fingerprint bytea, seeded boolean not null default false);
+    basis text not null default '', fingerprint bytea, seeded boolean not null default false,
+    policy text not null default '');
 -- Sets that an earlier version began.
 do $$ begin
     if to_regclass('tops.began') is not null then
@@ -73,6 +74,22 @@ class StartRecord:
             if record.state is State.COMPARED and await guard_triggers.noted(connection, self._replica_set):
                 return Record(seeded=record.seeded)
             return record
+
+    async def policy_kind(self) -> str:
+        """What kind of policy the replica followed last; empty if it has followed none."""
+        async with self._connection() as connection:
+            sql = "select policy from tops.start where replica_set = $1"
+            return str(await connection.fetchval(sql, self._replica_set) or "")
+
+    async def follow(self, kind: str) -> None:
+        """From now on the replica follows this kind of policy."""
+        async with self._connection() as connection:
+            await connection.execute(
+                "insert into tops.start (replica_set, state, policy) values ($1, 'started', $2) "
+                "on conflict (replica_set) do update set policy = excluded.policy",
+                self._replica_set,
+                kind,
+            )
 
     async def _has_followed(self, connection: asyncpg.Connection) -> bool:
         """Whether the database has applied something of the log, as one of an earlier version may have."""

@@ -39,7 +39,7 @@ class Copying(Protocol):
     progress: Progress | None
     source: str
 
-    async def is_empty(self) -> bool: ...
+    async def may_replace(self) -> bool: ...
 
     async def take_seed(self, *, replaceable: bool) -> None: ...
 
@@ -60,7 +60,7 @@ class Starter:
         ensure_schema: Callable[[], Awaitable[None]],
         newcomer: Copying,
     ) -> None:
-        self._config, self._replica, self._dsn, self._record = config, replica, dsn, record
+        self._config, self._replica, self._dsn, self.record = config, replica, dsn, record
         self._ask_log, self._ensure_schema, self._newcomer = ask_log, ensure_schema, newcomer
         self._caller: Caller
         self._state = Record()
@@ -103,7 +103,7 @@ class Starter:
 
     async def load(self) -> None:
         """Look up how far the database has come."""
-        self._state = await self._record.load()
+        self._state = await self.record.load()
 
     async def run(self, caller: Caller) -> None:
         """Returns when the replica has started; what stands in the way is in `problem` and tried again."""
@@ -118,10 +118,10 @@ class Starter:
                 pause_s = PAUSE_S
             if not self._has_started:
                 await asyncio.sleep(pause_s)
-        self._record.close()
+        self.record.close()
 
     def close(self) -> None:
-        self._record.close()
+        self.record.close()
 
     @property
     def _has_started(self) -> bool:
@@ -156,8 +156,11 @@ class Starter:
                 return ROUND_S if self._state.state is State.AGREED else WAIT_S
             case Differ(found):
                 self._note(await self._reason(found, reports))
+                if await self._may_be_seeded(reports):
+                    await self._take_seed()
+                    return ROUND_S
                 if asyncio.get_running_loop().time() > self._read_again_at:
-                    await self._reconsider(reports)
+                    await self._describe()
                 return PAUSE_S
             case Agree(basis):
                 self._looked_at = 0.0
@@ -165,23 +168,23 @@ class Starter:
                     await self._describe()
                     return ROUND_S
                 self._warn(reports)
-                self._state = await self._record.agree(self._state, basis, await self._sql_names())
+                self._state = await self.record.agree(self._state, basis, await self._sql_names())
             case Withdraw():
-                self._state = await self._record.withdraw(self._state, await self._sql_names())
+                self._state = await self.record.withdraw(self._state, await self._sql_names())
             case Start():
-                self._state = await self._record.started(self._state)
+                self._state = await self.record.started(self._state)
                 log.info("the replica starts with data equal to the others'", extra={"replica": self._replica})
             case TakeCopy():
                 await self._newcomer.take_copy(decision)
-                self._state = await self._record.load()
+                self._state = await self.record.load()
         return ROUND_S
 
-    async def _reconsider(self, reports: dict[str, Report]) -> None:
-        """The data may have changed unnoticed; a seed's copy is taken again if the seed is no longer what it was."""
+    async def _may_be_seeded(self, reports: dict[str, Report]) -> bool:
+        """Whether the seed holds something else, and what is here may be replaced by it."""
         seed = reports.get(self._config.seed or "")
-        if seed is not None and self._state.seeded and seed.fingerprint not in (None, self._state.report.fingerprint):
-            await self._take_seed()
-        await self._describe()
+        if seed is None or seed.fingerprint in (None, self._state.report.fingerprint):
+            return False
+        return self._state.seeded or await self._newcomer.may_replace()
 
     async def _reports(self) -> dict[str, Report]:
         answers = await self._caller.ask_all(GetStartState(), self._ask_s, len(self._config.replica))
@@ -198,7 +201,7 @@ class Starter:
         seed = self._config.seed
         if seed in (None, self._replica):
             await self._ensure_schema()
-        elif await self._newcomer.is_empty() and not self._state.seeded:
+        elif not self._state.seeded and await self._newcomer.may_replace():
             if reports.get(seed or "", Report(State.NEW)).state is State.NEW:
                 self._note(f"waiting for {seed}, from which it takes schema and rows")
                 return False
@@ -207,16 +210,16 @@ class Starter:
 
     async def _take_seed(self) -> None:
         await self._newcomer.take_seed(replaceable=self._state.seeded)
-        self._state = await self._record.load()
+        self._state = await self.record.load()
 
     async def _describe(self) -> None:
         """Take the fingerprint. What was known before is reported meanwhile: nobody starts on it, since the new one is
         another attempt."""
         self.progress = Progress()
-        watched = await self._record.watch(await self._sql_names())
+        watched = await self.record.watch(await self._sql_names())
         described = await self._taken()
-        if await self._record.is_untouched():
-            self._state = await self._record.compared(described, seeded=watched.seeded)
+        if await self.record.is_untouched():
+            self._state = await self.record.compared(described, seeded=watched.seeded)
         else:
             self._note("a direct write came while the data were compared: it begins again")
 
@@ -238,7 +241,7 @@ class Starter:
         schemas = await fingerprint.schemas(self._dsn, self._replica, await self._tables())
         if schemas != {table: digest.schema for table, digest in known.items()}:
             return True
-        return not await self._record.is_untouched()
+        return not await self.record.is_untouched()
 
     async def _tables(self) -> Sequence[str]:
         """The set's tables as this database has them; a named one that it lacks is among them."""
@@ -252,7 +255,7 @@ class Starter:
         for table in await self._tables():
             schema, name = split_table_name(table)
             names.append(f"{quoted(schema or 'public')}.{quoted(name)}")
-        return await self._record.existing(names)
+        return await self.record.existing(names)
 
     # ------------------------------------------------------------------------------------------------------- reasons
 
@@ -261,7 +264,7 @@ class Starter:
         if self._explained[0] != basis:
             texts = [comparing.explained(d, await self._details(d.table)) for d in found[: comparing.SHOWN_MAX]]
             texts += [d.text for d in found[comparing.SHOWN_MAX :]]
-            self._explained = (basis, comparing.reason(texts))
+            self._explained = (basis, comparing.reason(texts, self._config.seed))
         return self._explained[1]
 
     async def _details(self, table: str) -> dict[str, TableDetail]:

@@ -1,0 +1,122 @@
+"""Empty replicas take schema, rows and sequences from the seed, or from a live replica when they come later."""
+
+from pathlib import Path
+
+import pytest
+
+from adapters.postgres.schema_dump import plain_sql
+from replication import connect
+from replication.config import Cluster
+from tests.integration.replication.clusters import eventually
+from tests.integration.start.seeding import SeededSet, listed, seeded_set
+from tests.integration.start.test_fingerprints import BASE
+from tops.changes import Insert, Update
+
+KEYS = 'policy = "quorum"\nwrite_quorum = 2\nseed = "r1"'
+MORE = """
+select setval('t_serial_no_seq', 4711);
+create table numbered (id bigint generated always as identity primary key, body jsonb not null default '{}');
+insert into numbered (body) select '{"a": 1}' from generate_series(1, 3);
+create view seen as select id from t;
+create function noted() returns trigger language plpgsql as 'begin return new; end';
+create trigger mine before insert on keyless for each row execute function noted();
+create schema app;
+create table app."Odd Name" ("Key" text primary key, parent text references app."Odd Name");
+insert into app."Odd Name" values ('b', 'a'), ('a', null);
+"""
+SHAPE = """
+select c.relname, c.relkind::text, coalesce(i.indexdef, '') from pg_class c
+  left join pg_indexes i on i.indexname = c.relname and i.schemaname = c.relnamespace::regnamespace::text
+ where c.relnamespace in ('public'::regnamespace, 'app'::regnamespace) order by 1, 2
+"""
+SEQUENCES = "select sequencename, last_value from pg_sequences where schemaname in ('public', 'app') order by 1"
+ROWS = """
+select (select sum(n) from t) as t, (select sum(doubled) from t) as doubled, (select count(*) from part_20) as part,
+       (select count(*) from numbered) as numbered, (select string_agg("Key", ',' order by 1) from app."Odd Name") odd
+"""
+
+
+async def all_equal(seeded: SeededSet, *queries: str) -> None:
+    for query in queries:
+        first, *others = [await seeded.fetch(name, query) for name in seeded.agents]
+        assert all(other == first for other in others), query
+        assert first
+
+
+async def test_a_mixed_schema_arrives_whole_and_later_joiners_take_it_from_a_live_replica(folder: Path) -> None:
+    async with seeded_set(folder, KEYS) as seeded:
+        await seeded.before("r1", BASE + MORE)
+        await seeded.start("r1", "r2", "r3")
+        await seeded.joined()
+        await all_equal(seeded, SHAPE, SEQUENCES, ROWS)
+        async with connect(seeded.cluster.urls(), "shop") as shop:
+            await shop.write([Update("t", {"id": 1}, {"n": 77}), Insert("owner", {"id": 3})])
+            await shop.wait_in_sync()
+            for name in ("r1", "r2", "r3"):
+                await seeded.fetch(name, "alter table owner add late int;")
+
+            path = seeded.cluster.path
+            path.write_text(path.read_text().replace(listed(3), listed(4)))
+            await seeded.stop("r1", "r2", "r3")
+            seeded.cluster = Cluster.load(path)
+            await seeded.start("r1", "r2", "r3", "r4")
+            await seeded.joined()
+        async with connect(seeded.cluster.urls(), "shop") as shop:
+            await shop.wait_in_sync()
+            await shop.write([Update("owner", {"id": 3}, {"late": 5})])
+            await shop.wait_in_sync()
+        await all_equal(seeded, SHAPE, SEQUENCES, ROWS, "select * from owner order by id")
+
+
+async def test_a_seed_never_replaces_rows_that_it_did_not_bring(folder: Path) -> None:
+    table = "create table t (id int primary key);"
+    async with seeded_set(folder, KEYS, replicas=2) as seeded:
+        await seeded.before("r1", f"{table} insert into t select generate_series(1, 100);")
+        await seeded.before("r2", f"{table} insert into t values (7);")
+        await seeded.start("r1", "r2")
+
+        async def told() -> bool:
+            return "100 on r1, 1 on r2" in seeded.agents["r2"].not_started
+
+        await eventually(told, 15.0, "the difference")
+        assert len(await seeded.fetch("r2", "select * from t")) == 1
+
+        await seeded.stop("r2")
+        await seeded.start("r2", overwrite=True)
+        await seeded.joined()
+        assert len(await seeded.fetch("r2", "select * from t")) == 100
+
+
+async def test_a_seed_that_changes_before_the_start_is_taken_again(folder: Path) -> None:
+    table = "create table t (id int primary key);"
+    async with seeded_set(folder, KEYS, replicas=3) as seeded:
+        await seeded.before("r1", f"{table} insert into t select generate_series(1, 100);")
+        await seeded.start("r1", "r2")
+
+        async def copied() -> bool:
+            return len(await seeded.fetch("r2", "select * from t")) == 100
+
+        await eventually(copied, 15.0, "the copy")
+        await seeded.fetch("r1", "insert into t values (101);")
+        await seeded.start("r3")
+        await seeded.joined()
+        await all_equal(seeded, "select count(*) from t where id = 101")
+
+
+@pytest.mark.parametrize("line", ["\\restrict abc", "SET transaction_timeout = 0;", "\\unrestrict abc"])
+def test_what_pg_dump_adds_for_psql_is_not_sent_to_a_server(line: str) -> None:
+    assert plain_sql(f"create table t (id int);\n{line}\nselect 1;").split() == [
+        "create",
+        "table",
+        "t",
+        "(id",
+        "int);",
+        "select",
+        "1;",
+    ]
+
+
+def test_a_search_path_that_pg_dump_empties_stays_as_it_is() -> None:
+    script = "SELECT pg_catalog.set_config('search_path', '', false);\nSET check_function_bodies = false;\n"
+
+    assert plain_sql(script).strip() == "SET LOCAL check_function_bodies = false;"
