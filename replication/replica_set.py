@@ -237,6 +237,7 @@ async def connect(
         caller = Caller(site, replica_set, site.brokers)
         await caller.start()
         config = await _described(caller, replica_set, timeout_s)
+        await site.advertise(log_type(replica_set))
         yield ReplicaSet(site, config, caller, prefer, timeout_s)
 
 

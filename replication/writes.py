@@ -58,7 +58,7 @@ class Writer:
         self._prefer, self._patience_s = prefer, patience_s
         self._key_ttl_s = int(config.key_ttl_s)
         self._log_type = log_type(config.name)
-        self._route, self._advertised = policy.route, False
+        self._route = policy.route
         self._spec = write_spec(self._log_type, policy)  # of every write: stated once
         self._position, self._replica = 0, ""
         self._life, self._numbers = secrets.token_hex(8), itertools.count(1)
@@ -125,9 +125,6 @@ class Writer:
 
     async def _coordinated(self, member: Member, reads: bytes) -> WriteResult:
         """The transaction goes by the coordinator's id, and so does every question about it."""
-        if not self._advertised:  # with the first write: a client that only reads has no right to
-            await self._site.advertise(self._log_type)
-            self._advertised = True
         try:
             outcome = await self._site.run(self._spec, [write_body(member, reads)])
         except TransactionAborted as aborted:
