@@ -209,7 +209,8 @@ LINK_RIGHTS: Mapping[type, Need | None] = {
     RouteStands: None,
     # event types and logs
     TypeAdvertised: Need(
-        "advertise; a set's log read, write or operate, its requests and responses as publishing them; with plans originate",
+        "advertise; a set's log read, write or operate, its requests and responses as publishing them; "
+        "with plans originate",
         _advertises,
     ),
     TypeAnswered: None,
