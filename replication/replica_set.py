@@ -261,6 +261,7 @@ async def connect(
         await caller.start()
         described = await _described(caller, replica_set, timeout_s)
         config = ReplicaSetConfig.model_validate_json(described.config)
+        await site.advertise(log_type(replica_set))
         yield ReplicaSet(site, config, caller, prefer, timeout_s, started=not described.not_started)
 
 

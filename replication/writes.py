@@ -75,7 +75,7 @@ class Writer:
         self._prefer, self._patience_s, self._started = prefer, patience_s, started
         self._key_ttl_s = int(config.key_ttl_s)
         self._log_type = log_type(config.name)
-        self._route, self._advertised = policy.route, False
+        self._route = policy.route
         self._spec = write_spec(self._log_type, policy)  # of every write: stated once
         # Peers replicate rows; and what is applied from the log alone could not tell how many rows it changed.
         logged_first = self._route is COORDINATOR and self._spec.tx_type is TxType.LOCAL
@@ -186,9 +186,6 @@ class Writer:
 
     async def _coordinated(self, member: Member, reads: bytes) -> WriteResult:
         """The transaction goes by the coordinator's id, and so does every question about it."""
-        if not self._advertised:  # with the first write: a client that only reads has no right to
-            await self._site.advertise(self._log_type)
-            self._advertised = True
         try:
             outcome = await self._site.run(self._spec, [write_body(member, reads)])
         except JournalStale as stale:

@@ -117,6 +117,8 @@ def receiving(event_type: str) -> Right:
 
 def advertising(event_type: str) -> Right:
     """Whoever may send requests, or answer them, may say that it is going to."""
+    if set_part(event_type) is SetPart.LOG:
+        return (REQUESTING, event_type)  # its definition is fixed, and running or publishing something needs more
     if set_part(event_type) in (SetPart.REQUESTS, SetPart.RESPONSES):
         return publishing(event_type)
     return ((Verb.ADVERTISE,), event_type)
@@ -215,7 +217,9 @@ LINK_RIGHTS: Mapping[type, Need | None] = {
     RouteStands: None,
     # event types and logs
     TypeAdvertised: Need(
-        "advertise; requests and responses as publishing them; with plans also originate", _advertises
+        "advertise; a set's log read, write or operate, its requests and responses as publishing them; "
+        "with plans originate",
+        _advertises,
     ),
     TypeAnswered: None,
     EventConfirmed: None,
