@@ -96,7 +96,8 @@ def admits(constraints: Sequence[AnyConstraint], identity: str | None, members: 
     return True
 
 
-def only_from(constraints: Sequence[AnyConstraint]) -> frozenset[str] | None:
+@lru_cache(maxsize=1024)
+def only_from(constraints: tuple[AnyConstraint, ...]) -> frozenset[str] | None:
     """The identities that may take part; None if anybody may."""
     if not constraints:
         return None

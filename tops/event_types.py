@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from enum import Enum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -147,6 +148,7 @@ def set_part(name: str) -> SetPart:
     return SetPart.RESPONSES if part.startswith(RESPONSES) else SetPart.NONE
 
 
+@lru_cache(maxsize=4096)
 def set_of_log(family: str) -> str:
     """The replica set whose log a family of event types is, or nothing."""
     return family.partition(".")[2] if set_part(family) is SetPart.LOG else ""

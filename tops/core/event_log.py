@@ -57,11 +57,10 @@ class Feed(msgspec.Struct):
     under_way: tuple[int, ...] = ()  # where each delivery ends that is not acknowledged
     passing: bool = False  # gets one delivery each time it asks, and holds nothing back
     told: LogPoint | None = None  # where the replica behind it was when it asked last
+    hashed_voter: str | None = None  # as the entries name who committed them
 
-    @property
-    def hashed_voter(self) -> str | None:
-        """As the entries name who committed them."""
-        return None if self.voter is None else hashed_voter(self.voter)
+    def __post_init__(self) -> None:
+        self.hashed_voter = None if self.voter is None else hashed_voter(self.voter)
 
     def may_wait(self, count: int) -> bool:
         """Whether so few entries are better sent with those that follow: a subscriber tells when it is done."""

@@ -112,7 +112,7 @@ def samples(me: str) -> Iterator[LinkMessage]:
         AskOutcome(tx=tx, tx_type=TxType.DISTRIBUTED, event_type="fuzz"),
         EpochVoted(epoch=epoch, digest="d", voter="v", excluded={}),
         StandingAnswered(
-            voter="v", event_type="fuzz", filter=Filter(), scope=Scope.DISTRIBUTED, secret=b"s", identity=me, position=1
+            voter="v", event_type="fuzz", filter=Filter(), scope=Scope.DISTRIBUTED, secret=b"s", position=1
         ),
         LogWanted(name="n", definitions=(log,), filter=Filter(), position=None, start="now", credit=10, voter=None),
     ):
@@ -285,7 +285,7 @@ def test_a_site_that_names_ever_new_types_costs_no_memory() -> None:
 
     for i in range(GRANTED_MAX + 10):
         event = Published(event=Event(f"t{i}", {}), origin=Origin(f"t{i}", 1))
-        assert guard.refusal(Dissemination(NodeId("b1"), True, True, Address(NodeId("b1"), me), 1, event)) is None
+        assert guard.refusal(Dissemination(NodeId("b1"), True, True, event)) is None
         assert guard.may_read(f"t{i}")
 
     assert len(guard._publishable) <= GRANTED_MAX and len(guard._readable) <= GRANTED_MAX
