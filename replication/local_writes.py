@@ -90,6 +90,7 @@ class LocalWrites:
         return f"another site's clock was {ahead_s:.1f} s ahead of this one: last-writer decisions may surprise"
 
     async def start(self, participant: ReplicaParticipant) -> None:
+        self.publisher.reached = lambda: (participant.history, participant.reached)
         if not isinstance(self._apply, Folding):  # that one counts what comes back
             self.publisher.own = participant.own
         if self._apply is None:

@@ -61,6 +61,7 @@ class ReplicaParticipant(BatchParticipant):
         self.scope = scope
         self.resource, self.event_type, self.site = resource, event_type, site
         self.reached = 0  # the position in the database
+        self.history = ""  # of the log that it is a position in
         self.received = 0  # what of the log was handed to us
         self.applied_at = time.monotonic()
         self.prepared: set[int] = set()  # promised numbers
@@ -90,6 +91,7 @@ class ReplicaParticipant(BatchParticipant):
     async def point(self) -> LogPoint:
         point = await self.resource.point()
         self.reached = self.received = point.index
+        self.history = point.history
         self.verdicts.begin(self.reached)
         return point
 
@@ -238,7 +240,7 @@ class ReplicaParticipant(BatchParticipant):
 
     async def apply_entries(self, entries: tuple[LogEntry, ...], upto: int, history: str, digests: Digests) -> LogPoint:
         """Each entry once and in order; numbers that hold nothing for us only move the position."""
-        self._log = (history, digests)
+        self._log, self.history = (history, digests), history
         self.received = max(self.received, upto)
         await self.pace.gathered(self.applied_at)  # what comes meanwhile is applied with the next entries
         known = {entry.number: entry for entry in entries}

@@ -203,8 +203,9 @@ class Resource(Protocol):
     async def write_all_local(self, members: Sequence[Member]) -> list[MemberVote]:
         """The same for several at once, each by itself: what becomes of one means nothing to the others."""
 
-    async def unpublished(self, limit: int = 1_000) -> list[OutboxEntry]:
-        """The oldest entries in commit order; none appears later with a smaller id than one seen."""
+    async def unpublished(self, limit: int = 1_000, after: int = 0) -> list[OutboxEntry]:
+        """The oldest entries beyond the id `after`, in commit order; none appears later with a smaller id than one
+        seen."""
 
     async def mark_published(self, up_to: int) -> None: ...
 

@@ -138,9 +138,10 @@ class PostgresAdapter:
     async def write_all_local(self, members: Sequence[Member]) -> list[MemberVote]:
         return await self._outbox.write_all(members)
 
-    async def unpublished(self, limit: int = 1_000) -> list[OutboxEntry]:
+    async def unpublished(self, limit: int = 1_000, after: int = 0) -> list[OutboxEntry]:
         found = await self.read_own(
-            "select id, members from tops.outbox where replica_set = $1 order by id limit $2", (self.replica_set, limit)
+            "select id, members from tops.outbox where replica_set = $1 and id > $3 order by id limit $2",
+            (self.replica_set, limit, after),
         )
         return [OutboxEntry(row["id"], unpack_members(row["members"])) for row in found.rows]
 

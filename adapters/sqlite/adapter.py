@@ -207,11 +207,11 @@ class SqliteAdapter:
 
         return await self._in_thread(work)
 
-    async def unpublished(self, limit: int = 1_000) -> list[OutboxEntry]:
+    async def unpublished(self, limit: int = 1_000, after: int = 0) -> list[OutboxEntry]:
         def work() -> list[OutboxEntry]:
             rows = self._connection.execute(
-                "select id, member from tops_outbox where replica_set = ? order by id limit ?",
-                (self.replica_set, limit),
+                "select id, member from tops_outbox where replica_set = ? and id > ? order by id limit ?",
+                (self.replica_set, after, limit),
             )
             return [OutboxEntry(number, [member]) for number, member in rows]
 

@@ -11,6 +11,7 @@ from tests.integration.overlay.secured import Secured
 from tests.support.hostile import Hostile
 from tops import Site
 from tops.constraints import AtLeast, OnlyFrom
+from tops.digests import BEGINNING, Digests, LogPoint, chained
 from tops.effects import BatchPrepared, Memo
 from tops.errors import ConfigError, ProtocolError
 from tops.event_types import EventType
@@ -28,6 +29,7 @@ from tops.messages import (
     EpochMember,
     EpochVoted,
     Event,
+    HistoryDiffers,
     Letter,
     LogEntry,
     LogWanted,
@@ -40,6 +42,7 @@ from tops.messages import (
     Published,
     PublisherLost,
     ReachedTold,
+    RecoverLog,
     RunOneShot,
     StandingAnswered,
     StandingWithdrawn,
@@ -72,28 +75,32 @@ class Replica(BatchParticipant):
     def __init__(self) -> None:
         super().__init__()
         self.applied: list[int] = []
-        self.reached = 0
-        self._prepared: dict[EpochId, tuple[EpochMember, ...]] = {}
+        self.reached = BEGINNING
+        self._prepared: dict[EpochId, tuple[tuple[EpochMember, ...], LogPoint]] = {}
 
-    async def position(self) -> int:
+    async def point(self) -> LogPoint:
         return self.reached
 
-    async def prepare_batch(self, memo: Memo, members: tuple[EpochMember, ...]) -> BatchPrepared:
-        self._prepared[memo.epoch] = members
-        return BatchPrepared({}, tuple((1,) for _ in members))
+    async def prepare_batch(self, memo: Memo, members: tuple[EpochMember, ...], before: LogPoint) -> BatchPrepared:
+        number = memo.epoch.number
+        digest = chained(before.history, before.digest, number, [member.tx for member in members])
+        self._prepared[memo.epoch] = (members, LogPoint(before.history, number, digest))
+        return BatchPrepared({}, tuple((1,) for _ in members), log_digest=digest)
 
-    async def finish_batch(self, memo: Memo, committed: bool) -> None:
-        members = self._prepared.pop(memo.epoch, ())
-        if committed:
-            self.applied += [event.body["at"] for member in members for event in member.events or ()]
-            self.reached = memo.epoch.number
+    async def finish_batch(self, memo: Memo, committed: bool) -> LogPoint | None:
+        members, point = self._prepared.pop(memo.epoch, ((), self.reached))
+        if not committed:
+            return None
+        self.applied += [event.body["at"] for member in members for event in member.events or ()]
+        self.reached = point
+        return point
 
-    async def apply_entries(self, entries: Sequence[LogEntry], upto: int) -> int:
+    async def apply_entries(self, entries: Sequence[LogEntry], upto: int, history: str, digests: Digests) -> LogPoint:
         for entry in entries:
             events = [e for tx in entry.transactions for e in tx.events]
             self.applied += [e.body["at"] for e in [*events, *([entry.event] if entry.event else [])]]
-        self.reached = upto
-        return upto
+        self.reached = LogPoint(history, upto, digests.at(upto) or "")
+        return self.reached
 
 
 class Shop:
@@ -157,7 +164,13 @@ FORGERIES: dict[str, Letter] = {
     "finish": EpochFinished(epoch=EPOCH, voter="forged", note=True),
     "reply to a census": CensusReplied(tx=TxId("client.1.1"), pseudonym="p", event_type="rs.shop"),  # type: ignore[arg-type]
     "give up": ParticipantAborted(tx=TxId("client.1.1"), voter="forged", reason="no", event_type="rs.shop"),
-    "tell how far": ReachedTold(event_type="rs.shop", incarnation=1, reached=99, transactions=()),
+    "tell how far": ReachedTold(
+        event_type="rs.shop", incarnation=1, point=LogPoint("h", 99, "e" * 32), decided=99, transactions=()
+    ),
+    "hold another history": HistoryDiffers(name="shop/r1", event_type="rs.shop", point=LogPoint("h", 1, "e" * 32)),
+    "begin a new history": RecoverLog(
+        request=1, event_type="rs.shop", replicas=("shop/r1",), needed=0, accept_loss=True
+    ),
     "ask peers": PeersAsked(epoch=EPOCH, digest="d", voter="forged"),
     "end a replica's feed": EndLog(request=1, event_type="rs.shop", name="shop/r1", operator=True),
     "abort as operator": AbortTx(

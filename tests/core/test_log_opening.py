@@ -7,6 +7,8 @@ from tests.core.test_joining import commit
 from tops.core.rendezvous import Rendezvous, RendezvousOptions
 from tops.digests import LogPoint
 from tops.effects import Alarm, Effect, Note, Persist
+from tops.event_types import EventType
+from tops.filters import Filter
 from tops.messages import (
     Address,
     AskLog,
@@ -21,6 +23,7 @@ from tops.messages import (
     LogEntry,
     LogRecovered,
     LogTold,
+    LogWanted,
     Origin,
     PrepareEpoch,
     Published,
@@ -29,6 +32,7 @@ from tops.messages import (
     Sender,
     StaleJournal,
     TxOutcome,
+    TypeAdvertised,
 )
 from tops.records import AnyRecord, HistoryBegun, LogAppended, LogStale
 from tops.transactions import Outcome
@@ -510,3 +514,41 @@ def test_no_abort_is_presumed_of_what_replicas_alone_know() -> None:
     recover(rendezvous)
 
     assert list(rendezvous.core.logs["set"].missing) == [2, 3]
+
+
+# -------------------------------------------------------------------------------------------------- who may say so
+
+
+def test_only_a_replica_of_the_set_can_close_its_log() -> None:
+    """A client of the set that claims to be ahead would stop all writes."""
+    rendezvous = DrivenRendezvous()
+    log = EventType("rs.shop", {"mark": str}, durable=True)
+    rendezvous.hear(TypeAdvertised(definitions=(log,)), PUBLISHER)
+    wanted = LogWanted(
+        name="x",
+        definitions=(log,),
+        filter=Filter.everything(),
+        position=7,
+        start="now",
+        credit=1,
+        voter=None,
+        history="h",
+        digest="e" * 32,
+    )
+
+    rendezvous.hear(wanted, PUBLISHER, Sender("client", "writer"))
+    by_a_client = rendezvous.core.logs["rs.shop"].stale
+    rendezvous.hear(wanted, PUBLISHER, Sender("shop/r1", "replica"))
+    by_a_replica = rendezvous.core.logs["rs.shop"].stale
+
+    assert by_a_client is None
+    assert by_a_replica == StaleJournal("rs.shop", 0, "shop/r1", 7)
+
+
+def test_only_replicas_that_follow_the_log_are_listened_to_after_a_start() -> None:
+    former = with_replicas()
+    rendezvous = started(records(former))
+
+    tell(rendezvous, "Z", LogPoint(former.history, 99, "e" * 32))
+
+    assert rendezvous.core.logs["set"].stale is None

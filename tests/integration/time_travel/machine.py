@@ -139,8 +139,8 @@ class TimeMachine:
 
         await eventually(stale, what="a stale journal is noticed")
         for _ in range(3):
-            replicas = (await self.status())["replicas"]
-            assert not any(replica["in_sync"] for replica in replicas)
+            found = await self.status()
+            assert not any(r["in_sync"] for r in found["replicas"])
         await eventually(says_why, what="every replica says why")
         assert await self.rejection() != "written" or self.commits_locally
 
