@@ -17,7 +17,7 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from replication.config import Cluster, ReplicaSetConfig
-from replication.refusals import TooFewReplicas, WriteRefused
+from replication.refusals import ChangeNotProved, TooFewReplicas, WriteRefused
 from replication.replica_set import ReplicaSet, connect
 from tops.changes import Change, Delete, Insert, Statement, Update, Upsert
 from tops.errors import ConfigError, NotReachable, OutcomeUnknown, PermissionDenied, TopsError
@@ -25,6 +25,7 @@ from tops.errors import ConfigError, NotReachable, OutcomeUnknown, PermissionDen
 _encoder = msgspec.json.Encoder(enc_hook=str)
 STATUS_OF: tuple[tuple[type[TopsError], int], ...] = (
     (TooFewReplicas, 503),
+    (ChangeNotProved, 400),
     (WriteRefused, 409),
     (OutcomeUnknown, 504),
     (NotReachable, 503),

@@ -1,17 +1,29 @@
 """What only agents write: statements of their own and tables of schema `tops`; a client that sends one is rejected.
 
 Agents put such changes beside a client's, behind the place where these come in, or publish them where nobody but a
-replica publishes.
+replica publishes. The statements are not proved deterministic, but argued here: they only touch the schema `tops`,
+apart from a repair, which is meant to change one replica alone.
 """
 
 from functools import lru_cache
 
 from replication.certification import PRUNE
-from replication.conflicts.pruning import DROP, DROP_SUMS
-from replication.divergence.at_replica import REPAIR_CALL
-from tops.changes import Change, InvalidChange, Member, Statement, is_captured, split_table_name
+from replication.conflicts.tables import CLOCKS
+from tops.changes import SUMS, Change, InvalidChange, Member, Statement, is_captured, split_table_name
 
-OWN_STATEMENTS = frozenset({PRUNE, DROP, DROP_SUMS, REPAIR_CALL})
+# Rows by their full primary key, as far as they are still what the sender saw: every replica is at the same log index.
+DROP_TOMBSTONES = (
+    f"delete from {CLOCKS} where deleted and (table_name, key, clock, site) in "
+    "(select * from unnest($1::text[], $2::text[], $3::bigint[], $4::text[]))"
+)
+DROP_SUMS = (
+    f"delete from {SUMS} s where (table_name, key) in (select * from unnest($1::text[], $2::text[])) "
+    f"and not exists (select from {CLOCKS} c where c.table_name = s.table_name and c.key = s.key)"
+)
+# Carried out by the replica that is repaired, and by no other.
+REPAIR_CALL = "select tops.repair_row($1, $2)"
+
+OWN_STATEMENTS = frozenset({PRUNE, DROP_TOMBSTONES, DROP_SUMS, REPAIR_CALL})
 _SCHEMA = "tops"
 
 

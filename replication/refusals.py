@@ -3,6 +3,7 @@
 import re
 
 from replication.calls import DatabaseError
+from tops.changes import NotDeterministic
 from tops.constraints import NOT_ALLOWED
 from tops.errors import Retry, TopsError
 from tops.ports import Exclusion, Why
@@ -34,6 +35,17 @@ class WriteRefused(TopsError):
         self.tx, self.why, self.text, self.sqlstate, self.retry = tx, why, text, sqlstate, retry
         self.database = database
         super().__init__(f"transaction {tx} was refused ({why}): {text}")
+
+
+class ChangeNotProved(WriteRefused):
+    """The change is not proved to do the same on every replica; `reason` is the proof's code, the text says what to do.
+
+    Nothing but another statement, or another schema, helps.
+    """
+
+    def __init__(self, tx: str, reason: str, text: str, sqlstate: str) -> None:
+        self.reason = reason
+        super().__init__(tx, "not-deterministic", text, sqlstate)
 
 
 class VersionConflict(WriteRefused):
@@ -79,6 +91,8 @@ def understand(tx: str, reason: str) -> TopsError:
         return SerializationFailure(tx, why, text, retry=Retry.SAFE)
     if why == Why.VERSION.value:
         return VersionConflict(tx, why, text, sqlstate, retry=Retry.SAFE)
+    if (not_proved := NotDeterministic.SAID.match(text)) is not None:
+        return ChangeNotProved(tx, not_proved["reason"], text, sqlstate)
     safe = why in (UNAVAILABLE, Why.CONFLICT.value)
     return WriteRefused(tx, why, text, sqlstate, retry=Retry.SAFE if safe else Retry.NEVER)
 

@@ -165,6 +165,8 @@ class NotDeterministic(InvalidChange):
     The code travels inside the text, so that the error can be made again from it at the client.
     """
 
+    SAID = re.compile(r"not proved deterministic \[(?P<reason>[a-z-]+)\]: ")
+
     def __init__(self, reason: str, detail: str) -> None:
         self.reason, self.detail = reason, detail
         super().__init__(f"not proved deterministic [{reason}]: {detail}")

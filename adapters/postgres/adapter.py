@@ -5,11 +5,12 @@ from contextlib import AbstractAsyncContextManager, suppress
 
 from adapters.postgres.book import Book
 from adapters.postgres.catalog import find_table
+from adapters.postgres.fingerprint import Fingerprint, fingerprint
 from adapters.postgres.log import Log
 from adapters.postgres.logins import Logins
 from adapters.postgres.outbox import Outbox
 from adapters.postgres.promises import Promises
-from adapters.postgres.proof import Prover
+from adapters.postgres.proof import MakeProver, Prover
 from adapters.postgres.reading import PostgresSnapshot, Readers, snapshot
 from adapters.postgres.row_sql import version_sql
 from adapters.postgres.session import Connection, Options, Session
@@ -52,13 +53,13 @@ class PostgresAdapter:
         statement_timeout_s: float = 30.0,
         connect_timeout_s: float = 10.0,
         read_connections: int = 8,
-        prover: type[Prover] = Prover,
+        prover: MakeProver = Prover,
     ) -> None:
         """`name` is what errors call this database; `versioned` tables keep the number that last changed each row.
         `own_statements` are the agent's, not a client's: they run with its rights and may change schema `tops`.
 
-        A lock or a statement that takes longer than its time-out makes the whole epoch or batch refused. Tests of the
-        proof hand in a `prover` of their own.
+        A lock or a statement that takes longer than its time-out makes the whole epoch or batch refused. `prover` makes
+        what decides whether a change is proved deterministic.
         """
         where = name or f"the PostgreSQL database of replica set {replica_set!r}"
         options = Options(
@@ -158,6 +159,11 @@ class PostgresAdapter:
             found.check_key(key)
             sql, args = version_sql(found, key)
             return int(await connection.fetchval(sql, *args) or 0)
+
+    async def fingerprint(self) -> Fingerprint:
+        """What must be equal on all replicas for proved statements to have equal results."""
+        async with self._own_readers.connection() as connection:
+            return await fingerprint(connection)
 
     def snapshot(self) -> AbstractAsyncContextManager[PostgresSnapshot]:
         return snapshot(self._own_readers, self.replica_set)

@@ -16,7 +16,7 @@ import asyncpg
 
 from adapters.postgres import schema
 from adapters.postgres.logins import Logins
-from adapters.postgres.proof import Prover
+from adapters.postgres.proof import MakeProver, Prover
 from adapters.postgres.sqlstates import ROWS_NOTICE, is_connection_loss
 from adapters.postgres.statements import Statements
 from tops.errors import AgentReplaced, ConfigError, NotReachable, OutcomeUnknown, ResourceError
@@ -34,7 +34,7 @@ class _PlainConnection(asyncpg.Connection):
         self._server_caps = self._server_caps._replace(jit=False)  # type: ignore[has-type]
 
 
-# The text of a value, read or written, must mean the same in every session of every replica.
+# What is read and written must mean the same in every session of every replica, whatever its server is set to.
 _SETTINGS = {
     "timezone": "UTC",
     "datestyle": "ISO, YMD",
@@ -45,7 +45,22 @@ _SETTINGS = {
     "client_min_messages": "notice",
     "default_transaction_isolation": "read committed",
     "default_transaction_read_only": "off",
+    "default_transaction_deferrable": "off",
     "idle_in_transaction_session_timeout": "0",
+    "search_path": "public",
+    "timezone_abbreviations": "Default",
+    "default_text_search_config": "pg_catalog.simple",
+    "lc_monetary": "C",
+    "lc_numeric": "C",
+    "lc_time": "C",
+    "xmloption": "content",
+    "xmlbinary": "base64",
+    "array_nulls": "on",
+    "transform_null_equals": "off",
+    "backslash_quote": "safe_encoding",
+    "quote_all_identifiers": "off",
+    "row_security": "on",
+    "gin_fuzzy_search_limit": "0",
     "jit": "off",
 }
 # Our own statements are planned once: they go by key, and to plan them for each epoch costs as much as to run them.
@@ -106,7 +121,7 @@ class Session:
         options: Options,
         versioned: frozenset[str],
         own_statements: frozenset[str],
-        prover: type[Prover] = Prover,
+        prover: MakeProver = Prover,
     ) -> None:
         self.where = where
         self._logins, self._replica_set, self._options = logins, replica_set, options
@@ -197,6 +212,7 @@ class Session:
             await self._end_former(connection, take_over=take_over)
             await schema.ensure(connection, self.where, self._logins.read_role)
             await self._lock(connection, take_over=take_over)
+            await _work_as_origin(connection, self.where)
             self._backend = await _backend(connection)
         except BaseException as error:
             connection.terminate()
@@ -262,6 +278,20 @@ async def _answered(answer: "asyncio.Future[T]", work: Awaitable[T]) -> None:
     else:
         if not answer.done():
             answer.set_result(result)
+
+
+async def _work_as_origin(connection: Connection, where: str) -> None:
+    """Foreign keys are checked only in the role `origin`; to ask for it when connecting takes a right that need not be
+    there, since it is the default."""
+    if await connection.fetchval("show session_replication_role") == "origin":
+        return
+    try:
+        await connection.execute("set session_replication_role = origin")
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise ConfigError(
+            f"{where}: session_replication_role is set to another value than origin for this role or database: "
+            f"reset it, or grant set on parameter session_replication_role to this role"
+        ) from error
 
 
 async def _backend(connection: Connection) -> tuple[int, Any]:

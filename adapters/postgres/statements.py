@@ -15,7 +15,7 @@ from asyncpg.prepared_stmt import PreparedStatement
 
 from adapters.postgres.catalog import Table, find_table, find_types, sql_name
 from adapters.postgres.literals import SqlType, array_literal, identifier, literal
-from adapters.postgres.proof import NotProved, Prover, Verdict
+from adapters.postgres.proof import MakeProver, NotProved, Prover, Verdict
 from adapters.postgres.replica_mode import Checks, ReplicaMode
 from adapters.postgres.row_sql import Part, Sql, check_versions_sql, row_change_sql, write_versions_sql
 from adapters.postgres.sqlstates import exclusion, is_connection_loss, is_passing
@@ -109,7 +109,7 @@ class Statements:
         connection: "asyncpg.Connection[asyncpg.Record]",
         versioned: frozenset[str],
         own: frozenset[str],
-        prover: type[Prover] = Prover,
+        prover: MakeProver = Prover,
         *,
         write_role: str | None,
     ) -> None:

@@ -17,10 +17,11 @@ from replication.conflicts.clock import reading_at, wall_ms
 from replication.conflicts.tables import CLOCKS, CONFLICTS, KEYS, LOGGED_KEYS
 from replication.conversation import Caller
 from replication.events import write_body
+from replication.own_statements import DROP_SUMS, DROP_TOMBSTONES
 from replication.participant import ReplicaParticipant
 from replication.policies import TxPlan
 from replication.verdicts import REFUSALS
-from tops.changes import SUMS, Member, Statement
+from tops.changes import Member, Statement
 from tops.errors import NotReachable, TopsError
 from tops.event_types import EventType
 from tops.ids import TxId
@@ -33,14 +34,6 @@ REFUSALS_KEPT = 100_000  # numbers; as long as a coordinator may remember that a
 ASK_S, PATIENCE_S, AGAIN_S = 2.0, 4.0, 0.2
 _OLD = (
     f"select table_name, key, clock, site from {CLOCKS} where deleted and clock < $1 order by clock limit {BATCH_MAX}"
-)
-DROP = (
-    f"delete from {CLOCKS} where deleted and (table_name, key, clock, site) in "
-    "(select * from unnest($1::text[], $2::text[], $3::bigint[], $4::text[]))"
-)
-DROP_SUMS = (
-    f"delete from {SUMS} s where (table_name, key) in (select * from unnest($1::text[], $2::text[])) "
-    f"and not exists (select from {CLOCKS} c where c.table_name = s.table_name and c.key = s.key)"
 )
 _OUTBOX = (
     "select coalesce(min(id), 0) as oldest, coalesce(max(id), 0) as newest from tops.outbox where replica_set = $1"
@@ -123,7 +116,7 @@ class Pruning:
             return
         await self._everyone_past(await self._logged_head())
         columns = [[row[name] for row in found] for name in ("table_name", "key", "clock", "site")]
-        drops = (Statement(DROP, tuple(columns)), Statement(DROP_SUMS, tuple(columns[:2])))
+        drops = (Statement(DROP_TOMBSTONES, tuple(columns)), Statement(DROP_SUMS, tuple(columns[:2])))
         order = Member(TxId(f"prune-{secrets.token_hex(8)}!"), drops)
         await self._site.execute(self._log_type, self._plan.tx_type, events=[write_body(order)], limit=self._plan.limit)
         log.info("records of deleted rows are dropped", extra={"replica": self._replica, "rows": len(found)})

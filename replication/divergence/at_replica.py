@@ -22,6 +22,7 @@ from adapters.postgres.scripts import run_own_script
 from replication import calls
 from replication.divergence.places import Place, columns_of, keys_of, place, table_name, tables_named_in
 from replication.marked import Repair
+from replication.own_statements import REPAIR_CALL
 from tops.changes import Change, Member, Statement
 from tops.errors import ConfigError, NotReachable
 from tops.ports import Resource
@@ -29,7 +30,6 @@ from tops.ports import Resource
 HOLD_S = 600.0  # a check that died keeps a database's dead rows alive for no longer
 TAKE_S = 5.0  # the replica waits for its snapshot, and for no longer
 GUARDS_MAX = 64
-REPAIR_CALL = "select tops.repair_row($1, $2)"
 # Text forms must not depend on the session that happens to run it; a row that breaks a constraint is left as it is.
 REPAIR_FUNCTION = """
 create or replace function tops.repair_row(place text, statements text[]) returns void language plpgsql

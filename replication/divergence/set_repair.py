@@ -17,7 +17,6 @@ import msgspec
 from replication import calls
 from replication.conflicts.tables import CLOCKS, key_text
 from replication.divergence import rows
-from replication.divergence.at_replica import REPAIR_CALL
 from replication.divergence.background import in_thread
 from replication.divergence.buckets import HashBuckets
 from replication.divergence.canonical import postgres_text
@@ -34,6 +33,7 @@ from replication.divergence.set_barrier import WAIT_S, SetBarrier
 from replication.divergence.set_link import SetLink
 from replication.divergence.set_log import SetLog
 from replication.marked import Repair
+from replication.own_statements import REPAIR_CALL
 from tops.changes import Statement
 from tops.errors import OutcomeUnknown, TransactionAborted
 

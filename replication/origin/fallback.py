@@ -13,18 +13,16 @@ from replication.config import ReplicaSetConfig
 from replication.conversation import Caller
 from replication.events import log_type
 from replication.policies import Policy, Route
-from replication.refusals import Duplicate, WriteRefused, database_error, understand
+from replication.refusals import ChangeNotProved, Duplicate, WriteRefused, database_error, understand
 from tops.changes import Change, Member, Statement, encode_member
 from tops.errors import NotReachable, OutcomeUnknown, Retry
 from tops.ids import TxId
-from tops.ports import Why
 from tops.site import Site
 from tops.transactions import Scope
 
 REMEMBERED_MAX = 10_000
 CHOICE_S = 2.0  # how long a replica that was in sync is taken for one that is
 RESPONSE_S = 2.0
-NOT_PROVED = "0A000"
 
 Texts = tuple[str, ...]
 
@@ -54,7 +52,7 @@ class Fallback:
 
     def wanted_by(self, refused: WriteRefused, changes: tuple[Change, ...]) -> bool:
         """Whether the replicas have excluded the changes because they are not proved; such texts are remembered."""
-        if refused.why != Why.INVALID.value or refused.sqlstate != NOT_PROVED:
+        if not isinstance(refused, ChangeNotProved):
             return False
         self.remember(changes)
         return True

@@ -8,7 +8,7 @@ is not proved. `functions.txt` is the list of functions that are the same everyw
 but `tops.changes` and `tops.errors`.
 """
 
-from adapters.postgres.proof.prover import Prover
+from adapters.postgres.proof.prover import MakeProver, Prover
 from adapters.postgres.proof.verdict import SHIPPED, NotProved, Reason, Shipped, Verdict
 
-__all__ = ["SHIPPED", "NotProved", "Prover", "Reason", "Shipped", "Verdict"]
+__all__ = ["SHIPPED", "MakeProver", "NotProved", "Prover", "Reason", "Shipped", "Verdict"]

@@ -18,7 +18,7 @@ from adapters.postgres.proof.verdict import SHIPPED, NotProved, Reason, Verdict
 
 _UPDATE, _INSERT, _DELETE = "2", "3", "4"
 _COMMANDS = {"1": "SELECT", "5": "MERGE", "6": "a utility command"}
-_VALUES = "5"  # the kind of an entry of the range table
+_VALUES, _VIEW = "5", "v"  # the kind of an entry of the range table, and of the table behind it
 _ATTRIBUTES_FROM = -7  # a set of columns counts from the lowest system column
 # Fields of a query that are looked at, or that change nothing. All others must be empty, also those of later versions.
 _READ = frozenset(
@@ -57,13 +57,15 @@ class Commands:
         command = query.text("commandType")
         if command not in (_INSERT, _UPDATE, _DELETE):
             return NotProved(Reason.COMMAND, f"{_COMMANDS.get(command, 'the command')} is no INSERT, UPDATE or DELETE")
-        for name, value in query.fields.items():
-            if name not in _READ and value not in (None, "false", "0", []):
-                return NotProved(Reason.SHAPE, _NAMES.get(name, f"a clause of kind {name}"))
+        if any(entry.fields.get("relkind") == _VIEW for entry in query.nodes("rtable")):
+            return NotProved(Reason.TABLE_KIND, "a view")
         table = self._facts.tables[target_of(query)]
         verdict = self._tables.check_write(table)
         if isinstance(verdict, NotProved):
             return verdict
+        for name, value in query.fields.items():
+            if name not in _READ and value not in (None, "false", "0", []):
+                return NotProved(Reason.SHAPE, _NAMES.get(name, f"a clause of kind {name}"))
         if command == _INSERT:
             verdict = self._check_insert(query, table)
         else:
@@ -83,7 +85,7 @@ class Commands:
             if place not in (query.number("resultRelation"), excluded)
         ]
         if any(entry.text("rtekind") != _VALUES for entry in sources) or len(sources) > 1:
-            return NotProved(Reason.SHAPE, "INSERT … SELECT, or a view")
+            return NotProved(Reason.SHAPE, "INSERT … SELECT")
         source = query.node("jointree")
         if source is None or source["quals"] is not None:
             return NotProved(Reason.SHAPE, "INSERT with a condition")
@@ -127,7 +129,7 @@ class Commands:
         source = query.node("jointree")
         entries = query.nodes("rtable")
         if source is None or len(entries) != 1 or len(source.nodes("fromlist")) != 1:
-            return NotProved(Reason.SHAPE, "more than one table, or a view")
+            return NotProved(Reason.SHAPE, "more than one table")
         condition = source.node("quals")
         if condition is not None:
             verdict = self._expressions.check(condition, total=True)
@@ -170,11 +172,12 @@ def _listed(rows: Value) -> list[Node]:
 
 
 def _inserted_columns(query: Node) -> frozenset[int] | None:
-    """The columns that the statement itself gives; None where the server does not print them."""
-    for info in query.nodes("rteperminfos") if "rteperminfos" in query.fields else []:
-        if columns := info.numbers("insertedCols"):
-            return frozenset(number + _ATTRIBUTES_FROM for number in columns)
-    return None
+    """The columns that the statement itself gives; None where the server does not print them in this way."""
+    if "rteperminfos" not in query.fields:
+        return None
+    target = query.nodes("rtable")[query.number("resultRelation") - 1]
+    info = query.nodes("rteperminfos")[target.number("perminfoindex") - 1]
+    return frozenset(number + _ATTRIBUTES_FROM for number in info.numbers("insertedCols"))
 
 
 def _is_one_row(condition: Node | None, table: TableFacts) -> bool:

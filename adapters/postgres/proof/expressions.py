@@ -50,11 +50,15 @@ class Expressions:
         self._facts, self._literal = facts, literal
 
     def check(self, node: Node, *, total: bool = False) -> Verdict:
+        found: Verdict = SHIPPED
         for inner in node.inner():  # first, since the innermost culprit says most
-            verdict = self.check(inner, total=total)
-            if isinstance(verdict, NotProved):
-                return verdict
-        return self._check_itself(node, total)
+            found = self.check(inner, total=total)
+            if isinstance(found, NotProved):
+                break
+        if isinstance(found, NotProved) and found.reason is not Reason.TYPE:
+            return found
+        own = self._check_itself(node, total)  # says more than the type of an argument
+        return own if isinstance(own, NotProved) else found
 
     def _check_itself(self, node: Node, total: bool) -> Verdict:
         match node.kind:

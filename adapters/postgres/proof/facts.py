@@ -1,12 +1,13 @@
 """What the proof has to know of types, collations and tables, read from the catalogue and kept until it may be old."""
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
 
-from adapters.postgres.proof.functions import Functions
+from adapters.postgres.proof.functions import BUILT_IN_BELOW, Functions
 from adapters.postgres.proof.tree import Node, Unreadable, Value, nodes_of, parse
 from tops.errors import InvariantBroken
 
@@ -34,7 +35,7 @@ select t.oid, format_type(t.oid, null) as name, t.typname, t.typtype::text as ki
 """
 _COLLATIONS = "select oid, collisdeterministic, collname from pg_collation where oid = any($1::oid[])"
 _TABLE = """
-select c.oid, format('%I.%I', n.nspname, c.relname) as name, c.relkind::text as kind,
+select format('%I.%I', n.nspname, c.relname) as name, c.relkind::text as kind,
        c.relpersistence::text as persistence, c.relrowsecurity as row_security,
        exists (select from pg_rewrite r where r.ev_class = c.oid and r.rulename <> '_RETURN') as has_rules,
        exists (select from pg_inherits i where i.inhrelid = c.oid or i.inhparent = c.oid) as inherits,
@@ -47,7 +48,7 @@ select c.oid, format('%I.%I', n.nspname, c.relname) as name, c.relkind::text as 
   from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = $1
 """
 _COLUMNS = """
-select a.attnum as number, a.attname as name, a.atttypid as type, a.attgenerated <> '' as is_generated,
+select a.attnum as number, a.attname as name, a.atttypid::bigint as type, a.attgenerated <> '' as is_generated,
        a.attidentity <> '' as is_identity, d.adbin::text as expression
   from pg_attribute a left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
  where a.attrelid = $1 and a.attnum > 0 and not a.attisdropped order by a.attnum
@@ -58,7 +59,7 @@ _CHECKS = "select conname, conbin::text as expression from pg_constraint where c
 _INDEXES = """
 select x.relname as name, i.indisunique or i.indisexclusion as is_unique, i.indisexclusion as is_exclusion,
        i.indkey::int2[] as columns, i.indnkeyatts as key_columns, i.indexprs::text as expressions,
-       i.indpred::text as predicate, i.indcollation::oid[] as collations,
+       i.indpred::text as predicate, i.indcollation::oid[]::bigint[] as collations,
        case when i.indisexclusion then
          (select array_agg(array[place - 1, o.oprcode::oid::bigint, 1]) from pg_constraint k
             cross join lateral unnest(k.conexclop) with ordinality as e(operator, place)
@@ -72,6 +73,13 @@ select x.relname as name, i.indisunique or i.indisexclusion as is_unique, i.indi
        end as equalities
   from pg_index i join pg_class x on x.oid = i.indexrelid where i.indrelid = $1 and i.indislive
  order by x.relname
+"""
+# All about one table in one round trip.
+_FACTS = f"""
+select (select to_jsonb(t) from ({_TABLE}) t) as table,
+       (select jsonb_agg(to_jsonb(c)) from ({_COLUMNS}) c) as columns,
+       (select jsonb_agg(to_jsonb(k)) from ({_CHECKS}) k) as checks,
+       (select jsonb_agg(to_jsonb(i)) from ({_INDEXES}) i) as indexes
 """
 _FOREIGN_KEYS = """
 select f.conname as name, f.conrelid as referring, f.confrelid as referenced, f.conkey::int2[] as referring_columns,
@@ -188,10 +196,9 @@ class Facts:
         return self._functions
 
     def forget(self) -> None:
-        """The schema may have changed."""
-        self.types.clear()
+        """The schema may have changed; what comes with the server has not."""
         self.tables.clear()
-        self.deterministic_collations.clear()
+        self.types = {oid: facts for oid, facts in self.types.items() if oid < BUILT_IN_BELOW}
 
     async def load_for(self, trees: Iterable[Node]) -> None:
         """Types, collations and names of functions that the trees mention, and those of their domains' checks."""
@@ -233,7 +240,7 @@ class Facts:
         functions = await self._resolved()
         reached = await self._reached(oid)
         trees: list[Node] = []
-        types: set[int] = set()
+        types, collations, equalities = set[int](), set[int](), set[int]()
         for table in [oid, *reached.tables]:
             facts = await self._table(table, reached.keys)
             self.tables[table] = facts
@@ -242,11 +249,10 @@ class Facts:
             trees += [column.expression for column in facts.columns.values() if column.expression is not None]
             for index in facts.indexes:
                 trees += [*index.expressions, *([index.predicate] if index.predicate is not None else [])]
-                await self._load_collations(set(index.collations))
-                if index.is_unique:
-                    await functions.load_names(self._connection, index.own_equality)
-            for key in facts.foreign_keys:
-                await functions.load_names(self._connection, key.equalities)
+                collations |= set(index.collations)
+                equalities |= set(index.own_equality) - {0}
+        await self._load_collations(collations)
+        await functions.load_names(self._connection, equalities.union(*(key.equalities for key in reached.keys)))
         trees += await self._load_types(types)
         await self.load_for(trees)
 
@@ -262,12 +268,10 @@ class Facts:
             known |= further
 
     async def _table(self, oid: int, keys: "tuple[ForeignKey, ...]") -> TableFacts:
-        row = await self._connection.fetchrow(_TABLE, oid)
-        if row is None:
+        found = await self._connection.fetchrow(_FACTS, oid)
+        if found is None or found["table"] is None:
             raise Unreadable(f"there is no table with id {oid}")
-        columns = [_column(found) for found in await self._connection.fetch(_COLUMNS, oid)]
-        checks = await self._connection.fetch(_CHECKS, oid)
-        indexes = await self._connection.fetch(_INDEXES, oid)
+        row, columns, checks, indexes = (json.loads(part or "[]") for part in found.values())
         return TableFacts(
             oid=oid,
             name=row["name"],
@@ -278,7 +282,7 @@ class Facts:
             inherits=row["inherits"],
             triggers=tuple(row["triggers"]),
             deferrable_keys=tuple(row["deferrable_keys"]),
-            columns={column.number: column for column in columns},
+            columns={column.number: column for column in map(_column, columns)},
             checks=tuple((check["conname"], _node(check["expression"])) for check in checks),
             indexes=tuple(map(_index, indexes)),
             foreign_keys=keys,

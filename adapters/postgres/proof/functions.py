@@ -15,7 +15,7 @@ from pathlib import Path
 import asyncpg
 
 _LIST = Path(__file__).with_name("functions.txt")
-_BUILT_IN_BELOW = 10_000  # ids of what comes with every server; users' objects begin at 16384
+BUILT_IN_BELOW = 10_000  # ids of what comes with every server; users' objects begin at 16384
 _RESOLVE = """
 select oid, signature from (
   select p.oid, format('%s(%s)', p.proname, array_to_string(array(
@@ -63,7 +63,7 @@ class Functions:
     async def resolve(cls, connection: "asyncpg.Connection[asyncpg.Record]") -> "Functions":
         signatures = listed()
         names = {signature.partition("(")[0] for signature in signatures}
-        rows = await connection.fetch(_RESOLVE, list(signatures), list(names), _BUILT_IN_BELOW)
+        rows = await connection.fetch(_RESOLVE, list(signatures), list(names), BUILT_IN_BELOW)
         return cls({row["oid"]: signatures[row["signature"]] for row in rows})
 
     def allowed(self, oid: int) -> Allowed | None:
