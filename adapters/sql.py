@@ -22,7 +22,7 @@ _TOKENS_MAX = 16_000
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """`functions` by their last name, `schemas` of the tables that are named with one."""
+    """`functions` by their last name, `schemas` of the tables and functions that are named with one."""
 
     node: ast.Node
     functions: frozenset[str]
@@ -118,7 +118,9 @@ class _Names(Visitor):
         self.schemas: set[str] = set()
 
     def visit_FuncCall(self, _: Any, node: ast.FuncCall) -> None:
-        self.functions |= {name.sval for name in (node.funcname or ())[-1:]}
+        *schemas, name = (part.sval for part in node.funcname or ())
+        self.functions.add(name)
+        self.schemas.update(schemas)
 
     def visit_RangeVar(self, _: Any, node: ast.RangeVar) -> None:
         if node.schemaname:

@@ -8,8 +8,10 @@ from pathlib import Path
 import asyncpg
 import msgspec
 
+from adapters.postgres.privileges import complaints
 from adapters.postgres.scripts import user_tables
 from replication.config import Cluster, ReplicaConfig, ReplicaSetConfig
+from replication.databases import given_logins
 from replication.replica_set import connect_by_file
 from tops.changes import volatile_part
 from tops.errors import TopsError
@@ -42,6 +44,10 @@ select contype::text as kind, conname as name, pg_get_constraintdef(oid) as defi
 _LACKING = """
 select r as right from unnest(array['select', 'insert', 'update', 'delete']) as r
  where not has_table_privilege(to_regclass($1)::oid, r)
+"""
+_CAN_MAKE_SCHEMA = """
+select has_database_privilege(current_database(), 'create')
+    or coalesce((select pg_has_role(nspowner, 'member') from pg_namespace where nspname = 'tops'), false)
 """
 _TRIGGERS = """
 select tgname from pg_trigger where tgrelid = to_regclass($1) and not tgisinternal
@@ -114,16 +120,36 @@ async def _look(
                 "error", name, "max_prepared_transactions is 0: nothing can be prepared", "set it to 16 and restart"
             )
         )
-    if not await connection.fetchval("select has_database_privilege(current_database(), 'create')"):
-        findings.append(Finding("error", name, "no right to create the schema tops", "grant create on database … to …"))
-    for table in await user_tables(dsn) if config.tables == "*" else config.tables:
+    if not await connection.fetchval(_CAN_MAKE_SCHEMA):
+        findings.append(Finding("error", name, "no right to create the schema tops", _grants(config)))
+    tables = await user_tables(dsn) if config.tables == "*" else config.tables
+    for table in tables:
         findings += await _table(config, name, connection, table, seen)
+    findings += await _logins(config, replica, tables)
     with suppress(asyncpg.InsufficientPrivilegeError):  # which is a finding already
         if await _is_new(connection, config.name):
             for table in seen.tables:
                 quoted = await connection.fetchval("select to_regclass($1)::text", table)
                 seen.filled[table] = await connection.fetchval(f"select exists (select from {quoted})")
     return findings, seen
+
+
+async def _logins(config: ReplicaSetConfig, replica: ReplicaConfig, tables: list[str]) -> list[Finding]:
+    """Whether client SQL may do what it must, and nothing more."""
+    if config.allow_superuser is not None:
+        text = "client SQL may do whatever the agent's login may: the file allows it"
+        return [Finding("warning", replica.name, text, _grants(config))]
+    try:
+        logins = await given_logins(config, replica)
+        found = await complaints(logins, tables, replica.name)
+    except TopsError as error:
+        return [Finding("error", replica.name, str(error), _grants(config))]
+    levels = {complaint: "error" if complaint.lacking or not complaint.open else "warning" for complaint in found}
+    return [Finding(level, replica.name, one.text, _grants(config)) for one, level in levels.items()]
+
+
+def _grants(config: ReplicaSetConfig) -> str:
+    return f"tops doctor {config.name} --print-grants prints what to run"
 
 
 async def _is_new(connection: "asyncpg.Connection[asyncpg.Record]", replica_set: str) -> bool:

@@ -69,6 +69,7 @@ def test_a_query_is_let_through(sql: str) -> None:
         'delete from U&"\\0074ops"."applied"',
         'update t set a = (select max(prefix) from "tops" . "position")',
         "select pg_catalog.set_config('role', 'none', true)",
+        "update t set a = 1 where tops.affected(-1, 99) is null",
         'update t set a = 1 where U&"pg_advisory\\005flock"(1) is null',
         "select 1 into temp x",
     ],

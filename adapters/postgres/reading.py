@@ -126,6 +126,8 @@ async def position_in(connection: Connection, replica_set: str) -> Position:
 async def _fetch(connection: Connection, sql: str, args: Sequence[Value]) -> list[Row]:
     try:
         return plain_rows(await connection.fetch(sql, *args))
+    except asyncpg.InternalClientError as error:
+        raise InvalidChange(f"the query returns what no client can read: {error}") from error
     except (asyncpg.DataError, asyncpg.InterfaceError) as error:
         # The server's complaints have a class of their own below DataError; these are the driver's about arguments.
         if type(error) not in (asyncpg.DataError, asyncpg.InterfaceError) or connection.is_closed():

@@ -290,7 +290,10 @@ class Statements:
         if counted:
             bare = sql.rstrip().rstrip(";")
             sql = f"with changed as (\n{bare}\nreturning 1) select tops.affected({TELL}, count(*)) from changed"
-        name = await self._keep(sql)
+        try:
+            name = await self._keep(sql)
+        except asyncpg.InternalClientError as error:  # the driver's, about a type; the connection is as good as before
+            raise InvalidChange(f"the statement returns what no client can read: {error}") from error
         statement = self._kept[-1]
         types = await find_types(self._connection, [parameter.oid for parameter in statement.get_parameters()])
         return UserCall(name, tuple(types), counted, statement, as_client)

@@ -62,6 +62,8 @@ async def fast_texts(statements: Statements, replica_set: str, jobs: Sequence[Jo
                 return None
             if _PLAN_AS_USUAL not in texts:
                 texts.append(_PLAN_AS_USUAL)
+            if texts[-1] == AS_AGENT and user_call.as_client is not None:
+                texts.pop()  # the next one begins with a client's rights, whatever the last one has made of its own
             texts += user_call.texts(first.args)
     except (InvalidChange, asyncpg.PostgresError) as error:
         if is_connection_loss(error):

@@ -3,7 +3,8 @@
 from adapters import EmbeddedPostgres, Logins, provision
 from adapters.postgres.grants import Tables
 
-PASSWORDS = ("agent", "read", "write", "check")  # of servers that live as long as a test
+CHECK_PASSWORD = "check-7f3c9a51e2"  # to be looked for where it must not be
+PASSWORDS = ("agent", "read", "write", CHECK_PASSWORD)  # of servers that live as long as a test
 
 
 async def logins_in(

@@ -2,8 +2,9 @@
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import asyncpg
@@ -17,12 +18,20 @@ from tests.integration.replication.clusters import SCHEMA
 from tests.support.logins import logins_in
 from tops.runtime.broker import Broker
 
+Provisioner = Callable[[EmbeddedPostgres, str], Awaitable[Logins]]
+
 
 class SmallCluster:
     """Brokers and agents as tasks; an agent is stopped and started by name."""
 
-    def __init__(self, cluster: Cluster, server: EmbeddedPostgres, databases: dict[str, str], schema: str) -> None:
-        self.cluster, self.server, self.databases, self._schema = cluster, server, databases, schema
+    def __init__(
+        self,
+        cluster: Cluster,
+        server: EmbeddedPostgres,
+        databases: dict[str, str],
+        set_up: Callable[[str], Awaitable[Logins]],
+    ) -> None:
+        self.cluster, self.server, self.databases, self._set_up = cluster, server, databases, set_up
         self.agents: dict[str, Agent] = {}
         self._stacks: dict[str, AsyncExitStack] = {}
         self._brokers: dict[str, AsyncExitStack] = {}
@@ -71,7 +80,7 @@ class SmallCluster:
             await connection.execute(f'create database "{name}"')
         finally:
             await connection.close()
-        await _set_up(self.server, name, self._schema)
+        await self._set_up(name)
 
     @asynccontextmanager
     async def connect(self, prefer: str | None = None, timeout_s: float = 15.0) -> AsyncIterator[ReplicaSet]:
@@ -99,14 +108,14 @@ async def _database(server: EmbeddedPostgres) -> str:
     return f"db{_made}"
 
 
-async def _set_up(server: EmbeddedPostgres, database: str, schema: str) -> Logins:
+async def _set_up(server: EmbeddedPostgres, schema: str, provisioner: Provisioner, database: str) -> Logins:
     """What a DBA does before an agent comes: tables and logins."""
     connection = await asyncpg.connect(server.dsn_for(database))
     try:
         await connection.execute(schema)
     finally:
         await connection.close()
-    return await logins_in(server, database)
+    return await provisioner(server, database)
 
 
 async def _forget_promises(server: EmbeddedPostgres, database: str) -> None:
@@ -144,8 +153,10 @@ async def small_cluster(
     brokers: int = 1,
     schema: str = SCHEMA,
     limits: str = LIMITS,
+    provisioner: Provisioner = logins_in,
 ) -> AsyncIterator[SmallCluster]:
     """A set named `shop` whose replicas are in sync; its databases are new."""
+    set_up = partial(_set_up, server, schema, provisioner)
     names = [f"r{number}" for number in range(1, replicas + 1)]
     databases = {name: await _database(server) for name in names}
     place = Path(tempfile.mkdtemp(dir=folder))
@@ -157,12 +168,12 @@ async def small_cluster(
         lines.append(f"[broker.limits]\n{limits}")
     lines.append(f'[[replica_set]]\nname = "shop"\nschema = "schema.sql"\n{keys}')
     for index, name in enumerate(names):
-        logins = await _set_up(server, databases[name], schema)
+        logins = await set_up(databases[name])
         lines.append(f'[[replica_set.replica]]\nname = "{name}"\nbroker = "b{index % brokers + 1}"')
         lines.append(login_keys(logins))
     path = place / "tops.toml"
     path.write_text("\n".join(lines))
-    small = SmallCluster(Cluster.load(path), server, databases, schema)
+    small = SmallCluster(Cluster.load(path), server, databases, set_up)
     try:
         for broker in small.cluster.config.broker:
             await small.start_broker(broker.name)
