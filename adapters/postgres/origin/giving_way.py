@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager, suppress
 import asyncpg
 
 LOOK_S = 0.25  # between two looks; shorter executions are never asked about
-_CANCEL = """
-select count(pg_cancel_backend($1)) from pg_stat_activity
+_IS_WAITED_FOR = """
+select count(*) > 0 from pg_stat_activity
  where usename = session_user and application_name like 'tops-agent %' and datname = current_database()
    and wait_event_type = 'Lock' and $1 = any(pg_blocking_pids(pid))
 """
@@ -37,8 +37,9 @@ async def giving_way(agent: asyncpg.Connection, pid: int) -> AsyncIterator[Yield
             with suppress(TimeoutError):
                 await asyncio.wait_for(ended.wait(), LOOK_S)
                 return
-            if await agent.fetchval(_CANCEL, pid):
-                yielded.happened = True
+            if await agent.fetchval(_IS_WAITED_FOR, pid):
+                yielded.happened = True  # before its statement fails
+                await agent.execute("select pg_cancel_backend($1)", pid)
 
     watching = asyncio.ensure_future(watch())
     try:

@@ -113,8 +113,8 @@ class OriginSession:
         counted = f"with changed as (\n{bare}\nreturning 1) select tops.affected({TELL}, count(*)) from changed"
         try:
             prepared = await self.connection.prepare(counted)
-        except asyncpg.PostgresError as error:
-            if is_connection_loss(error):
+        except (asyncpg.PostgresError, asyncpg.InternalClientError) as error:
+            if isinstance(error, asyncpg.PostgresError) and is_connection_loss(error):
                 raise
             self._counted[statement.sql] = None  # it returns rows, or is wrong: it runs by itself
             return
@@ -140,7 +140,10 @@ class OriginSession:
     async def _statement(self, sql: str) -> Prepared:
         prepared = self._prepared.get(sql)
         if prepared is None:
-            prepared = self._prepared[sql] = await self.connection.prepare(sql)
+            try:
+                prepared = self._prepared[sql] = await self.connection.prepare(sql)
+            except asyncpg.InternalClientError as error:  # a type that the driver can't look up, such as anyarray
+                raise InvalidChange(f"the driver does not understand the statement: {error}") from error
         return prepared
 
     async def _fetch(self, prepared: Prepared, statement: Statement) -> tuple[int, tuple[Row, ...]]:

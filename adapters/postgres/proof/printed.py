@@ -26,6 +26,8 @@ async def rewritten_tree(connection: "asyncpg.Connection[asyncpg.Record]", sql: 
     try:
         connection.add_log_listener(listen)
         await connection.prepare(sql)
+    except asyncpg.InternalClientError as error:  # a type that the driver can't look up, such as anyarray
+        raise Unreadable(f"the driver does not understand the statement: {error}") from error
     finally:
         connection.remove_log_listener(listen)
         await connection.execute(_OFF)

@@ -30,9 +30,8 @@ class Prover:
 
     async def statement(self, sql: str) -> Verdict:
         """Raises the server's error for a statement that it does not understand."""
-        printed = await rewritten_tree(self._connection, sql)
         try:
-            tree = parse(printed)
+            tree = parse(await rewritten_tree(self._connection, sql))
             if not isinstance(tree, list) or len(tree) != 1 or not isinstance(query := tree[0], Node):
                 return NotProved(Reason.RULE, "the statement is rewritten into several or none")
             if (table := target_of(query)) != 0:

@@ -80,6 +80,19 @@ async def test_without_the_check_it_would_be_acknowledged(
     await prepared.close()
 
 
+async def test_a_statement_that_the_driver_does_not_understand_is_rejected_and_the_session_stays(
+    prepared: OriginDatabase,
+) -> None:
+    await prepared.begin()
+
+    outcomes = await prepared.execute_all(
+        ["select * from pg_catalog.pg_statistic"], ["update items set n = 3 where id = 4"]
+    )
+
+    assert [type(outcome) for outcome in outcomes] == [Rejected, Executed]
+    await prepared.close()
+
+
 async def test_what_was_taken_back_inside_is_no_change(prepared: OriginDatabase) -> None:
     await prepared.begin()
 
