@@ -20,10 +20,10 @@ import msgspec
 from replication.divergence import catalog
 from replication.divergence.buckets import Buckets, HashBuckets, KeyRange, RangeBuckets
 from replication.divergence.checksums import checksum_query
+from replication.divergence.cuts import key_ranges
 from replication.divergence.errors import CheckRefused
 from replication.divergence.ports import ReplicaEndpoint, SnapshotHandle
 from replication.divergence.schema import CommonTable, TableSchema, quoted
-from replication.divergence.splits import key_ranges
 from replication.start.table_schema import schema_lines
 from tops.changes import split_table_name
 
