@@ -52,6 +52,7 @@ _COMPARED = {
     "bytea_output": "hex",
     "quote_all_identifiers": "off",
 }
+READING = {**_COMPARED, "search_path": "public"}
 _TABLES = """
 select format('%I.%I', n.nspname, c.relname) as name, c.relkind::text as kind,
        (select quote_ident(a.attname) from pg_attribute a where a.attrelid = c.oid and a.attnum > 0
@@ -93,7 +94,7 @@ class World:
                 dsn, cluster=self._database(name), replica_set="s", name=name, prover=self._prover
             )
             self._adapters.append(await self._open.enter_async_context(adapter))
-            self._readers.append(await asyncpg.connect(dsn, server_settings={**_COMPARED, "search_path": "public"}))
+            self._readers.append(await asyncpg.connect(dsn, server_settings=READING))
         await maintenance.close()
         return self
 
@@ -110,25 +111,10 @@ class World:
         await maintenance.close()
 
     async def _make(self, dsn: str, place: int) -> None:
-        """The same rows, in another physical order, with sequences further on; one replica has seen errors."""
         connection = await asyncpg.connect(dsn, server_settings=_COMPARED)
         try:
             await connection.execute(self._schema)
-            if place == 0:
-                return
-            await connection.execute("set session_replication_role = replica")
-            for table in await connection.fetch(_TABLES):
-                if table["kind"] != "r" or table["has_rules"] or table["some_column"] is None:
-                    continue
-                # Every second or every third row moves to the end of the table.
-                await connection.execute(
-                    f"update {table['name']} set {table['some_column']} = {table['some_column']} where ctid in (select "
-                    f"ctid from (select ctid, row_number() over () as n from {table['name']}) x where n % $1 = 0)",
-                    place + 1,
-                )
-                await connection.execute(f"vacuum {'full' if place == 2 else ''} {table['name']}")
-            for sequence in await connection.fetch(_SEQUENCES):
-                await connection.execute(f"select nextval('{sequence[0]}') from generate_series(1, {place * 7})")
+            await make_different(connection, place)
         finally:
             await connection.close()
 
@@ -146,15 +132,40 @@ class World:
 
     async def difference(self) -> str:
         """What is not equal on all replicas; empty if all is."""
-        contents = await asyncio.gather(*(_contents(reader) for reader in self._readers))
-        for name, other in zip(NAMES[1:], contents[1:], strict=True):
-            for table in sorted(contents[0].keys() | other.keys()):
-                here, there = contents[0].get(table, []), other.get(table, [])
-                if here != there:
-                    only_here = [row for row in here if row not in there][:3]
-                    only_there = [row for row in there if row not in here][:3]
-                    return f"{table}: r1 has {only_here}, {name} has {only_there} ({len(here)}, {len(there)} rows)"
-        return ""
+        return first_difference(await asyncio.gather(*map(contents_of, self._readers)))
+
+
+async def make_different(connection: asyncpg.Connection, place: int) -> None:
+    """The same rows, in another physical order, with sequences further on; the first replica stays as it is."""
+    if place == 0:
+        return
+    await connection.execute("set session_replication_role = replica")
+    for table in await connection.fetch(_TABLES):
+        if table["kind"] != "r" or table["has_rules"] or table["some_column"] is None:
+            continue
+        # Every second or every third row moves to the end of the table.
+        await connection.execute(
+            f"update {table['name']} set {table['some_column']} = {table['some_column']} where ctid in (select "
+            f"ctid from (select ctid, row_number() over () as n from {table['name']}) x where n % $1 = 0)",
+            place + 1,
+        )
+        await connection.execute(f"vacuum {'full' if place == 2 else ''} {table['name']}")
+    for sequence in await connection.fetch(_SEQUENCES):
+        await connection.execute(f"select nextval('{sequence[0]}') from generate_series(1, {place * 7})")
+
+
+Contents = dict[str, list[str]]
+
+
+def first_difference(contents: Sequence[Contents]) -> str:
+    for name, other in zip(NAMES[1:], contents[1:], strict=True):
+        for table in sorted(contents[0].keys() | other.keys()):
+            here, there = contents[0].get(table, []), other.get(table, [])
+            if here != there:
+                only_here = [row for row in here if row not in there][:3]
+                only_there = [row for row in there if row not in here][:3]
+                return f"{table}: r1 has {only_here}, {name} has {only_there} ({len(here)}, {len(there)} rows)"
+    return ""
 
 
 class Outcome:
@@ -192,7 +203,7 @@ def _described(excluded: Exclusion | None) -> str:
     return f"failed {excluded.sqlstate or excluded.why.value}"
 
 
-async def _contents(reader: asyncpg.Connection) -> dict[str, list[str]]:
+async def contents_of(reader: asyncpg.Connection) -> Contents:
     """All rows as text, in the order of their bytes. A table may be gone in between: then it has none."""
     tables = [row["name"] for row in await reader.fetch(_TABLES)]
     queries = [

@@ -40,6 +40,7 @@ def load(tmp_path: Path, keys: str, replicas: int = 3) -> Cluster:
         ('policy = "peer-to-peer"\nresolver = "coin"', "no resolver"),
         ('policy = "peer-to-peer"\nresolver = "site-priority"', "site_priority"),
         ('policy = "quorum"\ntables = []', "is empty"),
+        ('policy = "quorum"\nallow_volatile = true', "allow_volatile is gone"),
     ],
 )
 def test_a_wrong_set_is_refused_with_its_line(tmp_path: Path, keys: str, problem: str) -> None:
