@@ -14,6 +14,6 @@ def trusting_agents(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, check in (
         ("postgres.reading", "check_query"),
         ("postgres.statements", "check_statement"),
-        ("postgres.statements", "check_deterministic"),
+        ("postgres.origin.session", "check_statement"),
     ):
         monkeypatch.setattr(f"adapters.{module}.{check}", lambda *_, **__: None)
