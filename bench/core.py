@@ -137,7 +137,7 @@ AGREEMENT: dict[type[Any], Scope | None] = {
 }
 AGREES: dict[type[Any], Callable[[Any], Any]] = {
     PrepareBatch: lambda call: BatchPrepared({}, ((1,),) * len(call.members), log_digest=_prepared(call)),
-    FinishBatch: lambda call: LogPoint(*PREPARED[call.memo]),
+    FinishBatch: lambda call: LogPoint(*PREPARED.pop(call.memo)),
     ApplyEntries: lambda call: LogPoint(call.history, call.upto, call.digests.at(call.upto)),
 }
 PREPARED: dict[Memo, tuple[str, int, str]] = {}  # what the databases would hold

@@ -136,9 +136,7 @@ def promised_and_left_out(run: Run) -> None:
 
 def decided_without_one_that_promised(run: Run) -> None:
     decided = run.decision(run.free)
-    kept = frozenset(
-        key for key in decided.committing if run.world.history.voters[voter_of(key)] != run.cluster["T"].name
-    )
+    kept = frozenset(key for key in decided.committing if run.world.history.voters[voter_of(key)] != "T")
     run.replace_decision(run.free, msgspec.structs.replace(decided, committing=kept))
     del run.callback("T").committed[run.free]
 

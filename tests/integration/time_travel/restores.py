@@ -28,7 +28,10 @@ async def broker_older(machine: TimeMachine) -> None:
     await machine.restore_journal(machine.coordinator, copy)
 
     await machine.is_noticed()
-    await _recovered(machine)
+    said = await machine.recover_by_command()
+    assert "goes on behind index" in said
+    assert "following: r1, r2, r3" in said
+    await machine.goes_on()
 
 
 @restore
