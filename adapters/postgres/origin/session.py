@@ -94,7 +94,7 @@ class OriginSession:
 
     async def run(self, statement: Statement) -> tuple[int, tuple[Row, ...]]:
         """Execute one statement: rows affected, and rows returned."""
-        with suppress(NotParsed):
+        with suppress(NotParsed):  # what is no SQL is for the server to say
             check_statement(statement.sql)
         prepared = await self._statement(statement.sql)
         try:
@@ -110,8 +110,11 @@ class OriginSession:
         statement that can't be prepared would end."""
         if statement.sql in self._counted:
             return
-        with suppress(NotParsed):  # what is no SQL is for the server to say
+        try:
             check_statement(statement.sql)
+        except InvalidChange:
+            self._counted[statement.sql] = None  # rejected when its turn comes: the others of the chain go on
+            return
         bare = statement.sql.rstrip().rstrip(";")
         counted = f"with changed as (\n{bare}\nreturning 1) select tops.affected({TELL}, count(*)) from changed"
         try:
