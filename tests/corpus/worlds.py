@@ -8,7 +8,7 @@ from typing import Self
 
 import asyncpg
 
-from adapters import EmbeddedPostgres, PostgresAdapter
+from adapters import EmbeddedPostgres, Logins, PostgresAdapter
 from adapters.postgres.proof import MakeProver, Prover
 from tests.contract.harness import attempt, epoch, member
 from tops.changes import Change, NotDeterministic
@@ -91,7 +91,7 @@ class World:
             for key, value in SETTINGS[name].items():
                 await maintenance.execute(f"alter database {self._database(name)} set {key} = {value}")
             adapter = PostgresAdapter(
-                dsn, cluster=self._database(name), replica_set="s", name=name, prover=self._prover
+                Logins.alone(dsn), cluster=self._database(name), replica_set="s", name=name, prover=self._prover
             )
             self._adapters.append(await self._open.enter_async_context(adapter))
             self._readers.append(await asyncpg.connect(dsn, server_settings=READING))

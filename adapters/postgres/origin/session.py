@@ -4,6 +4,7 @@ The first one is registered in `tops.sessions`, which only the agent's login can
 captured. Whatever its SQL has done to its settings ends with each transaction.
 """
 
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import asyncpg
@@ -18,7 +19,7 @@ from adapters.postgres.sqlstates import CAPTURED_NOTICE, ROWS_NOTICE, is_connect
 from adapters.postgres.statements import TELL, Call
 from adapters.postgres.steps import Step, check, shape_of, traits_of
 from adapters.postgres.transactions import command_count
-from adapters.sql import check_statement
+from adapters.sql import NotParsed, check_statement
 from tops.changes import Insert, InvalidChange, Row, RowChange, Statement
 from tops.errors import ConfigError
 
@@ -93,7 +94,8 @@ class OriginSession:
 
     async def run(self, statement: Statement) -> tuple[int, tuple[Row, ...]]:
         """Execute one statement: rows affected, and rows returned."""
-        check_statement(statement.sql)
+        with suppress(NotParsed):  # what is no SQL is for the server to say
+            check_statement(statement.sql)
         prepared = await self._statement(statement.sql)
         try:
             records = await self._fetch(prepared, statement)
@@ -108,7 +110,11 @@ class OriginSession:
         statement that can't be prepared would end."""
         if statement.sql in self._counted:
             return
-        check_statement(statement.sql)
+        try:
+            check_statement(statement.sql)
+        except InvalidChange:
+            self._counted[statement.sql] = None  # rejected when its turn comes: the others of the chain go on
+            return
         bare = statement.sql.rstrip().rstrip(";")
         counted = f"with changed as (\n{bare}\nreturning 1) select tops.affected({TELL}, count(*)) from changed"
         try:
