@@ -18,9 +18,8 @@ TRIGGER = "tops_guard"
 REJECTED = "25006"  # read_only_sql_transaction: what drivers and poolers take for "not here"
 
 SESSIONS = "create table if not exists tops.sessions (pid int primary key, backend_start timestamptz not null)"
-# By the start of the backend, too: its process id may have been another session's.
-_IS_ORIGIN = """exists (select from tops.sessions s
-        join pg_stat_get_activity(pg_backend_pid()) a using (pid, backend_start))"""
+# The agent removes sessions that have ended whenever it registers one: a process id may become another session's.
+_IS_ORIGIN = "exists (select from tops.sessions s where s.pid = pg_backend_pid())"
 DDL = f"""
 {SESSIONS};
 -- A row per table and backend, so that direct writers do not wait for each other.

@@ -25,6 +25,10 @@ from tops.errors import ConfigError
 
 Prepared = PreparedStatement  # of plain records
 _KEPT_MAX = 200
+_FORGET_ENDED = """
+delete from tops.sessions s
+ where not exists (select from pg_stat_activity a where a.pid = s.pid and a.backend_start = s.backend_start)
+"""
 _REGISTER = """
 insert into tops.sessions (pid, backend_start)
 select pid, backend_start from pg_stat_activity where pid = $1
@@ -67,6 +71,7 @@ class OriginSession:
             can_unlock = await connection.fetchval(
                 "select has_function_privilege('pg_catalog.pg_advisory_unlock_all()', 'execute')"
             )
+            await agent.execute(_FORGET_ENDED)
             await agent.execute(_REGISTER, pid)
             return cls(connection, pid, ";select pg_catalog.pg_advisory_unlock_all()" if can_unlock else "")
         except BaseException:
