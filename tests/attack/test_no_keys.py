@@ -5,8 +5,10 @@ import contextlib
 import os
 import stat
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -18,6 +20,7 @@ from tests.support.brokers import broker_at, denied
 from tests.support.raw_http import raw_request
 from tops import Broker, Site
 from tops.errors import ConfigError, NotAuthenticated, NotReachable, ProtocolError
+from tops.http import client
 from tops.runtime.connections import client_session, open_socket
 from tops.runtime.identity import Self
 from tops.runtime.link import receive_bytes
@@ -60,6 +63,19 @@ async def test_who_has_no_secret_is_told_what_is_missing_and_where(
 
     for part in (broker.table.listen, str(tmp_path / "mallory"), "does not exist", VARIABLE, "another machine"):
         assert part in str(lacking.value)
+
+
+async def test_a_client_whose_token_is_older_than_the_broker_s_start_makes_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with broker_at(tmp_path) as broker, client_session() as session:
+        made_at = iter([time.time() - 20])
+        monkeypatch.setattr(client, "time", SimpleNamespace(time=lambda: next(made_at, None) or time.time()))
+
+        status, topology = await client.get_json(session, broker.url, "/v1/topology")
+
+    assert (status, [b["name"] for b in topology["brokers"]]) == (200, ["b1"])
+    assert next(made_at, None) is None  # the old token was shown
 
 
 async def test_a_wrong_an_open_and_a_short_secret_are_told_apart(

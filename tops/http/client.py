@@ -20,6 +20,16 @@ async def get_json(session: aiohttp.ClientSession, url: str, path: str, keys: Pa
     NotReachable if nobody answers there, NotAuthenticated or PermissionDenied if the broker rejects us.
     """
     address = http_address(url, path)
+    status, content = await _get_once(session, url, address, keys)
+    if status == 403 and address.scheme == "http":
+        # A token that was made before the broker's start does not count: one more is made, in case it has just started.
+        status, content = await _get_once(session, url, address, keys)
+    if status in (403, 421):
+        raise PermissionDenied(f"{url}: {content['error']}")
+    return status, content
+
+
+async def _get_once(session: aiohttp.ClientSession, url: str, address: URL, keys: Path | None) -> tuple[int, Any]:
     lacking: NotAuthenticated | None = None
     try:
         headers = bearer_for(address)
@@ -29,12 +39,9 @@ async def get_json(session: aiohttp.ClientSession, url: str, path: str, keys: Pa
         async with session.get(address, headers=headers, ssl=_tls_for(address, keys)) as response:
             if lacking is not None:
                 raise lacking  # somebody listens there: it is the secret that is missing, not the broker
-            content = await response.json()
+            return response.status, await response.json()
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         raise NotReachable(f"{url} does not answer: {error}") from None
-    if response.status in (403, 421):
-        raise PermissionDenied(f"{url}: {content['error']}")
-    return response.status, content
 
 
 def http_address(url: str, path: str) -> URL:
