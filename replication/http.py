@@ -1,7 +1,7 @@
 """An agent's own health, readiness and metrics: a listener without TLS, for probes and Prometheus, that serves no more.
 
-It tells other machines yes or no and figures only: reasons may hold rows of the database, and who may know them asks
-with `tops rs status`, through the brokers.
+To other machines it responds with yes or no and figures only: reasons may contain rows of the database. `tops rs
+status` shows them, through the brokers, to an identity that has the right.
 """
 
 import logging
@@ -106,13 +106,13 @@ def _agent_app(agent: Agent) -> web.Application:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
 
-    def told(request: web.Request, verdict: dict[str, Any], reasons: dict[str, Any], well: bool) -> web.Response:
+    def respond(request: web.Request, verdict: dict[str, Any], reasons: dict[str, Any], well: bool) -> web.Response:
         content = {**verdict, **reasons} if is_loopback(request.remote or "") else verdict
         return web.json_response(content, status=200 if well else 503)
 
     async def healthz(request: web.Request) -> web.Response:
         reason = complaint(await agent.status())
-        return told(request, {"healthy": not reason}, {"reason": reason}, not reason)
+        return respond(request, {"healthy": not reason}, {"reason": reason}, not reason)
 
     async def readyz(request: web.Request) -> web.Response:
         status = await agent.status()
@@ -121,7 +121,7 @@ def _agent_app(agent: Agent) -> web.Application:
         except ValueError:
             return web.json_response({"error": "max_lag is a number of seconds"}, status=400)
         ready = not complaint(status) and status["lag_s"] <= bound
-        return told(request, {"ready": ready}, status, ready)
+        return respond(request, {"ready": ready}, status, ready)
 
     async def metrics(_: web.Request) -> web.Response:
         collector.status = await agent.status()
