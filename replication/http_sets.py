@@ -32,8 +32,8 @@ WRITE_PATH = "/v1/replica-sets/{name}/write"
 WRITER_ROLE = "writer"  # of the service that a write_token stands for
 RIGHTS: dict[tuple[str, str], Right] = {
     ("GET", "/v1/replica-sets"): Access.IDENTIFIED,
-    ("GET", "/v1/replica-sets/{name}"): Needs(Verb.SUBSCRIBE, "rs.{name}"),
-    ("POST", WRITE_PATH): Needs(Verb.PUBLISH, "rs.{name}"),
+    ("GET", "/v1/replica-sets/{name}"): Needs(Verb.READ, "rs.{name}"),
+    ("POST", WRITE_PATH): Needs(Verb.WRITE, "rs.{name}"),
 }
 STATUS_OF: tuple[tuple[type[TopsError], int], ...] = (
     (NotStarted, 503),

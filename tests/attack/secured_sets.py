@@ -10,16 +10,25 @@ import asyncpg
 from adapters import EmbeddedPostgres
 from adapters.ports import free_port
 from replication import ReplicaSet, connect
-from replication.config import Cluster
+from replication.config import Cluster, login_keys
 from replication.processes import Processes, wait_ready
 from tests.integration.overlay.secured import issue
 from tests.integration.replication.clusters import SCHEMA
+from tests.support.logins import logins_in
 from tops import Site
 from tops.security import Authority, Kind, utc_now
 
 SETS = {"shop": 'policy = "write-all"', "stock": 'policy = "peer-to-peer"'}
 REPLICAS = ("r1", "r2")
-SITES = {"reader": "reader", "writer": "writer", "victim": "writer", "operator": "admin", "guest": "no-such-role"}
+# The audit log takes few denials per identity and minute: `audited` is kept for a test that reads it.
+SITES = {
+    "reader": "reader",
+    "writer": "writer",
+    "audited": "writer",
+    "victim": "writer",
+    "operator": "admin",
+    "guest": "no-such-role",
+}
 LIMITS = "[broker.limits]\nconnections_per_s = 10000\nwaiting_per_address = 1000\nsite_grace_s = 0.5"
 
 
@@ -64,8 +73,9 @@ async def secured_sets(server: EmbeddedPostgres) -> AsyncIterator[SecuredSets]:
         folder = Path(name)
         authority = Authority.init(folder / "keys", "test", utc_now(), 30)
         keys = {site: issue(authority, site, role) for site, role in SITES.items()}
-        dsns = await _databases(server)
-        cluster = Cluster.load(_file(folder, authority, keys, dsns))
+        await _make_databases(server)
+        cluster = Cluster.load(await _file(folder, authority, keys, server))
+        dsns = {f"{s}/{r}": server.dsn_for(f"{s}_{r}") for s in SETS for r in REPLICAS}
         processes = Processes(cluster, folder / "logs")
         try:
             await processes.start_all()
@@ -75,30 +85,34 @@ async def secured_sets(server: EmbeddedPostgres) -> AsyncIterator[SecuredSets]:
             await processes.stop_all()
 
 
-async def _databases(server: EmbeddedPostgres) -> dict[str, str]:
-    connection = await asyncpg.connect(server.dsn)
+async def _make_databases(server: EmbeddedPostgres) -> None:
+    names = [f"{replica_set}_{replica}" for replica_set in SETS for replica in REPLICAS]
+    for name in names:
+        await _run(server.dsn, f'create database "{name}"')
+        await _run(server.dsn_for(name), SCHEMA)
+
+
+async def _run(dsn: str, sql: str) -> None:
+    connection = await asyncpg.connect(dsn)
     try:
-        for replica_set in SETS:
-            for replica in REPLICAS:
-                await connection.execute(f'create database "{replica_set}_{replica}"')
+        await connection.execute(sql)
     finally:
         await connection.close()
-    return {f"{s}/{r}": server.dsn_for(f"{s}_{r}") for s in SETS for r in REPLICAS}
 
 
-def _file(folder: Path, authority: Authority, keys: dict[str, Path], dsns: dict[str, str]) -> Path:
-    (folder / "schema.sql").write_text(SCHEMA)
+async def _file(folder: Path, authority: Authority, keys: dict[str, Path], server: EmbeddedPostgres) -> Path:
     lines = ['[cluster]\nname = "test"']
     for broker in ("b1", "b2"):
         own = issue(authority, broker, kind=Kind.BROKER)
         lines.append(f'[[broker]]\nname = "{broker}"\nlisten = "127.0.0.1:{free_port()}"\ndata = "data/{broker}"')
         lines.append(f'keys = "{own}"\n{LIMITS}')
     for replica_set, policy in SETS.items():
-        lines.append(f'[[replica_set]]\nname = "{replica_set}"\nschema = "schema.sql"\n{policy}')
+        lines.append(f'[[replica_set]]\nname = "{replica_set}"\n{policy}')
         for replica, broker in zip(REPLICAS, ("b1", "b2"), strict=True):
             name = f"{replica_set}/{replica}"
             keys[name] = issue(authority, name, "replica", kind=Kind.REPLICA)
-            lines.append(f'[[replica_set.replica]]\nname = "{replica}"\nbroker = "{broker}"\ndsn = "{dsns[name]}"')
+            logins = await logins_in(server, f"{replica_set}_{replica}", replica_set)
+            lines.append(f'[[replica_set.replica]]\nname = "{replica}"\nbroker = "{broker}"\n{login_keys(logins)}')
             lines.append(f'keys = "{keys[name]}"')
         # Certified, and not in the file: what a key that was not withdrawn can still do.
         keys[f"{replica_set}/r9"] = issue(authority, f"{replica_set}/r9", "replica", kind=Kind.REPLICA)

@@ -223,7 +223,7 @@ async def test_a_writer_publishes_nothing_into_a_log(sets: SecuredSets) -> None:
 
     async def attack() -> None:
         for name in ("shop", "stock"):
-            async with raw(sets, "writer") as link:
+            async with raw(sets, "audited") as link:
                 for broker in BROKERS:
                     assert await link.send(published(f"rs.{name}", body, broker)) is Verdict.REJECTED
 

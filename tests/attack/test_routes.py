@@ -40,10 +40,10 @@ EXPECTED: dict[tuple[str, str], set[str]] = {
     ("GET", "/v1/transactions/{tx}"): {"admin"},
     ("GET", "/v1/journal"): {"admin"},
     ("GET", "/v1/replica-sets"): ROLES,
-    ("GET", "/v1/replica-sets/{name}"): ROLES,
-    ("POST", "/v1/replica-sets/{name}/write"): ROLES - {"reader"},
+    ("GET", "/v1/replica-sets/{name}"): ROLES - {"replica"},  # the replica is one of another set
+    ("POST", "/v1/replica-sets/{name}/write"): ROLES - {"reader", "replica"},
 }
-NARROW = '[[role]]\nname = "narrow"\nallow = ["subscribe rs.other"]'
+NARROW = '[[role]]\nname = "narrow"\nallow = ["read rs.other"]'
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -65,7 +65,7 @@ async def secured(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sec
 def keys_of(secured: Secured, role: str) -> Path:
     if role == "broker":
         return issue(secured.authority, "b9", kind=Kind.BROKER)
-    return secured.keys(f"a-{role}", role)
+    return secured.keys("shop/r9" if role == "replica" else f"a-{role}", role)
 
 
 def tls_of(keys: Path) -> ssl.SSLContext:
