@@ -5,7 +5,7 @@ the log take the same lock, so that a decision and what it was based on can't dr
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -22,12 +22,12 @@ from replication.conflicts.resolvers import own_function
 from replication.conflicts.tables import CLOCKS, Shapes
 from replication.conflicts.versions import Ranking
 from replication.divergence.at_replica import AtReplica
-from replication.own_statements import check_client
+from replication.own_statements import check_client, check_logged
 from replication.participant import ReplicaParticipant
 from replication.publisher import OutboxPublisher
 from replication.refusals import describe
 from replication.values import pack_rows
-from tops.changes import InvalidChange, Member, Row, Statement, decode_member, known_by_id, own_key
+from tops.changes import Member, Row, Statement, decode_member, known_by_id, own_key
 from tops.errors import OutcomeUnknown, TopsError
 from tops.ids import TxId
 from tops.messages import LogEntry
@@ -36,6 +36,8 @@ from tops.site import Site
 
 LOGGED_WITHIN_S = 10.0
 GROUP_MAX = 128
+
+Check = Callable[[Member], None]  # raises what is wrong with a member
 
 
 class Waiting(NamedTuple):
@@ -119,12 +121,14 @@ class LocalWrites:
         nobody else gives a transaction an origin.
         """
         members = [self._named(one, decode_member(one.member)) for one in asked]
-        if not captured and any(member.origin for member in members):
-            raise InvalidChange("only the agent of a replica gives a write set an origin")
+        check = check_logged if captured else check_client
         if visitor.watches:
             for member in members:
                 visitor.saw_local(member)
-        votes = await (self._commit(members) if self._peer is None else self._commit_versioned(members, self._peer))
+        if self._peer is None:
+            votes = await self._commit(members, check)
+        else:
+            votes = await self._commit_versioned(members, self._peer, check)
         committed = sum(isinstance(vote, MemberVote) and vote.excluded is None for vote in votes)
         if committed:
             self.publisher.wake(committed)
@@ -162,16 +166,16 @@ class LocalWrites:
         returned = msgspec.msgpack.encode([pack_rows(rows) for rows in vote.returned]) if vote.returned else b""
         return WriteDone(replica=self._replica, tx=tx, rows=vote.rows, returned=returned)
 
-    async def _commit(self, members: Sequence[Member]) -> list[MemberVote | TopsError]:
+    async def _commit(self, members: Sequence[Member], check: Check) -> list[MemberVote | TopsError]:
         """At the primary: statements are for its database to refuse, unless they would differ elsewhere."""
-        problems = [self._problem(member) for member in members]
+        problems = [self._problem(member, check) for member in members]
         fine = [member for member, problem in zip(members, problems, strict=True) if problem is None]
         votes = iter(await self._resource.write_all_local(fine))
         return [problem if problem is not None else next(votes) for problem in problems]
 
-    def _problem(self, member: Member) -> TopsError | None:
+    def _problem(self, member: Member, check: Check) -> TopsError | None:
         try:
-            check_client(member)
+            check(member)
             for change in member.changes:
                 if isinstance(change, Statement):
                     check_statement(change.sql, any_dialect=True)
@@ -179,14 +183,16 @@ class LocalWrites:
             return error
         return None
 
-    async def _commit_versioned(self, members: Sequence[Member], peer: PeerWrites) -> list[MemberVote | TopsError]:
+    async def _commit_versioned(
+        self, members: Sequence[Member], peer: PeerWrites, check: Check
+    ) -> list[MemberVote | TopsError]:
         loop = asyncio.get_running_loop()
         answers: list[asyncio.Future[MemberVote]] = []
         for member in members:
             answer = loop.create_future()
             answers.append(answer)
             try:
-                check_client(member)
+                check(member)
                 places, increments = await peer.places(member)
             except TopsError as error:
                 answer.set_exception(error)

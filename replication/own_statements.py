@@ -8,6 +8,8 @@ client's, behind the place where these come in, or publish them where only repli
 from functools import lru_cache
 
 from replication.conflicts.tables import CLOCKS, WRITE_SETS
+from replication.control import key_problem
+from replication.events import UNREADABLE
 from tops.changes import SUMS, Change, InvalidChange, Member, Statement, is_captured, split_table_name
 
 # Rows by their full primary key, as far as they are still what the sender saw: every replica is at the same log index.
@@ -29,7 +31,12 @@ _SCHEMA = "tops"
 
 
 def reserved(member: Member) -> str | None:
-    """Why a client may not ask for this; None if it may."""
+    """Why a transaction that is no control transaction may not have this; None if it may."""
+    if not member.origin:
+        if member.sequences:
+            return "only a write set that was captured at an origin advances sequences"
+        if member.idempotency_key and (misused := key_problem(member.idempotency_key)):
+            return misused
     for change in member.changes:
         if is_captured(change) and not member.origin:
             return "a change of a write set that names no origin"
@@ -39,6 +46,14 @@ def reserved(member: Member) -> str | None:
 
 
 def check_client(member: Member) -> None:
+    """InvalidChange if a client, who is no origin, may not ask for this."""
+    if member.origin or member.control is not None:
+        raise InvalidChange("only agents name an origin, and only operators send barriers and repairs")
+    check_logged(member)
+
+
+def check_logged(member: Member) -> None:
+    """InvalidChange if this may not be in the log, whoever has executed it."""
     problem = reserved(member)
     if problem is not None:
         raise InvalidChange(problem)
@@ -46,6 +61,8 @@ def check_client(member: Member) -> None:
 
 def _reserved(change: Change) -> str | None:
     if isinstance(change, Statement):
+        if change == UNREADABLE:
+            return "the write can't be read, or its statement is empty"
         return "the statement is one that only agents run" if change.sql in OWN_STATEMENTS else None
     return f"table {change.table} is an agent's own memory" if _is_own(change.table) else None
 

@@ -14,13 +14,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import msgspec
 
 from replication.conflicts.tables import refusal
-from replication.events import at_ms, batch_in, member_of, published_members
-from replication.marked import Visitor, barrier_of, marked, repair_of
+from replication.control import Visitor, has_control, repair_of
+from replication.events import at_ms, batch_in, logged_members, member_of
 from replication.pace import GATHER_S, Pace
 from replication.refusals import describe
 from replication.values import pack_rows
 from replication.verdicts import Verdicts
-from tops.changes import Member
+from tops.changes import Barrier, Member
 from tops.digests import NO_DIGEST, NO_DIGESTS, Digests, LogPoint
 from tops.effects import BatchPrepared, Memo
 from tops.errors import NotReachable, OutcomeUnknown, ResourceRefused, StaleAttempt
@@ -28,6 +28,7 @@ from tops.ids import TxId
 from tops.messages import EpochId, EpochMember, LogEntry
 from tops.participants import BatchParticipant
 from tops.ports import Applied, Attempt, Entry, EntryFailed, Epoch, Exclusion, MemberVote, Resource, Why
+from tops.set_types import BATCH
 from tops.transactions import Scope, TxType
 
 RETRY_FIRST_S, RETRY_MAX_S = 0.05, 2.0
@@ -153,8 +154,7 @@ class ReplicaParticipant(BatchParticipant):
             return BatchPrepared({m.tx: f"replica {self.site} is paused: {self.stopped}" for m in members})
         self.prepared.add(memo.epoch.number)
         batch = tuple(logged)
-        keyed = [member for member in logged if member.idempotency_key]
-        if keyed or self._is_watched():
+        if has_control(logged) or self._is_watched():
             batch = tuple([self._own(member, memo.epoch.number) for member in logged])
             if waited := self._waited_for(logged):
                 self._barriers[memo.epoch.number] = waited
@@ -174,7 +174,7 @@ class ReplicaParticipant(BatchParticipant):
             votes = [refused[m.tx] if m.tx in refused else next(carried_out) for m in logged]
         excluded = {vote.tx: describe(vote.excluded) for vote in votes if vote.excluded is not None}
         # Repairs differ from replica to replica, as they should: nobody compares what they did.
-        repairs = {member.tx for member in keyed if repair_of(member) is not None}
+        repairs = {member.tx for member in logged if repair_of(member) is not None}
         rows = tuple([() if vote.tx in repairs else vote.rows for vote in votes])
         if not [vote for vote in votes if vote.returned and vote.tx not in repairs]:
             return BatchPrepared(excluded, rows, log_digest=prepared.log_digest)
@@ -284,14 +284,14 @@ class ReplicaParticipant(BatchParticipant):
     def _own_left_out(self, number: int, logged: LogEntry | None) -> Entry:
         if logged is None or not self.own:
             return entry_of(number, logged)
-        batches = {event.body.get("batch") for one in logged.transactions for event in one.events}
+        batches = {event.body.get(BATCH) for one in logged.transactions for event in one.events}
         mine = self.own & batches
         if not mine:
             return entry_of(number, logged)
         # Passed over only once: what is logged again after a lost answer is found by its idempotency keys.
         self.own -= mine
         others = tuple(
-            one for one in logged.transactions if mine.isdisjoint(event.body.get("batch") for event in one.events)
+            one for one in logged.transactions if mine.isdisjoint(event.body.get(BATCH) for event in one.events)
         )
         left = entry_of(number, msgspec.structs.replace(logged, transactions=others))
         return Entry(number, left.members, at_ms([event for one in logged.transactions for event in one.events]))
@@ -332,7 +332,7 @@ class ReplicaParticipant(BatchParticipant):
     # ------------------------------------------------------------------------------------------ barriers and repairs
 
     def _own_entry(self, entry: Entry) -> Entry:
-        if not marked(entry.members) and not self._is_watched():
+        if not has_control(entry.members) and not self._is_watched():
             return entry
         own = tuple([self._own(member, entry.number) for member in entry.members])
         return entry if own == entry.members else Entry(entry.number, own, entry.at_ms)
@@ -342,7 +342,7 @@ class ReplicaParticipant(BatchParticipant):
 
     def _own(self, member: Member, number: int) -> Member:
         """A transaction as it is carried out here: a repair is for one replica, and only while it is right."""
-        repair = repair_of(member) if member.idempotency_key else None
+        repair = repair_of(member)
         if repair is None:
             if self.visitor is not None:
                 self.visitor.saw(member, number)
@@ -355,8 +355,8 @@ class ReplicaParticipant(BatchParticipant):
         visitor = self.visitor
         if visitor is None:
             return []
-        found = map(barrier_of, marked(members))
-        return [barrier for barrier in found if barrier is not None and visitor.expects(barrier)]
+        barriers = [member.control.ident for member in members if isinstance(member.control, Barrier)]
+        return [barrier for barrier in barriers if visitor.expects(barrier)]
 
     def _to_barrier(self, work: list[Entry]) -> tuple[list[Entry], list[str]]:
         """What can be applied at once: nothing that lies beyond a barrier that somebody waits for."""
@@ -387,7 +387,7 @@ class ReplicaParticipant(BatchParticipant):
 
 
 def _repairs_nothing(entry: Entry) -> bool:
-    return not any(map(repair_of, marked(entry.members)))
+    return not any(map(repair_of, entry.members))
 
 
 def _attempt(memo: Memo) -> Attempt:
@@ -411,7 +411,7 @@ def entry_of(number: int, entry: LogEntry | None) -> Entry:
             members += batch
             continue
         if logged.tx_type is TxType.LOCAL:
-            members += published_members(TxId(logged.tx), logged.events)
+            members += logged_members(TxId(logged.tx), logged.events)
         else:
             members.append(member_of(TxId(logged.tx), logged.events))
     events = [event for logged in entry.transactions for event in logged.events]

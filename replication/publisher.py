@@ -18,6 +18,7 @@ from tops.changes import tx_of
 from tops.errors import TopsError
 from tops.event_types import EventType
 from tops.ports import OutboxEntry, Resource
+from tops.set_types import BATCH
 from tops.site import Site
 
 FETCH_MAX = 100  # entries of the outbox
@@ -109,7 +110,7 @@ class OutboxPublisher:
             members = [encoded for entry in entries for encoded in entry.encoded]
             body = batch_body(members)
             if self.own is not None:
-                self.own.add(body["batch"])
+                self.own.add(body[BATCH])
             outcome = await self._site.execute(
                 self._event_type,
                 self._plan.tx_type,

@@ -11,9 +11,9 @@ import msgspec
 from adapters.sql import check_statement
 from replication.calls import Describe, Described, Held, HeldTold, ReplicaFailed, Write, WriteDone
 from replication.config import ReplicaSetConfig
+from replication.control import check_key
 from replication.conversation import Caller
 from replication.events import log_type, write_body
-from replication.marked import check_key
 from replication.origin.fallback import Fallback
 from replication.policies import Policy, Route, policy_of, write_spec
 from replication.refusals import AGAINST_PLAN, Duplicate, NotStarted, TooFewReplicas, WriteRefused, understand

@@ -79,16 +79,44 @@ RowChange = Insert | Update | Upsert | Delete
 Change = RowChange | Statement
 
 
+class Barrier(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="barrier"):
+    """A place in the log that changes nothing; `ident` names who waits for it."""
+
+    ident: str
+
+
+class Repair(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="repair"):
+    """Rows of one replica as they shall be: carried out by the agent `site`, and empty for all others.
+
+    `position`: the rows were looked at as of this log index. `part` numbers the transactions of one repair."""
+
+    site: str
+    ident: str
+    position: int
+    part: int = 0
+
+
+class Housekeeping(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="housekeeping"):
+    """An agent truncates what all replicas have kept long enough in schema `tops`."""
+
+
+Control = Barrier | Repair | Housekeeping
+
+
 class Member(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One transaction of an epoch or of the log: its changes, in order."""
+    """One transaction of an epoch or of the log: its changes, in order.
+
+    `origin` and `control` are never taken from what a client has encoded: they travel beside the member, where brokers
+    check the right to say them (`replication.events`)."""
 
     tx: TxId
     changes: tuple[Change, ...]
     idempotency_key: str = ""
     key_ttl_s: int = 86_400  # how long the key is remembered
     content: str = ""  # what the key stands for, where the changes are no longer those that the application asked for
-    origin: str = ""  # the replica that has executed it and captured these changes; only replicas may say so
+    origin: str = ""  # the replica that has executed it and captured these changes
     sequences: tuple[tuple[str, int], ...] = ()  # by name, the last values of sequences that the execution has advanced
+    control: Control | None = None  # what it is, if it is no application's write
 
     @property
     def key(self) -> str:

@@ -12,7 +12,10 @@ from tops.filters import Filter
 from tops.ids import NodeId
 from tops.messages import Definitions
 
-CAPTURED = "batch"  # the attribute of a log's event that carries what was committed elsewhere before
+# Attributes of a log's event that say more than a client may say with a write.
+BATCH = "batch"  # transactions that a replica has committed before it published them
+ORIGIN = "origin"  # the replica that has executed the write and captured its rows
+CONTROL = "control"  # a barrier, a repair or housekeeping
 
 
 @lru_cache(maxsize=1024)
@@ -20,8 +23,8 @@ def set_definition(name: str) -> EventType:
     """The definition of a replica set's event type; InvalidEventType if no type of a set has this name."""
     match set_part(name):
         case SetPart.LOG:
-            attributes = {"at": int, "write": bytes, "reads": bytes, CAPTURED: bytes}
-            return EventType(name, attributes, durable=True, optional=[CAPTURED])
+            attributes = {"at": int, "write": bytes, "reads": bytes, BATCH: bytes, ORIGIN: str, CONTROL: bytes}
+            return EventType(name, attributes, durable=True, optional=[BATCH, ORIGIN, CONTROL])
         case SetPart.REQUESTS | SetPart.RESPONSES:
             return EventType(name, {"to": str, "body": bytes}, discloses_sender=True)
     raise InvalidEventType(f"{name!r} is no event type of a replica set; other names must not begin with {SETS_ROOT!r}")

@@ -21,7 +21,7 @@ from replication.own_statements import DROP_SUMS, DROP_TOMBSTONES
 from replication.participant import ReplicaParticipant
 from replication.policies import TxPlan
 from replication.verdicts import REFUSALS
-from tops.changes import Member, Statement
+from tops.changes import Housekeeping, Member, Statement
 from tops.errors import NotReachable, TopsError
 from tops.event_types import EventType
 from tops.ids import TxId
@@ -117,7 +117,7 @@ class Pruning:
         await self._everyone_past(await self._logged_head())
         columns = [[row[name] for row in found] for name in ("table_name", "key", "clock", "site")]
         drops = (Statement(DROP_TOMBSTONES, tuple(columns)), Statement(DROP_SUMS, tuple(columns[:2])))
-        order = Member(TxId(f"prune-{secrets.token_hex(8)}!"), drops)
+        order = Member(TxId(f"prune-{secrets.token_hex(8)}!"), drops, control=Housekeeping())
         await self._site.execute(self._log_type, self._plan.tx_type, events=[write_body(order)], limit=self._plan.limit)
         log.info("records of deleted rows are dropped", extra={"replica": self._replica, "rows": len(found)})
 

@@ -21,9 +21,8 @@ from adapters import PostgresAdapter
 from adapters.postgres.scripts import run_own_script
 from replication import calls
 from replication.divergence.places import Place, columns_of, keys_of, place, table_name, tables_named_in
-from replication.marked import Repair
 from replication.own_statements import REPAIR_CALL
-from tops.changes import Change, Member, Statement
+from tops.changes import Change, Member, Repair, Statement
 from tops.errors import ConfigError, NotReachable
 from tops.ports import Resource
 

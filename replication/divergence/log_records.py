@@ -18,9 +18,8 @@ from replication.divergence.canonical import NotOfType, sqlite_text
 from replication.divergence.places import keys_of, table_name, tables_named_in
 from replication.divergence.ports import Key, LogRecord
 from replication.divergence.schema import Column, CommonTable, ValueKind
-from replication.events import batch_in
-from replication.marked import barrier_of, repair_of
-from tops.changes import Change, Delete, Insert, Member, Row, Statement, Update, Upsert, decode_member
+from replication.events import batch_in, member_in
+from tops.changes import Change, Delete, Insert, Member, Row, Statement, Update, Upsert
 from tops.messages import LogEntry
 from tops.transactions import TxType
 
@@ -44,8 +43,8 @@ def members_of(entry: LogEntry, config: ReplicaSetConfig) -> Iterator[tuple[Orig
         site = replicas.get(publisher) or publisher
         for event in logged.events:
             at = datetime.fromtimestamp(event.body["at"] / 1000, UTC)
-            for member in batch_in([event]) or [decode_member(event.body["write"])]:
-                if barrier_of(member) is None and repair_of(member) is None:
+            for member in batch_in([event]) or [member_in(event)]:
+                if member.control is None:
                     tx = member.tx if logged.tx_type is TxType.LOCAL else logged.tx
                     yield Origin(entry.number, tx, site, at), member
 

@@ -32,9 +32,8 @@ from replication.divergence.schema import CommonTable, ValueKind, common_table, 
 from replication.divergence.set_barrier import WAIT_S, SetBarrier
 from replication.divergence.set_link import SetLink
 from replication.divergence.set_log import SetLog
-from replication.marked import Repair
 from replication.own_statements import REPAIR_CALL
-from tops.changes import Statement
+from tops.changes import Repair, Statement
 from tops.errors import OutcomeUnknown, TransactionAborted
 
 BATCH_ROWS = 200
@@ -193,7 +192,7 @@ class SetRepair:
             for part, some in enumerate(_cut(repairs)):
                 repair = Repair(self._link.config.site_of(replica), ident, look.position, part)
                 try:
-                    number = await self._link.publish(repair.key, some)
+                    number = await self._link.publish(repair, some)
                 except (TransactionAborted, OutcomeUnknown):
                     continue  # the next round sees what has become of it
                 await self._link.applied(replica, number, self._wait_s)  # until then the rows are guarded

@@ -15,6 +15,7 @@ import msgspec
 from adapters.postgres.origin import Executed, Origin, Rejected
 from replication.calls import DatabaseError, Execute, ExecuteDone
 from replication.origin.submission import Submission, Submitted
+from replication.own_statements import check_client
 from replication.participant import ReplicaParticipant
 from replication.refusals import WriteRefused, understand
 from replication.values import pack_rows
@@ -58,6 +59,7 @@ class OriginExecutor:
         self._reached = 0  # the position of the last write set that was submitted here
 
     async def execute(self, request: Execute) -> ExecuteDone:
+        """Raises InvalidChange if a client may not ask for this."""
         waiting = _Waiting(request, _keyed(request), asyncio.get_running_loop().create_future())
         self._queue.append(waiting)
         if self._worker is None or self._worker.done():
@@ -165,6 +167,7 @@ class OriginExecutor:
 def _keyed(request: Execute) -> Member:
     """The request under its key, which stands for what was asked and not for what came of it."""
     asked = decode_member(request.member)
+    check_client(asked)
     key = asked.idempotency_key or own_key(request.tx)
     return msgspec.structs.replace(asked, tx=TxId(request.tx), idempotency_key=key, content=content_digest(asked))
 

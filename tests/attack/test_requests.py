@@ -275,6 +275,8 @@ async def test_a_writer_neither_declares_plans_nor_poses_as_operator_nor_submits
                 TypeAdvertised(definitions=(log,), plans=(weak,)),
                 RunOneShot(tx=tx, spec=operator, events=(Event(log.name, body),)),
                 RunOneShot(tx=tx, spec=planned, events=(Event(log.name, {**body, "batch": b"x"}),)),
+                RunOneShot(tx=tx, spec=planned, events=(Event(log.name, {**body, "origin": "r1"}),)),
+                RunOneShot(tx=tx, spec=planned, events=(Event(log.name, {**body, "control": b"x"}),)),
                 RunOneShot(tx=tx, spec=planned, events=(Event("other", {"id": 1}),)),
             ):
                 assert await link.send(Envelope(to=to, body=letter)) is Verdict.REJECTED, letter

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from adapters import SqliteAdapter
 from replication.events import write_body
-from replication.marked import Repair, barrier_key
 from replication.participant import ReplicaParticipant
-from tops.changes import Member
+from tops.changes import Barrier, Member, Repair
 from tops.digests import BEGINNING, NO_DIGESTS
 from tops.effects import Memo
 from tops.ids import TxId
@@ -44,7 +43,7 @@ async def test_whoever_asks_during_a_commit_hears_of_the_number(tmp_path: Path) 
     async with SqliteAdapter(tmp_path / "shop.db", cluster="test", replica_set="shop") as database:
         replica = ReplicaParticipant(database, "rs.shop", "shop-r1", Scope.DISTRIBUTED)
         visitor = replica.visitor = SlowVisitor()
-        barrier = Member(TxId("c.1.1"), (), barrier_key("check"))
+        barrier = Member(TxId("c.1.1"), (), control=Barrier("check"))
         memo = Memo(EpochId("rs.shop", 1, 1, "b1", 1), "digest", "voter", (barrier.tx,))
         member = EpochMember(barrier.tx, 1, (Event("rs.shop", write_body(barrier)),))
         await replica.prepare_batch(memo, (member,), BEGINNING)

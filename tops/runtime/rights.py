@@ -78,7 +78,7 @@ from tops.messages import (
     VotesMissing,
 )
 from tops.security import DEFAULT_ROLES, Verb
-from tops.set_types import CAPTURED
+from tops.set_types import BATCH, CONTROL, ORIGIN
 
 Right = tuple[tuple[Verb, ...], str]  # one of these verbs, on this event type
 
@@ -159,13 +159,17 @@ def _taking_part(
 
 
 def _running(spec: TxSpec, events: Iterable[Event]) -> Iterable[Right]:
-    """On a set's log: writes, by whoever may write; what is captured elsewhere, or no write at all, from replicas."""
+    """On a set's log writes need `write`; what was captured elsewhere, and what is no write, comes from replicas."""
     name = spec.event_type
     if set_part(name) is not SetPart.LOG:
         return (_on(Verb.BEGIN, name), *(_on(Verb.PUBLISH, other) for other in {event.type for event in events}))
-    if any(event.type != name or CAPTURED in event.body for event in events):
+    if any(event.type != name or BATCH in event.body or ORIGIN in event.body for event in events):
         return (_on(Verb.ORIGINATE, name),)
-    return (_on(Verb.OPERATE if spec.operator else Verb.WRITE, name),)
+    if spec.operator:
+        return (_on(Verb.OPERATE, name),)
+    if any(CONTROL in event.body for event in events):
+        return (((Verb.OPERATE, Verb.ORIGINATE), name),)
+    return (_on(Verb.WRITE, name),)
 
 
 def _one_shots(m: RunOneShots) -> Iterable[Right]:
@@ -192,7 +196,10 @@ _OWN = "none: only for transactions that are the sender's own, or that it publis
 _VOTES = Need("participate", _voting)
 _TAKES_PART = Need("participate", _taking_part)
 _BEGINS = Need("begin; on a set's log originate", _begins)
-_RUNS = "begin, and publish for each event; on a set's log write, past its plans operate, what was captured originate"
+_RUNS = (
+    "begin, and publish for each event; on a set's log write, past its plans operate, what was captured originate, "
+    "barriers, repairs and housekeeping operate or originate"
+)
 _SUBSCRIBES = Need("subscribe", lambda m: (receiving(m.event_type),))
 
 LINK_RIGHTS: Mapping[type, Need | None] = {
