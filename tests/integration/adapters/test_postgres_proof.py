@@ -93,7 +93,7 @@ async def test_servers_that_read_a_statement_in_two_ways_have_different_fingerpr
     database: PostgresDatabase, adapter: PostgresAdapter, shared_server: EmbeddedPostgres
 ) -> None:
     connection = await asyncpg.connect(shared_server.dsn)
-    name = f"{database._name}_latin"
+    name = f"{database.name}_latin"
     await connection.execute(f"create database {name} encoding 'LATIN1' locale 'C' template template0")
     async with PostgresAdapter(shared_server.dsn_for(name), cluster="latin", replica_set="shop") as other:
         same, different = await adapter.fingerprint(), await other.fingerprint()
@@ -106,7 +106,7 @@ async def test_servers_that_read_a_statement_in_two_ways_have_different_fingerpr
 
 
 async def test_a_database_set_to_another_replication_role_is_written_to_as_origin(database: PostgresDatabase) -> None:
-    name = database._name
+    name = database.name
     await database.sql(f"alter database {name} set session_replication_role = replica")
     async with database.open() as adapter:
         result = await adapter.apply([entry(1, member("t1", Insert("transfer", {"id": 1, "acct": 99, "amount": 1})))])
