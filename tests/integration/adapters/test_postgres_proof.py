@@ -3,7 +3,7 @@
 import asyncpg
 import pytest
 
-from adapters import EmbeddedPostgres, PostgresAdapter
+from adapters import EmbeddedPostgres, Logins, PostgresAdapter
 from adapters.postgres.proof import NotProved, Prover, Reason, Shipped
 from adapters.postgres.proof.functions import listed
 from tests.contract.harness import PostgresDatabase, entry, epoch, member
@@ -95,7 +95,7 @@ async def test_servers_that_read_a_statement_in_two_ways_have_different_fingerpr
     connection = await asyncpg.connect(shared_server.dsn)
     name = f"{database.name}_latin"
     await connection.execute(f"create database {name} encoding 'LATIN1' locale 'C' template template0")
-    async with PostgresAdapter(shared_server.dsn_for(name), cluster="latin", replica_set="shop") as other:
+    async with PostgresAdapter(Logins.alone(shared_server.dsn_for(name)), cluster="latin", replica_set="shop") as other:
         same, different = await adapter.fingerprint(), await other.fingerprint()
     await connection.execute(f"drop database {name} with (force)")
     await connection.close()
