@@ -10,7 +10,7 @@ from functools import lru_cache
 from replication.conflicts.tables import CLOCKS, WRITE_SETS
 from replication.control import key_problem
 from replication.events import UNREADABLE
-from tops.changes import SUMS, Change, InvalidChange, Member, Statement, is_captured, split_table_name
+from tops.changes import SUMS, Change, InvalidChange, Member, Statement, is_captured, own_key, split_table_name
 
 # Rows by their full primary key, as far as they are still what the sender saw: every replica is at the same log index.
 DROP_TOMBSTONES = (
@@ -35,7 +35,8 @@ def reserved(member: Member) -> str | None:
     if not member.origin:
         if member.sequences:
             return "only a write set that was captured at an origin advances sequences"
-        if member.idempotency_key and (misused := key_problem(member.idempotency_key)):
+        key = member.idempotency_key
+        if key and key != own_key(member.tx) and (misused := key_problem(key)):
             return misused
     for change in member.changes:
         if is_captured(change) and not member.origin:

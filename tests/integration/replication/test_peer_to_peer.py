@@ -18,6 +18,7 @@ from replication.participant import entry_of
 from tests.integration.replication.clusters import eventually, rows_everywhere
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tops.changes import Change, Delete, Insert, Member, Row, Update
+from tops.digests import Digests, LogPoint
 from tops.errors import NotReachable, OutcomeUnknown
 from tops.messages import LogEntry
 
@@ -120,11 +121,11 @@ class Published:
         participant = cluster.agents["r1"].participant
         apply = participant.apply_entries
 
-        async def noted(entries: tuple[LogEntry, ...], upto: int) -> int:
+        async def noted(entries: tuple[LogEntry, ...], upto: int, history: str, digests: Digests) -> LogPoint:
             for logged in entries:
                 for member in entry_of(logged.number, logged).members:
                     self._note(member)
-            return await apply(entries, upto)
+            return await apply(entries, upto, history, digests)
 
         participant.apply_entries = noted  # type: ignore[method-assign]
 
