@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, assert_never
 
 from adapters.postgres.logins import user_of
-from adapters.postgres.origin import Origin
+from adapters.postgres.origin import Origin, Slots
 from adapters.postgres.scripts import user_tables
 from adapters.postgres.session import Options
 from replication import bootstrap, calls
@@ -31,7 +31,7 @@ from replication.origin.executor import OriginExecutor
 from replication.origin.submission import AtCoordinator, AtThisReplica, Submission
 from replication.own_statements import reserved
 from replication.participant import ReplicaParticipant
-from replication.policies import client_plans, policy_of
+from replication.policies import Route, client_plans, policy_of
 from replication.publisher import OutboxPublisher
 from replication.refusals import NotStarted
 from replication.rights import RequestGuard
@@ -390,7 +390,9 @@ class Agent:
             return
         config, policy = self.config, self.policy
         tables = await user_tables(self.database.dsn) if config.tables == "*" else config.tables
-        origin = Origin(self.database.logins.write, self.database.dsn, f"replica {self.name}", tables, ORIGIN_OPTIONS)
+        slots = Slots(config.names.index(self.replica.name)) if policy.route is Route.REPLICA else None
+        logins, where = self.database.logins, f"replica {self.name}"
+        origin = Origin(logins.write, self.database.dsn, where, tables, ORIGIN_OPTIONS, slots)
         try:
             await origin.start()
         except TopsError as error:

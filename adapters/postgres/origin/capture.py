@@ -15,12 +15,14 @@ from adapters.postgres import schema
 from adapters.postgres.catalog import Table, find_table
 from adapters.postgres.guard_triggers import SESSIONS
 from adapters.postgres.literals import TEXT_SETTINGS, identifier, quote
+from adapters.postgres.origin.slots import TABLE as SLOTS_TABLE
 from adapters.postgres.sqlstates import CAPTURED_NOTICE
 
 TRIGGER = "tops_capture"
 # Only keys of registered sessions are kept: whoever else changes a row is the guard's business.
 _TABLES = f"""
 {SESSIONS};
+{SLOTS_TABLE};
 create unlogged table if not exists tops.captured (
     id bigint generated always as identity primary key, relation text not null, old_key text[], new_key text[]);
 -- Tells where the keys of one transaction of a chain end, without a question of its own.

@@ -4,6 +4,7 @@
     SAVEPOINT, statements, constraints        for each request; a failed one goes back to its savepoint
     captured keys, new images                 of all requests that went through
     completeness                              of all together; if something is missing, each is executed alone
+    sequences                                 if others' values were drawn, what was executed is executed again
     old images                                by the agent's session: what is committed of the rows that we have locked
     ROLLBACK
 
@@ -25,6 +26,7 @@ from adapters.postgres.origin.giving_way import Yielded, giving_way
 from adapters.postgres.origin.images import Key, images_of
 from adapters.postgres.origin.outcomes import Captured, Executed, Interrupted, Rejected
 from adapters.postgres.origin.session import OriginSession
+from adapters.postgres.origin.slots import Slots
 from adapters.postgres.origin.write_set import Images, State, changes_between
 from adapters.postgres.session import Connection, Options, connect
 from adapters.postgres.sqlstates import is_connection_loss, is_passing, sqlstate
@@ -45,6 +47,7 @@ select count(*) > 0 as any, string_agg(format('%I.%I', schema, name), ', ') filt
 """
 _SO_FAR = "SELECT tops.captured_so_far()"
 _NOT_REPLICABLE = "0A000"
+_TOO_MANY_VALUES = "the transaction draws more values of a sequence than a replica may draw at once: insert fewer rows"
 
 Request = tuple[Change, ...]
 TableOf = Callable[[str], Awaitable[Table]]
@@ -65,9 +68,18 @@ class _Done:
 class Origin:
     """Executes transactions in one database; `start` comes first, and one `execute` at a time."""
 
-    def __init__(self, write_dsn: str, agent_dsn: str, where: str, tables: Sequence[str], options: Options) -> None:
+    def __init__(
+        self,
+        write_dsn: str,
+        agent_dsn: str,
+        where: str,
+        tables: Sequence[str],
+        options: Options,
+        slots: Slots | None = None,
+    ) -> None:
+        """`slots`: other replicas commit what they execute without asking this one, so sequences are shared out."""
         self._write_dsn, self._agent_dsn, self._where, self._options = write_dsn, agent_dsn, where, options
-        self._names = tuple(tables)
+        self._names, self._slots = tuple(tables), slots
         self._agent: Connection | None = None
         self._session: OriginSession | None = None
         self._tables: dict[str, Table] = {}
@@ -90,6 +102,8 @@ class Origin:
                 "can't be told from applied ones: give the replica a login of its own for writes"
             )
         self.unfit = await capture.install(agent, self._names, own, write)
+        if self._slots is not None:
+            await self._slots.load(agent)
 
     async def close(self) -> None:
         self._drop()
@@ -105,8 +119,9 @@ class Origin:
             outcomes = await self._executed(requests)
             if outcomes is None:  # something was not captured: whose fault it was shows when each is alone
                 outcomes = await self._executed(requests[:1], alone=True)
-            assert outcomes is not None
-            return outcomes
+            if outcomes is None:  # it drew sequences' values of other replicas; now they stand at this one's own
+                outcomes = await self._executed(requests[:1], alone=True)
+            return outcomes or [Rejected(_NOT_REPLICABLE, _TOO_MANY_VALUES)]
         except BaseException as error:
             self._drop()
             if is_connection_loss(error) or isinstance(error, asyncpg.exceptions.InvalidCachedStatementError):
@@ -160,6 +175,13 @@ class Origin:
                 return None
             return [Rejected(_NOT_REPLICABLE, f"the transaction can't be replicated: {found.problem}")]
         sequences = await last_values(agent, found.sequences)
+        if self._slots is not None:
+            try:
+                if not await self._slots.are_own(agent, sequences):
+                    return None
+            except InvalidChange as error:
+                return [Rejected(_NOT_REPLICABLE, str(error))] if alone else None
+            sequences = ()  # nobody else draws from this replica's blocks
         state = State()
         for name in names:
             keys = {key: None for member in members for key in member.after.get(name, ())}
