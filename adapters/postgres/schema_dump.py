@@ -10,7 +10,6 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 import asyncpg
 
-from adapters.postgres.guard_triggers import TRIGGER
 from adapters.postgres.session import Connection, Options, connect
 from adapters.postgres_programs import binary
 from tops.errors import ConfigError, ResourceError
@@ -26,7 +25,8 @@ _NOT_FOR_A_SERVER = re.compile(
     r"|SELECT pg_catalog\.set_config\('search_path', '', false\);)[ \t\r]*$",
     re.MULTILINE,
 )
-_OWN = re.compile(rf"^.*\bTRIGGER {TRIGGER}\b.*;$", re.MULTILINE)
+# Triggers of TOPS, by their functions: pg_dump writes each on one line, and its state on another.
+_OWN_TRIGGER = re.compile(r"^CREATE (?:CONSTRAINT )?TRIGGER (\S+) .* EXECUTE FUNCTION tops\..*;$", re.MULTILINE)
 
 
 class SchemaDump(NamedTuple):
@@ -78,7 +78,13 @@ async def _section(program: Path, dsn: str, section: str) -> str:
     out, errors = await process.communicate()
     if process.returncode != 0:
         raise ResourceError("the source", f"its schema can't be read: {errors.decode(errors='replace').strip()}")
-    return _OWN.sub("", plain_sql(out.decode()))
+    return _without_own_triggers(plain_sql(out.decode()))
+
+
+def _without_own_triggers(script: str) -> str:
+    names = "|".join(map(re.escape, sorted(set(_OWN_TRIGGER.findall(script)))))
+    states = re.compile(rf"^ALTER TABLE .* TRIGGER (?:{names});$", re.MULTILINE)
+    return states.sub("", _OWN_TRIGGER.sub("", script)) if names else script
 
 
 async def missing_extensions(connection: Connection, extensions: tuple[str, ...]) -> list[str]:
