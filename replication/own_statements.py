@@ -10,7 +10,7 @@ from functools import lru_cache
 from replication.conflicts.tables import CLOCKS, WRITE_SETS
 from replication.control import key_problem
 from replication.events import UNREADABLE
-from tops.changes import SUMS, Change, InvalidChange, Member, Statement, is_captured, own_key, split_table_name
+from tops.changes import SUMS, Change, InvalidChange, Member, Statement, is_captured, split_table_name
 
 # Rows by their full primary key, as far as they are still what the sender saw: every replica is at the same log index.
 DROP_TOMBSTONES = (
@@ -35,8 +35,7 @@ def reserved(member: Member) -> str | None:
     if not member.origin:
         if member.sequences:
             return "only a write set that was captured at an origin advances sequences"
-        key = member.idempotency_key
-        if key and key != own_key(member.tx) and (misused := key_problem(key)):
+        if misused := _key_problem(member):
             return misused
     for change in member.changes:
         if is_captured(change) and not member.origin:
@@ -58,6 +57,12 @@ def check_logged(member: Member) -> None:
     problem = reserved(member)
     if problem is not None:
         raise InvalidChange(problem)
+
+
+def _key_problem(member: Member) -> str:
+    """An empty transaction may have the id of another one as its key: that is how a client asks what became of it."""
+    key = member.idempotency_key
+    return key_problem(key, asks=not member.changes) if key else ""
 
 
 def _reserved(change: Change) -> str | None:
