@@ -39,7 +39,7 @@ from replication.writes import Writer, WriteResult
 from tops.changes import Change, Row, Statement
 from tops.core.participation import SiteOptions
 from tops.errors import ConfigError, NotReachable
-from tops.messages import LogRecovered
+from tops.messages import LogRecovered, Principal
 from tops.site import Site
 
 T = TypeVar("T")
@@ -240,6 +240,7 @@ async def connect(
     *,
     name: str | None = None,
     keys: Path | None = None,
+    on_behalf_of: Principal | None = None,
     insecure: str | None = None,
     prefer: str | None = None,
     timeout_s: float = 10.0,
@@ -247,15 +248,23 @@ async def connect(
     """Connect to a replica set through one of the cluster's brokers.
 
     `prefer` names the replica that local-first writes and reads of `any` go to; without it, one at the broker that
-    this client is connected to. `keys` is the folder that `tops keys issue` wrote for this client. `timeout_s` bounds
-    connecting, and then every write: after it the outcome is unknown.
+    this client is connected to. `keys` is the folder that `tops keys issue` wrote for this client. A service acts
+    `on_behalf_of` another identity: everything is done with the rights that both have. `timeout_s` bounds connecting,
+    and then every write: after it the outcome is unknown.
     Raises NotReachable if no broker, or no replica of the set, answers.
     """
     options = SiteOptions(retry_s=0.5, give_up_s=timeout_s)
     # Every process of an application has a session of its own, also where they share a certificate.
     instance = secrets.token_hex(4) if keys is not None else ""
     async with Site.connect(
-        url, name=name, instance=instance, keys=keys, insecure=insecure, timeout_s=timeout_s, options=options
+        url,
+        name=name,
+        instance=instance,
+        on_behalf_of=on_behalf_of,
+        keys=keys,
+        insecure=insecure,
+        timeout_s=timeout_s,
+        options=options,
     ) as site:
         caller = Caller(site, replica_set, site.brokers)
         await caller.start()

@@ -4,6 +4,7 @@ The table is complete: a request that has no entry is rejected, whoever sends it
 that receives the request, under the name of the set's log and for the sender that the broker stamped on the request.
 """
 
+import itertools
 import logging
 import time
 from collections import Counter
@@ -14,8 +15,8 @@ from replication import calls
 from replication.calls import AnyQuestion
 from tops.errors import ConfigError, PermissionDenied, TopsError
 from tops.event_types import SETS_ROOT
-from tops.messages import Sender
-from tops.security import AuditLog, Identity, Permissions, Verb, kind_of_name
+from tops.messages import Principal, Sender
+from tops.security import AuditLog, Identity, Permissions, Verb, identity_of
 
 IDENTITIES_MAX = 4096
 
@@ -56,7 +57,7 @@ class RequestGuard:
         self.permissions = permissions
         self.rejected: Counter[str] = Counter()  # by verb
         self._cluster, self._event_type = cluster, f"{SETS_ROOT}.{replica_set}"
-        self._identities: dict[Sender, Identity] = {}
+        self._identities: dict[Sender, tuple[Identity, ...]] = {}
         self._audit_path = audit
         self._audit: AuditLog | None = None
 
@@ -74,18 +75,20 @@ class RequestGuard:
         if verb is None:
             name = type(request).__name__
             raise PermissionDenied(f"no right is defined for {name!r} requests: they are rejected", who=sender.identity)
-        identity = self._identity(sender)
-        self.permissions.check(identity, verb, self._event_type)
+        identities = self._identities_of(sender)
         # A write under the id that another client is going to use would make that client's write count as a repeat.
         tx = getattr(request, "tx", None)
-        if tx is not None and _identity_in(tx) != sender.identity:
-            self.permissions.check(identity, Verb.OPERATE, self._event_type)
+        verbs = (verb,) if tx is None or _is_own(tx, sender) else (verb, Verb.OPERATE)
+        for identity, needed in itertools.product(identities, verbs):
+            self.permissions.check(identity, needed, self._event_type)
 
-    def _identity(self, sender: Sender) -> Identity:
+    def _identities_of(self, sender: Sender) -> tuple[Identity, ...]:
+        """Whom the sender acts for, and the sender itself: each of them needs the right."""
         known = self._identities.get(sender)
         if known is None:
+            own, principal = Principal(sender.identity, sender.role), sender.on_behalf_of
             try:
-                known = Identity(self._cluster, kind_of_name(sender.identity), sender.identity, sender.role)
+                known = tuple(identity_of(self._cluster, each) for each in (principal, own) if each is not None)
             except ConfigError as error:
                 raise PermissionDenied(f"requests come from sites and replicas: {error}", who=sender.identity) from None
             if len(self._identities) >= IDENTITIES_MAX:
@@ -95,13 +98,14 @@ class RequestGuard:
 
     def _write_audit(self, sender: Sender, request: AnyQuestion, error: PermissionDenied) -> None:
         """Rate limited per party. The file is opened at the first rejection: most replicas never have one."""
-        who = sender.on_behalf_of or sender.identity
+        who = sender.accountable
         act = f"{type(request).__name__} {self._event_type}"
+        through = f" (through {sender.node})" if sender.on_behalf_of is not None else ""
         try:
             if self._audit is None:
                 self._audit_path.parent.mkdir(parents=True, exist_ok=True)
                 self._audit = AuditLog(self._audit_path, time.time())
-            self._audit.denied(time.time(), who=who, act=act, detail=str(error))
+            self._audit.denied(time.time(), who=who, act=act, detail=f"{error}{through}")
         except (TopsError, OSError) as problem:
             log.warning(
                 "a rejected request could not be audited", extra={"who": who, "act": act, "reason": str(problem)}
@@ -113,6 +117,8 @@ class RequestGuard:
             self._audit = None
 
 
-def _identity_in(tx: str) -> str:
-    """The identity that a transaction id begins with: ids begin with the name of a session."""
-    return tx.partition(".")[0].partition(":")[0]
+def _is_own(tx: str, sender: Sender) -> bool:
+    """Whether the sender's identity began the transaction: ids begin with the name of a session. One service has
+    sessions for many principals, and what one of them began is not another's."""
+    session = tx.partition(".")[0]
+    return session == sender.node or (sender.on_behalf_of is None and session.partition(":")[0] == sender.identity)

@@ -35,6 +35,7 @@ from tops.messages import (
     LogEntry,
     LogRecovered,
     LogTold,
+    Principal,
     TxOutcome,
     TxSpec,
 )
@@ -75,6 +76,7 @@ class Site:
         *,
         name: str | None = None,
         instance: str = "",
+        on_behalf_of: Principal | None = None,
         keys: Path | None = None,
         cluster: str | None = None,
         data: Path | None = None,
@@ -88,8 +90,9 @@ class Site:
 
         `keys` is the folder that `tops keys issue` wrote; its certificate has the site's name, and a `name` given as
         well must be the same. Without keys and name the site gets a random one. Processes that share a name, or keys,
-        each give an `instance` of their own: of two sessions with the same, the newer one ends the other. `data` is a
-        directory for promises that must survive a crash of this process. Raises NotReachable, NotAuthenticated or
+        each give an `instance` of their own: of two sessions with the same, the newer one ends the other. A service
+        that acts for others has a session for each, `on_behalf_of` it. `data` is a directory for promises that must
+        survive a crash of this process. Raises NotReachable, NotAuthenticated or
         ConfigError; nothing is left open then.
         """
         urls = [url] if isinstance(url, str) else list(url)
@@ -114,6 +117,7 @@ class Site:
                 own = Identity.without_keys(cluster, kind, name, incarnation, SITE_ROLE, insecure, instance=instance)
             if name not in (None, own.party.identity.name):
                 raise ConfigError(f"{keys}: these are the keys of {own.party.identity}, not of site {name!r}")
+            own = own.acting_for(on_behalf_of)
             node = SiteNode(own.node, own, urls, options or SiteOptions(), heartbeat_s)
             node.on_ended = on_ended
             await node.connect(timeout_s)

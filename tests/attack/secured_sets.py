@@ -28,7 +28,11 @@ SITES = {
     "victim": "writer",
     "operator": "admin",
     "guest": "no-such-role",
+    "inserter": "inserter",
+    **{f"http-{broker}": "service" for broker in ("b1", "b2")},
 }
+# May write and not even read the description of a set.
+INSERTER = '[[role]]\nname = "inserter"\nallow = ["write rs.**"]'
 LIMITS = "[broker.limits]\nconnections_per_s = 10000\nwaiting_per_address = 1000\nsite_grace_s = 0.5"
 
 
@@ -107,7 +111,7 @@ async def _file(folder: Path, authority: Authority, keys: dict[str, Path], serve
         lines.append(f'[[broker]]\nname = "{broker}"\nlisten = "127.0.0.1:{free_port()}"\ndata = "data/{broker}"')
         lines.append(f'keys = "{own}"\n{LIMITS}')
     for replica_set, policy in SETS.items():
-        lines.append(f'[[replica_set]]\nname = "{replica_set}"\n{policy}')
+        lines.append(f'[[replica_set]]\nname = "{replica_set}"\n{policy}\nhttp_keys = "keys/nodes/http-{{broker}}"')
         for replica, broker in zip(REPLICAS, ("b1", "b2"), strict=True):
             name = f"{replica_set}/{replica}"
             keys[name] = issue(authority, name, "replica", kind=Kind.REPLICA)
@@ -116,6 +120,7 @@ async def _file(folder: Path, authority: Authority, keys: dict[str, Path], serve
             lines.append(f'keys = "{keys[name]}"')
         # Certified, and not in the file: what a key that was not withdrawn can still do.
         keys[f"{replica_set}/r9"] = issue(authority, f"{replica_set}/r9", "replica", kind=Kind.REPLICA)
+    lines.append(INSERTER)
     path = folder / "tops.toml"
     path.write_text("\n".join(lines))
     return path

@@ -9,7 +9,7 @@ import pytest
 from replication import calls
 from replication.rights import REQUEST_RIGHTS, RequestGuard
 from tops.errors import PermissionDenied
-from tops.messages import Sender
+from tops.messages import Principal, Sender
 from tops.security import Permissions, Role, Verb
 from tops.security.audit import verify
 
@@ -79,6 +79,20 @@ def test_a_write_under_the_id_of_another_clients_transaction_is_rejected(guard: 
     guard.check(SENDERS["admin"], stolen)
 
 
+def test_a_service_needs_the_right_and_so_does_the_identity_that_it_acts_for(guard: RequestGuard) -> None:
+    def web(role: str) -> Sender:
+        return Sender("web", "service", "1", on_behalf_of=Principal("anna", role))
+
+    own, anothers = example(calls.Write, "web:1.1.1"), example(calls.Write, "web:2.1.1")
+    guard.check(web("writer"), own)
+    with pytest.raises(PermissionDenied, match=r"site anna \(reader\) may not write"):
+        guard.check(web("reader"), own)
+    with pytest.raises(PermissionDenied, match=r"site anna \(writer\) may not operate"):
+        guard.check(web("writer"), anothers)  # another session of the service may act for somebody else
+    with pytest.raises(PermissionDenied, match=r"site web \(service\) may not operate"):
+        guard.check(web("admin"), calls.Pause())
+
+
 def test_roles_of_the_cluster_count(tmp_path: Path) -> None:
     roles = [Role.parse("shopkeeper", ["read rs.shop.**", "operate rs.shop.**"])]
     keeper = Sender("anna", "shopkeeper")
@@ -94,7 +108,7 @@ def test_a_broker_sends_no_requests(guard: RequestGuard) -> None:
 
 
 def test_rejections_are_counted_and_audited_a_few_per_minute(guard: RequestGuard, tmp_path: Path) -> None:
-    service = Sender("web", "reader", on_behalf_of="mallory")
+    service = Sender("web", "reader", on_behalf_of=Principal("mallory", "reader"))
     for _ in range(100):
         with pytest.raises(PermissionDenied):
             guard.check(service, calls.Pause())

@@ -14,12 +14,13 @@ from tops.security.patterns import _segment_matches
 from tops.security.permissions import DECISIONS_MAX, require_broker
 
 RIGHTS = {
-    "admin": {verb.value for verb in Verb},
+    "admin": {verb.value for verb in Verb} - {"represent"},
     "participant": {"subscribe", "read", "advertise", "publish", "begin", "write", "follow", "participate"},
     "writer": {"subscribe", "read", "advertise", "publish", "begin", "write", "follow"},
     "reader": {"subscribe", "read"},
+    "service": {"subscribe", "begin", "read", "write", "represent"},
     "replica": set[str](),  # has rights on the types of its own set only, see below
-    "broker": {verb.value for verb in Verb} - {"operate", "administer"},
+    "broker": {verb.value for verb in Verb} - {"operate", "administer", "represent"},
     "unheard-of": set[str](),
 }
 NAMES = ["orders", "shop.orders", "shop.orders.eu", "Orders", "a b", "shop..orders", ".", "ä.ö", "x" * 255]

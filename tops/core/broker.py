@@ -375,7 +375,7 @@ class BrokerCore:
     def _subscribed(self, site: SiteLink, changed: SubscriptionChanged, now: float) -> list[Effect]:
         quota = self.rendezvous.node.options.quotas.subscriptions
         if changed.filter is not None and self.edge.is_beyond(quota, site, changed.subscription):
-            reason = f"{site.sender.identity} has {quota} subscriptions here, which is the quota: end some first"
+            reason = f"{site.sender.accountable} has {quota} subscriptions here, which is the quota: end some first"
             name = changed.definitions[-1].name
             subject = f"subscription {changed.subscription}"
             return [Reject(site.sender, "subscribe", name, reason, subject, code="quota")]

@@ -115,8 +115,8 @@ class Edge:
         """Whether one more subscription of this site's identity is too many."""
         if subscription in site.subscriptions:
             return False
-        identity = site.sender.identity
-        own = [s for s in self.sites.values() if s.sender.identity == identity]
+        accountable = site.sender.accountable
+        own = [s for s in self.sites.values() if s.sender.accountable == accountable]
         return sum(len(s.subscriptions) for s in own) >= quota
 
     def subscribe(self, site: SiteLink, changed: SubscriptionChanged) -> tuple[str, Filter] | None:

@@ -39,15 +39,15 @@ class KnownTypes:
     def on_advertised(self, m: TypeAdvertised, sender: Sender, at: Address, now: float) -> list[Effect]:
         name = m.definitions[-1].name
         new, quota = [d for d in m.definitions if d.name not in self.types], self._node.options.quotas.types
-        if new and self._defined_by[sender.identity] + len(new) > quota:
-            reason = f"{sender.identity} has defined {quota} event types here, which is the quota"
+        if new and self._defined_by[sender.accountable] + len(new) > quota:
+            reason = f"{sender.accountable} has defined {quota} event types here, which is the quota"
             rejection = Reject(sender, "advertise", name, reason, f"type {name}", code="quota")
             return [rejection, Post(at, TypeAnswered(event_type=name, refusal=reason))]
         try:
             effects = self._define(m.definitions)
         except InvalidEventType as refusal:
             return [Post(at, TypeAnswered(event_type=name, refusal=str(refusal)))]
-        self._defined_by[sender.identity] += len(new)
+        self._defined_by[sender.accountable] += len(new)
         if m.plans is not None and m.plans != self.plans.get(name):
             self.plans[name] = m.plans
             effects.append(Persist(PlansDeclared(event_type=name, plans=m.plans)))

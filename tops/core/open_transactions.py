@@ -58,14 +58,14 @@ class Begun(dict[TxId, Owner]):
 
     def __setitem__(self, tx: TxId, owner: Owner) -> None:
         super().__setitem__(tx, owner)
-        self._counts[owner.begun_by.identity] += 1
+        self._counts[owner.begun_by.accountable] += 1
 
     def __delitem__(self, tx: TxId) -> None:
         owner = self[tx]
         super().__delitem__(tx)
-        self._counts[owner.begun_by.identity] -= 1
-        if not self._counts[owner.begun_by.identity]:
-            del self._counts[owner.begun_by.identity]
+        self._counts[owner.begun_by.accountable] -= 1
+        if not self._counts[owner.begun_by.accountable]:
+            del self._counts[owner.begun_by.accountable]
 
 
 class OpenTransactions:
@@ -80,9 +80,9 @@ class OpenTransactions:
 
     def rejection(self, tx: str, spec: TxSpec, sender: Sender) -> Reject | None:
         """Why this sender can't begin one more, or None."""
-        if self._counts[sender.identity] < self._quota:
+        if self._counts[sender.accountable] < self._quota:
             return None
-        reason = f"{sender.identity} has {self._quota} transactions open, which is the quota: end some first"
+        reason = f"{sender.accountable} has {self._quota} transactions open, which is the quota: end some first"
         return Reject(sender, "begin", spec.event_type, reason, f"tx {tx}", code="quota")
 
     def __contains__(self, tx: TxId) -> bool:

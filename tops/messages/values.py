@@ -23,23 +23,36 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=Tr
 Definitions = tuple[EventType, ...]  # a type's ancestors, the oldest first, then the type itself
 
 
+class Principal(Wire, frozen=True, cache_hash=True):
+    """Whom a service acts for: an identity that the service has authenticated by itself."""
+
+    identity: str  # the canonical name
+    role: str
+
+
 class Sender(Wire, frozen=True, cache_hash=True):
     """Who sent a message: the stamp of the broker that the sender is connected to, from what it knows by the handshake.
 
     Rights and quotas go by `identity`, sessions by `instance`: an application of many processes has one certificate.
-    A broker that receives a stamp from a site replaces it; from another broker it is trusted.
+    A broker that receives a stamp from a site replaces it; from another broker it is trusted. A session of a service
+    that acts for another identity has only the rights that both have; quotas and audit go by that other identity.
     """
 
     identity: str  # the canonical name: NAME of a site or broker, SET/REPLICA of a replica
     role: str
     instance: str = ""
     incarnation: int = 0
-    on_behalf_of: str = ""  # a service that acts for somebody else says for whom
+    on_behalf_of: Principal | None = None  # accepted only from identities that may represent others
 
     @property
     def node(self) -> NodeId:
         """The name of this session in the overlay."""
         return node_id(self.identity, self.instance)
+
+    @property
+    def accountable(self) -> str:
+        """The identity that quotas and audit go by."""
+        return self.identity if self.on_behalf_of is None else self.on_behalf_of.identity
 
     @property
     def replica_set(self) -> str:

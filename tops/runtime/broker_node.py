@@ -124,7 +124,7 @@ class BrokerNode:
         bucket = self._rates
         taken = min(guard.unreckoned, bucket.burst)
         guard.unreckoned = 0
-        if bucket.take(guard.identity.name, taken, now):
+        if bucket.take((guard.principal or guard.identity).name, taken, now):
             return 0.0
         return min(taken / bucket.rate, self.limits.heartbeat_s / 4)
 
@@ -135,8 +135,14 @@ class BrokerNode:
     def _refuse(self, link: Link, subject: str, verb: str, event_type: str, text: str, code: str = "denied") -> None:
         self._count_rejection(code)
         link.say(Refused(subject, verb, event_type, text, code))
+        guard = self.guards.get(link.name)
+        principal = guard.principal if guard is not None else None
+        who, through = (link.name, "") if principal is None else (principal.name, f" through {link.name}")
+        self._audit_denied(who, f"{verb} {event_type}", f"{code}: {subject}{through}")
+
+    def _audit_denied(self, who: str, act: str, detail: str) -> None:
         if self.audit is not None:
-            self.audit.denied(time.time(), who=link.name, act=f"{verb} {event_type}", detail=f"{code}: {subject}")
+            self.audit.denied(time.time(), who=who, act=act, detail=detail)
 
     def _reject(self, rejected: Reject) -> None:
         """The machine did not act on a message of a site, which may be connected elsewhere."""
@@ -145,9 +151,9 @@ class BrokerNode:
             self._refuse(link, rejected.subject, rejected.verb, rejected.event_type, rejected.reason, rejected.code)
             return
         self._count_rejection(rejected.code)
-        if self.audit is not None:
-            act = f"{rejected.verb} {rejected.event_type}"
-            self.audit.denied(time.time(), who=rejected.sender.node, act=act, detail=rejected.reason)
+        sender = rejected.sender
+        who = sender.node if sender.on_behalf_of is None else sender.accountable
+        self._audit_denied(who, f"{rejected.verb} {rejected.event_type}", rejected.reason)
 
     def hear(self, link: Link, word: AnyWord) -> None:
         if isinstance(word, Pressed) and link.name not in self.guards:

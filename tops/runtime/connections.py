@@ -16,7 +16,7 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from tops.errors import ConfigError, LimitExceeded, NotAuthenticated, ProtocolError, TopsError
+from tops.errors import ConfigError, LimitExceeded, NotAuthenticated, PermissionDenied, ProtocolError, TopsError
 from tops.ids import NodeId
 from tops.runtime.broker_node import BrokerNode
 from tops.runtime.guard import Guard
@@ -25,7 +25,16 @@ from tops.runtime.link import Link, exchange_meet
 from tops.runtime.site_journal import INCARNATIONS_PER_S, new_incarnation
 from tops.runtime.sockets import AcceptedSocket, DialledSocket, Socket
 from tops.runtime.wire import FRAME_BYTES_MAX
-from tops.security import HANDSHAKE_BYTES_MAX, ConnectionBudget, Kind, Peer, Permissions, peer_identity, utc_now
+from tops.security import (
+    HANDSHAKE_BYTES_MAX,
+    ConnectionBudget,
+    Kind,
+    Peer,
+    Permissions,
+    Verb,
+    peer_identity,
+    utc_now,
+)
 
 REDIAL_FIRST_S, REDIAL_MAX_S = 0.05, 2.0
 
@@ -72,7 +81,9 @@ class Connections:
             socket.read_up_to(FRAME_BYTES_MAX, request)
             await self._serve_accepted(socket, peer)
         except (ProtocolError, NotAuthenticated) as error:
-            await self._turn_away(socket, host, error)
+            await self._turn_away(socket, host, "connect", error)
+        except PermissionDenied as error:
+            await self._turn_away(socket, error.who, error.verb, error)
         except (ConnectionError, RuntimeError) as error:
             log.debug("connection lost", extra={"node": self.node.name, "host": host, "error": str(error)})
         return socket
@@ -85,16 +96,41 @@ class Connections:
             if name in brokers:
                 raise NotAuthenticated(f"{name!r} is the name of a broker: give the site another")
             self._check_incarnation(peer)
-            guard = Guard(peer.identity, self.permissions, brokers, peer.instance)
+            self._check_represents(peer)
+            guard = Guard(
+                peer.identity,
+                self.permissions,
+                brokers,
+                peer.instance,
+                peer.principal,
+                may_represent_all=self.own.trust is None,
+            )
         elif name not in self.node.core.topology.neighbours[self.node.name]:
             raise NotAuthenticated(f"broker {name!r} has no link to {self.node.name!r} in the configuration")
         known = self.node.links.get(name)
         if known is not None and known.incarnation > peer.incarnation:
             raise NotAuthenticated(f"a newer life of {name!r} is connected: this one is over")
+        stamped = self.node.core.edge.sites.get(name)
+        if stamped is not None and stamped.incarnation == peer.incarnation and stamped.sender != peer.sender:
+            # Messages of the session may be under way with the former stamp.
+            raise NotAuthenticated(f"this incarnation of {name!r} began with another role, or for another identity")
         if known is not None and known.connected:
             known.close("another connection took over")
             await known.released()
         await self._serve(socket, peer, guard, accepting=True)
+
+    def _check_represents(self, peer: Peer) -> None:
+        """Only a service acts for another identity. Without keys every name is believed of whoever knows the secret,
+        and so is this one."""
+        principal = peer.principal
+        if principal is None or self.own.trust is None or self.permissions.has_any(peer.identity, Verb.REPRESENT):
+            return
+        raise PermissionDenied(
+            f"{peer.identity} may not act on behalf of {principal}: it needs a certificate with the role `service`, "
+            f"or with another one that allows `{Verb.REPRESENT.value}`",
+            who=peer.node,
+            verb=Verb.REPRESENT.value,
+        )
 
     def _check_incarnation(self, peer: Peer) -> None:
         """Incarnations come from the clock. One far ahead of ours would make every later one of its owner look old."""
@@ -129,8 +165,8 @@ class Connections:
         if audit is None or audit.denied(time.time(), who=who, act=act, detail=reason):
             log.warning("rejected", extra={"node": self.node.name, "who": who, "act": act, "reason": reason})
 
-    async def _turn_away(self, socket: Socket, host: str, error: TopsError) -> None:
-        self.rejected(host, "connect", str(error))
+    async def _turn_away(self, socket: Socket, who: str, act: str, error: TopsError) -> None:
+        self.rejected(who, act, str(error))
         with suppress(ConnectionError, RuntimeError):
             await socket.close(code=1008, message=str(error).encode()[:120])
 

@@ -56,14 +56,24 @@ GRANTED_MAX = 10_000
 
 
 class Guard:
-    """The rights of one connected site."""
+    """The rights of one connected site. A session that acts for a principal has only the rights that both have."""
 
     def __init__(
-        self, identity: Identity, permissions: Permissions, brokers: Iterable[str], instance: str = ""
+        self,
+        identity: Identity,
+        permissions: Permissions,
+        brokers: Iterable[str],
+        instance: str = "",
+        principal: Identity | None = None,
+        *,
+        may_represent_all: bool = False,
     ) -> None:
-        self.identity, self._permissions = identity, permissions
-        self._origins = frozenset([identity.name, *brokers])
+        """`may_represent_all`: the site needs no right to act for its principal, since names are not proved here."""
+        self._may_represent_all = may_represent_all
+        self.identity, self.principal, self._permissions = identity, principal, permissions
         node = node_id(identity.name, instance)
+        # One service has sessions for many principals: what one of them began is not another's.
+        self._origins = frozenset([identity.name if principal is None else node, *brokers])
         self._addressed = {SetPart.REQUESTS: requests_filter(node), SetPart.RESPONSES: responses_filter(node)}
         self._publishable: set[str] = set()
         self._granted: set[Right] = set()  # what was checked before: the roles of one `Permissions` never change
@@ -146,13 +156,27 @@ class Guard:
 
     def _check(self, right: Right) -> None:
         verbs, event_type = right
-        if not any(self._permissions.allowed(self.identity, verb, event_type) for verb in verbs):
-            self._permissions.check(self.identity, verbs[0], event_type)
+        if any(self._allowed(verb, event_type) for verb in verbs):
+            return
+        if self.principal is not None:
+            if not self._may_represent_all:
+                self._permissions.check(self.identity, Verb.REPRESENT, event_type)
+            self._permissions.check(self.principal, verbs[0], event_type)
+        self._permissions.check(self.identity, verbs[0], event_type)
+
+    def _allowed(self, verb: Verb, event_type: str) -> bool:
+        allowed = self._permissions.allowed
+        if not allowed(self.identity, verb, event_type):
+            return False
+        if self.principal is None:
+            return True
+        represents = self._may_represent_all or allowed(self.identity, Verb.REPRESENT, event_type)
+        return represents and allowed(self.principal, verb, event_type)
 
     def _is_own(self, tx: str) -> bool:
         """Whether the site's identity began the transaction, or a broker allotted its id: it is a public one then."""
         node = tx.rsplit(".", 2)[0]
-        return node.partition(":")[0] in self._origins
+        return node in self._origins or (self.principal is None and node.partition(":")[0] in self._origins)
 
     def _check_own(self, tx: str, kind: type) -> None:
         """A private transaction is its initiator's alone; the coordinator knows who has a part in a public one."""
@@ -182,7 +206,7 @@ class Guard:
         known = self._readable.get(event_type)
         if known is None:
             verbs, _ = receiving(event_type)
-            known = any(self._permissions.allowed(self.identity, verb, event_type) for verb in verbs)
+            known = any(self._allowed(verb, event_type) for verb in verbs)
             if len(self._readable) >= GRANTED_MAX:
                 self._readable.clear()
             self._readable[event_type] = known

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tops.errors import ConfigError, NotAuthenticated
 from tops.ids import NodeId, node_id
+from tops.messages import Principal
 from tops.runtime.link import receive_bytes
 from tops.runtime.sockets import Socket
 from tops.security import (
@@ -69,6 +70,10 @@ class Self:
     ) -> "Self":
         """`secret` is what a broker expects of who connects to it; whoever connects finds the other's by itself."""
         return cls(Party.insecure(cluster, kind, name, incarnation, site_role, insecure, secret, instance))
+
+    def acting_for(self, principal: Principal | None) -> "Self":
+        """This node in a session for another identity; brokers accept that from services only."""
+        return Self(self.party.acting_for(principal), self.keys)
 
     @property
     def node(self) -> NodeId:

@@ -6,8 +6,9 @@
       DONE     -- Proof(signature) --------------->  DONE
 
 Both sign the same transcript: the protocol's version, both introductions (cluster, name, kind, incarnation, nonce,
-certificate), the side that signs, and what ties it to this connection. A fresh nonce from each side makes an old
-message worthless; the named side makes a reflected one worthless; the binding makes a relayed one worthless.
+certificate, and for whom it acts), the side that signs, and what ties it to this connection. A fresh nonce from each
+side makes an old message worthless; the named side makes a reflected one worthless; the binding makes a relayed one
+worthless.
 With keys a signature is made with the certificate's key. Without, it is an HMAC with the secret of the broker that was
 dialled (`tops.security.secret`): both sides prove that they know it, and neither sends it.
 Whatever does not fit ends the machine in FAILED, and the caller closes the connection.
@@ -26,8 +27,8 @@ import msgspec
 
 from tops.errors import ConfigError, NotAuthenticated
 from tops.ids import NodeId, node_id
-from tops.messages import Sender
-from tops.security.identity import CANONICAL_MAX, NAME_MAX, Identity, Kind, check_name, role_of_kind
+from tops.messages import Principal, Sender
+from tops.security.identity import CANONICAL_MAX, NAME_MAX, Identity, Kind, check_name, kind_of_name, role_of_kind
 from tops.security.listen import accepts_insecure, is_loopback
 from tops.security.secret import Secret
 from tops.security.trust import Credentials, Trust, fingerprint
@@ -59,6 +60,7 @@ class Introduction(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     nonce: Nonce
     certificate: Certificate
     instance: Instance
+    on_behalf_of: Principal | None = None  # for whom this session acts; the acceptor checks that the node may
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="hello"):
@@ -104,6 +106,7 @@ class Party:
     plain_accepted: bool
     secret: Secret | None = None  # of the broker that is dialled or dials; unused with keys
     instance: str = ""  # which session of its identity; empty: the only one
+    on_behalf_of: Principal | None = None
 
     @classmethod
     def secured(
@@ -150,6 +153,12 @@ class Party:
         """This party with another certificate of the same identity; handshakes that have begun keep the old one."""
         return replace(self, credentials=credentials)
 
+    def acting_for(self, principal: Principal | None) -> "Party":
+        """This party in a session for another identity, or for itself; ConfigError if nobody acts for such a one."""
+        if principal is not None:
+            _check_principal(self.identity, principal)
+        return replace(self, on_behalf_of=principal)
+
     def knowing(self, secret: Secret) -> "Party":
         """This party at the broker that has this secret."""
         return replace(self, secret=secret)
@@ -158,7 +167,15 @@ class Party:
         certificate = self.credentials.certificate_der if self.credentials else b""
         own = self.identity
         return Introduction(
-            PROTOCOL, own.cluster, own.name, own.kind, self.incarnation, nonce, certificate, self.instance
+            PROTOCOL,
+            own.cluster,
+            own.name,
+            own.kind,
+            self.incarnation,
+            nonce,
+            certificate,
+            self.instance,
+            self.on_behalf_of,
         )
 
     def sign(self, transcript: bytes) -> bytes:
@@ -176,6 +193,7 @@ class Peer:
     identity: Identity
     incarnation: int
     instance: str = ""
+    on_behalf_of: Principal | None = None
 
     @property
     def node(self) -> NodeId:
@@ -183,9 +201,14 @@ class Peer:
         return node_id(self.identity.name, self.instance)
 
     @property
+    def principal(self) -> Identity | None:
+        """The identity that this session acts for; None if it acts for itself."""
+        return None if self.on_behalf_of is None else identity_of(self.identity.cluster, self.on_behalf_of)
+
+    @property
     def sender(self) -> Sender:
         """What the messages of this session are stamped with."""
-        return Sender(self.identity.name, self.identity.role, self.instance, self.incarnation)
+        return Sender(self.identity.name, self.identity.role, self.instance, self.incarnation, self.on_behalf_of)
 
 
 class Side(Enum):
@@ -266,7 +289,7 @@ class Acceptor:
                 self._party, theirs, proof.signature, _transcript(Side.INITIATOR, theirs, self._own, self._channel)
             )
         self.state = State.DONE
-        return Peer(identity, theirs.incarnation, theirs.instance)
+        return Peer(identity, theirs.incarnation, theirs.instance, theirs.on_behalf_of)
 
 
 class _failing:
@@ -312,10 +335,18 @@ def _believed(party: Party, channel: Channel, own: Introduction, theirs: Introdu
         raise NotAuthenticated(f"the other side is of the cluster {theirs.cluster!r}, this one of {own.cluster!r}")
     if hmac.compare_digest(theirs.nonce, own.nonce) or theirs.name == own.name:
         raise NotAuthenticated(f"{own.name!r} is talking to itself, or to somebody who echoes it")
+    identity = _identified(party, channel, theirs, now)
     try:
         _check_instance(theirs.kind, theirs.instance)
+        if theirs.on_behalf_of is not None:
+            _check_principal(identity, theirs.on_behalf_of)
     except ConfigError as error:
         raise NotAuthenticated(str(error)) from None
+    return identity
+
+
+def _identified(party: Party, channel: Channel, theirs: Introduction, now: datetime) -> Identity:
+    """Whose certificate it is; without keys the name is believed."""
     if party.trust is None:
         return _believed_without_keys(party, theirs)
     if not theirs.certificate:
@@ -346,6 +377,18 @@ def _check_instance(kind: Kind, instance: str) -> None:
     if kind is not Kind.SITE:
         raise ConfigError(f"a {kind.value} has one session: it can't be the instance {instance[:NAME_MAX]!r}")
     check_name("instance", instance)
+
+
+def identity_of(cluster: str, principal: Principal) -> Identity:
+    """Whom a service acts for; ConfigError if it is neither a site nor a replica."""
+    return Identity(cluster, kind_of_name(principal.identity), principal.identity, principal.role)
+
+
+def _check_principal(own: Identity, principal: Principal) -> None:
+    """A service is a site, and acts for sites and replicas."""
+    if own.kind is not Kind.SITE:
+        raise ConfigError(f"{own} can't act on behalf of another identity: only sites do")
+    identity_of(own.cluster, principal)
 
 
 def _check_signature(party: Party, theirs: Introduction, signature: bytes, transcript: bytes) -> None:

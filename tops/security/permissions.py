@@ -40,6 +40,7 @@ class Verb(Enum):
     OPERATE = "operate"  # pause, resume, retry, barriers, repair; end what is somebody else's
     RESOLVE = "resolve"  # ask about a transaction in doubt that is somebody else's
     ADMINISTER = "administer"  # change the cluster
+    REPRESENT = "represent"  # act on behalf of another identity, with no more than the rights that both have
 
     __hash__ = object.__hash__  # part of a key that every message is looked up by; the one of `Enum` is slow
 
@@ -97,6 +98,9 @@ PARTICIPANT = (*WRITER, Verb.PARTICIPATE)
 REPLICA = (*PARTICIPANT, Verb.RESPOND, Verb.ORIGINATE, Verb.RESOLVE)
 
 
+SERVICE = (Verb.SUBSCRIBE, Verb.BEGIN, Verb.READ, Verb.WRITE, Verb.REPRESENT)
+
+
 def _role(name: str, verbs: Iterable[Verb], pattern: str = EVERYTHING) -> Role:
     return Role(name, tuple(Rule(verb, Pattern(pattern)) for verb in verbs))
 
@@ -113,9 +117,11 @@ DEFAULT_ROLES: Mapping[str, Role] = {
         _role("writer", WRITER),
         _role("participant", PARTICIPANT),
         replica_role("SET"),  # of each set its own
-        _role("admin", Verb),
+        _role("service", SERVICE),
+        # An administrator acts under its own name: the audit log has to show it.
+        _role("admin", [verb for verb in Verb if verb is not Verb.REPRESENT]),
         # A broker acts for its sites, whose rights it has checked; nothing is administered from broker to broker.
-        _role(BROKER_ROLE, [verb for verb in Verb if verb not in (Verb.OPERATE, Verb.ADMINISTER)]),
+        _role(BROKER_ROLE, [v for v in Verb if v not in (Verb.OPERATE, Verb.ADMINISTER, Verb.REPRESENT)]),
     )
 }
 FIXED_ROLES = frozenset({BROKER_ROLE, REPLICA_ROLE})
@@ -163,6 +169,11 @@ class Permissions:
                 verb=verb.value,
                 event_type=shown,
             )
+
+    def has_any(self, identity: Identity, verb: Verb) -> bool:
+        """Whether `identity` has this verb on any event type at all."""
+        role = self._roles.get(identity.role) if identity.kind is Kind.SITE else None
+        return role is not None and any(rule.verb is verb for rule in role.allow)
 
     def forget(self, identity: Identity) -> None:
         """Its last connection is gone."""

@@ -24,7 +24,7 @@ def secured_file(folder: Path) -> tuple[Path, Authority]:
     broker = issue(authority, "b1", kind=Kind.BROKER)
     for name in ("shop/r1", "shop/r2"):
         issue(authority, name)
-    issue(authority, "http-b1", "writer")
+    issue(authority, "http-b1", "service")
     lines = [
         '[cluster]\nname = "test"',
         f'[[broker]]\nname = "b1"\nlisten = "127.0.0.1:{free_port()}"\ndata = "data"\nkeys = "{broker}"',
