@@ -5,7 +5,8 @@ from pathlib import Path
 
 import asyncpg
 import pytest
-from typer.testing import CliRunner
+
+from adapters.postgres.guard_triggers import TRIGGERfrom typer.testing import CliRunner
 
 from bench.harness import Budget, Contender, Load, Run
 from bench.policies.catalog import CASES, case_named
@@ -60,7 +61,11 @@ async def test_a_cluster_of_processes_tells_cpu_by_component_and_where_the_time_
 async def test_a_replica_with_another_balance_fails_the_benchmark(profiled: Contender) -> None:
     assert isinstance(profiled.system, PolicySystem)
     connection = await asyncpg.connect(profiled.system.servers["r2"].dsn)
-    await connection.execute("update accounts set bal = bal + 1 where id = 7")
+    await connection.execute(
+        f"alter table accounts disable trigger {TRIGGER};"
+        "update accounts set bal = bal + 1 where id = 7;"
+        f"alter table accounts enable always trigger {TRIGGER}"
+    )
     await connection.close()
 
     with pytest.raises(BenchmarkFailed, match="r2 has balance"):
