@@ -5,9 +5,9 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+from typer.testing import CliRunner
 
-from adapters.postgres.guard_triggers import TRIGGERfrom typer.testing import CliRunner
-
+from adapters.postgres.guard_triggers import TRIGGER
 from bench.harness import Budget, Contender, Load, Run
 from bench.policies.catalog import CASES, case_named
 from bench.policies.figures import COMPARISONS, Comparison, FollowersLate, chosen, compare, figure_of
