@@ -192,8 +192,9 @@ class ReplicaParticipant(BatchParticipant):
             return {}
         found = {}
         for member in members:
-            problem = self.reserved(member)
-            if problem is not None and repair_of(member) is None:
+            # Whether its writer may send a control transaction was checked by its broker.
+            problem = self.reserved(member) if member.control is None else None
+            if problem is not None:
                 found[member.tx] = MemberVote(member.tx, excluded=Exclusion(Why.INVALID, "", problem))
         return found
 
