@@ -15,11 +15,11 @@ _RESERVED = "tops-"
 KEY_TTL_S = 3_600
 
 
-def key_problem(key: str) -> str:
-    """Why an application may not use this idempotency key; empty if it may."""
+def key_problem(key: str, *, asks: bool = False) -> str:
+    """Why an application may not use this idempotency key; empty if it may. `asks`: nothing is written under it."""
     if key.startswith(_RESERVED):
         return f"idempotency keys that begin with {_RESERVED!r} are not for applications"
-    if key.startswith(own_key("")) and counted(key.removeprefix(own_key(""))) is not None:
+    if not asks and key.startswith(own_key("")) and counted(key.removeprefix(own_key(""))) is not None:
         return f"the idempotency key {key!r} is the id of a transaction: choose another"
     return ""
 

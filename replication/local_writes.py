@@ -141,10 +141,7 @@ class LocalWrites:
         tx = TxId(asked.tx)
         if member.idempotency_key:
             return msgspec.structs.replace(member, tx=tx)
-        known = known_by_id(member, tx)
-        if isinstance(self._apply, Folding):  # it asks for the number that a key was logged under
-            return msgspec.structs.replace(known, idempotency_key=own_key(tx))
-        return known
+        return known_by_id(member, tx)
 
     async def _done_and_logged(self, member: Member, vote: MemberVote | TopsError) -> WriteDone | Failed:
         done = self._done(member.tx, vote)
@@ -193,6 +190,9 @@ class LocalWrites:
             answers.append(answer)
             try:
                 check(member)
+                if isinstance(self._apply, Folding) and not member.idempotency_key:
+                    # It asks for the log index of a key. Only agents use an id as the key of a write.
+                    member = msgspec.structs.replace(member, idempotency_key=own_key(member.tx))
                 places, increments = await peer.places(member)
             except TopsError as error:
                 answer.set_exception(error)

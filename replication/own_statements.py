@@ -35,7 +35,7 @@ def reserved(member: Member) -> str | None:
     if not member.origin:
         if member.sequences:
             return "only a write set that was captured at an origin advances sequences"
-        if member.idempotency_key and (misused := key_problem(member.idempotency_key)):
+        if misused := _key_problem(member):
             return misused
     for change in member.changes:
         if is_captured(change) and not member.origin:
@@ -57,6 +57,12 @@ def check_logged(member: Member) -> None:
     problem = reserved(member)
     if problem is not None:
         raise InvalidChange(problem)
+
+
+def _key_problem(member: Member) -> str:
+    """An empty transaction may have the id of another one as its key: that is how a client asks what became of it."""
+    key = member.idempotency_key
+    return key_problem(key, asks=not member.changes) if key else ""
 
 
 def _reserved(change: Change) -> str | None:

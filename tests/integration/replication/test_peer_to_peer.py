@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,11 +121,11 @@ class Published:
         participant = cluster.agents["r1"].participant
         apply = participant.apply_entries
 
-        async def noted(entries: tuple[LogEntry, ...], upto: int) -> int:
+        async def noted(entries: tuple[LogEntry, ...], *rest: Any) -> Any:
             for logged in entries:
                 for member in entry_of(logged.number, logged).members:
                     self._note(member)
-            return await apply(entries, upto)
+            return await apply(entries, *rest)
 
         participant.apply_entries = noted  # type: ignore[method-assign]
 
