@@ -121,6 +121,13 @@ class ReplicaMode:
         return Checks(self._connection, tables, ties, changes)
 
 
+class Violation(NamedTuple):
+    """A query that finds rows, after the changes, if the constraint does not hold."""
+
+    constraint: str
+    query: str
+
+
 class Checks:
     """The checks of one write set: what must be read before it is applied, and queries that fail afterwards."""
 
@@ -136,11 +143,15 @@ class Checks:
 
     async def texts(self) -> list[str]:
         """Queries that fail if a constraint does not hold; to be called in the transaction, before the changes."""
+        return [fails(violation.query) for violation in await self.violations()]
+
+    async def violations(self) -> list[Violation]:
+        """As `texts`, queries that find what violates a constraint."""
         return [*self._written(), *await self._removed()]
 
-    def _written(self) -> list[str]:
+    def _written(self) -> list[Violation]:
         """Rows that are there afterwards: their parents exist, and nobody else has their unique values."""
-        texts = []
+        found = []
         for name, table in self._tables.items():
             left = [change for change in self._of(name) if not isinstance(change, Delete)]
             if not left:
@@ -148,25 +159,26 @@ class Checks:
             rows = _rows(table, table.key, [_key(table, change) for change in left])
             mine = f"{table.sql_name} as t join {rows} on {_equal('t', table.key, 'k', table.key)}"
             parents = [key for key in self._ties[name].foreign_keys if key.child == table.oid]
-            texts += [_fails(f"select from {mine} where {_orphaned(key)}") for key in parents]
-            texts += [
-                _fails(f"select from {mine} where {_has_twin(table, one)}") for one in self._ties[name].deferrable
+            found += [Violation(key.name, f"select from {mine} where {_orphaned(key)}") for key in parents]
+            found += [
+                Violation(one.name, f"select from {mine} where {_has_twin(table, one)}")
+                for one in self._ties[name].deferrable
             ]
-        return texts
+        return found
 
     def _of(self, name: str) -> list[RowChange]:
         return [change for change in self._changes if change.table == name]
 
-    async def _removed(self) -> list[str]:
+    async def _removed(self) -> list[Violation]:
         """Values that others refer to must not be gone afterwards."""
-        texts = []
+        found = []
         for name, table in self._tables.items():
             changes = [change for change in self._of(name) if not isinstance(change, Insert)]
             for key in self._ties[name].foreign_keys:
                 rows = [change.key for change in changes if _may_remove(change, key)]
                 if rows and key.parent == table.oid and (before := await self._values(table, key.parent_columns, rows)):
-                    texts.append(_fails(_left_behind(table, key, before)))
-        return texts
+                    found.append(Violation(key.name, _left_behind(table, key, before)))
+        return found
 
     async def _values(self, table: Table, columns: Sequence[str], rows: Sequence[Row]) -> list[Row]:
         """What the rows have in these columns now, as text; without those that nothing can refer to."""
@@ -210,7 +222,7 @@ def _left_behind(table: Table, key: ForeignKey, before: Sequence[Row]) -> str:
     )
 
 
-def _fails(query: str) -> str:
+def fails(query: str) -> str:
     """Raises what a row raises that is not the expected one."""
     return f"SELECT tops.affected(0, count(*)) FROM ({query}) AS violations"
 

@@ -29,7 +29,9 @@ from tops.ports import Resource
 HOLD_S = 600.0  # a check that died keeps a database's dead rows alive for no longer
 TAKE_S = 5.0  # the replica waits for its snapshot, and for no longer
 GUARDS_MAX = 64
-# Text forms must not depend on the session that happens to run it; a row that breaks a constraint is left as it is.
+# Text forms must not depend on the session that happens to run it. A row that breaks a constraint, or that can't be
+# written for another reason of its own, is left as it is: nothing else waits for it. What is wrong with the moment
+# (locks, time, space) is not the row's fault: the whole transaction is tried again.
 REPAIR_FUNCTION = """
 create or replace function tops.repair_row(place text, statements text[]) returns void language plpgsql
     set timezone = 'UTC' set datestyle = 'ISO, YMD' set intervalstyle = 'iso_8601' set extra_float_digits = 1
@@ -40,7 +42,10 @@ begin
         execute one;
     end loop;
     set constraints all immediate;
-exception when integrity_constraint_violation then
+exception when others then
+    if left(sqlstate, 2) in ('40', '53', '57', '58', 'XX') or sqlstate in ('25006', '55006', '55P03') then
+        raise;
+    end if;
     raise notice 'row % is not repaired: %', place, sqlerrm;
 end $$;
 """

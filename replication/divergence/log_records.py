@@ -18,8 +18,9 @@ from replication.divergence.canonical import NotOfType, sqlite_text
 from replication.divergence.places import keys_of, table_name, tables_named_in
 from replication.divergence.ports import Key, LogRecord
 from replication.divergence.schema import Column, CommonTable, ValueKind
+from replication.divergence.statement_rows import as_row_change
 from replication.events import batch_in, member_in
-from tops.changes import Change, Delete, Insert, Member, Row, Statement, Update, Upsert
+from tops.changes import Change, Delete, Insert, Member, Row, Statement, Update, Upsert, is_captured
 from tops.messages import LogEntry
 from tops.transactions import TxType
 
@@ -61,10 +62,11 @@ class TableRecords:
 
     def of(self, origin: Origin, member: Member) -> Iterator[tuple[Key | None, LogRecord]]:
         """Records with the row that they are about; None for a statement that may be about any."""
-        for place, change in enumerate(member.changes):
-            if not self._is_ours(change):
+        for place, logged in enumerate(member.changes):
+            if not self._is_ours(logged):
                 continue
             following = member.changes[place + 1] if place + 1 < len(member.changes) else None
+            change = self._as_row(logged) if isinstance(logged, Statement) else logged
             keys = keys_of(change, self._key)
             if keys is None:
                 if isinstance(change, Statement):
@@ -79,6 +81,11 @@ class TableRecords:
         if isinstance(change, Statement):
             return bool(tables_named_in(change.sql, [self._name]))
         return table_name(change.table) == self._name
+
+    def _as_row(self, statement: Statement) -> Change:
+        """The statement as a change of one of our rows, if it is one for sure."""
+        change = as_row_change(statement, self._key)
+        return change if change is not None and table_name(change.table) == self._name else statement
 
     def _key_text(self, values: Row) -> Key | None:
         texts = tuple(_text(self._columns[name], values[name], digest=False) for name in self._table.key)
@@ -102,6 +109,8 @@ class TableRecords:
             order,
             unknown,
             creates=isinstance(change, Insert | Upsert),
+            values=_passed(change),
+            is_image=is_captured(change),
         )
 
     def _effect(self, change: Change) -> tuple[dict[str, str | None] | None, tuple[str, ...], str]:
@@ -110,8 +119,11 @@ class TableRecords:
                 return None, (), sql
             case Delete():
                 return None, (), ""
-            case Insert(values=values) | Upsert(values=values):
+            case Insert(values=values):
                 return *self._texts(values), ""
+            case Upsert(values=values, add=add):
+                texts, unknown = self._texts(values)
+                return texts, (*unknown, *add), ""  # a row that is there adds the amounts to what it has
             case Update(values=values, add=add):
                 texts, unknown = self._texts(values)
                 return {n: t for n, t in texts.items() if n not in add}, (*unknown, *add), ""
@@ -129,6 +141,18 @@ class TableRecords:
             else:
                 texts[name] = text
         return texts, tuple(unknown)
+
+
+def _passed(change: Change) -> Row:
+    """The values of a row change as they were passed, with those of the key."""
+    match change:
+        case Insert(values=values):
+            return values
+        case Upsert(key=key, values=values, add=add):
+            return {**key, **values, **add}
+        case Update(key=key, values=values):
+            return {**key, **values}
+    return {}
 
 
 def _text(column: Column, value: Any, *, digest: bool = True) -> str | None:
