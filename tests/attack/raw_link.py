@@ -38,6 +38,7 @@ class RawLink:
         self._probes = itertools.count(1_000_000)
         self.incarnation = new_incarnation()
         self.received: list[LinkMessage] = []
+        self.closed_because = ""
 
     async def open(self) -> None:
         if self._socket is None:
@@ -48,13 +49,21 @@ class RawLink:
             await exchange_meet(socket, meeting("", 0, "", (), ()), ANSWER_S)
             self._socket, self._sent, self._taken = socket, 0, 0
 
-    async def send(self, message: LinkMessage) -> Verdict:
-        """Send one message and find out what the broker made of it: what was sent before a probe is done before it."""
+    async def send(self, *messages: LinkMessage) -> Verdict:
+        """Send messages in one frame and find out what the broker made of them: what was sent before a probe is done
+        before it."""
         await self.open()
+        return await self.send_encoded(encode_frame(self._frame(*messages)))
+
+    async def send_encoded(self, data: bytes) -> Verdict:
+        """The same with bytes that are perhaps no frame."""
+        await self.open()
+        assert self._socket is not None
         try:
-            await self._post(message)
+            await self._socket.send_bytes(data)
             refused = [await self._probed(), await self._probed()]  # words may overtake, or be overtaken by, messages
-        except ProtocolError:
+        except (ProtocolError, ConnectionError) as error:
+            self.closed_because = str(error)
             await self.close()
             return Verdict.CLOSED
         return Verdict.REJECTED if any(refused) else Verdict.TAKEN
@@ -74,8 +83,16 @@ class RawLink:
 
     async def _post(self, message: LinkMessage) -> None:
         assert self._socket is not None
+        await self._socket.send_bytes(encode_frame(self._frame(message)))
+
+    def _frame(self, *messages: LinkMessage) -> Frame:
         self._sent += 1
-        await self._socket.send_bytes(encode_frame(Frame(self._sent, self._taken, (message,))))
+        return Frame(self._sent, self._taken, messages)
+
+    def next_position(self) -> tuple[int, int]:
+        """The number of a frame that the caller encodes itself, and of the last one that arrived."""
+        self._sent += 1
+        return self._sent, self._taken
 
     async def _next(self) -> object:
         assert self._socket is not None

@@ -27,6 +27,7 @@ SITES = {
     "audited": "writer",
     "victim": "writer",
     "operator": "admin",
+    "participant": "participant",
     "guest": "no-such-role",
     "inserter": "inserter",
     **{f"http-{broker}": "service" for broker in ("b1", "b2")},
@@ -39,8 +40,11 @@ LIMITS = "[broker.limits]\nconnections_per_s = 10000\nwaiting_per_address = 1000
 class SecuredSets:
     """The running cluster: `shop` needs the votes of both replicas, in `stock` replicas commit first."""
 
-    def __init__(self, cluster: Cluster, authority: Authority, keys: dict[str, Path], dsns: dict[str, str]) -> None:
-        self.cluster, self.authority, self._keys, self._dsns = cluster, authority, keys, dsns
+    def __init__(
+        self, processes: Processes, logs: Path, authority: Authority, keys: dict[str, Path], dsns: dict[str, str]
+    ) -> None:
+        self.cluster, self.processes, self.logs = processes.cluster, processes, logs
+        self.authority, self._keys, self._dsns = authority, keys, dsns
 
     def keys(self, name: str) -> Path:
         return self._keys[name]
@@ -84,7 +88,7 @@ async def secured_sets(server: EmbeddedPostgres) -> AsyncIterator[SecuredSets]:
         try:
             await processes.start_all()
             await wait_ready(cluster, list(SETS), processes, timeout_s=120.0, keys=keys["operator"])
-            yield SecuredSets(cluster, authority, keys, dsns)
+            yield SecuredSets(processes, folder / "logs", authority, keys, dsns)
         finally:
             await processes.stop_all()
 
@@ -121,6 +125,7 @@ async def _file(folder: Path, authority: Authority, keys: dict[str, Path], serve
         # Certified, and not in the file: what a key that was not withdrawn can still do.
         keys[f"{replica_set}/r9"] = issue(authority, f"{replica_set}/r9", "replica", kind=Kind.REPLICA)
     lines.append(INSERTER)
+    keys["alpha/r9"] = issue(authority, "alpha/r9")  # of a set that nobody serves
     path = folder / "tops.toml"
     path.write_text("\n".join(lines))
     return path

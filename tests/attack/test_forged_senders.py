@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
 from tests.integration.overlay.cluster import until
-from tests.integration.overlay.secured import Secured
+from tests.integration.overlay.secured import Secured, secured_broker
 from tests.support.hostile import Hostile
 from tops import Site
 from tops.constraints import AtLeast, OnlyFrom
@@ -29,6 +30,7 @@ from tops.messages import (
     EpochMember,
     EpochVoted,
     Event,
+    EventConfirmed,
     HistoryDiffers,
     Letter,
     LogEntry,
@@ -48,6 +50,7 @@ from tops.messages import (
     StandingWithdrawn,
     SubscriptionChanged,
     TxSpec,
+    TypeAdvertised,
 )
 from tops.messages import Address as Where
 from tops.participants import BatchParticipant
@@ -103,6 +106,18 @@ class Replica(BatchParticipant):
         return self.reached
 
 
+class Slow(Replica):
+    """Votes when it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let_go = asyncio.Event()
+
+    async def prepare_batch(self, memo: Memo, members: tuple[EpochMember, ...], before: LogPoint) -> BatchPrepared:
+        await self.let_go.wait()
+        return await super().prepare_batch(memo, members, before)
+
+
 class Shop:
     """A set of two replicas, and a client that writes to both."""
 
@@ -126,8 +141,10 @@ class Shop:
 
 
 @asynccontextmanager
-async def shop_at(secured: Secured) -> AsyncIterator[Shop]:
-    replicas = [Replica(), Replica()]
+async def shop_at(secured: Secured, slow: Slow | None = None) -> AsyncIterator[Shop]:
+    if slow is not None:
+        slow.let_go.set()
+    replicas = [Replica(), slow or Replica()]
     async with secured.site("shop/r1") as one, secured.site("shop/r2") as two, secured.site("client") as client:
         for site, replica in ((one, replicas[0]), (two, replicas[1])):
             await site.advertise(LOG, plans=(PLAN,))
@@ -202,6 +219,34 @@ async def test_a_replica_of_another_set_is_an_outsider_too(secured: Secured) -> 
 
         await until(lambda: len(mallory.refused) == 2)
         await shop.is_whole()
+
+
+async def test_votes_and_finishes_for_another_replica_are_counted_and_audited(secured: Secured) -> None:
+    """Under the name of another replica, by one that is certified and not asked."""
+    slow = Slow()
+    async with (
+        shop_at(secured, slow) as shop,
+        Hostile.connect(secured.broker.url, secured.keys("shop/r9")) as mallory,
+    ):
+        slow.let_go.clear()
+        writing = asyncio.ensure_future(shop.write())
+        in_flight = secured.broker.node.core.rendezvous.epochs["rs.shop"].in_flight
+        await until(lambda: bool(in_flight))
+        (epoch,) = in_flight.values()
+        names = [member.voter for member in epoch.voters.values()]
+        await mallory.say(
+            *(EpochVoted(epoch=epoch.id, digest=epoch.digest, voter=name, excluded={}) for name in names),
+            *(EpochFinished(epoch=epoch.id, voter=name, note=False) for name in names),
+        )
+        await until(lambda: len(mallory.refused) == 4)
+        assert not writing.done()
+        slow.let_go.set()
+        await writing
+
+        assert {(r.verb, r.code) for r in mallory.refused} == {("participate", "not-yours")}
+        assert secured.broker.node.counters["sender_mismatches"] == 4
+        await shop.is_whole()
+    assert '"who":"shop/r9","act":"participate rs.shop"' in (secured.broker.table.data / "audit.log").read_text()
 
 
 async def test_an_administrators_registration_makes_no_write_fail(secured: Secured) -> None:
@@ -330,6 +375,25 @@ async def test_a_stolen_key_can_not_lock_its_owner_out_by_an_incarnation_ahead_o
             pytest.fail("it must not get in")
     async with secured.site("victim", keys=keys):
         pass
+
+
+async def test_a_stolen_key_locks_its_owner_out_no_longer_than_clocks_may_differ(tmp_path: Path) -> None:
+    """The thief takes the newest incarnation that it gets, and uses it in a log, where it is remembered for good."""
+    log = EventType("orders", {"n": int}, durable=True)
+    async with secured_broker(tmp_path, limits="clock_ahead_s = 2") as secured:
+        keys, newest = secured.keys("victim"), new_incarnation() + 2 * INCARNATIONS_PER_S
+        async with Hostile.connect(secured.broker.url, keys, incarnation=newest) as thief:
+            await thief.say(TypeAdvertised(definitions=(log,)))
+            await thief.spread(Published(event=Event("orders", {"n": 666}), origin=Origin("orders", 1)), "orders")
+            await until(lambda: bool(thief.heard(EventConfirmed)))
+            with pytest.raises(ProtocolError, match="a newer life"):
+                async with Hostile.connect(secured.broker.url, keys):
+                    pytest.fail("it must not get in")
+
+        await until(lambda: new_incarnation() > newest)
+        async with secured.site("victim", keys=keys) as victim:
+            await victim.advertise(log)
+            assert await asyncio.wait_for(victim.publish(log, {"n": 1}), 10) == 2
 
 
 async def test_quotas_hold_one_identity_and_nobody_else(secured: Secured) -> None:

@@ -186,7 +186,6 @@ def test_the_decision_is_on_disk_before_anybody_hears_it() -> None:
         {"epoch": epoch_id(number=2)},
         {"epoch": epoch_id(coordinator="b2")},
         {"digest": "another list of members"},
-        {"voter": "stranger"},
         {"excluded": {TxId("t9"): "no member"}},
         {"rows": ((1,), (1,))},
         {"results": (b"", b"")},

@@ -214,7 +214,7 @@ class BrokerCore:
         if type(body) is MembershipAnswered and body.state is TxState.ABORTED:
             self.edge.dropped_out(site, body.tx)
         if type(body) is PeerKnows and not self._is_peer(envelope.sender, body.epoch.event_type):
-            return None
+            return _no_peer(envelope.sender, body) if envelope.sender is not None else None
         if envelope.sender is not None:
             envelope = Envelope(to=to, body=body, reply_to=envelope.reply_to)  # sites do not learn who writes to them
         return Send(site.name, envelope)
@@ -445,6 +445,12 @@ class BrokerCore:
     def recovered(self, now: float) -> list[Effect]:
         """The journal has been read to its end."""
         return self._carry_out(self.rendezvous.recovered(), now)
+
+
+def _no_peer(sender: Sender, body: PeerKnows) -> Reject:
+    """A decision that a site passes on without being a member of the set."""
+    reason = f"{sender.node} passes on a decision on {body.epoch}, and is no replica of that set"
+    return Reject(sender, "participate", body.epoch.event_type, reason)
 
 
 def _begun_for_another(site: SiteLink, body: Letter) -> Reject | None:

@@ -25,7 +25,7 @@ from tops.core.late_voters import LateVoters
 from tops.core.outcomes import Outcomes
 from tops.core.standing import StandingAnswers
 from tops.digests import BEGINNING
-from tops.effects import Alarm, CancelTimer, Effect, Note, Persist, Post, SetTimer
+from tops.effects import Alarm, CancelTimer, Effect, Note, Persist, Post, Reject, SetTimer
 from tops.ids import NodeId, TxId, hashed_voter, voter_key, voter_of
 from tops.messages import (
     Address,
@@ -203,7 +203,9 @@ class EpochCoordinator:
         if epoch.id != voted.epoch or epoch.digest != voted.digest:
             return []  # another attempt's; its voter asks, or hears of a newer one
         member = epoch.voters.get(key)
-        if member is None or member.incarnation != sender.incarnation:
+        if member is None:
+            return [_not_asked(epoch, sender, "voted")]
+        if member.incarnation != sender.incarnation:
             return []
         if not epoch.awaits(key) or not fits(voted, epoch.members):
             return []
@@ -411,7 +413,9 @@ class EpochCoordinator:
         if key in self.late:
             effects += self._late_finished(finished, key)
         epoch = self.in_flight.get(finished.epoch.number)
-        if epoch is not None and epoch.id == finished.epoch and key in epoch.voters:
+        if epoch is not None and epoch.id == finished.epoch:
+            if key not in epoch.voters:
+                return [*effects, _not_asked(epoch, sender, "finished")]
             epoch.finished.add(key)
             self._write_outcomes(epoch)  # while the others are at it
             if epoch.stage is FINISHING and epoch.committing <= epoch.finished:
@@ -526,3 +530,9 @@ class EpochCoordinator:
             case FinishesNoted(finished=finished):
                 for epoch, voter in finished:
                     self.memory.forget(epoch, voter)
+
+
+def _not_asked(epoch: Epoch, sender: Sender, act: str) -> Effect:
+    """Nobody was asked under this name and identity: the message speaks for a voter that its sender is not."""
+    reason = f"{sender.node} {act} in {epoch.id} under a name that is none of its voters'"
+    return Reject(sender, "participate", epoch.id.event_type, reason)

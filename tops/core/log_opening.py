@@ -27,7 +27,7 @@ from tops.core.event_log import EventLog, Feed, Opening, Relation, Unheard
 from tops.core.known_types import KnownTypes
 from tops.core.open_transactions import RendezvousNode
 from tops.digests import LogPoint
-from tops.effects import Alarm, Effect, Persist, Post, SetTimer
+from tops.effects import Alarm, Effect, Persist, Post, Reject, SetTimer
 from tops.event_types import set_of_log
 from tops.messages import (
     Address,
@@ -116,13 +116,15 @@ class LogOpenings:
 
     def on_told(self, m: ReachedTold, sender: Sender, at: Address, now: float) -> list[Effect]:
         log, identity = self._known.logs.get(m.event_type), sender.identity
-        if log is None or m.incarnation != self._node.incarnation or not may_compare(log, sender):
+        if log is None or m.incarnation != self._node.incarnation:
             return []
+        if not may_compare(log, sender):
+            return [_no_member(log, sender)]
         if log.opening is None:
             return self._told_late(log, identity, m) if identity in log.unheard else []
         follows = any(feed.replica == identity for feed in [*log.opening.feeds.values(), *log.feeds.values()])
         if identity not in log.opening.asked and not follows:
-            return []  # whoever was neither in sync nor follows the log as a replica has nothing to tell
+            return [_no_member(log, sender)]  # it was neither in sync, nor does it follow the log as a replica
         log.opening.told[identity] = m
         return [] if log.stale is not None else self._look(log, log.opening)
 
@@ -199,8 +201,10 @@ class LogOpenings:
     def on_differs(self, m: HistoryDiffers, sender: Sender, at: Address, now: float) -> list[Effect]:
         """A replica found out by itself that it holds another history."""
         log = self._known.logs.get(m.event_type)
-        if log is None or log.opening is not None or not may_compare(log, sender):
+        if log is None or log.opening is not None:
             return []
+        if not may_compare(log, sender):
+            return [_no_member(log, sender)]
         return self._exclude(log, sender.identity, m.point)
 
     def _exclude(self, log: EventLog, site: str, point: LogPoint) -> list[Effect]:
@@ -273,6 +277,11 @@ def may_compare(log: EventLog, sender: Sender) -> bool:
     """Whose word on where it is counts: on a set's log that of its replicas alone, for it can close the log."""
     members = set_of_log(log.event_type)
     return not members or sender.replica_set == members
+
+
+def _no_member(log: EventLog, sender: Sender) -> Effect:
+    reason = f"{sender.node} says how far it is in {log.event_type!r}, and is none of those who follow it as replicas"
+    return Reject(sender, "participate", log.event_type, reason)
 
 
 def _fill_gaps(log: EventLog) -> list[Effect]:

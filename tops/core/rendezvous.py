@@ -234,7 +234,8 @@ class Rendezvous:
     def _participant_lost(self, m: ParticipantLost, sender: Sender, at: Address, now: float) -> list[Effect]:
         """A broker speaks for its own sites; who has moved to another broker since is reached elsewhere."""
         if m.address.broker != sender.identity:
-            return []
+            reason = f"{sender.node} says that a site of {m.address.broker} is gone, and is not that broker"
+            return [Reject(sender, "participate", "", reason)]
         members = [m for c in self.coordinators.values() for m in c.members.values()]
         for epochs in self.epochs.values():
             members += [voter for epoch in epochs.in_flight.values() for voter in epoch.voters.values()]
@@ -254,7 +255,7 @@ class Rendezvous:
     def _publisher_lost(self, m: PublisherLost, sender: Sender, at: Address, now: float) -> list[Effect]:
         """An undecided transaction of a dead publisher is aborted, behind its last accepted event."""
         if sender.role != BROKER_ROLE:
-            return []
+            return [Reject(sender, "publish", "", f"{sender.node} says that {m.site} is gone, and is no broker")]
         life, reason = (m.site, m.incarnation), "a publisher died, or moved to another broker"
         return self.local.on_publisher_lost(life, reason) + self.distributed.on_publisher_lost(life, reason)
 

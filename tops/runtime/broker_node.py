@@ -64,6 +64,7 @@ class BrokerNode:
         self.counters = {
             "refused": 0,
             "over_quota": 0,
+            "sender_mismatches": 0,
             "dropped": 0,
             "slow_readers": 0,
             "alarms": 0,
@@ -131,6 +132,7 @@ class BrokerNode:
     def _count_rejection(self, code: str) -> None:
         self.counters["refused"] += 1
         self.counters["over_quota"] += code == "quota"
+        self.counters["sender_mismatches"] += code == "not-yours"
 
     def _refuse(self, link: Link, subject: str, verb: str, event_type: str, text: str, code: str = "denied") -> None:
         self._count_rejection(code)
