@@ -56,7 +56,10 @@ class Prover:
             if values is None:
                 return None
             await self._facts.load_for(values)
-            return await sequences_of(self._connection, self._facts, values)
+            text = sql.encode()
+            return await sequences_of(
+                self._connection, self._facts, values, lambda node: literal_at(text, node.number("location"))
+            )
         except Unreadable:
             return None
 

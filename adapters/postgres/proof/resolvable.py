@@ -9,9 +9,10 @@ from collections.abc import Iterable
 
 import asyncpg
 
-from adapters.postgres.proof.expressions import Expressions
+from adapters.postgres.proof.expressions import Expressions, Literal
 from adapters.postgres.proof.facts import Facts
 from adapters.postgres.proof.functions import BUILT_IN_BELOW
+from adapters.postgres.proof.texts import is_fixed_time
 from adapters.postgres.proof.tree import Node
 from adapters.postgres.proof.verdict import NotProved, Reason
 
@@ -35,20 +36,27 @@ select exists (select from unnest($1::oid[]) as asked(oid) left join pg_catalog.
 
 
 async def sequences_of(
-    connection: "asyncpg.Connection[asyncpg.Record]", facts: Facts, values: Iterable[Node]
+    connection: "asyncpg.Connection[asyncpg.Record]", facts: Facts, values: Iterable[Node], literal: Literal
 ) -> frozenset[int] | None:
     """The sequences that computing the values draws from; None if they can't be computed ahead.
 
-    `facts` has what the values mention."""
+    `facts` has what the values mention; `literal` finds a constant's text in the statement."""
     nodes = [node for value in values for node in value.walk()]
     if any(node.kind not in _KINDS or node.fields.get("funcretset") == "true" for node in nodes):
         return None
     types = {node.number(field) for node in nodes for field in _TYPE_FIELDS if field in node.fields}
-    expressions = Expressions(facts, lambda _: "")
+    expressions = Expressions(facts, literal)
     for oid in types:
         verdict = expressions.check_type(oid)
         if isinstance(verdict, NotProved) and verdict.reason is not Reason.TYPE:
             return None  # a domain's check may be a user's function
+    for node in nodes:
+        if node.kind != "CONST" or node.text("constisnull") == "true" or node.number("location") < 0:
+            continue  # what the statement's text does not hold is a constant of the schema
+        if expressions.holds_time(node.number("consttype")):
+            text = literal(node)
+            if text is None or not is_fixed_time(text):
+                return None  # 'now' would be the time at which the query was prepared
     functions = {node.number(field) for node in nodes for field in _FUNCTION_FIELDS if field in node.fields}
     if await connection.fetchval(_UNFIT, list(functions), BUILT_IN_BELOW, list(_VOLATILE)):
         return None
