@@ -105,4 +105,5 @@ async def test_triggers_cascades_and_sequences_end_the_same_everywhere(
         audit = await all_equal(shop, "select id, what, at from audit order by id")
         assert [row[1] for row in audit] == ["INSERT1", "INSERT2", "INSERT3", "UPDATE3", "DELETE1", "DELETE2"]
         values = {name: await cluster.sql(name, "select last_value from serials_id_seq") for name in cluster.databases}
-        assert {rows[0][0] for rows in values.values()} == {2}
+        # Peers draw from blocks of their own, so that one need not follow what another has drawn.
+        assert {rows[0][0] for rows in values.values()} == ({1, 2} if policy == "peer-to-peer" else {2})
