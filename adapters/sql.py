@@ -22,11 +22,13 @@ _TOKENS_MAX = 16_000
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """`functions` by their last name, `schemas` of the tables and functions that are named with one."""
+    """`functions` by their last name, `schemas` of the tables and functions that are named with one, `strings` that are
+    written as literals."""
 
     node: ast.Node
     functions: frozenset[str]
     schemas: frozenset[str]
+    strings: frozenset[str]
 
     @property
     def is_query(self) -> bool:
@@ -109,13 +111,18 @@ def _parsed(node: ast.Node | None) -> Parsed:
     assert node is not None, "the parser leaves no statement empty"
     names = _Names()
     names(node)
-    return Parsed(node, frozenset(names.functions), frozenset(names.schemas))
+    return Parsed(node, frozenset(names.functions), frozenset(names.schemas), frozenset(names.strings))
 
 
 class _Names(Visitor):
     def __init__(self) -> None:
         self.functions: set[str] = set()
         self.schemas: set[str] = set()
+        self.strings: set[str] = set()
+
+    def visit_A_Const(self, _: Any, node: ast.A_Const) -> None:
+        if isinstance(node.val, ast.String):
+            self.strings.add(node.val.sval or "")
 
     def visit_FuncCall(self, _: Any, node: ast.FuncCall) -> None:
         *schemas, name = (part.sval for part in node.funcname or ())

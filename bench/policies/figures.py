@@ -85,7 +85,7 @@ COMPARISONS = (
     Comparison("p2p.converged.vs_primary", "p2p", "primary", 1.0, 1.5, 64, _applied, _applied),
     Comparison("executed_once.c64.vs_shipped", "executed_once", "shipped", 0.4, 0.7, workload=AppendOnly.name),
     Comparison("executed_once.c1.vs_shipped", "executed_once", "shipped", 0.5, 0.7, 1, workload=AppendOnly.name),
-    Comparison("executed_once.hot_row.vs_shipped", "executed_once", "shipped", 0.05, 0.2, 16, workload=HotRow.name),
+    Comparison("executed_once.hot_row", "executed_once", "shipped", 0.05, 0.2, 16, workload=HotRow.name),
 )
 NOT_IN_QUICK = frozenset({"write_all.c64.vs_galera"})
 

@@ -1,8 +1,12 @@
 """An agent's side of statements that are executed once: requests wait, are executed in chains, and are submitted.
 
-One chain at a time: the next begins when the members of the last one are decided and applied here, so that requests
-that come together build on each other instead of conflicting. A conflict with another origin leads to another
-execution, a bounded number of times.
+Requests that only insert rows whose values can be computed ahead need no execution. They depend on no row that is here,
+so they wait neither for the floor nor for the chain before, and build no chain. If the set rejects the rows of one, it
+is executed after all: either PostgreSQL tells what is wrong with it, or it succeeds.
+
+Of the others, one chain at a time: the next begins when the members of the last one are decided and applied here, so
+that requests that come together build on each other instead of conflicting. A conflict with another origin leads to
+another execution, a bounded number of times.
 """
 
 import asyncio
@@ -17,7 +21,7 @@ from replication.calls import DatabaseError, Execute, ExecuteDone
 from replication.origin.submission import Submission, Submitted
 from replication.own_statements import check_client
 from replication.participant import ReplicaParticipant
-from replication.refusals import WriteRefused, understand
+from replication.refusals import ChangeNotProved, WriteRefused, understand
 from replication.values import pack_rows
 from tops.changes import Member, content_digest, decode_member, own_key
 from tops.ids import TxId
@@ -28,6 +32,7 @@ ATTEMPTS_MAX = 8
 FLOOR_S = 5.0
 PAUSE_S = 0.01
 SERIALIZATION_FAILURE = "40001"
+_REJECTED_ROWS = frozenset({Why.CONFLICT.value, Why.CONSTRAINT.value, Why.INVALID.value, Why.ERROR.value})
 
 
 @dataclass(slots=True, eq=False)
@@ -54,23 +59,60 @@ class OriginExecutor:
     ) -> None:
         self._replica, self._origin, self._participant = replica, origin, participant
         self._submission, self._committed = submission, committed
-        self._queue: list[_Waiting] = []
+        self._arrived: list[_Waiting] = []  # not looked at yet
+        self._queue: list[_Waiting] = []  # to be executed
+        self._resolving: asyncio.Task[None] | None = None
         self._worker: asyncio.Task[None] | None = None
+        self._shipping: set[asyncio.Task[None]] = set()
         self._reached = 0  # the position of the last write set that was submitted here
 
     async def execute(self, request: Execute) -> ExecuteDone:
         """Raises InvalidChange if a client may not ask for this."""
         waiting = _Waiting(request, _keyed(request), asyncio.get_running_loop().create_future())
-        self._queue.append(waiting)
-        if self._worker is None or self._worker.done():
-            self._worker = asyncio.ensure_future(self._work())
+        self._arrived.append(waiting)
+        if self._resolving is None or self._resolving.done():
+            self._resolving = asyncio.ensure_future(self._resolve())
         return await waiting.response
 
     async def close(self) -> None:
-        if self._worker is not None:
-            self._worker.cancel()
-            await asyncio.gather(self._worker, return_exceptions=True)
+        tasks = [task for task in (self._resolving, self._worker, *self._shipping) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._origin.close()
+
+    async def _resolve(self) -> None:
+        while self._arrived:
+            batch, self._arrived = self._arrived[:CHAIN_MAX], self._arrived[CHAIN_MAX:]
+            try:
+                outcomes = await self._origin.resolve([waiting.member.changes for waiting in batch])
+            except Exception as error:
+                for waiting in batch:
+                    _fail(waiting, error)
+                continue
+            for waiting, outcome in zip(batch, outcomes, strict=True):
+                if outcome is None:
+                    self._enqueue(waiting)
+                else:
+                    task = asyncio.ensure_future(self._ship(waiting, outcome))
+                    self._shipping.add(task)
+                    task.add_done_callback(self._shipping.discard)
+
+    async def _ship(self, waiting: _Waiting, outcome: Executed) -> None:
+        try:
+            submitted = await self._submit(waiting, outcome)
+        except Exception as error:
+            _fail(waiting, error)
+            return
+        if _are_rows_rejected(waiting, submitted):
+            self._enqueue(waiting)
+        else:
+            _respond(waiting, self._done(waiting, outcome, submitted, 0))
+
+    def _enqueue(self, waiting: _Waiting) -> None:
+        self._queue.append(waiting)
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.ensure_future(self._work())
 
     async def _work(self) -> None:
         while self._queue:
@@ -180,6 +222,14 @@ def _is_conflict(waiting: _Waiting, outcome: Executed | Rejected, submitted: Sub
         return False
     error = understand(waiting.request.tx, submitted.refused)
     return isinstance(error, WriteRefused) and error.why == Why.CONFLICT.value
+
+
+def _are_rows_rejected(waiting: _Waiting, submitted: Submitted | None) -> bool:
+    """Whether a replica's database has rejected the rows, for whatever reason."""
+    if submitted is None or not submitted.refused:
+        return False
+    error = understand(waiting.request.tx, submitted.refused)
+    return isinstance(error, ChangeNotProved) or (isinstance(error, WriteRefused) and error.why in _REJECTED_ROWS)
 
 
 def _error(rejected: Rejected) -> DatabaseError:

@@ -97,7 +97,7 @@ def test_the_figures_have_the_names_that_others_look_for() -> None:
         "overlay.c64.vs_in_process",
         "executed_once.c64.vs_shipped",
         "executed_once.c1.vs_shipped",
-        "executed_once.hot_row.vs_shipped",
+        "executed_once.hot_row",
         "write_all.c64.vs_galera",
     }
 

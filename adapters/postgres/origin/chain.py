@@ -25,6 +25,7 @@ from adapters.postgres.origin.completeness import Changed, changed_rows, last_va
 from adapters.postgres.origin.giving_way import Yielded, giving_way
 from adapters.postgres.origin.images import Key, images_of
 from adapters.postgres.origin.outcomes import Captured, Executed, Interrupted, Rejected
+from adapters.postgres.origin.resolve import Request, Resolver
 from adapters.postgres.origin.session import OriginSession
 from adapters.postgres.origin.slots import Slots
 from adapters.postgres.origin.write_set import Images, State, changes_between
@@ -49,7 +50,6 @@ _SO_FAR = "SELECT tops.captured_so_far()"
 _NOT_REPLICABLE = "0A000"
 _TOO_MANY_VALUES = "the transaction draws more values of a sequence than a replica may draw at once: insert fewer rows"
 
-Request = tuple[Change, ...]
 TableOf = Callable[[str], Awaitable[Table]]
 Outcome = Executed | Rejected
 
@@ -80,6 +80,7 @@ class Origin:
         """`slots`: other replicas commit what they execute without asking this one, so sequences are shared out."""
         self._write_dsn, self._agent_dsn, self._where, self._options = write_dsn, agent_dsn, where, options
         self._names, self._slots = tuple(tables), slots
+        self._resolver = Resolver(write_dsn, where, options, may_draw=slots is None)
         self._agent: Connection | None = None
         self._session: OriginSession | None = None
         self._tables: dict[str, Table] = {}
@@ -107,9 +108,16 @@ class Origin:
 
     async def close(self) -> None:
         self._drop()
+        await self._resolver.close()
         if self._agent is not None:
             self._agent.terminate()
             self._agent = None
+
+    async def resolve(self, requests: Sequence[Request]) -> list[Executed | None]:
+        """What requests do that only insert rows whose values can be computed ahead; None: it must be executed.
+
+        One at a time, beside `execute`. That nothing is in the rows' way shows when they are applied."""
+        return await self._resolver.resolve(requests, [name for name in self._names if name not in self.unfit])
 
     async def execute(self, requests: Sequence[Request]) -> list[Outcome]:
         """What the first requests did, in order; one at least. Nothing of it stays in the database.

@@ -19,8 +19,8 @@ from adapters.postgres.sqlstates import CAPTURED_NOTICE, ROWS_NOTICE, is_connect
 from adapters.postgres.statements import TELL, Call
 from adapters.postgres.steps import Step, check, shape_of, traits_of
 from adapters.postgres.transactions import command_count
-from adapters.sql import NotParsed, check_statement
-from tops.changes import Insert, InvalidChange, Row, RowChange, Statement
+from adapters.sql import NotParsed, check_statement, parse
+from tops.changes import CLOCK_STRINGS, Insert, InvalidChange, Row, RowChange, Statement
 from tops.errors import ConfigError
 
 Prepared = PreparedStatement  # of plain records
@@ -113,7 +113,7 @@ class OriginSession:
     async def learn(self, statement: Statement) -> None:
         """Be able to write the statement down as part of a message, if that is possible; outside a transaction, which a
         statement that can't be prepared would end."""
-        if statement.sql in self._counted:
+        if statement.sql in self._counted or _holds_clock(statement.sql):
             return
         try:
             check_statement(statement.sql)
@@ -152,9 +152,11 @@ class OriginSession:
         prepared = self._prepared.get(sql)
         if prepared is None:
             try:
-                prepared = self._prepared[sql] = await self.connection.prepare(sql)
+                prepared = await self.connection.prepare(sql)
             except asyncpg.InternalClientError as error:  # a type that the driver can't look up, such as anyarray
                 raise InvalidChange(f"the driver does not understand the statement: {error}") from error
+            if not _holds_clock(sql):
+                self._prepared[sql] = prepared
         return prepared
 
     async def _fetch(self, prepared: Prepared, statement: Statement) -> tuple[int, tuple[Row, ...]]:
@@ -187,3 +189,11 @@ class OriginSession:
         self._rows.clear()
         await self.connection.execute(Call(prepared.get_name(), sql.parts, sql.counted).text(step, TELL))
         return sum(self._rows)
+
+
+def _holds_clock(sql: str) -> bool:
+    """Whether a literal may stand for a time that the server reads when it prepares the statement: 'now', 'today'."""
+    try:
+        return any(word in text.lower() for one in parse(sql) for text in one.strings for word in CLOCK_STRINGS)
+    except InvalidChange:
+        return True

@@ -30,7 +30,8 @@ _TRIED_MAX = 10_000
 _FACTS = """
 select s.seqincrement as increment, s.seqmin as least, s.seqmax as most, s.seqcycle as cycles, s.seqcache as cache,
        coalesce(pg_sequence_last_value(s.seqrelid) + s.seqincrement, s.seqstart) as next,
-       format('%I.%I', n.nspname, c.relname) as table_name, a.attname as column_name
+       case when c.oid is not null then format('%I.%I', n.nspname, c.relname) end as table_name,
+       a.attname as column_name
   from pg_sequence s
   left join pg_depend d on d.classid = 'pg_class'::regclass and d.objid = s.seqrelid
        and d.refclassid = 'pg_class'::regclass and d.refobjsubid > 0 and d.deptype in ('a', 'i')

@@ -25,6 +25,7 @@ _READ = frozenset(
     {"commandType", "canSetTag", "resultRelation", "rtable", "rteperminfos", "jointree", "targetList", "override"}
     | {"onConflict", "returningList", "limitOption", "constraintDeps", "stmt_location", "stmt_len"}
 )
+_EMPTY: tuple[Value, ...] = (None, "false", "0", [])
 _NAMES = {
     "cteList": "WITH",
     "hasModifyingCTE": "WITH",
@@ -46,6 +47,20 @@ def target_of(query: Node) -> int:
     return tables[place - 1].number("relid") if 0 < place <= len(tables) else 0
 
 
+def inserted_values(query: Node) -> list[Node] | None:
+    """The expressions of all columns of all rows of an INSERT … VALUES, defaults among them; None if it is more than
+    that."""
+    if query.text("commandType") != _INSERT or query["onConflict"] is not None:
+        return None
+    if any(name not in _READ and value not in _EMPTY for name, value in query.fields.items()):
+        return None
+    entries, place, source = query.nodes("rtable"), query.number("resultRelation"), query.node("jointree")
+    sources = [entry for number, entry in enumerate(entries, 1) if number != place]
+    if source is None or source["quals"] is not None or any(entry.text("rtekind") != _VALUES for entry in sources):
+        return None
+    return query.nodes("targetList") + [node for entry in sources for node in _listed(entry["values_lists"])]
+
+
 class Commands:
     """The proof of one statement: `expressions` knows its text, `facts` holds what its tree mentions."""
 
@@ -64,7 +79,7 @@ class Commands:
         if isinstance(verdict, NotProved):
             return verdict
         for name, value in query.fields.items():
-            if name not in _READ and value not in (None, "false", "0", []):
+            if name not in _READ and value not in _EMPTY:
                 return NotProved(Reason.SHAPE, _NAMES.get(name, f"a clause of kind {name}"))
         if command == _INSERT:
             verdict = self._check_insert(query, table)

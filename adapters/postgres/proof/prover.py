@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 import asyncpg
 
-from adapters.postgres.proof.commands import Commands, target_of
+from adapters.postgres.proof.commands import Commands, inserted_values, target_of
 from adapters.postgres.proof.expressions import Expressions
 from adapters.postgres.proof.facts import Facts
 from adapters.postgres.proof.printed import rewritten_tree
+from adapters.postgres.proof.resolvable import sequences_of
 from adapters.postgres.proof.tables import Tables
 from adapters.postgres.proof.texts import literal_at
 from adapters.postgres.proof.tree import Node, Unreadable, parse
@@ -42,6 +43,25 @@ class Prover:
             return Commands(self._facts, expressions).check(query)
         except Unreadable as problem:
             return NotProved(Reason.UNREADABLE, str(problem))
+
+    async def sequences(self, sql: str) -> frozenset[int] | None:
+        """The sequences that the values of an INSERT … VALUES draw from; None if they can't be computed ahead of it.
+
+        Raises the server's error for a statement that it does not understand."""
+        try:
+            tree = parse(await rewritten_tree(self._connection, sql))
+            if not isinstance(tree, list) or len(tree) != 1 or not isinstance(query := tree[0], Node):
+                return None
+            values = inserted_values(query)
+            if values is None:
+                return None
+            await self._facts.load_for(values)
+            text = sql.encode()
+            return await sequences_of(
+                self._connection, self._facts, values, lambda node: literal_at(text, node.number("location"))
+            )
+        except Unreadable:
+            return None
 
     async def row_change(self, change: RowChange, oid: int) -> Verdict:
         """For all changes of the same shape: the values themselves are looked at as they are written down."""

@@ -136,3 +136,20 @@ async def test_a_deferrable_key_is_kept_with_triggers_switched_off(made: OriginD
     assert vote.excluded is not None
     assert vote.excluded.why is Why.CONFLICT
     await made.close()
+
+
+@pytest.mark.parametrize("literal", ["'now'", "$$Now$$", "E'\\x6eow'", "U&'n\\006fw'", "timestamptz 'now'"])
+async def test_a_literal_that_is_a_clock_is_read_at_each_execution(database: OriginDatabase, literal: str) -> None:
+    await database.begin("create table t (id int primary key, at timestamptz); insert into t values (1), (2)")
+    touch = f"update t set at = {literal} where id = "
+
+    times: list[str] = []
+    for _ in range(2):
+        for outcome in await database.execute_all([f"{touch}1"], [f"{touch}2"]):
+            assert isinstance(outcome, Executed)
+            (change,) = outcome.write_set.changes
+            assert isinstance(change, Update)
+            times.append(change.values["at"])
+
+    assert times[0] < times[2]
+    assert times[1] < times[3]
