@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -30,11 +31,13 @@ _OWN_TRIGGER = re.compile(r"^CREATE (?:CONSTRAINT )?TRIGGER (\S+) .* EXECUTE FUN
 
 
 class SchemaDump(NamedTuple):
-    """`pre_data` before the rows, `post_data` (indexes, constraints, triggers) after them."""
+    """`pre_data` before the rows, `post_data` (indexes, constraints, triggers) after them; and what they name that a
+    server must have: extensions, and the roles that row security is for."""
 
     pre_data: str
     post_data: str
     extensions: tuple[str, ...]
+    roles: tuple[str, ...]
 
 
 def plain_sql(script: str) -> str:
@@ -48,11 +51,15 @@ async def dump_schema(dsn: str) -> SchemaDump:
     try:
         major = int(await connection.fetchval("select current_setting('server_version_num')::int / 10000"))
         found = await connection.fetch("select extname from pg_extension where extname <> 'plpgsql' order by 1")
+        roles = await connection.fetch(
+            "select distinct rolname from pg_policy, unnest(polroles) as role join pg_roles on oid = role order by 1"
+        )
     finally:
         await connection.close()
     program = _program(major)
     pre_data, post_data = [await _section(program, dsn, section) for section in ("pre-data", "post-data")]
-    return SchemaDump(pre_data, post_data, tuple(row["extname"] for row in found))
+    extensions, named = (tuple(row[0] for row in rows) for rows in (found, roles))
+    return SchemaDump(pre_data, post_data, extensions, named)
 
 
 def _program(major: int) -> Path:
@@ -87,13 +94,17 @@ def _without_own_triggers(script: str) -> str:
     return states.sub("", _OWN_TRIGGER.sub("", script)) if names else script
 
 
-async def missing_extensions(connection: Connection, extensions: tuple[str, ...]) -> list[str]:
-    """Those that this server does not have to offer."""
+async def missing_objects(connection: Connection, extensions: Sequence[str], roles: Sequence[str]) -> list[str]:
+    """What this server lacks of the extensions and roles that a schema names."""
     rows = await connection.fetch(
-        "select name from unnest($1::text[]) as name where name not in (select name from pg_available_extensions)",
+        "select 'extension ' || name from unnest($1::text[]) as name "
+        "where name not in (select name from pg_available_extensions) "
+        "union all select 'role ' || name from unnest($2::text[]) as name "
+        "where name not in (select rolname from pg_roles) order by 1",
         list(extensions),
+        list(roles),
     )
-    return [row["name"] for row in rows]
+    return [row[0] for row in rows]
 
 
 async def sequence_values(connection: asyncpg.Connection) -> dict[str, int]:
@@ -103,3 +114,9 @@ async def sequence_values(connection: asyncpg.Connection) -> dict[str, int]:
         "where last_value is not null and schemaname <> 'tops'"
     )
     return {row["name"]: row["last_value"] for row in rows}
+
+
+async def set_sequences(connection: asyncpg.Connection, values: Mapping[str, int]) -> None:
+    """Let the sequences that exist here go on where those of the source are."""
+    for name, value in values.items():
+        await connection.execute("select setval(to_regclass($1), $2) where to_regclass($1) is not null", name, value)
