@@ -1,6 +1,7 @@
 """A database's schema as SQL that another one can run, by PostgreSQL's own `pg_dump`."""
 
 import asyncio
+import logging
 import os
 import re
 import shutil
@@ -10,24 +11,38 @@ from typing import NamedTuple
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 import asyncpg
+from pglast.parser import ParseError, split
 
 from adapters.postgres.session import Connection, Options, connect
 from adapters.postgres_programs import binary
 from tops.errors import ConfigError, ResourceError
 
 EMBEDDED_MAJOR = 16  # of the wheel's programs: pg_dump does not read newer servers
+_SELF = frozenset({"CURRENT_USER", "SESSION_USER", "CURRENT_ROLE", "PUBLIC"})
+_NO_SETTINGS = frozenset({"role", "constraints", "transaction", "session", "time"})  # SET has other forms, too
 _OPTIONS = Options(lock_timeout_s=30.0, statement_timeout_s=600.0, connect_timeout_s=10.0)
-# psql's own commands, and settings of the session that ran pg_dump: names in its output are qualified anyway.
-_NOT_FOR_A_SERVER = re.compile(
-    r"^(?:\\(?:restrict|unrestrict)\b.*"
-    r"|SET (?:statement_timeout|lock_timeout|idle_in_transaction_session_timeout|transaction_timeout|client_encoding"
+# psql's own commands, which a server does not know; pg_dump writes them at the beginning of a line.
+_PSQL = re.compile(r"^\\(?:restrict|unrestrict|connect|encoding|set)\b.*$", re.MULTILINE)
+_ROWS = re.compile(r"^\\\.\s*$", re.MULTILINE)
+# Settings of the session that ran pg_dump: names in its output are qualified anyway.
+_OF_ITS_SESSION = re.compile(
+    r"SET (?:statement_timeout|lock_timeout|idle_in_transaction_session_timeout|transaction_timeout|client_encoding"
     r"|standard_conforming_strings|xmloption|client_min_messages|row_security|default_tablespace"
-    r"|default_table_access_method) = .*;"
-    r"|SELECT pg_catalog\.set_config\('search_path', '', false\);)[ \t\r]*$",
-    re.MULTILINE,
+    r"|default_table_access_method) = [^;]*$"
+    r"|SELECT pg_catalog\.set_config\('search_path', '', false\)$"
 )
+_SETTING = re.compile(r"SET (?:SESSION |LOCAL )?([\w.]+) (?:=|TO) ", re.IGNORECASE)
+_OWNER = re.compile(r'ALTER [\s\S]* OWNER TO ("(?:[^"]|"")+"|\w+)$', re.IGNORECASE)
+_GRANTED = re.compile(
+    r'(?:GRANT|REVOKE|ALTER DEFAULT PRIVILEGES) [\s\S]* (?:TO|FROM) ("(?:[^"]|"")+"|\w+)'
+    r"(?: WITH GRANT OPTION| GRANTED BY \S+)?$",
+    re.IGNORECASE,
+)
+_COMMENTS = re.compile(r"(?:\s|--[^\n]*(?:\n|$))+")
 # Triggers of TOPS, by their functions: pg_dump writes each on one line, and its state on another.
 _OWN_TRIGGER = re.compile(r"^CREATE (?:CONSTRAINT )?TRIGGER (\S+) .* EXECUTE FUNCTION tops\..*;$", re.MULTILINE)
+
+log = logging.getLogger("tops.adapters")
 
 
 class SchemaDump(NamedTuple):
@@ -42,7 +57,50 @@ class SchemaDump(NamedTuple):
 
 def plain_sql(script: str) -> str:
     """A script as a server takes it: what `pg_dump` adds for psql, or for its own session, is left out."""
-    return _NOT_FOR_A_SERVER.sub("", script).replace("SET check_function_bodies", "SET LOCAL check_function_bodies")
+    kept = [text for text, bare in _statements(script) if not _OF_ITS_SESSION.match(bare)]
+    return _joined(kept).replace("SET check_function_bodies", "SET LOCAL check_function_bodies")
+
+
+async def fitting_sql(connection: Connection, script: str) -> str:
+    """A script of `pg_dump -s` as this server takes it from this login: settings that it does not have, owners that the
+    login can't make, and privileges of roles that do not exist are left out, too."""
+    settings = {row[0] for row in await connection.fetch("select name from pg_settings")}
+    roles = {
+        row[0]: row[1] for row in await connection.fetch("select rolname, pg_has_role(oid, 'member') from pg_roles")
+    }
+    kept = []
+    for text, bare in _statements(plain_sql(script)):
+        setting, owner, granted = _SETTING.match(bare), _OWNER.match(bare), _GRANTED.match(bare)
+        if setting and "." not in setting[1] and setting[1].lower() not in settings | _NO_SETTINGS:
+            log.info("a setting that the server does not have is left out", extra={"statement": bare})
+        elif owner and not roles.get(_name(owner[1]), _name(owner[1]).upper() in _SELF):
+            log.info("an owner that can't be had here is left out", extra={"statement": bare})
+        elif granted and _name(granted[1]) not in roles and _name(granted[1]).upper() not in _SELF:
+            log.info("privileges of a role that does not exist are left out", extra={"statement": bare})
+        else:
+            kept.append(text)
+    return _joined(kept)
+
+
+def _statements(script: str) -> list[tuple[str, str]]:
+    """The statements of a script, each also without the comments before it.
+
+    The body of a function in SQL's own form is cut as well, which does not matter to whoever joins them again."""
+    if _ROWS.search(script):
+        raise ConfigError("it holds rows for psql: write it with pg_dump --schema-only, or load the rows into a seed")
+    try:
+        found = split(_PSQL.sub("", script), with_parser=False)
+    except ParseError as error:
+        raise ConfigError(f"it can't be read: {error}") from error
+    return [(text, text[match.end() :] if (match := _COMMENTS.match(text)) else text) for text in found]
+
+
+def _joined(statements: Sequence[str]) -> str:
+    return "".join(f"{statement};\n" for statement in statements)
+
+
+def _name(written: str) -> str:
+    return written[1:-1].replace('""', '"') if written.startswith('"') else written.lower()
 
 
 async def dump_schema(dsn: str) -> SchemaDump:

@@ -7,7 +7,7 @@ import asyncpg
 
 from adapters.postgres.literals import identifier
 from adapters.postgres.schema import as_owner
-from adapters.postgres.schema_dump import plain_sql
+from adapters.postgres.schema_dump import fitting_sql
 from adapters.postgres.session import Connection, Options, connect
 from tops.changes import split_table_name
 from tops.errors import ConfigError
@@ -77,6 +77,8 @@ async def run_script(dsn: str, script: str, *, only_if_empty: bool = False) -> N
             return
         try:
             async with connection.transaction():
-                await connection.execute(plain_sql(script))
+                await connection.execute(await fitting_sql(connection, script))
+        except ConfigError as error:
+            raise ConfigError(f"the schema file: {error}") from error
         except asyncpg.PostgresError as error:
             raise ConfigError(f"the schema file fails, and left nothing behind: {error}") from error
