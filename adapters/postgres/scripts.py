@@ -34,7 +34,12 @@ async def _connection(dsn: str) -> AsyncIterator[Connection]:
 async def user_tables(dsn: str) -> list[str]:
     """The tables that are not ours or the server's, as they are named in changes."""
     async with _connection(dsn) as connection:
-        return [row["short"] if row["visible"] else row["name"] for row in await connection.fetch(_TABLES)]
+        return [_short(row["short"]) if row["visible"] else row["name"] for row in await connection.fetch(_TABLES)]
+
+
+def _short(name: str) -> str:
+    """A dot inside a name is not the one after a schema."""
+    return identifier(name) if "." in name or '"' in name else name
 
 
 async def missing_tables(dsn: str, tables: Sequence[str]) -> list[str]:
