@@ -16,7 +16,7 @@ import msgspec
 
 from adapters import PostgresAdapter
 from adapters.postgres.catalog import sql_name
-from adapters.postgres.copying import Piece, copy_out, in_snapshot, pieces_of
+from adapters.postgres.copying import PIECE_BYTES, Piece, copy_out, in_snapshot, pieces_of
 from adapters.postgres.schema_dump import dump_schema, sequence_values
 from adapters.postgres.scripts import user_tables
 from replication.calls import CloseCopy, CopyChunk, CopyOpened, CopyWanted, GetSchema, OpenCopy, SchemaDumped, Told
@@ -109,8 +109,8 @@ class _Copy:
 class Copies:
     """The copies that one agent hands out."""
 
-    def __init__(self, agent: "Agent") -> None:
-        self._agent = agent
+    def __init__(self, agent: "Agent", piece_bytes: int = PIECE_BYTES) -> None:
+        self._agent, self.piece_bytes = agent, piece_bytes
         self._open: dict[str, _Copy] = {}
         self._opening = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
@@ -170,7 +170,7 @@ class Copies:
         async with AsyncExitStack() as stack:
             snapshot = await stack.enter_async_context(resource.snapshot())
             exported = str(await snapshot.connection.fetchval("select pg_export_snapshot()"))
-            pieces = await pieces_of(snapshot.connection, [*names, *OWN_TABLES])
+            pieces = await pieces_of(snapshot.connection, [*names, *OWN_TABLES], self.piece_bytes)
             opened = CopyOpened(
                 replica=agent.replica.name,
                 snapshot=secrets.token_hex(8),

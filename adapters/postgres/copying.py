@@ -17,7 +17,8 @@ from adapters.postgres.literals import identifier, quote
 from adapters.postgres.session import Connection, Options, connect
 from tops.errors import NotReachable, ResourceError
 
-PIECE_BYTES = 64 * 2**20  # of a table's pages: what is lost of a copy that is interrupted, and what one reader reads
+PIECE_BYTES = 16 * 2**20  # of a table's pages: each worker loses at most one piece of a copy that is interrupted
+PIECES_MAX = 1000  # of one table
 CHUNK_BYTES = 512 * 1024
 _QUEUE_MAX = 4
 _OPTIONS = Options(lock_timeout_s=30.0, statement_timeout_s=24 * 3600.0, connect_timeout_s=10.0)
@@ -82,7 +83,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
         return "binary" if self.is_binary else "text"
 
 
-async def pieces_of(connection: Connection, tables: Sequence[str], piece_bytes: int = PIECE_BYTES) -> list[Piece]:
+async def pieces_of(connection: Connection, tables: Sequence[str], piece_bytes: int) -> list[Piece]:
     """What is to be copied of some tables, given by SQL names; those that do not exist are left out.
 
     The tables are locked against being rewritten until the transaction ends: blocks keep their rows meanwhile."""
@@ -94,7 +95,7 @@ async def pieces_of(connection: Connection, tables: Sequence[str], piece_bytes: 
 
 
 def _cut(row: asyncpg.Record, piece_bytes: int) -> list[Piece]:
-    count = 1 if row["partitioned"] else max(1, round(row["bytes"] / piece_bytes))
+    count = 1 if row["partitioned"] else min(max(1, round(row["bytes"] / piece_bytes)), PIECES_MAX)
     borders = [row["blocks"] * number // count for number in range(count)]
     return [
         Piece(
