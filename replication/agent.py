@@ -22,6 +22,7 @@ from replication.config import HIDDEN, Cluster, ReplicaSetConfig
 from replication.conflicts.pruning import Flushed, Pruning
 from replication.conflicts.tables import KEYS
 from replication.conversation import Answerer, Caller
+from replication.copies import Copies
 from replication.databases import ReplicaDatabase, patiently
 from replication.divergence.at_replica import AtReplica
 from replication.events import log_type
@@ -91,7 +92,7 @@ class Agent:
         self.guard = RequestGuard(
             cluster.config.cluster.name, config.name, cluster.config.permissions(), data / "audit.log"
         )
-        self.copies = bootstrap.Copies()
+        self.copies = Copies(self)
         self.starter: Starter | None = None
         self.guarding: Guarding | None = None
         self._joined = asyncio.Event()
@@ -331,14 +332,10 @@ class Agent:
                 if self.starter is None:
                     raise ConfigError(f"replica {self.replica.name} is an SQLite file, which is not compared")
                 return self.starter.respond(question)
-            case calls.CopyWanted(copy=copy, number=number):
+            case calls.OpenCopy() | calls.CopyWanted() | calls.CloseCopy() | calls.GetSchema():
                 if self.config.seed != self.replica.name:
                     self._check_joined()
-                return await self.copies.chunk(self, copy, number)
-            case calls.GetSchema():
-                if self.config.seed != self.replica.name:
-                    self._check_joined()
-                return await bootstrap.dumped(self)
+                return await self.copies.respond(question)
         self._check_joined()
         match question:
             case calls.Where():

@@ -107,11 +107,25 @@ class Conflicts(Question, frozen=True):
     limit: int = 100
 
 
-class CopyWanted(Question, frozen=True):
-    """A consistent copy of the set's tables, chunk by chunk; `number` counts from 0. Answer: `CopyChunk`."""
+class OpenCopy(Question, frozen=True):
+    """Hold a snapshot of the set's tables for a copy of this name; one that is held already is gone on with.
+    Response: `CopyOpened`."""
 
     copy: str
+
+
+class CopyWanted(Question, frozen=True):
+    """Chunk `number`, counted from 0, of a copy's piece. Response: `CopyChunk`."""
+
+    copy: str
+    piece: int
     number: int
+
+
+class CloseCopy(Question, frozen=True):
+    """The copy is loaded, or given up. Response: `Told`."""
+
+    copy: str
 
 
 class GetSchema(Question, frozen=True):
@@ -286,24 +300,35 @@ class RowsTold(Answered, frozen=True):
     rows: bytes
 
 
-class CopyChunk(Answered, frozen=True):
-    """`table` None: the copy is complete, as of `point`, with its sequences. `rows` is about how many rows there
-    are in all, in the first chunk."""
+class CopyOpened(Answered, frozen=True):
+    """What a copy consists of, all as of one snapshot; `pieces` are packed (`replication.copies`).
 
-    table: str | None
-    data: bytes = b""
+    `data` names rows that do not change before the set starts: a later snapshot with the same name has the same rows.
+    It is empty once they may change."""
+
+    replica: str
+    snapshot: str
+    data: str
+    pieces: bytes
     point: LogPoint = BEGINNING
-    rows: int = 0
     sequences: dict[str, int] = {}
 
 
+class CopyChunk(Answered, frozen=True):
+    """Some of a piece's rows; `is_last`: the piece ends with them."""
+
+    data: bytes
+    is_last: bool
+
+
 class SchemaDumped(Answered, frozen=True):
-    """SQL, compressed: what comes before the rows and what comes after them."""
+    """SQL, compressed: what comes before the rows and what comes after them; and what it needs of the server."""
 
     replica: str
     pre_data: bytes
     post_data: bytes
     extensions: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
 
 
 class StartState(Answered, frozen=True):
@@ -349,7 +374,9 @@ AnyQuestion = (
     | RetryErrors
     | Reload
     | Conflicts
+    | OpenCopy
     | CopyWanted
+    | CloseCopy
     | GetSchema
     | GetStartState
     | GetTableFingerprint
@@ -373,6 +400,7 @@ AnyAnswer = (
     | StatusTold
     | Told
     | RowsTold
+    | CopyOpened
     | CopyChunk
     | SchemaDumped
     | StartState

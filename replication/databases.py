@@ -98,11 +98,16 @@ class ReplicaDatabase:
         wanted = [] if self._config.tables == "*" else self._config.tables
         if script is None or (wanted and not await missing_tables(self.admin_dsn, wanted)):
             return
-        if self._server is None and self._logins is not None and self._logins.write_role is not None:
-            script = f"{script}\n;{table_grants(self._logins, self._config.tables)}"  # its agent makes and shares them
+        script = f"{script}\n;{self.grants_on_new_tables()}"
         await run_script(self.admin_dsn, script, only_if_empty=not wanted)
         if self._server is not None:
             await self.set_up()  # with the rights to what is new
+
+    def grants_on_new_tables(self) -> str:
+        """SQL by which an agent that makes tables shares them with the set's logins; `set_up` does it elsewhere."""
+        if self._server is None and self._logins is not None and self._logins.write_role is not None:
+            return table_grants(self._logins, self._config.tables)
+        return ""
 
     def resource(self) -> Resource:
         name = f"replica {self._config.name}/{self._replica.name}"

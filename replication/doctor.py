@@ -8,6 +8,8 @@ from pathlib import Path
 import asyncpg
 import msgspec
 
+from adapters.embedded_postgres import kept_logins
+from adapters.postgres.catalog import sql_name
 from adapters.postgres.privileges import complaints
 from adapters.postgres.scripts import user_tables
 from replication.config import Cluster, ReplicaConfig, ReplicaSetConfig
@@ -69,24 +71,31 @@ async def examine(cluster: Cluster, config: ReplicaSetConfig, keys: Path | None 
     """All findings, the worst first; a set without any has one that says so."""
     findings: list[Finding] = []
     seen: dict[str, Seen] = {}
-    embedded = [r.name for r in config.replica if r.dsn is None]
+    embedded = []
     for replica in config.replica:
-        if replica.dsn is not None and not replica.dsn.startswith("sqlite:"):
-            found, looks = await _database(config, replica, replica.dsn)
+        dsn = replica.dsn
+        if dsn is None:
+            # A server of ours that runs is looked into with the agent's login; one that does not can't be.
+            kept = kept_logins(cluster.data_of(config, replica) / "postgres", config.name)
+            embedded += [replica.name] if kept is None else []
+            dsn = kept.agent if kept is not None else None
+        elif dsn.startswith("sqlite:"):
+            findings.append(_finding(replica.name, table_findings.of_sqlite()))
+            continue
+        if dsn is not None:
+            found, looks = await _database(config, replica, dsn)
             findings += found
             if looks is not None:
                 seen[replica.name] = looks
-    findings += [Finding(f.level, "", f.text, f.remedy) for f in table_findings.of_file(config)]
+    findings += [_finding("", f) for f in table_findings.of_file(config)]
     findings += _differences(seen)
     if config.tables == "*":
         known = {name: list(looks.tables) for name, looks in seen.items()}
-        findings += [Finding(f.level, name, f.text, f.remedy) for name, f in table_findings.missing(known)]
+        findings += [_finding(name, f) for name, f in table_findings.missing(known)]
     findings += await _running(cluster, config, keys)
     if embedded:
         findings.append(
-            Finding(
-                "ok", ", ".join(embedded), "embedded PostgreSQL: its settings are ours; its tables are not looked into"
-            )
+            Finding("ok", ", ".join(embedded), "embedded PostgreSQL that does not run: its tables are not looked into")
         )
     rank = {"error": 0, "warning": 1, "ok": 2}
     findings.sort(key=lambda f: (rank[f.level], f.replica, f.text))
@@ -130,14 +139,22 @@ async def _look(
     tables = await user_tables(dsn) if config.tables == "*" else config.tables
     for table in tables:
         findings += await _table(config, name, connection, table, seen)
-        findings += [Finding(f.level, name, f.text, f.remedy) for f in await table_findings.of_table(connection, table)]
-    findings += await _logins(config, replica, tables)
+        findings += [_finding(name, f) for f in await table_findings.of_table(connection, table)]
+    others = await table_findings.of_database(connection, all_tables=config.tables == "*")
+    findings += [_finding(name, f) for f in others]
+    if replica.dsn is not None:
+        findings += [_finding(name, f) for f in table_findings.of_logins(replica)]
+        findings += await _logins(config, replica, tables)
     with suppress(asyncpg.InsufficientPrivilegeError):  # which is a finding already
         if await _is_new(connection, config.name):
             for table in seen.tables:
-                quoted = await connection.fetchval("select to_regclass($1)::text", table)
-                seen.filled[table] = await connection.fetchval(f"select exists (select from {quoted})")
+                with suppress(asyncpg.ObjectNotInPrerequisiteStateError):  # a foreign table, which is one, too
+                    seen.filled[table] = await connection.fetchval(f"select exists (select from {sql_name(table)})")
     return findings, seen
+
+
+def _finding(replica: str, found: table_findings.Found) -> Finding:
+    return Finding(found.level, replica, found.text, found.remedy)
 
 
 async def _logins(config: ReplicaSetConfig, replica: ReplicaConfig, tables: list[str]) -> list[Finding]:
@@ -169,17 +186,18 @@ async def _is_new(connection: "asyncpg.Connection[asyncpg.Record]", replica_set:
 async def _table(
     config: ReplicaSetConfig, replica: str, connection: "asyncpg.Connection[asyncpg.Record]", table: str, seen: Seen
 ) -> list[Finding]:
-    columns = await connection.fetch(_COLUMNS, table)
+    name = sql_name(table)
+    columns = await connection.fetch(_COLUMNS, name)
     if not columns:
         return [Finding("error", replica, f"table {table} does not exist", "create it, or give the set a schema file")]
     seen.tables[table] = [(c["name"], c["type"], c["needed"]) for c in columns]
-    constraints = await connection.fetch(_CONSTRAINTS, table)
+    constraints = await connection.fetch(_CONSTRAINTS, name)
     findings = []
     if not any(c["kind"] == "p" for c in constraints):
         findings.append(
             Finding("error", replica, f"table {table} has no primary key", f"alter table {table} add primary key")
         )
-    lacking = [row["right"] for row in await connection.fetch(_LACKING, table)]
+    lacking = [row["right"] for row in await connection.fetch(_LACKING, name)]
     if lacking:
         rights = ", ".join(lacking)
         findings.append(
@@ -200,7 +218,7 @@ async def _table(
                 findings.append(
                     Finding("warning", replica, text, "such a transaction is set aside and the set is divergent")
                 )
-    for trigger in await connection.fetch(_TRIGGERS, table):
+    for trigger in await connection.fetch(_TRIGGERS, name):
         text = f"{table} has the trigger {trigger['tgname']}, which runs at every replica"
         findings.append(Finding("warning", replica, text, "make sure that it does the same everywhere"))
     return findings

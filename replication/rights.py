@@ -43,7 +43,9 @@ REQUEST_RIGHTS: Mapping[type[calls.Question], Verb] = {
     calls.GuardWanted: Verb.OPERATE,
     calls.GuardDone: Verb.OPERATE,
     # What replicas ask each other: only they, and administrators, have the right to respond for the set.
+    calls.OpenCopy: Verb.RESPOND,
     calls.CopyWanted: Verb.RESPOND,
+    calls.CloseCopy: Verb.RESPOND,
     calls.GetSchema: Verb.RESPOND,
     calls.GetStartState: Verb.RESPOND,
     calls.GetTableFingerprint: Verb.RESPOND,

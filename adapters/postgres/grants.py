@@ -11,6 +11,7 @@ from typing import Literal
 
 import asyncpg
 
+from adapters.postgres.guard_triggers import TRIGGER
 from adapters.postgres.literals import identifier, quote
 from adapters.postgres.logins import Logins, Roles, database_of, user_of, with_login
 from adapters.postgres.revoked import EXTENSIONS, GROUPS
@@ -49,7 +50,20 @@ do $tops$ declare one record; begin
     end loop;
 end $tops$"""
 
-# With the sequences that fill the table's columns. A partition is written through its parent.
+# Only a table's owner may switch its triggers to ALWAYS or take them away. These do so for the guard's triggers alone,
+# with the rights of whoever runs this.
+_GUARD = """
+create or replace function {name}(guarded regclass) returns void language plpgsql security definer
+    set search_path = pg_catalog, pg_temp as $tops$ begin
+    execute format({command}, guarded);
+end $tops$"""
+_GUARDS = {
+    "tops.keep_guard": f"alter table %s enable always trigger {TRIGGER}",
+    "tops.drop_guard": f"drop trigger if exists {TRIGGER} on %s",
+}
+
+# With the sequences that fill the table's columns. A partition is written through its parent, but guarded and copied by
+# itself.
 _ONE_TABLE = """
 do $tops$ declare one record; begin
     for one in select c.oid::regclass as name, c.relnamespace::regnamespace as schema from pg_class c
@@ -58,6 +72,10 @@ do $tops$ declare one record; begin
         execute format('grant all on %s to %I', one.name, {agent});
         execute format('grant select on %s to %I, %I', one.name, {read}, {check});
         execute format('grant select, insert, update, delete, truncate on %s to %I', one.name, {write});
+    end loop;
+    for one in select relid::regclass as name from pg_partition_tree(to_regclass({table}))
+                where relid <> to_regclass({table}) loop
+        execute format('grant all on %s to %I', one.name, {agent});
     end loop;
     for one in select s.oid::regclass as name from pg_depend d
                  join pg_attrdef f on d.classid = 'pg_attrdef'::regclass and f.oid = d.objid
@@ -150,6 +168,10 @@ def sections(roles: Roles, database: str, tables: Tables) -> Iterator[Section]:
             f"alter default privileges for role {owner} in schema tops grant select on tables to {check}",
         ),
     )
+    yield Section(
+        f"The guard against direct writes: the agent may keep the trigger {TRIGGER} of tables that it does not own",
+        tuple(_guard(agent)),
+    )
     yield Section("The set's tables, and the sequences of their columns", tuple(_tables(tables, literals)))
     yield Section(
         "For a database that nobody else uses: what every login may do without any privilege",
@@ -160,6 +182,14 @@ def sections(roles: Roles, database: str, tables: Tables) -> Iterator[Section]:
         ),
         optional=True,
     )
+
+
+def _guard(agent: str) -> Iterator[str]:
+    for name, command in _GUARDS.items():
+        yield _GUARD.format(name=name, command=quote(command))
+        yield f"alter function {name}(regclass) owner to current_user"  # also if the schema's owner has it by now
+        yield f"revoke all on function {name}(regclass) from public"
+        yield f"grant execute on function {name}(regclass) to {agent}"
 
 
 def table_grants(logins: Logins, tables: Tables) -> str:

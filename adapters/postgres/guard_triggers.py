@@ -7,7 +7,6 @@ which an origin executes statements are registered in `tops.sessions`, which onl
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from enum import Enum
 
 import asyncpg
@@ -60,7 +59,9 @@ with recursive wanted as (
     select t.tgrelid, pg_get_triggerdef(t.oid) as definition, t.tgenabled::text as enabled
       from pg_trigger t where t.tgname = $2
 )
-select w.oid::regclass::text as name, g.definition, coalesce(g.enabled, '') as enabled
+select w.oid::regclass::text as name, g.definition, coalesce(g.enabled, '') as enabled,
+       pg_has_role(c.relowner, 'usage') as is_owner,
+       coalesce(has_function_privilege(to_regprocedure('tops.keep_guard(regclass)'), 'execute'), false) as is_helped
   from wanted w join pg_class c on c.oid = w.oid left join guards g on g.tgrelid = w.oid
  where c.relkind in ('r', 'p') order by 1
 """
@@ -93,25 +94,32 @@ async def install(
     """
     changed = []
     for row in await connection.fetch(_GUARDED, list(tables), TRIGGER):
-        if _is_this(row["definition"], replica_set, guard, agent):
+        name, may_alter = row["name"], row["is_owner"] or row["is_helped"]
+        is_this = _is_this(row["definition"], replica_set, guard, agent)
+        # Without the right to more the trigger stays as it was made: whoever may set session_replication_role can
+        # switch it off, and one that is not wanted any more does nothing.
+        is_final = row["enabled"] == ("" if guard is Guard.NONE else "A") or not may_alter
+        if is_this and is_final:
             continue
-        name, condition = row["name"], "false" if guard is Guard.NONE else f"session_user <> {quote(agent)}"
-        await connection.execute(
-            f"create or replace trigger {TRIGGER} before insert or update or delete or truncate on {name} "
-            f"for each statement when ({condition}) execute function {guard.function}({quote(replica_set)})"
-        )
-        # The rest is the owner's right. Without it the trigger stays, and can be switched off by whoever may set
-        # session_replication_role.
-        finish = (
-            f"drop trigger {TRIGGER} on {name}"
-            if guard is Guard.NONE
-            else f"alter table {name} enable always trigger {TRIGGER}"
-        )
-        with suppress(asyncpg.InsufficientPrivilegeError):
-            async with connection.transaction():
-                await connection.execute(finish)
+        if not is_this:
+            condition = "false" if guard is Guard.NONE else f"session_user <> {quote(agent)}"
+            await connection.execute(
+                f"create or replace trigger {TRIGGER} before insert or update or delete or truncate on {name} "
+                f"for each statement when ({condition}) execute function {guard.function}({quote(replica_set)})"
+            )
+        if may_alter:
+            await connection.execute(_finish(name, guard, is_owner=row["is_owner"]))
         changed.append(name)
     return changed
+
+
+def _finish(name: str, guard: Guard, *, is_owner: bool) -> str:
+    """What the owner of a table may do with a trigger; for others, functions of `grants.py` do it."""
+    if guard is Guard.NONE:
+        return f"drop trigger {TRIGGER} on {name}" if is_owner else f"select tops.drop_guard({quote(name)}::regclass)"
+    if is_owner:
+        return f"alter table {name} enable always trigger {TRIGGER}"
+    return f"select tops.keep_guard({quote(name)}::regclass)"
 
 
 def _is_this(definition: str | None, replica_set: str, guard: Guard, agent: str) -> bool:

@@ -7,7 +7,7 @@ import asyncpg
 
 from adapters.postgres.literals import identifier
 from adapters.postgres.schema import as_owner
-from adapters.postgres.schema_dump import plain_sql
+from adapters.postgres.schema_dump import fitting_sql
 from adapters.postgres.session import Connection, Options, connect
 from tops.changes import split_table_name
 from tops.errors import ConfigError
@@ -34,7 +34,12 @@ async def _connection(dsn: str) -> AsyncIterator[Connection]:
 async def user_tables(dsn: str) -> list[str]:
     """The tables that are not ours or the server's, as they are named in changes."""
     async with _connection(dsn) as connection:
-        return [row["short"] if row["visible"] else row["name"] for row in await connection.fetch(_TABLES)]
+        return [_short(row["short"]) if row["visible"] else row["name"] for row in await connection.fetch(_TABLES)]
+
+
+def _short(name: str) -> str:
+    """A dot inside a name is not the one after a schema."""
+    return identifier(name) if "." in name or '"' in name else name
 
 
 async def missing_tables(dsn: str, tables: Sequence[str]) -> list[str]:
@@ -77,6 +82,8 @@ async def run_script(dsn: str, script: str, *, only_if_empty: bool = False) -> N
             return
         try:
             async with connection.transaction():
-                await connection.execute(plain_sql(script))
+                await connection.execute(await fitting_sql(connection, script))
+        except ConfigError as error:
+            raise ConfigError(f"the schema file: {error}") from error
         except asyncpg.PostgresError as error:
             raise ConfigError(f"the schema file fails, and left nothing behind: {error}") from error

@@ -5,7 +5,9 @@ from typing import NamedTuple
 
 import asyncpg
 
-from replication.config import ReplicaSetConfig
+from adapters.postgres.catalog import sql_name
+from adapters.postgres.logins import user_of
+from replication.config import ReplicaConfig, ReplicaSetConfig
 from tops.changes import volatile_part
 
 _FACTS = """
@@ -25,8 +27,24 @@ select c.relkind::text as kind, c.relpersistence::text as persistence,
        array(select pg_get_constraintdef(k.oid) from pg_constraint k
                join pg_depend d on d.classid = 'pg_constraint'::regclass and d.objid = k.oid
                 and d.refclassid = 'pg_proc'::regclass join pg_proc f on f.oid = d.refobjid
-              where k.conrelid = c.oid and k.contype = 'c' and f.provolatile <> 'i') as varying
+              where k.conrelid = c.oid and k.contype = 'c' and f.provolatile <> 'i') as varying,
+       array(select format('%s of domain %s', pg_get_constraintdef(k.oid), format_type(k.contypid, null))
+               from pg_attribute a join pg_constraint k on k.contypid = a.atttypid and k.contype = 'c'
+              where a.attrelid = c.oid and not a.attisdropped) as domains
   from pg_class c where c.oid = to_regclass($1)
+"""
+
+
+# With `tables = "*"` nothing names them: they are no tables that a set can have.
+_FOREIGN = """
+select c.oid::regclass::text as name from pg_class c join pg_namespace n on n.oid = c.relnamespace
+ where c.relkind = 'f' and n.nspname not in ('tops', 'information_schema') and n.nspname not like 'pg\\_%' order by 1
+"""
+# Sessions of TOPS call themselves tops-...
+_SAME_LOGIN = """
+select distinct coalesce(nullif(application_name, ''), 'an unnamed program') as name from pg_stat_activity
+ where usename = current_user and datname = current_database() and pid <> pg_backend_pid()
+   and application_name not like 'tops%' order by 1
 """
 
 
@@ -40,7 +58,7 @@ class Found(NamedTuple):
 
 async def of_table(connection: "asyncpg.Connection[asyncpg.Record]", table: str) -> list[Found]:
     """What is wrong with a table that exists; its primary key and its privileges are looked at elsewhere."""
-    facts = await connection.fetchrow(_FACTS, table)
+    facts = await connection.fetchrow(_FACTS, sql_name(table))
     return list(_found(table, facts)) if facts is not None else []
 
 
@@ -64,10 +82,37 @@ def _found(table: str, facts: asyncpg.Record) -> Iterator[Found]:
     for definition in facts["unindexed"]:
         text = f"{table}: no index leads with the columns of {definition}: deleting a parent reads the whole table"
         yield Found("warning", text, "create an index on the referring columns")
-    varying = {*facts["varying"], *(check for check in facts["checks"] if volatile_part(check))}
+    checks = [*facts["checks"], *facts["domains"]]
+    varying = {*facts["varying"], *(check for check in checks if volatile_part(check))}
     for definition in sorted(varying):
         text = f"{table}: {definition} depends on more than the row, and may hold on one replica alone"
         yield Found("error", text, "check only what is in the row")
+
+
+async def of_database(connection: "asyncpg.Connection[asyncpg.Record]", *, all_tables: bool) -> list[Found]:
+    """What a database holds beside the tables of the set, and who else uses the agent's login."""
+    told = []
+    for row in await connection.fetch(_FOREIGN) if all_tables else ():
+        text = f"{row['name']} is a foreign table: it is no part of the set, and its rows are not replicated"
+        told.append(Found("warning", text, 'name the set\'s tables instead of "*" if that is what you want'))
+    names = [row["name"] for row in await connection.fetch(_SAME_LOGIN)]
+    if names:
+        text = f"the agent's login is also used by {', '.join(names)}: direct writes with it are not noticed"
+        told.append(Found("warning", text, "give the agent a login of its own"))
+    return told
+
+
+def of_logins(replica: ReplicaConfig) -> list[Found]:
+    """Who can't be told from the agent, by the file."""
+    if replica.write_dsn is not None and user_of(replica.write_dsn) != user_of(replica.dsn or ""):
+        return []
+    text = "client SQL has the agent's login: the guard can't tell a direct write with it from replication"
+    return [Found("warning", text, "give the set logins of its own: read_dsn and write_dsn")]
+
+
+def of_sqlite() -> Found:
+    text = "an SQLite file is not compared with the others when the set starts: it follows the log, whatever it holds"
+    return Found("warning", text, "begin with an empty file, and run tops check now and then")
 
 
 def missing(tables: Mapping[str, Sequence[str]]) -> list[tuple[str, Found]]:

@@ -81,19 +81,31 @@ class Described(msgspec.Struct, frozen=True):
 
 
 class Progress:
-    """How far a comparison has come."""
+    """How far a comparison or a copy has come. What was there before it began does not count for its rate."""
 
-    def __init__(self) -> None:
-        self.rows, self.total, self._began = 0, 0, time.monotonic()
+    def __init__(self, rows: int = 0, total: int = 0) -> None:
+        self.rows, self.total, self.bytes = rows, total, 0
+        self.stage = ""  # what is done after the rows
+        self._before, self._began = rows, time.monotonic()
 
     def text(self, done: str) -> str:
         """Empty before anything is known; `done` is what becomes of rows."""
-        if not self.total:
-            return ""
+        if self.stage or not self.total:
+            return self.stage
         elapsed = time.monotonic() - self._began
-        left = elapsed * (max(self.total, self.rows) - self.rows) / self.rows if self.rows else None
+        moved = f", {self.bytes / 2**20:,.0f} MB at {self.bytes / 2**20 / elapsed:,.1f} MB/s" if self.bytes else ""
+        left = self.left_s
         remaining = f", about {left:.0f} s left" if left is not None else ""
-        return f"{self.rows:,} of about {self.total:,} rows {done}{remaining}"
+        return f"{self.rows:,} of about {self.total:,} rows {done}{moved}{remaining}"
+
+    @property
+    def rows_per_s(self) -> float:
+        return (self.rows - self._before) / max(time.monotonic() - self._began, 1e-6)
+
+    @property
+    def left_s(self) -> float | None:
+        """None as long as nothing is known."""
+        return max(self.total - self.rows, 0) / self.rows_per_s if self.rows > self._before else None
 
 
 async def take(dsn: str, replica: str, tables: Sequence[str], progress: Progress, *, checksums: bool) -> Described:

@@ -41,6 +41,8 @@ class Copying(Protocol):
 
     async def may_replace(self) -> bool: ...
 
+    async def is_unfinished(self) -> bool: ...
+
     async def take_seed(self, *, replaceable: bool) -> None: ...
 
     async def take_copy(self, wanted: TakeCopy) -> None: ...
@@ -98,6 +100,11 @@ class Starter:
             return f"a copy is taken from {self._newcomer.source}: {copying.text('copied') or 'it begins'}"
         text = self.progress.text("compared") if self._state.state is State.NEW else ""
         return f"the data are being compared: {text}" if text else self.problem
+
+    @property
+    def attempt(self) -> str:
+        """Names the rows that this replica holds until the set starts; empty if they may change."""
+        return "" if self._has_started else self._state.attempt
 
     # --------------------------------------------------------------------------------------------------------- rounds
 
@@ -201,7 +208,7 @@ class Starter:
         seed = self._config.seed
         if seed in (None, self._replica):
             await self._ensure_schema()
-        elif not self._state.seeded and await self._newcomer.may_replace():
+        elif await self._newcomer.is_unfinished() or (not self._state.seeded and await self._newcomer.may_replace()):
             if reports.get(seed or "", Report(State.NEW)).state is State.NEW:
                 self._note(f"waiting for {seed}, from which it takes schema and rows")
                 return False

@@ -135,8 +135,9 @@ async def test_nobody_but_its_replicas_gets_a_copy_of_a_set(sets: SecuredSets, w
             assert await link.send(published(asked, {"to": "shop/r1", "body": b""}, "b1")) is Verdict.REJECTED
         return
     async with sets.site(who) as site:
-        with pytest.raises(PermissionDenied):
-            await (await caller_of(site)).ask("shop/r1", calls.CopyWanted(copy="mine", number=0), 20.0)
+        for request in (calls.OpenCopy(copy="mine"), calls.CopyWanted(copy="mine", piece=0, number=0)):
+            with pytest.raises(PermissionDenied):
+                await (await caller_of(site)).ask("shop/r1", request, 20.0)
 
 
 async def test_a_write_under_the_next_id_of_another_client_is_rejected(sets: SecuredSets) -> None:
