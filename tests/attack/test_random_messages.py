@@ -117,7 +117,7 @@ async def _one_frame(made: RandomMessages, link: RawLink, room: int, tally: Tall
     if which < GARBLED + OF_BROKERS:
         batch = [made.of_a_broker()]
     else:
-        batch = [made.message(made.next_kind()) for _ in range(room)]
+        batch = [made.of_a_site() for _ in range(room)]
     tally.kinds.update(map(encoded_kinds, batch))
     return await link.send(*batch), len(batch)
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 
+from tops.constraints import OnlyFrom
 from tops.core.ballot import ReadyTx
 from tops.core.epochs import EpochCoordinator
 from tops.core.event_log import EventLog
@@ -35,6 +36,7 @@ class KnownTypes:
         self.logs: dict[str, EventLog] = {}  # per durable family
         self.logs_of: dict[str, EventLog] = {}  # the same by each type's own name
         self.plans: dict[str, tuple[TxSpec, ...]] = {}  # of replica sets' logs
+        self._declarers: dict[str, frozenset[str]] = {}  # the replicas that these plans, and those before, have named
 
     def on_advertised(self, m: TypeAdvertised, sender: Sender, at: Address, now: float) -> list[Effect]:
         name = m.definitions[-1].name
@@ -49,9 +51,27 @@ class KnownTypes:
             return [Post(at, TypeAnswered(event_type=name, refusal=str(refusal)))]
         self._defined_by[sender.accountable] += len(new)
         if m.plans is not None and m.plans != self.plans.get(name):
-            self.plans[name] = m.plans
-            effects.append(Persist(PlansDeclared(event_type=name, plans=m.plans)))
+            if self._may_declare(name, sender):
+                self.declared(name, m.plans)
+                effects.append(Persist(PlansDeclared(event_type=name, plans=m.plans)))
+            else:
+                reason = f"{sender.node} declares plans of {name!r}, and is none of the replicas that its plans name"
+                effects.append(Reject(sender, "originate", name, reason))
         return [*effects, Post(at, TypeAnswered(event_type=name))]
+
+    def declared(self, name: str, plans: tuple[TxSpec, ...]) -> None:
+        """These plans of a replica set's log are in force. Whoever was named once may declare others later."""
+        self.plans[name] = plans
+        named = [only.ids for plan in plans for only in plan.constraints if isinstance(only, OnlyFrom)]
+        self._declarers[name] = self._declarers.get(name, frozenset()).union(*named)
+
+    def _may_declare(self, name: str, sender: Sender) -> bool:
+        """A replica that is certified and not in the set's list must not change what clients may do: the list is what
+        the plans name. If none of those is there, the set may have got other replicas."""
+        named = self._declarers.get(name, frozenset())
+        if not named or not sender.replica_set or sender.identity in named:
+            return True
+        return not any(standing.identity in named for standing in self.epochs[name].standing.answers.values())
 
     def _define(self, definitions: Definitions) -> list[Effect]:
         """Take a type and its ancestors, for good."""
