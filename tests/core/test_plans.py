@@ -178,3 +178,13 @@ def test_replicas_that_replace_all_others_declare_plans_when_those_are_gone() ->
 
     assert persisted(declare(shop, "r9", WEAKER["fewer votes"]), PlansDeclared)
     assert persisted(declare(shop, "r1", PLAN), PlansDeclared), "a replica that was named before can't return"
+
+
+def test_a_replica_that_the_plans_do_not_name_is_bound_by_them() -> None:
+    """What it logs past them could be something that no replica can apply."""
+    outsider, weaker = Sender("shop/r9", "replica", incarnation=1), WEAKER["no constraints"]
+
+    (outcome,) = posts(Shop().run_by(outsider, weaker, "shop/r9.1.1"), TxOutcome)
+
+    assert outcome.reason.startswith("against-plan: ")
+    assert posts(Shop().run_by(REPLICA, weaker, "shop/r1.1.1"), PrepareEpoch)

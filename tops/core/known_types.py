@@ -51,7 +51,7 @@ class KnownTypes:
             return [Post(at, TypeAnswered(event_type=name, refusal=str(refusal)))]
         self._defined_by[sender.accountable] += len(new)
         if m.plans is not None and m.plans != self.plans.get(name):
-            if self._may_declare(name, sender):
+            if self._is_listed(name, sender):
                 self.declared(name, m.plans)
                 effects.append(Persist(PlansDeclared(event_type=name, plans=m.plans)))
             else:
@@ -65,13 +65,14 @@ class KnownTypes:
         named = [only.ids for plan in plans for only in plan.constraints if isinstance(only, OnlyFrom)]
         self._declarers[name] = self._declarers.get(name, frozenset()).union(*named)
 
-    def _may_declare(self, name: str, sender: Sender) -> bool:
-        """A replica that is certified and not in the set's list must not change what clients may do: the list is what
-        the plans name. If none of those is there, the set may have got other replicas."""
+    def _is_listed(self, name: str, sender: Sender) -> bool:
+        """Whether a replica is in the set's list, which is what the plans name: one that is certified and not in the
+        list must not change what clients may do. If none of those is there, the set may have got other replicas."""
         named = self._declarers.get(name, frozenset())
         if not named or not sender.replica_set or sender.identity in named:
             return True
-        return not any(standing.identity in named for standing in self.epochs[name].standing.answers.values())
+        epochs = self.epochs.get(name)
+        return epochs is None or not any(s.identity in named for s in epochs.standing.answers.values())
 
     def _define(self, definitions: Definitions) -> list[Effect]:
         """Take a type and its ancestors, for good."""
@@ -127,9 +128,12 @@ class KnownTypes:
     def against_plan(self, spec: TxSpec, sender: Sender) -> str | None:
         """Why the log of a replica set does not take this transaction from this sender, or None.
 
-        Replicas of the set are not bound by its plans: what they log, they have committed or have been asked for."""
+        Listed replicas of the set are not bound by its plans: what they log, they have committed or have been asked
+        for. What another one logs could stop them: they would have to apply it."""
         replica_set = set_of_log(spec.event_type)
-        if not replica_set or spec.operator or sender.replica_set == replica_set:
+        if not replica_set or spec.operator:
+            return None
+        if sender.replica_set == replica_set and self._is_listed(spec.event_type, sender):
             return None
         plans = self.plans.get(spec.event_type)
         if plans is None:
