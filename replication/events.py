@@ -97,9 +97,13 @@ def logged_members(tx: TxId, events: Sequence[Event]) -> list[Member]:
 
 def batch_in(events: Sequence[Event]) -> list[Member]:
     """The transactions that a replica had committed before it published them, under the ids they have there; none if
-    these events are writes."""
+    these events are writes, or if a batch can't be read: every replica then takes the events for writes alike, instead
+    of stopping in front of the entry."""
     batches = [event.body[BATCH] for event in events if BATCH in event.body]
-    return [member for batch in batches for member in map(decode_member, unpack_members(batch))]
+    try:
+        return [member for batch in batches for member in map(decode_member, unpack_members(batch))]
+    except (msgspec.MsgspecError, UnicodeDecodeError, TypeError):
+        return []
 
 
 def at_ms(events: Sequence[Event]) -> int:

@@ -100,17 +100,21 @@ class RandomMessages:
         self.node, self.incarnation = node, 1
         self.brokers, self.others = brokers, others
         self.seen = Seen(self.random)
-        self._kinds: list[type] = []
+        self._of_sites: list[type] = []
+        self._of_brokers: list[type] = []
 
-    def next_kind(self) -> type:
-        """Each kind equally often."""
-        if not self._kinds:
-            self._kinds = list(OF_SITES)
-            self.random.shuffle(self._kinds)
-        return self._kinds.pop()
+    def of_a_site(self) -> LinkMessage:
+        return self.message(self._next(self._of_sites, OF_SITES))
 
     def of_a_broker(self) -> LinkMessage:
-        return self.message(self.random.choice(OF_BROKERS))
+        return self.message(self._next(self._of_brokers, OF_BROKERS))
+
+    def _next(self, left: list[type], kinds: tuple[type, ...]) -> type:
+        """Each kind equally often."""
+        if not left:
+            left += kinds
+            self.random.shuffle(left)
+        return left.pop()
 
     def message(self, kind: type) -> LinkMessage:
         """One of this kind, in what carries it. What contradicts itself is made anew: it can't even be encoded."""
@@ -141,7 +145,7 @@ class RandomMessages:
 
     def garbled(self, number: int, taken: int) -> bytes:
         """A frame with bytes changed, left out or put in, or with a part of a message replaced by something else."""
-        encoded = bytearray(encode_frame(Frame(number, taken, (self.message(self.next_kind()),))))
+        encoded = bytearray(encode_frame(Frame(number, taken, (self.of_a_site(),))))
         match self.random.randrange(4):
             case 0:
                 for _ in range(self.random.randrange(1, 6)):

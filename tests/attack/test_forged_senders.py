@@ -249,6 +249,14 @@ async def test_votes_and_finishes_for_another_replica_are_counted_and_audited(se
     assert '"who":"shop/r9","act":"participate rs.shop"' in (secured.broker.table.data / "audit.log").read_text()
 
 
+async def test_a_replica_outside_the_list_does_not_change_what_clients_may_do(secured: Secured) -> None:
+    async with shop_at(secured) as shop, Hostile.connect(secured.broker.url, secured.keys("shop/r9")) as mallory:
+        await mallory.say(TypeAdvertised(definitions=(LOG,), plans=()))
+
+        await until(lambda: [r.verb for r in mallory.refused] == ["originate"])
+        await shop.is_whole()
+
+
 async def test_an_administrators_registration_makes_no_write_fail(secured: Secured) -> None:
     async with shop_at(secured) as shop, Hostile.connect(secured.broker.url, secured.keys("root", "admin")) as root:
         await root.say(registration())

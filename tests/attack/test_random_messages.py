@@ -114,10 +114,7 @@ async def _one_frame(made: RandomMessages, link: RawLink, room: int, tally: Tall
     if which < GARBLED:
         tally.garbled += 1
         return await link.send_encoded(made.garbled(*link.next_position())), 1
-    if which < GARBLED + OF_BROKERS:
-        batch = [made.of_a_broker()]
-    else:
-        batch = [made.message(made.next_kind()) for _ in range(room)]
+    batch = [made.of_a_broker()] if which < GARBLED + OF_BROKERS else [made.of_a_site() for _ in range(room)]
     tally.kinds.update(map(encoded_kinds, batch))
     return await link.send(*batch), len(batch)
 

@@ -16,6 +16,7 @@ from tops.messages import (
     PrepareEpoch,
     RunOneShot,
     Sender,
+    StandingWithdrawn,
     TxOutcome,
     TxSpec,
     TypeAdvertised,
@@ -140,3 +141,50 @@ def test_a_changed_policy_replaces_the_plans() -> None:
 
     assert outcome.reason.startswith("against-plan: ")
     assert posts(shop.run_by(WRITER, WEAKER["fewer votes"], "anna.1.2"), PrepareEpoch)
+
+
+def declare(shop: Shop, replica: str, *plans: TxSpec) -> list[Effect]:
+    advertised = TypeAdvertised(definitions=(LOG,), plans=plans)
+    return shop.hear(advertised, Address(ME, replica, 1), Sender(f"shop/{replica}", "replica", incarnation=1))
+
+
+def test_a_replica_that_the_plans_do_not_name_declares_none() -> None:
+    """Its certificate is valid, and it is not in the set's list: clients would be kept from writing."""
+    shop = Shop()
+
+    effects = declare(shop, "r9")
+
+    assert [e.sender.identity for e in of(effects, Reject)] == ["shop/r9"]
+    assert not persisted(effects, PlansDeclared)
+    assert posts(effects, TypeAnswered)[0].refusal is None
+    assert posts(shop.run_by(WRITER, PLAN), PrepareEpoch)
+
+
+def test_a_replica_that_is_added_declares_plans_once_another_one_has_named_it() -> None:
+    three = REPLICAS | {"shop/r3"}
+    grown = standing_only(LOG.name, AtLeast(3, three), OnlyFrom(three))
+    shop = Shop()
+
+    assert not persisted(declare(shop, "r3", grown), PlansDeclared)
+    assert persisted(declare(shop, "r2", grown), PlansDeclared)
+    assert persisted(declare(shop, "r3", PLAN), PlansDeclared)
+
+
+def test_replicas_that_replace_all_others_declare_plans_when_those_are_gone() -> None:
+    shop = Shop()
+    for replica in ("r1", "r2"):
+        withdrawn = StandingWithdrawn(voter=replica, event_type=LOG.name)
+        shop.hear(withdrawn, Address(ME, replica, 1), Sender(f"shop/{replica}", "replica", incarnation=1))
+
+    assert persisted(declare(shop, "r9", WEAKER["fewer votes"]), PlansDeclared)
+    assert persisted(declare(shop, "r1", PLAN), PlansDeclared), "a replica that was named before can't return"
+
+
+def test_a_replica_that_the_plans_do_not_name_is_bound_by_them() -> None:
+    """What it logs past them could be something that no replica can apply."""
+    outsider, weaker = Sender("shop/r9", "replica", incarnation=1), WEAKER["no constraints"]
+
+    (outcome,) = posts(Shop().run_by(outsider, weaker, "shop/r9.1.1"), TxOutcome)
+
+    assert outcome.reason.startswith("against-plan: ")
+    assert posts(Shop().run_by(REPLICA, weaker, "shop/r1.1.1"), PrepareEpoch)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 
+from tops.constraints import OnlyFrom
 from tops.core.ballot import ReadyTx
 from tops.core.epochs import EpochCoordinator
 from tops.core.event_log import EventLog
@@ -35,6 +36,7 @@ class KnownTypes:
         self.logs: dict[str, EventLog] = {}  # per durable family
         self.logs_of: dict[str, EventLog] = {}  # the same by each type's own name
         self.plans: dict[str, tuple[TxSpec, ...]] = {}  # of replica sets' logs
+        self._declarers: dict[str, frozenset[str]] = {}  # the replicas that these plans, and those before, have named
 
     def on_advertised(self, m: TypeAdvertised, sender: Sender, at: Address, now: float) -> list[Effect]:
         name = m.definitions[-1].name
@@ -49,9 +51,28 @@ class KnownTypes:
             return [Post(at, TypeAnswered(event_type=name, refusal=str(refusal)))]
         self._defined_by[sender.accountable] += len(new)
         if m.plans is not None and m.plans != self.plans.get(name):
-            self.plans[name] = m.plans
-            effects.append(Persist(PlansDeclared(event_type=name, plans=m.plans)))
+            if self._is_listed(name, sender):
+                self.declared(name, m.plans)
+                effects.append(Persist(PlansDeclared(event_type=name, plans=m.plans)))
+            else:
+                reason = f"{sender.node} declares plans of {name!r}, and is none of the replicas that its plans name"
+                effects.append(Reject(sender, "originate", name, reason))
         return [*effects, Post(at, TypeAnswered(event_type=name))]
+
+    def declared(self, name: str, plans: tuple[TxSpec, ...]) -> None:
+        """These plans of a replica set's log are in force. Whoever was named once may declare others later."""
+        self.plans[name] = plans
+        named = [only.ids for plan in plans for only in plan.constraints if isinstance(only, OnlyFrom)]
+        self._declarers[name] = self._declarers.get(name, frozenset()).union(*named)
+
+    def _is_listed(self, name: str, sender: Sender) -> bool:
+        """Whether a replica is in the set's list, which is what the plans name: one that is certified and not in the
+        list must not change what clients may do. If none of those is there, the set may have got other replicas."""
+        named = self._declarers.get(name, frozenset())
+        if not named or not sender.replica_set or sender.identity in named:
+            return True
+        epochs = self.epochs.get(name)
+        return epochs is None or not any(s.identity in named for s in epochs.standing.answers.values())
 
     def _define(self, definitions: Definitions) -> list[Effect]:
         """Take a type and its ancestors, for good."""
@@ -107,9 +128,12 @@ class KnownTypes:
     def against_plan(self, spec: TxSpec, sender: Sender) -> str | None:
         """Why the log of a replica set does not take this transaction from this sender, or None.
 
-        Replicas of the set are not bound by its plans: what they log, they have committed or have been asked for."""
+        Listed replicas of the set are not bound by its plans: what they log, they have committed or have been asked
+        for. What another one logs could stop them: they would have to apply it."""
         replica_set = set_of_log(spec.event_type)
-        if not replica_set or spec.operator or sender.replica_set == replica_set:
+        if not replica_set or spec.operator:
+            return None
+        if sender.replica_set == replica_set and self._is_listed(spec.event_type, sender):
             return None
         plans = self.plans.get(spec.event_type)
         if plans is None:

@@ -346,7 +346,7 @@ class Rendezvous:
             case TypeDefined():
                 self.known.recover(record)
             case PlansDeclared(event_type=name, plans=plans):
-                self.known.plans[name] = plans
+                self.known.declared(name, plans)
             case LogAppended(event_type=name) | InSyncChanged(event_type=name):
                 self.epochs[name].recover(record)
             case EpochCommitted(epoch=epoch):
