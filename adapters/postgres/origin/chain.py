@@ -84,6 +84,7 @@ class Origin:
         self._agent: Connection | None = None
         self._session: OriginSession | None = None
         self._tables: dict[str, Table] = {}
+        self._settle: str | None = None  # what ends a member, by the constraints that the database has
         self._learned_at = 0.0
         self._careful = 0  # for so many chains, images are read behind every request
         self.unfit: dict[str, str] = {}  # tables whose changes can't be captured, and why
@@ -144,7 +145,9 @@ class Origin:
                 await session.learn(request[0])
         began = time.monotonic()
         await connection.execute("BEGIN;SAVEPOINT tops_member")
-        chain = _Chain(session, self._table, await _settle_sql(connection))
+        if self._settle is None:
+            self._settle = await _settle_sql(connection)
+        chain = _Chain(session, self._table, self._settle)
         before = await changed_rows(connection)
         outcomes: list[_Done | Rejected] = []
         careful = self._careful > 0
@@ -217,6 +220,7 @@ class Origin:
         agent = await self._agent_connection()
         if time.monotonic() - self._learned_at > LEARN_AGAIN_S:
             self._tables.clear()
+            self._settle = None
             self._learned_at = time.monotonic()
         if self._session is None or self._session.connection.is_closed():
             self._session = await OriginSession.open(self._write_dsn, self._where, self._options, agent)
@@ -247,6 +251,9 @@ class _Chain:
         rows: list[int] = []
         returned: list[tuple[Row, ...]] = []
         try:
+            if (text := self._text(request)) is not None:
+                (told,) = await session.send([text, self._settle])
+                return _Done((told.rows,), (), told.notices, told.last_key)
             for change in request:
                 count, records = await self._carry_out(change)
                 rows.append(count)
@@ -270,8 +277,7 @@ class _Chain:
         texts: list[str] = []
         try:
             for request in requests[:MESSAGE_MAX]:
-                only = request[0] if len(request) == 1 else None
-                text = self._session.text(only) if isinstance(only, Statement) else None
+                text = self._text(request)
                 if text is None:
                     break
                 texts += [text, self._settle]
@@ -284,6 +290,11 @@ class _Chain:
             await self._session.connection.execute("ROLLBACK;BEGIN;RESET ALL;SAVEPOINT tops_member")
             return []
         return [_Done((one.rows,), (), one.notices, one.last_key) for one in told]
+
+    def _text(self, request: Request) -> str | None:
+        """The request as part of a message, if it is one statement that tells no more than a count."""
+        only = request[0] if len(request) == 1 else None
+        return self._session.text(only) if isinstance(only, Statement) else None
 
     async def _carry_out(self, change: Change) -> tuple[int, tuple[Row, ...]]:
         if isinstance(change, Statement):
