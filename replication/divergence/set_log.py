@@ -3,13 +3,15 @@
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 
+from replication.conflicts.pruning import REFUSALS_KEPT
 from replication.divergence.log_records import TableRecords, members_of, overruled_in
 from replication.divergence.ports import Key, LogRecord
 from replication.divergence.schema import CommonTable
 from replication.divergence.set_link import SetLink
 from tops.changes import volatile_part
 
-WINDOW = 200_000  # numbers before the barrier that are looked through
+# Log indexes before the barrier that are read: as long as replicas remember which logged transactions they rejected.
+WINDOW = REFUSALS_KEPT
 KEPT_PER_ROW = 50
 INSERTED_MAX = 10_000  # keys of inserted rows that are remembered
 
