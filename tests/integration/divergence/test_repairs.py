@@ -231,7 +231,7 @@ async def test_a_login_that_may_not_switch_triggers_off_is_told_what_it_needs(da
 
 async def test_by_default_nothing_is_deleted_for_want_of_a_log(databases: Databases) -> None:
     await databases.everywhere("CREATE TABLE t (id int PRIMARY KEY, v int)", "INSERT INTO t VALUES (1, 1)")
-    await databases.on("r1", "INSERT INTO t VALUES (2, 2)", "UPDATE t SET v = 9")
+    await databases.on("r1", "UPDATE t SET v = 9", "INSERT INTO t VALUES (2, 2)")
     result = await databases.compare("t")
     planner = Planner(["r1", "r2", "r3"], Strategy.LOG)
 
