@@ -88,12 +88,14 @@ class Barrier(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="barri
 class Repair(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="repair"):
     """Rows of one replica as they shall be: carried out by the agent `site`, and empty for all others.
 
-    `position`: the rows were looked at as of this log index. `part` numbers the transactions of one repair."""
+    `position`: the rows were looked at as of this log index. `part` numbers the transactions of one repair. `forced`:
+    an operator has overruled the log, which does not say any more what the rows should be."""
 
     site: str
     ident: str
     position: int
     part: int = 0
+    forced: bool = False
 
 
 class Housekeeping(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="housekeeping"):

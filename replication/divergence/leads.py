@@ -115,6 +115,8 @@ class SetKnowledge:
         found: dict[Key, dict[str, RowClock]] = {}
         if config.policy != "peer-to-peer" or config.order != "local-first":
             return found
+        if any(handle.snapshot is None for handle in handles.values()):
+            return found  # versions of some replicas alone say nothing
         ranking = Ranking(config.resolver, config.site_priority)
         texts = {key_text(dict(zip(table.key, key, strict=True))): key for key in keys}
         for name, handle in handles.items():

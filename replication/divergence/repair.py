@@ -131,7 +131,7 @@ class Planner:
             raise ConfigError(f"--by primary needs --primary, one of {', '.join(replicas)}")
         self._replicas, self._strategy = replicas, strategy
         self.primary, self._newest_by = primary, newest_by
-        self._force, self._of_set = force, of_set
+        self.force, self._of_set = force, of_set
         self.plan = Plan()
 
     def changes(self, differences: Iterable[Difference]) -> Iterator[RowChange]:
@@ -155,7 +155,7 @@ class Planner:
             self.plan.leave(Undecided(table, key, choice))
             return
         differing = tuple(replica for replica, seen in versions.items() if seen != choice.wanted)
-        if not self._force and (risk := self._risk(choice, found[0])):
+        if not self.force and (risk := self._risk(choice, found[0])):
             self._hold_back(Undecided(table, key, _why_left(choice, risk)), differing, risk, found[0].logged)
             return
         for replica in differing:

@@ -3,13 +3,15 @@
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 
-from replication.divergence.log_records import TableRecords, members_of
+from replication.conflicts.pruning import REFUSALS_KEPT
+from replication.divergence.log_records import TableRecords, members_of, overruled_in
 from replication.divergence.ports import Key, LogRecord
 from replication.divergence.schema import CommonTable
 from replication.divergence.set_link import SetLink
 from tops.changes import volatile_part
 
-WINDOW = 200_000  # numbers before the barrier that are looked through
+# Log indexes before the barrier that are read: as long as replicas remember which logged transactions they rejected.
+WINDOW = REFUSALS_KEPT
 KEPT_PER_ROW = 50
 INSERTED_MAX = 10_000  # keys of inserted rows that are remembered
 
@@ -49,6 +51,7 @@ class _Read:
 
     def __init__(self, records: TableRecords, keys: set[Key], upto: int) -> None:
         self.keys = keys
+        self._places = {records.place_of(key): key for key in keys}
         self._records, self._upto = records, upto
         self._by_key: dict[Key, deque[LogRecord]] = {}
         self._any_row: deque[LogRecord] = deque(maxlen=KEPT_PER_ROW)
@@ -65,8 +68,16 @@ class _Read:
                         continue
                     self._note_inserted(key, record)
                     if key in self.keys:
-                        self._by_key.setdefault(key, deque(maxlen=KEPT_PER_ROW)).append(record)
+                        self._add(key, record)
+            for origin, place in overruled_in(entry, link.config):
+                for key in [key for key in self.inserted if self._records.place_of(key) == place]:
+                    del self.inserted[key]
+                if (wanted := self._places.get(place)) is not None:
+                    self._add(wanted, self._records.overruled(origin, wanted))
         self._upto = max(self._upto, last)
+
+    def _add(self, key: Key, record: LogRecord) -> None:
+        self._by_key.setdefault(key, deque(maxlen=KEPT_PER_ROW)).append(record)
 
     def _note_inserted(self, key: Key, record: LogRecord) -> None:
         if record.new is None:

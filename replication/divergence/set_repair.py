@@ -246,7 +246,8 @@ class SetRepair:
         for replica, planned in by_replica.items():
             repairs = await self._statements(table, look, look.handles[replica], planned)
             for part, some in enumerate(_cut(repairs)):
-                repair = Repair(self._link.config.site_of(replica), ident, look.position, part)
+                site = self._link.config.site_of(replica)
+                repair = Repair(site, ident, look.position, part, self._planner.force)
                 try:
                     number = await self._link.publish(repair, some)
                 except (TransactionAborted, OutcomeUnknown):

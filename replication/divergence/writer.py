@@ -118,10 +118,10 @@ async def _apply_postgres(
 
 
 async def _switch_triggers_off(connection: asyncpg.Connection, replica: str, tables: Sequence[str]) -> None:
+    user = await connection.fetchval("SELECT session_user::text")
     try:
         await connection.execute(ON)
     except asyncpg.InsufficientPrivilegeError as error:
-        user = await connection.fetchval("SELECT session_user::text")
         raise CheckRefused(
             f"{replica}: {', '.join(tables)}: a table has triggers, rules or referential actions, which a repair must "
             f"not run, and login {user!r} may not switch them off; as a superuser run: "

@@ -133,6 +133,9 @@ async def test_what_was_acknowledged_is_overwritten_or_deleted_only_by_force(
             await checked.repair(result, Strategy.MAJORITY, force=True)
             again = await checked.compare()
             values = await checked.small.sql("r1", "select id, v from t where id > 100 order by id")
+            # What was overruled does not come back: neither the deleted row, nor the value.
+            await checked.on("r3", "insert into t values (999, 0)", "update t set v = 9 where id = 102")
+            later = {(d.key[0], d.replica): d.expected for d in checked.real_differences(await checked.compare())}
 
     assert [(one.key, one.replicas, one.risk.split()[0]) for one in plan.acknowledged] == [
         (("101",), ("r1",), "deletes"),
@@ -144,6 +147,8 @@ async def test_what_was_acknowledged_is_overwritten_or_deleted_only_by_force(
     assert before == [[1, 2, 3, 101, 102], [1, 2, 3, 102, 103], [1, 2, 3, 102, 103]]
     assert again.verdict is Verdict.EQUAL, again.headline
     assert [tuple(found) for found in values] == [(102, -1), (103, 3)]
+    assert later.keys() == {("999", "r3"), ("102", "r3")}
+    assert (later["102", "r3"] or {})["v"] == "-1"
 
 
 async def test_an_acknowledged_row_with_three_keys_comes_back_from_the_log(
