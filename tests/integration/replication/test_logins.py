@@ -153,11 +153,12 @@ async def test_an_agent_that_may_make_the_tables_shares_them_with_its_clients(
     cluster = cluster_with(folder, login_keys(logins))
     database = ReplicaDatabase("c", cluster.replica_set("shop"), cluster.replica_set("shop").replica[0], folder)
 
+    await database.set_up()
     with pytest.raises(ConfigError, match=r"the schema file fails.*permission denied"):
-        await database.set_up(f"{TABLES} -- both")
+        await database.ensure_schema(f"{TABLES} -- both")
     await run(server.dsn_for(name), f"grant create, usage on schema public to {user_of(logins.agent)}")
     await run(server.dsn_for(name), f"grant usage on schema public to {user_of(logins.read)}, {user_of(logins.write)}")
-    await database.set_up(f"{TABLES} -- both")
+    await database.ensure_schema(f"{TABLES} -- both")
 
     async with PostgresAdapter(database.logins, cluster="c", replica_set="shop") as adapter:
         assert (await adapter.read("select * from t")).rows == []
