@@ -166,6 +166,15 @@ def test_the_body_of_a_function_stays_as_it_is() -> None:
     assert plain_sql(body + atomic) == body + atomic
 
 
+def test_a_comment_at_the_end_of_a_statement_does_not_swallow_the_next_one() -> None:
+    assert plain_sql("create table t (id int) -- one\n; select 1").split("\n") == [
+        "create table t (id int) -- one",
+        ";",
+        "select 1;",
+        "",
+    ]
+
+
 def test_a_dump_with_rows_is_rejected_with_the_reason() -> None:
     with pytest.raises(ConfigError, match="--schema-only"):
         plain_sql("create table t (id int);\nCOPY public.t (id) FROM stdin;\n1\n\\.\n")
