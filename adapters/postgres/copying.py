@@ -136,9 +136,9 @@ async def copy_out(connection: Connection, piece: Piece) -> AsyncIterator[bytes]
 
         async def take(data: bytes) -> None:
             pending.extend(data)
-            if len(pending) >= CHUNK_BYTES:
-                await queue.put(bytes(pending))
-                pending.clear()
+            while len(pending) >= CHUNK_BYTES:  # rows can be longer than a message may be: they are cut anywhere
+                await queue.put(bytes(pending[:CHUNK_BYTES]))
+                del pending[:CHUNK_BYTES]
 
         try:
             await connection.copy_from_query(_query(piece), output=take, format=piece.format)

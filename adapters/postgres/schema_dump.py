@@ -96,7 +96,9 @@ def _statements(script: str) -> list[tuple[str, str]]:
 
 
 def _joined(statements: Sequence[str]) -> str:
-    return "".join(f"{statement};\n" for statement in statements)
+    # What ends a statement must not become a part of a comment at its end.
+    ends = ["\n;\n" if "--" in statement.rpartition("\n")[2] else ";\n" for statement in statements]
+    return "".join(f"{statement}{end}" for statement, end in zip(statements, ends, strict=True))
 
 
 def _name(written: str) -> str:

@@ -2,8 +2,8 @@
 
 `table_schema.py` and `fingerprint.py` describe one database; `comparing.py` says how several differ; `decisions.py` is
 the protocol without I/O; `record.py` keeps its state in the database; `starter.py` drives it inside an agent.
-`guarding.py` keeps the guard's triggers in place, `holder.py` tells which agent holds a replica, `schema_copy.py` takes
-a schema from a live replica, `findings.py` is the part of `tops doctor` that looks at tables.
+`guarding.py` keeps the guard's triggers in place, `holder.py` tells which agent holds a replica, `copy_record.py` keeps
+how far a copy has come, `findings.py` is the part of `tops doctor` that looks at tables.
 
 May import adapters, divergence's checksums and catalogue, and the messages between agents; nothing of Spark.
 """

@@ -38,7 +38,8 @@ insert into odd_types values
     (2, null, '{}', null, null, null, 'empty', '2024-02-29 12:00Z', 'null', '', null, 1e-300, '{}', null);
 create table plain_types (id bigint primary key, small tiny, m mood, n numeric, u uuid, d date, b boolean, t text);
 insert into plain_types values (1, 1, 'sad', 'nan', gen_random_uuid(), 'infinity', true, E'tab\\there'),
-    (2, null, null, 1.10, null, '0044-03-15 BC', null, '');
+    (2, null, null, 1.10, null, '0044-03-15 BC', null, ''),
+    (3, 3, 'ok', 0, null, null, false, repeat('long ', 4000000));
 create materialized view counted as select count(*) as n from t;
 """
 SHAPE = """
@@ -51,7 +52,7 @@ ROWS = """
 select (select sum(n) from t) as t, (select sum(doubled) from t) as doubled, (select count(*) from part_20) as part,
        (select count(*) from numbered) as numbered, (select n from counted) as counted,
        (select string_agg(o::text, ' ' order by id) from odd_types o) as odd_types,
-       (select string_agg(p::text, ' ' order by id) from plain_types p) as plain_types,
+       (select string_agg(md5(p::text), ' ' order by id) from plain_types p) as plain_types,
        (select string_agg("Key", ',' order by 1) from app."Odd Name") odd
 """
 
@@ -164,6 +165,15 @@ def test_the_body_of_a_function_stays_as_it_is() -> None:
     atomic = "create function g() returns int begin atomic select 1;\nselect 2;\nend;\n"
 
     assert plain_sql(body + atomic) == body + atomic
+
+
+def test_a_comment_at_the_end_of_a_statement_does_not_swallow_the_next_one() -> None:
+    assert plain_sql("create table t (id int) -- one\n; select 1").split("\n") == [
+        "create table t (id int) -- one",
+        ";",
+        "select 1;",
+        "",
+    ]
 
 
 def test_a_dump_with_rows_is_rejected_with_the_reason() -> None:
