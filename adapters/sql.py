@@ -75,6 +75,11 @@ def check_statement(sql: str, *, any_dialect: bool = False) -> None:
         raise InvalidChange(f"schema {_OWN_SCHEMA} is the agents' memory: leave it alone: {sql[:200]}")
 
 
+def is_truncate(sql: str) -> bool:
+    """Raises NotParsed."""
+    return any(isinstance(parsed.node, ast.TruncateStmt) for parsed in parse(sql))
+
+
 def _check_functions(parsed: Parsed, sql: str) -> None:
     for name in sorted(parsed.functions & REVOKED):
         raise InvalidChange(f"{name}() acts on the session or server, which no transaction takes back: {sql[:200]}")

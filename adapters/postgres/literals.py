@@ -92,8 +92,10 @@ def identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def text_form(value: Value, sql_type: SqlType) -> str | None:
-    """The text that the type's input function turns into exactly this value; None for NULL."""
+def text_form(value: Value, sql_type: SqlType, *, read_once: bool = False) -> str | None:
+    """The text that the type's input function turns into exactly this value; None for NULL.
+
+    With `read_once`, one server alone reads the text: it may name a time by the clock or by a time zone."""
     if value is None:
         return None
     if type(value) is int and not sql_type.is_json:
@@ -105,7 +107,7 @@ def text_form(value: Value, sql_type: SqlType) -> str | None:
         if sql_type.category == "T" and value.startswith("-P"):
             # A negative timedelta that came over the wire; PostgreSQL does not read its sign there.
             return _scalar(msgspec.convert(value, timedelta), sql_type)
-        if sql_type.holds_time and not is_fixed_time(value):
+        if sql_type.holds_time and not read_once and not is_fixed_time(value):
             raise NotDeterministic("literal", f"{value[:100]!r} may mean another time on every replica: {_HOW_TO}")
         return value
     if isinstance(value, bool):
@@ -117,7 +119,7 @@ def text_form(value: Value, sql_type: SqlType) -> str | None:
     if isinstance(value, list | tuple):
         if sql_type.category != "A" or sql_type.element is None:
             raise InvalidChange(f"a list does not fit a value of type {sql_type.name}")
-        return _array(value, sql_type.element, sql_type.delimiter)
+        return _array(value, sql_type.element, sql_type.delimiter, read_once=read_once)
     return _scalar(value, sql_type)
 
 
@@ -148,11 +150,11 @@ def _not_json(other: Any) -> Any:
     raise InvalidChange(f"a {type(other).__name__} can't be part of a JSON document")
 
 
-def _array(values: Sequence[Value], element: SqlType, delimiter: str) -> str:
+def _array(values: Sequence[Value], element: SqlType, delimiter: str, *, read_once: bool) -> str:
     parts = (
-        _array(value, element, delimiter)
+        _array(value, element, delimiter, read_once=read_once)
         if isinstance(value, list | tuple) and not element.is_json  # in a document, a list is a value
-        else _element(text_form(value, element))
+        else _element(text_form(value, element, read_once=read_once))
         for value in values
     )
     return "{" + delimiter.join(parts) + "}"
@@ -178,7 +180,7 @@ def array_literal(values: list[Value], sql_type: SqlType) -> str:
     return quote("{" + ",".join([_element(text_form(value, sql_type)) for value in values]) + "}")
 
 
-def literal(value: Value, sql_type: SqlType) -> str:
+def literal(value: Value, sql_type: SqlType, *, read_once: bool = False) -> str:
     """One value as a parameter of EXECUTE."""
-    text = text_form(value, sql_type)
+    text = text_form(value, sql_type, read_once=read_once)
     return "NULL" if text is None else quote(text)

@@ -6,8 +6,8 @@ plans that are kept. Each call reports or checks how many rows it affected throu
 
 import asyncio
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -241,7 +241,8 @@ class Statements:
         assert table is not None
         assert not isinstance(example, Statement)
         await self._line_free()
-        calls = [await self._prepare(row_change_sql(example, table))]
+        async with self._as_applied(example, table):
+            calls = [await self._prepare(row_change_sql(example, table))]
         versioned = await self._is_versioned(table)
         if getattr(example, "expect_version", None) is not None:
             if not versioned:
@@ -250,6 +251,21 @@ class Statements:
         if versioned:
             calls.append(await self._prepare(write_versions_sql(example, table)))
         return tuple(calls)
+
+    @asynccontextmanager
+    async def _as_applied(self, example: Change, table: Table) -> AsyncIterator[None]:
+        """In the mode in which a captured change is applied. Rules rewrite a statement when it is prepared, and one
+        that counts its rows can not be rewritten into several."""
+        if not is_captured(example) or not (await self.replica_mode.ties(table)).has_triggers:
+            yield
+            return
+        before = await self._connection.fetchval("SHOW session_replication_role")
+        await self._connection.execute("SET session_replication_role TO replica")
+        try:
+            yield
+        finally:
+            with suppress(asyncpg.InFailedSQLTransactionError):  # which takes the setting back by itself
+                await self._connection.execute(f"SET session_replication_role TO {before}")
 
     async def _prepare(self, sql: Sql) -> Call:
         return Call(await self._keep(sql.text), sql.parts, sql.counted)

@@ -30,7 +30,7 @@ from replication.conflicts.tables import (
     version_in,
 )
 from replication.conflicts.versions import Ranking, Version, base_of, from_json, on_top
-from tops.changes import Change, Delete, Member, Row, Update, Upsert
+from tops.changes import Change, Delete, Insert, Member, Row, Update, Upsert
 from tops.ports import Entry, EntryFailed, Resource, Why
 
 Place = tuple[str, str]
@@ -198,7 +198,13 @@ class _Rows:
         self._images[place] = image
         if image is None:
             return [Delete(shape.name, key, captured=self._captured), record] if existed else [record]
-        return [Upsert(shape.name, key, image, captured=self._captured), record]
+        if not self._captured:
+            return [Upsert(shape.name, key, image), record]
+        # A table with rules takes no ON CONFLICT, also where the rules are switched off.
+        if not existed:
+            return [Insert(shape.name, {**key, **image}, captured=True), record]
+        values = {name: value for name, value in image.items() if name not in key}
+        return [Update(shape.name, key, values, captured=True), record] if values else [record]
 
     def _columns(
         self, tx: str, shape: TableShape, key: Row, place: Place, current: Version, incoming: Version, new: Row,

@@ -24,7 +24,7 @@ async def test_replicas_are_equal_after_every_statement(server: EmbeddedPostgres
         assert await world.difference() == "", "the replicas begin with the same rows"
         for case in feature.cases:
             where = f"{feature.path.name}:{case.line + 1}: {case.text}"
-            assert (await world.run(case.change)).described == case.expected, where
+            assert (await world.run(*case.changes)).described == case.expected, where
             assert await world.difference() == "", where
 
 
@@ -34,7 +34,7 @@ async def test_without_the_proof_the_same_corpus_makes_replicas_differ(server: E
     for feature in CORPUS:
         async with World(server, feature.schema, prover=AlwaysShip) as world:
             for case in feature.cases:
-                outcome = await world.run(case.change)
+                outcome = await world.run(*case.changes)
                 if outcome.described == "executed" and await world.difference():
                     differing.add(feature.name)
                     break

@@ -118,13 +118,14 @@ class World:
         finally:
             await connection.close()
 
-    async def run(self, change: Change) -> "Outcome":
-        return (await self.run_together([change]))[0]
+    async def run(self, *changes: Change) -> "Outcome":
+        """One transaction."""
+        return (await self.run_together([changes]))[0]
 
-    async def run_together(self, changes: Sequence[Change]) -> "list[Outcome]":
-        """All replicas prepare and commit the same epoch, with a member for each change."""
+    async def run_together(self, transactions: Sequence[Sequence[Change]]) -> "list[Outcome]":
+        """All replicas prepare and commit the same epoch, with a member for each transaction."""
         self._index += 1
-        members = [member(f"t{self._index}.{place}", change) for place, change in enumerate(changes)]
+        members = [member(f"t{self._index}.{place}", *changes) for place, changes in enumerate(transactions)]
         work = epoch(self._index, *members)
         answers = await asyncio.gather(*(adapter.prepare(work) for adapter in self._adapters))
         await asyncio.gather(*(adapter.commit(attempt(self._index)) for adapter in self._adapters))
@@ -135,7 +136,7 @@ class World:
         return first_difference(await asyncio.gather(*map(contents_of, self._readers)))
 
 
-async def make_different(connection: asyncpg.Connection, place: int) -> None:
+async def make_different(connection: asyncpg.Connection, place: int, *, sequences: bool = True) -> None:
     """The same rows, in another physical order, with sequences further on; the first replica stays as it is."""
     if place == 0:
         return
@@ -150,7 +151,7 @@ async def make_different(connection: asyncpg.Connection, place: int) -> None:
             place + 1,
         )
         await connection.execute(f"vacuum {'full' if place == 2 else ''} {table['name']}")
-    for sequence in await connection.fetch(_SEQUENCES):
+    for sequence in await connection.fetch(_SEQUENCES) if sequences else ():
         await connection.execute(f"select nextval('{sequence[0]}') from generate_series(1, {place * 7})")
 
 

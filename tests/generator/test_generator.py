@@ -40,7 +40,7 @@ async def run(server: EmbeddedPostgres, seed: int, prover: MakeProver, together:
         assert await world.difference() == "", f"seed {seed}: the replicas begin with the same rows:\n{schema}"
         while result.statements < PER_SCHEMA:
             batch = [random_statement(dice, tables) for _ in range(together)]
-            outcomes = await world.run_together([Statement(sql) for sql in batch])
+            outcomes = await world.run_together([[Statement(sql)] for sql in batch])
             result.statements += len(batch)
             result.executed += sum(outcome.is_executed for outcome in outcomes)
             apart = [f"{o.described}: {sql}" for o, sql in zip(outcomes, batch, strict=True) if not o.agree]

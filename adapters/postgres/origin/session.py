@@ -4,6 +4,7 @@ The first one is registered in `tops.sessions`, which only the agent's login can
 captured. Whatever its SQL has done to its settings ends with each transaction.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -19,11 +20,15 @@ from adapters.postgres.sqlstates import CAPTURED_NOTICE, ROWS_NOTICE, is_connect
 from adapters.postgres.statements import TELL, Call
 from adapters.postgres.steps import Step, check, shape_of, traits_of
 from adapters.postgres.transactions import command_count
-from adapters.sql import NotParsed, check_statement, parse
+from adapters.sql import NotParsed, check_statement, is_truncate, parse
 from tops.changes import CLOCK_STRINGS, Insert, InvalidChange, Row, RowChange, Statement
 from tops.errors import ConfigError
 
 Prepared = PreparedStatement  # of plain records
+_TRUNCATE = (
+    "TRUNCATE takes rows away without naming them, so that other replicas could not follow: use DELETE FROM, or "
+    "TRUNCATE every database while the set is stopped"
+)
 _KEPT_MAX = 200
 _FORGET_ENDED = """
 delete from tops.sessions s
@@ -101,6 +106,8 @@ class OriginSession:
         """Execute one statement: rows affected, and rows returned."""
         with suppress(NotParsed):  # what is no SQL is for the server to say
             check_statement(statement.sql)
+            if is_truncate(statement.sql):
+                raise InvalidChange(_TRUNCATE)
         prepared = await self._statement(statement.sql)
         try:
             records = await self._fetch(prepared, statement)
@@ -138,7 +145,7 @@ class OriginSession:
         if known is None or len(known[1]) != len(statement.args):
             return None
         prepared, types = known
-        literals = ",".join(literal(value, kind) for value, kind in zip(statement.args, types, strict=True))
+        literals = _literals(statement.args, types)
         return f"EXECUTE {prepared.get_name()}({literals})" if literals else f"EXECUTE {prepared.get_name()}"
 
     async def send(self, texts: list[str]) -> list[Told]:
@@ -171,7 +178,7 @@ class OriginSession:
         types = await find_types(self.connection, [parameter.oid for parameter in prepared.get_parameters()])
         if len(types) != len(statement.args):
             raise InvalidChange(f"the statement takes {len(types)} parameter(s), not {len(statement.args)}")
-        literals = ",".join(literal(value, kind) for value, kind in zip(statement.args, types, strict=True))
+        literals = _literals(statement.args, types)
         executed = await self.connection.prepare(f"EXECUTE {prepared.get_name()}({literals})")
         records = await executed.fetch()
         return command_count(executed.get_statusmsg() or ""), tuple(plain_rows(records))
@@ -197,3 +204,8 @@ def _holds_clock(sql: str) -> bool:
         return any(word in text.lower() for one in parse(sql) for text in one.strings for word in CLOCK_STRINGS)
     except InvalidChange:
         return True
+
+
+def _literals(args: Sequence[Any], types: Sequence[SqlType]) -> str:
+    """Parameters of EXECUTE; this session alone reads them."""
+    return ",".join(literal(value, kind, read_once=True) for value, kind in zip(args, types, strict=True))

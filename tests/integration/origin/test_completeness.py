@@ -23,6 +23,7 @@ create function grants() returns void language plpgsql security definer as
     $$ begin execute 'grant select on items to public'; end $$;
 create function locks() returns void language plpgsql security definer as
     $$ begin execute 'lock table items in share update exclusive mode'; end $$;
+create function empties() returns void language plpgsql as $$ begin truncate items; end $$;
 create function fails_inside() returns int language plpgsql as $$ begin
     begin insert into keyless values (1); raise 'back'; exception when others then null; end;
     return 1; end $$;
@@ -33,7 +34,8 @@ REJECTED = {
     "a table without a key": ("insert into keyless values (1)", "no table of the replica set"),
     "an unlogged table": ("insert into scratch values (1)", "no table of the replica set"),
     "a table whose trigger is off": ("update unnoticed set n = 2", "no table of the replica set"),
-    "truncate": ("truncate items", "AccessExclusiveLock"),
+    "truncate": ("truncate items", "use DELETE FROM"),
+    "truncate in a function": ("select empties()", "AccessExclusiveLock"),
     "a function": ("select makes_function()", "catalogue"),
     "a large object": ("select makes_object()", "catalogue"),
     "a grant": ("select grants()", "catalogue"),

@@ -70,6 +70,18 @@ async def test_a_constraint_is_told_as_postgresql_tells_it(server: EmbeddedPostg
         assert "violates check constraint" in refused.value.database.message
 
 
+async def test_a_parameter_may_name_a_time_by_the_clock(server: EmbeddedPostgres, folder: Path) -> None:
+    async with (
+        small_cluster(server, folder, POLICIES["write-all"], schema=SCHEMA) as cluster,
+        cluster.connect() as shop,
+    ):
+        for told in ("now", "today 10:00", "2026-01-01 10:00 Europe/Berlin"):
+            done = await shop.execute("update counters set touched = $1 where id = 1 returning touched", told)
+            (row,) = done.returned[0]
+
+            assert await all_equal(shop, "select touched from counters where id = 1") == [(row["touched"],)]
+
+
 FEATURES = """
 create table serials (id serial primary key, at timestamptz not null default clock_timestamp(), what text);
 create table parents (id int primary key, children int not null default 0);
@@ -107,3 +119,38 @@ async def test_triggers_cascades_and_sequences_end_the_same_everywhere(
         values = {name: await cluster.sql(name, "select last_value from serials_id_seq") for name in cluster.databases}
         raised = {rows[0][0] for rows in values.values()}
         assert raised == ({1, 2} if policy == "peer-to-peer" else {2}), "peers draw from blocks of their own"
+
+
+RULES = """
+create table ruled (id int primary key, v int);
+create table noted (id bigserial primary key, what text);
+create rule note as on update to ruled do also insert into noted (what) values ('updated ' || old.id);
+create rule keep as on delete to ruled do instead update ruled set v = -1 where id = old.id;
+insert into ruled values (1, 1), (2, 2);
+"""
+
+
+@pytest.mark.parametrize("policy", ["write-all", "primary-site", "peer-to-peer", "serializable"])
+async def test_what_rules_did_at_the_origin_is_applied_without_them(
+    server: EmbeddedPostgres, folder: Path, policy: str
+) -> None:
+    async with (
+        small_cluster(server, folder, POLICIES[policy], schema=RULES) as cluster,
+        cluster.connect(prefer="r1") as shop,
+    ):
+        await shop.execute("update ruled set v = v + 10 where id = 1")
+        await shop.execute("delete from ruled where id = 2")
+
+        assert await all_equal(shop, "select id, v from ruled order by id") == [(1, 11), (2, -1)]
+        assert [row[0] for row in await all_equal(shop, "select what from noted order by id")] == [
+            "updated 1",
+            "updated 2",
+        ]
+
+
+async def test_a_table_with_an_odd_name_keeps_no_replica_from_executing(server: EmbeddedPostgres, folder: Path) -> None:
+    odd = SCHEMA + """create table "Odd ""na.me" ("Id" int primary key, "a b" timestamptz);"""
+    async with small_cluster(server, folder, POLICIES["write-all"], schema=odd) as cluster, cluster.connect() as shop:
+        await shop.execute("""insert into "Odd ""na.me" values (1, clock_timestamp())""")
+
+        assert len(await all_equal(shop, """select "a b" from "Odd ""na.me" """)) == 1

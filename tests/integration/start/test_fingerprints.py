@@ -73,7 +73,10 @@ HARMLESS = [
     "select setval('t_serial_no_seq', 4711)",
     "create view v as select * from t",
     "analyze",
+    "do $$ begin execute format('alter database %I set search_path = elsewhere', current_database());"
+    "execute format('alter database %I set quote_all_identifiers = on', current_database()); end $$",
 ]
+FORGET_SETTINGS = "do $$ begin execute format('alter database %I reset all', current_database()); end $$"
 
 
 @asynccontextmanager
@@ -131,6 +134,7 @@ async def test_what_does_not_matter_makes_no_difference(server: EmbeddedPostgres
             await on(second, change)
 
             assert told(await taken(first), await taken(second)) == "", change
+        await on(second, FORGET_SETTINGS)  # the database is used again
 
 
 async def test_the_first_keys_that_differ_are_named(server: EmbeddedPostgres) -> None:
