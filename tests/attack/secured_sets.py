@@ -125,7 +125,7 @@ async def _file(folder: Path, authority: Authority, keys: dict[str, Path], serve
         # Certified, and not in the file: what a key that was not withdrawn can still do.
         keys[f"{replica_set}/r9"] = issue(authority, f"{replica_set}/r9", "replica", kind=Kind.REPLICA)
     lines.append(INSERTER)
-    keys["alpha/r9"] = issue(authority, "alpha/r9")  # of a set that nobody serves
+    keys["gamma/r9"] = issue(authority, "gamma/r9")  # of a set that nobody serves
     path = folder / "tops.toml"
     path.write_text("\n".join(lines))
     return path
