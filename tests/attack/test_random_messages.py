@@ -25,7 +25,7 @@ from tops.errors import OutcomeUnknown, TopsError
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 # A replica of another set, and one that is certified and not in the set's list; each has all rights of its own set.
-ROLES = ("reader", "writer", "participant", "guest", "alpha/r9", "shop/r9", "stock/r9")
+ROLES = ("reader", "writer", "participant", "guest", "gamma/r9", "shop/r9", "stock/r9")
 OTHERS = ("shop/r1", "shop/r2", "stock/r1", "victim:else", "operator", "b1", "b2")
 FRAME = 8  # messages in one frame
 OF_BROKERS, GARBLED = 0.12, 0.12  # of the frames, which hold one message then: each ends the connection
