@@ -19,7 +19,7 @@ NEW = "?"  # in the place of an outcome: not recorded yet
 
 
 async def record(names: Sequence[str], policies: Sequence[str]) -> None:
-    settings = {"fsync": "off", "max_prepared_transactions": 100, "max_connections": 200}
+    settings: dict[str, str | int] = {"fsync": "off", "max_prepared_transactions": 100, "max_connections": 200}
     with tempfile.TemporaryDirectory(prefix="tops-corpus-") as folder:
         async with EmbeddedPostgres(settings=settings) as server:
             for feature in features():

@@ -1,6 +1,6 @@
 """The corpus through real sets, under every policy, beside plain PostgreSQL: brokers, agents, the log, three databases.
 
-In the short round every feature runs under two policies, all policies take their turn; in the long one under all.
+In the short round every feature runs under one policy, and policies take their turn; in the long round under all.
 """
 
 import shutil

@@ -91,7 +91,10 @@ def _problem(relation: asyncpg.Record, captured: Collection[str], *, rose: bool)
     if not rose or "RowExclusiveLock" not in locks:
         return ""
     if relation["captured_as"] is None:
-        return f"it changes {name}, which is no table of the replica set"
+        return (
+            f"it changes {name}, which is no table of the replica set, or one whose rows can't be captured: without a "
+            "primary key, unlogged, with row security, in an inheritance tree, or with columns of oid types"
+        )
     if relation["captured_as"] not in captured:
         return f"rows of {name} changed without being captured"
     return ""
