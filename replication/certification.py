@@ -17,6 +17,7 @@ import msgspec
 
 from replication.calls import LockedReadDone
 from replication.conflicts.tables import WRITE_SETS, refusal
+from replication.events import UNREADABLE_ERRORS
 from replication.own_statements import DROP_WRITE_SETS
 from replication.read_locks import Lock, Place, Places, decode_locks
 from replication.values import pack_rows
@@ -88,7 +89,7 @@ class Certifier:
         return [await self._certified(entry, _reads(logged.get(entry.number)), newest, keys) for entry in entries]
 
     async def _certified(
-        self, entry: Entry, reads: dict[str, list[Lock]], newest: dict[Place, int], keys: dict[str, int]
+        self, entry: Entry, reads: dict[str, list[Lock] | None], newest: dict[Place, int], keys: dict[str, int]
     ) -> Entry:
         members: list[Member] = []
         for member in entry.members:
@@ -109,7 +110,9 @@ class Certifier:
             members += self._records(entry.number, written, members[-1])
         return Entry(entry.number, tuple(members), entry.at_ms)
 
-    def _broken(self, number: int, locks: Sequence[Lock], newest: dict[Place, int]) -> str | None:
+    def _broken(self, number: int, locks: Sequence[Lock] | None, newest: dict[Place, int]) -> str | None:
+        if locks is None:
+            return "serialization: what it has read can't be decoded"
         for lock in locks:
             what = f"{lock.table} {lock.key}".strip()
             if number - lock.position > self._window:
@@ -140,12 +143,20 @@ class Certifier:
         return records
 
 
-def _reads(logged: LogEntry | None) -> dict[str, list[Lock]]:
+def _reads(logged: LogEntry | None) -> dict[str, list[Lock] | None]:
+    """What each transaction has read; None if that can't be decoded."""
     if logged is None:
         return {}
     return {
-        transaction.tx: decode_locks(event.body["reads"])
+        transaction.tx: _locks(event.body["reads"])
         for transaction in logged.transactions
         for event in transaction.events
-        if event.body["reads"]
+        if event.body.get("reads")
     }
+
+
+def _locks(encoded: bytes) -> list[Lock] | None:
+    try:
+        return decode_locks(encoded)
+    except UNREADABLE_ERRORS:
+        return None

@@ -15,13 +15,19 @@ _RESERVED = "tops-"
 KEY_TTL_S = 3_600
 
 
-def key_problem(key: str, *, asks: bool = False) -> str:
-    """Why an application may not use this idempotency key; empty if it may. `asks`: nothing is written under it."""
+def key_problem(key: str) -> str:
+    """Why an application may not use this idempotency key; empty if it may."""
     if key.startswith(_RESERVED):
         return f"idempotency keys that begin with {_RESERVED!r} are not for applications"
-    if not asks and key.startswith(own_key("")) and counted(key.removeprefix(own_key(""))) is not None:
+    if names_tx(key):
         return f"the idempotency key {key!r} is the id of a transaction: choose another"
     return ""
+
+
+def names_tx(key: str) -> str:
+    """The id that a key consists of; empty if it is no id of a transaction."""
+    tx = key.removeprefix(own_key("")) if key.startswith(own_key("")) else ""
+    return tx if tx and counted(tx) is not None else ""
 
 
 def check_key(key: str) -> None:

@@ -22,6 +22,9 @@ from tops.messages import Event
 from tops.set_types import BATCH, CONTROL, ORIGIN, set_definition
 
 UNREADABLE = Statement("")  # stands for a write that is none
+# What decoding raises. Every replica reads the same bytes and must come to the same end, so nothing here may escape.
+UNREADABLE_ERRORS = (msgspec.MsgspecError, KeyError, TypeError, ValueError, RecursionError)
+AT_MAX = 1 << 53  # milliseconds; sums with it stay far from the end of a bigint
 _controls = msgspec.msgpack.Decoder(Control)
 
 
@@ -70,7 +73,7 @@ def member_in(event: Event) -> Member:
     try:
         member = decode_member(event.body["write"])
         control = _controls.decode(event.body[CONTROL]) if CONTROL in event.body else None
-    except (msgspec.MsgspecError, KeyError, TypeError):
+    except UNREADABLE_ERRORS:
         return Member(TxId(""), (UNREADABLE,))
     origin = event.body.get(ORIGIN, "")
     if member.origin != origin or member.control != control:
@@ -102,14 +105,14 @@ def batch_in(events: Sequence[Event]) -> list[Member]:
     batches = [event.body[BATCH] for event in events if BATCH in event.body]
     try:
         return [member for batch in batches for member in map(decode_member, unpack_members(batch))]
-    except (msgspec.MsgspecError, UnicodeDecodeError, TypeError):
+    except UNREADABLE_ERRORS:
         return []
 
 
 def at_ms(events: Sequence[Event]) -> int:
-    """The latest of the writers' clocks; one that can't be read does not count."""
+    """The latest of the writers' clocks, which their brokers keep near their own; what is no time does not count."""
     clocks = [event.body.get("at") for event in events]
-    return max([at for at in clocks if isinstance(at, int)], default=0)
+    return max([at for at in clocks if type(at) is int and 0 <= at < AT_MAX], default=0)
 
 
 def now_ms() -> int:

@@ -19,7 +19,7 @@ from replication.policies import Policy, Route, policy_of, write_spec
 from replication.refusals import AGAINST_PLAN, Duplicate, NotStarted, TooFewReplicas, WriteRefused, understand
 from replication.values import unpack_rows
 from replication.verdicts import VerdictAsker
-from tops.changes import Change, Member, Row, Statement, content_digest, encode_member, own_key
+from tops.changes import SETTLED, Change, Member, Row, Settle, Statement, content_digest, encode_member, own_key
 from tops.errors import (
     InvalidTransaction,
     JournalStale,
@@ -29,7 +29,7 @@ from tops.errors import (
     TopsError,
     TransactionAborted,
 )
-from tops.ids import TxId, counted_id, told_by_counted
+from tops.ids import TxId, counted_id, identity_in, told_by_counted
 from tops.messages import TxOutcome
 from tops.ports import Why
 from tops.site import Site
@@ -38,7 +38,6 @@ from tops.transactions import Outcome, TxType
 RETRY_FIRST_S = 0.02
 STARTED_S = 2.0
 TRANSIENT_TRIES = 6
-SETTLED = "settled"  # what a key stands for under which nothing is to come any more
 COORDINATOR = Route.COORDINATOR  # looked at with every write
 _returned = msgspec.msgpack.Decoder(list[bytes])
 
@@ -278,7 +277,15 @@ class Writer:
 
     async def _executed_outcome(self, tx: str, key: str) -> str:
         """Of a write that an origin was to execute: an empty transaction under its key, which no attempt can pass."""
-        probe = Member(TxId(""), (), key or _told_by(tx)[0] or own_key(tx), self._key_ttl_s, content=SETTLED)
+        mine = identity_in(tx) == identity_in(self._site.name)
+        probe = Member(
+            TxId(""),
+            (),
+            key or _told_by(tx)[0] or own_key(tx),
+            self._key_ttl_s,
+            content=SETTLED,
+            control=None if mine else Settle(),  # which needs an operator's right
+        )
         try:
             await self._coordinated(probe, b"")
         except WriteRefused as refused:

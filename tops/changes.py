@@ -102,7 +102,11 @@ class Housekeeping(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="
     """An agent truncates what all replicas have kept long enough in schema `tops`."""
 
 
-Control = Barrier | Repair | Housekeeping
+class Settle(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="settle"):
+    """An operator settles that another client's transaction never comes, if it has not come yet."""
+
+
+Control = Barrier | Repair | Housekeeping | Settle
 
 
 class Member(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -132,6 +136,7 @@ class _TxAlone(msgspec.Struct, frozen=True, gc=False, array_like=True):
     tx: TxId
 
 
+SETTLED = "settled"  # what a key stands for under which nothing is to come any more
 OWN = "tx"  # what a key stands for that nobody has to write down: the transaction's own id
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 _decoder = msgspec.msgpack.Decoder(Member)
@@ -176,8 +181,13 @@ def unpack_members(packed: bytes) -> list[bytes]:
 
 
 def content_digest(member: Member) -> str:
-    """The same for the same changes, whatever transaction carries them: what an idempotency key is tied to."""
-    return member.content or hashlib.sha256(_encoder.encode(member.changes)).hexdigest()[:32]
+    """What an idempotency key is tied to: by its own word, or by its changes."""
+    return member.content or changes_digest(member)
+
+
+def changes_digest(member: Member) -> str:
+    """The same for the same changes, whatever transaction carries them."""
+    return hashlib.sha256(_encoder.encode(member.changes)).hexdigest()[:32]
 
 
 def members_digest(members: Sequence[Member]) -> str:

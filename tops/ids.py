@@ -62,6 +62,11 @@ def counted_all(ids: Sequence[str]) -> list[tuple[str, int]] | None:
     return found if len(found) == len(ids) else None
 
 
+def identity_in(tx: str) -> str:
+    """The identity that began a transaction: ids begin with the name of a session."""
+    return tx.partition(".")[0].partition(":")[0]
+
+
 def standing_pseudonym(secret: bytes, tx: TxId) -> Pseudonym:
     """The pseudonym of a standing answer: nobody without the secret can link two of them."""
     return Pseudonym(hmac.digest(secret, tx.encode(), "sha256")[:16].hex())

@@ -47,6 +47,11 @@ class Entry(msgspec.Struct, frozen=True, gc=False, array_like=True):
     at_ms: int = 0
 
 
+# Writers' clocks differ by minutes, so an entry may be older, by its clock, than the one before it. Whether a key is
+# still alive must not depend on when a replica has deleted expired ones: they stay longer than clocks may differ.
+KEPT_BEYOND_MS = 900_000
+
+
 class Why(Enum):
     """Why a member can't be part of the epoch; the same on every replica in the same state."""
 

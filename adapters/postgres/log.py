@@ -13,7 +13,7 @@ from adapters.postgres.statements import Statements
 from adapters.postgres.transactions import SlowPath, command_count, fast_texts, send_fast
 from tops.digests import NO_DIGEST, Digests
 from tops.errors import InvariantBroken
-from tops.ports import Applied, Entry, EntryFailed, Why
+from tops.ports import KEPT_BEYOND_MS, Applied, Entry, EntryFailed, Why
 
 _CHANGES_MAX = 2_000  # per database transaction, entries counted in
 _CHUNKS_PER_TURN = 16
@@ -91,7 +91,7 @@ class Log:
         self._book.compacted_ms = at_ms = self._book.at_ms
         await self._book.run(work, "compaction")
         for table in ("tops.idempotency_keys", "tops.known_ids"):
-            while await self._forget(table, at_ms) == _FORGOTTEN_MAX:
+            while await self._forget(table, at_ms - KEPT_BEYOND_MS) == _FORGOTTEN_MAX:
                 pass
 
     async def _forget(self, table: str, at_ms: int) -> int:

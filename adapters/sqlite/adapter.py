@@ -34,6 +34,7 @@ from tops.errors import (
 )
 from tops.ids import NodeId
 from tops.ports import (
+    KEPT_BEYOND_MS,
     Applied,
     Attempt,
     Entry,
@@ -175,8 +176,8 @@ class SqliteAdapter:
                 )
                 self._connection.execute(
                     "delete from tops_idempotency_keys where replica_set = ?1 and expires_ms <= "
-                    "(select at_ms from tops_position where replica_set = ?1)",
-                    (self.replica_set,),
+                    "(select at_ms - ?2 from tops_position where replica_set = ?1)",
+                    (self.replica_set, KEPT_BEYOND_MS),
                 )
 
         await self._in_thread(work)

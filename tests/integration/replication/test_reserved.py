@@ -13,7 +13,19 @@ from replication.policies.base import write_spec
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tests.support.hostile_client import unchecked
 from tops import Site
-from tops.changes import Change, Delete, Insert, Member, Repair, Statement, Upsert, encode_member, own_key
+from tops.changes import (
+    SETTLED,
+    Change,
+    Delete,
+    Insert,
+    Member,
+    Repair,
+    Statement,
+    Update,
+    Upsert,
+    encode_member,
+    own_key,
+)
 from tops.errors import TopsError, TransactionAborted
 from tops.ids import TxId, counted_id
 
@@ -58,6 +70,13 @@ async def test_a_client_cannot_write_what_is_an_agents(
         await shop.wait_in_sync()
 
 
+def nested(depth: int) -> object:
+    value: object = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 EVIL = Insert("accounts", {"id": 666, "balance": 666}, captured=True)
 REPAIR = Repair("shop/r1", "guessed", 10**9)
 # Encoded by a client that claims to be more than one: none of it counts, and no replica stops.
@@ -77,6 +96,18 @@ CLAIMS = {
     ),
     "no member": b"\xc1 nothing that can be decoded",
     "no bytes at all": b"",
+    "a name of three parts": encode_member(Member(TxId(""), (Insert("a.b.c", {"id": 666}),))),
+    "values nested too deep": encode_member(Member(TxId(""), (Insert("accounts", {"id": nested(400)}),))),
+    "other content": encode_member(Member(TxId(""), (), "another's key", content="0123456789abcdef" * 2)),
+    "an endless key": encode_member(Member(TxId(""), (), "k", key_ttl_s=2**62)),
+    "a row's sum": encode_member(Member(TxId(""), (Update("accounts", {"id": 1}, add={"balance": 1}, sum_key="x"),))),
+    "nobody else's id": encode_member(
+        Member(TxId(""), (), own_key(counted_id("victim", "life", 2, "", "r1")), content=SETTLED)
+    ),
+}
+BODIES: dict[str, dict[str, object]] = {
+    "reads that can't be decoded": {"at": 0, "write": encode_member(Member(TxId(""), ())), "reads": b"\xc1"},
+    "a clock beyond all bounds": {"at": 2**62, "write": encode_member(Member(TxId(""), ())), "reads": b""},
 }
 
 
@@ -94,9 +125,10 @@ async def test_what_a_client_claims_inside_its_write_does_not_count(
         spec = write_spec(log, policy_of(small.cluster.replica_set("shop")))
         async with Site.connect(small.cluster.urls(), name="mallory") as site:
             await site.advertise(log)
-            for claim, member in CLAIMS.items():
+            bodies = {claim: {"at": 0, "write": member, "reads": b""} for claim, member in CLAIMS.items()}
+            for claim, body in (bodies | BODIES).items():
                 try:
-                    await site.run(spec, [{"at": 0, "write": member, "reads": b""}])
+                    await site.run(spec, [body])
                 except TransactionAborted:
                     assert policy == 'policy = "write-all"', claim  # elsewhere it is logged first and rejected then
 
