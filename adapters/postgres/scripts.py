@@ -15,7 +15,7 @@ from tops.errors import ConfigError
 _OPTIONS = Options(lock_timeout_s=30.0, statement_timeout_s=600.0, connect_timeout_s=10.0)
 _TABLES = """
 select format('%I.%I', n.nspname, c.relname) as name, n.nspname = any (current_schemas(false)) as visible,
-       case when c.relname ~ '[."]' then quote_ident(c.relname) else c.relname end as short
+       c.relname as short
   from pg_class c join pg_namespace n on n.oid = c.relnamespace
  where c.relkind in ('r', 'p') and not c.relispartition
    and n.nspname not in ('tops', 'information_schema') and n.nspname not like 'pg\\_%' order by 1

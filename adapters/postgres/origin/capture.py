@@ -8,6 +8,7 @@ the name of its root: the argument of the root's trigger is copied to the partit
 
 import hashlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import asyncpg
 
@@ -56,19 +57,26 @@ select case when c.relrowsecurity then 'has row security'
 """
 
 
-async def install(connection: asyncpg.Connection, tables: Sequence[str], agent: str, write: str) -> dict[str, str]:
+class Unfit(NamedTuple):
+    """A table whose rows can't be captured, and why."""
+
+    oid: int
+    problem: str
+
+
+async def install(connection: asyncpg.Connection, tables: Sequence[str], agent: str, write: str) -> "dict[str, Unfit]":
     """Put capture triggers on tables that lack them, for all sessions but the agent's; by table, why one can't have it.
 
     `write` is the login of origin sessions: it reads what was captured and writes none of it."""
     as_owner = await schema.as_owner(connection)
     await connection.execute(f"{as_owner};{_TABLES};grant select on tops.captured to {identifier(write)}")
     installed = {row["oid"]: row["mark"] for row in await connection.fetch(_INSTALLED, TRIGGER)}
-    unfit: dict[str, str] = {}
+    unfit: dict[str, Unfit] = {}
     for name in tables:
         table = await find_table(connection, name)
         problem = await connection.fetchval(_UNFIT, table.oid) if table.key else "has no primary key"
         if problem is not None:
-            unfit[name] = problem
+            unfit[name] = Unfit(table.oid, problem)
             continue
         function = _function(table)
         mark = _mark(f"{name} {function}", agent)

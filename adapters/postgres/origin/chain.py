@@ -87,7 +87,7 @@ class Origin:
         self._settle: str | None = None  # what ends a member, by the constraints that the database has
         self._learned_at = 0.0
         self._careful = 0  # for so many chains, images are read behind every request
-        self.unfit: dict[str, str] = {}  # tables whose changes can't be captured, and why
+        self.unfit: dict[str, capture.Unfit] = {}  # tables whose changes can't be captured
 
     async def start(self) -> None:
         """Put the triggers in place; ConfigError if the database can't tell an origin's session from the agent's."""
@@ -180,7 +180,8 @@ class Origin:
     ) -> list[Outcome] | None:
         members = [outcome for outcome in outcomes if isinstance(outcome, _Done)]
         names = {name for member in members for name in member.after}
-        found = await touched(connection, agent, before, names, capture.TRIGGER)
+        unfit = dict(self.unfit.values())
+        found = await touched(connection, agent, before, names, capture.TRIGGER, unfit)
         if found.problem:
             if not alone:
                 return None

@@ -6,7 +6,7 @@ touched, and which locks no row change takes. The origin's own session has its c
 All that comes before old images are read: a lock that is too strong would keep that waiting.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import asyncpg
@@ -25,7 +25,9 @@ with locked as (select l.relation as oid, array_agg(l.mode) as locks from pg_loc
 select c.oid, format('%I.%I', n.nspname, c.relname) as name, c.relkind::text as kind, n.nspname as schema,
        coalesce(locked.locks, '{}') as locks,
        (select convert_from(rtrim(t.tgargs, '\\x00'), 'UTF8') from pg_trigger t
-         where t.tgrelid = c.oid and t.tgname = $2 and t.tgenabled <> 'D') as captured_as
+         where t.tgrelid = c.oid and t.tgname = $2 and t.tgenabled <> 'D') as captured_as,
+       (select t.tgname from pg_trigger t where t.tgrelid = c.oid and t.tgenabled in ('A', 'R') and not t.tgisinternal
+           and t.tgname not like 'tops\\_%' limit 1) as fires_again
   from pg_class c join pg_namespace n on n.oid = c.relnamespace left join locked on locked.oid = c.oid
  where c.oid = any($1::oid[]) or exists (select from unnest(locked.locks) as mode
        where mode not in ('AccessShareLock', 'RowShareLock'))
@@ -59,14 +61,16 @@ async def touched(
     before: Changed,
     captured: Collection[str],
     trigger: str,
+    unfit: Mapping[int, str],
 ) -> Touched:
-    """What the transaction did since its counters were `before`; `captured` are the tables with noted keys."""
+    """What the transaction did since its counters were `before`; `captured` are the tables with noted keys, `unfit`
+    tells of tables of the set why their rows can't be captured."""
     after = await changed_rows(connection)
     rose = {oid for oid, rows in after.items() if rows > before.get(oid, 0)}
     problem = ""
     sequences: list[str] = []
     for relation in await agent.fetch(_RELATIONS, list(rose), trigger, connection.get_server_pid()):
-        problem = problem or _problem(relation, captured, rose=relation["oid"] in rose)
+        problem = problem or _problem(relation, captured, unfit, rose=relation["oid"] in rose)
         if relation["kind"] == "S" and relation["schema"] != "tops":
             sequences.append(relation["name"])
     return Touched(problem, tuple(sequences))
@@ -80,7 +84,7 @@ async def last_values(agent: asyncpg.Connection, sequences: Collection[str]) -> 
     return tuple((row["name"], row["value"]) for row in rows if row["value"] is not None)
 
 
-def _problem(relation: asyncpg.Record, captured: Collection[str], *, rose: bool) -> str:
+def _problem(relation: asyncpg.Record, captured: Collection[str], unfit: Mapping[int, str], *, rose: bool) -> str:
     name, schema, locks = relation["name"], relation["schema"], set(relation["locks"])
     if schema == "tops" and name.removeprefix("tops.") == _OWN_NOTES:
         return ""
@@ -90,6 +94,12 @@ def _problem(relation: asyncpg.Record, captured: Collection[str], *, rose: bool)
         return f"it takes a lock on {name} ({strong[0]}) that no change of rows takes"
     if not rose or "RowExclusiveLock" not in locks:
         return ""
+    if (reason := unfit.get(relation["oid"])) is not None:
+        return f"it changes {name}, which {reason}"
+    if relation["fires_again"] is not None:
+        # The write set holds what the trigger did; on every replica that applies it the trigger would do it again.
+        state = "ENABLE ALWAYS or ENABLE REPLICA"
+        return f"it changes {name}, whose trigger {relation['fires_again']} ({state}) also fires where rows are applied"
     if relation["captured_as"] is None:
         return (
             f"it changes {name}, which is no table of the replica set, or one whose rows can't be captured: without a "

@@ -66,7 +66,7 @@ def test_no_transaction_block_of_the_driver_is_used_where_something_is_prepared(
     folder = Path(__file__).parents[3] / "adapters" / "postgres"
     users = {path.name for path in folder.glob("*.py") if ".transaction(" in path.read_text()}
 
-    assert users == {"grants.py", "guard_triggers.py", "reading.py", "scripts.py"}
+    assert users == {"copying.py", "grants.py", "guard_triggers.py", "reading.py", "scripts.py"}
 
 
 @pytest.mark.parametrize("loops", range(8))

@@ -23,6 +23,11 @@ create function grants() returns void language plpgsql security definer as
     $$ begin execute 'grant select on items to public'; end $$;
 create function locks() returns void language plpgsql security definer as
     $$ begin execute 'lock table items in share update exclusive mode'; end $$;
+create table loud (id int primary key, n int);
+insert into loud values (1, 1);
+create function again() returns trigger language plpgsql as $$ begin new.n := new.n + 1; return new; end $$;
+create trigger again before update on loud for each row execute function again();
+alter table loud enable always trigger again;
 create function empties() returns void language plpgsql as $$ begin truncate items; end $$;
 create function fails_inside() returns int language plpgsql as $$ begin
     begin insert into keyless values (1); raise 'back'; exception when others then null; end;
@@ -31,9 +36,10 @@ create function spoils_settings() returns int language plpgsql as $$ begin
     execute 'set local datestyle to ''German'''; execute 'set local extra_float_digits to -3'; return 1; end $$;
 """
 REJECTED = {
-    "a table without a key": ("insert into keyless values (1)", "no table of the replica set"),
-    "an unlogged table": ("insert into scratch values (1)", "no table of the replica set"),
+    "a table without a key": ("insert into keyless values (1)", "has no primary key"),
+    "an unlogged table": ("insert into scratch values (1)", "is not logged"),
     "a table whose trigger is off": ("update unnoticed set n = 2", "no table of the replica set"),
+    "a trigger that fires again": ("update loud set n = 2", "also fires where rows are applied"),
     "truncate": ("truncate items", "use DELETE FROM"),
     "truncate in a function": ("select empties()", "AccessExclusiveLock"),
     "a function": ("select makes_function()", "catalogue"),
