@@ -6,6 +6,7 @@ status), commits local-first writes where the policy asks for it, and says why w
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, assert_never
@@ -41,9 +42,9 @@ from replication.start.guarding import Guarding
 from replication.start.policy_change import crossing, kind_of
 from replication.start.record import StartRecord
 from replication.start.starter import Starter
-from replication.values import pack_rows, unpack_values
+from replication.values import pack_result, pack_rows, unpack_values
 from tops.core.participation import SiteOptions
-from tops.errors import AgentReplaced, ConfigError, NotReachable, TopsError
+from tops.errors import AgentReplaced, ConfigError, InvalidTransaction, NotReachable, TopsError
 from tops.ports import Resource
 from tops.site import Site
 from tops.transactions import Scope
@@ -51,8 +52,7 @@ from tops.transactions import Scope
 KEY_HELD = f"select from {KEYS} where replica_set = $1 and key = $2"
 LOOK_S = 1.0  # between two looks whether the database is there, and still ours
 SILENT_S = 5.0  # until a database that gives no answer is said to give none
-# A vote takes longer: an execution that waits for a lock gives way to apply.
-ORIGIN_OPTIONS = Options(lock_timeout_s=1.0, statement_timeout_s=30.0, connect_timeout_s=10.0)
+ORIGIN_LOCK_S = 1.0  # a vote takes longer: an execution that waits for a lock gives way to apply
 SITE_OPTIONS = SiteOptions(renew_s=0.5, retry_s=0.5, give_up_s=10.0)
 
 log = logging.getLogger("tops.replication")
@@ -194,7 +194,9 @@ class Agent:
             stack.push_async_callback(self.guarding.close)
         stack.push_async_callback(self.copies.close)
         stack.callback(self.guard.close)
-        answerer = Answerer(self.site, self.config.name, self.site.brokers, self._answer, self._write, self.guard.check)
+        answerer = Answerer(
+            self.site, self.config.name, self.site.brokers, self._ready, self._answer, self._write, self.guard
+        )
         stack.push_async_callback(answerer.close)
         await answerer.start()
         self._spawn(self._watch_database())
@@ -321,7 +323,30 @@ class Agent:
 
     # --------------------------------------------------------------------------------------------------- questions
 
-    async def _answer(self, question: AnyQuestion) -> AnyAnswer:
+    async def _ready(self, request: AnyQuestion) -> None:
+        """Returns when this replica has reached the position that the request asks for."""
+        match request:
+            case calls.Read(at_least=position, wait_s=wait_s, max_lag_s=max_lag_s, settled=settled):
+                self._check_joined()
+                if max_lag_s is not None and (lag := self.lag.lag()).seconds > max_lag_s:
+                    raise NotReachable(
+                        f"replica {self.replica.name} is {lag.seconds:.1f} s behind, more than {max_lag_s:g}"
+                    )
+                position = max(position, self.participant.in_doubt()) if settled else position
+            case calls.Judgement(asked=asked, wait_s=wait_s):
+                self._check_joined()
+                self.participant.pace.hurry()  # also if it is applied: this is where its writers ask
+                position = max((number for number, _ in asked), default=0)
+            case calls.LockedRead(at_least=position, wait_s=wait_s) | calls.Held(at_least=position, wait_s=wait_s):
+                self._check_joined()
+            case _:
+                return
+        if not 0 <= wait_s < math.inf:  # nor is it NaN
+            raise InvalidTransaction(f"a request can't wait {wait_s} s for a position")
+        await self.lag.check_exists(position)
+        await self.participant.wait_for(position, min(wait_s, self.config.wait_max_s))
+
+    async def _answer(self, question: AnyQuestion, who: str) -> AnyAnswer:
         match question:
             case calls.Describe():
                 public = self.config.model_dump_json(by_alias=True, exclude=HIDDEN)
@@ -345,18 +370,14 @@ class Agent:
                     prepared=tuple(sorted(self.participant.prepared)),
                 )
             case calls.Read():
-                return await self._read(question)
-            case calls.LockedRead(sql=sql, args=args, at_least=at_least, wait_s=wait_s):
+                return await self._read(question, who)
+            case calls.LockedRead(sql=sql, args=args):
                 if self.certifier is None:
                     raise ConfigError(f"replica set {self.config.name!r} is not serializable")
-                await self.participant.wait_for(at_least, wait_s)
-                return await self.certifier.read(self.replica.name, sql, unpack_values(args))
-            case calls.Judgement(asked=asked, wait_s=wait_s):
-                self.participant.pace.hurry()  # also if it is applied: this is where its writers ask
-                await self.participant.wait_for(max(number for number, _ in asked), wait_s)
+                return await self.certifier.read(self.replica.name, sql, unpack_values(args), who)
+            case calls.Judgement(asked=asked):
                 return calls.Judged(refused=await self.participant.verdicts.of(asked))
-            case calls.Held(key=key, at_least=at_least, wait_s=wait_s):
-                await self.participant.wait_for(at_least, wait_s)
+            case calls.Held(key=key):
                 found = await self.resource.read_own(KEY_HELD, (self.config.name, key))
                 return calls.HeldTold(held=bool(found.rows))
             case calls.Conflicts(limit=limit):
@@ -364,7 +385,9 @@ class Agent:
             case calls.Pause() | calls.Resume() | calls.RetryErrors() | calls.Reload():
                 return calls.Told(text=await self._operate(question))
             case calls.Execute():
-                return await self._executor().execute(question)
+                executor = self._executor()
+                await self.lag.check_exists(question.at_least)
+                return await executor.execute(question, who)
             case calls.Write():
                 (answer,) = await self._write([question])
                 return answer
@@ -389,7 +412,10 @@ class Agent:
         tables = await user_tables(self.database.dsn) if config.tables == "*" else config.tables
         slots = Slots(config.names.index(self.replica.name)) if policy.route is Route.REPLICA else None
         logins, where = self.database.logins, f"replica {self.name}"
-        origin = Origin(logins.write, self.database.dsn, where, tables, ORIGIN_OPTIONS, slots)
+        options = Options(
+            lock_timeout_s=ORIGIN_LOCK_S, statement_timeout_s=config.execute_timeout_s, connect_timeout_s=10.0
+        )
+        origin = Origin(logins.write, self.database.dsn, where, tables, options, slots)
         try:
             await origin.start()
         except TopsError as error:
@@ -423,16 +449,11 @@ class Agent:
                 self.participant.unable.note(f"a write failed: {answer.text}")
         return answers
 
-    async def _read(self, read: calls.Read) -> calls.ReadDone:
-        if read.max_lag_s is not None and (lag := self.lag.lag()).seconds > read.max_lag_s:
-            raise NotReachable(
-                f"replica {self.replica.name} is {lag.seconds:.1f} s behind, more than {read.max_lag_s:g}"
-            )
-        at_least = max(read.at_least, self.participant.in_doubt()) if read.settled else read.at_least
-        await self.participant.wait_for(at_least, read.wait_s)
-        done = await self.resource.read(read.sql, unpack_values(read.args), with_position=True)
+    async def _read(self, read: calls.Read, who: str) -> calls.ReadDone:
+        done = await self.resource.read(read.sql, unpack_values(read.args), with_position=True, who=who)
         position = done.position.prefix if done.position is not None else 0
-        return calls.ReadDone(replica=self.replica.name, rows=pack_rows(done.rows), position=position)
+        rows = await pack_result(f"replica {self.replica.name}", done.rows)
+        return calls.ReadDone(replica=self.replica.name, rows=rows, position=position)
 
     async def _operate(self, request: calls.Pause | calls.Resume | calls.RetryErrors | calls.Reload) -> str:
         match request:

@@ -20,7 +20,7 @@ from replication.conflicts.tables import WRITE_SETS, refusal
 from replication.events import UNREADABLE_ERRORS
 from replication.own_statements import DROP_WRITE_SETS
 from replication.read_locks import Lock, Place, Places, decode_locks
-from replication.values import pack_rows
+from replication.values import pack_result
 from tops.changes import Insert, Member, Statement
 from tops.messages import LogEntry
 from tops.ports import Entry, Resource
@@ -67,12 +67,13 @@ class Certifier:
         for row in found.rows:
             self._written.add(row["number"], frozenset(_places.decode(row["places"])))
 
-    async def read(self, replica: str, sql: str, args: Sequence[Any]) -> LockedReadDone:
+    async def read(self, replica: str, sql: str, args: Sequence[Any], who: str) -> LockedReadDone:
         """A query in one snapshot, with the position it was read at and the locks that it takes."""
-        done = await self._resource.read(sql, args, with_position=True)
+        done = await self._resource.read(sql, args, with_position=True, who=who)
         position = done.position.prefix if done.position is not None else 0
         locks = await self._places.read_by(sql, args)
-        return LockedReadDone(replica=replica, rows=pack_rows(done.rows), position=position, locks=tuple(locks))
+        rows = await pack_result(f"replica {replica}", done.rows)
+        return LockedReadDone(replica=replica, rows=rows, position=position, locks=tuple(locks))
 
     async def certified(self, entries: Sequence[Entry], logged: Mapping[int, LogEntry]) -> list[Entry]:
         """The entries as every replica applies them: without the members whose reads no longer hold.

@@ -84,6 +84,9 @@ class ReplicaSetConfig(Table):
 
     allow_superuser: str | None = None  # the plain words that allow client SQL on a superuser's connection
     wait_s: Seconds = 5.0  # how long a read waits for its position unless it says otherwise
+    wait_max_s: Seconds = 60.0  # how long a request may wait for a position at most, whatever it says
+    read_timeout_s: Seconds = 30.0  # how long a client's query may take
+    execute_timeout_s: Seconds = 5.0  # how long a transaction that is executed once may take at its origin
     key_ttl_s: Seconds = 86_400.0
 
     @property

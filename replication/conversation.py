@@ -18,14 +18,18 @@ import msgspec
 from replication import calls
 from replication.calls import AnyAnswer, AnyQuestion, Denied, Failed, ReplicaFailed, RequestId
 from replication.events import answer_type, question_type
-from tops.errors import NotReachable, PermissionDenied, ProtocolError, Retry, TopsError
+from replication.rights import ADMINISTRATIVE, RequestGuard
+from tops.errors import LimitExceeded, NotReachable, PermissionDenied, ProtocolError, Retry, TopsError
+from tops.fair_share import FairShare
 from tops.ids import NodeId
 from tops.messages import Sender
 from tops.participants import Participant, Received
 from tops.set_types import requests_filter, responses_filter
 from tops.site import Site
 
-PARALLEL_MAX = 256  # pieces of work that one agent is at; more wait their turn
+PARALLEL_MAX, PARALLEL_SHARE = 1024, 256  # requests that an agent works at: in all, and of one identity
+ADMINISTRATIVE_MAX, ADMINISTRATIVE_SHARE = 64, 16  # the same for requests that must get through under load
+UNDER_WAY_MAX = 10_000  # requests of one identity that wait, or are worked at; more are rejected
 BUNDLE_BYTES_MAX = 2**20  # unless one alone is longer
 AGAIN_S = 2.0  # until a question that may be answered twice is asked again
 
@@ -218,23 +222,30 @@ def _is_own(responder: str, answer: AnyAnswer) -> bool:
 
 
 class Answerer(Participant):
-    """An agent's end: works at questions, each in its own task and writes that came together in one, and publishes the
-    answers."""
+    """An agent's end: works at requests, each in its own task and writes that came together in one, and publishes the
+    responses.
+
+    Identities share what an agent can do at a time, so that the requests of one do not hold up those of the others. A
+    request that waits for a position takes nothing of that before the position is reached."""
 
     def __init__(
         self,
         site: Site,
         replica_set: str,
         brokers: tuple[str, ...],
-        answer: Callable[[AnyQuestion], Awaitable[AnyAnswer]],
+        ready: Callable[[AnyQuestion], Awaitable[None]],
+        answer: Callable[[AnyQuestion, str], Awaitable[AnyAnswer]],
         write: Callable[[Sequence[calls.Write]], Awaitable[Sequence[AnyAnswer]]],
-        check: Callable[[Sender, AnyQuestion], None],
+        guard: RequestGuard,
     ) -> None:
+        """`ready` returns when a request can be worked at; `answer` gets the identity that is accountable for it."""
         super().__init__()
-        self._site, self._answer, self._write, self._check = site, answer, write, check
+        self._site, self._ready, self._answer, self._write, self._guard = site, ready, answer, write, guard
         self._asked = question_type(replica_set, brokers)
         self._answered = answer_type(replica_set, brokers)
-        self._turn = asyncio.Semaphore(PARALLEL_MAX)
+        self._slots = FairShare(PARALLEL_MAX, PARALLEL_SHARE)
+        self._administrative = FairShare(ADMINISTRATIVE_MAX, ADMINISTRATIVE_SHARE)
+        self._under_way: dict[str, set[tuple[str, RequestId]]] = {}  # by identity: whose request, and which
         self._tasks: set[asyncio.Task[None]] = set()
         self._bundles = Bundles(self._publish, self._unpublished)
 
@@ -259,18 +270,34 @@ class Answerer(Participant):
             return
         client, ids, writes = sender.node, [], []
         for request_id, question in self._understood(client, event.body["body"]):
+            if (client, request_id) in self._under_way.get(sender.accountable, ()):
+                continue  # it was sent again before it had its response
             try:
-                self._check(sender, question)
+                self._guard.check(sender, question)
+                self._count(sender, request_id, question)
             except PermissionDenied as error:
                 self._bundles.put(client, (request_id, Denied.because(error)))
-                continue
-            if isinstance(question, calls.Write):
-                ids.append(request_id)
-                writes.append(question)
+            except LimitExceeded as error:
+                self._bundles.put(client, (request_id, Failed.because(error)))
             else:
-                self._begin(self._work(client, request_id, question))
+                if isinstance(question, calls.Write):
+                    ids.append(request_id)
+                    writes.append(question)
+                else:
+                    self._begin(self._work(sender, request_id, question), sender, [request_id])
         if writes:
-            self._begin(self._work_together(client, ids, writes))
+            self._begin(self._work_together(sender, ids, writes), sender, ids)
+
+    def _count(self, sender: Sender, request_id: RequestId, question: AnyQuestion) -> None:
+        under_way = self._under_way.setdefault(sender.accountable, set())
+        if len(under_way) >= UNDER_WAY_MAX:
+            error = LimitExceeded(
+                f"{sender.accountable} has {UNDER_WAY_MAX} requests under way at {self._site.name}, which is the "
+                "quota: wait for responses first"
+            )
+            self._guard.note_over_quota(sender, question, error)
+            raise error
+        under_way.add((sender.node, request_id))
 
     def _understood(self, client: str, bundle: bytes) -> Sequence[tuple[RequestId, AnyQuestion]]:
         """One that can't be read is answered so; it does not keep the others from being answered."""
@@ -285,26 +312,37 @@ class Answerer(Participant):
                 self._bundles.put(client, (number, _failure(error)))
         return understood
 
-    def _begin(self, work: Awaitable[None]) -> None:
+    def _begin(self, work: Awaitable[None], sender: Sender, ids: Sequence[RequestId]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(self._end, sender, ids))
 
-    async def _work(self, client: str, request_id: RequestId, question: AnyQuestion) -> None:
-        async with self._turn:
-            try:
-                answer = await self._answer(question)
-            except Exception as error:
-                answer = _failure(error)
-        self._bundles.put(client, (request_id, answer))
+    def _end(self, sender: Sender, ids: Sequence[RequestId], task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        under_way = self._under_way[sender.accountable]
+        under_way.difference_update((sender.node, request_id) for request_id in ids)
+        if not under_way:
+            del self._under_way[sender.accountable]
 
-    async def _work_together(self, client: str, ids: Sequence[RequestId], writes: Sequence[calls.Write]) -> None:
-        async with self._turn:
+    async def _work(self, sender: Sender, request_id: RequestId, question: AnyQuestion) -> None:
+        slots = self._administrative if type(question) in ADMINISTRATIVE else self._slots
+        try:
+            await self._ready(question)
+            async with slots.slot(sender.accountable):
+                answer = await self._answer(question, sender.accountable)
+        except Exception as error:
+            if isinstance(error, LimitExceeded):
+                self._guard.note_over_quota(sender, question, error)
+            answer = _failure(error)
+        self._bundles.put(sender.node, (request_id, answer))
+
+    async def _work_together(self, sender: Sender, ids: Sequence[RequestId], writes: Sequence[calls.Write]) -> None:
+        async with self._slots.slot(sender.accountable):
             try:
                 answers = await self._write(writes)
             except Exception as error:
                 answers = [_failure(error)] * len(writes)
-        self._bundles.put(client, *zip(ids, answers, strict=True))
+        self._bundles.put(sender.node, *zip(ids, answers, strict=True))
 
     async def close(self) -> None:
         for task in self._tasks:

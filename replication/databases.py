@@ -121,6 +121,7 @@ class ReplicaDatabase:
             name=name,
             versioned=self._config.versioned,
             own_statements=OWN_STATEMENTS,
+            read_timeout_s=self._config.read_timeout_s,
         )
 
 

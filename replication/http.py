@@ -76,7 +76,14 @@ class AgentCollector:
         )
         for verb, count in self._agent.guard.rejected.items():
             rejected.add_metric([*labels.values(), verb], float(count))
-        return [*families, conflicts, direct, rejected]
+        over_quota = CounterMetricFamily(
+            "tops_replica_over_quota",
+            "Number of requests rejected because their sender has too many under way or asks for too much.",
+            labels=[*labels, "request"],
+        )
+        for request, count in self._agent.guard.over_quota.items():
+            over_quota.add_metric([*labels.values(), request], float(count))
+        return [*families, conflicts, direct, rejected, over_quota]
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from replication import calls
 from replication.calls import AnyQuestion
-from tops.errors import ConfigError, PermissionDenied, TopsError
+from tops.errors import ConfigError, LimitExceeded, PermissionDenied, TopsError
 from tops.event_types import SETS_ROOT
 from tops.messages import Principal, Sender
 from tops.security import AuditLog, Identity, Permissions, Verb, identity_of
@@ -51,6 +51,11 @@ REQUEST_RIGHTS: Mapping[type[calls.Question], Verb] = {
     calls.GetTableFingerprint: Verb.RESPOND,
 }
 
+# Cheap, or for operators: they have slots of their own, so that a set under load can be looked at and administered.
+ADMINISTRATIVE = frozenset({calls.Describe, calls.Where, calls.Status}) | {
+    request for request, verb in REQUEST_RIGHTS.items() if verb in (Verb.OPERATE, Verb.RESPOND)
+}
+
 
 class RequestGuard:
     """Checks the requests that one replica receives; counts and audits those that it rejects."""
@@ -58,6 +63,7 @@ class RequestGuard:
     def __init__(self, cluster: str, replica_set: str, permissions: Permissions, audit: Path) -> None:
         self.permissions = permissions
         self.rejected: Counter[str] = Counter()  # by verb
+        self.over_quota: Counter[str] = Counter()  # by the kind of the request
         self._cluster, self._event_type = cluster, f"{SETS_ROOT}.{replica_set}"
         self._identities: dict[Sender, tuple[Identity, ...]] = {}
         self._audit_path = audit
@@ -71,6 +77,10 @@ class RequestGuard:
             self.rejected[error.verb] += 1
             self._write_audit(sender, request, error)
             raise
+
+    def note_over_quota(self, sender: Sender, request: AnyQuestion, error: LimitExceeded) -> None:
+        self.over_quota[type(request).__name__] += 1
+        self._write_audit(sender, request, error)
 
     def _check(self, sender: Sender, request: AnyQuestion) -> None:
         verb = REQUEST_RIGHTS.get(type(request))
@@ -98,7 +108,7 @@ class RequestGuard:
             self._identities[sender] = known
         return known
 
-    def _write_audit(self, sender: Sender, request: AnyQuestion, error: PermissionDenied) -> None:
+    def _write_audit(self, sender: Sender, request: AnyQuestion, error: TopsError) -> None:
         """Rate limited per party. The file is opened at the first rejection: most replicas never have one."""
         who = sender.accountable
         act = f"{type(request).__name__} {self._event_type}"

@@ -146,6 +146,19 @@ class LimitExceeded(TopsError):
         super().__init__(message)
 
 
+class ResultTooLarge(LimitExceeded):
+    """A query returns more than one response takes; it was ended when that showed."""
+
+    retry = Retry.NEVER
+
+    def __init__(self, where: str, bytes_max: int) -> None:
+        self.where, self.bytes_max = where, bytes_max
+        super().__init__(
+            f"{where}: the result is larger than {bytes_max / 2**20:g} MiB: add LIMIT and read it in parts, or read it "
+            "directly from the database"
+        )
+
+
 class AuditBroken(TopsError):
     """An audit log does not verify: a record was changed, removed or put in."""
 

@@ -214,8 +214,11 @@ class Resource(Protocol):
 
     async def mark_published(self, up_to: int) -> None: ...
 
-    async def read(self, sql: str, args: Sequence[Value] = (), *, with_position: bool = False) -> ReadResult:
-        """One query of a client's in one read-only snapshot, with no more rights than a client has."""
+    async def read(
+        self, sql: str, args: Sequence[Value] = (), *, with_position: bool = False, who: str = ""
+    ) -> ReadResult:
+        """One query of a client's in one read-only snapshot, with no more rights than a client has. `who` is the
+        identity whose share of the database it takes. Raises ResultTooLarge."""
 
     async def read_own(self, sql: str, args: Sequence[Value] = ()) -> ReadResult:
         """One query of the agent's own, which may look into its tables; never a client's."""

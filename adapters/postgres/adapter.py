@@ -54,13 +54,15 @@ class PostgresAdapter:
         statement_timeout_s: float = 30.0,
         connect_timeout_s: float = 10.0,
         read_connections: int = 8,
+        read_timeout_s: float = 30.0,
         prover: MakeProver = Prover,
     ) -> None:
         """`name` is what errors call this database; `versioned` tables keep the number that last changed each row.
         `own_statements` are the agent's, not a client's: they run with its rights and may change schema `tops`.
 
         A lock or a statement that takes longer than its time-out makes the whole epoch or batch refused. `prover` makes
-        what decides whether a change is proved deterministic.
+        what decides whether a change is proved deterministic. A client has at most `read_connections`, and all clients
+        together have twice as many; a query of theirs takes at most `read_timeout_s`.
         """
         where = name or f"the PostgreSQL database of replica set {replica_set!r}"
         options = Options(
@@ -74,7 +76,10 @@ class PostgresAdapter:
         self._book = Book(self._session, cluster, replica_set)
         self._promises, self._log, self._outbox = Promises(self._book), Log(self._book), Outbox(self._book)
         self._own_readers = Readers(logins.agent, where, options, read_connections)
-        self._client_readers = Readers(logins.read, where, options, read_connections)
+        client_options = Options(
+            lock_timeout_s=lock_timeout_s, statement_timeout_s=read_timeout_s, connect_timeout_s=connect_timeout_s
+        )
+        self._client_readers = Readers(logins.read, where, client_options, 2 * read_connections, read_connections)
         self.cluster, self.replica_set = cluster, replica_set
 
     @property
@@ -148,8 +153,10 @@ class PostgresAdapter:
     async def mark_published(self, up_to: int) -> None:
         await self._outbox.mark_published(up_to)
 
-    async def read(self, sql: str, args: Sequence[Value] = (), *, with_position: bool = False) -> ReadResult:
-        return await self._client_readers.read(self.replica_set, sql, args, with_position=with_position)
+    async def read(
+        self, sql: str, args: Sequence[Value] = (), *, with_position: bool = False, who: str = ""
+    ) -> ReadResult:
+        return await self._client_readers.read(self.replica_set, sql, args, with_position=with_position, who=who)
 
     async def read_own(self, sql: str, args: Sequence[Value] = ()) -> ReadResult:
         return await self._own_readers.read_own(sql, args)

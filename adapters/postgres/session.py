@@ -16,6 +16,7 @@ import asyncpg
 
 from adapters.postgres import schema
 from adapters.postgres.logins import Logins
+from adapters.postgres.meter import Meter
 from adapters.postgres.proof import MakeProver, Prover
 from adapters.postgres.sqlstates import ROWS_NOTICE, is_connection_loss
 from adapters.postgres.statements import Statements
@@ -32,6 +33,13 @@ class _PlainConnection(asyncpg.Connection):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._server_caps = self._server_caps._replace(jit=False)  # type: ignore[has-type]
+        self.meter = Meter(args[1])  # the transport
+
+
+def meter_of(connection: Connection) -> Meter:
+    """The meter of a connection that `connect` has made."""
+    assert isinstance(connection, _PlainConnection)
+    return connection.meter
 
 
 # What is read and written must mean the same in every session of every replica, whatever its server is set to.

@@ -227,7 +227,9 @@ class SqliteAdapter:
 
         await self._in_thread(work)
 
-    async def read(self, sql: str, args: Sequence[Value] = (), *, with_position: bool = False) -> ReadResult:
+    async def read(
+        self, sql: str, args: Sequence[Value] = (), *, with_position: bool = False, who: str = ""
+    ) -> ReadResult:
         check_query(sql)
         return await self._read(sql, args, with_position=with_position, authorizer=looks_only)
 

@@ -13,6 +13,7 @@ the end, as long as no two requests touch the same row; where they do, the chain
 behind every request, and so are those of the next chains.
 """
 
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from adapters.postgres.sqlstates import is_connection_loss, is_passing, sqlstate
 from tops.changes import Change, InvalidChange, Row, Statement
 from tops.errors import ConfigError
 
+TOGETHER_S = 1.0  # a message of many requests that takes longer is cancelled: each gets its own time then
 CHAIN_S = 0.2  # after so long no further request is begun: the locks of the chain must not keep apply waiting
 MESSAGE_MAX = 64
 CAREFUL_CHAINS = 20
@@ -48,6 +50,8 @@ select count(*) > 0 as any, string_agg(format('%I.%I', schema, name), ', ') filt
 """
 _SO_FAR = "SELECT tops.captured_so_far()"
 _NOT_REPLICABLE = "0A000"
+_CANCELED = "57014"
+_TOO_SLOW = "Do it in smaller transactions, or give the replica set a longer execute_timeout_s."
 _TOO_MANY_VALUES = "the transaction draws more values of a sequence than a replica may draw at once: insert fewer rows"
 
 TableOf = Callable[[str], Awaitable[Table]]
@@ -147,7 +151,7 @@ class Origin:
         await connection.execute("BEGIN;SAVEPOINT tops_member")
         if self._settle is None:
             self._settle = await _settle_sql(connection)
-        chain = _Chain(session, self._table, self._settle)
+        chain = _Chain(session, self._table, self._settle, self._options.statement_timeout_s)
         before = await changed_rows(connection)
         outcomes: list[_Done | Rejected] = []
         careful = self._careful > 0
@@ -242,11 +246,19 @@ class Origin:
 class _Chain:
     """The members of one transaction, in order."""
 
-    def __init__(self, session: OriginSession, table: TableOf, settle: str) -> None:
-        self._session, self._table, self._settle = session, table, settle
+    def __init__(self, session: OriginSession, table: TableOf, settle: str, member_s: float) -> None:
+        """`member_s`: how long a member may take, all its statements together."""
+        self._session, self._table, self._settle, self._member_s = session, table, settle, member_s
         self.yielded = Yielded()
 
     async def member(self, request: Request) -> _Done | Rejected:
+        self.yielded.deadline = time.monotonic() + self._member_s
+        try:
+            return await self._member(request)
+        finally:
+            self.yielded.deadline = math.inf
+
+    async def _member(self, request: Request) -> _Done | Rejected:
         session = self._session
         session.notices.clear()
         rows: list[int] = []
@@ -267,8 +279,13 @@ class _Chain:
         except asyncpg.PostgresError as error:
             if is_connection_loss(error) or isinstance(error, asyncpg.exceptions.InvalidCachedStatementError):
                 raise
+            yielded, cancelled = self.yielded, sqlstate(error) == _CANCELED
+            late, meant_another = yielded.is_late, cancelled and yielded.cancelled_late
+            yielded.deadline, yielded.cancelled_late = math.inf, False
             await self._undo()
-            return Rejected.by(error, transient=self.yielded.happened or _is_transient(error))
+            if cancelled and late and not yielded.happened:
+                return Rejected(_CANCELED, f"the transaction took longer than {self._member_s:g} s", hint=_TOO_SLOW)
+            return Rejected.by(error, transient=yielded.happened or meant_another or _is_transient(error))
         returned_rows = tuple(returned) if any(returned) else ()
         return _Done(tuple(rows), returned_rows, notices, session.captured_so_far)
 
@@ -282,14 +299,18 @@ class _Chain:
                 if text is None:
                     break
                 texts += [text, self._settle]
+            self.yielded.deadline = time.monotonic() + min(TOGETHER_S, self._member_s)
             told = await self._session.send(texts) if len(texts) > 2 else []
         except InvalidChange:
             return []
         except asyncpg.PostgresError as error:
             if is_connection_loss(error):
                 raise
+            self.yielded.deadline = math.inf
             await self._session.connection.execute("ROLLBACK;BEGIN;RESET ALL;SAVEPOINT tops_member")
             return []
+        finally:
+            self.yielded.deadline = math.inf
         return [_Done((one.rows,), (), one.notices, one.last_key) for one in told]
 
     def _text(self, request: Request) -> str | None:
@@ -342,4 +363,4 @@ async def _settle_sql(connection: Connection) -> str:
 
 def _is_transient(error: asyncpg.PostgresError) -> bool:
     """Locks, deadlocks, shutdowns: not the fault of the statement. A statement that takes too long stays too long."""
-    return is_passing(error) and sqlstate(error) != "57014"
+    return is_passing(error) and sqlstate(error) != _CANCELED

@@ -1,10 +1,13 @@
-"""Apply wins: an execution that the replica's own apply waits for is cancelled.
+"""Apply wins: an execution that the replica's own apply waits for is cancelled, and so is one that takes too long.
 
 Row locks of an origin's transaction last as long as its statements run. A vote or an entry of the log that waits for
-one of them holds up the whole set, so it is looked for while statements run, by the agent's second session.
+one of them holds up the whole set, so it is looked for while statements run, by the agent's second session. The
+server's own bound is for one statement; a transaction can have many.
 """
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -19,15 +22,21 @@ select count(*) > 0 from pg_stat_activity
 
 
 class Yielded:
-    """Whether the execution was cancelled for this reason, and not for taking too long."""
+    """Whether the execution was cancelled for apply, and not for taking too long; until when it may take."""
 
     def __init__(self) -> None:
         self.happened = False
+        self.deadline = math.inf
+        self.cancelled_late = False  # the cancellation may reach a statement that came after the late one
+
+    @property
+    def is_late(self) -> bool:
+        return time.monotonic() > self.deadline
 
 
 @asynccontextmanager
 async def giving_way(agent: asyncpg.Connection, pid: int) -> AsyncIterator[Yielded]:
-    """While the block runs, cancel what the backend `pid` does if apply waits for it."""
+    """While the block runs, cancel what the backend `pid` does if apply waits for it or its deadline is over."""
     yielded = Yielded()
 
     ended = asyncio.Event()
@@ -37,7 +46,10 @@ async def giving_way(agent: asyncpg.Connection, pid: int) -> AsyncIterator[Yield
             with suppress(TimeoutError):
                 await asyncio.wait_for(ended.wait(), LOOK_S)
                 return
-            if await agent.fetchval(_IS_WAITED_FOR, pid):
+            if yielded.is_late:
+                yielded.cancelled_late = True
+                await agent.execute("select pg_cancel_backend($1)", pid)
+            elif await agent.fetchval(_IS_WAITED_FOR, pid):
                 yielded.happened = True  # before its statement fails
                 await agent.execute("select pg_cancel_backend($1)", pid)
 

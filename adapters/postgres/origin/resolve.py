@@ -8,6 +8,7 @@ What can go wrong with such rows (a constraint, a value that does not fit) is fo
 own words about that come from an execution, which follows then; the same holds where the query fails.
 """
 
+import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,6 +30,7 @@ from adapters.sql import check_statement
 from tops.changes import Change, Insert, InvalidChange, Row, Statement
 from tops.errors import TopsError
 
+RESOLVE_S = 1.0  # what takes longer is executed: others wait for their values meanwhile
 LEARN_AGAIN_S = 5.0  # until a trigger, default or column that is new to a table is known
 _KEPT_MAX = 200
 # Whatever a function does besides must not stay. What draws from sequences can't be read-only, and is rolled back; what
@@ -122,7 +124,8 @@ class Resolver:
         if not calls:
             return [None] * len(requests)
         try:
-            return await self._resolved(requests, calls, tables)
+            async with asyncio.timeout(RESOLVE_S):
+                return await self._resolved(requests, calls, tables)
         except BaseException as error:
             self._drop()
             if isinstance(error, TopsError | asyncpg.PostgresError) or is_connection_loss(error):

@@ -13,16 +13,16 @@ from asyncpg.prepared_stmt import PreparedStatement
 
 from adapters.postgres.catalog import Table, find_types
 from adapters.postgres.literals import SqlType, literal
-from adapters.postgres.reading import BEYOND_PYTHON, plain_rows
+from adapters.postgres.reading import BEYOND_PYTHON, RESULT_BYTES_MAX, plain_rows
 from adapters.postgres.row_sql import row_change_sql
-from adapters.postgres.session import Connection, Options, connect
+from adapters.postgres.session import Connection, Options, connect, meter_of
 from adapters.postgres.sqlstates import CAPTURED_NOTICE, ROWS_NOTICE, is_connection_loss
 from adapters.postgres.statements import TELL, Call
 from adapters.postgres.steps import Step, check, shape_of, traits_of
 from adapters.postgres.transactions import command_count
 from adapters.sql import NotParsed, check_statement, is_truncate, parse
 from tops.changes import CLOCK_STRINGS, Insert, InvalidChange, Row, RowChange, Statement
-from tops.errors import ConfigError
+from tops.errors import ConfigError, ResultTooLarge
 
 Prepared = PreparedStatement  # of plain records
 _TRUNCATE = (
@@ -110,11 +110,16 @@ class OriginSession:
                 raise InvalidChange(_TRUNCATE)
         prepared = await self._statement(statement.sql)
         try:
-            records = await self._fetch(prepared, statement)
+            with meter_of(self.connection).bounded(RESULT_BYTES_MAX):
+                records = await self._fetch(prepared, statement)
         except (ValueError, OverflowError) as error:
             if isinstance(error, asyncpg.PostgresError):
                 raise
             raise InvalidChange(f"the statement returns {BEYOND_PYTHON}: {error}") from error
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+            if meter_of(self.connection).exceeded:
+                raise ResultTooLarge("the statement", RESULT_BYTES_MAX) from error
+            raise
         return records
 
     async def learn(self, statement: Statement) -> None:
