@@ -23,6 +23,7 @@ from replication.replica_set import ReplicaSet, connect
 from replication.writes import WriteResult
 from tops.changes import Change, Delete, Insert, Statement, Update, Upsert
 from tops.errors import ConfigError, NotReachable, OutcomeUnknown, PermissionDenied, TopsError
+from tops.event_types import INT_MAX, INT_MIN
 from tops.http.gate import PRINCIPAL, Gate, json_response, shows
 from tops.http.rights import Access, Needs, Right, Routes
 from tops.messages import Principal
@@ -81,9 +82,23 @@ class WriteBody(BaseModel):
     def all_changes(self) -> list[Change]:
         if (self.sql is None) == (not self.changes):
             raise ConfigError("give either sql with args, or changes")
+        _check_integers([self.args, *([c.key, c.values, c.add, c.expect_version] for c in self.changes)])
         if self.sql is not None:
             return [Statement(self.sql, tuple(self.args))]
         return [change.change() for change in self.changes]
+
+
+def _check_integers(given: list[Any]) -> None:
+    """JSON has integers of any size; no message and no column has."""
+    waiting = list(given)
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            waiting.extend(value.values())
+        elif isinstance(value, list):
+            waiting.extend(value)
+        elif isinstance(value, int) and not INT_MIN <= value <= INT_MAX:
+            raise ConfigError("the body holds an integer that does not fit into 64 bits")
 
 
 Opening = Callable[[], AbstractAsyncContextManager[ReplicaSet]]
@@ -184,19 +199,21 @@ class SetRoutes:
             async with self._set(self._config(request)) as found:
                 return json_response(await found.status())
         except TopsError as error:
-            return _refusal(error)
+            return self._rejection(error)
 
     async def _write(self, request: web.Request) -> web.Response:
         try:
-            body = WriteBody.model_validate_json(await request.read())
+            changes = WriteBody.model_validate_json(await request.read()).all_changes()
             key = request.headers.get("Idempotency-Key", "")
-            done = await self._written(self._config(request), body.all_changes(), key, request[PRINCIPAL])
+            if not key.isprintable():  # bytes that are no UTF-8 are not, either
+                raise ConfigError("the Idempotency-Key holds characters that can't be printed")
+            done = await self._written(self._config(request), changes, key, request[PRINCIPAL])
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "the body"
             return json_response({"error": f"{where}: {first['msg']}"}, 400)
         except TopsError as error:
-            return _refusal(error)
+            return self._rejection(error)
         return json_response(
             {
                 "tx": done.tx,
@@ -231,10 +248,13 @@ class SetRoutes:
         keys = cluster.http_keys_of(config, self._broker)
         return connect(url, config.name, keys=keys, on_behalf_of=caller, insecure=insecure)
 
-
-def _refusal(error: TopsError) -> web.Response:
-    status = next((code for kind, code in STATUS_OF if isinstance(error, kind)), 400)
-    body: dict[str, Any] = {"error": str(error), "retry": error.retry.value}
-    if isinstance(error, OutcomeUnknown):
-        body["tx"] = error.tx
-    return json_response(body, status)
+    def _rejection(self, error: TopsError) -> web.Response:
+        status = next((code for kind, code in STATUS_OF if isinstance(error, kind)), 400)
+        text, resolved = str(error), self._path.resolve()
+        if isinstance(error, ConfigError) and any(p in text for p in (str(self._path), f"{resolved.parent}/")):
+            log.warning("rejected over HTTP", extra={"reason": text})  # where the files are is not for clients
+            text = "the configuration of this broker has no such set, or does not allow it: its log says more"
+        body: dict[str, Any] = {"error": text, "retry": error.retry.value}
+        if isinstance(error, OutcomeUnknown):
+            body["tx"] = error.tx
+        return json_response(body, status)

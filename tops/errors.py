@@ -167,6 +167,10 @@ class ProtocolError(TopsError):
     """The other side sent something that is not ours: garbage, an unknown type, an oversized frame."""
 
 
+class Undecodable(ProtocolError):
+    """A frame or a word holds no message of this version. Sent again, it would be the same bytes."""
+
+
 class JournalCorrupt(TopsError):
     """What is in a journal is not what was written; nothing was opened, served or changed."""
 

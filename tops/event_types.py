@@ -262,6 +262,9 @@ class EventTypes:
         except KeyError:
             raise InvalidEventType(f"event type {name!r} is not defined here: define or advertise it first") from None
 
+    def whole_if_known(self, name: str) -> EventType | None:
+        return self._whole.get(name)
+
     def definitions(self, name: str) -> tuple[EventType, ...]:
         """What another place needs to define the type: its ancestors' definitions, the oldest first, then its own."""
         return tuple(self._defined[ancestor] for ancestor in reversed(self.lineage(name)))

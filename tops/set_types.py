@@ -12,6 +12,8 @@ from tops.filters import Filter
 from tops.ids import NodeId
 from tops.messages import Definitions
 
+AT = "at"  # attribute of a log's event: the writer's clock in ms since 1970, kept near theirs by brokers
+
 # Attributes of a log's event that say more than a client may say with a write.
 BATCH = "batch"  # transactions that a replica has committed before it published them
 ORIGIN = "origin"  # the replica that has executed the write and captured its rows
@@ -23,7 +25,7 @@ def set_definition(name: str) -> EventType:
     """The definition of a replica set's event type; InvalidEventType if no type of a set has this name."""
     match set_part(name):
         case SetPart.LOG:
-            attributes = {"at": int, "write": bytes, "reads": bytes, BATCH: bytes, ORIGIN: str, CONTROL: bytes}
+            attributes = {AT: int, "write": bytes, "reads": bytes, BATCH: bytes, ORIGIN: str, CONTROL: bytes}
             return EventType(name, attributes, durable=True, optional=[BATCH, ORIGIN, CONTROL])
         case SetPart.REQUESTS | SetPart.RESPONSES:
             return EventType(name, {"to": str, "body": bytes}, discloses_sender=True)

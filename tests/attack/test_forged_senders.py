@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from replication.events import now_ms
 from tests.integration.overlay.cluster import until
 from tests.integration.overlay.secured import Secured, secured_broker
 from tests.support.hostile import Hostile
@@ -94,14 +95,14 @@ class Replica(BatchParticipant):
         members, point = self._prepared.pop(memo.epoch, ((), self.reached))
         if not committed:
             return None
-        self.applied += [event.body["at"] for member in members for event in member.events or ()]
+        self.applied += [int(event.body["write"]) for member in members for event in member.events or ()]
         self.reached = point
         return point
 
     async def apply_entries(self, entries: Sequence[LogEntry], upto: int, history: str, digests: Digests) -> LogPoint:
         for entry in entries:
             events = [e for tx in entry.transactions for e in tx.events]
-            self.applied += [e.body["at"] for e in [*events, *([entry.event] if entry.event else [])]]
+            self.applied += [int(e.body["write"]) for e in [*events, *([entry.event] if entry.event else [])]]
         self.reached = LogPoint(history, upto, digests.at(upto) or "")
         return self.reached
 
@@ -128,7 +129,7 @@ class Shop:
     async def write(self) -> None:
         self.written += 1
         done = await asyncio.wait_for(
-            self.client.run(PLAN, [{"at": self.written, "write": b"", "reads": b""}]),
+            self.client.run(PLAN, [{"at": now_ms(), "write": b"%d" % self.written, "reads": b""}]),
             10,
         )
         assert done.outcome is Outcome.COMMITTED
@@ -167,11 +168,14 @@ def registration(event_type: str = "rs.shop") -> StandingAnswered:
     )
 
 
+WRITE = {"at": now_ms(), "write": b"666", "reads": b""}
+
+
 def one_shot(tx: str) -> RunOneShot:
     spec = TxSpec(
         "rs.shop", TxType.DISTRIBUTED, limit=ScopeLimit.LOCAL, local_outcome=LocalOutcome.FOLLOWS, census=None
     )
-    return RunOneShot(tx=TxId(tx), spec=spec, events=(Event("rs.shop", {"at": 666, "write": b"", "reads": b""}),))
+    return RunOneShot(tx=TxId(tx), spec=spec, events=(Event("rs.shop", WRITE),))
 
 
 FORGERIES: dict[str, Letter] = {
@@ -285,7 +289,7 @@ async def test_what_only_brokers_say_ends_the_connection_and_changes_nothing(sec
 async def test_a_writer_publishes_no_single_events_into_a_sets_log(secured: Secured) -> None:
     async with shop_at(secured) as shop, Hostile.connect(secured.broker.url, secured.keys("mallory")) as mallory:
         await mallory.spread(
-            Published(event=Event("rs.shop", {"at": 666, "write": b"", "reads": b""}), origin=Origin("rs.shop", 1)),
+            Published(event=Event("rs.shop", WRITE), origin=Origin("rs.shop", 1)),
             "rs.shop",
         )
 

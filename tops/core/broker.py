@@ -16,7 +16,7 @@ from tops.core.rendezvous import BROKER_ROLE, Rendezvous, RendezvousOptions
 from tops.core.routing import RoutingTable, Topology
 from tops.effects import Disseminate, Effect, Post, Reject, Send
 from tops.errors import InvalidEventType
-from tops.event_types import set_of_log
+from tops.event_types import EventType, set_of_log
 from tops.filters import Filter
 from tops.ids import NodeId, TxId
 from tops.messages import (
@@ -116,6 +116,12 @@ class BrokerCore:
         for broker in sorted(site.contacts):
             effects += self._post(Address(broker), lost, now) + self._post(Address(broker), died, now)
         return effects
+
+    def definition_of(self, event_type: str) -> EventType | None:
+        """What events of a type look like that meets here; None for all others, whatever somebody has told of them."""
+        types = self.rendezvous.types
+        known = types.whole_if_known(event_type)
+        return known if known is not None and self.topology.rendezvous(types.family(event_type)) == self.name else None
 
     # ------------------------------------------------------------------------------------------------------ messages
 

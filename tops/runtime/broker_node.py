@@ -95,8 +95,9 @@ class BrokerNode:
                 if not (self.refusing and self._turned_away(link, message)):
                     self.outbox.put(core.receive(name, message, now))
             elif guard is not None:
+                error = refusal.error
                 for subject in refusal.subjects:
-                    self._refuse(link, subject, refusal.error.verb, refusal.error.event_type, str(refusal.error))
+                    self._refuse(link, subject, error.verb, error.event_type, str(error), refusal.code)
         if guard is None:
             return 0.0
         guard.unreckoned += len(messages)
@@ -270,6 +271,16 @@ class BrokerNode:
     def _give_up_on(self, link: Link) -> None:
         if self.links.get(link.name) is link and not link.connected:
             self._lose(link)
+
+    def reset(self, link: Link, reason: str) -> None:
+        """Forget the session with a broker that has sent something undecodable: it would send the same again with
+        every connection, for ever. Both ends begin a new session, as after a long absence, and exchange their routes;
+        what was under way is lost, and whoever waits for it asks again. To skip the one message would not be safe: a
+        session that goes on must not lose a route."""
+        self.counters["resets"] += 1
+        self.alarm("undecodable", f"the link to broker {link.name} begins anew: {reason}")
+        if self.links.get(link.name) is link:
+            del self.links[link.name]
 
     def _too_slow(self, link: Link) -> None:
         self.counters["slow_readers"] += 1

@@ -16,7 +16,15 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from tops.errors import ConfigError, LimitExceeded, NotAuthenticated, PermissionDenied, ProtocolError, TopsError
+from tops.errors import (
+    ConfigError,
+    LimitExceeded,
+    NotAuthenticated,
+    PermissionDenied,
+    ProtocolError,
+    TopsError,
+    Undecodable,
+)
 from tops.ids import NodeId
 from tops.runtime.broker_node import BrokerNode
 from tops.runtime.guard import Guard
@@ -104,6 +112,7 @@ class Connections:
                 peer.instance,
                 peer.principal,
                 may_represent_all=self.own.trust is None,
+                definition_of=self.node.core.definition_of,
             )
         elif name not in self.node.core.topology.neighbours[self.node.name]:
             raise NotAuthenticated(f"broker {name!r} has no link to {self.node.name!r} in the configuration")
@@ -153,6 +162,10 @@ class Connections:
         try:
             received = theirs.received if ours.session and ours.session == theirs.session else 0
             await link.serve(socket, received, node)
+        except Undecodable as error:
+            if guard is None:
+                node.reset(link, str(error))
+            raise
         finally:
             del self.sockets[socket]
             node.disconnected(link)

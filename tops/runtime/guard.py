@@ -10,7 +10,7 @@ from operator import attrgetter
 
 import msgspec
 
-from tops.errors import InvalidEventType, PermissionDenied, ProtocolError
+from tops.errors import InvalidEvent, InvalidEventType, PermissionDenied, ProtocolError
 from tops.event_types import SetPart, set_part
 from tops.ids import node_id
 from tops.messages import (
@@ -38,6 +38,7 @@ from tops.messages import (
     TypeAdvertised,
     type_of,
 )
+from tops.runtime.event_checks import DefinitionOf, EventChecks
 from tops.runtime.rights import LINK_RIGHTS, Right, publishing, receiving
 from tops.security import Identity, Permissions, Verb
 from tops.set_types import check_definitions, requests_filter, responses_filter
@@ -48,6 +49,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
     subjects: tuple[str, ...]
     error: PermissionDenied
+    code: str = "denied"
 
 
 _OF_A_PUBLISHER = frozenset([CommitTx, AbortTx, PublishInTx, PublisherDone])
@@ -67,8 +69,11 @@ class Guard:
         principal: Identity | None = None,
         *,
         may_represent_all: bool = False,
+        definition_of: DefinitionOf = lambda event_type: None,
     ) -> None:
-        """`may_represent_all`: the site needs no right to act for its principal, since names are not proved here."""
+        """`may_represent_all`: the site needs no right to act for its principal, since names are not proved here.
+        `definition_of`: see `EventChecks`."""
+        self._checks = EventChecks(definition_of)
         self._may_represent_all = may_represent_all
         self.identity, self.principal, self._permissions = identity, principal, permissions
         node = node_id(identity.name, instance)
@@ -81,7 +86,9 @@ class Guard:
         self.unreckoned = 0  # messages that are not reckoned against the site's rate yet
 
     def refusal(self, message: LinkMessage) -> Refusal | None:
-        """Why this message from the site must not be acted on; ProtocolError if no site ever sends it."""
+        """Why this message from the site must not be acted on; ProtocolError if no site ever sends it.
+
+        A writer's clock that is wrong is replaced in the message."""
         try:
             if type(message) is Dissemination:
                 publication = message.publication
@@ -93,17 +100,26 @@ class Guard:
                         if len(self._publishable) >= GRANTED_MAX:
                             self._publishable.clear()
                         self._publishable.add(name)
+                    self._checks.event(publication.event)
                     return None
                 self._check_rights(publication)
+                self._checks.check(publication)
             elif type(message) is Envelope:
                 self._check_letter(message)
+                self._checks.check(message.body)
             elif type(message) is SubscriptionChanged:
                 self._check_subscription(message)
             else:
                 self._check_rights(message)
         except PermissionDenied as error:
             return Refusal(_subjects(message), error)
+        except (InvalidEvent, InvalidEventType) as error:
+            return Refusal(_subjects(message), self._invalid(message, error), code="invalid")
         return None
+
+    def _invalid(self, message: LinkMessage, error: InvalidEvent | InvalidEventType) -> PermissionDenied:
+        event_type = type_of(message.publication) if type(message) is Dissemination else ""
+        return PermissionDenied(str(error), who=str(self.identity), verb=Verb.PUBLISH.value, event_type=event_type)
 
     def _check_subscription(self, changed: SubscriptionChanged) -> None:
         if not changed.definitions:

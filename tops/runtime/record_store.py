@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from tops.errors import ConfigError, JournalCorrupt, NotInJournal
+from tops.errors import ConfigError, JournalClosed, JournalCorrupt, JournalFailed, NotInJournal
 from tops.messages import PROTOCOL, LogEntry
 from tops.records import AnyRecord, LogAppended, LogCut, LogDecided, Started, TypeDefined
 from tops.runtime.journal import Journal, JournalOptions
@@ -125,7 +125,17 @@ class RecordStore:
             ) from None
 
     def append(self, record: AnyRecord, *, soon: bool = True) -> int:
-        sequence = self.journal.append(_encoder.encode(record), soon=soon)
+        """Queue a record; returns its number in the journal.
+
+        The machine has already acted on what the record says. One that can't be encoded or queued would be a hole
+        behind which the log goes on, so it ends the journal as a failed write does, and with it the broker."""
+        try:
+            sequence = self.journal.append(_encoder.encode(record), soon=soon)
+        except (JournalFailed, JournalClosed):
+            raise
+        except Exception as error:
+            problem = f"a {type(record).__name__} can't be written: {type(error).__name__}: {str(error)[:200]}"
+            raise self.journal.give_up(problem) from error
         if isinstance(record, LogAppended):
             self._index(record, sequence)
         return sequence
