@@ -494,7 +494,7 @@ class Agent:
             "votes": participant.scope is Scope.DISTRIBUTED,
             "position": participant.reached,
             "head": lag.head,
-            "in_sync": bool(in_sync) and not stopped and not trouble,
+            "in_sync": bool(in_sync) and not stopped and not trouble and not self.errors.divergent,
             "lag_s": round(lag.seconds, 3),
             "lag_transactions": lag.transactions,
             "lag_network": lag.network,

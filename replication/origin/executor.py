@@ -24,6 +24,7 @@ import msgspec
 
 from adapters.postgres.origin import Executed, Interrupted, Origin, Rejected
 from replication.calls import DatabaseError, Execute, ExecuteDone
+from replication.origin.repeats import Repeats
 from replication.origin.submission import Submission, Submitted
 from replication.own_statements import check_client
 from replication.participant import ReplicaParticipant
@@ -118,6 +119,7 @@ class OriginExecutor:
     ) -> None:
         self._replica, self._origin, self._participant = replica, origin, participant
         self._submission, self._committed = submission, committed
+        self._repeats = Repeats(participant.resource, participant.event_type)
         self._arrived: list[_Waiting] = []  # not looked at yet
         self._queue = _Queue()
         self._resolving: asyncio.Task[None] | None = None
@@ -199,8 +201,9 @@ class OriginExecutor:
             chain = self._queue.take()
             try:
                 position = await self._floor()
+                chain = await self._without_repeats(chain)
                 began = time.monotonic()
-                outcomes = await self._origin.execute([waiting.member.changes for waiting in chain])
+                outcomes = await self._origin.execute([waiting.member.changes for waiting in chain]) if chain else []
             except Exception as error:
                 self._not_executed(chain, error)
                 continue
@@ -208,6 +211,21 @@ class OriginExecutor:
                 self._queue.keep_alone(chain[: len(outcomes)])
             self._queue.put_back(chain[len(outcomes) :])
             await self._finish(chain[: len(outcomes)], outcomes, position)
+
+    async def _without_repeats(self, chain: Sequence[_Waiting]) -> list[_Waiting]:
+        """Those that were not committed before. Executed again, a repeated insert would fail with a duplicate key, as
+        if it were nowhere."""
+        first = await self._repeats.of([waiting.member for waiting in chain])
+        new = []
+        for waiting in chain:
+            known = first.get(waiting.member.idempotency_key)
+            if known is None:
+                new.append(waiting)
+            else:
+                _respond(
+                    waiting, ExecuteDone(replica=self._replica, tx=known.tx, duplicate=True, position=known.number)
+                )
+        return new
 
     def _not_executed(self, chain: Sequence[_Waiting], error: Exception) -> None:
         """One request may have ended the session for all of the chain: the others succeed when each is alone."""
@@ -234,7 +252,12 @@ class OriginExecutor:
             return_exceptions=True,
         )
         again: list[_Waiting] = []
+        rejected = [w for w, outcome in zip(chain, outcomes, strict=True) if isinstance(outcome, Rejected)]
+        # The first attempt of a rejected one may have been committed while this one was executed.
+        new = {*(await self._without_repeats(rejected))} if rejected else set()
         for waiting, outcome, result in zip(chain, outcomes, submitted, strict=True):
+            if isinstance(outcome, Rejected) and waiting not in new:
+                continue
             if isinstance(result, BaseException):
                 _fail(waiting, result)
             elif _is_conflict(waiting, outcome, result):
@@ -255,7 +278,8 @@ class OriginExecutor:
             return None
         request, written = waiting.request, outcome.write_set
         asked = decode_member(request.member)
-        if not written.changes and not request.reads and not asked.idempotency_key:
+        drew = bool(written.sequences)  # what was drawn must not be handed out again elsewhere
+        if not written.changes and not drew and not request.reads and not asked.idempotency_key:
             return None
         member = msgspec.structs.replace(
             waiting.member, changes=written.changes, sequences=written.sequences, origin=self._replica

@@ -8,6 +8,7 @@ from replication.calls import Failed, ReplicaFailed, Write
 from replication.divergence.at_replica import AtReplica
 from replication.events import write_body
 from replication.local_writes import LocalWrites
+from replication.origin.repeats import Repeats
 from replication.participant import ReplicaParticipant
 from replication.policies import Policy
 from tops.changes import Member, encode_member, own_key
@@ -41,6 +42,7 @@ class AtCoordinator:
     def __init__(self, site: Site, log_type: EventType, policy: Policy, participant: ReplicaParticipant) -> None:
         self._site, self._participant = site, participant
         self._spec = policy.plan().spec(log_type.name)
+        self._repeats = Repeats(participant.resource, log_type.name)
 
     async def submit(self, member: Member, reads: bytes) -> Submitted:
         written = msgspec.structs.replace(member, tx=TxId(""))
@@ -56,6 +58,9 @@ class AtCoordinator:
             except NotReachable as error:
                 raise OutcomeUnknown(outcome.tx, str(error)) from error
             refused = (await self._participant.verdicts.of([(number, outcome.tx)])).get(outcome.tx, "")
+            first = (await self._repeats.of([member])).get(member.idempotency_key)
+            if not refused and first is not None and first.tx != outcome.tx:
+                return Submitted(first.tx, first.number, duplicate=True)
             return Submitted(outcome.tx, number, refused=refused)
         return Submitted(outcome.tx, number, tuple(outcome.pending))
 

@@ -119,3 +119,41 @@ async def test_notices_reach_the_client(server: EmbeddedPostgres, folder: Path) 
         done = await shop.execute("update counters set n = noisy() where id = 1")
 
         assert done.notices == ("NOTICE: hello",)
+
+
+UNIQUE = "create table accounts (id bigint generated always as identity primary key, mail text unique, at timestamptz)"
+SIGN_UP = "insert into accounts (mail, at) values ('anna@example.org', clock_timestamp()) returning id"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_a_repeated_request_is_a_duplicate_where_executing_it_again_would_fail(
+    server: EmbeddedPostgres, folder: Path, policy: str
+) -> None:
+    async with (
+        small_cluster(server, folder, POLICIES[policy], schema=UNIQUE) as cluster,
+        cluster.connect(prefer="r1") as shop,
+    ):
+        first = await shop.execute(SIGN_UP, idempotency_key="sign-up")
+        again = await shop.execute(SIGN_UP, idempotency_key="sign-up")
+
+        assert (first.duplicate, again.duplicate) == (False, True)
+        assert again.returned == ()
+        assert len(await all_equal(shop, "select id, mail, at from accounts")) == 1
+
+
+@pytest.mark.parametrize("policy", ["write-all", "serializable", "ordered"])
+async def test_a_value_that_was_drawn_alone_is_drawn_nowhere_else(
+    server: EmbeddedPostgres, folder: Path, policy: str
+) -> None:
+    async with (
+        small_cluster(server, folder, POLICIES[policy], schema=f"{SCHEMA};create sequence tickets") as cluster,
+        cluster.connect(prefer="r1") as one,
+        cluster.connect(prefer="r2") as two,
+    ):
+        drawn = []
+        for shop in (one, two, one, two):
+            done = await shop.execute("select nextval('tickets') as ticket")
+            drawn.append(done.returned[0][0]["ticket"])
+            await shop.wait_in_sync()
+
+        assert drawn == sorted(set(drawn))
