@@ -16,6 +16,7 @@ from adapters.postgres.origin import Origin, Slots
 from adapters.postgres.scripts import user_tables
 from adapters.postgres.session import Options
 from replication import bootstrap, calls
+from replication.agreement import Agreement
 from replication.apply_errors import ApplyErrors
 from replication.calls import AnyAnswer, AnyQuestion
 from replication.certification import Certifier
@@ -47,7 +48,7 @@ from tops.core.participation import SiteOptions
 from tops.errors import AgentReplaced, ConfigError, InvalidTransaction, NotReachable, TopsError
 from tops.ports import Resource
 from tops.site import Site
-from tops.transactions import Scope
+from tops.transactions import Scope, TxType
 
 KEY_HELD = f"select from {KEYS} where replica_set = $1 and key = $2"
 LOOK_S = 1.0  # between two looks whether the database is there, and still ours
@@ -230,10 +231,14 @@ class Agent:
     async def _serve(self) -> None:
         """Start, join, and take part until cancelled."""
         async with AsyncExitStack() as stack:
+            caller = Caller(self.site, self.config.name, self.site.brokers)
+            await caller.start()
             if self.starter is not None and self.starter.reason:
-                caller = Caller(self.site, self.config.name, self.site.brokers)
-                await caller.start()
                 await self.starter.run(caller)
+            if self.policy.route is Route.COORDINATOR and self.policy.plan().tx_type is TxType.LOCAL:
+                agreement = Agreement(self.config, self.replica.name, self.participant)
+                self.errors.agreement = agreement
+                self._spawn(agreement.run(caller))
             await self._join(stack)
             self._joined.set()
             await asyncio.Event().wait()

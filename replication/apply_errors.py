@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from adapters import PostgresAdapter
 from adapters.postgres.aside import apply_aside
 from adapters.postgres.scripts import run_own_script
+from replication.agreement import Agreement
 from replication.config import ReplicaSetConfig
 from replication.conflicts.tables import CONFLICTS, DDL, SET_ASIDE, aside_row, record_of, refusal
 from replication.participant import ReplicaParticipant
@@ -30,6 +31,7 @@ class ApplyErrors:
         self._config, self._replica, self._dsn, self._participant = config, replica, dsn, participant
         self.conflict_count = 0
         self.set_aside_count = 0
+        self.agreement: Agreement | None = None  # where every replica must reject the same
         participant.on_failed_entry = self._on_failed
 
     @property
@@ -68,6 +70,8 @@ class ApplyErrors:
         if reaction == "skip":
             self.conflict_count += 1
             note = refusal(entry.number, failed.tx, "apply_error", describe(failed.reason), "skip")
+            if self.agreement is not None:
+                self.agreement.rejected(entry.number, failed.tx, describe(failed.reason))
         else:
             self.set_aside_count += 1
             at = datetime.now(UTC).isoformat()

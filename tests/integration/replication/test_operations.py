@@ -363,3 +363,36 @@ async def test_a_transaction_that_is_not_committed_yet_holds_up_nobody(server: E
             await shop.write([Update("accounts", {"id": 1}, add={"balance": 1})])
         for replica in cluster.databases:
             assert await shop.fetchval("select balance from accounts where id = 1", replica=replica) == 11
+
+
+@pytest.mark.parametrize(
+    "keys", ['policy = "serializable"', 'policy = "peer-to-peer"\norder = "ordered"'], ids=["serializable", "ordered"]
+)
+async def test_a_replica_that_rejects_what_the_others_apply_stops_and_says_so(
+    server: EmbeddedPostgres, folder: Path, keys: str
+) -> None:
+    async with small_cluster(server, folder, keys) as cluster, cluster.connect(prefer="r1") as shop:
+        await cluster.script("r3", "alter table accounts add constraint only_here check (balance < 100)")
+        await shop.write([Insert("accounts", {"id": 1, "balance": 500})])
+
+        async def told() -> bool:
+            status = {r["replica"]: r for r in (await shop.status())["replicas"]}
+            return not status["r3"]["in_sync"] and "applied at" in status["r3"]["stopped"]
+
+        await eventually(told, what="r3 says that it differs")
+        others = {r["replica"]: r["in_sync"] for r in (await shop.status())["replicas"]}
+        assert (others["r1"], others["r2"]) == (True, True)
+
+
+async def test_what_every_replica_rejects_stops_none(server: EmbeddedPostgres, folder: Path) -> None:
+    keys = 'policy = "peer-to-peer"\norder = "ordered"'
+    async with small_cluster(server, folder, keys) as cluster, cluster.connect(prefer="r1") as shop:
+        with pytest.raises(WriteRefused):
+            await shop.write([Insert("accounts", {"id": 1, "balance": -500})])
+        await shop.write([Insert("accounts", {"id": 1, "balance": 1})])
+        await shop.wait_in_sync()
+
+        for agent in cluster.agents.values():
+            assert agent.errors.agreement is not None
+            await eventually(agent.errors.agreement.is_idle, what="rejections are compared")
+        assert all(replica["in_sync"] for replica in (await shop.status())["replicas"])
