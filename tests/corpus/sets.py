@@ -62,6 +62,13 @@ _OPTIONS = Options(lock_timeout_s=5.0, statement_timeout_s=20.0, connect_timeout
 _START_S = 60.0
 _EQUAL_S = 15.0
 _LOOK_S = 0.02
+# Databases are used again, and a cast belongs to no schema.
+_DROP_CASTS = """
+do $$ declare one record; begin
+    for one in select castsource::regtype as source, casttarget::regtype as target from pg_cast where oid >= 16384 loop
+        execute format('drop cast (%s as %s)', one.source, one.target);
+    end loop;
+end $$"""
 _numbers = itertools.count(1)
 
 
@@ -131,7 +138,7 @@ class CorpusSet:
         for database in self.cluster.databases.values():
             await maintenance.execute(f"alter database {database} reset all")
             connection = await asyncpg.connect(self._server.dsn_for(database))
-            await connection.execute("drop schema if exists other cascade")
+            await connection.execute(f"drop schema if exists other cascade; {_DROP_CASTS}")
             await connection.close()
         await maintenance.close()
 
