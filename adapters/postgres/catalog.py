@@ -8,6 +8,7 @@ from typing import Any
 import asyncpg
 
 from adapters.postgres.literals import SqlType, identifier
+from adapters.postgres.stamps import stamp_sql
 from tops.changes import InvalidChange, NotDeterministic, split_table_name
 
 _INTEGERS = frozenset({"int2", "int4", "int8"})
@@ -20,25 +21,25 @@ _ONE_FORM = {
     "citext": "lower(({})::text)",
 }
 
-_FIND_TABLE = """
-select c.oid, n.nspname, c.relname, c.relkind,
+_FIND_TABLE = f"""
+select c.oid, n.nspname, c.relname, c.relkind, {stamp_sql("c.oid")} as stamp,
        exists (select from pg_trigger t join pg_proc f on f.oid = t.tgfoid where t.tgrelid = c.oid
          and not t.tgisinternal and t.tgenabled <> 'D' and f.pronamespace is distinct from to_regnamespace('tops'))
        or c.relhasrules or c.relrowsecurity as has_side_effects,
        coalesce((select array_agg(a.attname order by k.place) from pg_index i cross join
            lateral unnest(i.indkey) with ordinality as k(number, place)
            join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.number
-         where i.indrelid = c.oid and i.indisprimary), '{}')::text[] as primary_key,
+         where i.indrelid = c.oid and i.indisprimary), '{{}}')::text[] as primary_key,
        coalesce((select array_agg(distinct a.attname) from pg_index i join pg_attribute a on a.attrelid = i.indrelid
          where i.indrelid = c.oid and (i.indisunique or i.indisexclusion) and not i.indisprimary
            and (a.attnum = any(i.indkey) or 0 = any(i.indkey) or i.indpred is not null)
-           and a.attnum > 0), '{}')::text[] as unique_columns,
+           and a.attnum > 0), '{{}}')::text[] as unique_columns,
        coalesce((select array_agg(distinct a.attname) from pg_constraint f
            join pg_attribute a on a.attrelid = f.conrelid and a.attnum = any(f.conkey)
-         where f.conrelid = c.oid and f.contype = 'f'), '{}')::text[] as referring_columns,
+         where f.conrelid = c.oid and f.contype = 'f'), '{{}}')::text[] as referring_columns,
        coalesce((select array_agg(distinct a.attname) from pg_constraint f
            join pg_attribute a on a.attrelid = f.confrelid and a.attnum = any(f.confkey)
-         where f.confrelid = c.oid and f.contype = 'f'), '{}')::text[] as referenced_columns,
+         where f.confrelid = c.oid and f.contype = 'f'), '{{}}')::text[] as referenced_columns,
        exists (select from pg_constraint f where f.conrelid = c.oid and f.confrelid = c.oid) as refers_to_itself,
        exists (select from pg_constraint f where f.conrelid = c.oid and f.contype = 'f'
          and (f.confdeltype in ('c', 'n', 'd') or f.confupdtype in ('c', 'n', 'd'))) as is_cascaded_to
@@ -96,6 +97,7 @@ class Table:
     refers_to_itself: bool
     is_cascaded_to: bool  # rows can change because a row elsewhere does
     has_side_effects: bool  # triggers, rules or row security: a change may do anything
+    stamp: str  # read before everything else: not newer than the rest
 
     @cached_property
     def stands_alone(self) -> bool:
@@ -172,6 +174,7 @@ async def find_table(connection: asyncpg.Connection, table: str) -> Table:
         refers_to_itself=found["refers_to_itself"],
         is_cascaded_to=found["is_cascaded_to"],
         has_side_effects=found["has_side_effects"] or found["relkind"] == b"p",
+        stamp=found["stamp"],
     )
 
 

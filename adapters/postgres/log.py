@@ -167,12 +167,24 @@ class _Turn:
 
     async def _slow(self, todo: list[Entry]) -> EntryFailed | None:
         """One by one up to the first that fails; what came before it is committed."""
+        while (outcome := await self._one_by_one(todo)) is None:
+            pass  # a table has changed meanwhile
+        done, failed = outcome
+        records = await self._record(done, self._book.progress) if done else []
+        await self._connection.execute(";".join([*records, "COMMIT"]))
+        self._done(done)
+        return failed
+
+    async def _one_by_one(self, todo: list[Entry]) -> tuple[list[Entry], EntryFailed | None] | None:
+        """The entries that are carried out in the open transaction, and the one that fails; None if it is rolled back
+        and must be tried again."""
         connection = self._connection
         slow = SlowPath(self._book.session, connection, self._statements, self._book.replica_set)
         jobs = [[Job(entry.number, entry.at_ms, member) for member in entry.members] for entry in todo]
         written = [await slow.write_down(of_entry) for of_entry in jobs]
         await connection.execute(";".join(self._begin))
-        failed, done = None, []
+        failed: EntryFailed | None = None
+        done: list[Entry] = []
         for entry, members in zip(todo, written, strict=True):
             await connection.execute("SAVEPOINT tops_entry")
             for member in members:
@@ -186,10 +198,7 @@ class _Turn:
                 break
             await connection.execute("RELEASE SAVEPOINT tops_entry")
             done.append(entry)
-        records = await self._record(done, self._book.progress) if done else []
-        await connection.execute(";".join([*records, "COMMIT"]))
-        self._done(done)
-        return failed
+        return None if await slow.is_outdated() else (done, failed)
 
     async def _record(self, entries: Sequence[Entry], progress: Progress) -> list[str]:
         """The statements that make the numbers known as applied: a longer prefix, and rows for what is beyond it."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
 import asyncpg
 
@@ -26,6 +27,10 @@ from tops.ports import Attempt, Epoch, InDoubt, MemberVote, Prepared
 
 _TRIES = 50
 _PAUSE_S = 0.1
+
+
+class _Outdated(Exception):
+    """A table has changed between the proof of a change and its execution; the transaction is rolled back."""
 
 
 class Promises:
@@ -133,7 +138,13 @@ class Promises:
         return fast_votes(jobs, told)
 
     async def _slow(self, connection: Connection, statements: Statements, epoch: Epoch) -> tuple[MemberVote, ...]:
-        """Every member under a savepoint; those that the database refuses are named, the others stay."""
+        """Every member under a savepoint; those that the database rejects are named, the others stay."""
+        for _ in range(_TRIES):
+            with suppress(_Outdated):
+                return await self._one_by_one(connection, statements, epoch)
+        raise ResourceRefused(self._book.where, f"{epoch.attempt}: definitions of its tables change again and again")
+
+    async def _one_by_one(self, connection: Connection, statements: Statements, epoch: Epoch) -> tuple[MemberVote, ...]:
         jobs = [Job(epoch.attempt.number, epoch.at_ms, member) for member in epoch.members]
         slow = SlowPath(self._book.session, connection, statements, self._book.replica_set)
         written = await slow.write_down(jobs)
@@ -141,6 +152,8 @@ class Promises:
         async def prepared(members: list[Written | MemberVote]) -> tuple[MemberVote, ...] | asyncpg.PostgresError:
             await connection.execute("BEGIN")
             votes = tuple([await slow.run(member) for member in members])
+            if await slow.is_outdated():
+                raise _Outdated
             # Behind the members: which of them are excluded is part of what is recorded.
             await connection.execute(await number_text(statements, self._book.replica_set, [_mark(epoch, votes)]))
             try:

@@ -20,9 +20,20 @@ from adapters.postgres.proof import MakeProver, NotProved, Prover, Verdict
 from adapters.postgres.replica_mode import Checks, ReplicaMode
 from adapters.postgres.row_sql import Part, Sql, check_versions_sql, row_change_sql, write_versions_sql
 from adapters.postgres.sqlstates import exclusion, is_connection_loss, is_passing
+from adapters.postgres.stamps import EXPECT_UNCHANGED, Stamps, arguments
 from adapters.postgres.steps import Shape, Step, Traits, check, traits_of
 from adapters.sql import NotParsed, check_statement
-from tops.changes import Change, InvalidChange, Member, NotDeterministic, Statement, Value, is_captured
+from tops.changes import (
+    Change,
+    Insert,
+    InvalidChange,
+    Member,
+    NotDeterministic,
+    RowChange,
+    Statement,
+    Value,
+    is_captured,
+)
 from tops.ports import Exclusion
 
 _LATE_TRIGGERS = """
@@ -31,6 +42,7 @@ select exists (select from pg_trigger where not tgisinternal and tginitdeferred 
 _OIDS = "select coalesce(array_agg(to_regclass(name)::oid), '{}') from unnest($1::text[]) as name"
 _KEPT_MAX = 500
 _LEARN_AGAIN_S = 5.0
+_CONTRADICTORY = ""  # the stamp of no table
 AS_AGENT = "SET LOCAL ROLE NONE"
 TELL = -1  # as the expected number of rows: tell it
 
@@ -129,7 +141,8 @@ class Statements:
     def refresh(self) -> None:
         """Before a message is composed: look at the tables again now and then, and let go of old statements.
 
-        A constraint or trigger that is new to a table is taken into account after a few seconds at the latest.
+        Each message checks the stamps of its tables; what these do not cover (domains, collations) is looked up again
+        after a few seconds at the latest.
         """
         if len(self._kept) > _KEPT_MAX:
             self.forget()
@@ -175,14 +188,16 @@ class Statements:
                 del self.known[shape]
             for shape in [shape for shape in self._calls if shape[1] == name]:
                 del self._calls[shape]
+            self._prover.forget()
+            self.replica_mode.forget()
         return table
 
     async def traits(self, change: Change, shape: Shape) -> Traits:
         """What the plan must know of the change; InvalidChange if it can't ever be carried out."""
         await self._line_free()
         if isinstance(change, Statement):
-            self._user_calls[change.sql] = await self._prepare_user_statement(change.sql)
-            found = traits_of(change, shape, None)
+            self._user_calls[change.sql], stamps = await self._prepare_user_statement(change.sql)
+            found = traits_of(change, shape, None, stamps)
         else:
             table = self.tables.get(change.table)
             try:
@@ -193,11 +208,30 @@ class Statements:
                 # Unknown, or known from before a column came.
                 table = await self._look_up(change.table)
                 check(change, table)
-            if not is_captured(change):  # what triggers and defaults made of it is in the write set
-                _require(await self._prover.row_change(change, table.oid))
-            found = traits_of(change, shape, table)
+            found = traits_of(change, shape, table, await self._proved(change, table))
         self.known[shape] = found
         return found
+
+    async def _proved(self, change: RowChange, table: Table) -> Stamps:
+        """The stamps of the tables for which the change is proved; NotDeterministic if it is not."""
+        stamps: Stamps = {table.oid: table.stamp}
+        if is_captured(change):  # what triggers and defaults made of it is in the write set
+            if isinstance(change, Insert) and not table.columns.keys() <= change.values.keys():
+                _require(await self._prover.defaults(change, table.oid))
+                stamps = self._prover.stamps
+        else:
+            _require(await self._prover.row_change(change, table.oid))
+            stamps = self._prover.stamps
+        if table.sql_name.startswith("tops."):
+            return {}  # nobody changes these while the set runs
+        # The table and what the proof knows of it may have been looked up at different times.
+        agree = stamps.get(table.oid, table.stamp) == table.stamp
+        return {**stamps, table.oid: table.stamp if agree else _CONTRADICTORY}
+
+    async def unchanged_text(self, stamps: Stamps) -> str:
+        """Fails if one of the tables is not the one for which the message was written. It comes behind the changes,
+        whose locks keep definitions as they are until the end of the transaction."""
+        return f"EXECUTE {await self.named(EXPECT_UNCHANGED)}({arguments(stamps)})"
 
     async def checks_of(self, member: Member) -> Checks | None:
         """What must be checked by query where a captured write set is applied in replica mode; None: it need not be."""
@@ -276,19 +310,22 @@ class Statements:
         self._kept.append(await self._connection.prepare(sql, name=name))
         return name
 
-    async def _prepare_user_statement(self, sql: str) -> UserCall | Exclusion:
+    async def _prepare_user_statement(self, sql: str) -> tuple[UserCall | Exclusion, Stamps]:
         """A statement that is not understood or not proved is rejected for good, for every member that brings it."""
         own = sql in self._own_statements
+        stamps: Stamps = {}
         try:
             if not own:
                 with suppress(NotParsed):  # what is no SQL is for the server to say
                     check_statement(sql)
-                _require(await self._prover.statement(sql))
-            return await self._proved_call(sql, None if own else self._as_client)
+                verdict = await self._prover.statement(sql)
+                stamps = self._prover.stamps
+                _require(verdict)
+            return await self._proved_call(sql, None if own else self._as_client), stamps
         except (InvalidChange, asyncpg.PostgresError) as error:
             if is_connection_loss(error) or is_passing(error):
                 raise
-            return exclusion(error)
+            return exclusion(error), stamps
 
     async def _proved_call(self, sql: str, as_client: str | None) -> UserCall:
         try:

@@ -17,6 +17,7 @@ from uuid import UUID
 
 from adapters.postgres.catalog import Table
 from adapters.postgres.guards import check_table
+from adapters.postgres.stamps import Stamps
 from tops.changes import Change, Delete, Insert, Row, RowChange, Statement, Update, Upsert
 from tops.errors import InvariantBroken
 
@@ -39,6 +40,7 @@ class Traits:
     integer_key: str | None  # the only key column, if it is a number
     oid: int
     row: Callable[[Any], Row]  # where a change keeps its key
+    stamps: Stamps  # of the tables for which this holds
 
 
 @dataclass(slots=True)
@@ -95,10 +97,10 @@ def check(change: RowChange, table: Table) -> None:
             table.check_key(key)
 
 
-def traits_of(change: Change, shape: Shape, table: Table | None) -> Traits:
+def traits_of(change: Change, shape: Shape, table: Table | None, stamps: Stamps) -> Traits:
     """The change must have been checked against its table."""
     if table is None or isinstance(change, Statement):
-        return Traits(shape, None, False, False, opaque=True, integer_key=None, oid=0, row=_KEY)
+        return Traits(shape, None, False, False, opaque=True, integer_key=None, oid=0, row=_KEY, stamps=stamps)
     return Traits(
         shape,
         table,
@@ -108,6 +110,7 @@ def traits_of(change: Change, shape: Shape, table: Table | None) -> Traits:
         integer_key=table.key[0] if len(table.key) == 1 and table.columns[table.key[0]].is_integer else None,
         oid=table.oid,
         row=_VALUES if isinstance(change, Insert) else _KEY,
+        stamps=stamps,
     )
 
 

@@ -18,6 +18,7 @@ from adapters.postgres.replica_mode import Checks
 from adapters.postgres.sequences import raise_texts
 from adapters.postgres.session import Connection, Session
 from adapters.postgres.sqlstates import exclusion, is_connection_loss, is_passing, is_schema_change
+from adapters.postgres.stamps import have_changed
 from adapters.postgres.statements import AS_AGENT, TELL, Statements
 from adapters.postgres.steps import Step, Traits, have_one_shape, layers, plan, shape_of, side_by_side
 from tops.changes import Change, Delete, Insert, InvalidChange, Row, Statement, Update
@@ -50,7 +51,9 @@ async def fast_texts(statements: Statements, replica_set: str, jobs: Sequence[Jo
         for job in jobs:
             if job.member.origin and await statements.checks_of(job.member) is not None:
                 return None  # with triggers switched off, which is for this member alone
+        stamps: dict[int, str] = {}
         for step in await _steps(statements, jobs):
+            stamps.update(step.traits.stamps)
             first, table = step.changes[0], step.traits.table
             if late_triggers and (step.opaque or table is None or table.referenced_columns):
                 return None  # such a trigger must find what its own member left, and nothing later
@@ -65,6 +68,8 @@ async def fast_texts(statements: Statements, replica_set: str, jobs: Sequence[Jo
             if texts[-1] == AS_AGENT and user_call.as_client is not None:
                 texts.pop()  # the next one begins with a client's rights, whatever the last one has made of its own
             texts += user_call.texts(first.args)
+        if stamps:
+            texts.append(await statements.unchanged_text(stamps))
     except (InvalidChange, asyncpg.PostgresError) as error:
         if is_connection_loss(error):
             raise
@@ -103,8 +108,9 @@ async def _steps_of(statements: Statements, sizes: list[int], numbers: list[int]
     if steps is not None:
         return steps
     shapes = list(map(shape_of, changes))
-    for unknown in set(shapes) - statements.known.keys():
-        await statements.traits(changes[shapes.index(unknown)], unknown)
+    while unknown := set(shapes) - statements.known.keys():  # one that is looked up may show that others are outdated
+        for shape in unknown:
+            await statements.traits(changes[shapes.index(shape)], shape)
     return plan(zip(numbers, [statements.known[shape] for shape in shapes], changes, strict=True))
 
 
@@ -177,19 +183,29 @@ class Written:
 class SlowPath:
     """Members one by one inside one transaction; each leaves all of its work or none.
 
-    `write_down` comes before the transaction begins, since a statement that can't even be prepared would end it.
+    `write_down` comes before the transaction begins, since a statement that can't even be prepared would end it;
+    `is_outdated` comes before it ends.
     """
 
     def __init__(self, session: Session, connection: Connection, statements: Statements, replica_set: str) -> None:
         self._session, self._connection, self._statements = session, connection, statements
         self._replica_set = replica_set
         self._as_at_first: list[str] = []
+        self._stamps: dict[int, str] = {}
 
     async def write_down(self, jobs: Sequence[Job]) -> list[Written | MemberVote]:
         self._statements.look_again()  # nobody is refused because of what a table used to be
         names = await self._connection.fetchval(_IMMEDIATE_BY_NATURE)
         self._as_at_first = [_CHECK_LATER, *([f"SET CONSTRAINTS {names} IMMEDIATE"] if names else [])]
         return [await self._written(job) for job in jobs]
+
+    async def is_outdated(self) -> bool:
+        """Whether a table has changed since the members were written down; asked behind them, while their locks keep
+        definitions as they are. If so, the transaction is rolled back, and the members are written down again."""
+        if not await have_changed(self._connection, self._stamps):
+            return False
+        await self._connection.execute("ROLLBACK")
+        return True
 
     async def run(self, written: Written | MemberVote) -> MemberVote:
         if isinstance(written, MemberVote):
@@ -214,6 +230,7 @@ class SlowPath:
             for change in job.member.changes:
                 shape = shape_of(change)
                 traits = self._statements.known.get(shape) or await self._statements.traits(change, shape)
+                self._stamps.update(traits.stamps)
                 if isinstance(change, Statement):
                     call = self._statements.user_call(change)
                     if isinstance(call, Exclusion):

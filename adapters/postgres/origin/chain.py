@@ -3,7 +3,8 @@
     BEGIN                                     counters
     SAVEPOINT, statements, constraints        for each request; a failed one goes back to its savepoint
     captured keys, new images                 of all requests that went through
-    completeness                              of all together; if something is missing, each is executed alone
+    completeness                              of all together; if something is missing, each is executed alone; if a
+                                              table is not the one that images were read of, all is executed again
     sequences                                 if others' values were drawn, what was executed is executed again
     old images                                by the agent's session: what is committed of the rows that we have locked
     ROLLBACK
@@ -16,6 +17,7 @@ behind every request, and so are those of the next chains.
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import asyncpg
@@ -24,14 +26,14 @@ from adapters.postgres.catalog import Table, find_table
 from adapters.postgres.origin import capture
 from adapters.postgres.origin.completeness import Changed, changed_rows, last_values, touched
 from adapters.postgres.origin.giving_way import Yielded, giving_way
-from adapters.postgres.origin.images import Key, images_of
+from adapters.postgres.origin.images import Image, Key, images_of
 from adapters.postgres.origin.outcomes import Captured, Executed, Interrupted, Rejected
 from adapters.postgres.origin.resolve import Request, Resolver
 from adapters.postgres.origin.session import OriginSession
 from adapters.postgres.origin.slots import Slots
 from adapters.postgres.origin.write_set import Images, State, changes_between
 from adapters.postgres.session import Connection, Options, connect
-from adapters.postgres.sqlstates import is_connection_loss, is_passing, sqlstate
+from adapters.postgres.sqlstates import is_connection_loss, is_passing, is_schema_change, sqlstate
 from tops.changes import Change, InvalidChange, Row, Statement
 from tops.errors import ConfigError
 
@@ -39,7 +41,8 @@ TOGETHER_S = 1.0  # a message of many requests that takes longer is cancelled: e
 CHAIN_S = 0.2  # after so long no further request is begun: the locks of the chain must not keep apply waiting
 MESSAGE_MAX = 64
 CAREFUL_CHAINS = 20
-LEARN_AGAIN_S = 5.0  # until a column that is new to a table is known
+LEARN_AGAIN_S = 5.0  # what a stamp does not tell, such as constraints that may wait, is looked up again
+LEARN_MAX = 5  # definitions that change again and again: the request is tried again later
 # Nothing but our own notes is visible: everybody else's are rolled back or not committed yet.
 _CAPTURED = "select id, relation, old_key, new_key from tops.captured where id > $1 order by id"
 _IMMEDIATE_BY_NATURE = """
@@ -56,6 +59,10 @@ _TOO_MANY_VALUES = "the transaction draws more values of a sequence than a repli
 
 TableOf = Callable[[str], Awaitable[Table]]
 Outcome = Executed | Rejected
+
+
+class _TableChanged(Exception):
+    """A table is not what it was when it was looked up."""
 
 
 @dataclass(slots=True)
@@ -129,17 +136,25 @@ class Origin:
 
         Raises Interrupted or NotReachable if the database is not there."""
         try:
-            outcomes = await self._executed(requests)
-            if outcomes is None:  # something was not captured: whose fault it was shows when each is alone
-                outcomes = await self._executed(requests[:1], alone=True)
-            if outcomes is None:  # it drew sequences' values of other replicas; now they stand at this one's own
-                outcomes = await self._executed(requests[:1], alone=True)
-            return outcomes or [Rejected(_NOT_REPLICABLE, _TOO_MANY_VALUES)]
+            for _ in range(LEARN_MAX):
+                with suppress(_TableChanged):
+                    return await self._outcomes(requests)
+                self._drop()
+                self._learn_again()
+            raise Interrupted(self._where, "definitions of tables change while the transaction is executed")
         except BaseException as error:
             self._drop()
             if is_connection_loss(error) or isinstance(error, asyncpg.exceptions.InvalidCachedStatementError):
                 raise Interrupted(self._where, f"the session of the origin ended: {error}") from error
             raise
+
+    async def _outcomes(self, requests: Sequence[Request]) -> list[Outcome]:
+        outcomes = await self._executed(requests)
+        if outcomes is None:  # something was not captured: whose fault it was shows when each is alone
+            outcomes = await self._executed(requests[:1], alone=True)
+        if outcomes is None:  # it drew sequences' values of other replicas; now they stand at this one's own
+            outcomes = await self._executed(requests[:1], alone=True)
+        return outcomes or [Rejected(_NOT_REPLICABLE, _TOO_MANY_VALUES)]
 
     async def _executed(self, requests: Sequence[Request], *, alone: bool = False) -> list[Outcome] | None:
         agent, session = await self._sessions()
@@ -183,9 +198,11 @@ class Origin:
         alone: bool,
     ) -> list[Outcome] | None:
         members = [outcome for outcome in outcomes if isinstance(outcome, _Done)]
-        names = {name for member in members for name in member.after}
+        names = {name: self._tables[name].oid for member in members for name in member.after}
         unfit = dict(self.unfit.values())
         found = await touched(connection, agent, before, names, capture.TRIGGER, unfit)
+        if any(self._tables[name].stamp != found.stamps.get(oid) for name, oid in names.items()):
+            raise _TableChanged
         if found.problem:
             if not alone:
                 return None
@@ -224,9 +241,7 @@ class Origin:
     async def _sessions(self) -> tuple[Connection, OriginSession]:
         agent = await self._agent_connection()
         if time.monotonic() - self._learned_at > LEARN_AGAIN_S:
-            self._tables.clear()
-            self._settle = None
-            self._learned_at = time.monotonic()
+            self._learn_again()
         if self._session is None or self._session.connection.is_closed():
             self._session = await OriginSession.open(self._write_dsn, self._where, self._options, agent)
         return agent, self._session
@@ -235,6 +250,13 @@ class Origin:
         if self._agent is None or self._agent.is_closed():
             self._agent = await connect(self._agent_dsn, self._where, "tops-origin-images", self._options)
         return self._agent
+
+    def _learn_again(self) -> None:
+        if self._session is not None:
+            self._session.forget()
+        self._tables.clear()
+        self._settle = None
+        self._learned_at = time.monotonic()
 
     def _drop(self) -> None:
         """The session's transaction ends with it."""
@@ -321,7 +343,13 @@ class _Chain:
     async def _carry_out(self, change: Change) -> tuple[int, tuple[Row, ...]]:
         if isinstance(change, Statement):
             return await self._session.run(change)
-        return await self._session.change(change, await self._table(change.table)), ()
+        table = await self._table(change.table)
+        try:
+            return await self._session.change(change, table), ()
+        except InvalidChange as error:
+            if table.stamp != (await find_table(self._session.connection, change.table)).stamp:
+                raise _TableChanged from error
+            raise
 
     async def _undo(self) -> None:
         await self._session.connection.execute("ROLLBACK TO SAVEPOINT tops_member;RESET ALL")
@@ -344,9 +372,17 @@ class _Chain:
                 members[place].after.setdefault(row["relation"], {})[tuple(key)] = None
         for name in {name for name, _ in touched_by}:
             keys = [key for relation, key in touched_by if relation == name]
-            for key, image in (await images_of(self._session.connection, await self._table(name), keys)).items():
+            for key, image in (await self._images(name, keys)).items():
                 members[touched_by[name, key]].after[name][key] = image
         return True
+
+    async def _images(self, name: str, keys: list[Key]) -> dict[Key, Image]:
+        try:
+            return await images_of(self._session.connection, await self._table(name), keys)
+        except asyncpg.PostgresError as error:
+            if is_schema_change(error):  # a column was dropped or renamed, or its type has changed
+                raise _TableChanged from error
+            raise
 
 
 async def _settle_sql(connection: Connection) -> str:

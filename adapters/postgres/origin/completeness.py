@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import asyncpg
 
+from adapters.postgres.stamps import stamp_sql
+
 _CHANGED = """
 select c.oid, changed.rows from pg_catalog.pg_class c, lateral (select
        pg_catalog.pg_stat_get_xact_tuples_inserted(c.oid) + pg_catalog.pg_stat_get_xact_tuples_updated(c.oid)
@@ -18,18 +20,19 @@ select c.oid, changed.rows from pg_catalog.pg_class c, lateral (select
  where c.relkind in ('r', 'm', 'f') and changed.rows > 0
 """
 # A partition's root is what its capture trigger tells as the table.
-_RELATIONS = """
+_RELATIONS = f"""
 with locked as (select l.relation as oid, array_agg(l.mode) as locks from pg_locks l
      where l.pid = $3 and l.locktype = 'relation' and l.granted
        and l.database = (select oid from pg_database where datname = current_database()) group by 1)
 select c.oid, format('%I.%I', n.nspname, c.relname) as name, c.relkind::text as kind, n.nspname as schema,
-       coalesce(locked.locks, '{}') as locks,
+       coalesce(locked.locks, '{{}}') as locks,
+       case when c.oid = any($4::oid[]) then {stamp_sql("c.oid")} end as stamp,
        (select convert_from(rtrim(t.tgargs, '\\x00'), 'UTF8') from pg_trigger t
          where t.tgrelid = c.oid and t.tgname = $2 and t.tgenabled <> 'D') as captured_as,
        (select t.tgname from pg_trigger t where t.tgrelid = c.oid and t.tgenabled in ('A', 'R') and not t.tgisinternal
            and t.tgname not like 'tops\\_%' limit 1) as fires_again
   from pg_class c join pg_namespace n on n.oid = c.relnamespace left join locked on locked.oid = c.oid
- where c.oid = any($1::oid[]) or exists (select from unnest(locked.locks) as mode
+ where c.oid = any($1::oid[]) or c.oid = any($4::oid[]) or exists (select from unnest(locked.locks) as mode
        where mode not in ('AccessShareLock', 'RowShareLock'))
 """
 _LAST_VALUES = (
@@ -44,10 +47,12 @@ Changed = dict[int, int]  # rows by relation
 
 
 class Touched(NamedTuple):
-    """What a transaction did besides what was captured: why it can't be replicated, and sequences that it advanced."""
+    """What a transaction did besides what was captured: why it can't be replicated, and sequences that it advanced;
+    and the stamps of the tables whose rows were captured, which the transaction's locks keep as they are."""
 
     problem: str
     sequences: tuple[str, ...]
+    stamps: dict[int, str]
 
 
 async def changed_rows(connection: asyncpg.Connection) -> Changed:
@@ -59,21 +64,25 @@ async def touched(
     connection: asyncpg.Connection,
     agent: asyncpg.Connection,
     before: Changed,
-    captured: Collection[str],
+    captured: Mapping[str, int],
     trigger: str,
     unfit: Mapping[int, str],
 ) -> Touched:
-    """What the transaction did since its counters were `before`; `captured` are the tables with noted keys, `unfit`
-    tells of tables of the set why their rows can't be captured."""
+    """What the transaction did since its counters were `before`; `captured` are the tables with noted keys, and their
+    oids; `unfit` tells of tables of the set why their rows can't be captured."""
     after = await changed_rows(connection)
     rose = {oid for oid, rows in after.items() if rows > before.get(oid, 0)}
     problem = ""
     sequences: list[str] = []
-    for relation in await agent.fetch(_RELATIONS, list(rose), trigger, connection.get_server_pid()):
+    stamps: dict[int, str] = {}
+    pid, oids = connection.get_server_pid(), list(captured.values())
+    for relation in await agent.fetch(_RELATIONS, list(rose), trigger, pid, oids):
         problem = problem or _problem(relation, captured, unfit, rose=relation["oid"] in rose)
         if relation["kind"] == "S" and relation["schema"] != "tops":
             sequences.append(relation["name"])
-    return Touched(problem, tuple(sequences))
+        if relation["stamp"] is not None:
+            stamps[relation["oid"]] = relation["stamp"]
+    return Touched(problem, tuple(sequences), stamps)
 
 
 async def last_values(agent: asyncpg.Connection, sequences: Collection[str]) -> tuple[tuple[str, int], ...]:

@@ -26,12 +26,13 @@ from adapters.postgres.proof import Prover
 from adapters.postgres.reading import plain_rows
 from adapters.postgres.session import Connection, Options, connect
 from adapters.postgres.sqlstates import is_connection_loss
+from adapters.postgres.stamps import stamp_sql
 from adapters.sql import check_statement
 from tops.changes import Change, Insert, InvalidChange, Row, Statement
 from tops.errors import TopsError
 
 RESOLVE_S = 1.0  # what takes longer is executed: others wait for their values meanwhile
-LEARN_AGAIN_S = 5.0  # until a trigger, default or column that is new to a table is known
+LEARN_AGAIN_S = 5.0  # until what a table's stamp does not tell is known, such as a domain's check
 _KEPT_MAX = 200
 # Whatever a function does besides must not stay. What draws from sequences can't be read-only, and is rolled back; what
 # was drawn stays drawn.
@@ -68,18 +69,23 @@ Request = tuple[Change, ...]
 _Call = tuple[int, int, Statement]  # the place of a request, the place of a change in it, the change
 
 
+class _TableChanged(TopsError):
+    """The table is not what it was when the query was made."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Query:
     """How the values of one text are computed.
 
-    Its columns: the number of the call, the values of the table's columns, what is returned, and the last values of the
-    sequences."""
+    Its columns: the number of the call, the values of the table's columns, what is returned, the last values of the
+    sequences, and the table's stamp, which shows whether the query was made for another definition of the table."""
 
     table: str
     columns: tuple[str, ...]
     types: tuple[SqlType, ...]
     labels: tuple[str, ...]
     sequences: tuple[str, ...]
+    stamp: str
     prepared: PreparedStatement
 
 
@@ -229,10 +235,12 @@ async def _computed(query: _Query, calls: Sequence[_Call]) -> dict[tuple[int, in
         if is_connection_loss(error) or isinstance(error, asyncpg.exceptions.InvalidCachedStatementError):
             raise
         return {}
+    if any(record[-1] != query.stamp for record in records):
+        raise _TableChanged
     columns, labels = len(query.columns), len(query.labels)
     returned = plain_rows(list(records)) if labels else []
     # Rows are computed in their order: what the last one has found is what was drawn last.
-    sequences = tuple(zip(query.sequences, records[-1][columns + labels + 1 :], strict=True))
+    sequences = tuple(zip(query.sequences, records[-1][columns + labels + 1 : -1], strict=True))
     found: dict[tuple[int, int], _Computed] = {}
     for row, record in enumerate(records):
         (place, number, _), _ = written[record[0]]
@@ -313,12 +321,19 @@ async def _prepared(
     read = [kind.readable(f"v.{identifier(column)}") for column, kind in table.columns.items()]
     read += [f"v.{identifier(column)} as r{place}" for place, (_, column) in enumerate(labels)]
     read += [f"pg_sequence_last_value({oid})" for oid in sequences.values()]
+    read.append(stamp_sql(f"{table.oid}::oid"))
     # Inside, values are computed once each: a query with volatile functions is not merged into the one around it.
     sql = f"select v.call, {', '.join(read)} from ({' union all '.join(filter(None, selects))}) as v"
     prepared = await connection.prepare(sql)
     await connection.execute("select")  # ends the transaction of the prepare, which the driver leaves open
     return _Query(
-        name, tuple(table.columns), tuple(types), tuple(label for label, _ in labels), tuple(sequences), prepared
+        name,
+        tuple(table.columns),
+        tuple(types),
+        tuple(label for label, _ in labels),
+        tuple(sequences),
+        table.stamp,
+        prepared,
     )
 
 

@@ -102,6 +102,11 @@ class OriginSession:
         if len(self._counted) > _KEPT_MAX:
             self._counted.clear()
 
+    def forget(self) -> None:
+        """Prepare statements again: their parameters have the types that columns had."""
+        self._prepared.clear()
+        self._counted.clear()
+
     async def run(self, statement: Statement) -> tuple[int, tuple[Row, ...]]:
         """Execute one statement: rows affected, and rows returned."""
         with suppress(NotParsed):  # what is no SQL is for the server to say
@@ -197,7 +202,7 @@ class OriginSession:
             check(change, table)
         sql = row_change_sql(change, table)
         prepared = await self._statement(sql.text)
-        step = Step(traits_of(change, shape_of(change), table), [change], [0])
+        step = Step(traits_of(change, shape_of(change), table, {}), [change], [0])
         self._rows.clear()
         await self.connection.execute(Call(prepared.get_name(), sql.parts, sql.counted).text(step, TELL))
         return sum(self._rows)

@@ -9,6 +9,7 @@ import asyncpg
 
 from adapters.postgres.proof.functions import BUILT_IN_BELOW, Functions
 from adapters.postgres.proof.tree import Node, Unreadable, Value, nodes_of, parse
+from adapters.postgres.stamps import Stamps, read_stamps
 from tops.errors import InvariantBroken
 
 # Base types whose input function depends on the text alone, or on a setting that every session pins (interval).
@@ -187,6 +188,8 @@ class Facts:
         self._functions: Functions | None = None
         self.types: dict[int, TypeFacts] = {}
         self.tables: dict[int, TableFacts] = {}
+        self._stamps: dict[int, str] = {}  # of tables, read before their facts
+        self._reach: dict[int, Stamps] = {}
         self.deterministic_collations: dict[int, bool] = {}
 
     @property
@@ -198,6 +201,8 @@ class Facts:
     def forget(self) -> None:
         """The schema may have changed; what comes with the server has not."""
         self.tables.clear()
+        self._stamps.clear()
+        self._reach.clear()
         self.types = {oid: facts for oid, facts in self.types.items() if oid < BUILT_IN_BELOW}
 
     async def load_for(self, trees: Iterable[Node]) -> None:
@@ -235,13 +240,15 @@ class Facts:
 
     async def load_table(self, oid: int) -> None:
         """The table and those that actions of foreign keys reach from it, with what all their expressions mention."""
-        if oid in self.tables:
+        if oid in self._reach:
             return
         functions = await self._resolved()
-        reached = await self._reached(oid)
+        reached = await self._stamped(oid)
         trees: list[Node] = []
         types, collations, equalities = set[int](), set[int](), set[int]()
         for table in [oid, *reached.tables]:
+            if table in self.tables:
+                continue
             facts = await self._table(table, reached.keys)
             self.tables[table] = facts
             types |= {column.type for column in facts.columns.values()}
@@ -255,6 +262,23 @@ class Facts:
         await functions.load_names(self._connection, equalities.union(*(key.equalities for key in reached.keys)))
         trees += await self._load_types(types)
         await self.load_for(trees)
+        self._reach[oid] = {table: self._stamps[table] for table in [oid, *reached.tables]}
+
+    def knows(self, oid: int) -> bool:
+        return oid in self._reach
+
+    def stamps(self, oid: int) -> Stamps:
+        """Of a loaded table and those that actions reach from it: not newer than anything that is known of them."""
+        return self._reach[oid]
+
+    async def _stamped(self, oid: int) -> "_Reached":
+        """The tables that actions reach, with their stamps: a foreign key that comes later changes one of these."""
+        while True:
+            reached = await self._reached(oid)
+            stamps = await read_stamps(self._connection, [oid, *reached.tables])
+            if await self._reached(oid) == reached:
+                self._stamps = {**stamps, **self._stamps}
+                return reached
 
     async def _reached(self, oid: int) -> "_Reached":
         """Foreign keys around the table; followed to further tables where they have actions, however they begin."""
