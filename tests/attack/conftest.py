@@ -28,6 +28,14 @@ async def sets(attacked_server: EmbeddedPostgres) -> AsyncIterator[SecuredSets]:
 
 @pytest_asyncio.fixture
 async def secured(tmp_path: Path) -> AsyncIterator[Secured]:
-    limits = "subscriptions_max = 50\nfollowers_max = 5\ntransactions_max = 20\ntypes_max = 20"
+    limits = "\n".join(
+        [
+            "subscriptions_max = 50",
+            "followers_max = 5",
+            "transactions_max = 20",
+            "types_max = 20",
+            'filter_bytes_max = "64 KiB"',
+        ]
+    )
     async with secured_broker(tmp_path, limits=limits) as running:
         yield running

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from replication.events import now_ms
 from tests.integration.overlay.cluster import until
@@ -424,6 +425,62 @@ async def test_quotas_hold_one_identity_and_nobody_else(secured: Secured) -> Non
         assert secured.broker.node.counters["over_quota"] == 10
         async with secured.site("modest", "reader") as modest:
             await modest.subscribe(orders)
+
+
+def wide(number: int) -> Filter:
+    """A filter of some 20 KB."""
+    return Filter.where("x", "in", [f"{number} {value} " + "y" * 100 for value in range(90)])
+
+
+async def test_filters_count_by_their_bytes_and_make_room_when_they_end(secured: Secured) -> None:
+    orders = EventType("orders", {"x": str})
+
+    def subscription(number: int, interest: Filter | None) -> SubscriptionChanged:
+        return SubscriptionChanged(
+            subscription=number, definitions=(orders,), filter=interest, scope=None, durable=False
+        )
+
+    keys = secured.keys("greedy", "reader")
+    async with Hostile.connect(secured.broker.url, keys) as greedy:
+        await greedy.send(*(subscription(n, wide(n)) for n in range(5)))
+        await until(lambda: len(greedy.refused) == 2)
+        assert {(r.code, "bytes" in r.text) for r in greedy.refused} == {("quota", True)}
+        assert secured.broker.node.counters["over_quota"] == 2
+
+        await greedy.send(subscription(0, None), subscription(7, wide(7)), subscription(1, wide(8)))  # in their places
+        await greedy.send(subscription(9, wide(9)))
+        await until(lambda: len(greedy.refused) == 3)
+        async with secured.site("modest", "reader") as modest:
+            await modest.subscribe(orders, where=wide(1))
+    await until(lambda: "greedy" not in secured.broker.node.core.edge.sites)
+    async with Hostile.connect(secured.broker.url, keys) as again:
+        await again.send(*(subscription(n, wide(n)) for n in range(4)))
+        await until(lambda: len(again.refused) == 1)
+
+
+async def test_filters_of_followers_and_registrations_count_by_their_bytes(secured: Secured) -> None:
+    log = EventType("log", {"x": str}, durable=True)
+
+    def wanted(number: int) -> LogWanted:
+        name = f"f{number}"
+        return LogWanted(
+            name=name, definitions=(log,), filter=wide(number), position=None, start="now", credit=1, voter=None
+        )
+
+    def registered(number: int) -> StandingAnswered:
+        return replace(
+            registration("orders"), voter=f"v{number}", filter=wide(number), position=None, subscription=number
+        )
+
+    async with Hostile.connect(secured.broker.url, secured.keys("greedy", "admin")) as greedy:
+        await greedy.say(*(TypeAdvertised(definitions=(known,)) for known in (log, EventType("orders", {"x": str}))))
+        await greedy.say(*map(wanted, range(4)), *map(registered, range(4)))
+
+        await until(lambda: len(greedy.refused) == 2)
+        assert {(r.verb, r.code) for r in greedy.refused} == {("follow", "quota"), ("participate", "quota")}
+        await greedy.say(wanted(0), registered(0))  # renewed, as they were
+        await greedy.say(wanted(9))
+        await until(lambda: len(greedy.refused) == 3)
 
 
 async def test_a_response_type_is_received_only_by_whom_it_is_addressed_to(secured: Secured) -> None:

@@ -379,9 +379,7 @@ class BrokerCore:
     # ------------------------------------------------------------------------------------------------ subscriptions
 
     def _subscribed(self, site: SiteLink, changed: SubscriptionChanged, now: float) -> list[Effect]:
-        quota = self.rendezvous.node.options.quotas.subscriptions
-        if changed.filter is not None and self.edge.is_beyond(quota, site, changed.subscription):
-            reason = f"{site.sender.accountable} has {quota} subscriptions here, which is the quota: end some first"
+        if changed.filter is not None and (reason := self._beyond_quota(site, changed)) is not None:
             name = changed.definitions[-1].name
             subject = f"subscription {changed.subscription}"
             return [Reject(site.sender, "subscribe", name, reason, subject, code="quota")]
@@ -398,6 +396,17 @@ class BrokerCore:
                 return self._post(site.address, refused, now)
             touched.add(name)
         return self._announce_changes(touched)
+
+    def _beyond_quota(self, site: SiteLink, changed: SubscriptionChanged) -> str | None:
+        quotas, who = self.rendezvous.node.options.quotas, site.sender.accountable
+        if self.edge.is_beyond(quotas.subscriptions, site, changed.subscription):
+            return f"{who} has {quotas.subscriptions} subscriptions here, which is the quota: end some first"
+        if self.edge.is_beyond_bytes(quotas.filter_bytes, site, changed):
+            return (
+                f"the filters of the subscriptions of {who} here take over {quotas.filter_bytes} bytes with this one, "
+                "which is the quota: use shorter ones, or end some first"
+            )
+        return None
 
     def _add_route(self, link: NodeId, definitions: Definitions, interest: Filter) -> str | None:
         try:

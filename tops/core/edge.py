@@ -66,6 +66,7 @@ class SiteLink(msgspec.Struct):
     sender: Sender  # what every message of the site is stamped with
     address: Address
     subscriptions: dict[int, SubscriptionChanged] = {}
+    filter_bytes: dict[int, int] = {}  # of these subscriptions
     secrets: dict[int, bytes] = {}  # of standing answers, by subscription: they tell who was turned away
     contacts: set[NodeId] = set()  # rendezvous brokers that it wrote to: they are told when it is gone
     transactions: OrderedDict[TxId, Taken] = msgspec.field(default_factory=OrderedDict)
@@ -119,12 +120,24 @@ class Edge:
         own = [s for s in self.sites.values() if s.sender.accountable == accountable]
         return sum(len(s.subscriptions) for s in own) >= quota
 
+    def is_beyond_bytes(self, quota: int, site: SiteLink, changed: SubscriptionChanged) -> bool:
+        """Whether the filters of this site's identity, this one among them, are too large together."""
+        size = 0 if changed.filter is None else changed.filter.encoded_bytes()
+        if not size:
+            return False
+        accountable = site.sender.accountable
+        own = [s for s in self.sites.values() if s.sender.accountable == accountable]
+        held = sum(sum(s.filter_bytes.values()) for s in own) - site.filter_bytes.get(changed.subscription, 0)
+        return held + size > quota
+
     def subscribe(self, site: SiteLink, changed: SubscriptionChanged) -> tuple[str, Filter] | None:
         """Keep or end a subscription; returns the former one's route, which is to be removed."""
         former = site.subscriptions.pop(changed.subscription, None)
         site.secrets.pop(changed.subscription, None)
+        site.filter_bytes.pop(changed.subscription, None)
         if changed.filter is not None:
             site.subscriptions[changed.subscription] = changed
+            site.filter_bytes[changed.subscription] = changed.filter.encoded_bytes()
         if former is None or former.filter is None or former.durable:
             return None
         return former.definitions[-1].name, former.filter

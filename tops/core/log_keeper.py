@@ -6,6 +6,7 @@ from tops.core.epochs import QUESTION
 from tops.core.event_log import EventLog, Feed, Repetition, feed_key, identity_of_feed, is_start, reader_key
 from tops.core.known_types import KnownTypes
 from tops.core.log_opening import LogOpenings, may_compare
+from tops.core.open_transactions import Quotas
 from tops.digests import LogPoint
 from tops.effects import Alarm, Disseminate, Effect, Note, Persist, Post, Reject
 from tops.event_types import set_of_log
@@ -35,8 +36,8 @@ from tops.records import LogAppended, Publisher, SubscriptionKept
 class LogKeeper:
     """Numbers and keeps what is published to durable types, and feeds whoever reads on from a position."""
 
-    def __init__(self, known: KnownTypes, openings: LogOpenings, followers_max: int) -> None:
-        self._known, self._openings, self._followers_max = known, openings, followers_max
+    def __init__(self, known: KnownTypes, openings: LogOpenings, quotas: Quotas) -> None:
+        self._known, self._openings, self._quotas = known, openings, quotas
 
     # -------------------------------------------------------------------------------------------------- publishing
 
@@ -141,13 +142,31 @@ class LogKeeper:
 
     def _beyond_quota(self, log: EventLog, m: LogWanted, sender: Sender) -> Reject | None:
         key = reader_key(sender, m.name) if m.passing else feed_key(sender, m.name)
-        if key in log.feeds or len(log.feeds) < self._followers_max:
+        known, most = log.feeds.get(key), self._quotas.followers
+        reason = None
+        if known is None and len(log.feeds) >= most:
+            own = [k for k in log.feeds if identity_of_feed(k) == sender.identity]
+            if len(own) >= most:
+                reason = (
+                    f"{sender.identity} follows {log.event_type} {len(own)} times, which is the quota: end some first"
+                )
+        if reason is None and (known is None or known.filter != m.filter):
+            reason = self._beyond_bytes(log, key, m, sender)
+        if reason is None:
             return None
-        own = [k for k in log.feeds if identity_of_feed(k) == sender.identity]
-        if len(own) < self._followers_max:
-            return None
-        reason = f"{sender.identity} follows {log.event_type} {len(own)} times, which is the quota: end some first"
         return Reject(sender, "follow", log.event_type, reason, f"log {m.name}", code="quota")
+
+    def _beyond_bytes(self, log: EventLog, key: str, m: LogWanted, sender: Sender) -> str | None:
+        size, most = m.filter.encoded_bytes(), self._quotas.filter_bytes
+        if size * self._quotas.followers <= most:
+            return None  # also with as many of them as there may be
+        own = [feed.filter for k, feed in log.feeds.items() if k != key and identity_of_feed(k) == sender.identity]
+        if size + sum(f.encoded_bytes() for f in own) <= most:
+            return None
+        return (
+            f"the filters by which {sender.identity} follows {log.event_type} take over {most} bytes with this one, "
+            "which is the quota: use shorter ones, or end some first"
+        )
 
     @staticmethod
     def _read_in_passing(log: EventLog, m: LogWanted, sender: Sender, at: Address) -> list[Effect]:

@@ -21,6 +21,7 @@ class Quotas(msgspec.Struct, frozen=True):
     """How much one identity may have here, all its sessions together."""
 
     subscriptions: int = 10_000
+    filter_bytes: int = 4 * 2**20  # of all its subscriptions at a broker, and of all followers of a log
     types: int = 10_000
     followers: int = 1_000
     transactions: int = 50_000

@@ -115,7 +115,7 @@ class Rendezvous:
         self.coordinators, self.relays = transactions.coordinators, transactions.relays
         self.publishers = transactions.publishers
         self.openings = LogOpenings(node, known)
-        self.log_keeper = LogKeeper(known, self.openings, options.quotas.followers)
+        self.log_keeper = LogKeeper(known, self.openings, options.quotas)
         recovery = LogRecovery(node, known, outcomes)
         self.local = LocalTransactions(node, known, transactions, outcomes)
         self.distributed = DistributedTransactions(node, known, transactions, outcomes)

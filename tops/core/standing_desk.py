@@ -69,12 +69,30 @@ class StandingDesk:
         if members and sender.replica_set != members:
             reason = f"{sender.node} is no replica of {members!r}: only its replicas take part in {family!r}"
             return Reject(sender, "participate", m.event_type, reason, f"voter {m.voter}")
-        if len(standing.answers) < quota or voter_key(sender.identity, m.voter) in standing.answers:
+        key = voter_key(sender.identity, m.voter)
+        beyond: str | None = None
+        own = [s for s in standing.answers.values() if s.identity == sender.identity]
+        if key not in standing.answers and len(own) >= quota:
+            beyond = f"{sender.identity} takes part in {family} {quota} times, which is the quota: end some first"
+        beyond = beyond or self._beyond_bytes(family, standing, key, m, sender)
+        if beyond is None:
             return None
-        if sum(s.identity == sender.identity for s in standing.answers.values()) < quota:
+        return Reject(sender, "participate", m.event_type, beyond, f"voter {m.voter}", code="quota")
+
+    def _beyond_bytes(
+        self, family: str, standing: StandingAnswers, key: str, m: StandingAnswered, sender: Sender
+    ) -> str | None:
+        quotas = self._node.options.quotas
+        size, most = m.filter.encoded_bytes(), quotas.filter_bytes
+        if size * quotas.participants <= most:
+            return None  # also with as many of them as there may be
+        own = [s.filter for k, s in standing.answers.items() if k != key and s.identity == sender.identity]
+        if size + sum(f.encoded_bytes() for f in own) <= most:
             return None
-        reason = f"{sender.identity} takes part in {family} {quota} times, which is the quota: end some first"
-        return Reject(sender, "participate", m.event_type, reason, f"voter {m.voter}", code="quota")
+        return (
+            f"the filters by which {sender.identity} takes part in {family} take over {most} bytes with this one, "
+            "which is the quota: use shorter ones, or end some first"
+        )
 
     def on_withdrawn(self, m: StandingWithdrawn, sender: Sender, at: Address, now: float) -> list[Effect]:
         return self._lose((voter_key(sender.identity, m.voter),), "the participant withdrew")

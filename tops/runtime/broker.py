@@ -257,6 +257,7 @@ def _options(table: BrokerTable) -> RendezvousOptions:
         epochs=EpochOptions(sync_window_s=limits.vote_s, finish_window_s=limits.finish_s),
         quotas=Quotas(
             subscriptions=limits.subscriptions_max,
+            filter_bytes=limits.filter_bytes_max,
             types=limits.types_max,
             followers=limits.followers_max,
             transactions=limits.transactions_max,
