@@ -171,17 +171,22 @@ async def test_an_execution_that_waits_for_its_token_does_not_hold_up_others(set
 
 
 async def test_a_returned_value_that_is_too_large_fails_its_own_execution_only(sets: SecuredSets) -> None:
+    before = peak_mib(sets, "shop/r1")
     async with sets.site("writer", "large") as attacker, sets.connect("victim") as shop:
         await caller_of(attacker)
         row = 9_000_000 + secrets.randbelow(10**6)
         await shop.execute("insert into accounts values ($1, 'victim', 0)", row)
-        large = "insert into accounts select $1, (random() * 0)::text, 1 returning repeat('x', 100000000)"
+        large = "insert into accounts select $1, (random() * 0)::text, 1 returning repeat('x', 400000000)"
         for replica in ("shop/r1", "shop/r2"):
             await flood(attacker, replica, [execute(attacker, large, row + k) for k in range(1, 9)])
 
         outcomes = await asyncio.gather(*(shop.execute(VOLATILE, 2, row) for _ in range(4)), return_exceptions=True)
 
         assert not [outcome for outcome in outcomes if isinstance(outcome, TopsError)]
+        caller = await caller_of(attacker)
+        with pytest.raises(ReplicaFailed, match="MiB: add LIMIT"):
+            await caller.ask("shop/r1", execute(attacker, large, row + 9), 30.0)
+    assert peak_mib(sets, "shop/r1") < before + 250
 
 
 async def test_an_execution_that_takes_too_long_says_so(sets: SecuredSets) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -11,11 +12,13 @@ import pytest
 from replication import calls, conversation
 from replication.calls import AnyAnswer, AnyQuestion, Read, ReadDone, ReplicaFailed, Write, WriteDone
 from replication.conversation import BUNDLE_BYTES_MAX, Answerer, Caller
+from replication.rights import RequestGuard
 from tops.errors import NotReachable, PermissionDenied, ProtocolError
 from tops.event_types import EventType
 from tops.filters import Filter
 from tops.messages import Sender
 from tops.participants import Participant, Received
+from tops.security import Permissions
 
 PATIENCE_S = 30.0
 
@@ -47,7 +50,11 @@ class Line:
             )
 
 
-async def answer(question: AnyQuestion) -> AnyAnswer:
+async def ready(_: AnyQuestion) -> None:
+    """Every position is reached."""
+
+
+async def answer(question: AnyQuestion, _: str) -> AnyAnswer:
     assert isinstance(question, Read)
     return ReadDone(replica="r1", rows=question.args, position=1)
 
@@ -56,13 +63,18 @@ async def write(asked: Sequence[Write]) -> Sequence[AnyAnswer]:
     return [WriteDone(replica="r1", tx=one.tx, rows=(1,)) for one in asked]
 
 
-def check(_: Sender, __: AnyQuestion) -> None:
-    """Everybody may."""
+class Open(RequestGuard):
+    """Everybody may do everything."""
+
+    def __init__(self) -> None:
+        super().__init__("test", "shop", Permissions(), Path("audit.log"))
+
+    def check(self, sender: Sender, request: AnyQuestion) -> None: ...
 
 
 async def joined(line: Line) -> Caller:
     caller = Caller(cast(Any, line), "shop", ("b1",))
-    answerer = Answerer(cast(Any, line), "shop", ("b1",), answer, write, check)
+    answerer = Answerer(cast(Any, line), "shop", ("b1",), ready, answer, write, Open())
     await caller.start()
     await answerer.start()
     return caller
@@ -288,14 +300,15 @@ async def test_a_request_that_its_sender_may_not_send_is_denied_and_not_done() -
     line = Line()
     caller = Caller(cast(Any, line), "shop", ("b1",))
 
-    def deny(sender: Sender, request: AnyQuestion) -> None:
-        if isinstance(request, Write):
-            raise PermissionDenied("no", who=sender.identity, verb="write", event_type="rs.shop")
+    class Deny(Open):
+        def check(self, sender: Sender, request: AnyQuestion) -> None:
+            if isinstance(request, Write):
+                raise PermissionDenied("no", who=sender.identity, verb="write", event_type="rs.shop")
 
     async def nothing(_: Sequence[Write]) -> Sequence[AnyAnswer]:
         pytest.fail("it must not be done")
 
-    answerer = Answerer(cast(Any, line), "shop", ("b1",), answer, nothing, deny)
+    answerer = Answerer(cast(Any, line), "shop", ("b1",), ready, answer, nothing, Deny())
     await caller.start()
     await answerer.start()
 
@@ -305,3 +318,33 @@ async def test_a_request_that_its_sender_may_not_send_is_denied_and_not_done() -
     assert isinstance(await caller.ask("shop/r1", Read(sql="q", args=b"1"), PATIENCE_S), ReadDone)
     with pytest.raises(PermissionDenied):
         await caller.ask_all(Write(tx="t", member=b"m"), PATIENCE_S, 1)
+
+
+async def test_a_read_that_is_sent_again_before_its_response_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversation, "AGAIN_S", 0.02)
+    done, go_on, repeated = 0, asyncio.Event(), asyncio.Event()
+
+    class Counting(Line):
+        async def publish(self, event_type: EventType, body: dict[str, Any]) -> None:
+            await super().publish(event_type, body)
+            if len(self.events) == 4:
+                repeated.set()
+
+    line = Counting()
+
+    async def slow(question: AnyQuestion, who: str) -> AnyAnswer:
+        nonlocal done
+        done += 1
+        await go_on.wait()
+        return await answer(question, who)
+
+    caller = Caller(cast(Any, line), "shop", ("b1",))
+    await caller.start()
+    await Answerer(cast(Any, line), "shop", ("b1",), ready, slow, write, Open()).start()
+    reading = asyncio.ensure_future(caller.ask("shop/r1", Read(sql="q", args=b"1"), PATIENCE_S))
+    await repeated.wait()
+    await asyncio.sleep(0)  # the last one arrives
+    go_on.set()
+
+    assert isinstance(await reading, ReadDone)
+    assert done == 1

@@ -36,25 +36,25 @@ async def test_an_origin_that_is_behind_waits_and_then_rejects(
         late = await behind(cluster)
 
         with pytest.raises(NotReachable, match="did not reach"):
-            await late.execute(Execute(tx="x.1.0000000001@r3", member=encode_member(TOUCH)))
+            await late.execute(Execute(tx="x.1.0000000001@r3", member=encode_member(TOUCH)), "client")
 
         cluster.agents["r3"].participant.resume()
         monkeypatch.setattr(executor, "FLOOR_S", 10.0)
-        done = await late.execute(Execute(tx="x.1.0000000002@r3", member=encode_member(TOUCH)))
+        done = await late.execute(Execute(tx="x.1.0000000002@r3", member=encode_member(TOUCH)), "client")
         assert done.rows == (1,)
 
 
 async def test_without_the_floor_the_write_would_be_lost(
     server: EmbeddedPostgres, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def no_floor(self: OriginExecutor, _: object) -> int:
+    async def no_floor(self: OriginExecutor) -> int:
         return 0
 
     monkeypatch.setattr(OriginExecutor, "_floor", no_floor)
     async with small_cluster(server, folder, POLICIES["quorum"], schema=SCHEMA) as cluster:
         late = await behind(cluster)
 
-        done = await late.execute(Execute(tx="x.1.0000000001@r3", member=encode_member(TOUCH)))
+        done = await late.execute(Execute(tx="x.1.0000000001@r3", member=encode_member(TOUCH)), "client")
 
         assert done.rows == (0,)
         cluster.agents["r3"].participant.resume()
