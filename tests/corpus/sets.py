@@ -216,13 +216,14 @@ class CorpusSet:
         one, other = plain
         if result.rows != one.rows and one.rows == other.rows:
             return f"plain PostgreSQL changes {one.rows} rows, the set {result.rows}"
-        returned = [_columns([row for rows in each.returned for row in rows]) for each in (result, one, other)]
-        if problem := _unlike("returned rows", *returned):
+        returned = [[row for rows in each.returned for row in rows] for each in (result, one, other)]
+        whole = [sorted(map(repr, rows)) for rows in returned]
+        if problem := _unequal("returned rows", *whole) or _unlike("returned rows", *map(_columns, returned)):
             return problem
         first, second = [await each.contents() for each in self._plain]
         for table, rows in contents.items():
-            columns = [_split(some) for some in (rows, first.get(table, []), second.get(table, []))]
-            if problem := _unlike(table, *columns):
+            found = rows, first.get(table, []), second.get(table, [])
+            if problem := _unequal(table, *found) or _unlike(table, *map(_split, found)):
                 return problem
         return ""
 
@@ -255,6 +256,14 @@ def _columns(rows: Sequence[dict[str, Any]]) -> Columns:
 def _split(rows: Sequence[str]) -> Columns:
     """Rows as text, by place of their columns; a comma within a value makes more places in all databases alike."""
     return _columns([{str(place): part for place, part in enumerate(row.split(","))} for row in rows])
+
+
+def _unequal(what: str, here: Sequence[str], one: Sequence[str], other: Sequence[str]) -> str:
+    """Rows that plain databases agree on are the same in the set, each as a whole."""
+    if one != other or here == one:
+        return ""
+    mine, plain = Counter(here), Counter(one)
+    return f"{what}: {sorted(mine - plain)[:3]} only in the set, {sorted(plain - mine)[:3]} only in PostgreSQL"
 
 
 def _unlike(what: str, here: Columns, one: Columns, other: Columns) -> str:
