@@ -54,7 +54,8 @@ REASONS = {
     "definition": r"changes the catalogue|permission denied for schema public",
     "lock": r"takes a lock on",
     "no-key": r"has no primary key",
-    "outside": r"no table of the replica set, or one whose rows",
+    "outside": r"no table of the replica set",
+    "unfit": r"which (has row security|is not logged|is inherited from|inherits|has a (key )?column)|also fires where",
     "not-captured": r"changed without being captured",
     "driver": r"driver does not understand|the statement returns",
 }

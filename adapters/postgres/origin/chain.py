@@ -201,12 +201,12 @@ class Origin:
         names = {name: self._tables[name].oid for member in members for name in member.after}
         unfit = dict(self.unfit.values())
         found = await touched(connection, agent, before, names, capture.TRIGGER, unfit)
-        if any(self._tables[name].stamp != found.stamps.get(oid) for name, oid in names.items()):
-            raise _TableChanged
         if found.problem:
             if not alone:
                 return None
             return [Rejected(_NOT_REPLICABLE, f"the transaction can't be replicated: {found.problem}")]
+        if any(self._tables[name].stamp != found.stamps.get(oid) for name, oid in names.items()):
+            raise _TableChanged
         sequences = await last_values(agent, found.sequences)
         if self._slots is not None:
             try:

@@ -11,7 +11,7 @@ from adapters.postgres.schema import IDS_PER_ROW, VERSION
 from tests.contract.harness import PostgresDatabase, entry, member, numbered, settling, told
 from tops.changes import Member, content_digest
 from tops.errors import ConfigError
-from tops.ports import Why
+from tops.ports import KEPT_BEYOND_MS, Why
 
 FOUND = "select series, block, seen, expires_ms from tops.known_ids order by series, block"
 
@@ -34,7 +34,7 @@ async def test_ids_are_forgotten_by_compaction_when_the_time_of_a_rows_last_one_
         at_ms, day_ms = 1_000_000, 86_400_000
         await adapter.apply([entry(1, numbered(1), at_ms=at_ms), entry(2, numbered(100), at_ms=at_ms)])
         await adapter.apply([entry(3, numbered(2), at_ms=at_ms + 1)])
-        await adapter.apply([entry(4, member("t", key="k"), at_ms=at_ms + day_ms)])
+        await adapter.apply([entry(4, member("t", key="k"), at_ms=at_ms + day_ms + KEPT_BEYOND_MS)])
 
         await adapter.compact()
 
@@ -70,7 +70,7 @@ async def test_a_set_that_only_follows_forgets_as_well(database: PostgresDatabas
         day_ms = 86_400_000
         for day in range(1, 5):
             members = (numbered(day * 100), member(f"t{day}", key=f"k{day}"))
-            await adapter.apply([entry(day, *members, at_ms=day * day_ms)])
+            await adapter.apply([entry(day, *members, at_ms=day * (day_ms + KEPT_BEYOND_MS))])
 
         assert await database.sql("select block from tops.known_ids") == [(400 // IDS_PER_ROW,)]
         assert await database.sql("select key from tops.idempotency_keys") == [("k4",)]
