@@ -30,13 +30,14 @@ from tops.ids import NodeId
 from tops.messages import PROTOCOL
 from tops.records import Started
 from tops.runtime.broker_node import BrokerNode
-from tops.runtime.connections import Connections
+from tops.runtime.connections import Connections, connection_budget
 from tops.runtime.identity import RELOAD_S, Self
 from tops.runtime.journal import JournalOptions
+from tops.runtime.listener import BoundedSite, admit_identified
 from tops.runtime.record_store import RecordStore
 from tops.runtime.retention import Retainer
 from tops.runtime.site_journal import new_incarnation
-from tops.security import AuditLog, Kind, check_private_folder, make_secret, split_address
+from tops.security import AuditLog, ConnectionBudget, Kind, check_private_folder, make_secret, split_address
 
 WATCH_S = 0.05
 ROOM_BYTES = 2**20  # by which the journal's files grow
@@ -156,11 +157,14 @@ class Broker:
         self.routes = pages.routes(gate, login)
         if self._extend is not None:
             self._extend(self.routes, gate)
-        await self._serve(self.routes, table.listen, own.server_tls(self._tls_rejected))
+        self.routes.app.middlewares.append(admit_identified)
+        tls = own.server_tls(self._tls_rejected)
+        await self._serve(self.routes, table.listen, self.connections.budget, tls)
         if table.health_listen is not None:
             names = Names([table.health_listen], hosts=table.hosts)
             gate = Gate(names, permissions, (), self.connections.rejected)
-            await self._serve(pages.health_routes(gate), table.health_listen, None)
+            # A budget of its own: strangers there must not keep links out.
+            await self._serve(pages.health_routes(gate), table.health_listen, connection_budget(table.limits), None)
 
     def _tls_rejected(self, reason: str) -> None:
         self.connections.rejected("a stranger", "TLS", reason)
@@ -172,13 +176,12 @@ class Broker:
         by_secret = BySecret.of(own.party.secret, self.config.cluster.name, self.config.cluster.site_role)
         return [by_secret], by_secret.login
 
-    async def _serve(self, routes: Routes, listen: str, tls: ssl.SSLContext | None) -> None:
+    async def _serve(self, routes: Routes, listen: str, budget: ConnectionBudget, tls: ssl.SSLContext | None) -> None:
         runner = web.AppRunner(routes.app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
         self._runners.append(runner)
         await runner.setup()
-        host, port = split_address(listen)
         try:
-            await web.TCPSite(runner, host, port, ssl_context=tls, backlog=1024).start()
+            await BoundedSite(runner, split_address(listen), budget, self.connections.rejected, tls).start()
         except OSError as error:
             raise ConfigError(f"broker {self.table.name!r} can't listen on {listen}: {error}") from None
 

@@ -16,9 +16,9 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
+from tops.config import Limits
 from tops.errors import (
     ConfigError,
-    LimitExceeded,
     NotAuthenticated,
     PermissionDenied,
     ProtocolError,
@@ -30,6 +30,7 @@ from tops.runtime.broker_node import BrokerNode
 from tops.runtime.guard import Guard
 from tops.runtime.identity import HANDSHAKE_TIMEOUT_S, Self
 from tops.runtime.link import Link, exchange_meet
+from tops.runtime.listener import admit
 from tops.runtime.site_journal import INCARNATIONS_PER_S, new_incarnation
 from tops.runtime.sockets import AcceptedSocket, DialledSocket, Socket
 from tops.runtime.wire import FRAME_BYTES_MAX
@@ -54,13 +55,7 @@ class Connections:
 
     def __init__(self, node: BrokerNode, own: Self, permissions: Permissions) -> None:
         self.node, self.own, self.permissions = node, own, permissions
-        limits = node.limits
-        self.budget = ConnectionBudget(
-            per_address=limits.waiting_per_address,
-            total=max(256, limits.waiting_per_address),
-            per_second=limits.connections_per_s,
-            wait_s=HANDSHAKE_TIMEOUT_S,
-        )
+        self.budget = connection_budget(node.limits)
         self._enforced = own.trust.revocations if own.trust is not None else None
         self.sockets: dict[Socket, Link] = {}
         self._dialling: list[asyncio.Task[None]] = []
@@ -71,21 +66,14 @@ class Connections:
     async def accept(self, request: web.Request) -> web.StreamResponse:
         """The handler of the path that links use."""
         host = request.remote or ""
-        try:
-            ticket = self.budget.admit(host, time.monotonic())
-        except LimitExceeded as error:
-            self.rejected(host, "connect", str(error))
-            raise web.HTTPTooManyRequests(text=str(error), headers={"Retry-After": "1"}) from None
         socket = AcceptedSocket(
             timeout=1.0, heartbeat=self.node.limits.heartbeat_s, max_msg_size=HANDSHAKE_BYTES_MAX + 1, compress=False
         )
         socket.address = request.headers.get("Host", "").lower()
         try:
-            try:
-                await socket.prepare(request)
-                peer = await self.own.accept(socket, host)
-            finally:
-                self.budget.release(ticket)
+            await socket.prepare(request)
+            peer = await self.own.accept(socket, host)
+            admit(request)
             socket.read_up_to(FRAME_BYTES_MAX, request)
             await self._serve_accepted(socket, peer)
         except (ProtocolError, NotAuthenticated) as error:
@@ -246,6 +234,16 @@ class Connections:
         await asyncio.gather(*(link.released() for link in list(self.sockets.values())), return_exceptions=True)
         if self._session is not None:
             await self._session.close()
+
+
+def connection_budget(limits: Limits) -> ConnectionBudget:
+    """How many connections of one listener may be without an identity, and for how long."""
+    return ConnectionBudget(
+        per_address=limits.waiting_per_address,
+        total=max(256, limits.waiting_per_address),
+        per_second=limits.connections_per_s,
+        wait_s=HANDSHAKE_TIMEOUT_S,
+    )
 
 
 def client_session() -> aiohttp.ClientSession:
