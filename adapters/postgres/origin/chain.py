@@ -196,12 +196,12 @@ class Origin:
         members = [outcome for outcome in outcomes if isinstance(outcome, _Done)]
         names = {name: self._tables[name].oid for member in members for name in member.after}
         found = await touched(connection, agent, before, names, capture.TRIGGER)
-        if any(self._tables[name].stamp != found.stamps.get(oid) for name, oid in names.items()):
-            raise _TableChanged
         if found.problem:
             if not alone:
                 return None
             return [Rejected(_NOT_REPLICABLE, f"the transaction can't be replicated: {found.problem}")]
+        if any(self._tables[name].stamp != found.stamps.get(oid) for name, oid in names.items()):
+            raise _TableChanged
         sequences = await last_values(agent, found.sequences)
         if self._slots is not None:
             try:
