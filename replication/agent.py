@@ -37,6 +37,7 @@ from replication.publisher import OutboxPublisher
 from replication.refusals import NotStarted
 from replication.rights import RequestGuard
 from replication.start import holder
+from replication.start.drift import SchemaDrift
 from replication.start.guarding import Guarding
 from replication.start.policy_change import crossing, kind_of
 from replication.start.record import StartRecord
@@ -95,6 +96,7 @@ class Agent:
         self.copies = Copies(self)
         self.starter: Starter | None = None
         self.guarding: Guarding | None = None
+        self.drift: SchemaDrift | None = None
         self._joined = asyncio.Event()
         self._database_trouble = ""
         self._tasks: list[asyncio.Task[Any]] = []
@@ -192,6 +194,7 @@ class Agent:
             stack.callback(self.starter.close)
             self.guarding = self._guarding()
             stack.push_async_callback(self.guarding.close)
+            self.drift = SchemaDrift(self.replica.name, self.config.names, self.database.dsn, self.starter.tables)
         stack.push_async_callback(self.copies.close)
         stack.callback(self.guard.close)
         answerer = Answerer(self.site, self.config.name, self.site.brokers, self._answer, self._write, self.guard.check)
@@ -262,6 +265,10 @@ class Agent:
         if self.guarding is not None:
             await self.guarding.look()
             self._spawn(self.guarding.run())
+        if self.drift is not None:
+            caller = Caller(self.site, config.name, self.site.brokers)
+            await caller.start()
+            self._spawn(self.drift.run(caller))
         if not self.database.is_sqlite:
             self.flushed = Flushed(self.resource, config.name, self.participant)
             self.pruning = Pruning(
@@ -332,6 +339,10 @@ class Agent:
                 if self.starter is None:
                     raise ConfigError(f"replica {self.replica.name} is an SQLite file, which is not compared")
                 return self.starter.respond(question)
+            case calls.GetSchemaDigests():
+                if self.drift is None:
+                    raise ConfigError(f"replica {self.replica.name} is an SQLite file, which is not compared")
+                return await self.drift.respond()
             case calls.OpenCopy() | calls.CopyWanted() | calls.CloseCopy() | calls.GetSchema():
                 if self.config.seed != self.replica.name:
                     self._check_joined()
@@ -473,7 +484,7 @@ class Agent:
             "votes": participant.scope is Scope.DISTRIBUTED,
             "position": participant.reached,
             "head": lag.head,
-            "in_sync": bool(in_sync) and not stopped and not trouble,
+            "in_sync": bool(in_sync) and not stopped and not trouble and not (self.drift and self.drift.is_odd),
             "lag_s": round(lag.seconds, 3),
             "lag_transactions": lag.transactions,
             "lag_network": lag.network,
@@ -491,6 +502,7 @@ class Agent:
             "unpublished": self.writes.publisher.unpublished if self.writes is not None else 0,
             "flushed": self.flushed.position if self.flushed is not None else 0,
             "direct_writes": self.guarding.writes if self.guarding is not None else 0,
+            "schema_drift": self.drift.warning if self.drift is not None else "",
             "warning": self._warning(),
         }
 
@@ -499,6 +511,7 @@ class Agent:
             self.writes.warning if self.writes is not None else "",
             self.guarding.warning if self.guarding is not None else "",
             self.starter.warning if self.starter is not None else "",
+            self.drift.warning if self.drift is not None else "",
         ]
         return "; ".join(filter(None, told))
 
@@ -551,6 +564,7 @@ def not_started_status(agent: Agent) -> dict[str, Any]:
         "stopped": "",
         "trouble": "",
         "divergent": False,
+        "schema_drift": "",
         "warning": "",
     }
 
