@@ -39,6 +39,7 @@ from replication.publisher import OutboxPublisher
 from replication.refusals import NotStarted
 from replication.rights import RequestGuard
 from replication.start import holder
+from replication.start.drift import SchemaDrift
 from replication.start.guarding import Guarding
 from replication.start.policy_change import crossing, kind_of
 from replication.start.record import StartRecord
@@ -96,6 +97,7 @@ class Agent:
         self.copies = Copies(self)
         self.starter: Starter | None = None
         self.guarding: Guarding | None = None
+        self.drift: SchemaDrift | None = None
         self._joined = asyncio.Event()
         self._database_trouble = ""
         self._tasks: list[asyncio.Task[Any]] = []
@@ -193,6 +195,7 @@ class Agent:
             stack.callback(self.starter.close)
             self.guarding = self._guarding()
             stack.push_async_callback(self.guarding.close)
+            self.drift = SchemaDrift(self.replica.name, self.config.names, self.database.dsn, self.starter.tables)
         stack.push_async_callback(self.copies.close)
         stack.callback(self.guard.close)
         answerer = Answerer(
@@ -239,11 +242,11 @@ class Agent:
                 agreement = Agreement(self.config, self.replica.name, self.participant)
                 self.errors.agreement = agreement
                 self._spawn(agreement.run(caller))
-            await self._join(stack)
+            await self._join(stack, caller)
             self._joined.set()
             await asyncio.Event().wait()
 
-    async def _join(self, stack: AsyncExitStack) -> None:
+    async def _join(self, stack: AsyncExitStack, caller: Caller) -> None:
         config = self.config
         stack.callback(self._cancel)
         if self.policy.local_first:
@@ -269,6 +272,8 @@ class Agent:
         if self.guarding is not None:
             await self.guarding.look()
             self._spawn(self.guarding.run())
+        if self.drift is not None:
+            self._spawn(self.drift.run(caller))
         if not self.database.is_sqlite:
             self.flushed = Flushed(self.resource, config.name, self.participant)
             self.pruning = Pruning(
@@ -362,6 +367,10 @@ class Agent:
                 if self.starter is None:
                     raise ConfigError(f"replica {self.replica.name} is an SQLite file, which is not compared")
                 return self.starter.respond(question)
+            case calls.GetSchemaDigests():
+                if self.drift is None:
+                    raise ConfigError(f"replica {self.replica.name} is an SQLite file, which is not compared")
+                return await self.drift.respond()
             case calls.OpenCopy() | calls.CopyWanted() | calls.CloseCopy() | calls.GetSchema():
                 if self.config.seed != self.replica.name:
                     self._check_joined()
@@ -499,7 +508,7 @@ class Agent:
             "votes": participant.scope is Scope.DISTRIBUTED,
             "position": participant.reached,
             "head": lag.head,
-            "in_sync": bool(in_sync) and not stopped and not trouble and not self.errors.divergent,
+            "in_sync": bool(in_sync) and not stopped and not trouble and not self._differs,
             "lag_s": round(lag.seconds, 3),
             "lag_transactions": lag.transactions,
             "lag_network": lag.network,
@@ -517,14 +526,21 @@ class Agent:
             "unpublished": self.writes.publisher.unpublished if self.writes is not None else 0,
             "flushed": self.flushed.position if self.flushed is not None else 0,
             "direct_writes": self.guarding.writes if self.guarding is not None else 0,
+            "schema_drift": self.drift.warning if self.drift is not None else "",
             "warning": self._warning(),
         }
+
+    @property
+    def _differs(self) -> bool:
+        """Whether this database is known to hold something else than the others do."""
+        return self.errors.divergent or (self.drift is not None and self.drift.is_odd)
 
     def _warning(self) -> str:
         told = [
             self.writes.warning if self.writes is not None else "",
             self.guarding.warning if self.guarding is not None else "",
             self.starter.warning if self.starter is not None else "",
+            self.drift.warning if self.drift is not None else "",
         ]
         return "; ".join(filter(None, told))
 
@@ -577,6 +593,7 @@ def not_started_status(agent: Agent) -> dict[str, Any]:
         "stopped": "",
         "trouble": "",
         "divergent": False,
+        "schema_drift": "",
         "warning": "",
     }
 

@@ -142,6 +142,10 @@ class GetTableFingerprint(Question, frozen=True):
     table: str
 
 
+class GetSchemaDigests(Question, frozen=True):
+    """How a replica's tables are defined at the moment. Response: `SchemaDigests`."""
+
+
 class BarrierWanted(Question, frozen=True):
     """Be ready to take a snapshot when this barrier is reached in the log. Answer: `Told`."""
 
@@ -349,6 +353,13 @@ class TableFingerprint(Answered, frozen=True):
     detail: bytes = b""
 
 
+class SchemaDigests(Answered, frozen=True):
+    """Digests of the definitions of all tables of the set that the replica has, by name."""
+
+    replica: str
+    tables: dict[str, str]
+
+
 class SnapshotTold(Answered, frozen=True):
     """A snapshot in which exactly the log up to `position` is applied: to be imported, or a file to be read."""
 
@@ -380,6 +391,7 @@ AnyQuestion = (
     | GetSchema
     | GetStartState
     | GetTableFingerprint
+    | GetSchemaDigests
     | BarrierWanted
     | BarrierSnapshot
     | BarrierDone
@@ -405,6 +417,7 @@ AnyAnswer = (
     | SchemaDumped
     | StartState
     | TableFingerprint
+    | SchemaDigests
     | SnapshotTold
 )
 RequestId = bytes  # drawn at random by the client: only a replica that received the request can respond to it

@@ -16,11 +16,13 @@ from replication.config import Cluster, ReplicaConfig, ReplicaSetConfig
 from replication.databases import given_logins
 from replication.replica_set import connect_by_file
 from replication.start import findings as table_findings
+from replication.start import fingerprint
 from tops.changes import volatile_part
 from tops.errors import TopsError
 
 CONNECT_S = 5.0
 MULTI_WRITER = frozenset({"peer-to-peer"})
+DEFINED_BY = "defaults, constraints, unique indexes, triggers, rules or policies"
 
 
 class Finding(msgspec.Struct, frozen=True, order=True):
@@ -64,6 +66,7 @@ class Seen(msgspec.Struct):
     version: str = ""
     clock_ahead_s: float = 0.0
     tables: dict[str, list[tuple[str, str, bool]]] = {}
+    schemas: dict[str, str] = {}  # digests of all that belongs to a table's definition
     filled: dict[str, bool] = {}  # whether a table holds rows, of a database that has followed no log yet
 
 
@@ -137,6 +140,8 @@ async def _look(
     if not await connection.fetchval(_CAN_MAKE_SCHEMA):
         findings.append(Finding("error", name, "no right to create the schema tops", _grants(config)))
     tables = await user_tables(dsn) if config.tables == "*" else config.tables
+    with suppress(TopsError, asyncpg.PostgresError):  # a right that is missing is a finding of its own
+        seen.schemas = await fingerprint.schemas(dsn, name, tables)
     for table in tables:
         findings += await _table(config, name, connection, table, seen)
         findings += [_finding(name, f) for f in await table_findings.of_table(connection, table)]
@@ -236,6 +241,9 @@ def _differences(seen: dict[str, Seen]) -> list[Finding]:
             if first.tables[table] != seen[name].tables[table]:
                 text = f"table {table} differs from that of {names[0]}"
                 findings.append(Finding("error", name, text, "make the columns and types the same"))
+            elif first.schemas.get(table, "") != seen[name].schemas.get(table, ""):
+                text = f"table {table} is defined differently than on {names[0]}: {DEFINED_BY} differ"
+                findings.append(Finding("error", name, text, "make the definitions the same"))
         for table in sorted(first.filled.keys() & seen[name].filled.keys()):
             if first.filled[table] != seen[name].filled[table]:
                 text = (

@@ -42,6 +42,7 @@ _GAUGES = {
 _REASONS = {
     "stopped": "Whether apply is stopped (1) or not (0).",
     "trouble": "Whether something comes to nothing and is tried again (1) or not (0).",
+    "schema_drift": "Whether tables are defined differently on replicas of the set (1) or not (0).",
 }
 
 

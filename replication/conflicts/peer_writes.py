@@ -14,10 +14,10 @@ from replication.conflicts.tables import (
     Shapes,
     TableShape,
     clock_change,
+    columns_in,
     increment,
     key_text,
     read_bases,
-    read_rows,
     read_versions,
 )
 from replication.conflicts.versions import Base, Ranking, Version, on_top
@@ -57,7 +57,7 @@ class PeerWrites:
                     "a peer-to-peer set replicates rows: use insert, update, upsert or delete by primary key, "
                     f"not a statement: {change.sql[:200]}"
                 )
-            shape = await self._shapes.of(change.table)
+            shape = await self._shapes.of(change.table, naming=columns_in(change))
             key = shape.key_of(change.values if isinstance(change, Insert) else change.key)
             named = key_text(key)
             found[shape.name, named] = key
@@ -77,7 +77,7 @@ class PeerWrites:
         known: Known = {}
         for table in sorted({table for table, _ in places}):
             mine = [place for place in places if place[0] == table]
-            images = await read_rows(self._resource, await self._shapes.of(table), [places[place] for place in mine])
+            images = await self._shapes.rows(table, [places[place] for place in mine])
             for place, image in zip(mine, images, strict=True):
                 known[place] = (versions.get(place, Version()), image)
         return known

@@ -1,5 +1,6 @@
 """The tables that a replica keeps beside its data: row clocks, the conflict log, and transactions set aside."""
 
+import time
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -21,6 +22,7 @@ from tops.changes import (
     Value,
     split_table_name,
 )
+from tops.errors import TopsError
 from tops.ids import TxId
 from tops.ports import Resource
 
@@ -66,6 +68,7 @@ select k.table_name, k.key, coalesce(c.generation, 0) as generation, coalesce(c.
        coalesce(c.columns, '{{}}') as columns
   from unnest($1::text[], $2::text[]) as k(table_name, key) left join {CLOCKS} c using (table_name, key)
 """
+LEARN_AGAIN_S = 5.0
 FLOATS = frozenset({"real", "double precision"})
 
 
@@ -91,17 +94,31 @@ class TableShape(msgspec.Struct, frozen=True):
 
 
 class Shapes:
-    """The shapes of tables, read once each."""
+    """The shapes of tables, read again after some seconds, for a column that is not known, and when rows can't be
+    read by a shape: a table may change while the set runs."""
 
     def __init__(self, resource: Resource) -> None:
         self._resource = resource
-        self._known: dict[str, TableShape] = {}
+        self._known: dict[str, tuple[float, TableShape]] = {}  # and when it was read
 
-    async def of(self, table: str) -> TableShape:
-        shape = self._known.get(table)
-        if shape is None:
-            shape = self._known[table] = await self._read(table)
+    async def of(self, table: str, naming: Iterable[str] = ()) -> TableShape:
+        """`naming` are columns that somebody expects in it."""
+        read_at, shape = self._known.get(table, (0.0, None))
+        if shape is None or time.monotonic() - read_at > LEARN_AGAIN_S or not shape.types.keys() >= set(naming):
+            shape = await self._read(table)
+            self._known[table] = (time.monotonic(), shape)
         return shape
+
+    async def rows(self, table: str, holders: Sequence[Row], naming: Iterable[str] = ()) -> list[Row | None]:
+        """The present images of the rows whose keys these hold, as `read_rows`."""
+        shape = await self.of(table, naming)
+        try:
+            return await read_rows(self._resource, shape, [shape.key_of(row) for row in holders])
+        except TopsError:
+            del self._known[table]
+            if (again := await self.of(table)) == shape:
+                raise
+            return await read_rows(self._resource, again, [again.key_of(row) for row in holders])
 
     async def _read(self, table: str) -> TableShape:
         rows = [row for row in (await self._resource.read_own(_COLUMNS, (table,))).rows if not row["generated"]]
@@ -318,6 +335,18 @@ def key_in(change: Change) -> Row:
     if isinstance(change, Insert):
         return change.values
     return change.key if isinstance(change, Update | Upsert | Delete) else {}
+
+
+def columns_in(change: Change) -> list[str]:
+    """The columns that a change names."""
+    match change:
+        case Insert(values=values):
+            return [*values]
+        case Update(key=key, values=values, add=add) | Upsert(key=key, values=values, add=add):
+            return [*key, *values, *add]
+        case Delete(key=key):
+            return [*key]
+    return []
 
 
 def values_in(change: Change, shape: TableShape) -> Row:

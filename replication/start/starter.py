@@ -231,7 +231,7 @@ class Starter:
             self._note("a direct write came while the data were compared: it begins again")
 
     async def _taken(self) -> Described:
-        loop, tables = asyncio.get_running_loop(), await self._tables()
+        loop, tables = asyncio.get_running_loop(), await self.tables()
         began, checksums = loop.time(), not self._config.trust_equal
         described = await fingerprint.take(self._dsn, self._replica, tables, self.progress, checksums=checksums)
         self._looked_at = loop.time()
@@ -245,12 +245,12 @@ class Starter:
         self._looked_at = asyncio.get_running_loop().time()
         assert self._state.described is not None
         known = self._state.described.fingerprint.tables
-        schemas = await fingerprint.schemas(self._dsn, self._replica, await self._tables())
+        schemas = await fingerprint.schemas(self._dsn, self._replica, await self.tables())
         if schemas != {table: digest.schema for table, digest in known.items()}:
             return True
         return not await self.record.is_untouched()
 
-    async def _tables(self) -> Sequence[str]:
+    async def tables(self) -> Sequence[str]:
         """The set's tables as this database has them; a named one that it lacks is among them."""
         if self._config.tables == "*":
             return await catalog.tables_of(ReplicaEndpoint(self._replica, self._dsn))
@@ -259,7 +259,7 @@ class Starter:
     async def _sql_names(self) -> list[str]:
         """The set's tables that exist, as SQL names them."""
         names = []
-        for table in await self._tables():
+        for table in await self.tables():
             schema, name = split_table_name(table)
             names.append(f"{quoted(schema or 'public')}.{quoted(name)}")
         return await self.record.existing(names)

@@ -248,3 +248,24 @@ async def test_a_change_between_the_proof_and_the_lock_is_noticed_by_members_one
         assert vote.excluded is not None
         assert "not proved deterministic [trigger]" in vote.excluded.message
         assert (await adapter.read_own("select v from a")).rows == [{"v": 1}]
+
+
+@pytest.mark.parametrize("change", ["drop v", "rename v to vv", "add column w int", "alter v type bigint"])
+@pytest.mark.parametrize("policy", ["peer-to-peer", "ordered"])
+async def test_peers_go_on_when_columns_change(
+    server: EmbeddedPostgres, folder: Path, policy: str, change: str
+) -> None:
+    async with (
+        small_cluster(server, folder, POLICIES[policy], schema=TABLE) as cluster,
+        cluster.connect(prefer="r1") as shop,
+    ):
+        await shop.write([Insert("a", {"id": 1, "v": 1, "r": 1.0})])
+        await shop.wait_in_sync(20)
+        await everywhere(cluster, f"alter table a {change}")
+
+        await shop.write([Update("a", {"id": 1}, {"r": 2.0})])
+        await shop.execute("update a set r = r + random() * 0 + 1 where id = 1")
+        if "w" in change:
+            await shop.write([Update("a", {"id": 1}, add={"w": 1})])
+
+        assert await all_equal(shop, "select r from a") == [(3.0,)]
