@@ -79,7 +79,7 @@ async def test_without_the_check_it_would_be_acknowledged(
     prepared: OriginDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def nothing(*_: object) -> Touched:
-        return Touched("", ())
+        return Touched("", (), {})
 
     monkeypatch.setattr(chain, "touched", nothing)
     await prepared.begin()
