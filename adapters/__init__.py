@@ -1,7 +1,7 @@
 """Databases as transactional resources, one package per database, behind the same port."""
 
 from adapters.embedded_postgres import EmbeddedPostgres
-from adapters.postgres import PostgresAdapter
+from adapters.postgres import Logins, PostgresAdapter, provision
 from adapters.sqlite import SqliteAdapter
 
-__all__ = ["EmbeddedPostgres", "PostgresAdapter", "SqliteAdapter"]
+__all__ = ["EmbeddedPostgres", "Logins", "PostgresAdapter", "SqliteAdapter", "provision"]

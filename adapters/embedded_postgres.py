@@ -7,6 +7,7 @@ the kernel does even on `kill -9`. What is stored in the server is its users' bu
 
 import asyncio
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,8 @@ import psutil
 
 from adapters import postgres_programs as programs
 from adapters.ports import free_port
+from adapters.postgres.grants import Tables, provision
+from adapters.postgres.logins import Logins, Roles, with_login
 from tops.errors import ConfigError, NotReachable
 
 DEFAULT_SETTINGS: Mapping[str, str] = {
@@ -51,6 +54,7 @@ kill -"$order" $server; wait $server; rm -rf "$place"
 _PATIENCE_S = 60.0
 _POLL_S = 0.01
 _ORPHAN_S = 1.0  # until a server whose program was killed is told to stop
+_PORT_LINE = 3  # of a running server's postmaster.pid
 _SOCKET_NAME_MAX = 103  # the least that systems allow, in bytes
 
 Crash = Literal["kill", "immediate"]
@@ -169,6 +173,20 @@ class EmbeddedPostgres:
     def password(self) -> str:
         """The superuser's; made with the data directory."""
         return self._password
+
+    async def provision(self, replica_set: str, tables: Tables) -> Logins:
+        """The logins of a set in the database `postgres`; those of kept data are found again at the next start."""
+        return await provision(self.dsn, replica_set, tables, passwords=await asyncio.to_thread(self._passwords))
+
+    def _passwords(self) -> tuple[str, ...]:
+        """Of a set's logins; beside the data, where no SQL reaches, for whoever runs us alone."""
+        if self._kept_dir is None:
+            return ()
+        file = logins_file(self._kept_dir)
+        if not file.exists():
+            file.touch(mode=0o600)
+            file.write_text("\n".join(secrets.token_urlsafe(18) for _ in range(4)))
+        return tuple(file.read_text().split())
 
     @property
     def data_dir(self) -> Path:
@@ -325,6 +343,23 @@ class EmbeddedPostgres:
         if self._supervisor is not None:
             self._supervisor.communicate(b"released\n", timeout=_PATIENCE_S)
             self._supervisor = None
+
+
+def logins_file(data_dir: Path) -> Path:
+    return data_dir.with_name(f"{data_dir.name}.logins")
+
+
+def kept_logins(data_dir: Path, replica_set: str) -> Logins | None:
+    """The logins of a set in an embedded server that another process of this machine runs; None if it does not run."""
+    try:
+        passwords = logins_file(data_dir).read_text().split()
+        port = (data_dir / "postmaster.pid").read_text().splitlines()[_PORT_LINE]
+    except (OSError, IndexError):
+        return None
+    roles = Roles.named_for("postgres", replica_set)
+    users = (roles.agent, roles.read, roles.write, roles.check)
+    place = f"postgresql://127.0.0.1:{port}/postgres"
+    return Logins(*(with_login(place, user, password) for user, password in zip(users, passwords, strict=True)))
 
 
 def _alive(pid: int) -> bool:

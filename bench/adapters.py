@@ -71,10 +71,14 @@ class OursByEpoch:
     system = "adapter"
 
     def __init__(self, servers: list[EmbeddedPostgres]) -> None:
-        self._adapters = [PostgresAdapter(server.dsn, cluster="bench", replica_set="acct") for server in servers]
+        self._servers = servers
+        self._adapters: list[PostgresAdapter] = []
         self._number = 0
 
     async def start(self) -> None:
+        for server in self._servers:
+            logins = await server.provision("acct", "*")
+            self._adapters.append(PostgresAdapter(logins, cluster="bench", replica_set="acct"))
         await asyncio.gather(*(adapter.start() for adapter in self._adapters))
 
     async def epoch(self, ids: list[int], members: tuple[Member, ...], digest: str) -> None:
@@ -263,7 +267,8 @@ async def _adapter_apply(subscriber: EmbeddedPostgres, frames: list[bytes], coun
         for frame in frames[1:]:
             await received.put(decode(frame))
 
-    async with PostgresAdapter(subscriber.dsn, cluster="bench", replica_set=f"orders-{number}") as adapter:
+    logins = await subscriber.provision("orders", "*")
+    async with PostgresAdapter(logins, cluster="bench", replica_set=f"orders-{number}") as adapter:
         first = decode(frames[0])
         position = (await adapter.apply(first, durable=False)).position
         began = time.perf_counter()
@@ -293,7 +298,7 @@ async def _local_writes(rows: list[dict[str, Any]], figures: dict[str, Any], *, 
             "vacuum analyze acct",
             "checkpoint",
         )
-        adapter = PostgresAdapter(server.dsn, cluster="bench", replica_set="acct")
+        adapter = PostgresAdapter(await server.provision("acct", "*"), cluster="bench", replica_set="acct")
         await adapter.start()
         pool = [await asyncpg.connect(server.dsn) for _ in range(16)]
         free: asyncio.Queue[Any] = asyncio.Queue()

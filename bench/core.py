@@ -27,6 +27,7 @@ from tops.core.participation import Wish
 from tops.core.rendezvous import RendezvousOptions
 from tops.core.routing import Topology
 from tops.core.site import SiteCore
+from tops.digests import BEGINNING, LogPoint, chained
 from tops.effects import (
     Answer,
     ApplyEntries,
@@ -35,6 +36,7 @@ from tops.effects import (
     CommitTxCall,
     Effect,
     FinishBatch,
+    Memo,
     NotifyTx,
     PrepareBatch,
     PrepareTx,
@@ -44,7 +46,7 @@ from tops.effects import (
 from tops.event_types import EventType
 from tops.filters import Filter
 from tops.ids import NodeId
-from tops.messages import CensusPolicy, Event, TxSpec
+from tops.messages import CensusPolicy, Event, Sender, TxSpec
 from tops.runtime.garbage import collect_rarely
 from tops.transactions import LocalOutcome, Scope, ScopeLimit, TxType
 
@@ -62,16 +64,16 @@ class Machines:
 
     def __init__(self) -> None:
         options = RendezvousOptions(epochs=EpochOptions(members_max=EPOCH), log_tail=1024, keep_outcomes=10_000)
-        self.broker = BrokerCore(BROKER, 1, Topology({BROKER: []}), options=options)
+        self.broker = BrokerCore(BROKER, 1, Topology({BROKER: []}), os.urandom, options=options)
         self.sites = {n: SiteCore(n, 1, [BROKER], os.urandom) for n in (PUBLISHER, *PARTICIPANTS)}
         self.todo: deque[tuple[NodeId, list[Any]]] = deque()
         self.answers: dict[int, Any] = {}
         self.request = 0
         for name, site in self.sites.items():
-            self.feed(BROKER, self.broker.site_up(name, 1, 0.0))
+            self.feed(BROKER, self.broker.site_up(Sender(name, "writer", incarnation=1), 0.0))
             self.feed(name, site.link_up(BROKER, 0.0))
         for name in PARTICIPANTS:
-            replica = Wish((LOGGED,), Filter.everything(), Scope.DISTRIBUTED, durable=name, replica=0)
+            replica = Wish((LOGGED,), Filter.everything(), Scope.DISTRIBUTED, durable=name, replica=BEGINNING)
             self.ask(name, partial(self._subscribe, name, 1, replica))
             self.ask(name, partial(self._subscribe, name, 2, Wish((PLAIN,), Filter.everything())))
         self.ask(PUBLISHER, lambda r: self.sites[PUBLISHER].advertise(r, (LOGGED,)))
@@ -132,12 +134,20 @@ AGREEMENT: dict[type[Any], Scope | None] = {
     NotifyTx: None,
     PrepareTx: None,
     CommitTxCall: None,
-    FinishBatch: None,
 }
 AGREES: dict[type[Any], Callable[[Any], Any]] = {
-    PrepareBatch: lambda call: BatchPrepared({}, ((1,),) * len(call.members)),
-    ApplyEntries: lambda call: call.upto,
+    PrepareBatch: lambda call: BatchPrepared({}, ((1,),) * len(call.members), log_digest=_prepared(call)),
+    FinishBatch: lambda call: LogPoint(*PREPARED.pop(call.memo)),
+    ApplyEntries: lambda call: LogPoint(call.history, call.upto, call.digests.at(call.upto)),
 }
+PREPARED: dict[Memo, tuple[str, int, str]] = {}  # what the databases would hold
+
+
+def _prepared(call: PrepareBatch) -> str:
+    before, index = call.before, call.memo.epoch.number
+    digest = chained(before.history, before.digest, index, [m.tx for m in call.members])
+    PREPARED[call.memo] = (before.history, index, digest)
+    return digest
 
 
 def one_shot_epochs(machines: Machines) -> Iterator[int]:

@@ -9,7 +9,7 @@ import random
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate, count
+from itertools import accumulate, count, repeat
 from typing import Protocol
 
 import msgspec
@@ -157,6 +157,15 @@ class AppendOnly:
 
     def operations(self, source: random.Random) -> Iterator[Operation]:
         return (Append(id, self._payload) for id in self._ids)
+
+
+class HotRow:
+    """Every transaction adds 1 to the same account."""
+
+    name = "hot"
+
+    def operations(self, source: random.Random) -> Iterator[Operation]:
+        return repeat(Add(1))
 
 
 class ZipfKeys:

@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 
 from adapters import PostgresAdapter
 from adapters.postgres.aside import apply_aside
-from adapters.postgres.scripts import run_script
+from adapters.postgres.scripts import run_own_script
+from replication.agreement import Agreement
 from replication.config import ReplicaSetConfig
 from replication.conflicts.tables import CONFLICTS, DDL, SET_ASIDE, aside_row, record_of, refusal
 from replication.participant import ReplicaParticipant
@@ -30,6 +31,7 @@ class ApplyErrors:
         self._config, self._replica, self._dsn, self._participant = config, replica, dsn, participant
         self.conflict_count = 0
         self.set_aside_count = 0
+        self.agreement: Agreement | None = None  # where every replica must reject the same
         participant.on_failed_entry = self._on_failed
 
     @property
@@ -40,11 +42,11 @@ class ApplyErrors:
         """Make the tables, and remember what is in them."""
         if self._dsn.startswith("sqlite:"):
             return
-        await run_script(self._dsn, f"create schema if not exists tops; {DDL}")
+        await run_own_script(self._dsn, DDL)
         await self.count()
 
     async def count(self) -> None:
-        read = self._participant.resource.read
+        read = self._participant.resource.read_own
         counts = (await read(f"select (select count(*) from {CONFLICTS}) c, (select count(*) from {SET_ASIDE}) a")).rows
         self.conflict_count, self.set_aside_count = counts[0]["c"], counts[0]["a"]
 
@@ -68,6 +70,8 @@ class ApplyErrors:
         if reaction == "skip":
             self.conflict_count += 1
             note = refusal(entry.number, failed.tx, "apply_error", describe(failed.reason), "skip")
+            if self.agreement is not None:
+                self.agreement.rejected(entry.number, failed.tx, describe(failed.reason))
         else:
             self.set_aside_count += 1
             at = datetime.now(UTC).isoformat()
@@ -79,13 +83,13 @@ class ApplyErrors:
         """The newest conflicts and apply errors, with both versions."""
         sql = f"select * from {CONFLICTS} order by at desc, id desc limit $1"
         aside = f"select tx, at, number, reason from {SET_ASIDE} order by at desc limit $1"
-        found = (await self._participant.resource.read(sql, (limit,))).rows
-        waiting = (await self._participant.resource.read(aside, (limit,))).rows
+        found = (await self._participant.resource.read_own(sql, (limit,))).rows
+        waiting = (await self._participant.resource.read_own(aside, (limit,))).rows
         return [*found, *({**row, "kind": "set_aside", "table_name": "", "key": ""} for row in waiting)]
 
     async def retry(self, resource: Resource) -> str:
         """Try what was set aside once more, as writes of this replica that only it carries out."""
-        rows = (await resource.read(f"select tx, number, member from {SET_ASIDE} order by number, tx")).rows
+        rows = (await resource.read_own(f"select tx, number, member from {SET_ASIDE} order by number, tx")).rows
         done = 0
         for row in rows:
             if isinstance(resource, PostgresAdapter):

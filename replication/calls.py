@@ -5,7 +5,8 @@ from typing import Any
 
 import msgspec
 
-from tops.errors import ProtocolError, Retry, TopsError
+from tops.digests import BEGINNING, LogPoint
+from tops.errors import PermissionDenied, ProtocolError, Retry, TopsError
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
@@ -57,15 +58,47 @@ class Write(Question, frozen=True):
     member: bytes
 
 
+class Execute(Question, frozen=True):
+    """Execute the member's changes once, here, and replicate the rows that they change. Response: `ExecuteDone`.
+
+    Known by the member's idempotency key, or by `tx`; begins at a position of at least `at_least`. `reads`: what a
+    serializable transaction depends on."""
+
+    tx: str
+    member: bytes
+    at_least: int = 0
+    reads: bytes = b""
+
+
+class Held(Question, frozen=True):
+    """Whether anything is committed under an idempotency key, once the replica's position has reached `at_least`.
+    Answer: `HeldTold`."""
+
+    key: str
+    at_least: int = 0
+    wait_s: float = 5.0
+
+
 class Status(Question, frozen=True):
     """Answer: `StatusTold`."""
 
 
-class Order(Question, frozen=True):
-    """`pause`, `resume`, `retry`, `reload`; the sender must have the right to publish questions. Answer: `Told`."""
+class Pause(Question, frozen=True):
+    """Apply nothing more until `Resume`; the reason is shown with the status. Response: `Told`."""
 
-    what: str
-    argument: str = ""
+    reason: str = ""
+
+
+class Resume(Question, frozen=True):
+    """Apply again. Response: `Told`."""
+
+
+class RetryErrors(Question, frozen=True):
+    """Apply again what could not be applied. Response: `Told`."""
+
+
+class Reload(Question, frozen=True):
+    """Read the configuration file again. Response: `Told`."""
 
 
 class Conflicts(Question, frozen=True):
@@ -74,11 +107,43 @@ class Conflicts(Question, frozen=True):
     limit: int = 100
 
 
-class CopyWanted(Question, frozen=True):
-    """A consistent copy of the set's tables, chunk by chunk; `number` counts from 0. Answer: `CopyChunk`."""
+class OpenCopy(Question, frozen=True):
+    """Hold a snapshot of the set's tables for a copy of this name; one that is held already is gone on with.
+    Response: `CopyOpened`."""
 
     copy: str
+
+
+class CopyWanted(Question, frozen=True):
+    """Chunk `number`, counted from 0, of a copy's piece. Response: `CopyChunk`."""
+
+    copy: str
+    piece: int
     number: int
+
+
+class CloseCopy(Question, frozen=True):
+    """The copy is loaded, or given up. Response: `Told`."""
+
+    copy: str
+
+
+class GetSchema(Question, frozen=True):
+    """The schema of a replica's database. Response: `SchemaDumped`."""
+
+
+class GetStartState(Question, frozen=True):
+    """How far the start of the set has come at a replica. Response: `StartState`."""
+
+
+class GetTableFingerprint(Question, frozen=True):
+    """What a replica's fingerprint of one table was made of. Response: `TableFingerprint`."""
+
+    table: str
+
+
+class GetSchemaDigests(Question, frozen=True):
+    """How a replica's tables are defined at the moment. Response: `SchemaDigests`."""
 
 
 class BarrierWanted(Question, frozen=True):
@@ -129,9 +194,33 @@ class Failed(Answered, frozen=True):
         return cls(kind=type(error).__name__, text=str(error), retry=error.retry.value)
 
 
+class Denied(Answered, frozen=True):
+    """The sender of the request lacks the right that it needs; raised as PermissionDenied at the client."""
+
+    code: str
+    text: str
+    identity: str
+    verb: str
+    event_type: str
+
+    @classmethod
+    def because(cls, error: PermissionDenied) -> "Denied":
+        return cls(
+            code="permission-denied",
+            text=str(error),
+            identity=error.who,
+            verb=error.verb,
+            event_type=error.event_type,
+        )
+
+    def error(self) -> PermissionDenied:
+        return PermissionDenied(self.text, who=self.identity, verb=self.verb, event_type=self.event_type)
+
+
 class Described(Answered, frozen=True):
     replica: str
     config: bytes  # the set's configuration as JSON, without addresses and secrets
+    not_started: str = ""  # why the replica has not started
 
 
 class Located(Answered, frozen=True):
@@ -171,6 +260,36 @@ class WriteDone(Answered, frozen=True):
     refused: str = ""  # why it is nowhere, as `refusals.describe` says it
 
 
+class DatabaseError(msgspec.Struct, frozen=True, array_like=True):
+    """What PostgreSQL has said."""
+
+    sqlstate: str
+    message: str
+    detail: str = ""
+    hint: str = ""
+    table: str = ""
+    constraint: str = ""
+
+
+class ExecuteDone(Answered, frozen=True):
+    """Committed, unless `error` tells why the database has rejected it, or `refused` why the set has."""
+
+    replica: str
+    tx: str
+    rows: tuple[int, ...] = ()
+    returned: bytes = b""
+    notices: tuple[str, ...] = ()
+    position: int | None = None
+    pending: tuple[str, ...] = ()
+    duplicate: bool = False
+    error: DatabaseError | None = None
+    refused: str = ""
+
+
+class HeldTold(Answered, frozen=True):
+    held: bool
+
+
 class StatusTold(Answered, frozen=True):
     replica: str
     fields: dict[str, Any]
@@ -185,12 +304,60 @@ class RowsTold(Answered, frozen=True):
     rows: bytes
 
 
-class CopyChunk(Answered, frozen=True):
-    """`table` None: the copy is complete, as of `position`."""
+class CopyOpened(Answered, frozen=True):
+    """What a copy consists of, all as of one snapshot; `pieces` are packed (`replication.copies`).
 
-    table: str | None
-    data: bytes = b""
-    position: int = 0
+    `data` names rows that do not change before the set starts: a later snapshot with the same name has the same rows.
+    It is empty once they may change."""
+
+    replica: str
+    snapshot: str
+    data: str
+    pieces: bytes
+    point: LogPoint = BEGINNING
+    sequences: dict[str, int] = {}
+
+
+class CopyChunk(Answered, frozen=True):
+    """Some of a piece's rows; `is_last`: the piece ends with them."""
+
+    data: bytes
+    is_last: bool
+
+
+class SchemaDumped(Answered, frozen=True):
+    """SQL, compressed: what comes before the rows and what comes after them; and what it needs of the server."""
+
+    replica: str
+    pre_data: bytes
+    post_data: bytes
+    extensions: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
+
+
+class StartState(Answered, frozen=True):
+    """`fingerprint` is empty before there is one; `problem` says why the replica is not further."""
+
+    replica: str
+    state: str
+    attempt: str = ""
+    basis: str = ""
+    fingerprint: bytes = b""
+    problem: str = ""
+
+
+class TableFingerprint(Answered, frozen=True):
+    """`detail` is empty if the replica has no such table."""
+
+    replica: str
+    detail: bytes = b""
+
+
+class SchemaDigests(Answered, frozen=True):
+    """Digests of the definitions of all tables of the set that the replica has, by name."""
+
+    replica: str
+    tables: dict[str, str]
 
 
 class SnapshotTold(Answered, frozen=True):
@@ -210,10 +377,21 @@ AnyQuestion = (
     | LockedRead
     | Judgement
     | Write
+    | Execute
+    | Held
     | Status
-    | Order
+    | Pause
+    | Resume
+    | RetryErrors
+    | Reload
     | Conflicts
+    | OpenCopy
     | CopyWanted
+    | CloseCopy
+    | GetSchema
+    | GetStartState
+    | GetTableFingerprint
+    | GetSchemaDigests
     | BarrierWanted
     | BarrierSnapshot
     | BarrierDone
@@ -222,42 +400,51 @@ AnyQuestion = (
 )
 AnyAnswer = (
     Failed
+    | Denied
     | Described
     | Located
     | ReadDone
     | LockedReadDone
     | Judged
     | WriteDone
+    | ExecuteDone
+    | HeldTold
     | StatusTold
     | Told
     | RowsTold
+    | CopyOpened
     | CopyChunk
+    | SchemaDumped
+    | StartState
+    | TableFingerprint
+    | SchemaDigests
     | SnapshotTold
 )
+RequestId = bytes  # drawn at random by the client: only a replica that received the request can respond to it
 _encoder = msgspec.msgpack.Encoder()
 _question: msgspec.msgpack.Decoder[AnyQuestion] = msgspec.msgpack.Decoder(AnyQuestion)
-_questions = msgspec.msgpack.Decoder(list[tuple[int, AnyQuestion]])
-_answers = msgspec.msgpack.Decoder(list[tuple[int, AnyAnswer]])
-_undecoded = msgspec.msgpack.Decoder(list[tuple[int, msgspec.Raw]])
+_questions = msgspec.msgpack.Decoder(list[tuple[RequestId, AnyQuestion]])
+_answers = msgspec.msgpack.Decoder(list[tuple[RequestId, AnyAnswer]])
+_undecoded = msgspec.msgpack.Decoder(list[tuple[RequestId, msgspec.Raw]])
 
 
-def encode_bundle(said: Sequence[tuple[int, AnyQuestion | AnyAnswer]]) -> bytes:
-    """Questions or answers with their numbers, in one piece; ProtocolError if one of them can't be written down."""
+def encode_bundle(said: Sequence[tuple[RequestId, AnyQuestion | AnyAnswer]]) -> bytes:
+    """Requests or responses with their ids, in one piece; ProtocolError if one of them can't be written down."""
     try:
         return _encoder.encode(said)
     except (TypeError, ValueError, OverflowError) as error:
         raise ProtocolError(f"what is to be said can't be written down: {error}") from error
 
 
-def decode_questions(bundle: bytes) -> list[tuple[int, AnyQuestion]]:
+def decode_questions(bundle: bytes) -> list[tuple[RequestId, AnyQuestion]]:
     return _questions.decode(bundle)
 
 
-def decode_answers(bundle: bytes) -> list[tuple[int, AnyAnswer]]:
+def decode_answers(bundle: bytes) -> list[tuple[RequestId, AnyAnswer]]:
     return _answers.decode(bundle)
 
 
-def undecoded(bundle: bytes) -> list[tuple[int, msgspec.Raw]]:
+def undecoded(bundle: bytes) -> list[tuple[RequestId, msgspec.Raw]]:
     """For a bundle in which something can't be read: each by itself."""
     return _undecoded.decode(bundle)
 

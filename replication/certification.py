@@ -17,15 +17,16 @@ import msgspec
 
 from replication.calls import LockedReadDone
 from replication.conflicts.tables import WRITE_SETS, refusal
+from replication.events import UNREADABLE_ERRORS
+from replication.own_statements import DROP_WRITE_SETS
 from replication.read_locks import Lock, Place, Places, decode_locks
-from replication.values import pack_rows
+from replication.values import pack_result
 from tops.changes import Insert, Member, Statement
 from tops.messages import LogEntry
 from tops.ports import Entry, Resource
 
 WINDOW = 100_000  # numbers; how old a read may be when its transaction commits
 PRUNE_EVERY = 1_000
-_PRUNE = f"delete from {WRITE_SETS} where number <= $1"
 _places = msgspec.json.Decoder(list[tuple[str, str]])
 WriteSet = tuple[int, frozenset[Place]]
 
@@ -62,16 +63,17 @@ class Certifier:
 
     async def start(self) -> None:
         """Remember what earlier lives have written down."""
-        found = await self._resource.read(f"select number, places from {WRITE_SETS} order by number")
+        found = await self._resource.read_own(f"select number, places from {WRITE_SETS} order by number")
         for row in found.rows:
             self._written.add(row["number"], frozenset(_places.decode(row["places"])))
 
-    async def read(self, replica: str, sql: str, args: Sequence[Any]) -> LockedReadDone:
+    async def read(self, replica: str, sql: str, args: Sequence[Any], who: str) -> LockedReadDone:
         """A query in one snapshot, with the position it was read at and the locks that it takes."""
-        done = await self._resource.read(sql, args, with_position=True)
+        done = await self._resource.read(sql, args, with_position=True, who=who)
         position = done.position.prefix if done.position is not None else 0
         locks = await self._places.read_by(sql, args)
-        return LockedReadDone(replica=replica, rows=pack_rows(done.rows), position=position, locks=tuple(locks))
+        rows = await pack_result(f"replica {replica}", done.rows)
+        return LockedReadDone(replica=replica, rows=rows, position=position, locks=tuple(locks))
 
     async def certified(self, entries: Sequence[Entry], logged: Mapping[int, LogEntry]) -> list[Entry]:
         """The entries as every replica applies them: without the members whose reads no longer hold.
@@ -88,7 +90,7 @@ class Certifier:
         return [await self._certified(entry, _reads(logged.get(entry.number)), newest, keys) for entry in entries]
 
     async def _certified(
-        self, entry: Entry, reads: dict[str, list[Lock]], newest: dict[Place, int], keys: dict[str, int]
+        self, entry: Entry, reads: dict[str, list[Lock] | None], newest: dict[Place, int], keys: dict[str, int]
     ) -> Entry:
         members: list[Member] = []
         for member in entry.members:
@@ -109,7 +111,9 @@ class Certifier:
             members += self._records(entry.number, written, members[-1])
         return Entry(entry.number, tuple(members), entry.at_ms)
 
-    def _broken(self, number: int, locks: Sequence[Lock], newest: dict[Place, int]) -> str | None:
+    def _broken(self, number: int, locks: Sequence[Lock] | None, newest: dict[Place, int]) -> str | None:
+        if locks is None:
+            return "serialization: what it has read can't be decoded"
         for lock in locks:
             what = f"{lock.table} {lock.key}".strip()
             if number - lock.position > self._window:
@@ -124,7 +128,7 @@ class Certifier:
         """Said again, with what it read before its first time: the database recognises it by its key."""
         key = member.idempotency_key
         if key and key not in keys:
-            found = await self._resource.read(
+            found = await self._resource.read_own(
                 "select expires_ms from tops.idempotency_keys where replica_set = $1 and key = $2",
                 (self._replica_set, key),
             )
@@ -136,16 +140,24 @@ class Certifier:
         row = {"number": number, "places": msgspec.json.encode(sorted(places)).decode()}
         records = [Member(last.tx, (Insert(WRITE_SETS, row),))]
         if number % PRUNE_EVERY == 0:
-            records.append(Member(last.tx, (Statement(_PRUNE, (number - self._window,)),)))
+            records.append(Member(last.tx, (Statement(DROP_WRITE_SETS, (number - self._window,)),)))
         return records
 
 
-def _reads(logged: LogEntry | None) -> dict[str, list[Lock]]:
+def _reads(logged: LogEntry | None) -> dict[str, list[Lock] | None]:
+    """What each transaction has read; None if that can't be decoded."""
     if logged is None:
         return {}
     return {
-        transaction.tx: decode_locks(event.body["reads"])
+        transaction.tx: _locks(event.body["reads"])
         for transaction in logged.transactions
         for event in transaction.events
-        if event.body["reads"]
+        if event.body.get("reads")
     }
+
+
+def _locks(encoded: bytes) -> list[Lock] | None:
+    try:
+        return decode_locks(encoded)
+    except UNREADABLE_ERRORS:
+        return None

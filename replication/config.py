@@ -11,17 +11,25 @@ broker = "b1"
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, TypeAdapter, ValidationInfo, field_validator, model_validator
 
 from tops.config import Config, Name, Seconds, Table, error_at, load_config
 from tops.errors import ConfigError
+from tops.security import replica_name
+
+if TYPE_CHECKING:
+    from adapters import Logins
 
 PolicyName = Literal["peer-to-peer", "primary-site", "write-all", "quorum", "combined", "serializable"]
 ResolverName = Literal["last-writer", "first-writer", "site-priority", "per-column"]
-SITE_NAME_MAX = 63
-HIDDEN: Any = {"replica": {"__all__": {"dsn", "keys"}}, "write_token": True, "http_keys": True}  # not for everyone
+SCHEMES = ("postgresql", "postgres", "sqlite")
+POSTGRES_PORT = 5432
+_OF_A_REPLICA = {"dsn", "read_dsn", "write_dsn", "check_dsn", "keys"}
+HIDDEN: Any = {"replica": {"__all__": _OF_A_REPLICA}, "write_token": True, "http_keys": True}  # not for everyone
+SUPERUSER_ACCEPTED = "I accept that clients can read and write the server's files"
 
 
 class ReplicaConfig(Table):
@@ -29,7 +37,10 @@ class ReplicaConfig(Table):
 
     name: Name
     broker: Name
-    dsn: str | None = None  # None: embedded PostgreSQL under its broker's data
+    dsn: str | None = None  # the agent's login; None: embedded PostgreSQL under its broker's data
+    read_dsn: str | None = None  # the login of clients' queries
+    write_dsn: str | None = None  # the role of clients' statements; the agent is a member of it
+    check_dsn: str | None = None  # the login of `tops check`; None: the agent's
     listen: str | None = None  # host:port of the agent's own health, readiness and metrics
     keys: Path | None = None  # the folder that `tops keys issue` wrote for this agent
 
@@ -45,6 +56,10 @@ class ReplicaSetConfig(Table):
     versioned: list[str] = Field(
         default_factory=list
     )  # tables that keep the number that last changed each row, for `expect_version`
+
+    seed: Name | None = None  # the replica from which empty ones take schema and rows before the set starts
+    trust_equal: bool = False  # the databases are clones: schemas and row counts are compared, checksums are not
+    direct_writes: Literal["reject", "warn", "allow"] = "reject"  # what becomes of writes past replication
 
     write_quorum: int | None = Field(default=None, ge=1)
     read_quorum: int | None = Field(default=None, ge=1)
@@ -67,8 +82,11 @@ class ReplicaSetConfig(Table):
     write_token: str | None = None  # the bearer token for writes over HTTP; none: no writes over HTTP
     http_keys: str | None = None  # the folder of the keys under which a broker's HTTP side writes; {broker} is its name
 
-    allow_volatile: bool = False
+    allow_superuser: str | None = None  # the plain words that allow client SQL on a superuser's connection
     wait_s: Seconds = 5.0  # how long a read waits for its position unless it says otherwise
+    wait_max_s: Seconds = 60.0  # how long a request may wait for a position at most, whatever it says
+    read_timeout_s: Seconds = 30.0  # how long a client's query may take
+    execute_timeout_s: Seconds = 5.0  # how long a transaction that is executed once may take at its origin
     key_ttl_s: Seconds = 86_400.0
 
     @property
@@ -82,14 +100,14 @@ class ReplicaSetConfig(Table):
         raise ConfigError(f"replica set {self.name!r} has no replica {name!r}; it has {', '.join(self.names)}")
 
     def site_of(self, replica: str) -> str:
-        """The name under which a replica's agent is known in the overlay."""
-        return f"{self.name}-{replica}"
+        """The identity under which a replica's agent is known in the overlay."""
+        return replica_name(self.name, replica)
 
     def sites(self, replicas: list[str] | None = None) -> frozenset[str]:
         return frozenset(self.site_of(name) for name in (self.names if replicas is None else replicas))
 
     def replica_of(self, site: str) -> str:
-        return site.removeprefix(f"{self.name}-")
+        return site.removeprefix(f"{self.name}/")
 
     @property
     def writes_needed(self) -> int:
@@ -113,11 +131,28 @@ class ReplicaSetConfig(Table):
     def least_in_sync(self) -> int:
         return self.min_in_sync or len(self.replica) // 2 + 1
 
+    @model_validator(mode="before")
+    @classmethod
+    def _former_keys(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "allow_volatile" in values:
+            raise ValueError(
+                "allow_volatile is gone: only statements that are proved deterministic are replicated; remove the key, "
+                "and give the values of clocks, sequences and random numbers as parameters"
+            )
+        return values
+
     @field_validator("tables", mode="before")
     @classmethod
     def _tables(cls, value: Any) -> Any:
         if isinstance(value, list) and not value:
             raise ValueError('is empty: name the tables, or write "*"')
+        return value
+
+    @field_validator("allow_superuser")
+    @classmethod
+    def _allow_superuser(cls, value: str | None) -> str | None:
+        if value not in (None, SUPERUSER_ACCEPTED):
+            raise ValueError(f'says what it allows or nothing: "{SUPERUSER_ACCEPTED}"')
         return value
 
     @field_validator("resolver")
@@ -134,11 +169,16 @@ class ReplicaSetConfig(Table):
         for index, name in enumerate(self.names):
             if name in self.names[:index]:
                 raise ValueError(f"replica {name!r} is there twice")
-            if len(self.site_of(name)) > SITE_NAME_MAX:
-                raise ValueError(f"{self.site_of(name)!r} is longer than {SITE_NAME_MAX} characters")
         self._check_quorums()
         self._check_members()
+        self._check_logins()
         return self
+
+    def _check_logins(self) -> None:
+        for replica in self.replica:
+            more = [key for key in ("read_dsn", "write_dsn", "check_dsn") if getattr(replica, key) is not None]
+            if more and (replica.dsn is None or replica.dsn.startswith("sqlite:")):
+                raise ValueError(f"replica {replica.name!r}: {more[0]} belongs to a `dsn` of a PostgreSQL server")
 
     def _check_quorums(self) -> None:
         n = len(self.replica)
@@ -171,6 +211,8 @@ class ReplicaSetConfig(Table):
             unknown = [name for name in names if name not in known]
             if unknown:
                 raise ValueError(f"{key} names {unknown[0]!r}, which is no replica of the set")
+        if self.seed is not None and self.seed not in known:
+            raise ValueError(f"seed is {self.seed!r}, which is no replica of the set")
         if self.primary is not None and self.primary not in known:
             raise ValueError(f"primary is {self.primary!r}, which is no replica of the set")
         if self.min_in_sync is not None and self.min_in_sync > len(self.replica):
@@ -179,6 +221,12 @@ class ReplicaSetConfig(Table):
             raise ValueError(
                 "SQLite commits early and takes it back, so it can't vote; it may follow in a combined set"
             )
+
+
+def login_keys(logins: "Logins") -> str:
+    """The lines of a replica in the file that name its logins."""
+    named = {"dsn": logins.agent, "read_dsn": logins.read, "write_dsn": logins.write, "check_dsn": logins.check}
+    return "\n".join(f'{key} = "{dsn}"' for key, dsn in named.items())
 
 
 _SECTION: TypeAdapter[list[ReplicaSetConfig]] = TypeAdapter(list[ReplicaSetConfig])
@@ -201,7 +249,6 @@ class Cluster:
     def _check(self) -> None:
         brokers = {b.name for b in self.config.broker}
         seen_sets: set[str] = set()
-        seen_sites: set[str] = set()
         tables: dict[tuple[str, str], str] = {}
         for index, replica_set in enumerate(self.replica_sets):
             if replica_set.name in seen_sets:
@@ -210,10 +257,8 @@ class Cluster:
             for place, replica in enumerate(replica_set.replica):
                 if replica.broker not in brokers:
                     raise self._error((index, "replica", place, "broker"), f"no [[broker]] is named {replica.broker!r}")
-                site = replica_set.site_of(replica.name)
-                if site in seen_sites:
-                    raise self._error((index, "replica", place, "name"), f"{site!r} is taken by another one")
-                seen_sites.add(site)
+                if problem := _unusable(replica_set, replica):
+                    raise self._error((index, "replica", place, "dsn"), problem)
                 if problem := _shared(replica_set, replica, tables):
                     raise self._error((index, "replica", place, "dsn"), problem)
 
@@ -226,6 +271,10 @@ class Cluster:
                 return found
         known = ", ".join(s.name for s in self.replica_sets) or "none"
         raise ConfigError(f"{self.path}: no [[replica_set]] is named {name!r}; the file has {known}")
+
+    def trust_equal(self) -> None:
+        """As if every set of the file said so."""
+        self.replica_sets = [s.model_copy(update={"trust_equal": True}) for s in self.replica_sets]
 
     def urls(self, first: str | None = None) -> list[str]:
         """The brokers' addresses, the preferred one first."""
@@ -254,6 +303,30 @@ class Cluster:
         except OSError as error:
             where = (self.replica_sets.index(replica_set), "schema")
             raise self._error(where, f"{file}: {error.strerror}") from None
+
+
+def _unusable(replica_set: ReplicaSetConfig, replica: ReplicaConfig) -> str:
+    """What is wrong with a replica's address: no database of ours, or another replica's."""
+    if replica.dsn is None:
+        return ""
+    scheme = replica.dsn.partition(":")[0]
+    if scheme not in SCHEMES:
+        return f"{scheme!r} is no database that can be a replica: write postgresql://… or sqlite://…"
+    for other in replica_set.replica:
+        if other.name == replica.name:
+            return ""
+        if other.dsn is not None and _database_of(other.dsn) == _database_of(replica.dsn):
+            return f"this is the database of replica {other.name!r}: each replica needs its own"
+    return ""
+
+
+def _database_of(dsn: str) -> tuple[str, str, str]:
+    """Where a database is, whoever logs in."""
+    parts = urlsplit(dsn)
+    place = parts.netloc.rpartition("@")[2].lower()
+    if place and ":" not in place and parts.scheme != "sqlite":
+        place += f":{POSTGRES_PORT}"
+    return place, parts.path or f"/{parts.username}", parts.query  # a socket's folder is in the query
 
 
 def _shared(replica_set: ReplicaSetConfig, replica: ReplicaConfig, tables: dict[tuple[str, str], str]) -> str:

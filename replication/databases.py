@@ -6,10 +6,13 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from adapters import EmbeddedPostgres, PostgresAdapter, SqliteAdapter
+from adapters import EmbeddedPostgres, Logins, PostgresAdapter, SqliteAdapter
+from adapters.postgres.grants import table_grants
+from adapters.postgres.privileges import check_write_role, powers
 from adapters.postgres.scripts import missing_tables, run_script
-from replication.config import ReplicaConfig, ReplicaSetConfig
-from tops.errors import ConfigError, NotReachable, TopsError
+from replication.config import SUPERUSER_ACCEPTED, ReplicaConfig, ReplicaSetConfig
+from replication.own_statements import OWN_STATEMENTS
+from tops.errors import ConfigError, InvariantBroken, NotReachable, TopsError
 from tops.ports import Resource
 
 START_PATIENCE_S = 60.0
@@ -27,15 +30,23 @@ class ReplicaDatabase:
     def __init__(self, cluster: str, config: ReplicaSetConfig, replica: ReplicaConfig, data: Path) -> None:
         self._cluster, self._config, self._replica = cluster, config, replica
         self._server = EmbeddedPostgres(data / "postgres", settings=QUICK_RECOVERY) if replica.dsn is None else None
+        self._logins: Logins | None = None
         self.restarts = 0
 
     @property
     def dsn(self) -> str:
-        return self._server.dsn if self._server is not None else self._replica.dsn or ""
+        """The agent's login, once the database is set up; of SQLite, the file."""
+        return self.logins.agent if not self.is_sqlite else self._replica.dsn or ""
+
+    @property
+    def logins(self) -> Logins:
+        if self._logins is None:
+            raise InvariantBroken("set_up() makes the logins")
+        return self._logins
 
     @property
     def is_sqlite(self) -> bool:
-        return self.dsn.startswith("sqlite:")
+        return (self._replica.dsn or "").startswith("sqlite:")
 
     async def start(self) -> None:
         """Returns when the server takes connections; an earlier life's server is given time to end."""
@@ -68,19 +79,35 @@ class ReplicaDatabase:
         if self._server is not None:
             await self._server.stop()
 
-    async def ensure_schema(self, script: str | None) -> None:
-        """Run the set's schema file on a database that lacks its tables; a table still missing is an error."""
+    @property
+    def admin_dsn(self) -> str:
+        """Who may change schemas: of a server of ours its superuser, of another one the agent, as far as it may."""
+        return self._server.dsn if self._server is not None else self.logins.agent
+
+    async def set_up(self) -> None:
+        """The set's logins, or what is missing of them as a ConfigError."""
         if self.is_sqlite:
             return
+        if self._server is not None:
+            self._logins = await self._server.provision(self._config.name, self._config.tables)
+        else:
+            self._logins = await given_logins(self._config, self._replica)
+
+    async def ensure_schema(self, script: str | None) -> None:
+        """Run the set's schema file on a database that lacks its tables; what is still missing then is a difference."""
         wanted = [] if self._config.tables == "*" else self._config.tables
-        missing = await missing_tables(self.dsn, wanted)
-        if script is not None and (missing or not wanted):
-            await run_script(self.dsn, script, only_if_empty=not wanted)
-            missing = await missing_tables(self.dsn, wanted)
-        if missing:
-            raise ConfigError(
-                f"replica {self._replica.name!r}: table {missing[0]} does not exist: create it, or name a `schema` file"
-            )
+        if script is None or (wanted and not await missing_tables(self.admin_dsn, wanted)):
+            return
+        script = f"{script}\n;{self.grants_on_new_tables()}"
+        await run_script(self.admin_dsn, script, only_if_empty=not wanted)
+        if self._server is not None:
+            await self.set_up()  # with the rights to what is new
+
+    def grants_on_new_tables(self) -> str:
+        """SQL by which an agent that makes tables shares them with the set's logins; `set_up` does it elsewhere."""
+        if self._server is None and self._logins is not None and self._logins.write_role is not None:
+            return table_grants(self._logins, self._config.tables)
+        return ""
 
     def resource(self) -> Resource:
         name = f"replica {self._config.name}/{self._replica.name}"
@@ -88,13 +115,41 @@ class ReplicaDatabase:
             path = self.dsn.removeprefix("sqlite://")
             return SqliteAdapter(path, cluster=self._cluster, replica_set=self._config.name, name=name)
         return PostgresAdapter(
-            self.dsn,
+            self.logins,
             cluster=self._cluster,
             replica_set=self._config.name,
             name=name,
             versioned=self._config.versioned,
-            allow_volatile=self._config.allow_volatile,
+            own_statements=OWN_STATEMENTS,
+            read_timeout_s=self._config.read_timeout_s,
         )
+
+
+async def given_logins(config: ReplicaSetConfig, replica: ReplicaConfig) -> Logins:
+    """The logins that the file gives for an existing server, if client SQL is safe with them.
+
+    A login that reaches the server's files gives them to every client: the file must say that this is wanted."""
+    where, dsn = f"replica {config.name}/{replica.name}", replica.dsn or ""
+    logins = Logins(dsn, replica.read_dsn or dsn, replica.write_dsn or dsn, replica.check_dsn or dsn)
+    if config.allow_superuser is not None:
+        return logins
+    found = await powers(dsn, where) + (await powers(logins.read, where) if logins.read != dsn else [])
+    if logins.write_role is not None:
+        found += await powers(dsn, where, logins.write_role)
+    if found:
+        raise ConfigError(
+            f"{where}: the login {found[0].role!r} {found[0].reason}, so clients could read and write the server's "
+            f"files: give logins that may do less (`tops doctor {config.name} --print-grants` prints what to run), "
+            f'or write allow_superuser = "{SUPERUSER_ACCEPTED}"'
+        )
+    missing = [key for key in ("read_dsn", "write_dsn") if getattr(replica, key) is None]
+    if missing:
+        raise ConfigError(
+            f"{where}: {' and '.join(missing)} must be given beside dsn: client SQL runs with logins of its own; "
+            f"run what `tops doctor {config.name} --print-grants` prints, then name the logins in the file"
+        )
+    await check_write_role(logins, where)
+    return logins
 
 
 async def patiently(work: Callable[[], Awaitable[None]], replica: str, patience_s: float = START_PATIENCE_S) -> None:

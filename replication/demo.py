@@ -7,17 +7,18 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import asyncpg
 import msgspec
 
-from adapters import EmbeddedPostgres
+from adapters import EmbeddedPostgres, Logins, provision
 from adapters.ports import free_port
+from adapters.postgres.scripts import run_script
 from replication.agent import Agent
-from replication.config import Cluster
+from replication.config import Cluster, login_keys
 from replication.databases import QUICK_RECOVERY
 from replication.refusals import WriteRefused
 from replication.replica_set import ReplicaSet, connect
@@ -28,6 +29,7 @@ ACCOUNTS, BALANCE = 20, 1_000
 WRITERS = 6
 HEALTHY_S, DOWN_S, AFTER_S = 0.8, 2.5, 0.6  # longer than an epoch waits for one that has promised
 POLICIES = ("write-all", "quorum", "combined", "primary-site", "peer-to-peer", "serializable")
+TABLES = ("accounts", "transfers")
 SCHEMA = """
 create table accounts (id int primary key, balance bigint not null);
 create table transfers (id text primary key, source int not null, target int not null, amount bigint not null);
@@ -58,7 +60,8 @@ async def run_demo(folder: Path, policies: tuple[str, ...], replicas: int, say: 
         say(f"{replicas} PostgreSQL servers run ({time.monotonic() - began:.1f} s)")
         for server in servers:
             await _databases(server, policies)
-        cluster = Cluster.load(_write_config(folder, policies, servers))
+        logins = {policy: [await _logins(server, policy) for server in servers] for policy in policies}
+        cluster = Cluster.load(_write_config(folder, logins))
         reports = []
         async with AsyncExitStack() as stack:
             for broker in cluster.config.broker:
@@ -86,24 +89,28 @@ async def _databases(server: EmbeddedPostgres, policies: tuple[str, ...]) -> Non
         await connection.close()
 
 
+async def _logins(server: EmbeddedPostgres, policy: str) -> Logins:
+    """A database's tables, and the logins that agents and clients use instead of the server's superuser."""
+    dsn = server.dsn_for(_name(policy))
+    await run_script(dsn, SCHEMA)
+    return await provision(dsn, _name(policy), TABLES)
+
+
 def _name(policy: str) -> str:
     return policy.replace("-", "_")
 
 
-def _write_config(folder: Path, policies: tuple[str, ...], servers: list[EmbeddedPostgres]) -> Path:
-    (folder / "bank.sql").write_text(SCHEMA)
+def _write_config(folder: Path, logins: Mapping[str, Sequence[Logins]]) -> Path:
     lines = ['[cluster]\nname = "demo"']
     for number in (1, 2):
         lines.append(f'[[broker]]\nname = "b{number}"\nlisten = "127.0.0.1:{free_port()}"\ndata = "./b{number}"')
-    for policy in policies:
-        lines.append(f'[[replica_set]]\nname = "{_name(policy)}"\npolicy = "{policy}"\nschema = "bank.sql"')
-        lines.append('tables = ["accounts", "transfers"]')
+    for policy, of_replicas in logins.items():
+        lines.append(f'[[replica_set]]\nname = "{_name(policy)}"\npolicy = "{policy}"')
+        lines.append(f"tables = {list(TABLES)}")
         lines += {"combined": ['sync = ["r1", "r2"]'], "primary-site": ['primary = "r1"']}.get(policy, [])
-        for number, server in enumerate(servers, start=1):
-            dsn = server.dsn_for(_name(policy))
-            lines.append(
-                f'[[replica_set.replica]]\nname = "r{number}"\nbroker = "b{(number - 1) % 2 + 1}"\ndsn = "{dsn}"'
-            )
+        for number, of_replica in enumerate(of_replicas, start=1):
+            lines.append(f'[[replica_set.replica]]\nname = "r{number}"\nbroker = "b{(number - 1) % 2 + 1}"')
+            lines.append(login_keys(of_replica))
     path = folder / "tops.toml"
     path.write_text("\n".join(lines) + "\n")
     return path

@@ -8,14 +8,21 @@ from pathlib import Path
 import asyncpg
 import msgspec
 
+from adapters.embedded_postgres import kept_logins
+from adapters.postgres.catalog import sql_name
+from adapters.postgres.privileges import complaints
 from adapters.postgres.scripts import user_tables
 from replication.config import Cluster, ReplicaConfig, ReplicaSetConfig
+from replication.databases import given_logins
 from replication.replica_set import connect_by_file
+from replication.start import findings as table_findings
+from replication.start import fingerprint
 from tops.changes import volatile_part
 from tops.errors import TopsError
 
 CONNECT_S = 5.0
 MULTI_WRITER = frozenset({"peer-to-peer"})
+DEFINED_BY = "defaults, constraints, unique indexes, triggers, rules or policies"
 
 
 class Finding(msgspec.Struct, frozen=True, order=True):
@@ -43,7 +50,14 @@ _LACKING = """
 select r as right from unnest(array['select', 'insert', 'update', 'delete']) as r
  where not has_table_privilege(to_regclass($1)::oid, r)
 """
-_TRIGGERS = "select tgname from pg_trigger where tgrelid = to_regclass($1) and not tgisinternal"
+_CAN_MAKE_SCHEMA = """
+select has_database_privilege(current_database(), 'create')
+    or coalesce((select pg_has_role(nspowner, 'member') from pg_namespace where nspname = 'tops'), false)
+"""
+_TRIGGERS = """
+select tgname from pg_trigger t join pg_proc f on f.oid = t.tgfoid where tgrelid = to_regclass($1) and not tgisinternal
+   and f.pronamespace is distinct from to_regnamespace('tops')
+"""
 
 
 class Seen(msgspec.Struct):
@@ -52,6 +66,7 @@ class Seen(msgspec.Struct):
     version: str = ""
     clock_ahead_s: float = 0.0
     tables: dict[str, list[tuple[str, str, bool]]] = {}
+    schemas: dict[str, str] = {}  # digests of all that belongs to a table's definition
     filled: dict[str, bool] = {}  # whether a table holds rows, of a database that has followed no log yet
 
 
@@ -59,20 +74,31 @@ async def examine(cluster: Cluster, config: ReplicaSetConfig, keys: Path | None 
     """All findings, the worst first; a set without any has one that says so."""
     findings: list[Finding] = []
     seen: dict[str, Seen] = {}
-    embedded = [r.name for r in config.replica if r.dsn is None]
+    embedded = []
     for replica in config.replica:
-        if replica.dsn is not None and not replica.dsn.startswith("sqlite:"):
-            found, looks = await _database(config, replica, replica.dsn)
+        dsn = replica.dsn
+        if dsn is None:
+            # A server of ours that runs is looked into with the agent's login; one that does not can't be.
+            kept = kept_logins(cluster.data_of(config, replica) / "postgres", config.name)
+            embedded += [replica.name] if kept is None else []
+            dsn = kept.agent if kept is not None else None
+        elif dsn.startswith("sqlite:"):
+            findings.append(_finding(replica.name, table_findings.of_sqlite()))
+            continue
+        if dsn is not None:
+            found, looks = await _database(config, replica, dsn)
             findings += found
             if looks is not None:
                 seen[replica.name] = looks
+    findings += [_finding("", f) for f in table_findings.of_file(config)]
     findings += _differences(seen)
+    if config.tables == "*":
+        known = {name: list(looks.tables) for name, looks in seen.items()}
+        findings += [_finding(name, f) for name, f in table_findings.missing(known)]
     findings += await _running(cluster, config, keys)
     if embedded:
         findings.append(
-            Finding(
-                "ok", ", ".join(embedded), "embedded PostgreSQL: its settings are ours; its tables are not looked into"
-            )
+            Finding("ok", ", ".join(embedded), "embedded PostgreSQL that does not run: its tables are not looked into")
         )
     rank = {"error": 0, "warning": 1, "ok": 2}
     findings.sort(key=lambda f: (rank[f.level], f.replica, f.text))
@@ -111,16 +137,47 @@ async def _look(
                 "error", name, "max_prepared_transactions is 0: nothing can be prepared", "set it to 16 and restart"
             )
         )
-    if not await connection.fetchval("select has_database_privilege(current_database(), 'create')"):
-        findings.append(Finding("error", name, "no right to create the schema tops", "grant create on database … to …"))
-    for table in await user_tables(dsn) if config.tables == "*" else config.tables:
+    if not await connection.fetchval(_CAN_MAKE_SCHEMA):
+        findings.append(Finding("error", name, "no right to create the schema tops", _grants(config)))
+    tables = await user_tables(dsn) if config.tables == "*" else config.tables
+    with suppress(TopsError, asyncpg.PostgresError):  # a right that is missing is a finding of its own
+        seen.schemas = await fingerprint.schemas(dsn, name, tables)
+    for table in tables:
         findings += await _table(config, name, connection, table, seen)
+        findings += [_finding(name, f) for f in await table_findings.of_table(connection, table)]
+    others = await table_findings.of_database(connection, all_tables=config.tables == "*")
+    findings += [_finding(name, f) for f in others]
+    if replica.dsn is not None:
+        findings += [_finding(name, f) for f in table_findings.of_logins(replica)]
+        findings += await _logins(config, replica, tables)
     with suppress(asyncpg.InsufficientPrivilegeError):  # which is a finding already
         if await _is_new(connection, config.name):
             for table in seen.tables:
-                quoted = await connection.fetchval("select to_regclass($1)::text", table)
-                seen.filled[table] = await connection.fetchval(f"select exists (select from {quoted})")
+                with suppress(asyncpg.ObjectNotInPrerequisiteStateError):  # a foreign table, which is one, too
+                    seen.filled[table] = await connection.fetchval(f"select exists (select from {sql_name(table)})")
     return findings, seen
+
+
+def _finding(replica: str, found: table_findings.Found) -> Finding:
+    return Finding(found.level, replica, found.text, found.remedy)
+
+
+async def _logins(config: ReplicaSetConfig, replica: ReplicaConfig, tables: list[str]) -> list[Finding]:
+    """Whether client SQL may do what it must, and nothing more."""
+    if config.allow_superuser is not None:
+        text = "client SQL may do whatever the agent's login may: the file allows it"
+        return [Finding("warning", replica.name, text, _grants(config))]
+    try:
+        logins = await given_logins(config, replica)
+        found = await complaints(logins, tables, replica.name)
+    except TopsError as error:
+        return [Finding("error", replica.name, str(error), _grants(config))]
+    levels = {complaint: "error" if complaint.lacking or not complaint.open else "warning" for complaint in found}
+    return [Finding(level, replica.name, one.text, _grants(config)) for one, level in levels.items()]
+
+
+def _grants(config: ReplicaSetConfig) -> str:
+    return f"tops doctor {config.name} --print-grants prints what to run"
 
 
 async def _is_new(connection: "asyncpg.Connection[asyncpg.Record]", replica_set: str) -> bool:
@@ -134,17 +191,18 @@ async def _is_new(connection: "asyncpg.Connection[asyncpg.Record]", replica_set:
 async def _table(
     config: ReplicaSetConfig, replica: str, connection: "asyncpg.Connection[asyncpg.Record]", table: str, seen: Seen
 ) -> list[Finding]:
-    columns = await connection.fetch(_COLUMNS, table)
+    name = sql_name(table)
+    columns = await connection.fetch(_COLUMNS, name)
     if not columns:
         return [Finding("error", replica, f"table {table} does not exist", "create it, or give the set a schema file")]
     seen.tables[table] = [(c["name"], c["type"], c["needed"]) for c in columns]
-    constraints = await connection.fetch(_CONSTRAINTS, table)
+    constraints = await connection.fetch(_CONSTRAINTS, name)
     findings = []
     if not any(c["kind"] == "p" for c in constraints):
         findings.append(
             Finding("error", replica, f"table {table} has no primary key", f"alter table {table} add primary key")
         )
-    lacking = [row["right"] for row in await connection.fetch(_LACKING, table)]
+    lacking = [row["right"] for row in await connection.fetch(_LACKING, name)]
     if lacking:
         rights = ", ".join(lacking)
         findings.append(
@@ -165,7 +223,7 @@ async def _table(
                 findings.append(
                     Finding("warning", replica, text, "such a transaction is set aside and the set is divergent")
                 )
-    for trigger in await connection.fetch(_TRIGGERS, table):
+    for trigger in await connection.fetch(_TRIGGERS, name):
         text = f"{table} has the trigger {trigger['tgname']}, which runs at every replica"
         findings.append(Finding("warning", replica, text, "make sure that it does the same everywhere"))
     return findings
@@ -183,6 +241,9 @@ def _differences(seen: dict[str, Seen]) -> list[Finding]:
             if first.tables[table] != seen[name].tables[table]:
                 text = f"table {table} differs from that of {names[0]}"
                 findings.append(Finding("error", name, text, "make the columns and types the same"))
+            elif first.schemas.get(table, "") != seen[name].schemas.get(table, ""):
+                text = f"table {table} is defined differently than on {names[0]}: {DEFINED_BY} differ"
+                findings.append(Finding("error", name, text, "make the definitions the same"))
         for table in sorted(first.filled.keys() & seen[name].filled.keys()):
             if first.filled[table] != seen[name].filled[table]:
                 text = (
@@ -208,10 +269,14 @@ async def _running(cluster: Cluster, config: ReplicaSetConfig, keys: Path | None
             findings.append(Finding("warning", replica["replica"], "its agent does not answer", "tops replica run"))
         elif replica["stopped"]:
             findings.append(Finding("error", replica["replica"], f"stopped: {replica['stopped']}", "tops rs resume"))
+        elif replica["not_started"]:
+            text = f"not started: {replica['not_started']}"
+            findings.append(Finding("error", replica["replica"], text, "it is tried again by itself"))
         elif replica["trouble"]:
             findings.append(Finding("error", replica["replica"], replica["trouble"], "it is tried again by itself"))
         if replica.get("warning"):
-            findings.append(Finding("warning", replica["replica"], replica["warning"], "keep time with NTP"))
+            remedy = "keep time with NTP; after direct writes, tops check"
+            findings.append(Finding("warning", replica["replica"], replica["warning"], remedy))
         if replica.get("divergent"):
             findings.append(
                 Finding("error", replica["replica"], "may differ from the others", "tops rs conflicts, retry")

@@ -11,18 +11,25 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
-from tops.changes import Change, Member, decode_member, encode_member, pack_members, unpack_members
+from tops.changes import Change, Control, Member, Statement, decode_member, encode_member, pack_members, unpack_members
 from tops.core.routing import rendezvous_of
-from tops.event_types import EventType
+from tops.event_types import REQUESTS, RESPONSES, SETS_ROOT, EventType
 from tops.ids import NodeId, TxId
 from tops.messages import Event
+from tops.set_types import BATCH, CONTROL, ORIGIN, set_definition
+
+UNREADABLE = Statement("")  # stands for a write that is none
+# What decoding raises. Every replica reads the same bytes and must come to the same end, so nothing here may escape.
+UNREADABLE_ERRORS = (msgspec.MsgspecError, KeyError, TypeError, ValueError, RecursionError)
+AT_MAX = 1 << 53  # milliseconds; sums with it stay far from the end of a bigint
+_controls = msgspec.msgpack.Decoder(Control)
 
 
 def log_type(replica_set: str) -> EventType:
-    attributes = {"at": int, "write": bytes, "reads": bytes, "batch": bytes}
-    return EventType(f"rs.{replica_set}", attributes, durable=True, optional=["batch"])
+    return set_definition(f"{SETS_ROOT}.{replica_set}")
 
 
 @lru_cache(maxsize=256)
@@ -36,30 +43,47 @@ def _beside(name: str, suffix: str, brokers: tuple[str, ...]) -> str:
 
 def question_type(replica_set: str, brokers: Sequence[str]) -> EventType:
     """For the replica named in `to`."""
-    name = _beside(f"rs.{replica_set}", "ask", tuple(brokers))
-    return EventType(name, {"to": str, "reply_to": str, "body": bytes})
+    return set_definition(_beside(f"{SETS_ROOT}.{replica_set}", REQUESTS, tuple(brokers)))
 
 
 def answer_type(replica_set: str, brokers: Sequence[str]) -> EventType:
     """For the client named in `to`."""
-    name = _beside(f"rs.{replica_set}", "answer", tuple(brokers))
-    return EventType(name, {"to": str, "body": bytes})
+    return set_definition(_beside(f"{SETS_ROOT}.{replica_set}", RESPONSES, tuple(brokers)))
 
 
 def write_body(member: Member, reads: bytes = b"") -> dict[str, object]:
     """One transaction's changes as the body of an event, stamped with the writer's clock: what all replicas measure
     the life of an idempotency key by. `reads`: what a serializable transaction has read."""
-    return {"at": now_ms(), "write": encode_member(member), "reads": reads}
+    body: dict[str, object] = {"at": now_ms(), "write": encode_member(member), "reads": reads}
+    if member.origin:
+        body[ORIGIN] = member.origin
+    if member.control is not None:
+        body[CONTROL] = msgspec.msgpack.encode(member.control)
+    return body
 
 
 def batch_body(members: Sequence[bytes]) -> dict[str, Any]:
     """Transactions that a replica has committed, encoded one by one, as the body of one event."""
-    return {"at": now_ms(), "write": b"", "reads": b"", "batch": pack_members(members)}
+    return {"at": now_ms(), "write": b"", "reads": b"", BATCH: pack_members(members)}
+
+
+def member_in(event: Event) -> Member:
+    """The write that an event carries. What its writer claims to be, or asks to be taken for, counts only as far as
+    brokers have checked it: by the event's own attributes."""
+    try:
+        member = decode_member(event.body["write"])
+        control = _controls.decode(event.body[CONTROL]) if CONTROL in event.body else None
+    except UNREADABLE_ERRORS:
+        return Member(TxId(""), (UNREADABLE,))
+    origin = event.body.get(ORIGIN, "")
+    if member.origin != origin or member.control != control:
+        member = replace(member, origin=origin, control=control)
+    return member
 
 
 def member_of(tx: TxId, events: Sequence[Event]) -> Member:
     """The transaction that these events carry; several events of one transaction are its changes in order."""
-    parts = [decode_member(event.body["write"]) for event in events]
+    parts = [member_in(event) for event in events]
     if len(parts) == 1:
         return replace(parts[0], tx=tx)
     changes: tuple[Change, ...] = tuple(change for part in parts for change in part.changes)
@@ -67,22 +91,28 @@ def member_of(tx: TxId, events: Sequence[Event]) -> Member:
     return Member(tx, changes, first.idempotency_key, first.key_ttl_s)
 
 
-def published_members(tx: TxId, events: Sequence[Event]) -> list[Member]:
-    """The transactions of one local transaction: those that a replica committed before it published them, each with
-    the id it has there; one that its writer gave to the log directly goes by the log's own id."""
-    members = [decode_member(event.body["write"]) for event in events]
-    return [member if member.tx else replace(member, tx=tx) for member in members]
+def logged_members(tx: TxId, events: Sequence[Event]) -> list[Member]:
+    """The transactions of one local transaction that its writer gave to the log directly: they go by the log's id.
+    Only agents' own, which are named in their databases as well, bring an id along."""
+    members = [member_in(event) for event in events]
+    return [member if member.control is not None and member.tx else replace(member, tx=tx) for member in members]
 
 
 def batch_in(events: Sequence[Event]) -> list[Member]:
     """The transactions that a replica had committed before it published them, under the ids they have there; none if
-    these events are writes."""
-    batches = [event.body["batch"] for event in events if "batch" in event.body]
-    return [member for batch in batches for member in map(decode_member, unpack_members(batch))]
+    these events are writes, or if a batch can't be read: every replica then takes the events for writes alike, instead
+    of stopping in front of the entry."""
+    batches = [event.body[BATCH] for event in events if BATCH in event.body]
+    try:
+        return [member for batch in batches for member in map(decode_member, unpack_members(batch))]
+    except UNREADABLE_ERRORS:
+        return []
 
 
 def at_ms(events: Sequence[Event]) -> int:
-    return max([int(event.body["at"]) for event in events], default=0)
+    """The latest of the writers' clocks, which their brokers keep near their own; what is no time does not count."""
+    clocks = [event.body.get("at") for event in events]
+    return max([at for at in clocks if type(at) is int and 0 <= at < AT_MAX], default=0)
 
 
 def now_ms() -> int:

@@ -42,6 +42,7 @@ _GAUGES = {
 _REASONS = {
     "stopped": "Whether apply is stopped (1) or not (0).",
     "trouble": "Whether something comes to nothing and is tried again (1) or not (0).",
+    "schema_drift": "Whether tables are defined differently on replicas of the set (1) or not (0).",
 }
 
 
@@ -65,7 +66,25 @@ class AgentCollector:
             families.append(gauge)
         conflicts = CounterMetricFamily("tops_replica_conflicts", "Conflicts recorded.", labels=list(labels))
         conflicts.add_metric(list(labels.values()), float(self.status.get("conflicts", 0)))
-        return [*families, conflicts]
+        direct = CounterMetricFamily(
+            "tops_replica_direct_writes", "Number of writes past replication that were noted.", labels=list(labels)
+        )
+        direct.add_metric(list(labels.values()), float(self.status.get("direct_writes", 0)))
+        rejected = CounterMetricFamily(
+            "tops_replica_requests_rejected",
+            "Number of requests rejected because their sender lacks the right.",
+            labels=[*labels, "verb"],
+        )
+        for verb, count in self._agent.guard.rejected.items():
+            rejected.add_metric([*labels.values(), verb], float(count))
+        over_quota = CounterMetricFamily(
+            "tops_replica_over_quota",
+            "Number of requests rejected because their sender has too many under way or asks for too much.",
+            labels=[*labels, "request"],
+        )
+        for request, count in self._agent.guard.over_quota.items():
+            over_quota.add_metric([*labels.values(), request], float(count))
+        return [*families, conflicts, direct, rejected, over_quota]
 
 
 @asynccontextmanager

@@ -1,15 +1,16 @@
 """Replica sets at a broker's HTTP side: a view of each, and writes.
 
 `POST /v1/replica-sets/{name}/write` takes `{"sql": …, "args": […]}` or `{"changes": [{"insert": …}, …]}`; an
-`Idempotency-Key` header makes it safe to send again. It is done on behalf of who asks for it: the identity of the
-client certificate, or the service `SET-http` for who shows the set's `write_token` as a bearer token.
+`Idempotency-Key` header makes it safe to send again. It is done on behalf of the caller: the identity of the client
+certificate, or the service `SET-http` for a caller that shows the set's `write_token` as a bearer token. Each caller
+has a session of its own, which the link's broker stamps with the caller: brokers and replicas check and audit by it.
 """
 
 import asyncio
 import logging
-from collections import defaultdict
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,26 +18,31 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from replication.config import Cluster, ReplicaSetConfig
-from replication.refusals import TooFewReplicas, WriteRefused
+from replication.refusals import ChangeNotProved, NotStarted, TooFewReplicas, WriteRefused
 from replication.replica_set import ReplicaSet, connect
 from replication.writes import WriteResult
 from tops.changes import Change, Delete, Insert, Statement, Update, Upsert
 from tops.errors import ConfigError, NotReachable, OutcomeUnknown, PermissionDenied, TopsError
+from tops.event_types import INT_MAX, INT_MIN
 from tops.http.gate import PRINCIPAL, Gate, json_response, shows
 from tops.http.rights import Access, Needs, Right, Routes
+from tops.messages import Principal
 from tops.security import Identity, Kind, Verb
 
 log = logging.getLogger("tops.replication")
 
 WRITE_PATH = "/v1/replica-sets/{name}/write"
+SESSIONS_MAX = 64  # of callers, besides those that are in use
 WRITER_ROLE = "writer"  # of the service that a write_token stands for
 RIGHTS: dict[tuple[str, str], Right] = {
     ("GET", "/v1/replica-sets"): Access.IDENTIFIED,
-    ("GET", "/v1/replica-sets/{name}"): Needs(Verb.SUBSCRIBE, "rs.{name}"),
-    ("POST", WRITE_PATH): Needs(Verb.PUBLISH, "rs.{name}"),
+    ("GET", "/v1/replica-sets/{name}"): Needs(Verb.READ, "rs.{name}"),
+    ("POST", WRITE_PATH): Needs(Verb.WRITE, "rs.{name}"),
 }
 STATUS_OF: tuple[tuple[type[TopsError], int], ...] = (
+    (NotStarted, 503),
     (TooFewReplicas, 503),
+    (ChangeNotProved, 400),
     (WriteRefused, 409),
     (OutcomeUnknown, 504),
     (NotReachable, 503),
@@ -76,19 +82,91 @@ class WriteBody(BaseModel):
     def all_changes(self) -> list[Change]:
         if (self.sql is None) == (not self.changes):
             raise ConfigError("give either sql with args, or changes")
+        _check_integers([self.args, *([c.key, c.values, c.add, c.expect_version] for c in self.changes)])
         if self.sql is not None:
             return [Statement(self.sql, tuple(self.args))]
         return [change.change() for change in self.changes]
 
 
+def _check_integers(given: list[Any]) -> None:
+    """JSON has integers of any size; no message and no column has."""
+    waiting = list(given)
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            waiting.extend(value.values())
+        elif isinstance(value, list):
+            waiting.extend(value)
+        elif isinstance(value, int) and not INT_MIN <= value <= INT_MAX:
+            raise ConfigError("the body holds an integer that does not fit into 64 bits")
+
+
+Opening = Callable[[], AbstractAsyncContextManager[ReplicaSet]]
+
+
+class Session:
+    """A connection to one set, on behalf of one caller or of the broker's HTTP side itself."""
+
+    def __init__(self, opening: Opening) -> None:
+        self._opening, self._stack = opening, AsyncExitStack()
+        self._turn = asyncio.Lock()
+        self._connected: ReplicaSet | None = None
+        self.users = 0
+
+    async def connected(self) -> ReplicaSet:
+        async with self._turn:
+            if self._connected is None:
+                self._connected = await self._stack.enter_async_context(self._opening())
+            return self._connected
+
+    @property
+    def is_open(self) -> bool:
+        return self._connected is not None
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+
+class Sessions:
+    """The sessions of one broker's HTTP side; the least recently used one without a user makes room for another."""
+
+    def __init__(self, sessions_max: int = SESSIONS_MAX) -> None:
+        self._max = sessions_max
+        self._sessions: OrderedDict[tuple[str, Principal | None], Session] = OrderedDict()
+
+    @asynccontextmanager
+    async def using(self, key: tuple[str, Principal | None], opening: Opening) -> AsyncIterator[ReplicaSet]:
+        """The session of this key; opened if there is none. A set that is unreachable holds up no other."""
+        session = self._sessions.get(key)
+        if session is None:
+            session = self._sessions[key] = Session(opening)
+        self._sessions.move_to_end(key)
+        session.users += 1
+        try:
+            yield await session.connected()
+        finally:
+            session.users -= 1
+            if not session.is_open and not session.users and self._sessions.get(key) is session:
+                del self._sessions[key]  # it could not connect: the next caller tries anew
+            await self._make_room()
+
+    async def _make_room(self) -> None:
+        idle = [key for key, session in self._sessions.items() if not session.users]
+        for session in [self._sessions.pop(key) for key in idle[: max(0, len(self._sessions) - self._max)]]:
+            await session.close()
+
+    async def close(self) -> None:
+        for session in self._sessions.values():
+            await session.close()
+        self._sessions.clear()
+
+
 class SetRoutes:
     """The routes of all sets of a file, at one broker; connects to a set when it is first asked for."""
 
-    def __init__(self, path: Path, broker: str) -> None:
+    def __init__(self, path: Path, broker: str, sessions_max: int = SESSIONS_MAX) -> None:
         self._path, self._broker = path, broker
-        self._connected: dict[str, ReplicaSet] = {}
-        self._stack = AsyncExitStack()
-        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # a set that is away holds up no other
+        self._sessions = Sessions(sessions_max)
 
     def add_to(self, routes: Routes, gate: Gate) -> None:
         gate.authenticate_by(self._by_write_token)
@@ -110,7 +188,7 @@ class SetRoutes:
 
     async def _life(self, _: web.Application) -> AsyncIterator[None]:
         yield
-        await self._stack.aclose()
+        await self._sessions.close()
 
     async def _list(self, _: web.Request) -> web.Response:
         sets = Cluster.load(self._path).replica_sets
@@ -118,23 +196,24 @@ class SetRoutes:
 
     async def _show(self, request: web.Request) -> web.Response:
         try:
-            found = await self._set(self._config(request))
-            return json_response(await found.status())
+            async with self._set(self._config(request)) as found:
+                return json_response(await found.status())
         except TopsError as error:
-            return _refusal(error)
+            return self._rejection(error)
 
     async def _write(self, request: web.Request) -> web.Response:
         try:
-            body = WriteBody.model_validate_json(await request.read())
-            found = await self._set(self._config(request))
+            changes = WriteBody.model_validate_json(await request.read()).all_changes()
             key = request.headers.get("Idempotency-Key", "")
-            done = await self._written(found, body.all_changes(), key, request[PRINCIPAL])
+            if not key.isprintable():  # bytes that are no UTF-8 are not, either
+                raise ConfigError("the Idempotency-Key holds characters that can't be printed")
+            done = await self._written(self._config(request), changes, key, request[PRINCIPAL])
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "the body"
             return json_response({"error": f"{where}: {first['msg']}"}, 400)
         except TopsError as error:
-            return _refusal(error)
+            return self._rejection(error)
         return json_response(
             {
                 "tx": done.tx,
@@ -146,29 +225,36 @@ class SetRoutes:
             }
         )
 
-    async def _written(self, found: ReplicaSet, changes: list[Change], key: str, on_behalf_of: Identity) -> WriteResult:
-        """Write on behalf of an identity whose right was checked; this is where its name joins the message's sender."""
-        fields = {"set": found.config.name, "on_behalf_of": on_behalf_of.name, "role": on_behalf_of.role}
+    async def _written(
+        self, config: ReplicaSetConfig, changes: list[Change], key: str, caller: Identity
+    ) -> WriteResult:
+        """Write on behalf of an identity that the gate has authenticated."""
+        fields = {"set": config.name, "on_behalf_of": caller.name, "role": caller.role}
         log.info("write over HTTP", extra=fields)
-        return await found.write(changes, idempotency_key=key)
+        async with self._set(config, Principal(caller.name, caller.role)) as found:
+            return await found.write(changes, idempotency_key=key)
 
     def _config(self, request: web.Request) -> ReplicaSetConfig:
         return Cluster.load(self._path).replica_set(request.match_info["name"])
 
-    async def _set(self, config: ReplicaSetConfig) -> ReplicaSet:
-        async with self._turns[config.name]:
-            if config.name not in self._connected:
-                cluster = Cluster.load(self._path)
-                table, insecure = cluster.config.broker_named(self._broker), cluster.config.cluster.insecure
-                keys = cluster.http_keys_of(config, self._broker)
-                link = connect(table.url, config.name, keys=keys, insecure=insecure)
-                self._connected[config.name] = await self._stack.enter_async_context(link)
-            return self._connected[config.name]
+    def _set(
+        self, config: ReplicaSetConfig, caller: Principal | None = None
+    ) -> AbstractAsyncContextManager[ReplicaSet]:
+        return self._sessions.using((config.name, caller), lambda: self._connect(config, caller))
 
+    def _connect(self, config: ReplicaSetConfig, caller: Principal | None) -> AbstractAsyncContextManager[ReplicaSet]:
+        cluster = Cluster.load(self._path)
+        url, insecure = cluster.config.broker_named(self._broker).url, cluster.config.cluster.insecure
+        keys = cluster.http_keys_of(config, self._broker)
+        return connect(url, config.name, keys=keys, on_behalf_of=caller, insecure=insecure)
 
-def _refusal(error: TopsError) -> web.Response:
-    status = next((code for kind, code in STATUS_OF if isinstance(error, kind)), 400)
-    body: dict[str, Any] = {"error": str(error), "retry": error.retry.value}
-    if isinstance(error, OutcomeUnknown):
-        body["tx"] = error.tx
-    return json_response(body, status)
+    def _rejection(self, error: TopsError) -> web.Response:
+        status = next((code for kind, code in STATUS_OF if isinstance(error, kind)), 400)
+        text, resolved = str(error), self._path.resolve()
+        if isinstance(error, ConfigError) and any(p in text for p in (str(self._path), f"{resolved.parent}/")):
+            log.warning("rejected over HTTP", extra={"reason": text})  # where the files are is not for clients
+            text = "the configuration of this broker has no such set, or does not allow it: its log says more"
+        body: dict[str, Any] = {"error": text, "retry": error.retry.value}
+        if isinstance(error, OutcomeUnknown):
+            body["tx"] = error.tx
+        return json_response(body, status)

@@ -13,13 +13,16 @@ from collections import deque
 import msgspec
 
 from replication.participant import ReplicaParticipant
-from tops.errors import NotReachable
+from tops.errors import InvalidTransaction, NotReachable
 from tops.event_types import EventType
 from tops.messages import LogTold
 from tops.site import Site
 
 ASK_EVERY_S = 0.5
 ANSWER_WITHIN_S = 2.0
+# How far beyond the last known end of the log a client's position may lie: what is prepared and not decided, and what
+# was committed since.
+AHEAD_MAX = 10_000
 
 log = logging.getLogger("tops.replication")
 
@@ -44,21 +47,49 @@ class LagTracker:
         self._caught_up_at = time.monotonic()
         self.told: LogTold | None = None
         self.told_at = 0.0
+        self._asking = asyncio.Lock()
+        self._asked_at = 0.0
         self._seen: dict[str, float] = {}  # when a site was last seen present at the log's end, or first heard of
 
     async def run(self) -> None:
         while True:
             asked_at = time.monotonic()
-            try:
-                told = await self._site.ask_log(self._event_type, timeout_s=ANSWER_WITHIN_S)
-            except NotReachable as error:
-                log.debug("no answer on the log's end", extra={"reason": str(error)})
-            else:
-                self.told, self.told_at = told, asked_at
-                self._heads.append((asked_at, told.decided))
-                self._settle()
-                self._see(told, asked_at)
+            await self._ask(asked_at)
             await asyncio.sleep(max(0.0, ASK_EVERY_S - (time.monotonic() - asked_at)))
+
+    async def _ask(self, asked_at: float) -> None:
+        try:
+            told = await self._site.ask_log(self._event_type, timeout_s=ANSWER_WITHIN_S)
+        except NotReachable as error:
+            log.debug("no answer on the log's end", extra={"reason": str(error)})
+        else:
+            self.told, self.told_at = told, asked_at
+            self._heads.append((asked_at, told.decided))
+            self._settle()
+            self._see(told, asked_at)
+
+    async def check_exists(self, position: int) -> None:
+        """Raises InvalidTransaction if the log has no such index: nobody should wait for it. While the coordinator does
+        not respond, or is itself finding out where its log ends, nobody knows that."""
+        if not self._is_beyond(position):
+            return
+        arrived = time.monotonic()
+        async with self._asking:  # one request to the coordinator serves all that came before it was sent
+            if self._asked_at < arrived:
+                self._asked_at = time.monotonic()
+                await self._ask(self._asked_at)
+        told = self.told
+        if self.told_at < arrived or told is None or not told.is_open or told.stale is not None:
+            return
+        if self._is_beyond(position):
+            raise InvalidTransaction(
+                f"index {position} is beyond the end of the log, which is at {told.decided}: "
+                "the token is not of a write to this replica set"
+            )
+
+    def _is_beyond(self, position: int) -> bool:
+        head = self.told.decided if self.told is not None else 0
+        return position > max(head, self._participant.reached, self._participant.received) + AHEAD_MAX
 
     def _settle(self) -> None:
         while self._heads and self._heads[0][1] <= self._participant.reached:

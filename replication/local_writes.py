@@ -5,11 +5,12 @@ the log take the same lock, so that a decision and what it was based on can't dr
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
+from adapters.sql import check_statement
 from replication.apply_errors import ApplyErrors
 from replication.calls import Failed, Write, WriteDone
 from replication.config import ReplicaSetConfig
@@ -21,11 +22,12 @@ from replication.conflicts.resolvers import own_function
 from replication.conflicts.tables import CLOCKS, Shapes
 from replication.conflicts.versions import Ranking
 from replication.divergence.at_replica import AtReplica
+from replication.own_statements import check_client, check_logged
 from replication.participant import ReplicaParticipant
 from replication.publisher import OutboxPublisher
 from replication.refusals import describe
 from replication.values import pack_rows
-from tops.changes import Member, Row, Statement, check_statement, decode_member, known_by_id, own_key
+from tops.changes import Member, Row, Statement, decode_member, known_by_id, own_key
 from tops.errors import OutcomeUnknown, TopsError
 from tops.ids import TxId
 from tops.messages import LogEntry
@@ -34,6 +36,8 @@ from tops.site import Site
 
 LOGGED_WITHIN_S = 10.0
 GROUP_MAX = 128
+
+Check = Callable[[Member], None]  # raises what is wrong with a member
 
 
 class Waiting(NamedTuple):
@@ -88,11 +92,12 @@ class LocalWrites:
         return f"another site's clock was {ahead_s:.1f} s ahead of this one: last-writer decisions may surprise"
 
     async def start(self, participant: ReplicaParticipant) -> None:
+        self.publisher.reached = lambda: (participant.history, participant.reached)
         if not isinstance(self._apply, Folding):  # that one counts what comes back
             self.publisher.own = participant.own
         if self._apply is None:
             return
-        found = (await self._resource.read(f"select coalesce(max(clock), 0) as clock from {CLOCKS}")).rows
+        found = (await self._resource.read_own(f"select coalesce(max(clock), 0) as clock from {CLOCKS}")).rows
         self.clock.see(int(found[0]["clock"]))
         self.clock.skew_ms = 0
         participant.translate = self._resolved
@@ -107,16 +112,23 @@ class LocalWrites:
         self._errors.conflict_count += self._apply.conflicts - before
         return resolved
 
-    async def write(self, asked: Sequence[Write], visitor: AtReplica) -> Sequence[WriteDone | Failed]:
+    async def write(
+        self, asked: Sequence[Write], visitor: AtReplica, *, captured: bool = False
+    ) -> Sequence[WriteDone | Failed]:
         """Commit here, with the records that they are to be published; repeated with the same id a write is done once.
 
-        Each by itself: what becomes of one means nothing to the others.
+        Each by itself: what becomes of one means nothing to the others. `captured`: they are this agent's write sets;
+        nobody else gives a transaction an origin.
         """
         members = [self._named(one, decode_member(one.member)) for one in asked]
+        check = check_logged if captured else check_client
         if visitor.watches:
             for member in members:
                 visitor.saw_local(member)
-        votes = await (self._commit(members) if self._peer is None else self._commit_versioned(members, self._peer))
+        if self._peer is None:
+            votes = await self._commit(members, check)
+        else:
+            votes = await self._commit_versioned(members, self._peer, check)
         committed = sum(isinstance(vote, MemberVote) and vote.excluded is None for vote in votes)
         if committed:
             self.publisher.wake(committed)
@@ -129,10 +141,7 @@ class LocalWrites:
         tx = TxId(asked.tx)
         if member.idempotency_key:
             return msgspec.structs.replace(member, tx=tx)
-        known = known_by_id(member, tx)
-        if isinstance(self._apply, Folding):  # it asks for the number that a key was logged under
-            return msgspec.structs.replace(known, idempotency_key=own_key(tx))
-        return known
+        return known_by_id(member, tx)
 
     async def _done_and_logged(self, member: Member, vote: MemberVote | TopsError) -> WriteDone | Failed:
         done = self._done(member.tx, vote)
@@ -154,29 +163,36 @@ class LocalWrites:
         returned = msgspec.msgpack.encode([pack_rows(rows) for rows in vote.returned]) if vote.returned else b""
         return WriteDone(replica=self._replica, tx=tx, rows=vote.rows, returned=returned)
 
-    async def _commit(self, members: Sequence[Member]) -> list[MemberVote | TopsError]:
+    async def _commit(self, members: Sequence[Member], check: Check) -> list[MemberVote | TopsError]:
         """At the primary: statements are for its database to refuse, unless they would differ elsewhere."""
-        problems = [self._problem(member) for member in members]
+        problems = [self._problem(member, check) for member in members]
         fine = [member for member, problem in zip(members, problems, strict=True) if problem is None]
         votes = iter(await self._resource.write_all_local(fine))
         return [problem if problem is not None else next(votes) for problem in problems]
 
-    def _problem(self, member: Member) -> TopsError | None:
+    def _problem(self, member: Member, check: Check) -> TopsError | None:
         try:
+            check(member)
             for change in member.changes:
                 if isinstance(change, Statement):
-                    check_statement(change.sql, allow_volatile=self._config.allow_volatile)
+                    check_statement(change.sql, any_dialect=True)
         except TopsError as error:
             return error
         return None
 
-    async def _commit_versioned(self, members: Sequence[Member], peer: PeerWrites) -> list[MemberVote | TopsError]:
+    async def _commit_versioned(
+        self, members: Sequence[Member], peer: PeerWrites, check: Check
+    ) -> list[MemberVote | TopsError]:
         loop = asyncio.get_running_loop()
         answers: list[asyncio.Future[MemberVote]] = []
         for member in members:
             answer = loop.create_future()
             answers.append(answer)
             try:
+                check(member)
+                if isinstance(self._apply, Folding) and not member.idempotency_key:
+                    # It asks for the log index of a key. Only agents use an id as the key of a write.
+                    member = msgspec.structs.replace(member, idempotency_key=own_key(member.tx))
                 places, increments = await peer.places(member)
             except TopsError as error:
                 answer.set_exception(error)

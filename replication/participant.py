@@ -13,19 +13,22 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
-from replication.events import at_ms, batch_in, member_of, published_members
-from replication.marked import Visitor, barrier_of, marked, repair_of
+from replication.conflicts.tables import refusal
+from replication.control import Visitor, has_control, repair_of
+from replication.events import at_ms, batch_in, logged_members, member_of
 from replication.pace import GATHER_S, Pace
 from replication.refusals import describe
 from replication.values import pack_rows
 from replication.verdicts import Verdicts
-from tops.changes import Member
+from tops.changes import Barrier, Member
+from tops.digests import NO_DIGEST, NO_DIGESTS, Digests, LogPoint
 from tops.effects import BatchPrepared, Memo
 from tops.errors import NotReachable, OutcomeUnknown, ResourceRefused, StaleAttempt
 from tops.ids import TxId
 from tops.messages import EpochId, EpochMember, LogEntry
 from tops.participants import BatchParticipant
-from tops.ports import Applied, Attempt, Entry, EntryFailed, Epoch, Resource
+from tops.ports import Applied, Attempt, Entry, EntryFailed, Epoch, Exclusion, MemberVote, Resource, Why
+from tops.set_types import BATCH
 from tops.transactions import Scope, TxType
 
 RETRY_FIRST_S, RETRY_MAX_S = 0.05, 2.0
@@ -59,10 +62,12 @@ class ReplicaParticipant(BatchParticipant):
         self.scope = scope
         self.resource, self.event_type, self.site = resource, event_type, site
         self.reached = 0  # the position in the database
+        self.history = ""  # of the log that it is a position in
         self.received = 0  # what of the log was handed to us
         self.applied_at = time.monotonic()
         self.prepared: set[int] = set()  # promised numbers
         self.stopped = ""  # why nothing is applied any more
+        self.other_history = ""  # how the database differs from the coordinator's log
         self.trouble = ""  # why the last try to apply came to nothing; it is tried again
         self.unable = Recent()  # to vote, or to write
         self.resumed = asyncio.Event()
@@ -73,18 +78,23 @@ class ReplicaParticipant(BatchParticipant):
         self.translate: Translate | None = None
         self.turn = asyncio.Lock()  # whoever looks at a row and then changes it
         self.verdicts = Verdicts(resource)
+        # Why a member that came from a client must not be carried out; None where only replicas write the log.
+        self.reserved: Callable[[Member], str | None] | None = None
         self.visitor: Visitor | None = None  # a check's, if one may come
         self._barriers: dict[int, list[str]] = {}  # barriers that somebody waits for, by prepared number
         self._moved: set[asyncio.Future[None]] = set()  # who waits for another position
         self.pace = Pace(GATHER_S if scope is Scope.LOCAL else 0.0)
+        self._log = ("", NO_DIGESTS)  # the history and the digests of what is being applied
         self.own: set[bytes] = set()  # batches committed here before they were logged: not to be done again
 
     # ------------------------------------------------------------------------------------------------- positions
 
-    async def position(self) -> int:
-        self.reached = self.received = (await self.resource.applied()).prefix
+    async def point(self) -> LogPoint:
+        point = await self.resource.point()
+        self.reached = self.received = point.index
+        self.history = point.history
         self.verdicts.begin(self.reached)
-        return self.reached
+        return point
 
     async def promises(self) -> Sequence[Memo]:
         memos = []
@@ -135,7 +145,7 @@ class ReplicaParticipant(BatchParticipant):
 
     # ----------------------------------------------------------------------------------------------------- epochs
 
-    async def prepare_batch(self, memo: Memo, members: tuple[EpochMember, ...]) -> BatchPrepared:
+    async def prepare_batch(self, memo: Memo, members: tuple[EpochMember, ...], before: LogPoint) -> BatchPrepared:
         events = [event for member in members for event in member.events or ()]
         logged = [member_of(m.tx, m.events or ()) for m in members]
         if self.leaving and memo.epoch.number not in self.prepared:  # a new attempt at what is promised may end it
@@ -144,35 +154,54 @@ class ReplicaParticipant(BatchParticipant):
             return BatchPrepared({m.tx: f"replica {self.site} is paused: {self.stopped}" for m in members})
         self.prepared.add(memo.epoch.number)
         batch = tuple(logged)
-        keyed = [member for member in logged if member.idempotency_key]
-        if keyed or self._is_watched():
+        if has_control(logged) or self._is_watched():
             batch = tuple([self._own(member, memo.epoch.number) for member in logged])
             if waited := self._waited_for(logged):
                 self._barriers[memo.epoch.number] = waited
+        refused = self._refused(batch)
+        if refused:
+            batch = tuple([member for member in batch if member.tx not in refused])
         try:
-            prepared = await self.resource.prepare(Epoch(_attempt(memo), batch, memo.digest, at_ms(events)))
+            epoch = Epoch(_attempt(memo), batch, memo.digest, at_ms(events), before)
+            prepared = await self.resource.prepare(epoch)
         except (ResourceRefused, NotReachable, OutcomeUnknown, StaleAttempt) as error:
             if not isinstance(error, StaleAttempt):  # that one is only late
                 self.unable.note(f"a vote failed: {error}")
             return BatchPrepared({m.tx: f"unavailable: {error}" for m in members})
-        excluded = {vote.tx: describe(vote.excluded) for vote in prepared.votes if vote.excluded is not None}
+        votes: Sequence[MemberVote] = prepared.votes
+        if refused:
+            carried_out = iter(votes)
+            votes = [refused[m.tx] if m.tx in refused else next(carried_out) for m in logged]
+        excluded = {vote.tx: describe(vote.excluded) for vote in votes if vote.excluded is not None}
         # Repairs differ from replica to replica, as they should: nobody compares what they did.
-        repairs = {member.tx for member in keyed if repair_of(member) is not None}
-        rows = tuple([() if vote.tx in repairs else vote.rows for vote in prepared.votes])
-        if not [vote for vote in prepared.votes if vote.returned and vote.tx not in repairs]:
-            return BatchPrepared(excluded, rows)
+        repairs = {member.tx for member in logged if repair_of(member) is not None}
+        rows = tuple([() if vote.tx in repairs else vote.rows for vote in votes])
+        if not [vote for vote in votes if vote.returned and vote.tx not in repairs]:
+            return BatchPrepared(excluded, rows, log_digest=prepared.log_digest)
         results = tuple(
             msgspec.msgpack.encode([pack_rows(rows) for rows in vote.returned])
             if vote.returned and vote.tx not in repairs
             else b""
-            for vote in prepared.votes
+            for vote in votes
         )
-        return BatchPrepared(excluded, rows, results)
+        return BatchPrepared(excluded, rows, results, prepared.log_digest)
 
-    async def finish_batch(self, memo: Memo, committed: bool) -> None:
-        attempt = _attempt(memo)
+    def _refused(self, members: Sequence[Member]) -> dict[TxId, MemberVote]:
+        """Votes against members that ask for what only agents write."""
+        if self.reserved is None:
+            return {}
+        found = {}
+        for member in members:
+            # Whether its writer may send a control transaction was checked by its broker.
+            problem = self.reserved(member) if member.control is None else None
+            if problem is not None:
+                found[member.tx] = MemberVote(member.tx, excluded=Exclusion(Why.INVALID, "", problem))
+        return found
+
+    async def finish_batch(self, memo: Memo, committed: bool) -> LogPoint | None:
+        attempt, point = _attempt(memo), None
         if committed:
-            await self.resource.commit(attempt)
+            point = await self.resource.commit(attempt)
         else:
             await self.resource.rollback(attempt)
         waited = self._barriers.pop(attempt.number, [])
@@ -184,6 +213,7 @@ class ReplicaParticipant(BatchParticipant):
         self.prepared.discard(attempt.number)
         if self.leaving:
             self._tell_moved()
+        return point
 
     async def leave(self) -> None:
         """Promise nothing more, and wait a moment for the end of what is promised: its locks would stay in the
@@ -206,8 +236,12 @@ class ReplicaParticipant(BatchParticipant):
 
     # -------------------------------------------------------------------------------------------------------- the log
 
-    async def apply_entries(self, entries: tuple[LogEntry, ...], upto: int) -> int:
+    def on_history(self, problem: str) -> None:
+        self.other_history = problem
+
+    async def apply_entries(self, entries: tuple[LogEntry, ...], upto: int, history: str, digests: Digests) -> LogPoint:
         """Each entry once and in order; numbers that hold nothing for us only move the position."""
+        self._log, self.history = (history, digests), history
         self.received = max(self.received, upto)
         await self.pace.gathered(self.applied_at)  # what comes meanwhile is applied with the next entries
         known = {entry.number: entry for entry in entries}
@@ -234,36 +268,52 @@ class ReplicaParticipant(BatchParticipant):
                 replaced = await self._failed(work[0], done.failed)
                 if replaced is not None:
                     work[0] = replaced
-        return self.reached
+        return LogPoint(history, self.reached, digests.at(self.reached) or NO_DIGEST)
 
     def _entry(self, number: int, logged: LogEntry | None) -> Entry:
+        entry = self._own_left_out(number, logged)
+        refused = self._refused(entry.members)
+        if not refused:
+            return entry
+        members = tuple([self._refusal(number, refused[m.tx]) if m.tx in refused else m for m in entry.members])
+        return Entry(number, members, entry.at_ms)
+
+    def _refusal(self, number: int, vote: MemberVote) -> Member:
+        assert vote.excluded is not None
+        return refusal(number, vote.tx, "apply_error", describe(vote.excluded), "skip")
+
+    def _own_left_out(self, number: int, logged: LogEntry | None) -> Entry:
         if logged is None or not self.own:
             return entry_of(number, logged)
-        batches = {event.body.get("batch") for one in logged.transactions for event in one.events}
+        batches = {event.body.get(BATCH) for one in logged.transactions for event in one.events}
         mine = self.own & batches
         if not mine:
             return entry_of(number, logged)
         # Passed over only once: what is logged again after a lost answer is found by its idempotency keys.
         self.own -= mine
         others = tuple(
-            one for one in logged.transactions if mine.isdisjoint(event.body.get("batch") for event in one.events)
+            one for one in logged.transactions if mine.isdisjoint(event.body.get(BATCH) for event in one.events)
         )
         left = entry_of(number, msgspec.structs.replace(logged, transactions=others))
         return Entry(number, left.members, at_ms([event for one in logged.transactions for event in one.events]))
 
     async def _apply(self, work: Sequence[Entry], logged: dict[int, LogEntry]) -> Applied:
         if self.translate is None:
-            done = await self.resource.apply([self._own_entry(entry) for entry in work])
+            done = await self._record([self._own_entry(entry) for entry in work])
             self.verdicts.note([entry for entry in work if entry.number <= done.position])
             return done
         done, left = Applied(self.reached), list(work)
         while left and done.failed is None:
             async with self.turn:
                 some = await self._translated(left, logged)
-                done = await self.resource.apply(some)
+                done = await self._record(some)
             self.verdicts.note([entry for entry in some if entry.number <= done.position])
             left = left[len(some) :]
         return done
+
+    async def _record(self, entries: Sequence[Entry]) -> Applied:
+        history, digests = self._log
+        return await self.resource.apply(entries, history=history, digests=digests)
 
     async def _translated(self, entries: list[Entry], logged: dict[int, LogEntry]) -> list[Entry]:
         """Some of the entries, from the first on. Repairs are rows as they shall be: nothing is left to resolve."""
@@ -283,7 +333,7 @@ class ReplicaParticipant(BatchParticipant):
     # ------------------------------------------------------------------------------------------ barriers and repairs
 
     def _own_entry(self, entry: Entry) -> Entry:
-        if not marked(entry.members) and not self._is_watched():
+        if not has_control(entry.members) and not self._is_watched():
             return entry
         own = tuple([self._own(member, entry.number) for member in entry.members])
         return entry if own == entry.members else Entry(entry.number, own, entry.at_ms)
@@ -293,7 +343,7 @@ class ReplicaParticipant(BatchParticipant):
 
     def _own(self, member: Member, number: int) -> Member:
         """A transaction as it is carried out here: a repair is for one replica, and only while it is right."""
-        repair = repair_of(member) if member.idempotency_key else None
+        repair = repair_of(member)
         if repair is None:
             if self.visitor is not None:
                 self.visitor.saw(member, number)
@@ -306,8 +356,8 @@ class ReplicaParticipant(BatchParticipant):
         visitor = self.visitor
         if visitor is None:
             return []
-        found = map(barrier_of, marked(members))
-        return [barrier for barrier in found if barrier is not None and visitor.expects(barrier)]
+        barriers = [member.control.ident for member in members if isinstance(member.control, Barrier)]
+        return [barrier for barrier in barriers if visitor.expects(barrier)]
 
     def _to_barrier(self, work: list[Entry]) -> tuple[list[Entry], list[str]]:
         """What can be applied at once: nothing that lies beyond a barrier that somebody waits for."""
@@ -338,7 +388,7 @@ class ReplicaParticipant(BatchParticipant):
 
 
 def _repairs_nothing(entry: Entry) -> bool:
-    return not any(map(repair_of, marked(entry.members)))
+    return not any(map(repair_of, entry.members))
 
 
 def _attempt(memo: Memo) -> Attempt:
@@ -362,7 +412,7 @@ def entry_of(number: int, entry: LogEntry | None) -> Entry:
             members += batch
             continue
         if logged.tx_type is TxType.LOCAL:
-            members += published_members(TxId(logged.tx), logged.events)
+            members += logged_members(TxId(logged.tx), logged.events)
         else:
             members.append(member_of(TxId(logged.tx), logged.events))
     events = [event for logged in entry.transactions for event in logged.events]

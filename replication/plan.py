@@ -1,5 +1,6 @@
 """What has to be done so that what runs is what the file says."""
 
+import secrets
 from pathlib import Path
 
 import msgspec
@@ -7,6 +8,9 @@ import msgspec
 from replication.calls import Describe, Described
 from replication.config import HIDDEN, Cluster, ReplicaSetConfig
 from replication.conversation import Caller
+from replication.replica_set import connect_by_file
+from replication.start.policy_change import DECIDING, behind
+from tops.errors import ConfigError
 from tops.site import Site
 
 ASK_S = 3.0
@@ -24,15 +28,25 @@ class Step(msgspec.Struct, frozen=True):
 
 
 async def plan_for(cluster: Cluster, wanted: ReplicaSetConfig, keys: Path | None = None) -> list[Step]:
-    """Compare the file with what the set's agents say they run."""
+    """Compare the file with what the set's agents say they run. ConfigError for a change of policy while a replica is
+    behind: it could not follow what was written before."""
     brokers = cluster.config
     async with Site.connect(
-        cluster.urls(), keys=keys, cluster=brokers.cluster.name, insecure=brokers.cluster.insecure
+        cluster.urls(),
+        instance=secrets.token_hex(4),
+        keys=keys,
+        cluster=brokers.cluster.name,
+        insecure=brokers.cluster.insecure,
     ) as site:
         caller = Caller(site, wanted.name, site.brokers)
         await caller.start()
         answers = await caller.ask_all(Describe(), ASK_S, len(wanted.replica))
     running = {a.replica: ReplicaSetConfig.model_validate_json(a.config) for a in answers if isinstance(a, Described)}
+    if any(_differences(wanted, config) & DECIDING for config in running.values()):
+        async with connect_by_file(cluster, wanted.name, keys=keys) as replica_set:
+            late = behind(await replica_set.status())
+        if late:
+            raise ConfigError(f"the policy can't be changed now: {'; '.join(late)}: wait until all are in sync")
     return steps_between(wanted, running)
 
 

@@ -20,7 +20,7 @@ class Processes:
     """Starts `tops` processes for the parts that a file names; their output goes to files, or to ours.
 
     `module` is what takes the place of `tops` as the program, with the same command line; `environment` is added to
-    ours.
+    ours, `replica_options` to the commands of replicas.
     """
 
     def __init__(
@@ -31,9 +31,11 @@ class Processes:
         *,
         module: str = "tops",
         environment: Mapping[str, str] | None = None,
+        replica_options: Sequence[str] = (),
     ) -> None:
         self.cluster, self._logs, self._log_level = cluster, logs, log_level
         self._module, self._environment = module, dict(environment or {})
+        self._replica_options = replica_options
         self._running: dict[str, asyncio.subprocess.Process] = {}
 
     @property
@@ -47,7 +49,8 @@ class Processes:
 
     async def start(self, part: str) -> None:
         kind, _, name = part.partition("/")
-        command = ["broker", "run", "--name", name] if kind == "broker" else ["replica", "run", "--name", part]
+        replica = ["replica", "run", "--name", part, *self._replica_options]
+        command = ["broker", "run", "--name", name] if kind == "broker" else replica
         path = str(self.cluster.path.absolute())
         arguments = [*command, "-c", path, "--log-level", self._log_level]
         output = None
@@ -107,6 +110,15 @@ class Processes:
             task.cancel()
         task = next(iter(done))
         return waits[task], task.result()
+
+    @property
+    def running(self) -> list[str]:
+        """Parts that have not been stopped or dropped."""
+        return list(self._running)
+
+    def drop(self, part: str) -> None:
+        """Do without a part that has ended."""
+        del self._running[part]
 
     def check(self) -> None:
         """Raise if a process that should run has ended."""

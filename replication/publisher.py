@@ -2,11 +2,15 @@
 
 One batch at a time, as one event that is a local transaction of its own. After a crash or an unknown
 outcome a batch is published again; its transactions are recognised everywhere by their idempotency keys.
+
+What is published stays in the outbox until this replica itself has it back from the log: until then the log may lose
+it, with a journal that is restored from a backup. If the log goes on in a new history, it is published again.
 """
 
 import asyncio
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Callable
 
 from replication.events import batch_body
 from replication.policies import TxPlan
@@ -14,6 +18,7 @@ from tops.changes import tx_of
 from tops.errors import TopsError
 from tops.event_types import EventType
 from tops.ports import OutboxEntry, Resource
+from tops.set_types import BATCH
 from tops.site import Site
 
 FETCH_MAX = 100  # entries of the outbox
@@ -38,6 +43,11 @@ class OutboxPublisher:
         self._site, self._event_type, self._resource, self._plan = site, event_type, resource, plan
         self._awaited = awaited  # by writers, who ask for the numbers of their transactions
         self.own: set[bytes] | None = None  # where batches are noted that are published: they come back from the log
+        # The history of the log and the index in it that this replica has reached; without it nothing is waited for.
+        self.reached: Callable[[], tuple[str, int]] | None = None
+        self._history = ""
+        self._sent = 0  # the last id of the outbox that is published
+        self._unmarked: deque[tuple[int, int]] = deque()  # published: index in the log, id in the outbox
         self._work = asyncio.Event()
         self._waiting: dict[str, list[asyncio.Future[int]]] = {}
         self._published: OrderedDict[str, int] = OrderedDict()
@@ -87,8 +97,9 @@ class OutboxPublisher:
             await self.resumed.wait()
             if not (self._more or self._waiting):
                 await self._linger()
+            await self._mark()
             before = self._committed
-            found = await self._resource.unpublished(FETCH_MAX)
+            found = await self._resource.unpublished(FETCH_MAX, self._sent)
             self._last = sum(len(entry.encoded) for entry in found)
             # What was committed since we asked may not be among them: it counts until we look again.
             self.unpublished = self._last + self._committed - before
@@ -99,17 +110,31 @@ class OutboxPublisher:
             members = [encoded for entry in entries for encoded in entry.encoded]
             body = batch_body(members)
             if self.own is not None:
-                self.own.add(body["batch"])
+                self.own.add(body[BATCH])
             outcome = await self._site.execute(
                 self._event_type,
                 self._plan.tx_type,
                 events=[body],
                 limit=self._plan.limit,
             )
-            await self._resource.mark_published(entries[-1].id)
+            self._sent = entries[-1].id
+            self._unmarked.append((outcome.log_number or 0, self._sent))
             if self._awaited:
                 for encoded in members:
                     self._tell(tx_of(encoded), outcome.log_number or 0)
+
+    async def _mark(self) -> None:
+        """What has come back from the log is safe: every replica follows from there."""
+        history, reached = self.reached() if self.reached is not None else (self._history, None)
+        if self._history and history != self._history:
+            self._unmarked.clear()
+            self._sent = 0
+        self._history = history
+        done = 0
+        while self._unmarked and (reached is None or self._unmarked[0][0] <= reached):
+            done = self._unmarked.popleft()[1]
+        if done:
+            await self._resource.mark_published(done)
 
     async def _linger(self) -> None:
         """Nobody waits for the log: a batch costs every replica a transaction, whatever its size."""

@@ -13,7 +13,7 @@ from uuid import UUID
 import msgspec
 
 from replication.conflicts.tables import Shapes, TableShape
-from tops.changes import Change, Insert, InvalidChange, Row, Statement
+from tops.changes import Change, Insert, InvalidChange, Row, Statement, is_captured
 from tops.ports import Resource
 
 TABLE = ""  # as a key: any row of the table
@@ -29,7 +29,8 @@ _INTEGERS = frozenset({"smallint", "integer", "bigint"})
 _REACHING = """
 select c.relname as name from pg_constraint f join pg_class c on c.oid = f.confrelid
  where f.contype = 'f' and (f.confdeltype in ('c', 'n', 'd') or f.confupdtype in ('c', 'n', 'd'))
-union select c.relname from pg_trigger t join pg_class c on c.oid = t.tgrelid where not t.tgisinternal
+union select c.relname from pg_trigger t join pg_class c on c.oid = t.tgrelid join pg_proc f on f.oid = t.tgfoid
+ where not t.tgisinternal and f.pronamespace is distinct from to_regnamespace('tops')
 """
 _OPAQUE = """
 select viewname as name from pg_views where schemaname not in ('pg_catalog', 'information_schema')
@@ -109,8 +110,8 @@ class Places:
                 if known is None:
                     known = tables[change.table] = await self._written(change.table)
                     places.add((known.listed, TABLE))
-                    if known.reaches_others:
-                        places |= _whole(self._tables)
+                if known.reaches_others and not is_captured(change):  # else all that it reached is in the write set
+                    places |= _whole(self._tables)
                 row = change.values if isinstance(change, Insert) else change.key
                 key = spelled(known.shape, row) if known.shape is not None else None
                 places.add((known.listed, BY_STATEMENT if key is None else key))
@@ -146,7 +147,7 @@ class Places:
         return not self._reaching.isdisjoint(words)
 
     async def _names(self, sql: str) -> frozenset[str]:
-        return frozenset(row["name"] for row in (await self._resource.read(sql)).rows)
+        return frozenset(row["name"] for row in (await self._resource.read_own(sql)).rows)
 
 
 def _whole(tables: Sequence[str]) -> set[Place]:

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from adapters.sql import check_query
 from replication.calls import (
     AnyAnswer,
     Failed,
@@ -31,7 +32,7 @@ from replication.events import log_type
 from replication.policies import Policy
 from replication.read_locks import Lock
 from replication.values import pack_values, unpack_rows
-from tops.changes import Row, check_query
+from tops.changes import Row
 from tops.errors import InvalidTransaction, NotReachable, TopsError
 from tops.site import Site
 from tops.transactions import Scope
@@ -70,7 +71,7 @@ class Reader:
         max_lag_s: float | None,
         replica: str | None,
     ) -> ReadResult:
-        check_query(sql)
+        check_query(sql, any_dialect=True)
         self._check(consistency)
         where, floor = _token(after)
         wait = self._config.wait_s if wait_s is None else wait_s
@@ -105,7 +106,7 @@ class Reader:
 
     async def locked(self, sql: str, args: Sequence[Any], after: str) -> tuple[list[Row], list[Lock]]:
         """A read inside a serializable transaction that sees the write of that token, and what it depends on."""
-        check_query(sql)
+        check_query(sql, any_dialect=True)
         _, floor = _token(after)
         read = LockedRead(sql=sql, args=pack_values(args), at_least=floor, wait_s=self._config.wait_s)
         done = await self._answer(self._by_nearness(), read)

@@ -2,6 +2,8 @@
 
 import re
 
+from replication.calls import DatabaseError
+from tops.changes import NotDeterministic
 from tops.constraints import NOT_ALLOWED
 from tops.errors import Retry, TopsError
 from tops.ports import Exclusion, Why
@@ -12,15 +14,43 @@ _SAID = re.compile(
 
 
 SERIALIZATION, UNAVAILABLE = "serialization", "unavailable"
-_KNOWN = frozenset({*(why.value for why in Why), SERIALIZATION, UNAVAILABLE})
+PLAN_UNKNOWN, AGAINST_PLAN = "plan-unknown", "against-plan"  # as the coordinator says it
+_KNOWN = frozenset({*(why.value for why in Why), SERIALIZATION, UNAVAILABLE, PLAN_UNKNOWN, AGAINST_PLAN})
+_TRANSIENT = frozenset(
+    {UNAVAILABLE, PLAN_UNKNOWN, AGAINST_PLAN, Why.CONFLICT.value}
+)  # nothing happened, and it may succeed later
 
 
 class WriteRefused(TopsError):
-    """The transaction is nowhere; `why` is the kind of refusal, `sqlstate` the database's code if it was its."""
+    """The transaction is nowhere; `why` is the kind of refusal, `sqlstate` the database's code if it was its.
 
-    def __init__(self, tx: str, why: str, text: str, sqlstate: str = "", *, retry: Retry = Retry.NEVER) -> None:
+    `database` is all that PostgreSQL has said, where the transaction was executed once and PostgreSQL rejected it."""
+
+    def __init__(
+        self,
+        tx: str,
+        why: str,
+        text: str,
+        sqlstate: str = "",
+        *,
+        retry: Retry = Retry.NEVER,
+        database: DatabaseError | None = None,
+    ) -> None:
         self.tx, self.why, self.text, self.sqlstate, self.retry = tx, why, text, sqlstate, retry
-        super().__init__(f"transaction {tx} was refused ({why}): {text}")
+        self.database = database
+        what = f"transaction {tx}" if tx else "the write"
+        super().__init__(f"{what} was refused ({why}): {text}")
+
+
+class ChangeNotProved(WriteRefused):
+    """The change is not proved to do the same on every replica; `reason` is the proof's code, the text says what to do.
+
+    Nothing but another statement, or another schema, helps.
+    """
+
+    def __init__(self, tx: str, reason: str, text: str, sqlstate: str) -> None:
+        self.reason = reason
+        super().__init__(tx, "not-deterministic", text, sqlstate)
 
 
 class VersionConflict(WriteRefused):
@@ -33,6 +63,13 @@ class SerializationFailure(WriteRefused):
 
 class TooFewReplicas(WriteRefused):
     """Not enough replicas are in sync to keep the policy's promise; the text names who is missing."""
+
+
+class NotStarted(WriteRefused):
+    """The set has not started: its databases are being compared, or differ. Nothing happened."""
+
+    def __init__(self, text: str, tx: str = "") -> None:
+        super().__init__(tx, "not-started", text, retry=Retry.SAFE)
 
 
 class Duplicate(TopsError):
@@ -66,4 +103,14 @@ def understand(tx: str, reason: str) -> TopsError:
         return SerializationFailure(tx, why, text, retry=Retry.SAFE)
     if why == Why.VERSION.value:
         return VersionConflict(tx, why, text, sqlstate, retry=Retry.SAFE)
-    return WriteRefused(tx, why, text, sqlstate, retry=Retry.SAFE if why == UNAVAILABLE else Retry.NEVER)
+    if (not_proved := NotDeterministic.SAID.match(text)) is not None:
+        return ChangeNotProved(tx, not_proved["reason"], text, sqlstate)
+    return WriteRefused(tx, why, text, sqlstate, retry=Retry.SAFE if why in _TRANSIENT else Retry.NEVER)
+
+
+def database_error(tx: str, error: DatabaseError) -> WriteRefused:
+    """What PostgreSQL has said about a transaction that was executed once."""
+    if error.sqlstate.startswith("40"):
+        return SerializationFailure(tx, SERIALIZATION, error.message, error.sqlstate, retry=Retry.SAFE, database=error)
+    why = Why.CONSTRAINT if error.sqlstate.startswith("23") else Why.ERROR
+    return WriteRefused(tx, why.value, error.message, error.sqlstate, database=error)

@@ -7,13 +7,26 @@ async with connect("ws://127.0.0.1:7420", "shop") as shop:
 
 import asyncio
 import random
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from replication.calls import (
+    AnyQuestion,
+    Describe,
+    Described,
+    Pause,
+    Reload,
+    Resume,
+    RetryErrors,
+    RowsTold,
+    Status,
+    StatusTold,
+    Told,
+)
 from replication.calls import Conflicts as ConflictsWanted
-from replication.calls import Describe, Described, Order, RowsTold, Status, StatusTold, Told
 from replication.config import Cluster, ReplicaSetConfig
 from replication.conversation import Caller
 from replication.events import log_type
@@ -25,7 +38,8 @@ from replication.values import unpack_rows
 from replication.writes import Writer, WriteResult
 from tops.changes import Change, Row, Statement
 from tops.core.participation import SiteOptions
-from tops.errors import NotReachable
+from tops.errors import ConfigError, NotReachable
+from tops.messages import LogRecovered, Principal
 from tops.site import Site
 
 T = TypeVar("T")
@@ -38,10 +52,17 @@ class ReplicaSet:
     """One replica set, connected; `connect` makes it. Safe to use from many tasks at once."""
 
     def __init__(
-        self, site: Site, config: ReplicaSetConfig, caller: Caller, prefer: str | None, patience_s: float = 10.0
+        self,
+        site: Site,
+        config: ReplicaSetConfig,
+        caller: Caller,
+        prefer: str | None,
+        patience_s: float = 10.0,
+        *,
+        started: bool = True,
     ) -> None:
         self.config, self.policy, self._site, self._caller = config, policy_of(config), site, caller
-        self._writer = Writer(site, config, self.policy, caller, prefer, patience_s)
+        self._writer = Writer(site, config, self.policy, caller, prefer, patience_s, started=started)
         self._reader = Reader(site, config, self.policy, caller, prefer)
 
     @property
@@ -140,8 +161,11 @@ class ReplicaSet:
         coordinator: dict[str, Any] = {"reachable": False}
         try:
             log = await self._site.ask_log(log_type(self.name), timeout_s=timeout_s)
-            coordinator = {"reachable": True, "head": log.decided, "oldest": log.oldest}
+            coordinator = {"reachable": True, "head": log.decided, "oldest": log.oldest, "history": log.history}
+            coordinator["stale"] = str(log.stale) if log.stale is not None else ""
             behind = {f.name: log.decided - f.position for f in log.followers}
+            # A replica may not have heard yet that its coordinator started again, and on which journal.
+            told = told if log.is_open else {name: {**fields, "in_sync": False} for name, fields in told.items()}
         except NotReachable as error:
             coordinator["problem"], behind = str(error), {}
         replicas = []
@@ -159,10 +183,17 @@ class ReplicaSet:
         return {a.replica: unpack_rows(a.rows) for a in answers if isinstance(a, RowsTold)}
 
     async def order(self, replica: str, what: str, argument: str = "") -> str:
-        """An operator's order to one replica: `pause`, `resume`, `retry`."""
-        answer = await self._caller.ask(self.config.site_of(replica), Order(what=what, argument=argument), 30.0)
+        """An operator's request to one replica: `pause` (with a reason), `resume`, `retry` or `reload`."""
+        answer = await self._caller.ask(self.config.site_of(replica), _operation(what, argument), 30.0)
         assert isinstance(answer, Told)
         return answer.text
+
+    async def recover_log(self, *, accept_loss: bool = False) -> LogRecovered:
+        """Let the log of a coordinator whose journal is stale go on in a new history, behind the most advanced
+        replica; what was written before stays as it is there."""
+        sites = [self.config.site_of(name) for name in self.config.names]
+        needed = policy_of(self.config).responses_needed()
+        return await self._site.recover_log(log_type(self.name), sites, needed, accept_loss=accept_loss)
 
     async def wait_in_sync(self, timeout_s: float = 30.0) -> None:
         """Returns when every replica answers and is in sync; NotReachable, naming the others, after the bound."""
@@ -170,13 +201,31 @@ class ReplicaSet:
         while True:
             status = await self.status()
             head = status["coordinator"].get("head")
-            late = [r["replica"] for r in status["replicas"] if _late(r, head)]
+            late = [_named(r) for r in status["replicas"] if _late(r, head)]
             if head is not None and not late:
                 return
             if asyncio.get_running_loop().time() > deadline:
                 problem = f"; the coordinator: {status['coordinator']['problem']}" if head is None else ""
                 raise NotReachable(f"not in sync after {timeout_s:g} s: {', '.join(late) or 'nobody knows'}{problem}")
             await asyncio.sleep(0.2)
+
+
+def _named(replica: dict[str, Any]) -> str:
+    reason = replica.get("not_started")
+    return f"{replica['replica']} (not started: {reason})" if reason else str(replica["replica"])
+
+
+def _operation(what: str, reason: str) -> AnyQuestion:
+    match what:
+        case "pause":
+            return Pause(reason=reason)
+        case "resume":
+            return Resume()
+        case "retry":
+            return RetryErrors()
+        case "reload":
+            return Reload()
+    raise ConfigError(f"no operation is named {what!r}: pause, resume, retry or reload")
 
 
 def _late(replica: dict[str, Any], head: int | None) -> bool:
@@ -191,6 +240,7 @@ async def connect(
     *,
     name: str | None = None,
     keys: Path | None = None,
+    on_behalf_of: Principal | None = None,
     insecure: str | None = None,
     prefer: str | None = None,
     timeout_s: float = 10.0,
@@ -198,17 +248,30 @@ async def connect(
     """Connect to a replica set through one of the cluster's brokers.
 
     `prefer` names the replica that local-first writes and reads of `any` go to; without it, one at the broker that
-    this client is connected to. `keys` is the folder that `tops keys issue` wrote for this client. `timeout_s` bounds
-    connecting, and then every write: after it the outcome is unknown.
+    this client is connected to. `keys` is the folder that `tops keys issue` wrote for this client. A service acts
+    `on_behalf_of` another identity: everything is done with the rights that both have. `timeout_s` bounds connecting,
+    and then every write: after it the outcome is unknown.
     Raises NotReachable if no broker, or no replica of the set, answers.
     """
     options = SiteOptions(retry_s=0.5, give_up_s=timeout_s)
-    async with Site.connect(url, name=name, keys=keys, insecure=insecure, timeout_s=timeout_s, options=options) as site:
+    # Every process of an application has a session of its own, also where they share a certificate.
+    instance = secrets.token_hex(4) if keys is not None else ""
+    async with Site.connect(
+        url,
+        name=name,
+        instance=instance,
+        on_behalf_of=on_behalf_of,
+        keys=keys,
+        insecure=insecure,
+        timeout_s=timeout_s,
+        options=options,
+    ) as site:
         caller = Caller(site, replica_set, site.brokers)
         await caller.start()
-        config = await _described(caller, replica_set, timeout_s)
+        described = await _described(caller, replica_set, timeout_s)
+        config = ReplicaSetConfig.model_validate_json(described.config)
         await site.advertise(log_type(replica_set))
-        yield ReplicaSet(site, config, caller, prefer, timeout_s)
+        yield ReplicaSet(site, config, caller, prefer, timeout_s, started=not described.not_started)
 
 
 def connect_by_file(
@@ -219,7 +282,7 @@ def connect_by_file(
     return connect(cluster.urls(), replica_set, keys=keys, insecure=insecure, timeout_s=timeout_s)
 
 
-async def _described(caller: Caller, replica_set: str, timeout_s: float) -> ReplicaSetConfig:
+async def _described(caller: Caller, replica_set: str, timeout_s: float) -> Described:
     deadline = asyncio.get_running_loop().time() + timeout_s
     while True:
         try:
@@ -231,4 +294,4 @@ async def _described(caller: Caller, replica_set: str, timeout_s: float) -> Repl
                 ) from None
             continue
         assert isinstance(answer, Described)
-        return ReplicaSetConfig.model_validate_json(answer.config)
+        return answer

@@ -10,7 +10,22 @@ from replication.read_locks import Lock, encode_locks
 from replication.reads import Consistency, Reader
 from replication.writes import Writer, WriteResult
 from tops.changes import Change, Delete, Insert, Row, Statement, Update, Upsert
-from tops.errors import TransactionClosed
+from tops.errors import InvalidTransaction, TransactionClosed
+
+
+class Executed:
+    """What a statement of a transaction has done, once the transaction has committed."""
+
+    def __init__(self, transaction: "Transaction", place: int) -> None:
+        self._transaction, self._place = transaction, place
+
+    @property
+    def rows(self) -> int:
+        return self._transaction.done(self._place)[0]
+
+    @property
+    def returned(self) -> tuple[Row, ...]:
+        return self._transaction.done(self._place)[1]
 
 
 class Transaction:
@@ -46,8 +61,10 @@ class Transaction:
     async def delete(self, table: str, key: Row, *, expect_version: int | None = None) -> None:
         self._add(Delete(table, key, expect_version))
 
-    async def execute(self, sql: str, *args: Any) -> None:
+    async def execute(self, sql: str, *args: Any) -> "Executed":
+        """The statement runs when the transaction commits; what it did is known then."""
         self._add(Statement(sql, args))
+        return Executed(self, len(self._changes) - 1)
 
     async def fetch(self, sql: str, *args: Any, consistency: Consistency = "any") -> list[Row]:
         """Read; the transaction's own changes are not visible before it commits. In a serializable set it commits only
@@ -63,6 +80,13 @@ class Transaction:
             raise TransactionClosed(self.result.tx, "committed")
         self.result = await self._writer.write(tuple(self._changes), self._key, self._reads())
         return self.result
+
+    def done(self, place: int) -> tuple[int, tuple[Row, ...]]:
+        """Rows affected and rows returned by the change at that place; to be asked for after the commit."""
+        if self.result is None:
+            raise InvalidTransaction("what a statement did is known when its transaction has committed")
+        rows, returned = self.result.rows, self.result.returned
+        return rows[place] if place < len(rows) else 0, returned[place] if place < len(returned) else ()
 
     def _reads(self) -> bytes:
         one_snapshot = len({lock.position for lock in self._locks}) <= 1

@@ -3,6 +3,8 @@
 The wire's own format knows no decimals, UUIDs, dates and times of day; they travel as marked text.
 """
 
+import asyncio
+import struct
 from collections.abc import Callable, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -12,9 +14,12 @@ from uuid import UUID
 import msgspec
 
 from tops.changes import Row
+from tops.errors import ResultTooLarge
 
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 _INT_MAX = 2**63 - 1
+RESPONSE_BYTES_MAX = 4 * 2**20  # of rows: a response is one message
+_SLICE_ROWS = 500  # packed in one event-loop iteration
 _DECIMAL, _UUID, _DATETIME, _DATE, _TIME, _TIMEDELTA, _INT = range(1, 8)
 _READERS: dict[int, Callable[[str], Any]] = {
     _DECIMAL: Decimal,
@@ -38,6 +43,25 @@ _args_decoder = msgspec.msgpack.Decoder(list[Any], ext_hook=_unpacked)
 
 def pack_rows(rows: Sequence[Row]) -> bytes:
     return _encoder.encode([{name: _packed(value) for name, value in row.items()} for row in rows])
+
+
+async def pack_result(where: str, rows: Sequence[Row]) -> bytes:
+    """As `pack_rows`, up to the size of a response; others have their turn meanwhile. Raises ResultTooLarge."""
+    if len(rows) <= _SLICE_ROWS:
+        packed = pack_rows(rows)
+    else:
+        parts, size = [struct.pack(">BI", 0xDD, len(rows))], 0  # the head of an array of so many elements
+        for start in range(0, len(rows), _SLICE_ROWS):
+            part = rows[start : start + _SLICE_ROWS]
+            parts.append(pack_rows(part)[1 if len(part) < 16 else 3 :])  # without the head of an array of its own
+            size += len(parts[-1])
+            if size > RESPONSE_BYTES_MAX:
+                break
+            await asyncio.sleep(0)
+        packed = b"".join(parts)
+    if len(packed) > RESPONSE_BYTES_MAX:
+        raise ResultTooLarge(where, RESPONSE_BYTES_MAX)
+    return packed
 
 
 def unpack_rows(data: bytes) -> list[Row]:

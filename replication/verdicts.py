@@ -57,7 +57,7 @@ class Verdicts:
             elif line in self._refused:
                 found[tx] = self._refused[line][1]
         if earlier:
-            rows = (await self._resource.read(_LOOK_UP, (list(earlier), list(REFUSALS)))).rows
+            rows = (await self._resource.read_own(_LOOK_UP, (list(earlier), list(REFUSALS)))).rows
             found |= {earlier[row["id"]]: _reason(row["discarded"]) for row in rows}
         return found
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from replication.marked import check_key
+from replication.control import check_key
 from replication.refusals import WriteRefused
 from tops.changes import own_key
 from tops.ids import counted, counted_all, counted_id, told_by_counted

@@ -10,6 +10,7 @@ ROOT = Path(__file__).parent.parent
 COMMAND_LINE = ROOT / "tops" / "cli"
 VOCABULARY = {
     "tops.constraints",
+    "tops.digests",
     "tops.effects",
     "tops.errors",
     "tops.event_types",

@@ -8,7 +8,7 @@ the wire some of these arrive as their text (a Decimal as "12.50"), which means 
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -22,17 +22,18 @@ SUMS = "tops.row_sums"  # where a resource adds up what was added to each row, b
 
 
 class Insert(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="insert"):
-    """A new row; refused if its key exists."""
+    """A new row; refused if its key exists. `captured`, here and below: a row as an origin has left it."""
 
     table: str
     values: Row
+    captured: bool = False
 
 
 class Update(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="update"):
     """New values for, or amounts added to, columns of the row with that primary key.
 
     No such row: 0 rows and no error, unless it must exist. With `sum_key`, the row's name among the sums, the amounts
-    are added to those in `SUMS` as well.
+    are added to those in `SUMS` as well. `expect_row`: the digest of the row that an origin has found there.
     """
 
     table: str
@@ -42,6 +43,8 @@ class Update(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="update
     expect_version: int | None = None
     must_exist: bool = False
     sum_key: str = ""
+    expect_row: str | None = None
+    captured: bool = False
 
 
 class Upsert(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="upsert"):
@@ -52,14 +55,17 @@ class Upsert(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="upsert
     values: Row = {}
     expect_version: int | None = None
     add: Row = {}
+    captured: bool = False
 
 
 class Delete(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="delete"):
-    """The row is gone afterwards; no such row: 0 rows, no error."""
+    """The row is gone afterwards; no such row: 0 rows, no error, unless it must be the one that an origin has found."""
 
     table: str
     key: Row
     expect_version: int | None = None
+    expect_row: str | None = None
+    captured: bool = False
 
 
 class Statement(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="statement"):
@@ -73,14 +79,50 @@ RowChange = Insert | Update | Upsert | Delete
 Change = RowChange | Statement
 
 
+class Barrier(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="barrier"):
+    """A place in the log that changes nothing; `ident` names who waits for it."""
+
+    ident: str
+
+
+class Repair(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="repair"):
+    """Rows of one replica as they shall be: carried out by the agent `site`, and empty for all others.
+
+    `position`: the rows were looked at as of this log index. `part` numbers the transactions of one repair. `forced`:
+    an operator has overruled the log, which does not say any more what the rows should be."""
+
+    site: str
+    ident: str
+    position: int
+    part: int = 0
+    forced: bool = False
+
+
+class Housekeeping(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="housekeeping"):
+    """An agent truncates what all replicas have kept long enough in schema `tops`."""
+
+
+class Settle(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="settle"):
+    """An operator settles that another client's transaction never comes, if it has not come yet."""
+
+
+Control = Barrier | Repair | Housekeeping | Settle
+
+
 class Member(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One transaction of an epoch or of the log: its changes, in order."""
+    """One transaction of an epoch or of the log: its changes, in order.
+
+    `origin` and `control` are never taken from what a client has encoded: they travel beside the member, where brokers
+    check the right to say them (`replication.events`)."""
 
     tx: TxId
     changes: tuple[Change, ...]
     idempotency_key: str = ""
     key_ttl_s: int = 86_400  # how long the key is remembered
     content: str = ""  # what the key stands for, where the changes are no longer those that the application asked for
+    origin: str = ""  # the replica that has executed it and captured these changes
+    sequences: tuple[tuple[str, int], ...] = ()  # by name, the last values of sequences that the execution has advanced
+    control: Control | None = None  # what it is, if it is no application's write
 
     @property
     def key(self) -> str:
@@ -94,6 +136,7 @@ class _TxAlone(msgspec.Struct, frozen=True, gc=False, array_like=True):
     tx: TxId
 
 
+SETTLED = "settled"  # what a key stands for under which nothing is to come any more
 OWN = "tx"  # what a key stands for that nobody has to write down: the transaction's own id
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 _decoder = msgspec.msgpack.Decoder(Member)
@@ -138,8 +181,13 @@ def unpack_members(packed: bytes) -> list[bytes]:
 
 
 def content_digest(member: Member) -> str:
-    """The same for the same changes, whatever transaction carries them: what an idempotency key is tied to."""
-    return member.content or hashlib.sha256(_encoder.encode(member.changes)).hexdigest()[:32]
+    """What an idempotency key is tied to: by its own word, or by its changes."""
+    return member.content or changes_digest(member)
+
+
+def changes_digest(member: Member) -> str:
+    """The same for the same changes, whatever transaction carries them."""
+    return hashlib.sha256(_encoder.encode(member.changes)).hexdigest()[:32]
 
 
 def members_digest(members: Sequence[Member]) -> str:
@@ -152,18 +200,18 @@ class InvalidChange(TopsError):
 
 
 class NotDeterministic(InvalidChange):
-    """Replicas running this statement would end with different rows."""
+    """Replicas carrying this out might end with different rows; `reason` is a code, `detail` says what and what to do.
 
-    def __init__(self, culprit: str, sql: str) -> None:
-        self.culprit = culprit
-        super().__init__(
-            f"{culprit} gives another result on every replica; compute the value first and pass it as a parameter, "
-            f"or allow non-deterministic statements for this replica set: {sql[:200]}"
-        )
+    The code travels inside the text, so that the error can be made again from it at the client.
+    """
+
+    SAID = re.compile(r"not proved deterministic \[(?P<reason>[a-z-]+)\]: ")
+
+    def __init__(self, reason: str, detail: str) -> None:
+        self.reason, self.detail = reason, detail
+        super().__init__(f"not proved deterministic [{reason}]: {detail}")
 
 
-_ALLOWED = frozenset({"insert", "update", "delete", "merge", "with", "select", "truncate"})
-_READS = frozenset({"select", "with", "values", "table", "explain", "show"})
 _CLOCK_WORDS = frozenset(
     {"current_timestamp", "current_date", "current_time", "localtime", "localtimestamp", "tablesample", "ctid"}
     | {"current_user", "session_user", "current_role", "current_catalog", "current_schema"}
@@ -194,36 +242,19 @@ _TOKEN = re.compile(
 )
 
 
-def check_statement(sql: str, *, allow_volatile: bool = False) -> None:
-    """Refuse what could end the transaction around it or, unless allowed, what differs from replica to replica."""
-    tokens = list(_tokens(sql))
-    if not tokens:
-        raise InvalidChange("the statement is empty")
-    verb = tokens[0][1]
-    if verb not in _ALLOWED:
-        raise InvalidChange(
-            f"a replicated statement starts with one of {', '.join(sorted(_ALLOWED))}, not with {verb!r}: {sql[:200]}"
-        )
-    if ("other", ";") in tokens[:-1]:
-        raise InvalidChange(f"one statement at a time, please: {sql[:200]}")
-    culprit = None if allow_volatile else volatile_part(sql)
+def check_not_volatile(sql: str) -> None:
+    """Reject a statement that names something volatile; for databases that can't prove what a statement does."""
+    culprit = volatile_part(sql)
     if culprit is not None:
-        raise NotDeterministic(culprit, sql)
-
-
-def check_query(sql: str) -> None:
-    """Refuse what is not a query: a read must not write."""
-    verb = next((token for _, token in _tokens(sql)), "")
-    if verb not in _READS:
-        raise InvalidChange(f"a read starts with one of {', '.join(sorted(_READS))}, not with {verb!r}: {sql[:200]}")
+        raise NotDeterministic("function", f"{culprit} gives another result on every replica: give the value itself")
 
 
 def volatile_part(sql: str) -> str | None:
     """The first part of a statement or expression whose value is not the same everywhere; None if none is known."""
-    tokens = list(_tokens(sql))
-    words = {token for kind, token in tokens if kind == "word"}
-    padded = [("start", ""), ("start", ""), *tokens, ("end", "")]
-    for place, (kind, token) in enumerate(tokens):
+    found = list(tokens(sql))
+    words = {token for kind, token in found if kind == "word"}
+    padded = [("start", ""), ("start", ""), *found, ("end", "")]
+    for place, (kind, token) in enumerate(found):
         before, following = [text for _, text in padded[place : place + 2]], padded[place + 3][1]
         if kind == "word" and token in _CLOCK_WORDS:
             return token
@@ -238,7 +269,7 @@ def volatile_part(sql: str) -> str | None:
     return None
 
 
-def _tokens(sql: str) -> Iterator[tuple[str, str]]:
+def tokens(sql: str) -> Iterator[tuple[str, str]]:
     """Words in lower case, strings and quoted names without their quotes; comments and white space left out."""
     position = 0
     while position < len(sql):
@@ -280,6 +311,11 @@ def split_table_name(table: str) -> tuple[str | None, str]:
     if rebuilt != table or not 1 <= len(names) <= 2:
         raise InvalidChange(f"table name {table!r}: write name or schema.name, in double quotes if it holds a dot")
     return (None, names[0]) if len(names) == 1 else (names[0], names[1])
+
+
+def is_captured(change: Change) -> TypeGuard[RowChange]:
+    """Whether the change is part of an origin's write set: what triggers and defaults made of the row is in it."""
+    return not isinstance(change, Statement) and change.captured
 
 
 def tables_of(changes: Iterable[Change]) -> set[str]:

@@ -75,6 +75,14 @@ class Limits(Table):
     messages_per_s: float = Field(default=1_000_000, gt=0)  # of one site, on average
     connections_per_s: float = Field(default=200, gt=0)
     waiting_per_address: int = Field(default=256, gt=0)
+    clock_ahead_s: Seconds = 60.0  # by which a site's clock, and so its incarnation, may be ahead of the broker's
+    # Of one identity, all its sessions together; an application that works as intended never meets these.
+    subscriptions_max: int = Field(default=10_000, gt=0)  # at one broker
+    filter_bytes_max: Bytes = 4 * 2**20  # of the filters of its subscriptions at one broker, or in one log
+    types_max: int = Field(default=10_000, gt=0)  # that it has defined, at one rendezvous
+    followers_max: int = Field(default=1_000, gt=0)  # durable subscriptions and readers of one log
+    transactions_max: int = Field(default=50_000, gt=0)  # open at one rendezvous
+    participants_max: int = Field(default=1_000, gt=0)  # standing registrations for one family of types
 
 
 class Cluster(Table):

@@ -96,6 +96,15 @@ def admits(constraints: Sequence[AnyConstraint], identity: str | None, members: 
     return True
 
 
+@lru_cache(maxsize=1024)
+def only_from(constraints: tuple[AnyConstraint, ...]) -> frozenset[str] | None:
+    """The identities that may take part; None if anybody may."""
+    if not constraints:
+        return None
+    lists = [c.ids for c in constraints if isinstance(c, OnlyFrom)]
+    return lists[0] if len(lists) == 1 else _intersection(lists)
+
+
 def deadline_of(constraints: Sequence[AnyConstraint]) -> float | None:
     """The tightest deadline in seconds after `begin`, if any."""
     if not constraints:

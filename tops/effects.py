@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from tops.digests import Digests, LogPoint
 from tops.errors import TopsError
 from tops.ids import NodeId, TxId
 from tops.messages import (
@@ -22,6 +23,7 @@ from tops.messages import (
     LinkMessage,
     LogEntry,
     Publication,
+    Sender,
     TxSpec,
 )
 from tops.records import AnyRecord
@@ -90,6 +92,18 @@ class Alarm(Effect, frozen=True):
     text: str
 
 
+class Reject(Effect, frozen=True):
+    """A message of this sender was not acted on, since it claims something that its stamp does not bear out: to be
+    audited, and to be answered where the sender is connected here. `subject` names the message as `Refused` does."""
+
+    sender: Sender
+    verb: str
+    event_type: str
+    reason: str
+    subject: str = ""
+    code: str = "not-yours"  # or "quota", or why a log does not take a transaction
+
+
 class Answer(Effect, frozen=True):
     """The end of a request that the application made: a value, or an error to raise."""
 
@@ -104,6 +118,7 @@ class Deliver(Effect, frozen=True):
     subscription: int
     event: Event
     tx: TxId | None = None
+    sender: Sender | None = None  # for types that disclose it
 
 
 class DeliverAll(Effect, frozen=True):
@@ -112,6 +127,7 @@ class DeliverAll(Effect, frozen=True):
     subscription: int
     event_type: str
     bodies: tuple[dict[str, Any], ...]
+    sender: Sender | None = None  # for types that disclose it
 
 
 class TxEnded(Effect, frozen=True):
@@ -205,24 +221,37 @@ class ForgetPromise(Effect, frozen=True):
 
 
 class PrepareBatch(Call, frozen=True):
-    """Apply an epoch as one unit and promise it. Result: `BatchPrepared`."""
+    """Apply an epoch as one unit and promise it. Result: `BatchPrepared`.
+
+    `before` is what the database holds; the digest behind it is prepared with the epoch, in the same transaction."""
 
     memo: Memo
     members: tuple[EpochMember, ...]
+    before: LogPoint
 
 
 class FinishBatch(Call, frozen=True):
-    """Commit or roll back an epoch, also one that is unknown here (it is rolled back already)."""
+    """Commit or roll back an epoch, also one that is unknown here (it is rolled back already). Result, of a commit: the
+    point that the database holds now."""
 
     memo: Memo
     committed: bool
 
 
 class ApplyEntries(Call, frozen=True):
-    """Apply what others have committed, in this order, each once. Result: the position reached."""
+    """Apply what others have committed, in this order, each once. Result: the point reached."""
 
     entries: tuple[LogEntry, ...]
     upto: int
+    history: str
+    digests: Digests  # at every index that is applied
+
+
+class HistoryJudged(Effect, frozen=True):
+    """Whether a replica's database and the coordinator's log hold the same history; empty: they do."""
+
+    subscription: int
+    problem: str
 
 
 class BatchPrepared(msgspec.Struct, frozen=True):
@@ -231,3 +260,4 @@ class BatchPrepared(msgspec.Struct, frozen=True):
     excluded: dict[TxId, str]
     rows: tuple[tuple[int, ...], ...] = ()
     results: tuple[bytes, ...] = ()
+    log_digest: str = ""  # what was prepared, as it will stand in the database; empty: nothing was

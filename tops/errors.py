@@ -83,6 +83,17 @@ class TransactionAborted(TopsError):
         super().__init__(f"transaction {tx} aborted: {reason}")
 
 
+class JournalStale(TransactionAborted):
+    """The coordinator's journal is older than what a replica holds, so it gives out no index: an operator is needed."""
+
+    code = "journal-stale"
+    retry = Retry.NEVER
+
+    def __init__(self, tx: str, reason: str, event_type: str, index: int, replica: str, replica_index: int) -> None:
+        super().__init__(tx, reason)
+        self.event_type, self.index, self.replica, self.replica_index = event_type, index, replica, replica_index
+
+
 class CensusUnfulfilled(TransactionAborted):
     """Too few or the wrong participants answered the census; no event was sent."""
 
@@ -135,12 +146,29 @@ class LimitExceeded(TopsError):
         super().__init__(message)
 
 
+class ResultTooLarge(LimitExceeded):
+    """A query returns more than one response takes; it was ended when that showed."""
+
+    retry = Retry.NEVER
+
+    def __init__(self, where: str, bytes_max: int) -> None:
+        self.where, self.bytes_max = where, bytes_max
+        super().__init__(
+            f"{where}: the result is larger than {bytes_max / 2**20:g} MiB: add LIMIT and read it in parts, or read it "
+            "directly from the database"
+        )
+
+
 class AuditBroken(TopsError):
     """An audit log does not verify: a record was changed, removed or put in."""
 
 
 class ProtocolError(TopsError):
     """The other side sent something that is not ours: garbage, an unknown type, an oversized frame."""
+
+
+class Undecodable(ProtocolError):
+    """A frame or a word holds no message of this version. Sent again, it would be the same bytes."""
 
 
 class JournalCorrupt(TopsError):

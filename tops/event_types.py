@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from enum import Enum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -18,6 +19,9 @@ NAME_LENGTH_MAX: Final = 200
 NESTING_MAX: Final = 64
 INT_MIN: Final = -(2**63)
 INT_MAX: Final = 2**63 - 1
+SETS_ROOT: Final = "rs"
+REQUESTS: Final = "ask"
+RESPONSES: Final = "answer"
 
 
 class AttributeKind(Enum):
@@ -122,12 +126,42 @@ def _problem_with_structure(value: object, levels_left: int) -> str | None:
     return next((problem for member in members if (problem := _problem_with_structure(member, levels_left - 1))), None)
 
 
+class SetPart(Enum):
+    """What a type is to a replica set. Names below `rs.` belong to replica sets; it goes by the name alone, so that no
+    definition can say otherwise."""
+
+    NONE = "none"
+    LOG = "log"  # rs.SET: only the set's replicas vote in it and publish single events to it
+    REQUESTS = "requests"  # rs.SET.ask…: from clients to replicas
+    RESPONSES = "responses"  # rs.SET.answer…: from replicas to clients
+
+
+def set_part(name: str) -> SetPart:
+    root, _, rest = name.partition(".")
+    if root != SETS_ROOT or not rest:
+        return SetPart.NONE
+    _, inner, part = rest.partition(".")
+    if not inner:
+        return SetPart.LOG
+    if part.startswith(REQUESTS):
+        return SetPart.REQUESTS
+    return SetPart.RESPONSES if part.startswith(RESPONSES) else SetPart.NONE
+
+
+@lru_cache(maxsize=4096)
+def set_of_log(family: str) -> str:
+    """The replica set whose log a family of event types is, or nothing."""
+    return family.partition(".")[2] if set_part(family) is SetPart.LOG else ""
+
+
 class EventType(msgspec.Struct, frozen=True, eq=True, array_like=True):
     """What events of one name look like.
 
     `attributes` takes Python types or kinds, `EventType("orders", {"id": int, "total": int})`, and holds kinds. An
     attribute that is listed in `optional` may be absent; None is never a value. With a `parent`, the attributes here
     are those that the child adds: `EventTypes` puts both together. Events of a `durable` type are kept in a log.
+
+    With `discloses_sender` subscribers learn who published an event; otherwise publishers are anonymous to them.
     """
 
     name: str
@@ -135,6 +169,7 @@ class EventType(msgspec.Struct, frozen=True, eq=True, array_like=True):
     parent: str | None = None
     durable: bool = False
     optional: Collection[str] = ()
+    discloses_sender: bool = False
 
     def __post_init__(self) -> None:
         if problem := problem_with_name(self.name):
@@ -227,6 +262,9 @@ class EventTypes:
         except KeyError:
             raise InvalidEventType(f"event type {name!r} is not defined here: define or advertise it first") from None
 
+    def whole_if_known(self, name: str) -> EventType | None:
+        return self._whole.get(name)
+
     def definitions(self, name: str) -> tuple[EventType, ...]:
         """What another place needs to define the type: its ancestors' definitions, the oldest first, then its own."""
         return tuple(self._defined[ancestor] for ancestor in reversed(self.lineage(name)))
@@ -278,6 +316,7 @@ class EventTypes:
             # A durable subscription to the parent must not miss the child's events.
             durable=child.durable or parent.durable,
             optional=[*(name for name in parent.optional if name not in child.attributes), *child.optional],
+            discloses_sender=child.discloses_sender or parent.discloses_sender,
         )
 
 

@@ -25,6 +25,7 @@ _COMPARISONS: Final[Mapping[str, Callable[[AttributeKind, Any], ValueSet]]] = {
     ">": lambda kind, value: ~at_most(kind, value),
     ">=": lambda kind, value: ~below(kind, value),
 }
+_encode: Final = msgspec.msgpack.Encoder().encode
 _OPERATORS: Final = (*_COMPARISONS, "range", "in", "prefix", "exists")
 
 
@@ -119,6 +120,10 @@ class Filter(msgspec.Struct, frozen=True, array_like=True):
         if any(allowed is not None and not allowed.intervals for allowed in merged.values()):
             return Filter.nothing()
         return Filter(tuple(Constraint(attribute, merged[attribute]) for attribute in sorted(merged)))
+
+    def encoded_bytes(self) -> int:
+        """How much it takes on the wire; what quotas go by. Nothing for the filter that every event matches."""
+        return len(_encode(self)) if self.constraints else 0
 
     def matches(self, body: Mapping[str, Any]) -> bool:
         """Whether an event with this body is wanted."""

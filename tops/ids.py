@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NewType
 
-NodeId = NewType("NodeId", str)  # the configured name of a broker or a site
+NodeId = NewType("NodeId", str)  # a broker's name, or what a site's session goes by: IDENTITY or IDENTITY:INSTANCE
 TxId = NewType("TxId", str)  # origin.incarnation.counter
 Pseudonym = NewType("Pseudonym", str)  # a participant's name within one transaction
 
 
 def tx_id(origin: NodeId, incarnation: int, counter: int) -> TxId:
-    """The id of the `counter`-th transaction of one life of `origin`; unique for ever, since incarnations only grow."""
+    """The id of the `counter`-th transaction of one incarnation of `origin`: unique, since incarnations only grow."""
     return TxId(f"{origin}.{incarnation}.{counter}")
 
 
@@ -62,9 +62,35 @@ def counted_all(ids: Sequence[str]) -> list[tuple[str, int]] | None:
     return found if len(found) == len(ids) else None
 
 
+def identity_in(tx: str) -> str:
+    """The identity that began a transaction: ids begin with the name of a session."""
+    return tx.partition(".")[0].partition(":")[0]
+
+
 def standing_pseudonym(secret: bytes, tx: TxId) -> Pseudonym:
     """The pseudonym of a standing answer: nobody without the secret can link two of them."""
     return Pseudonym(hmac.digest(secret, tx.encode(), "sha256")[:16].hex())
+
+
+def node_id(identity: str, instance: str) -> NodeId:
+    """The name of one session: neither names of identities nor of instances contain a colon or a dot."""
+    return NodeId(f"{identity}:{instance}" if instance else identity)
+
+
+def voter_key(identity: str, voter: str) -> str:
+    """What a coordinator knows a voter by: its own name, bound to the identity that the message was stamped with."""
+    return f"{identity}#{voter}"
+
+
+def voter_of(key: str) -> str:
+    """The voter's own name."""
+    return key.rpartition("#")[2]
+
+
+@lru_cache(maxsize=8192)
+def hashed_voter(key: str) -> str:
+    """The voter as a published committing set shows it."""
+    return hashed(voter_of(key))
 
 
 @lru_cache(maxsize=8192)

@@ -17,9 +17,10 @@ from typing import Any, Protocol
 
 import msgspec
 
+from tops.digests import Digests, LogPoint
 from tops.effects import BatchPrepared, Memo
 from tops.ids import TxId
-from tops.messages import EpochMember, LogEntry, TxSpec
+from tops.messages import EpochMember, LogEntry, Sender, TxSpec
 from tops.transactions import Scope
 
 
@@ -31,6 +32,7 @@ class Received(msgspec.Struct, frozen=True, gc=False):
     tx: TxId | None = None  # the transaction it belongs to
     sequence: int | None = None  # its place in the transaction
     number: int | None = None  # its number in the log of a durable type
+    sender: Sender | None = None  # who published it, if the type discloses that
 
 
 Handler = Callable[[Received], Awaitable[None] | None]
@@ -128,21 +130,26 @@ class BatchParticipant(Participant, ABC):
     scope = Scope.DISTRIBUTED
 
     @abstractmethod
-    async def position(self) -> int:
-        """The last number of the log that is applied."""
+    async def point(self) -> LogPoint:
+        """What of the log is applied."""
 
     async def promises(self) -> Sequence[Memo]:
         """Epochs that are prepared and not ended."""
         return ()
 
     @abstractmethod
-    async def prepare_batch(self, memo: Memo, members: tuple[EpochMember, ...]) -> BatchPrepared:
-        """Apply an epoch and promise it; names the members that can't be applied here."""
+    async def prepare_batch(self, memo: Memo, members: tuple[EpochMember, ...], before: LogPoint) -> BatchPrepared:
+        """Apply an epoch and promise it, with the digest of the log behind it; names the members that can't be applied
+        here."""
 
     @abstractmethod
-    async def finish_batch(self, memo: Memo, committed: bool) -> None:
-        """Commit or roll back an epoch, also one that is unknown here."""
+    async def finish_batch(self, memo: Memo, committed: bool) -> LogPoint | None:
+        """Commit or roll back an epoch, also one that is unknown here; returns the point reached by a commit."""
 
     @abstractmethod
-    async def apply_entries(self, entries: tuple[LogEntry, ...], upto: int) -> int:
-        """Apply what others have committed, each once; returns the position reached."""
+    async def apply_entries(self, entries: tuple[LogEntry, ...], upto: int, history: str, digests: Digests) -> LogPoint:
+        """Apply what others have committed, each once, with the digests; returns the point reached."""
+
+    def on_history(self, problem: str) -> None:
+        """Whether the database and the coordinator's log hold the same history; empty: they do. While they do not,
+        nothing is applied."""

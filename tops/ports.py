@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 
 from tops.changes import Member, Row, Value, decode_member
+from tops.digests import BEGINNING, NO_DIGESTS, Digests, LogPoint
 from tops.ids import NodeId, TxId
 
 
@@ -35,6 +36,7 @@ class Epoch(msgspec.Struct, frozen=True, gc=False, array_like=True):
     members: tuple[Member, ...]
     digest: str
     at_ms: int  # the coordinator's clock, never going back: all replicas measure the life of idempotency keys by it
+    before: LogPoint = BEGINNING  # what the database must hold of the log
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -45,6 +47,11 @@ class Entry(msgspec.Struct, frozen=True, gc=False, array_like=True):
     at_ms: int = 0
 
 
+# Writers' clocks differ by minutes, so an entry may be older, by its clock, than the one before it. Whether a key is
+# still alive must not depend on when a replica has deleted expired ones: they stay longer than clocks may differ.
+KEPT_BEYOND_MS = 900_000
+
+
 class Why(Enum):
     """Why a member can't be part of the epoch; the same on every replica in the same state."""
 
@@ -53,6 +60,7 @@ class Why(Enum):
     VERSION = "version"  # the row is not the one that the writer had seen
     DUPLICATE = "duplicate"  # its idempotency key has been committed with the same content
     KEY_REUSED = "key-reused"  # its idempotency key has been committed with other content
+    CONFLICT = "conflict"  # a row of a captured write set is not the one that its origin had found: execute again
     ERROR = "error"  # anything else that the database objects to
 
 
@@ -79,6 +87,7 @@ class Prepared(msgspec.Struct, frozen=True, gc=False, array_like=True):
     attempt: Attempt
     digest: str
     votes: tuple[MemberVote, ...]
+    log_digest: str = ""  # recorded with the work: of the log with all members that are not excluded
 
 
 class EntryFailed(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -142,6 +151,9 @@ class Snapshot(Protocol):
     @property
     def position(self) -> Position: ...
 
+    @property
+    def point(self) -> LogPoint: ...
+
     def rows(self, table: str, *, chunk: int = 10_000) -> AsyncIterator[list[Row]]:
         """All rows in key order; values in a form that an `Insert` takes back exactly."""
         ...
@@ -167,19 +179,25 @@ class Resource(Protocol):
     async def prepare(self, epoch: Epoch) -> Prepared:
         """Promise an epoch; other attempts of its number are rolled back first. Raises ResourceRefused for a NO."""
 
-    async def commit(self, attempt: Attempt) -> None:
-        """Keep the promise. Raises PromiseLost when there is none and the number is not applied either."""
+    async def commit(self, attempt: Attempt) -> LogPoint:
+        """Keep the promise; returns what the database holds then. Raises PromiseLost when there is none and the number
+        is not applied either."""
 
     async def rollback(self, attempt: Attempt) -> None:
         """Drop the promise; an unknown one is dropped already."""
 
-    async def apply(self, entries: Sequence[Entry], *, durable: bool = True) -> Applied:
-        """Commit entries of the log in order, exactly once; known numbers are skipped.
+    async def apply(
+        self, entries: Sequence[Entry], *, durable: bool = True, history: str = "", digests: Digests = NO_DIGESTS
+    ) -> Applied:
+        """Commit entries of the log in order, exactly once, with the digests; known numbers are skipped.
 
         Not durable: a crash of the database may take back the newest ones together with their position.
         """
 
     async def applied(self) -> Position: ...
+
+    async def point(self) -> LogPoint:
+        """The applied prefix, and which log it is a prefix of."""
 
     async def compact(self) -> None:
         """Keep the applied prefix as one row, and forget idempotency keys whose time is over."""
@@ -190,13 +208,20 @@ class Resource(Protocol):
     async def write_all_local(self, members: Sequence[Member]) -> list[MemberVote]:
         """The same for several at once, each by itself: what becomes of one means nothing to the others."""
 
-    async def unpublished(self, limit: int = 1_000) -> list[OutboxEntry]:
-        """The oldest entries in commit order; none appears later with a smaller id than one seen."""
+    async def unpublished(self, limit: int = 1_000, after: int = 0) -> list[OutboxEntry]:
+        """The oldest entries beyond the id `after`, in commit order; none appears later with a smaller id than one
+        seen."""
 
     async def mark_published(self, up_to: int) -> None: ...
 
-    async def read(self, sql: str, args: Sequence[Value] = (), *, with_position: bool = False) -> ReadResult:
-        """One query in one read-only snapshot."""
+    async def read(
+        self, sql: str, args: Sequence[Value] = (), *, with_position: bool = False, who: str = ""
+    ) -> ReadResult:
+        """One query of a client's in one read-only snapshot, with no more rights than a client has. `who` is the
+        identity whose share of the database it takes. Raises ResultTooLarge."""
+
+    async def read_own(self, sql: str, args: Sequence[Value] = ()) -> ReadResult:
+        """One query of the agent's own, which may look into its tables; never a client's."""
 
     async def version(self, table: str, key: Row) -> int:
         """The number that last changed the row, for tables that track versions; 0 if none is known."""

@@ -2,9 +2,10 @@
 
 import msgspec
 
+from tops.digests import LogPoint
 from tops.event_types import EventType
 from tops.ids import NodeId, TxId
-from tops.messages import EpochId, LogEntry
+from tops.messages import EpochId, LogEntry, TxSpec
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True, gc=False):
@@ -15,10 +16,29 @@ class Started(Record, frozen=True):
     """A new life of the broker; everything said by an earlier one is late."""
 
     incarnation: int
+    protocol: int = 1  # the version that wrote what follows
+
+
+class Publisher(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Whose publication an entry is, and which one of its incarnation; entries themselves do not tell."""
+
+    node: NodeId
+    incarnation: int
+    number: int
 
 
 class TypeDefined(Record, frozen=True):
+    """An event type; `history` is that of the log, with the first type of a durable family."""
+
     event_type: EventType
+    history: str = ""
+
+
+class PlansDeclared(Record, frozen=True):
+    """Which transactions a replica set's log takes from sites that are no replicas of the set; the latest counts."""
+
+    event_type: str
+    plans: tuple[TxSpec, ...]
 
 
 class LogAppended(Record, frozen=True):
@@ -28,6 +48,7 @@ class LogAppended(Record, frozen=True):
     event_type: str
     entry: LogEntry
     in_sync: frozenset[str] | None = None
+    publisher: Publisher | None = None  # of a single event
 
 
 class InSyncChanged(Record, frozen=True):
@@ -35,30 +56,32 @@ class InSyncChanged(Record, frozen=True):
     in_sync: frozenset[str]
 
 
-class TailLost(Record, frozen=True):
-    """The journal's end was cut off after a crash: this log is known up to `end`, and may have gone on. Until a
-    `TailFound` follows, nothing newer is presumed to be aborted and no number is given out."""
+class LogStale(Record, frozen=True):
+    """A replica is ahead of this journal, or holds another log: no index is given out until a `HistoryBegun` follows,
+    or the replica's durable subscription is ended."""
 
     event_type: str
-    end: int
+    replica: str
+    point: LogPoint
 
 
-class TailFound(Record, frozen=True):
-    """Who was in sync and could be heard has told how far it is. What lies between `end` and `reached` is at replicas
-    alone."""
+class HistoryBegun(Record, frozen=True):
+    """An operator let the log go on in a new history, behind what the most advanced replicas hold. What lies between
+    `end`, where this journal ended, and `point` is at replicas alone."""
 
     event_type: str
+    point: LogPoint
     end: int
-    reached: int
+    incarnation: int
 
 
-class TailUnheard(Record, frozen=True):
-    """Who was in sync when a log lost its end and was not heard in time, and where that end was: the log has gone on
-    since, so they take no part before they have told that they were not behind it."""
+class ReplicasUnheard(Record, frozen=True):
+    """Which replicas had not responded when a log went on after a start of the broker, and where it ended then: they
+    take no part before they have told that they were not ahead of it."""
 
     event_type: str
     ends: dict[str, int]
-    lives: dict[str, int] = {}  # in which life of the broker the log went on without them
+    incarnations: dict[str, int] = {}  # of the broker, in which the log went on without them
 
 
 class EpochCommitted(Record, frozen=True):
@@ -97,6 +120,13 @@ class LogDecided(Record, frozen=True):
     upto: int
 
 
+class LogCut(Record, frozen=True):
+    """Old parts of a log were dropped: the digest at the last index that is not kept."""
+
+    event_type: str
+    point: LogPoint
+
+
 class PublishersKept(Record, frozen=True):
     """Old parts of a log were dropped: the latest life and the last publication of those who published to it."""
 
@@ -110,21 +140,24 @@ class SubscriptionKept(Record, frozen=True):
     event_type: str
     name: str
     position: int
+    replica: str = ""  # the site of the replica that follows under that name, if it is one's
 
 
 AnyRecord = (
     Started
     | TypeDefined
+    | PlansDeclared
     | LogAppended
     | InSyncChanged
-    | TailLost
-    | TailFound
-    | TailUnheard
+    | LogStale
+    | HistoryBegun
+    | ReplicasUnheard
     | EpochCommitted
     | FinishesNoted
     | TxRefused
     | OutcomesForgotten
     | LogDecided
+    | LogCut
     | PublishersKept
     | SubscriptionKept
 )

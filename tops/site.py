@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
+from msgspec.structs import replace
 
 from tops.constraints import AnyConstraint
 from tops.core.participation import SiteOptions, Wish
@@ -32,7 +33,9 @@ from tops.messages import (
     CensusPolicy,
     Definitions,
     LogEntry,
+    LogRecovered,
     LogTold,
+    Principal,
     TxOutcome,
     TxSpec,
 )
@@ -44,8 +47,8 @@ from tops.runtime.outgoing import Body, TypeOrName, checked_size, events_of, nam
 from tops.runtime.participant_driver import ParticipantDriver
 from tops.runtime.site_journal import SiteJournal, new_incarnation
 from tops.runtime.site_node import Ended, SiteNode
-from tops.security import Kind, check_connect
-from tops.site_logs import ask_log, read_log
+from tops.security import check_connect, kind_of_name
+from tops.site_logs import ask_log, end_log, read_log, recover_log
 from tops.site_subscriptions import Enlisted, Subscription, remembered, standing_scope
 from tops.site_transactions import Transaction
 from tops.transactions import Access, LocalOutcome, Scope, ScopeLimit, TxType
@@ -72,6 +75,8 @@ class Site:
         url: str | Sequence[str],
         *,
         name: str | None = None,
+        instance: str = "",
+        on_behalf_of: Principal | None = None,
         keys: Path | None = None,
         cluster: str | None = None,
         data: Path | None = None,
@@ -84,9 +89,11 @@ class Site:
         """Connect to one of the brokers at `url`; if its connection breaks it is made again, there or at another.
 
         `keys` is the folder that `tops keys issue` wrote; its certificate has the site's name, and a `name` given as
-        well must be the same. Without keys and name the site gets a random one. `data` is a directory for promises
-        that must survive a crash of this process. Raises NotReachable, NotAuthenticated or ConfigError; nothing is
-        left open then.
+        well must be the same. Without keys and name the site gets a random one. Processes that share a name, or keys,
+        each give an `instance` of their own: of two sessions with the same, the newer one ends the other. A service
+        that acts for others has a session for each, `on_behalf_of` it. `data` is a directory for promises that must
+        survive a crash of this process. Raises NotReachable, NotAuthenticated or
+        ConfigError; nothing is left open then.
         """
         urls = [url] if isinstance(url, str) else list(url)
         if not urls:
@@ -102,14 +109,16 @@ class Site:
         try:
             incarnation = await journal.live() if journal is not None else new_incarnation()
             if keys is not None:
-                own = Identity.with_keys(keys, incarnation, insecure)
+                own = Identity.with_keys(keys, incarnation, insecure, instance)
             else:
                 cluster = cluster or await _cluster_at(urls, timeout_s)
                 name = name or f"site-{secrets.token_hex(6)}"
-                own = Identity.without_keys(cluster, Kind.SITE, name, incarnation, SITE_ROLE, insecure)
+                kind = kind_of_name(name)
+                own = Identity.without_keys(cluster, kind, name, incarnation, SITE_ROLE, insecure, instance=instance)
             if name not in (None, own.party.identity.name):
                 raise ConfigError(f"{keys}: these are the keys of {own.party.identity}, not of site {name!r}")
-            node = SiteNode(own.party.identity.name, own, urls, options or SiteOptions(), heartbeat_s)
+            own = own.acting_for(on_behalf_of)
+            node = SiteNode(own.node, own, urls, options or SiteOptions(), heartbeat_s)
             node.on_ended = on_ended
             await node.connect(timeout_s)
             yield cls(node, journal)
@@ -122,7 +131,12 @@ class Site:
 
     @property
     def name(self) -> str:
+        """What this session goes by in the overlay: its identity, with the instance behind a colon if it has one."""
         return self._node.name
+
+    @property
+    def identity(self) -> str:
+        return self._node.own.party.identity.name
 
     @property
     def broker(self) -> str:
@@ -149,12 +163,14 @@ class Site:
         for event_type in event_types:
             self._types[event_type.name] = event_type
 
-    async def advertise(self, event_type: EventType) -> None:
-        """Say that this site is going to publish the type; returns when its rendezvous has taken it."""
+    async def advertise(self, event_type: EventType, *, plans: tuple[TxSpec, ...] | None = None) -> None:
+        """Say that this site is going to publish the type; returns when its rendezvous has taken it.
+
+        A replica declares with its set's log which transactions (`plans`) the log takes from others."""
         definitions = self._definitions(event_type)
         self._node.check_refused("advertise", event_type.name)
         await self._node.request(
-            lambda request: self._node.core.advertise(request, definitions), f"type {event_type.name}"
+            lambda request: self._node.core.advertise(request, definitions, plans), f"type {event_type.name}"
         )
 
     async def publish(self, event_type: TypeOrName, body: dict[str, Any]) -> int | None:
@@ -348,10 +364,12 @@ class Site:
         census: CensusPolicy | None = None,
         vote_timeout_s: float = 5.0,
         decide_within_s: float = 60.0,
+        operator: bool = False,
     ) -> TxOutcome:
         """Begin, all events and commit in one message. Raises TransactionAborted, or OutcomeUnknown after long.
 
         With `census` None only standing answers count, and transactions that are ready together are prepared together.
+        `operator`: also where the plans of a replica set's log do not allow it; needs the right to operate.
         """
         spec = self._spec(
             event_type,
@@ -365,7 +383,7 @@ class Site:
             vote_timeout_s,
             decide_within_s,
         )
-        return await self.run(spec, events)
+        return await self.run(replace(spec, operator=True) if operator else spec, events)
 
     async def run(self, spec: TxSpec, events: Sequence[Body | tuple[TypeOrName, Body]]) -> TxOutcome:
         """What `execute` does, for whoever runs many transactions with properties that were stated once."""
@@ -402,6 +420,19 @@ class Site:
         self._know(event_type)
         return await ask_log(self._node, event_type.name, timeout_s)
 
+    async def recover_log(
+        self,
+        event_type: EventType,
+        replicas: Sequence[str],
+        needed: int,
+        *,
+        accept_loss: bool = False,
+        timeout_s: float = 10.0,
+    ) -> LogRecovered:
+        """Let a log whose journal is stale go on in a new history, behind the most advanced of these replicas."""
+        self._know(event_type)
+        return await recover_log(self._node, event_type.name, tuple(replicas), needed, accept_loss, timeout_s)
+
     def read_log(
         self, event_type: EventType, first: int, last: int, *, timeout_s: float = 10.0
     ) -> AsyncIterator[LogEntry]:
@@ -412,6 +443,13 @@ class Site:
         """
         self._know(event_type)
         return read_log(self._node, event_type.name, first, last, timeout_s)
+
+    async def end_durable(self, event_type: EventType, name: str, *, timeout_s: float = 10.0) -> None:
+        """End somebody's durable subscription for good, by the name that `ask_log` shows; needs the right to operate.
+
+        For one whose owner is gone for good: `Subscription.end` ends one's own."""
+        self._know(event_type)
+        await end_log(self._node, event_type.name, name, timeout_s, operator=True)
 
     def contribute(self, tx: str, spec: TxSpec) -> Transaction:
         """Publish in somebody else's public transaction; `done()` says that this site has said all it wants."""

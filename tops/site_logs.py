@@ -7,7 +7,7 @@ from functools import partial
 
 from tops.effects import Effect
 from tops.errors import NotReachable
-from tops.messages import LogDelivered, LogEntry, LogTold
+from tops.messages import LogDelivered, LogEntry, LogRecovered, LogTold
 from tops.runtime.site_node import SiteNode
 
 READ_MAX = 256  # entries in one answer
@@ -54,12 +54,12 @@ async def read_log(node: SiteNode, event_type: str, first: int, last: int, timeo
         node.act(core.read_log_done(name, event_type))
 
 
-async def end_log(node: SiteNode, event_type: str, name: str, timeout_s: float) -> None:
+async def end_log(node: SiteNode, event_type: str, name: str, timeout_s: float, *, operator: bool = False) -> None:
     asked: list[int] = []
 
     def ask(request: int) -> list[Effect]:
         asked.append(request)
-        return node.core.end_log(request, event_type, name)
+        return node.core.end_log(request, event_type, name, operator=operator)
 
     try:
         async with asyncio.timeout(timeout_s):
@@ -69,6 +69,27 @@ async def end_log(node: SiteNode, event_type: str, name: str, timeout_s: float) 
         raise NotReachable(
             f"broker {broker} did not say within {timeout_s} s that {name!r} has ended: try again"
         ) from None
+    finally:
+        for request in asked:
+            node.core.forget_log(request)
+
+
+async def recover_log(
+    node: SiteNode, event_type: str, replicas: tuple[str, ...], needed: int, accept_loss: bool, timeout_s: float
+) -> LogRecovered:
+    """An operator lets a log whose journal is stale go on in a new history."""
+    asked: list[int] = []
+
+    def ask(request: int) -> list[Effect]:
+        asked.append(request)
+        return node.core.recover_log(request, event_type, replicas, needed, accept_loss)
+
+    try:
+        async with asyncio.timeout(timeout_s):
+            recovered: LogRecovered = await node.request(ask, f"recover {event_type}")
+            return recovered
+    except TimeoutError:
+        raise _silent(node, event_type) from None
     finally:
         for request in asked:
             node.core.forget_log(request)

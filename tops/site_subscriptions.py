@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 
+from tops.digests import LogPoint
 from tops.effects import Memo, Promise
 from tops.ids import TxId
 from tops.participants import BatchParticipant, Participant, Received
@@ -54,7 +55,7 @@ class Enlisted:
         self._node.act(self._node.core.dismiss(self.number))
 
 
-def standing_scope(taker: Participant, scope: Scope | None, replica: int | None) -> Scope | None:
+def standing_scope(taker: Participant, scope: Scope | None, replica: LogPoint | None) -> Scope | None:
     if replica is not None:
         return taker.scope
     if scope is not None or isinstance(taker, Collector):
@@ -64,10 +65,10 @@ def standing_scope(taker: Participant, scope: Scope | None, replica: int | None)
 
 async def remembered(
     taker: Participant, driver: ParticipantDriver
-) -> tuple[int | None, Sequence[Promise], Sequence[Memo]]:
-    """A replica's position; open promises; promises that are kept and perhaps not noted."""
+) -> tuple[LogPoint | None, Sequence[Promise], Sequence[Memo]]:
+    """What a replica has applied; open promises; promises that are kept and perhaps not noted."""
     if isinstance(taker, BatchParticipant):
         memos = await taker.promises()
-        return await taker.position(), [Promise(memo, memo.transactions) for memo in memos], ()
+        return await taker.point(), [Promise(memo, memo.transactions) for memo in memos], ()
     promises, kept = driver.promises()
     return None, promises, kept

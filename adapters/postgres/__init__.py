@@ -7,5 +7,7 @@ committed elsewhere, `outbox` commits what is published later, `reading` reads.
 """
 
 from adapters.postgres.adapter import PostgresAdapter
+from adapters.postgres.grants import provision
+from adapters.postgres.logins import Logins
 
-__all__ = ["PostgresAdapter"]
+__all__ = ["Logins", "PostgresAdapter", "provision"]

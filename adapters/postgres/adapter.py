@@ -1,18 +1,22 @@
 """A PostgreSQL database as a resource: the parts of this package behind the one port."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 
 from adapters.postgres.book import Book
 from adapters.postgres.catalog import find_table
+from adapters.postgres.fingerprint import Fingerprint, fingerprint
 from adapters.postgres.log import Log
+from adapters.postgres.logins import Logins
 from adapters.postgres.outbox import Outbox
 from adapters.postgres.promises import Promises
+from adapters.postgres.proof import MakeProver, Prover
 from adapters.postgres.reading import PostgresSnapshot, Readers, snapshot
 from adapters.postgres.row_sql import version_sql
 from adapters.postgres.session import Connection, Options, Session
 from adapters.postgres.statements import Statements
 from tops.changes import Member, Row, Value, unpack_members
+from tops.digests import NO_DIGESTS, Digests, LogPoint
 from tops.errors import TopsError
 from tops.ports import (
     Applied,
@@ -39,21 +43,26 @@ class PostgresAdapter:
 
     def __init__(
         self,
-        dsn: str,
+        logins: Logins,
         *,
         cluster: str,
         replica_set: str,
         name: str = "",
         versioned: Sequence[str] = (),
-        allow_volatile: bool = False,
+        own_statements: Iterable[str] = (),
         lock_timeout_s: float = 5.0,
         statement_timeout_s: float = 30.0,
         connect_timeout_s: float = 10.0,
         read_connections: int = 8,
+        read_timeout_s: float = 30.0,
+        prover: MakeProver = Prover,
     ) -> None:
         """`name` is what errors call this database; `versioned` tables keep the number that last changed each row.
+        `own_statements` are the agent's, not a client's: they run with its rights and may change schema `tops`.
 
-        A lock or a statement that takes longer than its time-out makes the whole epoch or batch refused.
+        A lock or a statement that takes longer than its time-out makes the whole epoch or batch refused. `prover` makes
+        what decides whether a change is proved deterministic. A client has at most `read_connections`, and all clients
+        together have twice as many; a query of theirs takes at most `read_timeout_s`.
         """
         where = name or f"the PostgreSQL database of replica set {replica_set!r}"
         options = Options(
@@ -62,11 +71,15 @@ class PostgresAdapter:
             connect_timeout_s=connect_timeout_s,
         )
         self._session = Session(
-            dsn, where, f"{cluster}\0{replica_set}", options, frozenset(versioned), allow_volatile=allow_volatile
+            logins, where, cluster, replica_set, options, frozenset(versioned), frozenset(own_statements), prover
         )
         self._book = Book(self._session, cluster, replica_set)
         self._promises, self._log, self._outbox = Promises(self._book), Log(self._book), Outbox(self._book)
-        self._readers = Readers(dsn, where, options, read_connections)
+        self._own_readers = Readers(logins.agent, where, options, read_connections)
+        client_options = Options(
+            lock_timeout_s=lock_timeout_s, statement_timeout_s=read_timeout_s, connect_timeout_s=connect_timeout_s
+        )
+        self._client_readers = Readers(logins.read, where, client_options, 2 * read_connections, read_connections)
         self.cluster, self.replica_set = cluster, replica_set
 
     @property
@@ -81,7 +94,8 @@ class PostgresAdapter:
     async def close(self) -> None:
         await self._outbox.finish()
         await self._session.close()
-        self._readers.close()
+        self._own_readers.close()
+        self._client_readers.close()
 
     async def __aenter__(self) -> "PostgresAdapter":
         await self.start()
@@ -96,23 +110,29 @@ class PostgresAdapter:
     async def prepare(self, epoch: Epoch) -> Prepared:
         return await self._promises.prepare(epoch)
 
-    async def commit(self, attempt: Attempt) -> None:
-        await self._promises.commit(attempt)
+    async def commit(self, attempt: Attempt) -> LogPoint:
+        point = await self._promises.commit(attempt)
         if self._book.progress.prefix - self._book.progress.stored >= _COMPACT_EVERY:
             await self.compact()
+        return point
 
     async def rollback(self, attempt: Attempt) -> None:
         await self._promises.rollback(attempt)
 
-    async def apply(self, entries: Sequence[Entry], *, durable: bool = True) -> Applied:
-        applied = await self._log.apply(entries, durable=durable)
+    async def apply(
+        self, entries: Sequence[Entry], *, durable: bool = True, history: str = "", digests: Digests = NO_DIGESTS
+    ) -> Applied:
+        applied = await self._log.apply(entries, durable=durable, history=history, digests=digests)
         if self._book.at_ms - self._book.compacted_ms >= _FORGET_EVERY_MS:
             with suppress(TopsError):  # what was applied is applied; the next time comes
                 await self.compact()
         return applied
 
     async def applied(self) -> Position:
-        return await self._log.position()
+        return (await self._log.progress()).position
+
+    async def point(self) -> LogPoint:
+        return (await self._log.progress()).point
 
     async def compact(self) -> None:
         await self._log.compact()
@@ -123,30 +143,38 @@ class PostgresAdapter:
     async def write_all_local(self, members: Sequence[Member]) -> list[MemberVote]:
         return await self._outbox.write_all(members)
 
-    async def unpublished(self, limit: int = 1_000) -> list[OutboxEntry]:
-        found = await self._readers.read(
-            self.replica_set,
-            "select id, members from tops.outbox where replica_set = $1 order by id limit $2",
-            (self.replica_set, limit),
-            with_position=False,
+    async def unpublished(self, limit: int = 1_000, after: int = 0) -> list[OutboxEntry]:
+        found = await self.read_own(
+            "select id, members from tops.outbox where replica_set = $1 and id > $3 order by id limit $2",
+            (self.replica_set, limit, after),
         )
         return [OutboxEntry(row["id"], unpack_members(row["members"])) for row in found.rows]
 
     async def mark_published(self, up_to: int) -> None:
         await self._outbox.mark_published(up_to)
 
-    async def read(self, sql: str, args: Sequence[Value] = (), *, with_position: bool = False) -> ReadResult:
-        return await self._readers.read(self.replica_set, sql, args, with_position=with_position)
+    async def read(
+        self, sql: str, args: Sequence[Value] = (), *, with_position: bool = False, who: str = ""
+    ) -> ReadResult:
+        return await self._client_readers.read(self.replica_set, sql, args, with_position=with_position, who=who)
+
+    async def read_own(self, sql: str, args: Sequence[Value] = ()) -> ReadResult:
+        return await self._own_readers.read_own(sql, args)
 
     async def version(self, table: str, key: Row) -> int:
-        async with self._readers.connection() as connection:
+        async with self._own_readers.connection() as connection:
             found = await find_table(connection, table)
             found.check_key(key)
             sql, args = version_sql(found, key)
             return int(await connection.fetchval(sql, *args) or 0)
 
+    async def fingerprint(self) -> Fingerprint:
+        """What must be equal on all replicas for proved statements to have equal results."""
+        async with self._own_readers.connection() as connection:
+            return await fingerprint(connection)
+
     def snapshot(self) -> AbstractAsyncContextManager[PostgresSnapshot]:
-        return snapshot(self._readers, self.replica_set)
+        return snapshot(self._own_readers, self.replica_set)
 
     async def health(self, head: int | None = None) -> Health:
         async def work(connection: Connection, _: Statements) -> Health:

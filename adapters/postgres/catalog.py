@@ -8,7 +8,8 @@ from typing import Any
 import asyncpg
 
 from adapters.postgres.literals import SqlType, identifier
-from tops.changes import InvalidChange, split_table_name, volatile_part
+from adapters.postgres.stamps import stamp_sql
+from tops.changes import InvalidChange, NotDeterministic, split_table_name
 
 _INTEGERS = frozenset({"int2", "int4", "int8"})
 # Types with several texts for values that are equal: 1.5 and 1.50, "a" and "a  ", 0 and -0.
@@ -20,51 +21,59 @@ _ONE_FORM = {
     "citext": "lower(({})::text)",
 }
 
-_FIND_TABLE = """
-select c.oid, n.nspname, c.relname, c.relkind,
-       exists (select from pg_trigger t where t.tgrelid = c.oid and not t.tgisinternal and t.tgenabled <> 'D')
+_FIND_TABLE = f"""
+select c.oid, n.nspname, c.relname, c.relkind, {stamp_sql("c.oid")} as stamp,
+       exists (select from pg_trigger t join pg_proc f on f.oid = t.tgfoid where t.tgrelid = c.oid
+         and not t.tgisinternal and t.tgenabled <> 'D' and f.pronamespace is distinct from to_regnamespace('tops'))
        or c.relhasrules or c.relrowsecurity as has_side_effects,
        coalesce((select array_agg(a.attname order by k.place) from pg_index i cross join
            lateral unnest(i.indkey) with ordinality as k(number, place)
            join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.number
-         where i.indrelid = c.oid and i.indisprimary), '{}')::text[] as primary_key,
+         where i.indrelid = c.oid and i.indisprimary), '{{}}')::text[] as primary_key,
        coalesce((select array_agg(distinct a.attname) from pg_index i join pg_attribute a on a.attrelid = i.indrelid
          where i.indrelid = c.oid and (i.indisunique or i.indisexclusion) and not i.indisprimary
            and (a.attnum = any(i.indkey) or 0 = any(i.indkey) or i.indpred is not null)
-           and a.attnum > 0), '{}')::text[] as unique_columns,
+           and a.attnum > 0), '{{}}')::text[] as unique_columns,
        coalesce((select array_agg(distinct a.attname) from pg_constraint f
            join pg_attribute a on a.attrelid = f.conrelid and a.attnum = any(f.conkey)
-         where f.conrelid = c.oid and f.contype = 'f'), '{}')::text[] as referring_columns,
+         where f.conrelid = c.oid and f.contype = 'f'), '{{}}')::text[] as referring_columns,
        coalesce((select array_agg(distinct a.attname) from pg_constraint f
            join pg_attribute a on a.attrelid = f.confrelid and a.attnum = any(f.confkey)
-         where f.confrelid = c.oid and f.contype = 'f'), '{}')::text[] as referenced_columns,
+         where f.confrelid = c.oid and f.contype = 'f'), '{{}}')::text[] as referenced_columns,
        exists (select from pg_constraint f where f.conrelid = c.oid and f.confrelid = c.oid) as refers_to_itself,
        exists (select from pg_constraint f where f.conrelid = c.oid and f.contype = 'f'
          and (f.confdeltype in ('c', 'n', 'd') or f.confupdtype in ('c', 'n', 'd'))) as is_cascaded_to
   from pg_class c join pg_namespace n on n.oid = c.relnamespace
  where c.oid = to_regclass($1)
 """
-_COLUMNS = """
+# Whether a type is, or consists of, dates or times: of its elements, bounds, fields, or the type beneath a domain.
+_HOLDS_TIME = """exists (
+    with recursive part(oid) as (
+        select t.oid
+        union select inner_type.oid from part join pg_type w on w.oid = part.oid cross join lateral (
+                  select w.typbasetype union all select w.typelem where w.typcategory = 'A'
+                  union all select r.rngsubtype from pg_range r where r.rngtypid = w.oid
+                  union all select r.rngtypid from pg_range r where r.rngmultitypid = w.oid
+                  union all select f.atttypid from pg_attribute f
+                             where f.attrelid = w.typrelid and w.typtype = 'c' and f.attnum > 0 and not f.attisdropped
+              ) as inner_type(oid) where inner_type.oid <> 0)
+    select from part join pg_type w on w.oid = part.oid where w.typcategory = 'D') as holds_time"""
+_COLUMNS = f"""
 select a.attname, format_type(a.atttypid, -1) as type_name, t.typcategory::text as category, b.typname as base,
-       t.typarray <> 0 and t.typdelim = ',' as has_array, pg_get_expr(d.adbin, d.adrelid) as default_value,
-       (select p.proname from pg_depend on_what join pg_proc p on p.oid = on_what.refobjid
-         where on_what.classid = 'pg_attrdef'::regclass and on_what.objid = d.oid
-           and on_what.refclassid = 'pg_proc'::regclass and p.provolatile <> 'i' limit 1) as default_function,
-       a.attidentity <> '' as is_identity, a.attgenerated <> '' as is_generated, a.attnotnull,
-       e.typname as element_base, coalesce(e.typdelim, ',')::text as delimiter,
+       t.typarray <> 0 and t.typdelim = ',' as has_array, a.attgenerated <> '' as is_generated,
+       {_HOLDS_TIME}, e.typname as element_base, coalesce(e.typdelim, ',')::text as delimiter,
        format_type(b.typelem, -1) as element_name, e.typcategory::text as element_category
   from pg_attribute a
   join pg_type t on t.oid = a.atttypid
   join pg_type b on b.oid = case when t.typtype = 'd' then t.typbasetype else t.oid end
   left join pg_type e on e.oid = b.typelem and b.typcategory = 'A'
-  left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
  where a.attrelid = $1 and a.attnum > 0 and not a.attisdropped
  order by a.attnum
 """
-_TYPES = """
+_TYPES = f"""
 select format_type(t.oid, -1) as type_name, t.typcategory::text as category, b.typname as base,
        t.typarray <> 0 and t.typdelim = ',' as has_array,
-       e.typname as element_base, coalesce(e.typdelim, ',')::text as delimiter,
+       {_HOLDS_TIME}, e.typname as element_base, coalesce(e.typdelim, ',')::text as delimiter,
        format_type(b.typelem, -1) as element_name, e.typcategory::text as element_category
   from unnest($1::oid[]) with ordinality as asked(oid, place)
   join pg_type t on t.oid = asked.oid
@@ -82,13 +91,13 @@ class Table:
     sql_name: str
     key: tuple[str, ...]
     columns: dict[str, SqlType]
-    volatile_defaults: dict[str, str]
     unique_columns: frozenset[str]  # of unique or exclusion constraints other than the primary key
     referring_columns: frozenset[str]  # in a foreign key of this table
     referenced_columns: frozenset[str]  # in a foreign key of another table (or this one)
     refers_to_itself: bool
     is_cascaded_to: bool  # rows can change because a row elsewhere does
     has_side_effects: bool  # triggers, rules or row security: a change may do anything
+    stamp: str  # read before everything else: not newer than the rest
 
     @cached_property
     def stands_alone(self) -> bool:
@@ -123,20 +132,15 @@ class Table:
             what = f"sets and adds to {', '.join(sorted(both))}" if both else "changes no column"
             raise InvalidChange(f"the update of {self.sql_name} {what}")
 
-    def check_insert(self, names: Iterable[str], *, allow_volatile: bool) -> None:
+    def check_insert(self, names: Iterable[str]) -> None:
         given = set(names)
         for name in given:
             self.column(name)
         if not self.key:
             raise InvalidChange(f"table {self.sql_name} has no primary key: add one, or write by SQL statement")
-        if missing := set(self.key) - given - (set(self.volatile_defaults) if allow_volatile else set()):
-            raise InvalidChange(f"the insert into {self.sql_name} lacks its key: {', '.join(sorted(missing))}")
-        for name, default in self.volatile_defaults.items():
-            if name not in given and not allow_volatile:
-                raise InvalidChange(
-                    f"column {name!r} of {self.sql_name} would be filled with {default}, "
-                    f"which differs on every replica: give its value"
-                )
+        if missing := set(self.key) - given:
+            names = ", ".join(sorted(missing))
+            raise NotDeterministic("default", f"the insert into {self.sql_name} lacks its key: {names}")
 
 
 def sql_name(table: str) -> str:
@@ -164,13 +168,13 @@ async def find_table(connection: asyncpg.Connection, table: str) -> Table:
         sql_name=f"{identifier(found['nspname'])}.{identifier(found['relname'])}",
         key=tuple(found["primary_key"]),
         columns={column["attname"]: _sql_type(column) for column in columns if not column["is_generated"]},
-        volatile_defaults=_volatile_defaults(columns),
         unique_columns=tied(found["unique_columns"]),
         referring_columns=tied(found["referring_columns"]),
         referenced_columns=tied(found["referenced_columns"]),
         refers_to_itself=found["refers_to_itself"],
         is_cascaded_to=found["is_cascaded_to"],
         has_side_effects=found["has_side_effects"] or found["relkind"] == b"p",
+        stamp=found["stamp"],
     )
 
 
@@ -184,8 +188,9 @@ def _sql_type(row: Any) -> SqlType:
     element = None
     if row["element_base"] is not None:
         element = _simple_type(row["element_name"], row["element_base"], row["element_category"], has_array=True)
+        element = replace(element, holds_time=row["holds_time"])
     simple = _simple_type(row["type_name"], row["base"], row["category"], has_array=row["has_array"])
-    return replace(simple, element=element, delimiter=row["delimiter"])
+    return replace(simple, element=element, delimiter=row["delimiter"], holds_time=row["holds_time"])
 
 
 def _simple_type(name: str, base: str, category: str, *, has_array: bool) -> SqlType:
@@ -200,17 +205,3 @@ def _simple_type(name: str, base: str, category: str, *, has_array: bool) -> Sql
         is_uuid=base == "uuid",
         one_form=_ONE_FORM.get(base, "{}"),
     )
-
-
-def _volatile_defaults(columns: Iterable[Any]) -> dict[str, str]:
-    """Columns that fill themselves with something else on every replica: sequences, clocks, random numbers."""
-    found = {}
-    for column in columns:
-        if column["is_identity"]:
-            found[column["attname"]] = "an identity sequence"
-        elif column["default_value"] is not None and not column["is_generated"]:
-            function = column["default_function"]
-            culprit = f"{function}()" if function is not None else volatile_part(column["default_value"])
-            if culprit is not None:
-                found[column["attname"]] = culprit
-    return found

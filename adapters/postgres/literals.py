@@ -5,7 +5,6 @@ database has. Nothing here reaches the server unquoted.
 """
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
@@ -15,9 +14,17 @@ from uuid import UUID
 
 import msgspec
 
-from tops.changes import CLOCK_STRINGS, InvalidChange, Value
+from adapters.postgres.proof.texts import is_fixed_time
+from tops.changes import InvalidChange, NotDeterministic, Value
 
-_WORD = re.compile(r"[a-z]+")
+# What the text of a value depends on, as every session of ours has it: texts that replicas compare are written so.
+TEXT_SETTINGS = {
+    "timezone": "UTC",
+    "datestyle": "ISO, YMD",
+    "intervalstyle": "postgres",
+    "bytea_output": "hex",
+    "extra_float_digits": "1",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +41,17 @@ class SqlType:
     is_uuid: bool = False
     element: "SqlType | None" = None
     delimiter: str = ","  # between the elements of an array
+    holds_time: bool = False  # values are or contain dates or times
     one_form: str = "{}"  # SQL that turns all spellings of a value into one
 
     def canonical(self, expression: str) -> str:
         """The same text for all values that the database takes for equal."""
         return self.one_form.format(expression)
+
+    def readable(self, expression: str) -> str:
+        """The value as Python takes it and `text_form` gives it back: an integer, a boolean, bytes, or its text."""
+        plain = self.is_integer or self.is_bytes or self.category == "B"
+        return expression if plain else f"{expression}::text"
 
     @property
     def _goes_as_text(self) -> bool:
@@ -55,6 +68,7 @@ class SqlType:
         return f"::{self.name}" if self._goes_as_text else ""
 
 
+_HOW_TO = "write digits, with a numeric offset from UTC"
 TEXT = SqlType("text", "S")
 BIGINT = SqlType("bigint", "N", is_integer=True)
 BYTEA = SqlType("bytea", "U", is_bytes=True)
@@ -78,8 +92,10 @@ def identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def text_form(value: Value, sql_type: SqlType) -> str | None:
-    """The text that the type's input function turns into exactly this value; None for NULL."""
+def text_form(value: Value, sql_type: SqlType, *, read_once: bool = False) -> str | None:
+    """The text that the type's input function turns into exactly this value; None for NULL.
+
+    With `read_once`, one server alone reads the text: it may name a time by the clock or by a time zone."""
     if value is None:
         return None
     if type(value) is int and not sql_type.is_json:
@@ -91,8 +107,8 @@ def text_form(value: Value, sql_type: SqlType) -> str | None:
         if sql_type.category == "T" and value.startswith("-P"):
             # A negative timedelta that came over the wire; PostgreSQL does not read its sign there.
             return _scalar(msgspec.convert(value, timedelta), sql_type)
-        if _holds_time(sql_type) and (clock := CLOCK_STRINGS & set(_WORD.findall(value.lower()))):
-            raise InvalidChange(f"{min(clock)!r} means another time on every replica: write the time itself")
+        if sql_type.holds_time and not read_once and not is_fixed_time(value):
+            raise NotDeterministic("literal", f"{value[:100]!r} may mean another time on every replica: {_HOW_TO}")
         return value
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -103,7 +119,7 @@ def text_form(value: Value, sql_type: SqlType) -> str | None:
     if isinstance(value, list | tuple):
         if sql_type.category != "A" or sql_type.element is None:
             raise InvalidChange(f"a list does not fit a value of type {sql_type.name}")
-        return _array(value, sql_type.element, sql_type.delimiter)
+        return _array(value, sql_type.element, sql_type.delimiter, read_once=read_once)
     return _scalar(value, sql_type)
 
 
@@ -121,11 +137,6 @@ def _scalar(value: Value, sql_type: SqlType) -> str:
             raise InvalidChange(f"a {type(value).__name__} can't be stored as {sql_type.name}")
 
 
-def _holds_time(sql_type: SqlType) -> bool:
-    of_elements = sql_type.element is not None and sql_type.element.category == "D"
-    return sql_type.category in ("D", "R") or of_elements
-
-
 def _json(value: Value) -> str:
     """A document is the same whether its values came over the wire, where some become text, or straight from here."""
     try:
@@ -139,11 +150,11 @@ def _not_json(other: Any) -> Any:
     raise InvalidChange(f"a {type(other).__name__} can't be part of a JSON document")
 
 
-def _array(values: Sequence[Value], element: SqlType, delimiter: str) -> str:
+def _array(values: Sequence[Value], element: SqlType, delimiter: str, *, read_once: bool) -> str:
     parts = (
-        _array(value, element, delimiter)
+        _array(value, element, delimiter, read_once=read_once)
         if isinstance(value, list | tuple) and not element.is_json  # in a document, a list is a value
-        else _element(text_form(value, element))
+        else _element(text_form(value, element, read_once=read_once))
         for value in values
     )
     return "{" + delimiter.join(parts) + "}"
@@ -169,7 +180,7 @@ def array_literal(values: list[Value], sql_type: SqlType) -> str:
     return quote("{" + ",".join([_element(text_form(value, sql_type)) for value in values]) + "}")
 
 
-def literal(value: Value, sql_type: SqlType) -> str:
+def literal(value: Value, sql_type: SqlType, *, read_once: bool = False) -> str:
     """One value as a parameter of EXECUTE."""
-    text = text_form(value, sql_type)
+    text = text_form(value, sql_type, read_once=read_once)
     return "NULL" if text is None else quote(text)

@@ -6,19 +6,21 @@ from collections.abc import Iterator, Sequence, Set
 
 from adapters.postgres.book import Book
 from adapters.postgres.literals import quote
-from adapters.postgres.progress import Job, Progress, number_text, prefix_text
+from adapters.postgres.progress import Job, Mark, Progress, number_text, prefix_text
 from adapters.postgres.promises import finish
 from adapters.postgres.session import Connection
 from adapters.postgres.statements import Statements
 from adapters.postgres.transactions import SlowPath, command_count, fast_texts, send_fast
+from tops.digests import NO_DIGEST, Digests
 from tops.errors import InvariantBroken
-from tops.ports import Applied, Entry, EntryFailed, Position, Why
+from tops.ports import KEPT_BEYOND_MS, Applied, Entry, EntryFailed, Why
 
 _CHANGES_MAX = 2_000  # per database transaction, entries counted in
 _CHUNKS_PER_TURN = 16
 
 _COMPACT = """
-with moved as (update tops.position set prefix = {prefix}, at_ms = greatest(at_ms, {at_ms})
+with moved as (update tops.position set prefix = {prefix}, at_ms = greatest(at_ms, {at_ms}),
+                      history = {history}, digest = {digest}
                 where replica_set = {replica_set} and prefix = {stored} returning 1)
 delete from tops.applied where replica_set = {replica_set} and number <= {prefix} and exists (select from moved)
 """
@@ -33,22 +35,25 @@ class Log:
     def __init__(self, book: Book) -> None:
         self._book = book
 
-    async def apply(self, entries: Sequence[Entry], *, durable: bool) -> Applied:
+    async def apply(self, entries: Sequence[Entry], *, durable: bool, history: str, digests: Digests) -> Applied:
         numbers = [entry.number for entry in entries]
         if any(later <= earlier for earlier, later in itertools.pairwise(numbers)):
             raise InvariantBroken(f"entries of the log out of order: {numbers}")
         failed = None
         for chunks in _turns(entries):
-            failed = await self._apply_some(chunks, durable=durable)
+            failed = await self._apply_some(chunks, durable, history, digests)
             if failed is not None:
                 break
         return Applied(position=self._book.progress.prefix, failed=failed)
 
-    async def _apply_some(self, chunks: Sequence[Sequence[Entry]], *, durable: bool) -> EntryFailed | None:
+    async def _apply_some(
+        self, chunks: Sequence[Sequence[Entry]], durable: bool, history: str, digests: Digests
+    ) -> EntryFailed | None:
         async def work(connection: Connection, statements: Statements) -> EntryFailed | None:
             if self._book.promised:
                 await self._drop_promises(connection, {entry.number for chunk in chunks for entry in chunk})
-            return await _Turn(self._book, connection, statements, durable=durable).run(chunks)
+            turn = _Turn(self._book, connection, statements, durable, history, digests)
+            return await turn.run(chunks)
 
         return await self._book.run(work, f"applying numbers {chunks[0][0].number} to {chunks[-1][-1].number}")
 
@@ -59,10 +64,10 @@ class Log:
                 await finish(self._book, connection, "ROLLBACK", attempt)
                 self._book.promised.discard(attempt)
 
-    async def position(self) -> Position:
-        async def work(connection: Connection, _: Statements) -> Position:
+    async def progress(self) -> Progress:
+        async def work(connection: Connection, _: Statements) -> Progress:
             await self._book.load(connection)
-            return self._book.progress.position
+            return self._book.progress
 
         return await self._book.run(work, "asking for the position")
 
@@ -75,6 +80,8 @@ class Log:
                     prefix=progress.prefix,
                     stored=progress.stored,
                     at_ms=self._book.at_ms,
+                    history=quote(progress.last.history),
+                    digest=quote(progress.last.digest),
                     replica_set=quote(self._book.replica_set),
                 )
                 + "; commit"
@@ -84,7 +91,7 @@ class Log:
         self._book.compacted_ms = at_ms = self._book.at_ms
         await self._book.run(work, "compaction")
         for table in ("tops.idempotency_keys", "tops.known_ids"):
-            while await self._forget(table, at_ms) == _FORGOTTEN_MAX:
+            while await self._forget(table, at_ms - KEPT_BEYOND_MS) == _FORGOTTEN_MAX:
                 pass
 
     async def _forget(self, table: str, at_ms: int) -> int:
@@ -98,15 +105,24 @@ class Log:
 class _Turn:
     """Some chunks, each one transaction; while the server works at one, the next is written down."""
 
-    def __init__(self, book: Book, connection: Connection, statements: Statements, *, durable: bool) -> None:
+    def __init__(
+        self,
+        book: Book,
+        connection: Connection,
+        statements: Statements,
+        durable: bool,
+        history: str,
+        digests: Digests,
+    ) -> None:
         self._book, self._connection, self._statements = book, connection, statements
+        self._history, self._digests = history, digests
         self._begin = ["BEGIN"] if durable else ["BEGIN", "SET LOCAL synchronous_commit = off"]
         self._sent: list[Entry] = []  # what the message under way is about
 
     async def run(self, chunks: Sequence[Sequence[Entry]]) -> EntryFailed | None:
         try:
             for chunk in chunks:
-                expected = self._book.progress.after([entry.number for entry in self._sent])
+                expected = self._book.progress.after(self._marks(self._sent))
                 todo = _after(chunk, expected)
                 message = await self._message(todo, expected) if todo else None
                 failed = await self._landed()
@@ -151,12 +167,24 @@ class _Turn:
 
     async def _slow(self, todo: list[Entry]) -> EntryFailed | None:
         """One by one up to the first that fails; what came before it is committed."""
+        while (outcome := await self._one_by_one(todo)) is None:
+            pass  # a table has changed meanwhile
+        done, failed = outcome
+        records = await self._record(done, self._book.progress) if done else []
+        await self._connection.execute(";".join([*records, "COMMIT"]))
+        self._done(done)
+        return failed
+
+    async def _one_by_one(self, todo: list[Entry]) -> tuple[list[Entry], EntryFailed | None] | None:
+        """The entries that are carried out in the open transaction, and the one that fails; None if it is rolled back
+        and must be tried again."""
         connection = self._connection
         slow = SlowPath(self._book.session, connection, self._statements, self._book.replica_set)
         jobs = [[Job(entry.number, entry.at_ms, member) for member in entry.members] for entry in todo]
         written = [await slow.write_down(of_entry) for of_entry in jobs]
         await connection.execute(";".join(self._begin))
-        failed, done = None, []
+        failed: EntryFailed | None = None
+        done: list[Entry] = []
         for entry, members in zip(todo, written, strict=True):
             await connection.execute("SAVEPOINT tops_entry")
             for member in members:
@@ -170,26 +198,27 @@ class _Turn:
                 break
             await connection.execute("RELEASE SAVEPOINT tops_entry")
             done.append(entry)
-        records = await self._record(done, self._book.progress) if done else []
-        await connection.execute(";".join([*records, "COMMIT"]))
-        self._done(done)
-        return failed
+        return None if await slow.is_outdated() else (done, failed)
 
     async def _record(self, entries: Sequence[Entry], progress: Progress) -> list[str]:
         """The statements that make the numbers known as applied: a longer prefix, and rows for what is beyond it."""
-        numbers = [entry.number for entry in entries]
-        replica_set, later = self._book.replica_set, progress.after(numbers)
+        marks = self._marks(entries)
+        replica_set, later = self._book.replica_set, progress.after(marks)
         texts = []
         if later.prefix > progress.prefix:
             at_ms = max(entry.at_ms for entry in entries)
-            texts.append(await prefix_text(self._statements, replica_set, progress.stored, later.prefix, at_ms))
-        beyond = [number for number in numbers if number > later.prefix]
+            texts.append(await prefix_text(self._statements, replica_set, progress.stored, later.last, at_ms))
+        beyond = [mark for mark in marks if mark.number > later.prefix]
         if beyond:
             texts.append(await number_text(self._statements, replica_set, beyond))
         return texts
 
+    def _marks(self, entries: Sequence[Entry]) -> list[Mark]:
+        at = self._digests.at
+        return [Mark(entry.number, self._history, at(entry.number) or NO_DIGEST) for entry in entries]
+
     def _done(self, entries: Sequence[Entry]) -> None:
-        self._book.progress = self._book.progress.after([entry.number for entry in entries])
+        self._book.progress = self._book.progress.after(self._marks(entries))
         self._book.at_ms = max([self._book.at_ms, *(entry.at_ms for entry in entries)])
 
 

@@ -107,10 +107,13 @@ class Outbox:
         return fast_votes(jobs, sent[1]) if sent is not None else None
 
     async def _slow(self, connection: Connection, statements: Statements, jobs: Sequence[Job]) -> Sequence[MemberVote]:
-        slow = SlowPath(self._book.session, connection, statements, self._book.replica_set)
-        written = await slow.write_down(jobs)
-        await connection.execute("BEGIN")
-        votes = [await slow.run(member) for member in written]
+        while True:
+            slow = SlowPath(self._book.session, connection, statements, self._book.replica_set)
+            written = await slow.write_down(jobs)
+            await connection.execute("BEGIN")
+            votes = [await slow.run(member) for member in written]
+            if not await slow.is_outdated():
+                break
         accepted = [job.member for job, vote in zip(jobs, votes, strict=True) if vote.excluded is None]
         records = [await outbox_text(statements, self._book.replica_set, accepted)] if accepted else []
         await connection.execute(";".join([*records, "COMMIT"]))

@@ -1,12 +1,14 @@
 """Epochs as prepared transactions: promise, keep, drop, find again after a crash."""
 
 import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
 
 import asyncpg
 
 from adapters.postgres.book import Book
 from adapters.postgres.global_ids import global_id
-from adapters.postgres.progress import Job, Progress, number_text
+from adapters.postgres.progress import Job, Mark, Progress, number_text
 from adapters.postgres.session import Connection
 from adapters.postgres.sqlstates import (
     BUSY_ID,
@@ -19,6 +21,7 @@ from adapters.postgres.sqlstates import (
 )
 from adapters.postgres.statements import Statements
 from adapters.postgres.transactions import SlowPath, Written, fast_texts, fast_votes, send_fast
+from tops.digests import LogPoint, chained
 from tops.errors import PermissionDenied, PromiseLost, ResourceRefused, StaleAttempt
 from tops.ports import Attempt, Epoch, InDoubt, MemberVote, Prepared
 
@@ -26,11 +29,16 @@ _TRIES = 50
 _PAUSE_S = 0.1
 
 
+class _Outdated(Exception):
+    """A table has changed between the proof of a change and its execution; the transaction is rolled back."""
+
+
 class Promises:
     def __init__(self, book: Book) -> None:
         self._book = book
         self._answers: dict[Attempt, Prepared] = {}  # given in this life, for when the question comes again
         self._times: dict[Attempt, int] = {}
+        self._marks: dict[Attempt, Mark] = {}  # what is recorded with the promise
 
     async def recover(self) -> list[InDoubt]:
         async def work(connection: Connection, _: Statements) -> list[InDoubt]:
@@ -43,28 +51,33 @@ class Promises:
             answer = await self._settle_earlier_attempts(connection, epoch)
             if answer is not None:
                 return answer
+            self._check_history(epoch)
             votes = await self._fast(connection, statements, epoch)
             if votes is None:
                 votes = await self._slow(connection, statements, epoch)
             self._book.promised.add(epoch.attempt)
-            answer = Prepared(attempt=epoch.attempt, digest=epoch.digest, votes=votes)
+            mark = self._marks[epoch.attempt] = _mark(epoch, votes)
+            answer = Prepared(attempt=epoch.attempt, digest=epoch.digest, votes=votes, log_digest=mark.digest)
             self._answers[epoch.attempt], self._times[epoch.attempt] = answer, epoch.at_ms
             return answer
 
         return await self._book.run(work, f"preparing {epoch.attempt}")
 
-    async def commit(self, attempt: Attempt) -> None:
-        async def work(connection: Connection, statements: Statements) -> None:
-            if not await finish(self._book, connection, "COMMIT", attempt):
-                # Perhaps it is committed and the answer was lost; the database knows.
+    async def commit(self, attempt: Attempt) -> LogPoint:
+        async def work(connection: Connection, statements: Statements) -> LogPoint:
+            found, mark = await finish(self._book, connection, "COMMIT", attempt), self._marks.get(attempt)
+            if found and mark is not None:
+                self._book.progress.add([mark])
+            else:
+                # Promised before a crash, or perhaps it is committed and the answer was lost: the database knows.
                 self._book.progress = await Progress.load(connection, self._book.replica_set)
                 if not self._book.progress.holds(attempt.number):
                     raise PromiseLost(self._book.where, f"{attempt} is to commit, but is neither prepared nor applied")
-            self._book.progress.add([attempt.number])
             self._book.at_ms = max(self._book.at_ms, self._times.pop(attempt, 0))
             self._forget(attempt)
+            return self._book.progress.point
 
-        await self._book.run(work, f"committing {attempt}")
+        return await self._book.run(work, f"committing {attempt}")
 
     async def rollback(self, attempt: Attempt) -> None:
         async def work(connection: Connection, _: Statements) -> None:
@@ -77,6 +90,7 @@ class Promises:
         self._book.promised.discard(attempt)
         self._answers.pop(attempt, None)
         self._times.pop(attempt, None)
+        self._marks.pop(attempt, None)
 
     async def _settle_earlier_attempts(self, connection: Connection, epoch: Epoch) -> Prepared | None:
         """Other tries at the number end; the same one is answered again, never done again."""
@@ -97,6 +111,13 @@ class Promises:
             self._forget(known)
         return None
 
+    def _check_history(self, epoch: Epoch) -> None:
+        """Nothing is prepared on top of another state than the coordinator believes in: a database can be exchanged
+        under a running agent."""
+        point, before = self._book.progress.point, epoch.before
+        if before.index and (point.index, point.digest) != (before.index, before.digest):
+            raise ResourceRefused(self._book.where, f"{epoch.attempt} follows {before}, and the database has {point}")
+
     async def _fast(
         self, connection: Connection, statements: Statements, epoch: Epoch
     ) -> tuple[MemberVote, ...] | None:
@@ -106,7 +127,8 @@ class Promises:
         texts = await fast_texts(statements, replica_set, jobs)
         if texts is None:
             return None
-        message = ["BEGIN", await number_text(statements, replica_set, [number]), *texts]
+        mark = _mark(epoch, ())
+        message = ["BEGIN", await number_text(statements, replica_set, [mark]), *texts]
         message.append(self._prepare_text(epoch.attempt))
         sent = await send_fast(self._book.session, connection, statements, message)
         if sent is None:
@@ -116,15 +138,24 @@ class Promises:
         return fast_votes(jobs, told)
 
     async def _slow(self, connection: Connection, statements: Statements, epoch: Epoch) -> tuple[MemberVote, ...]:
-        """Every member under a savepoint; those that the database refuses are named, the others stay."""
+        """Every member under a savepoint; those that the database rejects are named, the others stay."""
+        for _ in range(_TRIES):
+            with suppress(_Outdated):
+                return await self._one_by_one(connection, statements, epoch)
+        raise ResourceRefused(self._book.where, f"{epoch.attempt}: definitions of its tables change again and again")
+
+    async def _one_by_one(self, connection: Connection, statements: Statements, epoch: Epoch) -> tuple[MemberVote, ...]:
         jobs = [Job(epoch.attempt.number, epoch.at_ms, member) for member in epoch.members]
         slow = SlowPath(self._book.session, connection, statements, self._book.replica_set)
         written = await slow.write_down(jobs)
-        number = await number_text(statements, self._book.replica_set, [epoch.attempt.number])
 
         async def prepared(members: list[Written | MemberVote]) -> tuple[MemberVote, ...] | asyncpg.PostgresError:
-            await connection.execute(f"BEGIN;{number}")
+            await connection.execute("BEGIN")
             votes = tuple([await slow.run(member) for member in members])
+            if await slow.is_outdated():
+                raise _Outdated
+            # Behind the members: which of them are excluded is part of what is recorded.
+            await connection.execute(await number_text(statements, self._book.replica_set, [_mark(epoch, votes)]))
             try:
                 self._check_tag(await connection.execute(self._prepare_text(epoch.attempt)), epoch.attempt)
             except asyncpg.PostgresError as error:
@@ -156,6 +187,14 @@ class Promises:
         # In a failed transaction the server answers ROLLBACK, without an error: a promise of nothing.
         if tag != "PREPARE TRANSACTION":
             raise ResourceRefused(self._book.where, f"{attempt}: the server answered {tag} to PREPARE TRANSACTION")
+
+
+def _mark(epoch: Epoch, votes: Sequence[MemberVote]) -> Mark:
+    """What is recorded with an epoch: the log with all its members but the excluded ones."""
+    excluded = {vote.tx for vote in votes if vote.excluded is not None}
+    number, before = epoch.attempt.number, epoch.before
+    ids = [member.tx for member in epoch.members if member.tx not in excluded]
+    return Mark(number, before.history, chained(before.history, before.digest, number, ids))
 
 
 def _gid(book: Book, attempt: Attempt) -> str:

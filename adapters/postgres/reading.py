@@ -1,7 +1,7 @@
 """Reads: one query, or a whole consistent copy, in one snapshot and together with its position."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -11,12 +11,15 @@ import asyncpg
 from asyncpg.pgproto import pgproto
 
 from adapters.postgres.catalog import Table, find_table, find_types
-from adapters.postgres.guards import check_harmless
 from adapters.postgres.literals import SqlType, identifier, literal
-from adapters.postgres.session import Connection, Options, connect
+from adapters.postgres.progress import Progress
+from adapters.postgres.session import Connection, Options, connect, meter_of
 from adapters.postgres.sqlstates import is_connection_loss, is_passing
-from tops.changes import InvalidChange, Row, Value, check_query
-from tops.errors import NotReachable, ResourceError, ResourceRefused
+from adapters.sql import check_query
+from tops.changes import InvalidChange, Row, Value
+from tops.digests import LogPoint
+from tops.errors import NotReachable, ResourceError, ResourceRefused, ResultTooLarge
+from tops.fair_share import FairShare
 from tops.ports import Position, ReadResult
 
 _PLAIN = frozenset(
@@ -24,6 +27,14 @@ _PLAIN = frozenset(
 )
 BEYOND_PYTHON = "a value that Python has no type for (a date before Christ, 24:00): cast it to text"
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+# What of DISCARD ALL a query could need: settings go back with the transaction and once more by themselves, locks of
+# the session are let go. Prepared statements stay: they are the driver's, and to prepare them again costs a round trip.
+_END = "ROLLBACK;RESET ALL;SELECT pg_advisory_unlock_all()"
+# What a client's query may send: several times what fits into a response, since PostgreSQL's form of small values is
+# longer than ours.
+RESULT_BYTES_MAX = 16 * 2**20
+_SLICE_ROWS = 2_000  # converted in one event-loop iteration
+_READ_ONLY = {"default_transaction_read_only": "on"}
 _POSITION = """
 select coalesce((select prefix from tops.position where replica_set = $1), 0) as prefix,
        coalesce((select array_agg(number order by number) from tops.applied where replica_set = $1), '{}') as numbers
@@ -31,22 +42,52 @@ select coalesce((select prefix from tops.position where replica_set = $1), 0) as
 
 
 class Readers:
-    """A few connections that can't write, and hold nothing of the writing session's locks."""
+    """A few connections of one login that can't write, and hold nothing of the writing session's locks.
 
-    def __init__(self, dsn: str, where: str, options: Options, count: int) -> None:
+    An identity has at most `share` of them, so that its slow queries do not keep the queries of others waiting."""
+
+    def __init__(self, dsn: str, where: str, options: Options, count: int, share: int | None = None) -> None:
         self._dsn, self._where, self._options = dsn, where, options
-        self._turn = asyncio.Semaphore(count)
+        self._turns = FairShare(count, share or count)
         self._idle: list[Connection] = []
 
-    async def read(self, replica_set: str, sql: str, args: Sequence[Value], *, with_position: bool) -> ReadResult:
+    async def read(
+        self, replica_set: str, sql: str, args: Sequence[Value], *, with_position: bool, who: str = ""
+    ) -> ReadResult:
+        """A client's query, in a transaction that leaves nothing behind for the next one. Raises ResultTooLarge as soon
+        as the server has sent too much."""
         check_query(sql)
-        check_harmless(sql, only_reads=True)
+
+        async def work(connection: Connection) -> ReadResult:
+            await connection.execute(_BEGIN)
+            try:
+                with meter_of(connection).bounded(RESULT_BYTES_MAX):
+                    rows = await _fetch(connection, sql, args)
+                return ReadResult(rows, await position_in(connection, replica_set) if with_position else None)
+            finally:
+                if not connection.is_closed():
+                    await connection.execute(_END)
+
+        return await self._tried(work, who)
+
+    async def read_own(self, sql: str, args: Sequence[Value]) -> ReadResult:
+        """A query that no client has written."""
+
+        async def work(connection: Connection) -> ReadResult:
+            return ReadResult(await _fetch(connection, sql, args))
+
+        return await self._tried(work)
+
+    async def _tried(self, work: Callable[[Connection], Awaitable[ReadResult]], who: str = "") -> ReadResult:
         for last_try in (False, True):
             try:
-                async with self.connection() as connection:
-                    if not with_position:  # one statement is one snapshot
-                        return ReadResult(await _fetch(connection, sql, args))
-                    return await _read_with_position(connection, replica_set, sql, args)
+                async with self.connection(who) as connection:
+                    try:
+                        return await work(connection)
+                    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+                        if meter_of(connection).exceeded:
+                            raise ResultTooLarge(self._where, RESULT_BYTES_MAX) from error
+                        raise
             except asyncpg.exceptions.InvalidCachedStatementError as error:
                 if last_try:  # the driver has forgotten the old statement by now
                     raise ResourceRefused(self._where, "the tables are being changed under the read") from error
@@ -65,8 +106,8 @@ class Readers:
         raise AssertionError("the second try returns or raises")
 
     @asynccontextmanager
-    async def connection(self) -> AsyncIterator[Connection]:
-        async with self._turn:
+    async def connection(self, who: str = "") -> AsyncIterator[Connection]:
+        async with self._turns.slot(who):
             connection = self._idle.pop() if self._idle else await self._connect()
             clean = False
             try:
@@ -82,9 +123,7 @@ class Readers:
                     connection.terminate()
 
     async def _connect(self) -> Connection:
-        connection = await connect(self._dsn, self._where, "tops-reader", self._options)
-        await connection.execute("set default_transaction_read_only = on")
-        return connection
+        return await connect(self._dsn, self._where, "tops-reader", self._options, _READ_ONLY)
 
     def close(self) -> None:
         while self._idle:
@@ -102,19 +141,11 @@ async def position_in(connection: Connection, replica_set: str) -> Position:
     return Position(prefix, frozenset(above))
 
 
-async def _read_with_position(connection: Connection, replica_set: str, sql: str, args: Sequence[Value]) -> ReadResult:
-    await connection.execute(_BEGIN)
-    try:
-        rows = await _fetch(connection, sql, args)
-        return ReadResult(rows, await position_in(connection, replica_set))
-    finally:
-        if not connection.is_closed():
-            await connection.execute("ROLLBACK")
-
-
 async def _fetch(connection: Connection, sql: str, args: Sequence[Value]) -> list[Row]:
     try:
-        return _rows(await connection.fetch(sql, *args))
+        return await _plain(await connection.fetch(sql, *args))
+    except asyncpg.InternalClientError as error:
+        raise InvalidChange(f"the query returns what no client can read: {error}") from error
     except (asyncpg.DataError, asyncpg.InterfaceError) as error:
         # The server's complaints have a class of their own below DataError; these are the driver's about arguments.
         if type(error) not in (asyncpg.DataError, asyncpg.InterfaceError) or connection.is_closed():
@@ -125,34 +156,47 @@ async def _fetch(connection: Connection, sql: str, args: Sequence[Value]) -> lis
     if len(types) != len(args):
         raise InvalidChange(f"the query takes {len(types)} parameter(s), not {len(args)}")
     literals = ",".join(literal(value, sql_type) for value, sql_type in zip(args, types, strict=True))
-    return _rows(await connection.fetch(f"EXECUTE {statement.get_name()}({literals})"))
+    return await _plain(await connection.fetch(f"EXECUTE {statement.get_name()}({literals})"))
 
 
-def _rows(records: list[asyncpg.Record]) -> list[Row]:
+async def _plain(records: list[asyncpg.Record]) -> list[Row]:
+    """As `plain_rows`; others have their turn meanwhile."""
+    rows = plain_rows(records[:_SLICE_ROWS])
+    for start in range(_SLICE_ROWS, len(records), _SLICE_ROWS):
+        await asyncio.sleep(0)
+        rows += plain_rows(records[start : start + _SLICE_ROWS])
+    return rows
+
+
+def plain_rows(records: list[asyncpg.Record]) -> list[Row]:
     return [
         dict(record)
         if _PLAIN.issuperset(map(type, record))
-        else {name: _plain(value) for name, value in record.items()}
+        else {name: _plain_value(value) for name, value in record.items()}
         for record in records
     ]
 
 
-def _plain(value: Value) -> Value:
+def _plain_value(value: Value) -> Value:
     """Types of the driver's own (ranges, addresses, rows) as text; they could not travel."""
     if isinstance(value, list):
-        return [_plain(element) for element in value]
+        return [_plain_value(element) for element in value]
     return value if type(value) in _PLAIN else str(value)
 
 
 class PostgresSnapshot:
     """One state of the database, held open by a read-only transaction."""
 
-    def __init__(self, connection: Connection, position: Position) -> None:
-        self._connection, self._position = connection, position
+    def __init__(self, connection: Connection, progress: Progress) -> None:
+        self._connection, self._progress = connection, progress
 
     @property
     def position(self) -> Position:
-        return self._position
+        return self._progress.position
+
+    @property
+    def point(self) -> LogPoint:
+        return self._progress.point
 
     @property
     def connection(self) -> Connection:
@@ -165,7 +209,7 @@ class PostgresSnapshot:
         statement = await self._connection.prepare(_all_rows(found))
         cursor = await statement.cursor()
         while records := await cursor.fetch(chunk):
-            yield _rows(records)
+            yield plain_rows(records)
 
 
 @asynccontextmanager
@@ -176,7 +220,7 @@ async def snapshot(readers: Readers, replica_set: str) -> AsyncIterator[Postgres
         connection.transaction(isolation="repeatable_read", readonly=True),
     ):
         await connection.execute("set local statement_timeout = 0")
-        yield PostgresSnapshot(connection, await position_in(connection, replica_set))
+        yield PostgresSnapshot(connection, await Progress.read(connection, replica_set))
 
 
 def _all_rows(table: Table) -> str:

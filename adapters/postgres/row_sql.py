@@ -6,7 +6,7 @@ from adapters.postgres.catalog import Table
 from adapters.postgres.literals import BIGINT, TEXT, SqlType, identifier, quote, text_form
 from tops.changes import SUMS, Delete, Insert, Row, RowChange, Update, Upsert
 
-Source = Literal["values", "key", "add", "expected version", "number", "sum key"]
+Source = Literal["values", "key", "add", "expected version", "expected row", "number", "sum key"]
 
 
 class Part(NamedTuple):
@@ -80,10 +80,10 @@ def row_change_sql(change: RowChange, table: Table) -> Sql:
             update = f"do update set {', '.join(settings)}"
             return arrays.counted(f"{insert} {arrays.source} on conflict ({target}) {update}")
         case Delete():
-            where = _where(arrays, table)
+            where = _where(arrays, table, change.expect_row)
             return arrays.counted(f"delete from {table.sql_name} as t using {arrays.source} where {where}")
         case Update(_, _, values, add):
-            where = _where(arrays, table)
+            where = _where(arrays, table, change.expect_row)
             assigned = [f"{identifier(name)} = {arrays.take('values', name, table.column(name))}" for name in values]
             assigned += [
                 f"{identifier(name)} = t.{identifier(name)} + {arrays.take('add', name, table.column(name))}"
@@ -119,8 +119,18 @@ def _insert(arrays: _Arrays, table: Table, columns: list[tuple[Source, str]]) ->
     return f"insert into {table.sql_name} as t ({names}) overriding system value select {taken} from"
 
 
-def _where(arrays: _Arrays, table: Table) -> str:
-    return " and ".join(f"t.{identifier(name)} = {arrays.take('key', name, table.column(name))}" for name in table.key)
+def _where(arrays: _Arrays, table: Table, expect_row: str | None) -> str:
+    key = [f"t.{identifier(name)} = {arrays.take('key', name, table.column(name))}" for name in table.key]
+    expected = [f"{row_digest(table, 't')} = {arrays.take('expected row', '', TEXT)}"] if expect_row is not None else []
+    return " and ".join([*key, *expected])
+
+
+def row_digest(table: Table, row: str) -> str:
+    """The digest of a row's text: the same on all replicas that hold the same values, whatever the order of columns.
+
+    Not by comparing values: json has no equality, and 1.0 equals 1.00. Generated columns follow from the others."""
+    columns = ", ".join(f"{row}.{identifier(name)}" for name in sorted(table.columns))
+    return f"md5(row({columns})::text)"
 
 
 def _version_key(arrays: _Arrays, change: RowChange, table: Table) -> str:

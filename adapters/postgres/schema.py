@@ -1,23 +1,32 @@
 """The schema `tops`: what an adapter remembers inside the database that it serves, in the transactions of the data."""
 
+import secrets
+
 import asyncpg
 
+from adapters.postgres.literals import identifier
 from adapters.postgres.sqlstates import ROWS_NOTICE, WRONG_COUNT, WRONG_VERSION
 from tops.changes import OWN, SUMS, own_key
+from tops.digests import NO_DIGEST
 from tops.errors import ConfigError
 from tops.ids import COUNTED
 
-VERSION = 3
+VERSION = 4
 IDS_PER_ROW = 63  # the bits of a bigint without its sign
 OWN_TABLES = ("schema_version", "applied", "position", "row_versions", "idempotency_keys", "known_ids", "outbox")
+_SHOWN = ("position", "applied")  # a client is told the position of what it reads
 _UPGRADE_S = 3_600.0
+_OWNER = "select pg_get_userbyid(nspowner) from pg_namespace where nspname = 'tops'"
+_CAN_READ = "select bool_and(has_table_privilege($1::name, 'tops.' || name, 'select')) from unnest($2::text[]) as name"
 _CLOSED = """
 select string_agg('tops.' || name, ', ' order by name) from unnest($1::text[]) as name
  where not has_table_privilege('tops.' || name, 'insert')
 """
 
+# The lock on a schema that a comment takes: who upgrades does so alone, and only its owner can hold others up.
+_ALONE = "comment on schema tops is 'what agents remember, in the transactions of the data'"
 _DDL = f"""
-create schema if not exists tops;
+{_ALONE};
 create table if not exists tops.schema_version (version int primary key);
 
 -- Numbers of the log that are applied beyond the prefix. A row per number, so that a prepared epoch locks only its own.
@@ -25,6 +34,11 @@ create table if not exists tops.applied (
     replica_set text not null, number bigint not null, primary key (replica_set, number));
 create table if not exists tops.position (
     replica_set text primary key, prefix bigint not null, at_ms bigint not null default 0) with (fillfactor = 50);
+-- Which log the numbers are of: its history id, and the digest of everything up to the number. Since version 4.
+alter table tops.applied add column if not exists history text not null default '',
+    add column if not exists digest text not null default '{NO_DIGEST}';
+alter table tops.position add column if not exists history text not null default '',
+    add column if not exists digest text not null default '{NO_DIGEST}';
 
 create table if not exists tops.row_versions (
     table_name text not null, key text not null, version bigint not null,
@@ -70,6 +84,9 @@ create table if not exists tops.outbox (
 -- What is gone in a moment is not worth compressing.
 alter table tops.outbox alter column members set storage external;
 
+-- What an agent locks for as long as it serves a set. Drawn, not derived: nobody else can take it first.
+create table if not exists tops.agent_locks (replica_set text primary key, key bigint not null);
+
 -- A negative expectation asks for the number to be told instead of checked.
 create or replace function tops.affected(expected int, actual bigint) returns void language plpgsql as $$
 begin
@@ -93,7 +110,7 @@ insert into tops.schema_version values ({VERSION}) on conflict do nothing;
 """
 
 
-async def ensure(connection: asyncpg.Connection, where: str) -> None:
+async def ensure(connection: asyncpg.Connection, where: str, reader: str | None = None) -> None:
     """Make the schema, or refuse the database with what is missing and how to get it; nothing stays half made."""
     slots = int(await connection.fetchval("show max_prepared_transactions"))
     if slots == 0:
@@ -107,12 +124,33 @@ async def ensure(connection: asyncpg.Connection, where: str) -> None:
         closed = await connection.fetchval(_CLOSED, OWN_TABLES)
         if closed is not None:
             raise ConfigError(f"{where}: no right to write to {closed}: grant all on all tables in schema tops")
-        return
+    else:
+        await _make(connection, where)
+    if reader is not None and not await connection.fetchval(_CAN_READ, reader, _SHOWN):
+        shown = ", ".join(f"tops.{table}" for table in _SHOWN)
+        await connection.execute(f"{await as_owner(connection)};grant select on {shown} to {identifier(reader)}")
+
+
+async def lock_key(connection: asyncpg.Connection, replica_set: str) -> int:
+    """What the agent of a set locks, the same for every agent of it."""
+    drawn = secrets.randbits(63)
+    await connection.execute("insert into tops.agent_locks values ($1, $2) on conflict do nothing", replica_set, drawn)
+    return int(await connection.fetchval("select key from tops.agent_locks where replica_set = $1", replica_set))
+
+
+async def as_owner(connection: asyncpg.Connection) -> str:
+    """SQL by which what is made in schema `tops`, until the end of the transaction, belongs to the schema's owner.
+
+    Agents of several sets share the schema; each of them can change what another one has made."""
+    owner = await connection.fetchval(_OWNER)
+    return "create schema tops" if owner is None else f"set local role {identifier(owner)}"
+
+
+async def _make(connection: asyncpg.Connection, where: str) -> None:
     try:
         # One simple query is one transaction. What an earlier version left takes as long as it takes.
         await connection.execute(
-            "set local statement_timeout = 0; set local lock_timeout = 0;"
-            f"select pg_advisory_xact_lock(hashtext('tops.schema'));{_DDL}",
+            f"set local statement_timeout = 0; set local lock_timeout = 0;{await as_owner(connection)};{_DDL}",
             timeout=_UPGRADE_S,
         )
     except asyncpg.InsufficientPrivilegeError as error:

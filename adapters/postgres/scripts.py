@@ -5,6 +5,9 @@ from contextlib import asynccontextmanager
 
 import asyncpg
 
+from adapters.postgres.literals import identifier
+from adapters.postgres.schema import as_owner
+from adapters.postgres.schema_dump import fitting_sql
 from adapters.postgres.session import Connection, Options, connect
 from tops.changes import split_table_name
 from tops.errors import ConfigError
@@ -31,7 +34,12 @@ async def _connection(dsn: str) -> AsyncIterator[Connection]:
 async def user_tables(dsn: str) -> list[str]:
     """The tables that are not ours or the server's, as they are named in changes."""
     async with _connection(dsn) as connection:
-        return [row["short"] if row["visible"] else row["name"] for row in await connection.fetch(_TABLES)]
+        return [_short(row["short"]) if row["visible"] else row["name"] for row in await connection.fetch(_TABLES)]
+
+
+def _short(name: str) -> str:
+    """A dot inside a name is not the one after a schema."""
+    return identifier(name) if "." in name or '"' in name else name
 
 
 async def missing_tables(dsn: str, tables: Sequence[str]) -> list[str]:
@@ -39,20 +47,43 @@ async def missing_tables(dsn: str, tables: Sequence[str]) -> list[str]:
     missing = []
     async with _connection(dsn) as connection:
         for table in tables:
-            schema, name = split_table_name(table)
-            quoted = ".".join('"' + part.replace('"', '""') + '"' for part in (schema, name) if part is not None)
-            if await connection.fetchval("select to_regclass($1)", quoted) is None:
+            if await connection.fetchval("select to_regclass($1)", _sql_name(table)) is None:
                 missing.append(table)
     return missing
 
 
+async def filled_tables(dsn: str, tables: Sequence[str]) -> list[str]:
+    """Those of the named tables that exist and hold a row."""
+    filled = []
+    async with _connection(dsn) as connection:
+        for table in tables:
+            name = _sql_name(table)
+            exists = await connection.fetchval("select to_regclass($1) is not null", name)
+            if exists and await connection.fetchval(f"select exists (select from {name})"):
+                filled.append(table)
+    return filled
+
+
+def _sql_name(table: str) -> str:
+    return ".".join(identifier(part) for part in split_table_name(table) if part is not None)
+
+
+async def run_own_script(dsn: str, script: str) -> None:
+    """Make what is to be in schema `tops`, for the agents of all sets in this database."""
+    async with _connection(dsn) as connection, connection.transaction():
+        await connection.execute(f"{await as_owner(connection)};{script}")
+
+
 async def run_script(dsn: str, script: str, *, only_if_empty: bool = False) -> None:
-    """Run a script as one transaction; with `only_if_empty` not on a database that has tables already."""
+    """Run a script, also one of `pg_dump -s`, as one transaction; with `only_if_empty` not on a database that has
+    tables already."""
     async with _connection(dsn) as connection:
         if only_if_empty and await connection.fetch(_TABLES):
             return
         try:
             async with connection.transaction():
-                await connection.execute(script)
+                await connection.execute(await fitting_sql(connection, script))
+        except ConfigError as error:
+            raise ConfigError(f"the schema file: {error}") from error
         except asyncpg.PostgresError as error:
             raise ConfigError(f"the schema file fails, and left nothing behind: {error}") from error

@@ -15,6 +15,9 @@ from typing import Any, TypeVar
 import asyncpg
 
 from adapters.postgres import schema
+from adapters.postgres.logins import Logins
+from adapters.postgres.meter import Meter
+from adapters.postgres.proof import MakeProver, Prover
 from adapters.postgres.sqlstates import ROWS_NOTICE, is_connection_loss
 from adapters.postgres.statements import Statements
 from tops.errors import AgentReplaced, ConfigError, NotReachable, OutcomeUnknown, ResourceError
@@ -23,7 +26,23 @@ from tops.in_turn import InTurn
 T = TypeVar("T")
 Connection = asyncpg.Connection  # of plain records
 
-# The text of a value, read or written, must mean the same in every session of every replica.
+
+class _PlainConnection(asyncpg.Connection):
+    """A driver's connection that calls no `set_config`, which is not for everyone, to switch off what is off."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._server_caps = self._server_caps._replace(jit=False)  # type: ignore[has-type]
+        self.meter = Meter(args[1])  # the transport
+
+
+def meter_of(connection: Connection) -> Meter:
+    """The meter of a connection that `connect` has made."""
+    assert isinstance(connection, _PlainConnection)
+    return connection.meter
+
+
+# What is read and written must mean the same in every session of every replica, whatever its server is set to.
 _SETTINGS = {
     "timezone": "UTC",
     "datestyle": "ISO, YMD",
@@ -34,7 +53,22 @@ _SETTINGS = {
     "client_min_messages": "notice",
     "default_transaction_isolation": "read committed",
     "default_transaction_read_only": "off",
+    "default_transaction_deferrable": "off",
     "idle_in_transaction_session_timeout": "0",
+    "search_path": "public",
+    "timezone_abbreviations": "Default",
+    "default_text_search_config": "pg_catalog.simple",
+    "lc_monetary": "C",
+    "lc_numeric": "C",
+    "lc_time": "C",
+    "xmloption": "content",
+    "xmlbinary": "base64",
+    "array_nulls": "on",
+    "transform_null_equals": "off",
+    "backslash_quote": "safe_encoding",
+    "quote_all_identifiers": "off",
+    "row_security": "on",
+    "gin_fuzzy_search_limit": "0",
     "jit": "off",
 }
 # Our own statements are planned once: they go by key, and to plan them for each epoch costs as much as to run them.
@@ -73,6 +107,7 @@ async def connect(
             timeout=options.connect_timeout_s,
             command_timeout=options.command_timeout_s,
             server_settings=settings,
+            connection_class=_PlainConnection,
         )
     except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
         raise ConfigError(f"{where}: {error.message}") from error
@@ -86,14 +121,21 @@ class Session:
     """The writing connection of one agent, made again when it breaks and nobody has taken over."""
 
     def __init__(
-        self, dsn: str, where: str, owner: str, options: Options, versioned: frozenset[str], *, allow_volatile: bool
+        self,
+        logins: Logins,
+        where: str,
+        cluster: str,
+        replica_set: str,
+        options: Options,
+        versioned: frozenset[str],
+        own_statements: frozenset[str],
+        prover: MakeProver = Prover,
     ) -> None:
         self.where = where
-        self._dsn, self._options = dsn, options
-        self._versioned, self._allow_volatile = versioned, allow_volatile
-        digest = hashlib.sha256(owner.encode()).digest()
-        self._application = f"tops-agent {digest.hex()[:24]}"
-        self._lock_key = int.from_bytes(digest[:8], "big", signed=True)
+        self._logins, self._replica_set, self._options = logins, replica_set, options
+        self._versioned, self._own_statements, self._prover = versioned, own_statements, prover
+        digest = hashlib.sha256(f"{cluster}\0{replica_set}".encode()).hexdigest()
+        self._application = f"tops-agent {digest[:24]}"
         self._turns = InTurn()
         self._connection: Connection | None = None
         self._statements: Statements | None = None
@@ -173,10 +215,12 @@ class Session:
             raise AgentReplaced(self.where, "another agent has taken over this replica; stop this one")
         if self._connection is not None and self._statements is not None and not self._connection.is_closed():
             return self._connection, self._statements
-        connection = await connect(self._dsn, self.where, self._application, self._options, _PLANNED_ONCE)
+        connection = await connect(self._logins.agent, self.where, self._application, self._options, _PLANNED_ONCE)
         try:
+            await self._end_former(connection, take_over=take_over)
+            await schema.ensure(connection, self.where, self._logins.read_role)
             await self._lock(connection, take_over=take_over)
-            await schema.ensure(connection, self.where)
+            await _work_as_origin(connection, self.where)
             self._backend = await _backend(connection)
         except BaseException as error:
             connection.terminate()
@@ -187,10 +231,12 @@ class Session:
             raise
         connection.add_log_listener(self._note)
         self._connection = connection
-        self._statements = Statements(connection, self._versioned, allow_volatile=self._allow_volatile)
+        self._statements = Statements(
+            connection, self._versioned, self._own_statements, self._prover, write_role=self._logins.write_role
+        )
         return self._connection, self._statements
 
-    async def _lock(self, connection: Connection, *, take_over: bool) -> None:
+    async def _end_former(self, connection: Connection, *, take_over: bool) -> None:
         if take_over:
             with suppress(asyncpg.InsufficientPrivilegeError):  # another role's agent: wait for it, then give up
                 await connection.execute(
@@ -204,22 +250,25 @@ class Session:
                 "select pg_terminate_backend(pid) from pg_stat_activity where pid = $1 and backend_start = $2",
                 *self._backend,
             )
+
+    async def _lock(self, connection: Connection, *, take_over: bool) -> None:
+        key = await schema.lock_key(connection, self._replica_set)
         deadline = asyncio.get_running_loop().time() + _LOCK_PATIENCE_S
-        while not await connection.fetchval("select pg_try_advisory_lock($1)", self._lock_key):
-            if not take_over and await self._is_held_by_another_agent(connection):
+        while not await connection.fetchval("select pg_try_advisory_lock($1)", key):
+            if not take_over and await self._is_held_by_another_agent(connection, key):
                 self._replaced = True
                 raise AgentReplaced(self.where, "another agent has taken over this replica; stop this one")
             if asyncio.get_running_loop().time() > deadline:
                 raise ResourceError(self.where, "another agent holds this replica and does not let go")
             await asyncio.sleep(0.02)
 
-    async def _is_held_by_another_agent(self, connection: Connection) -> bool:
+    async def _is_held_by_another_agent(self, connection: Connection, key: int) -> bool:
         former = self._backend[0] if self._backend is not None else 0
         holders = await connection.fetch(
             "select pid from pg_locks where locktype = 'advisory' and granted and objsubid = 1 "
             "and (classid::bigint << 32 | objid::bigint) = $1 "
             "and database = (select oid from pg_database where datname = current_database())",
-            self._lock_key,
+            key,
         )
         return any(holder["pid"] != former for holder in holders)
 
@@ -237,6 +286,20 @@ async def _answered(answer: "asyncio.Future[T]", work: Awaitable[T]) -> None:
     else:
         if not answer.done():
             answer.set_result(result)
+
+
+async def _work_as_origin(connection: Connection, where: str) -> None:
+    """Foreign keys are checked only in the role `origin`; to ask for it when connecting takes a right that need not be
+    there, since it is the default."""
+    if await connection.fetchval("show session_replication_role") == "origin":
+        return
+    try:
+        await connection.execute("set session_replication_role = origin")
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise ConfigError(
+            f"{where}: session_replication_role is set to another value than origin for this role or database: "
+            f"reset it, or grant set on parameter session_replication_role to this role"
+        ) from error
 
 
 async def _backend(connection: Connection) -> tuple[int, Any]:

@@ -4,16 +4,17 @@ import asyncio
 
 import asyncpg
 
-from tops.changes import InvalidChange
+from tops.changes import InvalidChange, NotDeterministic
 from tops.ports import Exclusion, Why
 
 WRONG_COUNT = "TP001"  # raised by tops.affected: the fast path's expectation did not hold
 WRONG_VERSION = "TP002"  # raised by tops.expect_version
+CAPTURED_NOTICE = "TP003"  # sent by tops.captured_so_far: the last key that was noted
 ROWS_NOTICE = "TP000"  # sent by tops.affected: how many rows a change affected
 
 UNKNOWN_ID = "42704"
 BUSY_ID = "55000"
-NOT_PREPARABLE = "0A000"
+NOT_SUPPORTED = NOT_PREPARABLE = "0A000"
 
 _CONSTRAINTS = {
     "23502": "not-null",
@@ -52,8 +53,13 @@ def is_schema_change(error: BaseException) -> bool:
     return sqlstate(error)[:2] in ("42", "0A") or sqlstate(error) == "26000"
 
 
-def exclusion(error: asyncpg.PostgresError | InvalidChange) -> Exclusion:
-    """Why a member is left out, in words that are the same on every replica, whatever its language setting."""
+def exclusion(error: asyncpg.PostgresError | InvalidChange, *, captured: bool = False) -> Exclusion:
+    """Why a member is left out, in words that are the same on every replica, whatever its language setting.
+
+    `captured`: at its origin every row was the expected one and every constraint held, so that something came in
+    between: it is to be executed again, which then meets the constraint itself or another row."""
+    if isinstance(error, NotDeterministic):
+        return Exclusion(why=Why.INVALID, sqlstate=NOT_SUPPORTED, message=str(error))
     if isinstance(error, InvalidChange):
         return Exclusion(why=Why.INVALID, sqlstate="", message=str(error))
     code = sqlstate(error)
@@ -61,7 +67,10 @@ def exclusion(error: asyncpg.PostgresError | InvalidChange) -> Exclusion:
     if kind is not None:
         table = getattr(error, "table_name", None) or "?"
         name = getattr(error, "constraint_name", None) or getattr(error, "column_name", None) or "?"
-        return Exclusion(why=Why.CONSTRAINT, sqlstate=code, message=f"{kind} constraint {name} of table {table}")
+        why = Why.CONFLICT if captured else Why.CONSTRAINT
+        return Exclusion(why=why, sqlstate=code, message=f"{kind} constraint {name} of table {table}")
+    if captured and code == WRONG_COUNT:
+        return Exclusion(why=Why.CONFLICT, sqlstate=code, message="a row is not the one that the origin had found")
     # Alone, a change that must hit a row is the only one whose count is checked.
     why = Why.VERSION if code in (WRONG_VERSION, WRONG_COUNT) else Why.ERROR
     return Exclusion(why=why, sqlstate=code, message=str(getattr(error, "message", None) or error))

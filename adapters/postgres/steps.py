@@ -17,12 +17,14 @@ from uuid import UUID
 
 from adapters.postgres.catalog import Table
 from adapters.postgres.guards import check_table
+from adapters.postgres.stamps import Stamps
 from tops.changes import Change, Delete, Insert, Row, RowChange, Statement, Update, Upsert
 from tops.errors import InvariantBroken
 
 Key = tuple[Hashable, ...]
 _KEY, _VALUES, _ADD = attrgetter("key"), attrgetter("values"), attrgetter("add")
 _TABLE, _VERSION, _SUM_KEY = attrgetter("table"), attrgetter("expect_version"), attrgetter("sum_key")
+_EXPECTED_ROW, _CAPTURED = attrgetter("expect_row"), attrgetter("captured")
 Shape = tuple[Hashable, ...]  # what makes two changes one statement: verb, table, columns, whether versions are checked
 
 
@@ -38,6 +40,7 @@ class Traits:
     integer_key: str | None  # the only key column, if it is a number
     oid: int
     row: Callable[[Any], Row]  # where a change keeps its key
+    stamps: Stamps  # of the tables for which this holds
 
 
 @dataclass(slots=True)
@@ -56,33 +59,33 @@ def shape_of(change: Change) -> Shape:
     if kind is Update:
         update = cast(Update, change)
         values = tuple(update.values) if update.values else ()
-        plain = update.expect_version is None, not update.sum_key
+        plain = update.expect_version is None, not update.sum_key, update.expect_row is None, update.captured
         return ("update", update.table, tuple(update.key), values, tuple(update.add), *plain)
     if kind is Insert:
         insert = cast(Insert, change)
-        return ("insert", insert.table, tuple(insert.values))
+        return ("insert", insert.table, tuple(insert.values), insert.captured)
     match change:
-        case Upsert(table, key, assigned, expected, add):
-            return ("upsert", table, tuple(key), tuple(assigned), expected is not None, tuple(add))
-        case Delete(table, key, expected):
-            return ("delete", table, tuple(key), expected is not None)
+        case Upsert(table, key, assigned, expected, add, captured):
+            return ("upsert", table, tuple(key), tuple(assigned), expected is not None, tuple(add), captured)
+        case Delete(table, key, expected, expected_row, captured):
+            return ("delete", table, tuple(key), expected is not None, expected_row is not None, captured)
         case Statement(sql):
             return ("statement", sql)
         case _:
             raise InvariantBroken(f"{change!r} is no change")
 
 
-def check(change: RowChange, table: Table, *, allow_volatile: bool) -> None:
+def check(change: RowChange, table: Table) -> None:
     """Refuse what does not fit the table."""
     check_table(table.sql_name)
     match change:
         case Insert(_, values):
-            table.check_insert(values, allow_volatile=allow_volatile)
+            table.check_insert(values)
         case Upsert(_, key, values, _, add):
             table.check_key(key)
             table.check_values(values)
             table.check_values(add)
-            table.check_insert({**key, **values, **add}, allow_volatile=allow_volatile)
+            table.check_insert({**key, **values, **add})
             if add:
                 table.check_assigned_once(values, add)
         case Update(_, key, values, add):
@@ -94,10 +97,10 @@ def check(change: RowChange, table: Table, *, allow_volatile: bool) -> None:
             table.check_key(key)
 
 
-def traits_of(change: Change, shape: Shape, table: Table | None) -> Traits:
+def traits_of(change: Change, shape: Shape, table: Table | None, stamps: Stamps) -> Traits:
     """The change must have been checked against its table."""
     if table is None or isinstance(change, Statement):
-        return Traits(shape, None, False, False, opaque=True, integer_key=None, oid=0, row=_KEY)
+        return Traits(shape, None, False, False, opaque=True, integer_key=None, oid=0, row=_KEY, stamps=stamps)
     return Traits(
         shape,
         table,
@@ -107,6 +110,7 @@ def traits_of(change: Change, shape: Shape, table: Table | None) -> Traits:
         integer_key=table.key[0] if len(table.key) == 1 and table.columns[table.key[0]].is_integer else None,
         oid=table.oid,
         row=_VALUES if isinstance(change, Insert) else _KEY,
+        stamps=stamps,
     )
 
 
@@ -140,12 +144,15 @@ def have_one_shape(changes: list[Change]) -> bool:
     if len(changes) == 1:
         return True
     kinds = set(map(type, changes))
-    if kinds in ({Update}, {Upsert}):
-        plain = set(map(_VERSION, changes)) == {None} and _one_table(changes)
-        if kinds == {Update}:
-            plain = plain and len(set(map(bool, map(_SUM_KEY, changes)))) == 1
-        return plain and all(_same_names(changes, of) for of in (_KEY, _VALUES, _ADD))
-    return kinds == {Insert} and _one_table(changes) and _same_names(changes, _VALUES)
+    if kinds not in ({Update}, {Upsert}, {Insert}) or len(set(map(_CAPTURED, changes))) > 1:
+        return False
+    if kinds == {Insert}:
+        return _one_table(changes) and _same_names(changes, _VALUES)
+    plain = set(map(_VERSION, changes)) == {None} and _one_table(changes)
+    if kinds == {Update}:
+        plain = plain and len(set(map(bool, map(_SUM_KEY, changes)))) == 1
+        plain = plain and len(set(map(bool, map(_EXPECTED_ROW, changes)))) == 1
+    return plain and all(_same_names(changes, of) for of in (_KEY, _VALUES, _ADD))
 
 
 def _one_table(changes: list[Change]) -> bool:

@@ -10,14 +10,18 @@ from itertools import repeat
 
 import asyncpg
 
+from adapters.postgres import replica_mode
 from adapters.postgres.keys import key_texts, new_keys_texts, why_known
 from adapters.postgres.progress import Job
 from adapters.postgres.reading import BEYOND_PYTHON
+from adapters.postgres.replica_mode import Checks
+from adapters.postgres.sequences import raise_texts
 from adapters.postgres.session import Connection, Session
 from adapters.postgres.sqlstates import exclusion, is_connection_loss, is_passing, is_schema_change
-from adapters.postgres.statements import TELL, Statements
+from adapters.postgres.stamps import have_changed
+from adapters.postgres.statements import AS_AGENT, TELL, Statements
 from adapters.postgres.steps import Step, Traits, have_one_shape, layers, plan, shape_of, side_by_side
-from tops.changes import Change, Insert, InvalidChange, Row, Statement, Update
+from tops.changes import Change, Delete, Insert, InvalidChange, Row, Statement, Update
 from tops.ports import Exclusion, MemberVote
 
 # Checked after every statement, as if each member were alone: of two members one must not make good what the other did.
@@ -44,7 +48,12 @@ async def fast_texts(statements: Statements, replica_set: str, jobs: Sequence[Jo
         if keys is None:
             return None
         texts += keys
+        for job in jobs:
+            if job.member.origin and await statements.checks_of(job.member) is not None:
+                return None  # with triggers switched off, which is for this member alone
+        stamps: dict[int, str] = {}
         for step in await _steps(statements, jobs):
+            stamps.update(step.traits.stamps)
             first, table = step.changes[0], step.traits.table
             if late_triggers and (step.opaque or table is None or table.referenced_columns):
                 return None  # such a trigger must find what its own member left, and nothing later
@@ -56,12 +65,16 @@ async def fast_texts(statements: Statements, replica_set: str, jobs: Sequence[Jo
                 return None
             if _PLAN_AS_USUAL not in texts:
                 texts.append(_PLAN_AS_USUAL)
-            texts.append(user_call.text(first.args))
+            if texts[-1] == AS_AGENT and user_call.as_client is not None:
+                texts.pop()  # the next one begins with a client's rights, whatever the last one has made of its own
+            texts += user_call.texts(first.args)
+        if stamps:
+            texts.append(await statements.unchanged_text(stamps))
     except (InvalidChange, asyncpg.PostgresError) as error:
         if is_connection_loss(error):
             raise
         return None
-    return texts
+    return texts + raise_texts(job.member for job in jobs)
 
 
 async def _steps(statements: Statements, jobs: Sequence[Job]) -> list[Step]:
@@ -95,8 +108,9 @@ async def _steps_of(statements: Statements, sizes: list[int], numbers: list[int]
     if steps is not None:
         return steps
     shapes = list(map(shape_of, changes))
-    for unknown in set(shapes) - statements.known.keys():
-        await statements.traits(changes[shapes.index(unknown)], unknown)
+    while unknown := set(shapes) - statements.known.keys():  # one that is looked up may show that others are outdated
+        for shape in unknown:
+            await statements.traits(changes[shapes.index(shape)], shape)
     return plan(zip(numbers, [statements.known[shape] for shape in shapes], changes, strict=True))
 
 
@@ -153,31 +167,45 @@ def fast_votes(jobs: Sequence[Job], told: list[int]) -> tuple[MemberVote, ...]:
     )
 
 
+Alone = tuple[str | None, str]  # what gives a statement a client's rights, and the statement
+
+
 @dataclass(frozen=True, slots=True)
 class Written:
     """A member's work as text: per change some statements to send with others, or one that must run by itself."""
 
     job: Job
     keys: list[str]
-    texts: list[list[str] | str]
+    texts: list[list[str] | Alone]
+    checks: Checks | None = None  # of a write set that is applied with triggers switched off
 
 
 class SlowPath:
     """Members one by one inside one transaction; each leaves all of its work or none.
 
-    `write_down` comes before the transaction begins, since a statement that can't even be prepared would end it.
+    `write_down` comes before the transaction begins, since a statement that can't even be prepared would end it;
+    `is_outdated` comes before it ends.
     """
 
     def __init__(self, session: Session, connection: Connection, statements: Statements, replica_set: str) -> None:
         self._session, self._connection, self._statements = session, connection, statements
         self._replica_set = replica_set
         self._as_at_first: list[str] = []
+        self._stamps: dict[int, str] = {}
 
     async def write_down(self, jobs: Sequence[Job]) -> list[Written | MemberVote]:
         self._statements.look_again()  # nobody is refused because of what a table used to be
         names = await self._connection.fetchval(_IMMEDIATE_BY_NATURE)
         self._as_at_first = [_CHECK_LATER, *([f"SET CONSTRAINTS {names} IMMEDIATE"] if names else [])]
         return [await self._written(job) for job in jobs]
+
+    async def is_outdated(self) -> bool:
+        """Whether a table has changed since the members were written down; asked behind them, while their locks keep
+        definitions as they are. If so, the transaction is rolled back, and the members are written down again."""
+        if not await have_changed(self._connection, self._stamps):
+            return False
+        await self._connection.execute("ROLLBACK")
+        return True
 
     async def run(self, written: Written | MemberVote) -> MemberVote:
         if isinstance(written, MemberVote):
@@ -192,24 +220,26 @@ class SlowPath:
             if is_connection_loss(error) or is_passing(error):
                 raise
             await self._connection.execute("ROLLBACK TO SAVEPOINT tops_member; RELEASE SAVEPOINT tops_member")
-            return MemberVote(tx=tx, excluded=exclusion(error))
+            return MemberVote(tx=tx, excluded=exclusion(error, captured=bool(written.job.member.origin)))
 
     async def _written(self, job: Job) -> Written | MemberVote:
-        texts: list[list[str] | str] = []
+        texts: list[list[str] | Alone] = []
         try:
             keys = await key_texts(self._statements, self._replica_set, job)
+            checks = await self._statements.checks_of(job.member)
             for change in job.member.changes:
                 shape = shape_of(change)
                 traits = self._statements.known.get(shape) or await self._statements.traits(change, shape)
+                self._stamps.update(traits.stamps)
                 if isinstance(change, Statement):
                     call = self._statements.user_call(change)
                     if isinstance(call, Exclusion):
                         return MemberVote(tx=job.member.tx, excluded=call)
-                    texts.append([call.text(change.args)] if call.counted else call.text(change.args))
+                    texts.append(call.texts(change.args) if call.counted else (call.as_client, call.text(change.args)))
                 else:
                     (step,) = plan([(job.number, traits, change)])
                     calls = await self._statements.calls_for(step)
-                    if isinstance(change, Update) and change.must_exist:
+                    if _must_hit(change):
                         texts.append([call.text(step, 1) for call in calls] + [f"SELECT tops.affected({TELL},1)"])
                     else:
                         texts.append([call.text(step, TELL) for call in calls])
@@ -217,21 +247,26 @@ class SlowPath:
             if is_connection_loss(error) or is_passing(error):
                 raise
             return MemberVote(tx=job.member.tx, excluded=exclusion(error))
-        return Written(job, keys, texts)
+        return Written(job, keys, texts, checks)
 
     async def _carry_out(self, written: Written) -> MemberVote:
         rows: list[int] = []
         returned: list[tuple[Row, ...]] = []
         pending = [_PLAN_AS_USUAL, "SAVEPOINT tops_member", *written.keys]
+        checks = await written.checks.texts() if written.checks is not None else []
+        if written.checks is not None:
+            pending.append(replica_mode.ON)
         for texts in written.texts:
             if isinstance(texts, list):
                 pending += texts
                 returned.append(())
                 continue
+            as_client, text = texts
+            pending += [as_client] if as_client is not None else []
             if pending:
                 rows += (await self._session.send(self._connection, pending))[1]
-                pending = []
-            statement = await self._connection.prepare(texts)
+            pending = [AS_AGENT] if as_client is not None else []
+            statement = await self._connection.prepare(text)
             try:
                 records = await statement.fetch()
             except (ValueError, OverflowError) as error:
@@ -240,11 +275,21 @@ class SlowPath:
                 raise InvalidChange(f"the statement returns {BEYOND_PYTHON}: {error}") from error
             rows.append(command_count(statement.get_statusmsg() or ""))
             returned.append(tuple(dict(record) for record in records))
+        if written.checks is not None:
+            pending += [replica_mode.OFF, *checks]
+        pending += raise_texts([written.job.member])
         # Deferred constraints speak up here, where the member is known, and wait again for the next one.
         pending += [_CHECK_AT_ONCE, *self._as_at_first, "RELEASE SAVEPOINT tops_member"]
         rows += (await self._session.send(self._connection, pending))[1]
         tx = written.job.member.tx
         return MemberVote(tx=tx, rows=tuple(rows), returned=tuple(returned) if any(returned) else ())
+
+
+def _must_hit(change: Change) -> bool:
+    """Whether the change is for a row that must be there."""
+    if isinstance(change, Update) and change.must_exist:
+        return True
+    return isinstance(change, Update | Delete) and change.expect_row is not None
 
 
 def command_count(tag: str) -> int:

@@ -15,10 +15,12 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from adapters.sqlite.reading import SqliteSnapshot, dicts, position_in
+from adapters.sqlite.guards import KNOW_TABLES, check_query, looks_only
+from adapters.sqlite.reading import SqliteSnapshot, dicts, point_in, position_in
 from adapters.sqlite.undo import UndoLog
 from adapters.sqlite.work import Work, arguments_of, is_passing
-from tops.changes import Member, Row, Value, check_query, encode_member, split_table_name
+from tops.changes import Member, Row, Value, encode_member, split_table_name
+from tops.digests import NO_DIGEST, NO_DIGESTS, Digests, LogPoint, chained
 from tops.errors import (
     AgentReplaced,
     CompensationRefused,
@@ -32,6 +34,7 @@ from tops.errors import (
 )
 from tops.ids import NodeId
 from tops.ports import (
+    KEPT_BEYOND_MS,
     Applied,
     Attempt,
     Entry,
@@ -49,12 +52,15 @@ from tops.ports import (
 )
 
 T = TypeVar("T")
+Authorizer = Callable[[int, str | None, str | None, str | None, str | None], int]
 
 _SCHEMA = """
 create table if not exists tops_agent (replica_set text primary key, token text not null);
-create table if not exists tops_applied (replica_set text, number integer, primary key (replica_set, number));
+create table if not exists tops_applied (
+    replica_set text, number integer, history text not null, digest text not null, primary key (replica_set, number));
 create table if not exists tops_position (
-    replica_set text primary key, prefix integer not null, at_ms integer not null);
+    replica_set text primary key, prefix integer not null, at_ms integer not null, history text not null,
+    digest text not null);
 create table if not exists tops_row_versions (
     table_name text, key text, version integer not null, primary key (table_name, key));
 create table if not exists tops_idempotency_keys (
@@ -65,7 +71,7 @@ create table if not exists tops_outbox (
 create table if not exists tops_participation (
     replica_set text primary key, number integer not null, incarnation integer not null, attempt integer not null,
     coordinator text not null, note text not null, prepared_at real not null, local_writes integer not null,
-    at_ms integer not null);
+    at_ms integer not null, history text not null, digest text not null);
 create table if not exists tops_undo (
     id integer primary key autoincrement, replica_set text not null, number integer not null, sql text not null);
 """
@@ -90,13 +96,12 @@ class SqliteAdapter:
         replica_set: str,
         name: str = "",
         versioned: Sequence[str] = (),
-        allow_volatile: bool = False,
     ) -> None:
         """`path` may be a file name or `sqlite:///…`; several sets in one file share nothing but the file."""
         self.path = Path(str(path).removeprefix("sqlite:///")) if str(path).startswith("sqlite:") else Path(path)
         self.cluster, self.replica_set = cluster, replica_set
         self.where = name or f"the SQLite database {self.path.name} of replica set {replica_set!r}"
-        self._versioned, self._allow_volatile = frozenset(versioned), allow_volatile
+        self._versioned = frozenset(versioned)
         self._token = secrets.token_hex(16)
         # One thread, so that calls are carried out in order and go on when their caller is cancelled.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tops-sqlite")
@@ -130,17 +135,19 @@ class SqliteAdapter:
     async def prepare(self, epoch: Epoch) -> Prepared:
         return await self._in_thread(lambda: self._prepare(epoch))
 
-    async def commit(self, attempt: Attempt) -> None:
-        await self._in_thread(lambda: self._commit(attempt))
+    async def commit(self, attempt: Attempt) -> LogPoint:
+        return await self._in_thread(lambda: self._commit(attempt))
 
     async def rollback(self, attempt: Attempt) -> None:
         await self._in_thread(lambda: self._take_back(attempt))
 
-    async def apply(self, entries: Sequence[Entry], *, durable: bool = True) -> Applied:
+    async def apply(
+        self, entries: Sequence[Entry], *, durable: bool = True, history: str = "", digests: Digests = NO_DIGESTS
+    ) -> Applied:
         numbers = [entry.number for entry in entries]
         if sorted(set(numbers)) != numbers:
             raise InvariantBroken(f"entries of the log out of order: {numbers}")
-        return await self._in_thread(lambda: self._apply(entries, durable=durable))
+        return await self._in_thread(lambda: self._apply(entries, durable, history, digests))
 
     async def applied(self) -> Position:
         def work() -> Position:
@@ -149,21 +156,28 @@ class SqliteAdapter:
 
         return await self._in_thread(work)
 
+    async def point(self) -> LogPoint:
+        def work() -> LogPoint:
+            with self._transaction():
+                return point_in(self._connection, self.replica_set)
+
+        return await self._in_thread(work)
+
     async def compact(self) -> None:
         def work() -> None:
             with self._transaction():
-                position = position_in(self._connection, self.replica_set)
+                point = point_in(self._connection, self.replica_set)
                 self._connection.execute(
-                    "update tops_position set prefix = ? where replica_set = ?", (position.prefix, self.replica_set)
+                    "update tops_position set prefix = ?, history = ?, digest = ? where replica_set = ?",
+                    (point.index, point.history, point.digest, self.replica_set),
                 )
                 self._connection.execute(
-                    "delete from tops_applied where replica_set = ? and number <= ?",
-                    (self.replica_set, position.prefix),
+                    "delete from tops_applied where replica_set = ? and number <= ?", (self.replica_set, point.index)
                 )
                 self._connection.execute(
                     "delete from tops_idempotency_keys where replica_set = ?1 and expires_ms <= "
-                    "(select at_ms from tops_position where replica_set = ?1)",
-                    (self.replica_set,),
+                    "(select at_ms - ?2 from tops_position where replica_set = ?1)",
+                    (self.replica_set, KEPT_BEYOND_MS),
                 )
 
         await self._in_thread(work)
@@ -194,11 +208,11 @@ class SqliteAdapter:
 
         return await self._in_thread(work)
 
-    async def unpublished(self, limit: int = 1_000) -> list[OutboxEntry]:
+    async def unpublished(self, limit: int = 1_000, after: int = 0) -> list[OutboxEntry]:
         def work() -> list[OutboxEntry]:
             rows = self._connection.execute(
-                "select id, member from tops_outbox where replica_set = ? order by id limit ?",
-                (self.replica_set, limit),
+                "select id, member from tops_outbox where replica_set = ? and id > ? order by id limit ?",
+                (self.replica_set, after, limit),
             )
             return [OutboxEntry(number, [member]) for number, member in rows]
 
@@ -213,16 +227,28 @@ class SqliteAdapter:
 
         await self._in_thread(work)
 
-    async def read(self, sql: str, args: Sequence[Value] = (), *, with_position: bool = False) -> ReadResult:
+    async def read(
+        self, sql: str, args: Sequence[Value] = (), *, with_position: bool = False, who: str = ""
+    ) -> ReadResult:
         check_query(sql)
+        return await self._read(sql, args, with_position=with_position, authorizer=looks_only)
 
+    async def read_own(self, sql: str, args: Sequence[Value] = ()) -> ReadResult:
+        return await self._read(sql, args)
+
+    async def _read(
+        self, sql: str, args: Sequence[Value], *, with_position: bool = False, authorizer: Authorizer | None = None
+    ) -> ReadResult:
         def work() -> ReadResult:
             with self._reader() as reader:
+                reader.execute(KNOW_TABLES).fetchall()
+                reader.set_authorizer(authorizer)
                 try:
                     cursor = reader.execute(sql, arguments_of(args))
                 except sqlite3.Error as error:
                     raise ResourceError(self.where, f"the query fails: {error}") from error
                 rows = dicts(cursor)
+                reader.set_authorizer(None)
                 return ReadResult(rows, position_in(reader, self.replica_set) if with_position else None)
 
         return await asyncio.to_thread(work)
@@ -237,11 +263,13 @@ class SqliteAdapter:
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator[SqliteSnapshot]:
         with self._reader() as reader:
-            yield SqliteSnapshot(reader, position_in(reader, self.replica_set))
+            yield SqliteSnapshot(reader, self.replica_set)
 
     async def health(self, head: int | None = None) -> Health:
         doubts, position = await self.recover(), await self.applied()
-        waiting = await self.read("select count(*) as n from tops_outbox where replica_set = $1", (self.replica_set,))
+        waiting = await self.read_own(
+            "select count(*) as n from tops_outbox where replica_set = $1", (self.replica_set,)
+        )
         return Health(
             position=position,
             prepared=len(doubts),
@@ -284,11 +312,11 @@ class SqliteAdapter:
             raise ConfigError(f"{self.where}: {self.path} can't be used: {error}") from error
         self._open = connection
         self._undo = UndoLog(connection)
-        self._work = Work(connection, self.replica_set, self._versioned, allow_volatile=self._allow_volatile)
+        self._work = Work(connection, self.replica_set, self._versioned)
         connection.execute("begin immediate")
         # From here on an earlier agent's transactions find another token than theirs, and end.
         connection.execute("insert or replace into tops_agent values (?, ?)", (self.replica_set, self._token))
-        connection.execute("insert or ignore into tops_position values (?, 0, 0)", (self.replica_set,))
+        connection.execute("insert or ignore into tops_position values (?, 0, 0, '', ?)", (self.replica_set, NO_DIGEST))
         connection.execute("commit")
 
     @contextmanager
@@ -353,14 +381,15 @@ class SqliteAdapter:
                 self._undo.capture(self.replica_set, asked.number)
                 votes = tuple(self._vote(epoch, member, tied) for member in epoch.members)
                 self._undo.stop()
+                history, digest = epoch.before.history, _digest(epoch, votes)
                 self._connection.execute(
-                    "insert into tops_participation values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (self.replica_set, *_fields(asked), time.time(), 0, epoch.at_ms),
+                    "insert into tops_participation values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (self.replica_set, *_fields(asked), time.time(), 0, epoch.at_ms, history, digest),
                 )
         finally:
             self._work.reach = None
             self._undo.stop()
-        self._answers = {asked: Prepared(attempt=asked, digest=epoch.digest, votes=votes)}
+        self._answers = {asked: Prepared(attempt=asked, digest=epoch.digest, votes=votes, log_digest=digest)}
         return self._answers[asked]
 
     def _vote(self, epoch: Epoch, member: Member, tied: set[str]) -> MemberVote:
@@ -415,23 +444,28 @@ class SqliteAdapter:
             )
         self._connection.execute("delete from tops_participation where replica_set = ?", (self.replica_set,))
 
-    def _commit(self, attempt: Attempt) -> None:
+    def _commit(self, attempt: Attempt) -> LogPoint:
         with self._transaction():
             found = self._participation()
             if found is None or found[0] != attempt:
                 if not position_in(self._connection, self.replica_set).holds(attempt.number):
                     raise PromiseLost(self.where, f"{attempt} is to commit, but is neither prepared nor applied")
-                return
+                return point_in(self._connection, self.replica_set)
             self._undo.forget(self.replica_set, attempt.number)
             self._connection.execute(
                 "update tops_position set at_ms = max(at_ms, (select at_ms from tops_participation p "
                 "where p.replica_set = tops_position.replica_set)) where replica_set = ?",
                 (self.replica_set,),
             )
+            self._connection.execute(
+                "insert into tops_applied select replica_set, number, history, digest from tops_participation "
+                "where replica_set = ?",
+                (self.replica_set,),
+            )
             self._connection.execute("delete from tops_participation where replica_set = ?", (self.replica_set,))
-            self._connection.execute("insert into tops_applied values (?, ?)", (self.replica_set, attempt.number))
+            return point_in(self._connection, self.replica_set)
 
-    def _apply(self, entries: Sequence[Entry], *, durable: bool) -> Applied:
+    def _apply(self, entries: Sequence[Entry], durable: bool, history: str, digests: Digests) -> Applied:
         failed = None
         with self._transaction():
             found, known = self._participation(), position_in(self._connection, self.replica_set)
@@ -445,7 +479,7 @@ class SqliteAdapter:
         try:
             with self._transaction():
                 for entry in entries:
-                    failed = self._apply_entry(entry)
+                    failed = self._apply_entry(entry, history, digests.at(entry.number) or NO_DIGEST)
                     if failed is not None:
                         break
                 position = position_in(self._connection, self.replica_set)
@@ -453,7 +487,7 @@ class SqliteAdapter:
             self._connection.execute("pragma synchronous = full")
         return Applied(position=position.prefix, failed=failed)
 
-    def _apply_entry(self, entry: Entry) -> EntryFailed | None:
+    def _apply_entry(self, entry: Entry, history: str, digest: str) -> EntryFailed | None:
         self._connection.execute("savepoint tops_entry")
         for member in entry.members:
             vote = self._work.run(entry.number, entry.at_ms, member)
@@ -462,12 +496,20 @@ class SqliteAdapter:
                 self._connection.execute("rollback to tops_entry")
                 self._connection.execute("release tops_entry")
                 return EntryFailed(entry.number, vote.tx, vote.excluded)
-        self._connection.execute("insert into tops_applied values (?, ?)", (self.replica_set, entry.number))
+        self._connection.execute(
+            "insert into tops_applied values (?, ?, ?, ?)", (self.replica_set, entry.number, history, digest)
+        )
         self._connection.execute(
             "update tops_position set at_ms = max(at_ms, ?) where replica_set = ?", (entry.at_ms, self.replica_set)
         )
         self._connection.execute("release tops_entry")
         return None
+
+
+def _digest(epoch: Epoch, votes: Sequence[MemberVote]) -> str:
+    """Of the log with all members of the epoch but the excluded ones."""
+    ids = [vote.tx for vote in votes if vote.excluded is None]
+    return chained(epoch.before.history, epoch.before.digest, epoch.attempt.number, ids)
 
 
 def _fields(attempt: Attempt) -> tuple[int, int, int, str, str]:

@@ -6,18 +6,24 @@ from collections.abc import AsyncIterator
 
 from adapters.sqlite.undo import quoted
 from tops.changes import InvalidChange, Row, split_table_name
+from tops.digests import BEGINNING, LogPoint
 from tops.ports import Position
 
 
 class SqliteSnapshot:
     """One state of the file, held by a read transaction."""
 
-    def __init__(self, reader: sqlite3.Connection, position: Position) -> None:
-        self._reader, self._position = reader, position
+    def __init__(self, reader: sqlite3.Connection, replica_set: str) -> None:
+        self._reader, self._position = reader, position_in(reader, replica_set)
+        self._point = point_in(reader, replica_set)
 
     @property
     def position(self) -> Position:
         return self._position
+
+    @property
+    def point(self) -> LogPoint:
+        return self._point
 
     async def rows(self, table: str, *, chunk: int = 10_000) -> AsyncIterator[list[Row]]:
         name = split_table_name(table)[1]
@@ -50,3 +56,14 @@ def position_in(connection: sqlite3.Connection, replica_set: str) -> Position:
         else:
             above.append(number)
     return Position(prefix, frozenset(above))
+
+
+def point_in(connection: sqlite3.Connection, replica_set: str) -> LogPoint:
+    """The applied prefix, and which log it is a prefix of."""
+    prefix = position_in(connection, replica_set).prefix
+    row = connection.execute(
+        "select history, digest from tops_applied where replica_set = ?1 and number = ?2 union all "
+        "select history, digest from tops_position where replica_set = ?1 and prefix = ?2",
+        (replica_set, prefix),
+    ).fetchone()
+    return LogPoint(row[0], prefix, row[1]) if row else BEGINNING

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import msgspec
 
+from adapters.sqlite.guards import KNOW_TABLES, OWN_PREFIX, changes_rows, check_statement
 from adapters.sqlite.undo import OWN_TABLES, Violation, open_references, quoted
 from tops.changes import (
     Change,
@@ -23,7 +24,7 @@ from tops.changes import (
     Update,
     Upsert,
     Value,
-    check_statement,
+    check_not_volatile,
     content_digest,
     split_table_name,
     volatile_part,
@@ -39,6 +40,7 @@ _SQLSTATES = {
     "SQLITE_CONSTRAINT_CHECK": "23514",
 }
 _WRITES = frozenset({sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE})
+_TOUCHES = _WRITES | {sqlite3.SQLITE_READ}
 _PASSING = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_NOMEM", "SQLITE_READONLY")
 _EXACTLY = "select 1 from main.sqlite_master where type in ('table', 'view') and name = ?"
 
@@ -64,11 +66,8 @@ class WrongVersion(Exception):
 class Work:
     """Runs members inside the connection's open transaction; knows the tables as of the current schema."""
 
-    def __init__(
-        self, connection: sqlite3.Connection, replica_set: str, versioned: frozenset[str], *, allow_volatile: bool
-    ) -> None:
-        self._connection, self._replica_set = connection, replica_set
-        self._versioned, self._allow_volatile = versioned, allow_volatile
+    def __init__(self, connection: sqlite3.Connection, replica_set: str, versioned: frozenset[str]) -> None:
+        self._connection, self._replica_set, self._versioned = connection, replica_set, versioned
         self._tables: dict[str, _Table] = {}
         self._schema_version = -1
         self._deferred: list[str] = []
@@ -133,7 +132,7 @@ class Work:
         if isinstance(change, Statement):
             return self._statement(change)
         table = self.table(change.table)
-        _check(change, table, allow_volatile=self._allow_volatile)
+        _check(change, table)
         if getattr(change, "sum_key", ""):
             raise InvalidChange("sums of what was added are not kept in a SQLite database")
         expected = getattr(change, "expect_version", None)
@@ -148,7 +147,9 @@ class Work:
         return count, ()
 
     def _statement(self, change: Statement) -> tuple[int, tuple[Row, ...]]:
-        check_statement(change.sql, allow_volatile=self._allow_volatile)
+        check_statement(change.sql)
+        check_not_volatile(change.sql)
+        self._connection.execute(KNOW_TABLES).fetchall()
         self._denied = ""
         self._connection.set_authorizer(self._may)
         try:
@@ -165,13 +166,18 @@ class Work:
         rows = tuple(dict(zip(names, row, strict=True)) for row in cursor.fetchall())
         return len(rows), rows
 
-    def _may(self, action: int, table: str | None, _: str | None, database: str | None, within: str | None) -> int:
-        """What a statement of the user's may write; `within` is the trigger that does it, if one does."""
-        if action in _WRITES and table is not None and within is None and database != "temp":
-            if table in OWN_TABLES:
-                self._denied = f"{table} is the adapter's own memory: leave it alone"
-            elif self.reach is not None and table not in self.reach and not table.startswith("sqlite_"):
-                self._denied = f"changes of {table} can't be compensated: it is not an ordinary table"
+    def _is_out_of_reach(self, table: str | None) -> bool:
+        found = table is not None and self.reach is not None and table not in self.reach
+        return found and not str(table).startswith("sqlite_")
+
+    def _may(self, action: int, table: str | None, more: str | None, database: str | None, within: str | None) -> int:
+        """What a statement of the user's may do; `within` is the trigger that does it, if one does."""
+        if within is None and not changes_rows(action, table, more):
+            self._denied = "a replicated statement changes rows, and nothing else"
+        elif action in _TOUCHES and within is None and (table or "").lower().startswith(OWN_PREFIX):
+            self._denied = f"{table} is the adapter's own memory: leave it alone"
+        elif action in _WRITES and within is None and database != "temp" and self._is_out_of_reach(table):
+            self._denied = f"changes of {table} can't be compensated: it is not an ordinary table"
         return sqlite3.SQLITE_DENY if self._denied else sqlite3.SQLITE_OK
 
     def _check_deferred(self) -> None:
@@ -258,7 +264,7 @@ def _key_value(value: Value, declared: str) -> Value:
     return value.hex() if isinstance(value, bytes) else value
 
 
-def _check(change: RowChange, table: _Table, *, allow_volatile: bool) -> None:
+def _check(change: RowChange, table: _Table) -> None:
     if not table.key:
         raise InvalidChange(f"table {table.name!r} has no primary key: add one, or write by SQL statement")
     given = change.values if isinstance(change, Insert) else {**change.key, **getattr(change, "values", {})}
@@ -272,7 +278,7 @@ def _check(change: RowChange, table: _Table, *, allow_volatile: bool) -> None:
             if missing := set(table.key) - set(given):
                 raise InvalidChange(f"the insert into {table.name!r} lacks its key: {', '.join(sorted(missing))}")
             for name, default in table.volatile_defaults.items():
-                if name not in given and not allow_volatile:
+                if name not in given:
                     raise InvalidChange(f"column {name!r} of {table.name!r} would be filled with {default}: give it")
         case Update(_, _, values, add):
             if set(values) & set(add) or not (values or add):

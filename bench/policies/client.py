@@ -18,14 +18,14 @@ class TopsClient(Client):
     """One coroutine's worth of work on a connected replica set, which belongs to whoever made it."""
 
     def __init__(self, replica_set: ReplicaSet) -> None:
-        self._set = replica_set
+        self.replica_set = replica_set
 
     async def execute(self, operation: Operation) -> None:
         try:
             if isinstance(operation, Read):
-                await self._set.fetchval(READ, operation.key)
+                await self.replica_set.fetchval(READ, operation.key)
                 return
-            result = await self._set.write(changes_of(operation))
+            result = await self.replica_set.write(self.changes_of(operation))
         except OutcomeUnknown as error:
             raise OperationUnknown(str(error)) from error
         except TopsError as error:
@@ -33,6 +33,9 @@ class TopsClient(Client):
                 raise OperationUnknown(str(error)) from error
             raise OperationAborted(str(error)) from error
         _expect_one_row_each(operation, result)
+
+    def changes_of(self, operation: Add | Transfer | Append) -> list[Change]:
+        return changes_of(operation)
 
     async def close(self) -> None:
         """The connection is shared."""

@@ -16,10 +16,11 @@ from bench.peers.single import SinglePostgres
 from bench.peers.streaming import Mode, StreamingReplication
 from bench.peers.two_phase import HandWrittenTwoPhaseCommit
 from bench.policies.catalog import case_named
+from bench.policies.statements import EXECUTED, SHIPPED, StatementCluster
 from bench.policies.system import OneProcess, ProcessCluster
 from bench.statistics import Better, Figure
 from bench.systems import System, SystemUnavailable
-from bench.workloads import Dataset, SingleRowUpdate
+from bench.workloads import AppendOnly, Dataset, HotRow, SingleRowUpdate, Workload
 from tops.errors import ConfigError, TopsError
 
 Quantity = Callable[[Run], float]
@@ -66,6 +67,7 @@ class Comparison:
     our_quantity: Quantity = _throughput
     their_quantity: Quantity = _throughput
     better: Better = Better.HIGHER
+    workload: str = SingleRowUpdate.name
 
 
 COMPARISONS = (
@@ -81,6 +83,9 @@ COMPARISONS = (
     Comparison("primary.c64.vs_single", "primary", "postgres_single", 0.8, 1.0, 64, _prompt_throughput),
     Comparison("primary.apply.vs_logical", "primary", "logical", 1.0, 2.0, 64, _applied, _applied),
     Comparison("p2p.converged.vs_primary", "p2p", "primary", 1.0, 1.5, 64, _applied, _applied),
+    Comparison("executed_once.c64.vs_shipped", "executed_once", "shipped", 0.4, 0.7, workload=AppendOnly.name),
+    Comparison("executed_once.c1.vs_shipped", "executed_once", "shipped", 0.5, 0.7, 1, workload=AppendOnly.name),
+    Comparison("executed_once.hot_row", "executed_once", "shipped", 0.05, 0.2, 16, workload=HotRow.name),
 )
 NOT_IN_QUICK = frozenset({"write_all.c64.vs_galera"})
 
@@ -103,6 +108,8 @@ def _made(name: str, *, profile: bool) -> System:
         "logical": LogicalReplication,
         "galera": Galera,
         "write_all_in_process": lambda: OneProcess(case_named("write_all")),
+        "executed_once": lambda: StatementCluster("executed_once", EXECUTED),
+        "shipped": lambda: StatementCluster("shipped", SHIPPED),
     }
     maker = makers.get(name)
     return maker() if maker is not None else ProcessCluster(case_named(name), profile=profile)
@@ -161,7 +168,9 @@ async def compare(
     profile: bool = False,
 ) -> Compared:
     """Carry out the comparisons one after the other; data that is wrong after any run ends all of it."""
-    compared, workload = Compared(), SingleRowUpdate(dataset)
+    compared = Compared()
+    workloads: list[Workload] = [SingleRowUpdate(dataset), AppendOnly(), HotRow()]
+    by_name = {workload.name: workload for workload in workloads}
     arena = Arena(dataset, compared, profile=profile)
     try:
         for place, comparison in enumerate(comparisons):
@@ -172,7 +181,7 @@ async def compare(
             contenders = [side for side in sides if side is not None]
             if len(contenders) == 2:
                 load = Load(comparison.clients, warmup_s, duration_s)
-                runs = await alternate(contenders, workload, [load], pairs, budget)
+                runs = await alternate(contenders, by_name[comparison.workload], [load], pairs, budget)
                 compared.runs += runs
                 _conclude(comparison, runs, compared)
             later = comparisons[place + 1 :]

@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack
 from itertools import count
 from pathlib import Path
 
-from adapters import EmbeddedPostgres
+from adapters import EmbeddedPostgres, Logins
 from adapters.ports import free_port
 from bench.peers.postgres import POLL_S, SETTINGS, fetch_int, fetch_text, load_accounts, node_totals
 from bench.policies.catalog import PolicyCase
@@ -28,7 +28,7 @@ from bench.systems import Client, System, Traffic
 from bench.workloads import Dataset, Totals
 from replication import ReplicaSet, connect
 from replication.agent import Agent
-from replication.config import Cluster
+from replication.config import Cluster, login_keys
 from replication.processes import Processes, wait_ready
 from tops.runtime.broker import Broker
 
@@ -58,9 +58,10 @@ class PolicySystem(System):
 
     async def load(self, dataset: Dataset) -> None:
         """Every server gets the data before its agent starts: a new set begins with what is there."""
-        await asyncio.gather(*(load_accounts(server.dsn, dataset) for server in self.servers.values()))
+        await self.load_rows(dataset)
         self._folder = Path(tempfile.mkdtemp(prefix="tops-bench-"))
-        self.cluster = Cluster.load(self._written(self._folder))
+        logins = {name: await server.provision(SET, "*") for name, server in self.servers.items()}
+        self.cluster = Cluster.load(self._written(self._folder, logins))
         await self.launch(self._folder, self._stack)
         writers = list(self.servers)[: self.case.writers]
         for name in writers:
@@ -69,19 +70,22 @@ class PolicySystem(System):
             self._sets.append(await self._stack.enter_async_context(linked))
         await self._sets[0].wait_in_sync()
 
+    async def load_rows(self, dataset: Dataset) -> None:
+        await asyncio.gather(*(load_accounts(server.dsn, dataset) for server in self.servers.values()))
+
     @abstractmethod
     async def launch(self, folder: Path, stack: AsyncExitStack) -> None:
         """Bring brokers and agents up; `stack` ends them."""
 
-    def _written(self, folder: Path) -> Path:
+    def _written(self, folder: Path, logins: Mapping[str, Logins]) -> Path:
         sync = str(list(self.servers)[:-1]).replace("'", '"')
         lines = [
             '[cluster]\nname = "bench"',
             f'[[broker]]\nname = "b1"\nlisten = "127.0.0.1:{free_port()}"\ndata = "./b1"',
             f'[[replica_set]]\nname = "{SET}"\ntables = {TABLES}\n{self.case.keys.format(sync=sync)}',
         ]
-        for name, server in self.servers.items():
-            lines.append(f'[[replica_set.replica]]\nname = "{name}"\nbroker = "b1"\ndsn = "{server.dsn}"')
+        for name, of_replica in logins.items():
+            lines.append(f'[[replica_set.replica]]\nname = "{name}"\nbroker = "b1"\n{login_keys(of_replica)}')
         path = folder / "tops.toml"
         path.write_text("\n".join(lines) + "\n")
         return path
@@ -191,10 +195,10 @@ class OneProcess(PolicySystem):
 
     async def launch(self, folder: Path, stack: AsyncExitStack) -> None:
         await stack.enter_async_context(Broker.run(self.cluster.config, "b1"))
-        # One after the other on the stack, since a stack is not for several tasks; side by side they would start
-        # little sooner.
-        for name in self.servers:
-            await stack.enter_async_context(Agent.run(self.cluster, SET, name))
+        # One after the other on the stack, since a stack is not for several tasks; the set starts when all are there.
+        agents = [await stack.enter_async_context(Agent.open(self.cluster, SET, name)) for name in self.servers]
+        for agent in agents:
+            await agent.wait_joined()
 
 
 class OwnLinkClient(TopsClient):

@@ -4,6 +4,7 @@ COMMANDS = {
     "divergence": ("replication.divergence.cli:app", "Find, explain and repair what differs between replicas."),
     "replica": ("replication.cli.replica:app", "One replica's agent, in the foreground."),
     "rs": ("replication.cli.rs:app", "Replica sets: check the file, see how they are, pause and resume."),
+    "journal": ("replication.cli.journal:app", "A coordinator's journal that is older than its replicas: recover."),
     "up": ("replication.cli.up:up", "Run all brokers and replicas of the file; Ctrl-C stops them."),
     "write": ("replication.cli.data:write", "Write one statement as one transaction."),
     "read": ("replication.cli.data:read", "Read one query from a replica that has come far enough."),

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from replication.config import Cluster
 from replication.reads import Consistency
-from replication.refusals import WriteRefused
+from replication.refusals import ChangeNotProved, WriteRefused
 from replication.replica_set import ReplicaSet, connect, connect_by_file
 from tops.errors import OutcomeUnknown
 
@@ -61,7 +61,7 @@ def write(
     keys: KeysOption = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Write one statement as one transaction; exit 1 if it was refused."""
+    """Write one statement as one transaction; exit 1 if it was refused, 2 if it can't be replicated at all."""
 
     async def run() -> dict[str, Any]:
         async with opened(name, config, url, keys) as replica_set:
@@ -78,7 +78,7 @@ def write(
         result = uvloop.run(run())
     except WriteRefused as refused:
         typer.echo(f"refused: {refused}", err=True)
-        raise typer.Exit(1) from None
+        raise typer.Exit(2 if isinstance(refused, ChangeNotProved) else 1) from None
     except OutcomeUnknown as unknown:
         again = "; or write it again with the same --key" if key else ""
         typer.echo(f"unknown: {unknown}\ntops rs outcome {name} {unknown.tx} tells it{again}", err=True)

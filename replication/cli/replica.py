@@ -19,6 +19,9 @@ from tops.runtime.logs import configure_logging
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 
 ConfigOption = Annotated[Path, typer.Option("-c", "--config", help="The cluster's file.")]
+TrustEqualOption = Annotated[
+    bool, typer.Option("--trust-equal", help="The databases are clones: compare schemas and row counts alone.")
+]
 
 
 @app.callback()
@@ -31,13 +34,20 @@ def run(
     name: Annotated[str, typer.Option("--name", help="Which replica: NAME, or SET/NAME if several sets have one.")],
     config: ConfigOption = Path("tops.toml"),
     log_level: Annotated[str, typer.Option("--log-level")] = "info",
+    take_over: Annotated[bool, typer.Option("--take-over", help="Replace an agent that serves this replica.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="A copy may replace rows that are here.")] = False,
+    trust_equal: TrustEqualOption = False,
 ) -> None:
-    """Run one replica's agent until SIGINT or SIGTERM; SIGHUP reads its keys again."""
+    """Run one replica's agent until SIGINT or SIGTERM; exit 2 if another one serves the replica.
+
+    SIGHUP reads its keys again."""
     configure_logging(log_level)
     collect_rarely()
     cluster = Cluster.load(config)
+    if trust_equal:
+        cluster.trust_equal()
     set_name, replica_name = find_replica(cluster, name)
-    uvloop.run(serve(cluster, set_name, replica_name))
+    uvloop.run(serve(cluster, set_name, replica_name, take_over=take_over, overwrite=overwrite))
 
 
 def find_replica(cluster: Cluster, name: str) -> tuple[str, str]:
@@ -56,9 +66,9 @@ def find_replica(cluster: Cluster, name: str) -> tuple[str, str]:
     return found[0]
 
 
-async def serve(cluster: Cluster, set_name: str, replica_name: str) -> None:
+async def serve(cluster: Cluster, set_name: str, replica_name: str, **options: bool) -> None:
     """Run an agent until a signal ends it, also while it waits for its database; raises what it can't go on with."""
-    serving = asyncio.ensure_future(_serve(cluster, set_name, replica_name))
+    serving = asyncio.ensure_future(_serve(cluster, set_name, replica_name, options))
 
     def end() -> None:
         if not serving.cancelling():  # once: what follows is the end in order
@@ -70,7 +80,7 @@ async def serve(cluster: Cluster, set_name: str, replica_name: str) -> None:
         await serving
 
 
-async def _serve(cluster: Cluster, set_name: str, replica_name: str) -> None:
-    async with Agent.run(cluster, set_name, replica_name) as agent, serve_agent(agent):
+async def _serve(cluster: Cluster, set_name: str, replica_name: str, options: dict[str, bool]) -> None:
+    async with Agent.open(cluster, set_name, replica_name, **options) as agent, serve_agent(agent):
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, agent.site.reload_keys)
         await agent.wait()

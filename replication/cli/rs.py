@@ -10,6 +10,7 @@ import uvloop
 from replication.cli.data import ConfigOption, Format, FormatOption, KeysOption, UrlOption, opened, show
 from replication.config import Cluster
 from replication.plan import plan_for
+from replication.start.findings import of_file
 from tops.errors import NotReachable, OutcomeUnknown
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
@@ -42,6 +43,8 @@ def validate(config: ConfigOption = Path("tops.toml")) -> None:
     for replica_set in cluster.replica_sets:
         cluster.schema_of(replica_set)
         typer.echo(f"{replica_set.name}: {replica_set.policy}, replicas {', '.join(replica_set.names)}")
+        for found in of_file(replica_set):
+            typer.echo(f"{replica_set.name}: {found.level}: {found.text}; {found.remedy}")
     typer.echo(f"{config} is fine")
 
 
@@ -108,6 +111,8 @@ def _troubles(replica: dict[str, Any]) -> list[str]:
     """What an operator has to know about a replica beside its figures."""
     if replica.get("unreachable"):
         return ["its agent does not answer"]
+    if replica["not_started"]:
+        return [f"not started: {replica['not_started']}"]
     troubles = [f"stopped: {replica['stopped']}"] if replica["stopped"] else []
     troubles += [f"tried again: {replica['trouble']}"] if replica["trouble"] else []
     troubles += [] if replica["linked"] else ["it does not reach the set's coordinator"]

@@ -1,18 +1,21 @@
 """`tops up`: everything that a file names, in the foreground."""
 
 import asyncio
+import re
 import signal
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import uvloop
 from rich.console import Console
 
 from replication.cli.data import ConfigOption, KeysOption
+from replication.cli.replica import TrustEqualOption
 from replication.config import Cluster
-from replication.processes import Processes, wait_ready
+from replication.processes import Processes
+from replication.replica_set import connect_by_file
 from tops.errors import ConfigError, TopsError
 from tops.http.client import console_address
 
@@ -26,25 +29,26 @@ def up(
     logs: Annotated[Path | None, typer.Option("--logs", help="A folder for the processes' logs.")] = None,
     log_level: Annotated[str, typer.Option("--log-level")] = "warning",
     keys: KeysOption = None,
+    trust_equal: TrustEqualOption = False,
 ) -> None:
     """Run all brokers and replicas of the file, each in its own process; Ctrl-C stops them in order.
 
-    A part that is killed, or can't reach its database, is started again; if one gives up for another reason, the rest
-    is stopped and the exit code is 1."""
+    A part that is killed, or can't reach its database, is started again; if one gives up for another reason, such as
+    another agent that took its place, the rest goes on, and the exit code is 1 in the end."""
     cluster = Cluster.load(config)
     for replica_set in cluster.replica_sets:
         cluster.schema_of(replica_set)  # a file that is not there is told once, before anything runs
-    raise typer.Exit(uvloop.run(_up(cluster, logs, log_level, keys)))
+    processes = Processes(cluster, logs, log_level, replica_options=["--trust-equal"] if trust_equal else [])
+    raise typer.Exit(uvloop.run(_up(cluster, processes, keys)))
 
 
-async def _up(cluster: Cluster, logs: Path | None, log_level: str, keys: Path | None) -> int:
+async def _up(cluster: Cluster, processes: Processes, keys: Path | None) -> int:
     console = Console(stderr=True, soft_wrap=True)
     await _nobody_listens(cluster)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    processes = Processes(cluster, logs, log_level)
     announcing: asyncio.Task[None] | None = None
     try:
         await processes.start_all()
@@ -66,36 +70,66 @@ async def _nobody_listens(cluster: Cluster) -> None:
 
 
 async def _announce(cluster: Cluster, processes: Processes, keys: Path | None, console: Console) -> None:
-    """Say when everything is in sync; if it takes long, what is missing."""
-    names, told = [s.name for s in cluster.replica_sets], False
-    while True:
-        try:
-            await wait_ready(cluster, names, processes, PATIENCE_S, keys)
-            break
-        except TopsError as error:
-            if not told:
-                console.print(f"running, but {error}; `tops rs status` tells more")
-            told = True
-            await asyncio.sleep(AGAIN_S)
+    """Say when everything is in sync; meanwhile why a set has not started, and after a while what else is missing."""
+    for replica_set in cluster.replica_sets:
+        told, began = "", asyncio.get_running_loop().time()
+        while True:
+            try:
+                async with connect_by_file(cluster, replica_set.name, keys=keys, timeout_s=2.0) as connected:
+                    problem = _not_started(await connected.status())
+                    if not problem:
+                        await connected.wait_in_sync(AGAIN_S)
+                        break
+            except TopsError as error:
+                late = asyncio.get_running_loop().time() - began > PATIENCE_S
+                problem = f"running, but {error}; `tops rs status` tells more" if late else ""
+            if problem and _essence(problem) != _essence(told):
+                console.print(problem)
+                told = problem
+            await asyncio.sleep(AGAIN_S / 2)
     url = cluster.urls()[0]
-    console.print(f"ready: {', '.join(processes.parts)}; write to {url}; Ctrl-C stops")
+    console.print(f"ready: {', '.join(processes.running)}; write to {url}; Ctrl-C stops")
     if url.startswith("ws:"):
         console.print(f"in a browser, once: {console_address(url)}; `tops console-url --url {url}` makes another")
 
 
+def _not_started(status: dict[str, Any]) -> str:
+    reasons = sorted({r["not_started"] for r in status["replicas"] if r.get("not_started")})
+    return f"{status['name']} has not started: {'; '.join(reasons)}" if reasons else ""
+
+
+def _essence(problem: str) -> str:
+    """Without figures that change all the time, but for every tenth of a progress."""
+    progress = re.search(r"([\d,]+) of about ([\d,]+) rows", problem)
+    if progress is None:
+        return problem
+    done, total = (int(figure.replace(",", "")) for figure in progress.groups())
+    return f"{problem[: progress.start()]} {10 * done // max(total, 1)}"
+
+
 async def _serve(processes: Processes, stop: asyncio.Event, console: Console) -> int:
-    """Until it is told to stop, or a part gives up; one that was killed, or lacks its database, is started again."""
+    """Until it is told to stop, or no part is left; one that was killed, or lacks something, is started again."""
     stopped = asyncio.ensure_future(stop.wait())
+    failed: list[str] = []
     while True:
         ended = asyncio.ensure_future(processes.first_end())
         await asyncio.wait({stopped, ended}, return_when=asyncio.FIRST_COMPLETED)
         if stop.is_set():
             ended.cancel()
-            return 0
+            return 1 if failed else 0
         part, code = ended.result()
-        if code >= 0 and code != NOT_REACHABLE:
-            console.print(f"{part} ended with code {code}; stopping the rest")
+        if code < 0 or code == NOT_REACHABLE:
+            why = "could not reach what it needs" if code == NOT_REACHABLE else f"was ended by signal {-code}"
+            console.print(f"{part} {why}; it is started again")
+            await processes.start(part)
+            continue
+        failed.append(part)
+        processes.drop(part)
+        if not processes.running:
+            console.print(f"{part} ended with code {code}; nothing is left running")
             return 1
-        why = "could not reach what it needs" if code == NOT_REACHABLE else f"was ended by signal {-code}"
-        console.print(f"{part} {why}; it is started again")
-        await processes.start(part)
+        console.print(f"{part} ended with code {code}; the rest goes on without it{_restart(part)}")
+
+
+def _restart(part: str) -> str:
+    return "" if part.startswith("broker/") else f" (`tops replica run --name {part}` starts it again)"

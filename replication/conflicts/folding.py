@@ -22,12 +22,12 @@ from replication.conflicts.tables import (
     TableShape,
     as_text,
     clock_change,
+    columns_in,
     conflict_kind,
     conflict_row,
     is_record,
     key_in,
     read_bases,
-    read_rows,
     read_versions,
     rows_of,
     values_in,
@@ -92,7 +92,7 @@ class Folding:
         return Member(member.tx, (*changes, noted))
 
     async def _known(self, keys: list[str]) -> dict[str, _Known]:
-        found = await self._resource.read(
+        found = await self._resource.read_own(
             f"select k.key, k.tx, coalesce(l.number, k.number) as number from {KEYS} k "
             f"left join {LOGGED_KEYS} l on (l.replica_set, l.key, l.tx) = (k.replica_set, k.key, k.tx) "
             "where k.replica_set = $1 and k.key = any($2::text[])",
@@ -112,12 +112,13 @@ class _Fold:
         self._lines = 0
 
     async def read(self, members: list[Member], resource: Resource) -> None:
-        keys = {place: key_in(change) for member in members for place, change, _ in rows_of(member.changes)}
+        steps = [step for member in members for step in rows_of(member.changes)]
+        keys = {step.place: key_in(step.change) for step in steps}
         versions, stored = await read_versions(resource, keys, in_record=True), await read_bases(resource, keys)
         for table in sorted({table for table, _ in keys}):
             mine = [place for place in keys if place[0] == table]
-            shape = await self._outer.shapes.of(table)
-            images = await read_rows(resource, shape, [shape.key_of(keys[place]) for place in mine])
+            columns = {name for step in steps if step.place[0] == table for name in columns_in(step.change)}
+            images = await self._outer.shapes.rows(table, [keys[place] for place in mine], columns)
             for place, image in zip(mine, images, strict=True):
                 base, self._waiting[place] = stored.get(place, (None, 0))
                 self._bases[place] = base or Base(versions.get(place, Version()), image)

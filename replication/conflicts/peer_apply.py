@@ -16,13 +16,13 @@ from replication.conflicts.tables import (
     Shapes,
     TableShape,
     clock_change,
+    columns_in,
     conflict_kind,
     conflict_row,
     is_record,
     key_in,
     only_increments,
     only_summed,
-    read_rows,
     read_versions,
     rows_of,
     sums_set,
@@ -30,7 +30,7 @@ from replication.conflicts.tables import (
     version_in,
 )
 from replication.conflicts.versions import Ranking, Version, base_of, from_json, on_top
-from tops.changes import Change, Delete, Member, Row, Update, Upsert
+from tops.changes import Change, Delete, Insert, Member, Row, Update, Upsert
 from tops.ports import Entry, EntryFailed, Resource, Why
 
 Place = tuple[str, str]
@@ -61,17 +61,18 @@ class PeerApply:
         To be called, and its result applied, with the replica's turn: nothing may change in between.
         """
         together = entries[:_TOGETHER]
-        keys = {
-            step.place: key_in(step.change)
+        steps = [
+            step
             for entry in together
             for member in entry.members
             if self._must_look(entry, member)
             for step in rows_of(member.changes)
-        }
-        if not keys:
+        ]
+        if not steps:
             return list(together)
+        keys = {step.place: key_in(step.change) for step in steps}
         rows = _Rows(self, await read_versions(self._resource, keys))
-        await rows.read_images(keys)
+        await rows.read_images(keys, {(step.place[0], name) for step in steps for name in columns_in(step.change)})
         looked_at = [
             member for entry in together for member in entry.members if not is_record(member) and rows.meets(member)
         ]
@@ -102,7 +103,7 @@ class PeerApply:
 
     async def _known_keys(self, members: list[Member]) -> dict[str, str]:
         """Keys that were committed here, and by which transactions."""
-        found = await self._resource.read(*known_keys(self._set, members))
+        found = await self._resource.read_own(*known_keys(self._set, members))
         return {row["key"]: row["tx"] for row in found.rows}
 
 
@@ -113,16 +114,18 @@ class _Rows:
         self._outer, self._versions = outer, versions
         self._images: dict[Place, Row | None] = {}
         self._number = self._lines = 0
+        self._captured = False  # whether the member at hand is an origin's write set
 
     def begin(self, number: int) -> None:
         """The next entry is the one with this number."""
         self._number, self._lines = number, 0
 
-    async def read_images(self, keys: dict[Place, Row]) -> None:
+    async def read_images(self, keys: dict[Place, Row], named: set[tuple[str, str]]) -> None:
+        """`named` are the columns, with their tables, that the changes are about."""
         for table in sorted({table for table, _ in keys}):
             mine = [place for place in keys if place[0] == table]
-            shape = await self._outer._shapes.of(table)
-            found = await read_rows(self._outer._resource, shape, [shape.key_of(keys[place]) for place in mine])
+            columns = {name for of_table, name in named if of_table == table}
+            found = await self._outer._shapes.rows(table, [keys[place] for place in mine], columns)
             self._images.update(zip(mine, found, strict=True))
 
     def meets(self, member: Member) -> bool:
@@ -131,7 +134,7 @@ class _Rows:
 
     async def member(self, member: Member, known: dict[str, str]) -> Member:
         """One transaction; written before at another site, under the same key, its increments are there already."""
-        again = member.key in known
+        again, self._captured = member.key in known, bool(member.origin)
         known.setdefault(member.key, member.tx)
         changes: list[Change] = []
         for place, change, clock in rows_of(member.changes):
@@ -193,11 +196,19 @@ class _Rows:
         self, shape: TableShape, key: Row, place: Place, image: Row | None, before: Version, kind: str
     ) -> list[Change]:
         record = clock_change(*place, self._versions[place], before, {"kind": kind, "key": key})
-        existed = self._images.get(place) is not None
-        self._images[place] = image
+        row = self._images.get(place)
+        existed = row is not None
+        # Columns that its writer did not know yet stay as they are.
+        self._images[place] = {**(row or {}), **image} if image is not None else None
         if image is None:
-            return [Delete(shape.name, key), record] if existed else [record]
-        return [Upsert(shape.name, key, image), record]
+            return [Delete(shape.name, key, captured=self._captured), record] if existed else [record]
+        if not self._captured:
+            return [Upsert(shape.name, key, image), record]
+        # A table with rules takes no ON CONFLICT, also where the rules are switched off.
+        if not existed:
+            return [Insert(shape.name, {**key, **image}, captured=True), record]
+        values = {name: value for name, value in image.items() if name not in key}
+        return [Update(shape.name, key, values, captured=True), record] if values else [record]
 
     def _columns(
         self, tx: str, shape: TableShape, key: Row, place: Place, current: Version, incoming: Version, new: Row,

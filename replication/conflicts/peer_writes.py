@@ -14,14 +14,14 @@ from replication.conflicts.tables import (
     Shapes,
     TableShape,
     clock_change,
+    columns_in,
     increment,
     key_text,
     read_bases,
-    read_rows,
     read_versions,
 )
 from replication.conflicts.versions import Base, Ranking, Version, on_top
-from tops.changes import Change, Delete, Insert, InvalidChange, Member, Row, Statement, Update, Upsert
+from tops.changes import Change, Delete, Insert, InvalidChange, Member, Row, Statement, Update, Upsert, is_captured
 from tops.ports import Resource
 
 Known = dict[tuple[str, str], tuple[Version, Row | None]]  # a row's version and image, as this member leaves them
@@ -57,7 +57,7 @@ class PeerWrites:
                     "a peer-to-peer set replicates rows: use insert, update, upsert or delete by primary key, "
                     f"not a statement: {change.sql[:200]}"
                 )
-            shape = await self._shapes.of(change.table)
+            shape = await self._shapes.of(change.table, naming=columns_in(change))
             key = shape.key_of(change.values if isinstance(change, Insert) else change.key)
             named = key_text(key)
             found[shape.name, named] = key
@@ -77,7 +77,7 @@ class PeerWrites:
         known: Known = {}
         for table in sorted({table for table, _ in places}):
             mine = [place for place in places if place[0] == table]
-            images = await read_rows(self._resource, await self._shapes.of(table), [places[place] for place in mine])
+            images = await self._shapes.rows(table, [places[place] for place in mine])
             for place, image in zip(mine, images, strict=True):
                 known[place] = (versions.get(place, Version()), image)
         return known
@@ -99,6 +99,8 @@ class PeerWrites:
         place = (shape.name, key_text(key))
         before = Base(*known[place])
         steps = await self._steps(shape, key, place, change, known)
+        if is_captured(change):
+            steps = [_as_captured(step, change, shape) for step in steps]
         return [self._under_way(place, before, step) for step in steps] if self._folding else steps
 
     def _under_way(self, place: tuple[str, str], before: Base, step: Change) -> Change:
@@ -182,6 +184,15 @@ class PeerWrites:
             Update(shape.name, key, add=add),
             clock_change(*place, after, before, {"kind": "add", "key": key, "add": amounts}),
         ]
+
+
+def _as_captured(step: Change, change: Insert | Update | Upsert | Delete, shape: TableShape) -> Change:
+    """The row's step as part of an origin's write set: here it must find what the origin has found."""
+    if isinstance(step, Statement) or step.table != shape.name:
+        return step
+    if isinstance(step, Update | Delete) and isinstance(change, Update | Delete):
+        return msgspec.structs.replace(step, captured=True, expect_row=change.expect_row)
+    return msgspec.structs.replace(step, captured=True)
 
 
 def _check_sums(shape: TableShape, add: Row) -> None:

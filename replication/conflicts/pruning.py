@@ -17,10 +17,11 @@ from replication.conflicts.clock import reading_at, wall_ms
 from replication.conflicts.tables import CLOCKS, CONFLICTS, KEYS, LOGGED_KEYS
 from replication.conversation import Caller
 from replication.events import write_body
+from replication.own_statements import DROP_SUMS, DROP_TOMBSTONES
 from replication.participant import ReplicaParticipant
 from replication.policies import TxPlan
 from replication.verdicts import REFUSALS
-from tops.changes import SUMS, Member, Statement
+from tops.changes import Housekeeping, Member, Statement
 from tops.errors import NotReachable, TopsError
 from tops.event_types import EventType
 from tops.ids import TxId
@@ -33,14 +34,6 @@ REFUSALS_KEPT = 100_000  # numbers; as long as a coordinator may remember that a
 ASK_S, PATIENCE_S, AGAIN_S = 2.0, 4.0, 0.2
 _OLD = (
     f"select table_name, key, clock, site from {CLOCKS} where deleted and clock < $1 order by clock limit {BATCH_MAX}"
-)
-_DROP = (
-    f"delete from {CLOCKS} where deleted and (table_name, key, clock, site) in "
-    "(select * from unnest($1::text[], $2::text[], $3::bigint[], $4::text[]))"
-)
-_DROP_SUMS = (
-    f"delete from {SUMS} s where (table_name, key) in (select * from unnest($1::text[], $2::text[])) "
-    f"and not exists (select from {CLOCKS} c where c.table_name = s.table_name and c.key = s.key)"
 )
 _OUTBOX = (
     "select coalesce(min(id), 0) as oldest, coalesce(max(id), 0) as newest from tops.outbox where replica_set = $1"
@@ -59,7 +52,7 @@ class Flushed:
 
     async def look(self) -> int:
         reached = self._participant.reached
-        (row,) = (await self._resource.read(_OUTBOX, (self._set,))).rows
+        (row,) = (await self._resource.read_own(_OUTBOX, (self._set,))).rows
         if row["newest"] == 0:
             self.position, self._sample = reached, None
         elif self._sample is None:
@@ -118,22 +111,22 @@ class Pruning:
 
     async def _tombstones(self) -> None:
         before = reading_at(wall_ms() - int(self._config.keep_tombstones_s * 1000))
-        found = (await self._resource.read(_OLD, (before,))).rows
+        found = (await self._resource.read_own(_OLD, (before,))).rows
         if not found:
             return
         await self._everyone_past(await self._logged_head())
         columns = [[row[name] for row in found] for name in ("table_name", "key", "clock", "site")]
-        drops = (Statement(_DROP, tuple(columns)), Statement(_DROP_SUMS, tuple(columns[:2])))
-        order = Member(TxId(f"prune-{secrets.token_hex(8)}!"), drops)
+        drops = (Statement(DROP_TOMBSTONES, tuple(columns)), Statement(DROP_SUMS, tuple(columns[:2])))
+        order = Member(TxId(f"prune-{secrets.token_hex(8)}!"), drops, control=Housekeeping())
         await self._site.execute(self._log_type, self._plan.tx_type, events=[write_body(order)], limit=self._plan.limit)
         log.info("records of deleted rows are dropped", extra={"replica": self._replica, "rows": len(found)})
 
     async def _logged_head(self) -> int:
         """The log's end once all that is committed here now is in it."""
-        (row,) = (await self._resource.read(_OUTBOX, (self._config.name,))).rows
+        (row,) = (await self._resource.read_own(_OUTBOX, (self._config.name,))).rows
         deadline = time.monotonic() + PATIENCE_S
         while row["newest"]:
-            (now,) = (await self._resource.read(_OUTBOX, (self._config.name,))).rows
+            (now,) = (await self._resource.read_own(_OUTBOX, (self._config.name,))).rows
             if now["oldest"] == 0 or now["oldest"] > row["newest"]:
                 break
             if time.monotonic() > deadline:

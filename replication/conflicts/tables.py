@@ -1,5 +1,6 @@
 """The tables that a replica keeps beside its data: row clocks, the conflict log, and transactions set aside."""
 
+import time
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -21,13 +22,13 @@ from tops.changes import (
     Value,
     split_table_name,
 )
+from tops.errors import TopsError
 from tops.ids import TxId
 from tops.ports import Resource
 
 CLOCKS = "tops.row_clocks"
 CONFLICTS, SET_ASIDE = "tops.conflicts", "tops.set_aside"
 WRITE_SETS = "tops.write_sets"
-BEGAN = "tops.began"  # the sets whose log this database follows from its first number
 KEYS, LOGGED_KEYS = "tops.idempotency_keys", "tops.logged_keys"
 DDL = f"""
 create table if not exists {CLOCKS} (
@@ -45,7 +46,6 @@ create table if not exists {LOGGED_KEYS} (
 create table if not exists {SET_ASIDE} (
     tx text primary key, at timestamptz not null, number bigint not null, member bytea not null, reason text not null);
 create table if not exists {WRITE_SETS} (number bigint primary key, places text not null);
-create table if not exists {BEGAN} (replica_set text primary key);
 """
 
 _COLUMNS = """
@@ -68,6 +68,7 @@ select k.table_name, k.key, coalesce(c.generation, 0) as generation, coalesce(c.
        coalesce(c.columns, '{{}}') as columns
   from unnest($1::text[], $2::text[]) as k(table_name, key) left join {CLOCKS} c using (table_name, key)
 """
+LEARN_AGAIN_S = 5.0
 FLOATS = frozenset({"real", "double precision"})
 
 
@@ -93,20 +94,34 @@ class TableShape(msgspec.Struct, frozen=True):
 
 
 class Shapes:
-    """The shapes of tables, read once each."""
+    """The shapes of tables, read again after some seconds, for a column that is not known, and when rows can't be
+    read by a shape: a table may change while the set runs."""
 
     def __init__(self, resource: Resource) -> None:
         self._resource = resource
-        self._known: dict[str, TableShape] = {}
+        self._known: dict[str, tuple[float, TableShape]] = {}  # and when it was read
 
-    async def of(self, table: str) -> TableShape:
-        shape = self._known.get(table)
-        if shape is None:
-            shape = self._known[table] = await self._read(table)
+    async def of(self, table: str, naming: Iterable[str] = ()) -> TableShape:
+        """`naming` are columns that somebody expects in it."""
+        read_at, shape = self._known.get(table, (0.0, None))
+        if shape is None or time.monotonic() - read_at > LEARN_AGAIN_S or not shape.types.keys() >= set(naming):
+            shape = await self._read(table)
+            self._known[table] = (time.monotonic(), shape)
         return shape
 
+    async def rows(self, table: str, holders: Sequence[Row], naming: Iterable[str] = ()) -> list[Row | None]:
+        """The present images of the rows whose keys these hold, as `read_rows`."""
+        shape = await self.of(table, naming)
+        try:
+            return await read_rows(self._resource, shape, [shape.key_of(row) for row in holders])
+        except TopsError:
+            del self._known[table]
+            if (again := await self.of(table)) == shape:
+                raise
+            return await read_rows(self._resource, again, [again.key_of(row) for row in holders])
+
     async def _read(self, table: str) -> TableShape:
-        rows = [row for row in (await self._resource.read(_COLUMNS, (table,))).rows if not row["generated"]]
+        rows = [row for row in (await self._resource.read_own(_COLUMNS, (table,))).rows if not row["generated"]]
         key = tuple(row["name"] for row in rows if row["in_key"])
         if not rows:
             raise InvalidChange(f"no table {table!r} is known here")
@@ -127,14 +142,14 @@ class Shapes:
         columns = ", ".join(
             f"${place}::text::{shape.types[name]}::text as {_quoted(name)}" for place, name in enumerate(texts, 1)
         )
-        return (await self._resource.read(f"select {columns}", list(texts.values()))).rows[0]
+        return (await self._resource.read_own(f"select {columns}", list(texts.values()))).rows[0]
 
     async def standard(self, shape: TableShape, column: str) -> Any:
         """The value that a column gets when nobody gives it one: it must travel with the row."""
         expression = shape.standards[column]
         if expression is None:
             return None
-        return (await self._resource.read(f"select {expression} as value")).rows[0]["value"]
+        return (await self._resource.read_own(f"select {expression} as value")).rows[0]["value"]
 
 
 def key_text(key: Row) -> str:
@@ -158,7 +173,7 @@ async def read_versions(
     wanted = sorted(set(keys))
     if not wanted:
         return {}
-    found = await resource.read(
+    found = await resource.read_own(
         _RECORDS if in_record else _RECORDS_AND_SUMS,
         ([table for table, _ in wanted], [key for _, key in wanted]),
     )
@@ -179,7 +194,7 @@ async def read_versions(
 async def read_bases(resource: Resource, keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], tuple[Base, int]]:
     """What the log says of rows that have changes of this site under way, and how many those are."""
     wanted = sorted(set(keys))
-    found = await resource.read(
+    found = await resource.read_own(
         f"select table_name, key, base, waiting from {CLOCKS} "
         "where waiting > 0 and (table_name, key) in (select * from unnest($1::text[], $2::text[]))",
         ([table for table, _ in wanted], [key for _, key in wanted]),
@@ -300,7 +315,7 @@ async def read_rows(resource: Resource, shape: TableShape, keys: Sequence[Row]) 
         f"t.{_quoted(column)} = k.{name}::{shape.types[column]}" for column, name in zip(shape.key, names, strict=True)
     )
     columns = "".join(f", t.{_quoted(name)}::text as {_quoted(name)}" for name in shape.others)
-    found = await resource.read(
+    found = await resource.read_own(
         f"select k.n::int as tops_n{columns} from unnest({arrays}) with ordinality as k({', '.join(names)}, n) "
         f"join {shape.sql_name} t on {on}",
         [[str(key[column]) for key in keys] for column in shape.key],
@@ -320,6 +335,18 @@ def key_in(change: Change) -> Row:
     if isinstance(change, Insert):
         return change.values
     return change.key if isinstance(change, Update | Upsert | Delete) else {}
+
+
+def columns_in(change: Change) -> list[str]:
+    """The columns that a change names."""
+    match change:
+        case Insert(values=values):
+            return [*values]
+        case Update(key=key, values=values, add=add) | Upsert(key=key, values=values, add=add):
+            return [*key, *values, *add]
+        case Delete(key=key):
+            return [*key]
+    return []
 
 
 def values_in(change: Change, shape: TableShape) -> Row:

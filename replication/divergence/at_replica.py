@@ -18,21 +18,21 @@ from typing import assert_never
 import msgspec
 
 from adapters import PostgresAdapter
-from adapters.postgres.scripts import run_script
+from adapters.postgres.scripts import run_own_script
 from replication import calls
 from replication.divergence.places import Place, columns_of, keys_of, place, table_name, tables_named_in
-from replication.marked import Repair
-from tops.changes import Change, Member, Statement
+from replication.own_statements import REPAIR_CALL
+from tops.changes import Change, Member, Repair, Statement
 from tops.errors import ConfigError, NotReachable
 from tops.ports import Resource
 
 HOLD_S = 600.0  # a check that died keeps a database's dead rows alive for no longer
 TAKE_S = 5.0  # the replica waits for its snapshot, and for no longer
 GUARDS_MAX = 64
-REPAIR_CALL = "select tops.repair_row($1, $2)"
-# Text forms must not depend on the session that happens to run it; a row that breaks a constraint is left as it is.
+# Text forms must not depend on the session that happens to run it. A row that breaks a constraint, or that can't be
+# written for another reason of its own, is left as it is: nothing else waits for it. What is wrong with the moment
+# (locks, time, space) is not the row's fault: the whole transaction is tried again.
 REPAIR_FUNCTION = """
-create schema if not exists tops;
 create or replace function tops.repair_row(place text, statements text[]) returns void language plpgsql
     set timezone = 'UTC' set datestyle = 'ISO, YMD' set intervalstyle = 'iso_8601' set extra_float_digits = 1
     set bytea_output = 'hex' set lc_monetary = 'C' as $$
@@ -42,7 +42,10 @@ begin
         execute one;
     end loop;
     set constraints all immediate;
-exception when integrity_constraint_violation then
+exception when others then
+    if left(sqlstate, 2) in ('40', '53', '57', '58', 'XX') or sqlstate in ('25006', '55006', '55P03') then
+        raise;
+    end if;
     raise notice 'row % is not repaired: %', place, sqlerrm;
 end $$;
 """
@@ -64,7 +67,7 @@ class AtReplica:
     async def answer(self, question: Question) -> calls.AnyAnswer:
         match question:
             case calls.BarrierWanted(barrier=barrier):
-                await self._resource.read("select 1")  # a connection is at hand when the moment comes
+                await self._resource.read_own("select 1")  # a connection is at hand when the moment comes
                 self._stops[barrier] = _Stop()
                 asyncio.get_running_loop().call_later(HOLD_S, self._expire, barrier)
                 return calls.Told(text=self._replica)
@@ -143,7 +146,7 @@ class AtReplica:
     async def _guard(self, repair: str, places: tuple[Place, ...]) -> calls.Told:
         if not isinstance(self._resource, PostgresAdapter):
             raise ConfigError(f"replica {self._replica}: only PostgreSQL replicas are repaired through the set")
-        await run_script(self._dsn, REPAIR_FUNCTION)
+        await run_own_script(self._dsn, REPAIR_FUNCTION)
         while len(self._guards) >= GUARDS_MAX:
             del self._guards[next(iter(self._guards))]
         self._guards[repair] = _Guard(frozenset(places))

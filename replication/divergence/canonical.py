@@ -33,6 +33,9 @@ SESSION_SETTINGS = {
     "bytea_output": "hex",
     "lc_monetary": "C",
     "client_encoding": "UTF8",
+    # How PostgreSQL writes definitions down: names with their schemas, and quotes where they are needed.
+    "search_path": "public",
+    "quote_all_identifiers": "off",
     # Keys are written into statements as constants.
     "standard_conforming_strings": "on",
     # A check takes its time; limits that protect a server from applications would only leave it half done.

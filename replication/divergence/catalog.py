@@ -137,10 +137,10 @@ async def describe(endpoint: ReplicaEndpoint, table: str) -> TableSchema:
     if endpoint.engine is Engine.SQLITE:
         return await asyncio.to_thread(_describe_sqlite, endpoint, table)
     async with postgres(endpoint.name, endpoint.dsn) as connection:
-        return await _describe_postgres(connection, endpoint, table)
+        return await describe_postgres(connection, endpoint, table)
 
 
-async def _describe_postgres(connection: asyncpg.Connection, endpoint: ReplicaEndpoint, table: str) -> TableSchema:
+async def describe_postgres(connection: asyncpg.Connection, endpoint: ReplicaEndpoint, table: str) -> TableSchema:
     schema, name = split_table_name(table)
     schema = schema or "public"
     found = await connection.fetchrow(

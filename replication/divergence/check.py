@@ -18,6 +18,7 @@ from replication.divergence import catalog, jvm, session
 from replication.divergence.background import MemoryWatch, in_thread, while_alive
 from replication.divergence.buckets import KeyRange
 from replication.divergence.catalog import LostConnection, Server
+from replication.divergence.cuts import key_ranges
 from replication.divergence.errors import CheckRefused
 from replication.divergence.folder import RunFolder, RunState, Unit
 from replication.divergence.history import history_table
@@ -28,7 +29,6 @@ from replication.divergence.ports import Barrier, Engine, ReplicaEndpoint, Snaps
 from replication.divergence.schema import CommonTable, common_table
 from replication.divergence.second_look import Progress, Surroundings
 from replication.divergence.snapshots import SnapshotBarrier
-from replication.divergence.splits import key_ranges
 from replication.divergence.table_check import TableCheck
 from tops.errors import ConfigError, InvariantBroken, NotReachable
 

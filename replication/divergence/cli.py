@@ -139,17 +139,32 @@ def repair(
     dsn: Dsn = None,
     out: Out = Path("divergence"),
     run: Run = "",
-    by: Annotated[Strategy, typer.Option(help="whose version of a row wins")] = Strategy.MAJORITY,
+    by: Annotated[
+        Strategy,
+        typer.Option(
+            help="whose version of a row wins; log: what acknowledged transactions wrote; where the log says nothing, "
+            "the primary, the newest version, a majority, in this order"
+        ),
+    ] = Strategy.LOG,
     primary: Primary = "",
     newest_by: Annotated[str, typer.Option(help="a column that grows, for --by newest without a log")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run/--execute", help="only show the plan, or carry it out")] = True,
+    force: Annotated[
+        bool, typer.Option("--force", help="also delete or overwrite what acknowledged transactions wrote")
+    ] = False,
     master: Master = "local[*]",
     wait: Annotated[float, typer.Option(min=1, help="seconds that a replica has to reach a barrier")] = 60.0,
     keys: Keys = None,
     operator: Operator = "",
     output: Output = Format.TABLE,
 ) -> None:
-    """Plan how the replicas become equal again; with --execute, do it and check once more."""
+    """Plan how the replicas become equal again; with --execute, do it and check once more.
+
+    The log is right, then the primary, the newest version, a majority. A plan that would delete or overwrite what an
+    acknowledged transaction wrote names the row, the transaction and its log index, and needs --force; without it
+    nothing is written. Exit code 0: all rows are planned, or repaired; 1: rows are undecided, or still differ; 2: the
+    plan needs --force, or the request is invalid; 3: not reachable."""
+    from replication.divergence.errors import NeedsForce
     from replication.divergence.folder import load_result, read_differences
     from replication.divergence.model import Verdict
     from replication.divergence.repair import Planner, carry_out
@@ -164,27 +179,36 @@ def repair(
     endpoints = [endpoint for endpoint in described.endpoints if endpoint.name in replicas]
     if len(endpoints) < len(replicas):
         raise ConfigError(f"run {found.id} compared {', '.join(replicas)}; give the address of each")
-    planner = Planner(replicas, by, primary=primary or described.primary, newest_by=newest_by)
-    changes = planner.changes(read_differences(folder))
+    new_planner = functools.partial(
+        Planner,
+        replicas,
+        by,
+        primary=primary or described.primary,
+        newest_by=newest_by,
+        force=force,
+        of_set=described.cluster is not None,
+    )
+    plan = new_planner().whole(read_differences(folder))
+    if plan.acknowledged_rows:
+        _print_plan(plan, output)
+        raise NeedsForce(plan.acknowledged_rows, plan.acknowledged[0].told)
     if dry_run:
-        for _ in changes:
-            pass
-        _print_plan(planner.plan, output)
+        _print_plan(plan, output)
         typer.echo("nothing was written; carry it out with --execute", err=True)
-        raise typer.Exit(1 if planner.plan.undecided_rows else 0)
+        raise typer.Exit(1 if plan.undecided_rows else 0)
     where = _Where(described, out, keys, operator, wait)
     if described.cluster is None:
-        done = asyncio.run(carry_out(changes, DirectWriter(endpoints)))
+        done = asyncio.run(carry_out(new_planner().changes(read_differences(folder)), DirectWriter(endpoints)))
     else:
-        done = asyncio.run(_repaired_set(where, endpoints, planner, read_differences(folder)))
+        done = asyncio.run(_repaired_set(where, endpoints, new_planner(), read_differences(folder)))
     typer.echo(f"{done.written:,} row(s) repaired, {done.moved:,} had changed meanwhile and were left alone", err=True)
     tables = tuple(table.table for table in found.tables)
     again = _checked(where, CheckOptions(tables=tables, master=master), "", "")
     if output is Format.JSON:
         verdict = {"verdict": again.verdict.value, "headline": again.headline, "run": again.id}
-        _print_json({"plan": planner.plan, "repaired": done, "check": verdict})
+        _print_json({"plan": plan, "repaired": done, "check": verdict})
     else:
-        _print_plan(planner.plan, output)
+        _print_plan(plan, output)
         _print(again, output)
     raise typer.Exit(again.exit_code)
 
@@ -365,11 +389,20 @@ def _print(result: "CheckResult", output: Format) -> None:
 
 
 def _print_plan(plan: "Plan", output: Format) -> None:
+    from replication.divergence.model import BASES, Basis
+
     if output is Format.JSON:
         _print_json(plan)
         return
     actions = [(replica, action, f"{n:,}") for replica, counts in plan.actions.items() for action, n in counts.items()]
     _print_rows(f"{plan.rows:,} row(s) to write", ("replica", "action", "rows"), actions)
+    if plan.sources:
+        sources = [(BASES[Basis(source)], f"{n:,}") for source, n in plan.sources.most_common()]
+        _print_rows("which source decides", ("source", "rows"), sources)
+    if plan.acknowledged_rows:
+        risky = [(one.table, ", ".join(one.key), ", ".join(one.replicas), one.risk) for one in plan.acknowledged]
+        title = f"{plan.acknowledged_rows:,} row(s) that acknowledged transactions wrote, or may have written"
+        _print_rows(f"{title}: not without --force", ("table", "key", "on", "the plan"), risky)
     if plan.undecided_rows:
         left = [(u.table, ", ".join(u.key), u.reason) for u in plan.undecided]
         _print_rows(f"{plan.undecided_rows:,} row(s) undecided", ("table", "key", "why"), left)

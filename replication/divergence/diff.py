@@ -13,6 +13,7 @@ from replication.divergence.model import Suspect
 from replication.divergence.rows import BUCKET, RowsRequest
 from replication.divergence.session import register
 from replication.divergence.source import REPLICA, encode_plan
+from replication.divergence.vault import vault
 
 _HASH, _VERSIONS, _KEY = "tops_hash", "tops_versions", "tops_key"
 _LOW_WORD = 0xFFFFFFFF
@@ -21,7 +22,8 @@ _LOW_WORD = 0xFFFFFFFF
 def canonical_rows(spark: SparkSession, requests: Sequence[RowsRequest]) -> DataFrame:
     """Read by Spark's workers."""
     register(spark)
-    return spark.read.format("replica").option("plan", encode_plan(requests)).load()
+    hidden = [vault.hidden(spark, request) for request in requests]
+    return spark.read.format("replica").option("plan", encode_plan(hidden)).load()
 
 
 def rows_at_hand(spark: SparkSession, rows: pa.Table) -> DataFrame:

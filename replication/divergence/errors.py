@@ -34,6 +34,18 @@ class SnapshotLost(TopsError):
     retry = Retry.SAFE
 
 
+class NeedsForce(TopsError):
+    """A plan would delete or overwrite what acknowledged transactions wrote, and nobody has said that it may."""
+
+    def __init__(self, rows: int, example: str) -> None:
+        self.rows, self.example = rows, example
+        super().__init__(
+            f"the plan would delete or overwrite {rows:,} row(s) that acknowledged transactions wrote or may have "
+            f"written, for example {example}; nothing was written; plan with --by log, which keeps such rows, or add "
+            "--force if they are to be lost"
+        )
+
+
 class RowMoved(TopsError):
     """A row is no longer what the check saw; the repair of its batch was rolled back as a whole."""
 

@@ -1,22 +1,25 @@
 """Says what each difference is and what probably caused it; pure, from the versions seen and the log's records.
 
-The reference of a row is what the log says it is; without a log, the primary's row, else what most replicas hold, else
-the first replica's (and the difference says which of these it was).
+The reference of a row is, in this order, what the log says it is; the primary's row; the row with the newest version,
+in a set that keeps row versions; what most replicas hold; the first replica's. The difference says which of these it
+was, and which logged transaction wrote the row last.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 from replication.divergence.canonical import NOT_OF_TYPE
-from replication.divergence.model import Basis, Cause, Difference, Kind, Suspect
-from replication.divergence.ports import LogRecord, Values
+from replication.divergence.model import Basis, Cause, Difference, Kind, LoggedWrite, Suspect
+from replication.divergence.ports import Key, LogRecord, Values
 from tops.changes import volatile_part
 
 Row = dict[str, str | None]
 
 CONFLICT_WINDOW = timedelta(seconds=10)
+_DIFFERENTLY = "a logged write came out differently here:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,7 @@ class LoggedVersion:
     record: LogRecord | None
     values: Values | None  # None: no row
     whole: bool  # every column is known
+    passed: Mapping[str, Any] = field(default_factory=dict)  # the values as they were passed
 
     @property
     def opaque(self) -> bool:
@@ -48,6 +52,22 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True)
+class RowClock:
+    """The version of one row at one replica of a peer-to-peer set."""
+
+    rank: tuple[Any, ...]  # the highest wins
+    deleted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """A row that the log wrote and no replica holds; the row that is looked at has its values under another key."""
+
+    key: Key
+    record: LogRecord
+
+
+@dataclass(frozen=True, slots=True)
 class Circumstances:
     """What is known of the replicas beside the rows."""
 
@@ -60,6 +80,11 @@ class Circumstances:
     refused: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # replica -> transaction -> why not applied
     log_decides: bool = True  # the log's last write of a row is what all should hold
     exactly_once: bool = False  # a replica's position is recorded in the transactions of the data
+    generated: frozenset[str] = frozenset()  # columns that follow from the others
+    clocks: Mapping[str, RowClock] = field(default_factory=dict)  # the row's version at each replica that has one
+    direct_writes: Mapping[str, str] = field(default_factory=dict)  # replica -> writes past replication that were noted
+    with_triggers: frozenset[str] = frozenset()  # replicas at which a write of the table may come out differently
+    twin: Twin | None = None
 
     def refused_by_all(self, tx: str) -> bool:
         return bool(self.refused) and all(tx in refused for refused in self.refused.values())
@@ -103,6 +128,7 @@ def explain(
                 cause=_led(known.leads[replica])
                 if replica in leading
                 else _cause(replica, kind, row, reference, versions, known),
+                logged=_last_write(versions, known),
             )
         )
     return found
@@ -114,23 +140,55 @@ def logged_versions(records: Sequence[LogRecord], known: Circumstances) -> list[
     kept = sorted(within, key=lambda r: (r.order, r.number))
     if not kept:
         return []
-    versions = []
+    # Where versions are ranked, only increments have no rank of their own: they add to whichever version wins.
+    increments = [record for record in kept if not record.order and kept[-1].order]
+    added = {column for record in increments for column in record.unknown}
+    kept = [record for record in kept if record not in increments]
+    versions: list[LoggedVersion] = []
     if kept[0].old is not None or (kept[0].new is not None and kept[0].creates):
         versions.append(LoggedVersion(None, kept[0].old, kept[0].old is None))
     for record in kept:
-        before = versions[-1].values if versions and not versions[-1].opaque else None
+        last = versions[-1] if versions and not versions[-1].opaque else None
         if record.opaque:
             versions.append(LoggedVersion(record, {}, False))
             continue
-        values = None if record.new is None else {**(record.old or before or {}), **record.new}
-        if values is not None:
-            values = {column: value for column, value in values.items() if column not in record.unknown}
-        versions.append(LoggedVersion(record, values, values is None or _others(known) <= set(values)))
+        if record.new is None or (last is not None and _is_deleted(last) and not record.creates):
+            versions.append(LoggedVersion(record, None, True))  # an update of a deleted row changes nothing
+            continue
+        unknown = added.union(record.unknown)
+        before = {} if last is None or record.creates else last.passed
+        passed = {c: v for c, v in {**before, **record.values}.items() if c not in unknown}
+        former = record.old or ((last.values or {}) if last is not None else {})
+        values = {c: v for c, v in {**former, **record.new}.items() if c not in unknown}
+        versions.append(LoggedVersion(record, values, _others(known) <= set(values), passed))
     return versions
 
 
+def _is_deleted(version: LoggedVersion) -> bool:
+    return version.record is not None and version.values is None
+
+
+def logged_row(records: Sequence[LogRecord], known: Circumstances) -> Mapping[str, Any] | None:
+    """The row that the log wrote last, with the values as they were passed; None if the log does not hold all of it."""
+    versions = logged_versions([record for record in records if not known.refused_by_all(record.tx)], known)
+    newest = versions[-1] if versions else None
+    if newest is None or newest.opaque or newest.values is None or not newest.whole:
+        return None
+    return newest.passed if set(known.columns) - known.generated <= newest.passed.keys() else None
+
+
 def _others(known: Circumstances) -> set[str]:
-    return set(known.columns) - set(known.key)
+    return set(known.columns) - set(known.key) - known.generated
+
+
+def _last_write(versions: Sequence[LoggedVersion], known: Circumstances) -> LoggedWrite | None:
+    records = [version.record for version in versions if version.record is not None]
+    if not records:
+        return None if known.twin is None else LoggedWrite(known.twin.record.tx, known.twin.record.number, False)
+    if known.log_decides and not versions[-1].opaque:
+        return LoggedWrite(records[-1].tx, records[-1].number, True)
+    told = [record for record in records if record.key] or records
+    return LoggedWrite(told[-1].tx, told[-1].number, False)
 
 
 def _leads(records: Sequence[LogRecord], row: Row | None) -> bool:
@@ -160,11 +218,14 @@ def _reference(rows: Mapping[str, Row | None], versions: Sequence[LoggedVersion]
             values = _most_common(matching)
             return Reference(values, _holders(rows, values), Basis.LOG)
         if newest.whole:
-            keyed = dict(zip(known.key, _key_values(rows, known), strict=True))
-            values = None if newest.values is None else {c: {**newest.values, **keyed}.get(c) for c in known.columns}
+            assert newest.record is not None  # one without a record is never the newest
+            logged = {**(newest.values or {}), **dict(zip(known.key, newest.record.key, strict=True))}
+            values = None if newest.values is None else {c: logged[c] for c in known.columns if c in logged}
             return Reference(values, (), Basis.LOG)
     if known.primary in rows:
         return Reference(rows[known.primary], _holders(rows, rows[known.primary]), Basis.PRIMARY)
+    if (by_version := _newest_version(rows, known)) is not None:
+        return by_version
     counts = Counter(map(_frozen, rows.values())).most_common(2)
     values = _most_common(rows)
     if len(counts) == 1 or counts[0][1] > counts[1][1]:
@@ -173,9 +234,17 @@ def _reference(rows: Mapping[str, Row | None], versions: Sequence[LoggedVersion]
     return Reference(first, _holders(rows, first), Basis.FIRST)
 
 
-def _key_values(rows: Mapping[str, Row | None], known: Circumstances) -> tuple[str | None, ...]:
-    some = next(row for row in rows.values() if row is not None)
-    return tuple(some[column] for column in known.key)
+def _newest_version(rows: Mapping[str, Row | None], known: Circumstances) -> Reference | None:
+    """The row of the replicas whose version of it is the highest, if some are lower and those agree."""
+    highest = max((known.clocks[replica].rank for replica in rows if replica in known.clocks), default=None)
+    newest = [r for r in rows if r in known.clocks and known.clocks[r].rank == highest]
+    if not newest or len(newest) == len(rows):
+        return None
+    # A row that was changed past replication is not what its version says, and may not even be there.
+    as_told = [rows[replica] for replica in newest if (rows[replica] is None) == known.clocks[replica].deleted]
+    if not as_told or any(row != as_told[0] for row in as_told):
+        return None
+    return Reference(as_told[0], _holders(rows, as_told[0]), Basis.NEWEST)
 
 
 def _most_common(rows: Mapping[str, Row | None]) -> Row | None:
@@ -220,7 +289,7 @@ def _explained_by_lag(replica: str, row: Row | None, versions: Sequence[LoggedVe
 def _differing(row: Row | None, expected: Row | None) -> tuple[str, ...]:
     if row is None or expected is None:
         return ()
-    return tuple(column for column, value in row.items() if value != expected.get(column))
+    return tuple(column for column, value in row.items() if column in expected and value != expected[column])
 
 
 def _shown(row: Row | None) -> Row | None:
@@ -239,8 +308,13 @@ def _cause(
 ) -> Cause | None:
     """The likeliest story. Without records of the row there is none to tell."""
     records = [version.record for version in versions if version.record is not None]
+    noted = known.direct_writes.get(replica)
     if not records:
-        return None
+        if known.twin is not None and row is not None:
+            return _told(
+                f"{_DIFFERENTLY} the transaction wrote the row with key {', '.join(known.twin.key)}", known.twin.record
+            )
+        return Cause(f"changed outside replication: {noted}") if noted else None
     newest = records[-1]
     if kind is Kind.IN_FLIGHT:
         return _told("not applied here yet", newest)
@@ -257,7 +331,33 @@ def _cause(
     if held is not None and held is not versions[-1]:
         return _diverged(held, versions[-1], versions, known)
     told = [record for record in records if record.key] or records
+    if noted:
+        return _told(f"changed outside replication: {noted}; last known write", told[-1])
+    if why := _why_different(replica, row, reference, versions, known):
+        return _told(f"{_DIFFERENTLY} {why}", newest if newest.opaque else told[-1])
     return _told("no transaction in the log wrote this: changed outside replication; last known write", told[-1])
+
+
+def _why_different(
+    replica: str, row: Row | None, reference: Reference, versions: Sequence[LoggedVersion], known: Circumstances
+) -> str:
+    """How the last logged write may have led to this row; empty if it can't have."""
+    newest = versions[-1]
+    if newest.opaque:
+        return "the result of its statement is not in the log"
+    assert newest.record is not None
+    if row is None or newest.values is None or newest.record.is_image:  # an image is written as it is
+        return ""
+    wrong = [c for c in row if c in newest.values and row[c] != newest.values[c]]
+    has_triggers = replica in known.with_triggers
+    if wrong:
+        return f"the table has triggers here, which may have changed {', '.join(wrong)}" if has_triggers else ""
+    others = [c for c in _differing(row, reference.values) if c not in newest.values]
+    if others and set(others) <= set(newest.record.unknown):
+        return f"the log does not hold what became of {', '.join(others)}"
+    if others and versions[0].record is None and versions[0].values is None:  # all of the row came from the log
+        return f"it left {', '.join(others)} to a default or a trigger"
+    return f"the table has triggers here, which may have changed {', '.join(others)}" if has_triggers else ""
 
 
 def _diverged(
@@ -276,6 +376,8 @@ def _diverged(
     later = next((v.record for v in versions[versions.index(held) + 1 :] if v.record is not None), None)
     missed = later or other or own
     assert missed is not None  # only the first version has no record, and it is not both of them
+    if later is not None and later.opaque:
+        return _told(f"{_DIFFERENTLY} the row is as it was before the statement", later)
     if known.exactly_once:
         return _told("applied here, as its position says, and undone since: changed outside replication", missed)
     return _told("a committed transaction was not applied here", missed)

@@ -46,6 +46,9 @@ DIFFERENCES = pa.schema(
         ("cause_site", pa.string()),
         ("cause_number", pa.int64()),
         ("cause_at", pa.timestamp("us", "UTC")),
+        ("logged_tx", pa.string()),
+        ("logged_number", pa.int64()),
+        ("logged_known", pa.bool_()),
     ]
 )
 _SPOOL = pa.schema([("suspect", pa.binary())])
@@ -162,7 +165,7 @@ def difference_batch(found: Sequence[Difference]) -> pa.RecordBatch:
 
 
 def _record(difference: Difference) -> dict[str, Any]:
-    cause = difference.cause
+    cause, logged = difference.cause, difference.logged
     return {
         **{name: getattr(difference, name) for name in ("table", "bucket", "replica", "looks", "steady")},
         "key": list(difference.key),
@@ -177,6 +180,9 @@ def _record(difference: Difference) -> dict[str, Any]:
         "cause_site": cause.site if cause else None,
         "cause_number": cause.number if cause else None,
         "cause_at": cause.committed_at if cause else None,
+        "logged_tx": logged.tx if logged else None,
+        "logged_number": logged.number if logged else None,
+        "logged_known": logged.known if logged else None,
     }
 
 
@@ -196,6 +202,9 @@ def _difference(row: dict[str, Any]) -> Difference:
             "number": row["cause_number"],
             "committed_at": row["cause_at"],
         },
+        "logged": None
+        if row["logged_tx"] is None
+        else {"tx": row["logged_tx"], "number": row["logged_number"], "known": row["logged_known"]},
     }
     return msgspec.convert(plain, Difference)
 

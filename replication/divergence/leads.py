@@ -1,15 +1,24 @@
-"""What a replica had committed by itself beyond the barrier: in its snapshot, and not yet at the others.
+"""What a set's replicas and log know about rows at the moment of a barrier, beside the rows themselves.
 
+First of all, what a replica had committed by itself beyond the barrier: in its snapshot, and not yet at the others.
 Under peer-to-peer every replica leads by such transactions, under primary-site the primary does. They are in the
 replica's outbox, or in the log after the barrier; a row that they wrote is in flight, until the others have it too.
+Then the versions of rows, transactions that a replica did not apply, and what may have changed a row otherwise.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+import asyncpg
+
+from adapters.postgres.catalog import find_table
 from adapters.postgres.keys import known_keys
+from adapters.postgres.replica_mode import ReplicaMode
+from replication.conflicts.tables import CLOCKS, key_text
+from replication.conflicts.versions import Ranking, Version
 from replication.divergence.catalog import postgres_at
+from replication.divergence.explain import RowClock
 from replication.divergence.log_records import Origin, TableRecords, members_of
 from replication.divergence.ports import Key, LogRecord, SnapshotHandle
 from replication.divergence.schema import CommonTable
@@ -21,6 +30,23 @@ _REFUSED = """
 SELECT tx, reason FROM tops.set_aside
 UNION ALL SELECT tx, discarded FROM tops.conflicts WHERE kind IN ('apply_error', 'serialization')
 """
+_CLOCKS = f"""
+SELECT key, generation, deleted, edits, clock, site FROM {CLOCKS} WHERE table_name = $1 AND key = ANY ($2::text[])
+"""
+# A partition counts as its table.
+_DIRECT = """
+SELECT sum(writes)::int8 AS writes, max(last_at) AS last_at, (array_agg(login ORDER BY last_at DESC))[1] AS login
+  FROM tops.direct_writes
+ WHERE replica_set = $1 AND to_regclass($2) IN (to_regclass(table_name), pg_partition_root(to_regclass(table_name)))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Influences:
+    """What may have changed rows of a table, other than a logged write that came out as it was written."""
+
+    direct_writes: Mapping[str, str] = field(default_factory=dict)  # by replica, as far as they were noted
+    with_triggers: frozenset[str] = frozenset()  # replicas whose table has triggers or rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +106,48 @@ class SetKnowledge:
             for key, record in records.of(origin, member):
                 (lead.any_row if key is None else lead.rows.setdefault(key, [])).append(record)
         return lead
+
+    async def clocks(
+        self, table: CommonTable, keys: Collection[Key], handles: Mapping[str, SnapshotHandle]
+    ) -> dict[Key, dict[str, RowClock]]:
+        """The versions of rows in a peer-to-peer set, by row and replica."""
+        config = self._link.config
+        found: dict[Key, dict[str, RowClock]] = {}
+        if config.policy != "peer-to-peer" or config.order != "local-first":
+            return found
+        if any(handle.snapshot is None for handle in handles.values()):
+            return found  # versions of some replicas alone say nothing
+        ranking = Ranking(config.resolver, config.site_priority)
+        texts = {key_text(dict(zip(table.key, key, strict=True))): key for key in keys}
+        for name, handle in handles.items():
+            async with postgres_at(handle) as connection:
+                rows = await connection.fetch(_CLOCKS, table.label, list(texts))
+            for key, *version in map(tuple, rows):
+                rank = ranking.rank(Version(*version))
+                found.setdefault(texts[key], {})[name] = RowClock(rank, version[1])
+        return found
+
+    async def influences(self, table: CommonTable, handles: Mapping[str, SnapshotHandle]) -> Influences:
+        direct: dict[str, str] = {}
+        triggers: set[str] = set()
+        for name, handle in handles.items():
+            if handle.snapshot is None:
+                continue
+            async with postgres_at(handle) as connection:
+                described = await find_table(connection, table.label)
+                if (await ReplicaMode(connection).ties(described)).has_triggers:
+                    triggers.add(name)
+                if noted := await self._noted(connection, described.sql_name):
+                    direct[name] = noted
+        return Influences(direct, frozenset(triggers))
+
+    async def _noted(self, connection: asyncpg.Connection, sql_name: str) -> str:
+        if await connection.fetchval("SELECT to_regclass('tops.direct_writes')") is None:
+            return ""
+        row = await connection.fetchrow(_DIRECT, self._link.config.name, sql_name)
+        if row is None or not row["writes"]:
+            return ""
+        return f"{row['writes']:,} direct write(s) of the table were noted here, the last by login {row['login']!r}"
 
     async def refused(self, handles: Mapping[str, SnapshotHandle]) -> dict[str, dict[str, str]]:
         """Transactions of the log that a replica did not apply, and why: by replica, by transaction."""

@@ -11,18 +11,24 @@ from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import Any
 
+import msgspec
+
 from replication.config import ReplicaSetConfig
 from replication.conflicts.tables import CLOCKS, version_in
 from replication.conflicts.versions import Ranking
+from replication.control import repair_of
 from replication.divergence.canonical import NotOfType, sqlite_text
-from replication.divergence.places import keys_of, table_name, tables_named_in
+from replication.divergence.places import Place, keys_of, place, table_name, tables_named_in
 from replication.divergence.ports import Key, LogRecord
 from replication.divergence.schema import Column, CommonTable, ValueKind
-from replication.events import batch_in
-from replication.marked import barrier_of, repair_of
-from tops.changes import Change, Delete, Insert, Member, Row, Statement, Update, Upsert, decode_member
+from replication.divergence.statement_rows import as_row_change
+from replication.events import batch_in, member_in
+from replication.own_statements import REPAIR_CALL
+from tops.changes import Change, Delete, Insert, Member, Row, Statement, Update, Upsert, is_captured
 from tops.messages import LogEntry
 from tops.transactions import TxType
+
+FORCED_REPAIR = "a repair by force"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +42,21 @@ class Origin:
 
 
 def members_of(entry: LogEntry, config: ReplicaSetConfig) -> Iterator[tuple[Origin, Member]]:
-    """An entry's transactions, with who wrote them and when; barriers and repairs are nobody's writes."""
+    """An entry's transactions, with who wrote them and when; barriers and repairs are no application's writes."""
+    return ((origin, member) for origin, member in _every_member(entry, config) if member.control is None)
+
+
+def overruled_in(entry: LogEntry, config: ReplicaSetConfig) -> Iterator[tuple[Origin, Place]]:
+    """Rows that an operator has repaired by force: what the log wrote before does not count any more."""
+    for origin, member in _every_member(entry, config):
+        repair = repair_of(member)
+        if repair is not None and repair.forced:
+            for change in member.changes:
+                if isinstance(change, Statement) and change.sql == REPAIR_CALL:
+                    yield origin, msgspec.json.decode(change.args[0], type=Place)
+
+
+def _every_member(entry: LogEntry, config: ReplicaSetConfig) -> Iterator[tuple[Origin, Member]]:
     replicas = {config.site_of(name): name for name in config.names}
     for logged in entry.transactions:
         publisher = logged.tx.rpartition(".")[0].rpartition(".")[0]
@@ -44,10 +64,9 @@ def members_of(entry: LogEntry, config: ReplicaSetConfig) -> Iterator[tuple[Orig
         site = replicas.get(publisher) or publisher
         for event in logged.events:
             at = datetime.fromtimestamp(event.body["at"] / 1000, UTC)
-            for member in batch_in([event]) or [decode_member(event.body["write"])]:
-                if barrier_of(member) is None and repair_of(member) is None:
-                    tx = member.tx if logged.tx_type is TxType.LOCAL else logged.tx
-                    yield Origin(entry.number, tx, site, at), member
+            for member in batch_in([event]) or [member_in(event)]:
+                tx = member.tx if logged.tx_type is TxType.LOCAL else logged.tx
+                yield Origin(entry.number, tx, site, at), member
 
 
 class TableRecords:
@@ -62,10 +81,11 @@ class TableRecords:
 
     def of(self, origin: Origin, member: Member) -> Iterator[tuple[Key | None, LogRecord]]:
         """Records with the row that they are about; None for a statement that may be about any."""
-        for place, change in enumerate(member.changes):
-            if not self._is_ours(change):
+        for position, logged in enumerate(member.changes):
+            if not self._is_ours(logged):
                 continue
-            following = member.changes[place + 1] if place + 1 < len(member.changes) else None
+            following = member.changes[position + 1] if position + 1 < len(member.changes) else None
+            change = self._as_row(logged) if isinstance(logged, Statement) else logged
             keys = keys_of(change, self._key)
             if keys is None:
                 if isinstance(change, Statement):
@@ -76,10 +96,23 @@ class TableRecords:
                 if key is not None:
                     yield key, self._record(origin, key, change, following)
 
+    def overruled(self, origin: Origin, key: Key) -> LogRecord:
+        """A repair by force, of which the log does not tell what the row became."""
+        at = (origin.number, origin.tx, origin.site, origin.at)
+        return LogRecord(*at, self._table.label, key, None, None, FORCED_REPAIR)
+
+    def place_of(self, key: Key) -> Place:
+        return place(self._table.label, dict(zip(self._table.key, key, strict=True)))
+
     def _is_ours(self, change: Change) -> bool:
         if isinstance(change, Statement):
             return bool(tables_named_in(change.sql, [self._name]))
         return table_name(change.table) == self._name
+
+    def _as_row(self, statement: Statement) -> Change:
+        """The statement as a change of one of our rows, if it is one for sure."""
+        change = as_row_change(statement, self._key)
+        return change if change is not None and table_name(change.table) == self._name else statement
 
     def _key_text(self, values: Row) -> Key | None:
         texts = tuple(_text(self._columns[name], values[name], digest=False) for name in self._table.key)
@@ -103,6 +136,8 @@ class TableRecords:
             order,
             unknown,
             creates=isinstance(change, Insert | Upsert),
+            values=_passed(change),
+            is_image=is_captured(change),
         )
 
     def _effect(self, change: Change) -> tuple[dict[str, str | None] | None, tuple[str, ...], str]:
@@ -111,8 +146,11 @@ class TableRecords:
                 return None, (), sql
             case Delete():
                 return None, (), ""
-            case Insert(values=values) | Upsert(values=values):
+            case Insert(values=values):
                 return *self._texts(values), ""
+            case Upsert(values=values, add=add):
+                texts, unknown = self._texts(values)
+                return texts, (*unknown, *add), ""  # a row that is there adds the amounts to what it has
             case Update(values=values, add=add):
                 texts, unknown = self._texts(values)
                 return {n: t for n, t in texts.items() if n not in add}, (*unknown, *add), ""
@@ -130,6 +168,18 @@ class TableRecords:
             else:
                 texts[name] = text
         return texts, tuple(unknown)
+
+
+def _passed(change: Change) -> Row:
+    """The values of a row change as they were passed, with those of the key."""
+    match change:
+        case Insert(values=values):
+            return values
+        case Upsert(key=key, values=values, add=add):
+            return {**key, **values, **add}
+        case Update(key=key, values=values):
+            return {**key, **values}
+    return {}
 
 
 def _text(column: Column, value: Any, *, digest: bool = True) -> str | None:

@@ -34,6 +34,7 @@ def _joined(parts: Sequence[TableResult]) -> TableResult:
         pairs=_summed_twice([part.pairs for part in parts]),
         columns_differing=dict(_summed([part.columns_differing for part in parts])),
         causes=dict(_summed([part.causes for part in parts])),
+        bases=dict(_summed([part.bases for part in parts])),
         schema=first.schema,
         examples=_examples(parts),
         seconds=sum(part.seconds for part in parts),

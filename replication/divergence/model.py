@@ -33,10 +33,20 @@ class Verdict(StrEnum):
 class Basis(StrEnum):
     """Why the reference row counts as right."""
 
-    LOG = "log"
+    LOG = "log"  # what the last logged transaction wrote
     PRIMARY = "primary"
+    NEWEST = "newest"  # the highest row version of a peer-to-peer set
     MAJORITY = "majority"
     FIRST = "first"  # no better reason: two versions, equally many replicas; the first replica named
+
+
+BASES = {
+    Basis.LOG: "the log",
+    Basis.PRIMARY: "the primary",
+    Basis.NEWEST: "the newest version",
+    Basis.MAJORITY: "the majority",
+    Basis.FIRST: "the first named; no majority",
+}
 
 
 class LimitKind(StrEnum):
@@ -63,6 +73,14 @@ class Cause(msgspec.Struct, frozen=True):
     committed_at: datetime | None = None
 
 
+class LoggedWrite(msgspec.Struct, frozen=True):
+    """The last acknowledged transaction that wrote a row, or may have written it, as far as the log is retained."""
+
+    tx: str
+    number: int  # its log index
+    known: bool  # the log holds what it wrote; False: a statement whose result is not in the log
+
+
 class Suspect(msgspec.Struct, frozen=True):
     """One key whose row was not the same on all replicas, as one look saw it."""
 
@@ -87,6 +105,7 @@ class Difference(msgspec.Struct, frozen=True):
     looks: int  # how often the row was read before it was reported
     steady: bool  # the same versions every time; False: it differed every time, but moved
     cause: Cause | None = None
+    logged: LoggedWrite | None = None  # the same for all replicas; None: the log says nothing about the row
 
 
 class SchemaDifference(msgspec.Struct, frozen=True):
@@ -122,6 +141,7 @@ class TableResult(msgspec.Struct, kw_only=True):
     pairs: dict[str, dict[str, int]]  # replica -> other replica -> rows that differ between the two
     columns_differing: dict[str, int]
     causes: dict[str, int]  # summary -> rows
+    bases: dict[str, int] = {}  # what the reference of a differing row relies on -> rows
     schema: list[SchemaDifference]
     examples: list[Difference]
     seconds: float

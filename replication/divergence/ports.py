@@ -6,7 +6,7 @@ can have.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -97,6 +97,8 @@ class LogRecord:
     order: tuple[Any, ...] = ()  # which of a row's versions wins, where that is not the one with the larger number
     unknown: tuple[str, ...] = ()  # columns that the write changed to something the log does not tell
     creates: bool = True  # there may have been no row before
+    values: Mapping[str, Any] = field(default_factory=dict)  # `new` as it was passed, with the key: a repair writes it
+    is_image: bool = False  # captured at an origin: what defaults and triggers made of the row is in it
 
     @property
     def opaque(self) -> bool:
@@ -109,7 +111,10 @@ class TransactionLog(Protocol):
     async def records_of(
         self, table: "CommonTable", keys: Collection[Key], upto: int | None
     ) -> Mapping[Key, Sequence[LogRecord]]:
-        """What is still kept about these rows, in the order of the numbers, up to a number."""
+        """What is still retained about these rows, in the order of the log, up to a log index."""
+
+    async def inserted(self, table: "CommonTable", upto: int | None) -> Collection[Key]:
+        """Keys of rows that were inserted by the newest retained transactions and not deleted since; some at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +126,8 @@ class RowChange:
     key: Key
     seen: Values | None  # the row as the check saw it; the write happens only while that is still so
     wanted: Values | None  # None: delete the row
-    source: str | None  # the replica that the wanted row is copied from; None for a delete
+    source: str | None  # the replica that the wanted row is copied from; None: a delete, or a row from the log
+    basis: str = ""  # what the wanted row relies on: a `Basis`
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from replication.divergence.checksums import bucket_expression, key_expression
 from replication.divergence.errors import CheckRefused, SnapshotLost
 from replication.divergence.ports import Engine, Key, SnapshotHandle
 from replication.divergence.schema import Column, CommonTable, TableSchema, ValueKind, literal, quoted
+from replication.divergence.vault import resolved
 
 BUCKET = "tops_bucket"
 BATCH_ROWS = 10_000
@@ -92,9 +93,10 @@ def by_key(request: RowsRequest) -> dict[Key, tuple[str | None, ...]]:
 @contextmanager
 def session(handle: SnapshotHandle) -> Iterator[Any]:
     """An ADBC cursor inside a snapshot, with canonical text output."""
-    separator = "&" if "?" in handle.dsn else "?"
+    dsn = resolved(handle.dsn)
+    separator = "&" if "?" in dsn else "?"
     try:
-        with closing(adbc.connect(f"{handle.dsn}{separator}{_OPTIONS}")) as connection, connection.cursor() as cursor:
+        with closing(adbc.connect(f"{dsn}{separator}{_OPTIONS}")) as connection, connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             if handle.snapshot is not None:
                 _enter(cursor, handle)

@@ -106,6 +106,11 @@ class CommonTable:
         return max(schema.rows_estimate for schema in self.schemas.values())
 
 
+def generated_in(table: CommonTable) -> frozenset[str]:
+    """The columns whose values follow from the others, everywhere."""
+    return frozenset(column.name for column in table.columns if column.generated)
+
+
 def common_table(label: str, schemas: Mapping[str, TableSchema], common_columns_only: bool) -> CommonTable:
     """What to compare, or a refusal that says which replicas disagree and how to go on."""
     keys = {name: schema.key for name, schema in schemas.items()}

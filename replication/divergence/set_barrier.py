@@ -26,7 +26,7 @@ from replication.divergence.catalog import CONNECT_TIMEOUT_S, enter_snapshot, po
 from replication.divergence.ports import ReplicaEndpoint, SnapshotHandle
 from replication.divergence.set_link import SetLink
 from replication.divergence.snapshots import HeldSnapshots
-from replication.marked import barrier_key
+from tops.changes import Barrier
 from tops.errors import NotReachable, OutcomeUnknown, TopsError, TransactionAborted
 
 WAIT_S = 60.0
@@ -65,7 +65,7 @@ class SetBarrier(HeldSnapshots):
             if not ready:
                 return {}
             lags = await self._lags([endpoint.name for endpoint in ready])
-            await self._link.publish(barrier_key(barrier))
+            await self._link.publish(Barrier(barrier))
             taken = await asyncio.gather(*(self._snapshot(endpoint, barrier) for endpoint in ready))
         finally:
             await asyncio.gather(*(self._asked(e.name, calls.BarrierDone(barrier=barrier)) for e in ready))

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from replication.calls import AnyAnswer, AnyQuestion, Read
 from replication.config import Cluster, ReplicaSetConfig
+from replication.control import KEY_TTL_S, control_key
 from replication.conversation import Caller
 from replication.events import log_type, write_body
-from replication.marked import KEY_TTL_S
 from replication.policies import policy_of
 from replication.values import pack_values
-from tops.changes import Change, Member
+from tops.changes import Barrier, Change, Member, Repair
 from tops.constraints import AnyConstraint, AtLeast, OnlyFrom
 from tops.ids import TxId
 from tops.messages import LogEntry, LogTold
@@ -33,7 +33,7 @@ class SetLink:
     async def ask(self, replica: str, question: AnyQuestion, timeout_s: float = ASK_S) -> AnyAnswer:
         return await self._caller.ask(self.config.site_of(replica), question, timeout_s)
 
-    async def publish(self, key: str, changes: Sequence[Change] = ()) -> int:
+    async def publish(self, control: Barrier | Repair, changes: Sequence[Change] = ()) -> int:
         """Enter a transaction of the check's own into the log, ordered with all others; returns its number.
 
         It asks for no more replicas than there are: a check must be possible when a write is not."""
@@ -43,13 +43,15 @@ class SetLink:
         if plan.tx_type is TxType.DISTRIBUTED:
             constraints = (AtLeast(1, sites), OnlyFrom(sites))
         tx = TxId(f"{self._site.name}.{secrets.token_hex(8)}")
+        member = Member(tx, tuple(changes), control_key(control), KEY_TTL_S, control=control)
         outcome = await self._site.execute(
             self._log_type,
             plan.tx_type,
-            events=[write_body(Member(tx, tuple(changes), key, KEY_TTL_S))],
+            events=[write_body(member)],
             limit=plan.limit,
             constraints=constraints,
             local_outcome=plan.local_outcome,
+            operator=True,
         )
         return outcome.log_number or 0
 
@@ -76,7 +78,8 @@ async def linked(
     config, brokers = cluster.replica_set(set_name), cluster.config
     async with Site.connect(
         cluster.urls(),
-        name=operator or f"divergence-{secrets.token_hex(4)}",
+        name=operator or (None if keys is not None else "divergence"),
+        instance=secrets.token_hex(4),
         cluster=brokers.cluster.name,
         keys=keys,
         insecure=brokers.cluster.insecure,

@@ -3,12 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapters.postgres_programs import PASSWORD_FILE
+from adapters.embedded_postgres import kept_logins
 from replication.config import Cluster, ReplicaConfig, ReplicaSetConfig
 from replication.divergence.ports import ReplicaEndpoint
 from tops.errors import ConfigError
-
-_PORT_LINE = 3  # of a running server's postmaster.pid
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +45,10 @@ def endpoint_of(path: str, set_name: str, replica: str) -> ReplicaEndpoint:
 
 def _endpoint(cluster: Cluster, replica_set: ReplicaSetConfig, replica: ReplicaConfig) -> ReplicaEndpoint:
     if replica.dsn is None:
-        return ReplicaEndpoint(replica.name, _embedded(cluster.data_of(replica_set, replica) / "postgres"))
+        data = cluster.data_of(replica_set, replica) / "postgres"
+        logins = kept_logins(data, replica_set.name)
+        # Of a server that does not run, where its socket would be.
+        return ReplicaEndpoint(replica.name, logins.check if logins else f"postgresql:///postgres?host={data}")
     if replica.dsn.startswith("sqlite://"):
         return ReplicaEndpoint(replica.name, f"sqlite:///{replica.dsn.removeprefix('sqlite://')}")
-    return ReplicaEndpoint(replica.name, replica.dsn)
-
-
-def _embedded(data: Path) -> str:
-    """The address of an embedded server on this machine; of one that does not run, where its socket would be."""
-    try:
-        password = (data / PASSWORD_FILE).read_text()
-        port = (data / "postmaster.pid").read_text().splitlines()[_PORT_LINE]
-    except (OSError, IndexError):
-        return f"postgresql://postgres@/postgres?host={data}"
-    return f"postgresql://postgres:{password}@127.0.0.1:{port}/postgres"
+    return ReplicaEndpoint(replica.name, replica.check_dsn or replica.dsn)

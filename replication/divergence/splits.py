@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 
-from replication.divergence.buckets import HIGHEST, LOWEST, KeyRange
+from replication.divergence.buckets import KeyRange
+from replication.divergence.cuts import key_ranges, page_ranges
 from replication.divergence.ports import Engine
 from replication.divergence.rows import RowsRequest, Where
-from replication.divergence.schema import TableSchema
 
 PARTITION_ROWS = 250_000
 
@@ -20,21 +19,6 @@ def split(request: RowsRequest, parts: int) -> list[RowsRequest]:
     if parts > 1 and schema.engine is Engine.POSTGRES and schema.pages and request.handle.snapshot is not None:
         return [request.at(replace(request.where, blocks=blocks)) for blocks in page_ranges(schema.pages, parts)]
     return [request]
-
-
-def key_ranges(schema: TableSchema, parts: int) -> list[KeyRange]:
-    """Even cuts between the smallest and the largest key seen at planning; the outer ranges have no end."""
-    low, high = schema.key_low or 0, schema.key_high or 0
-    cuts = sorted({low + (high - low) * i // parts for i in range(1, parts)})
-    bounds = [LOWEST, *cuts, HIGHEST + 1]
-    return [KeyRange(first, end - 1) for first, end in pairwise(bounds) if first < end]
-
-
-def page_ranges(pages: int, parts: int) -> list[tuple[int, int]]:
-    """Ranges of a table's pages; the last is open, for pages that came after the estimate."""
-    step = max(1, -(-pages // parts))
-    starts = range(0, pages, step)
-    return [(first, first + step if first + step < pages else 2**32 - 2) for first in starts]
 
 
 def share_ranges(request: RowsRequest, ranges: Sequence[KeyRange], parts: int) -> list[RowsRequest]:

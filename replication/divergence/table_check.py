@@ -31,7 +31,7 @@ from replication.divergence.checksums import Checksum
 from replication.divergence.errors import CheckRefused, SnapshotLost
 from replication.divergence.folder import Spool
 from replication.divergence.model import BucketDifference, Limit, LimitKind, TableResult
-from replication.divergence.ports import SnapshotHandle
+from replication.divergence.ports import Key, SnapshotHandle
 from replication.divergence.schema import CommonTable, ValueKind
 from replication.divergence.second_look import Findings, SecondLook, Surroundings
 from replication.divergence.small_reads import ROWS_MAX, read_here
@@ -73,7 +73,9 @@ class TableCheck:
             else:
                 self._must_account_for(suspicious, spool)
             self._tell("second look", 2)
-            found = await SecondLook(self._around, self._table, self._request_at).confirm(spool, self._part)
+            found = await SecondLook(self._around, self._table, self._request_at, self._covers).confirm(
+                spool, self._part
+            )
         finally:
             spool.remove()
         self._tell("done", 3)
@@ -86,6 +88,11 @@ class TableCheck:
         lows = [s.key_low for s in table.schemas.values() if s.key_low is not None]
         highs = [s.key_high for s in table.schemas.values() if s.key_high is not None]
         return integer_buckets(table.rows_estimate, min(lows, default=0), max(highs, default=0))
+
+    def _covers(self, key: Key) -> bool:
+        if self._range == KeyRange():
+            return True
+        return self._range.low <= int(key[0]) <= self._range.high  # only integer keys are cut
 
     def _tell(self, phase: str, done: int) -> None:
         self._around.progress.step(self._table.label, phase, done, 3)
@@ -243,6 +250,7 @@ class TableCheck:
             pairs={replica: dict(others) for replica, others in found.pairs.items()},
             columns_differing=dict(found.columns),
             causes=dict(found.causes),
+            bases=dict(found.bases),
             schema=list(table.differences),
             examples=[difference for kind in found.examples.values() for difference in kind],
             seconds=seconds,

@@ -13,7 +13,9 @@ from dataclasses import replace
 
 import asyncpg
 
+from adapters.postgres.replica_mode import Violation
 from replication.divergence import rows
+from replication.divergence.as_images import OFF, ON, AsImages
 from replication.divergence.background import in_thread
 from replication.divergence.buckets import HashBuckets
 from replication.divergence.canonical import json_text, postgres_text, sqlite_text
@@ -95,18 +97,45 @@ async def _apply_postgres(
     changes: Sequence[tuple[RowChange, CommonTable]],
     stored: Mapping[tuple[str, Key], StoredRow],
 ) -> Applied:
+    tables = {change.table: table for change, table in changes}
     async with postgres(endpoint.name, endpoint.dsn) as connection:
         try:
             async with connection.transaction():
                 await connection.execute("SET CONSTRAINTS ALL DEFERRED")
+                violations = await AsImages(connection).violations(tables, [change for change, _ in changes])
+                if violations is not None:
+                    await _switch_triggers_off(connection, endpoint.name, list(tables))
                 for change, table in changes:
                     await _change_postgres(connection, change, table, stored.get((change.table, change.key)))
+                if violations is not None:
+                    await _check(connection, endpoint.name, violations)
                 transaction = await connection.fetchval("SELECT pg_current_xact_id()::text")
         except asyncpg.IntegrityConstraintViolationError as error:
             raise CheckRefused(
                 f"{endpoint.name}: the repair breaks a constraint ({error}); nothing of its batch was written"
             ) from error
     return Applied(len(changes), (f"{endpoint.name}:{transaction}",))
+
+
+async def _switch_triggers_off(connection: asyncpg.Connection, replica: str, tables: Sequence[str]) -> None:
+    user = await connection.fetchval("SELECT session_user::text")
+    try:
+        await connection.execute(ON)
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise CheckRefused(
+            f"{replica}: {', '.join(tables)}: a table has triggers, rules or referential actions, which a repair must "
+            f"not run, and login {user!r} may not switch them off; as a superuser run: "
+            f"GRANT SET ON PARAMETER session_replication_role TO {quoted(user)}"
+        ) from error
+
+
+async def _check(connection: asyncpg.Connection, replica: str, violations: Sequence[Violation]) -> None:
+    await connection.execute(OFF)
+    for constraint, query in violations:
+        if await connection.fetchval(f"SELECT EXISTS ({query})"):
+            raise CheckRefused(
+                f"{replica}: the repair breaks the constraint {constraint}; nothing of its batch was written"
+            )
 
 
 async def _change_postgres(
@@ -124,20 +153,23 @@ async def _change_postgres(
     written = [
         (column.name, value) for column, value in zip(table.columns, stored, strict=True) if not column.generated
     ]
-    names = ", ".join(quoted(name) for name, _ in written)
-    values = ", ".join(_argument(schema, name, i + 1) for i, (name, _) in enumerate(written))
-    updates = ", ".join(f"{quoted(n)} = excluded.{quoted(n)}" for n, _ in written if n not in table.key)
+    if change.seen is not None:
+        others = [(name, value) for name, value in written if name not in table.key]
+        first = len(change.key) + 1
+        updates = ", ".join(f"{quoted(n)} = {_argument(schema, n, i)}" for i, (n, _) in enumerate(others, first))
+        update = f"UPDATE {schema.qualified} SET {updates} WHERE {condition}"
+        await connection.execute(update, *change.key, *(value for _, value in others))
+        return
     # A row that appeared since we looked is not overwritten: the insert of a missing row must be an insert.
-    on_conflict = f" ON CONFLICT ({', '.join(map(quoted, table.key))}) DO UPDATE SET {updates}" if change.seen else ""
+    names = ", ".join(quoted(name) for name, _ in written)
+    values = ", ".join(_argument(schema, name, i) for i, (name, _) in enumerate(written, 1))
     try:
         await connection.execute(
-            f"INSERT INTO {schema.qualified} ({names}) OVERRIDING SYSTEM VALUE VALUES ({values}){on_conflict}",
+            f"INSERT INTO {schema.qualified} ({names}) OVERRIDING SYSTEM VALUE VALUES ({values})",
             *(value for _, value in written),
         )
     except asyncpg.UniqueViolationError as error:
-        if change.seen is None and not on_conflict:
-            raise RowMoved(change.replica, change.table, change.key) from error
-        raise
+        raise RowMoved(change.replica, change.table, change.key) from error
 
 
 def _argument(schema: TableSchema, name: str, position: int) -> str:

@@ -6,6 +6,8 @@ from typing import Protocol
 
 from replication.config import ReplicaSetConfig
 from tops.constraints import AnyConstraint, AtLeast, OnlyFrom
+from tops.event_types import EventType
+from tops.messages import TxSpec
 from tops.transactions import Access, LocalOutcome, Scope, ScopeLimit, TxType
 
 
@@ -31,6 +33,18 @@ class TxPlan:
     def local_outcome(self) -> LocalOutcome:
         return LocalOutcome.FOLLOWS if self.tx_type is TxType.DISTRIBUTED else LocalOutcome.INDEPENDENT
 
+    def spec(self, event_type: str) -> TxSpec:
+        """The properties as a coordinator takes them."""
+        return TxSpec(
+            event_type,
+            self.tx_type,
+            limit=self.limit,
+            constraints=self.constraints,
+            local_outcome=self.local_outcome,
+            census=None,
+            decide_when_met=self.decide_when_met,
+        )
+
 
 class Policy(Protocol):
     """One way of replicating; a value made from the set's configuration."""
@@ -47,6 +61,20 @@ class Policy(Protocol):
     def consistencies(self) -> frozenset[str]:
         """Which reads the set can promise."""
         ...
+
+    def responses_needed(self) -> int:
+        """How many replicas must say where they are, so that one of them surely has everything acknowledged."""
+        ...
+
+
+def write_spec(log_type: EventType, policy: Policy) -> TxSpec:
+    """The specification of the transactions that carry a set's writes."""
+    return policy.plan().spec(log_type.name)
+
+
+def client_plans(log_type: EventType, policy: Policy) -> tuple[TxSpec, ...]:
+    """What the set's log takes from clients: nothing where replicas commit writes first."""
+    return (write_spec(log_type, policy),) if policy.route is Route.COORDINATOR else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +106,9 @@ class Voting:
     def consistencies(self) -> frozenset[str]:
         return frozenset({"any", "current", "quorum"})
 
+    def responses_needed(self) -> int:
+        return len(self.config.replica)
+
 
 @dataclass(frozen=True, slots=True)
 class LocalFirst:
@@ -91,6 +122,9 @@ class LocalFirst:
 
     def scope_of(self, replica: str) -> Scope:
         return Scope.LOCAL
+
+    def responses_needed(self) -> int:
+        return len(self.config.replica)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +143,6 @@ class LogFirst:
 
     def consistencies(self) -> frozenset[str]:
         return frozenset({"any", "current"})
+
+    def responses_needed(self) -> int:
+        return len(self.config.replica)  # a write is answered once any one of them has it

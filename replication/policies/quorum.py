@@ -16,3 +16,7 @@ class Quorum(Voting):
     def decide_when_met(self) -> bool:
         """By the m quickest, where any two writes have a replica in common; else by all that are in sync."""
         return 2 * self.config.writes_needed > len(self.config.replica)
+
+    def responses_needed(self) -> int:
+        """A write is at m of n, so n−m+1 include one that has it."""
+        return len(self.config.replica) - self.config.writes_needed + 1

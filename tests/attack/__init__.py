@@ -1,0 +1,1 @@
+"""Attacks on running clusters: each is rejected, nothing has changed, and nobody else was disturbed."""

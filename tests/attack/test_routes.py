@@ -40,10 +40,10 @@ EXPECTED: dict[tuple[str, str], set[str]] = {
     ("GET", "/v1/transactions/{tx}"): {"admin"},
     ("GET", "/v1/journal"): {"admin"},
     ("GET", "/v1/replica-sets"): ROLES,
-    ("GET", "/v1/replica-sets/{name}"): ROLES,
-    ("POST", "/v1/replica-sets/{name}/write"): ROLES - {"reader"},
+    ("GET", "/v1/replica-sets/{name}"): ROLES - {"replica"},  # the replica is one of another set
+    ("POST", "/v1/replica-sets/{name}/write"): ROLES - {"reader", "replica"},
 }
-NARROW = '[[role]]\nname = "narrow"\nallow = ["subscribe rs.other"]'
+NARROW = '[[role]]\nname = "narrow"\nallow = ["read rs.other"]'
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -65,7 +65,7 @@ async def secured(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sec
 def keys_of(secured: Secured, role: str) -> Path:
     if role == "broker":
         return issue(secured.authority, "b9", kind=Kind.BROKER)
-    return secured.keys(f"a-{role}", role)
+    return secured.keys("shop/r9" if role == "replica" else f"a-{role}", role)
 
 
 def tls_of(keys: Path) -> ssl.SSLContext:
@@ -211,3 +211,77 @@ async def test_a_route_that_was_added_past_the_table_is_not_served_to_anybody() 
 
     assert (smuggled.status, "hello" in smuggled.body) == (500, False)
     assert (said.status, said.body) == (200, "hello")
+
+
+_names = itertools.count(1)
+
+
+def admin_keys(secured: Secured) -> Path:
+    return secured.keys(f"admin{next(_names)}", "admin")
+
+
+async def text_of(secured: Secured, path: str, body: bytes | None = None, **headers: str) -> tuple[int, str]:
+    tls, address = tls_of(admin_keys(secured)), http_address(secured.broker.url, path)
+    method = "GET" if body is None else "POST"
+    async with aiohttp.ClientSession() as session:
+        async with session.request(method, address, ssl=tls, data=body, headers=headers) as response:
+            return response.status, await response.text()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_response_does_not_tell_where_the_server_has_its_files(secured: Secured) -> None:
+    status, text = await text_of(secured, "/v1/replica-sets/none")
+
+    assert status == 400
+    assert "no such set" in text
+    assert "tops.toml" not in text and str(secured.broker.table.data.parent) not in text
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"sql": "select $1", "args": [%d]}' % 2**64,
+        b'{"sql": "select $1", "args": [{"deep": [[%d]]}]}' % -(2**63 + 1),
+        b'{"changes": [{"kind": "insert", "table": "t", "values": {"id": %d}}]}' % 2**63,
+        b'{"changes": [{"kind": "delete", "table": "t", "key": {"id": 1}, "expect_version": %d}]}' % 2**70,
+    ],
+    ids=["argument", "inside", "row", "version"],
+)
+async def test_an_integer_over_64_bits_in_a_write_is_the_clients_mistake(secured: Secured, body: bytes) -> None:
+    status, text = await text_of(secured, "/v1/replica-sets/shop/write", body)
+
+    assert (status, "64 bits" in text) == (400, True), text
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_key_that_is_no_text_is_the_clients_mistake(secured: Secured) -> None:
+    port, keys = secured.broker.table.port, admin_keys(secured)
+    lines = [
+        "POST /v1/replica-sets/shop/write HTTP/1.1",
+        f"Host: {secured.broker.table.listen}",
+        "Idempotency-Key: \xff\xfe",
+        "Content-Length: 19",
+        "Connection: close",
+    ]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls_of(keys))
+    writer.write("\r\n".join([*lines, "", '{"sql": "select 1"}']).encode("latin-1"))
+
+    response = await reader.read()
+    assert response.startswith(b"HTTP/1.1 400 ") and b"Idempotency-Key" in response
+    writer.close()
+    await writer.wait_closed()
+
+
+@pytest.mark.parametrize("shown", ["Authorization: Bearer \xff\xfe", "Cookie: tops-{port}=\xff\xfe.x.y"])
+async def test_a_token_that_is_no_text_is_rejected(tmp_path: Path, shown: str) -> None:
+    path = tmp_path / "tops.toml"
+    path.write_text(
+        f'[cluster]\nname = "test"\n[[broker]]\nname = "b1"\nlisten = "127.0.0.1:{free_port()}"\ndata = "data"\n'
+        '[[replica_set]]\nname = "shop"\npolicy = "write-all"\nwrite_token = "secret-token"\n'
+        '[[replica_set.replica]]\nname = "r1"\nbroker = "b1"\ndsn = "postgresql://127.0.0.1:1/x"\n'
+    )
+    async with Broker.run(parse_config(path.read_text(), path), "b1", extend=SetRoutes(path, "b1").add_to) as broker:
+        headers = [f"Host: {broker.table.listen}", shown.replace("{port}", str(broker.table.port))]
+        for method, route in (("GET", "/v1/topology"), ("POST", "/v1/replica-sets/shop/write")):
+            assert (await raw_request(broker.table.port, route, headers, method=method)).status == 403

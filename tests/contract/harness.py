@@ -6,8 +6,10 @@ from typing import Any, Protocol
 
 import asyncpg
 
-from adapters import EmbeddedPostgres, PostgresAdapter, SqliteAdapter
-from tops.changes import Change, Member, Update, known_by_id, members_digest, own_key
+from adapters import EmbeddedPostgres, Logins, PostgresAdapter, SqliteAdapter
+from adapters.postgres.proof import SHIPPED, Prover, Verdict
+from tests.support.logins import logins_in
+from tops.changes import Change, Member, RowChange, Update, known_by_id, members_digest, own_key
 from tops.ids import NodeId, TxId, counted_id
 from tops.ports import Attempt, Entry, Epoch, MemberVote, Resource, Why
 
@@ -33,27 +35,34 @@ class Database(Protocol):
 
 class PostgresDatabase:
     def __init__(self, server: EmbeddedPostgres, name: str) -> None:
-        self._server, self._name = server, name
+        self._server, self.name = server, name
+        self.logins: Logins
 
     @classmethod
-    async def create(cls, server: EmbeddedPostgres, name: str) -> "PostgresDatabase":
+    async def create(cls, server: EmbeddedPostgres, name: str, *, provisioned: bool = True) -> "PostgresDatabase":
         connection = await asyncpg.connect(server.dsn)
         await connection.execute(f"create database {name}")
         await connection.close()
         database = cls(server, name)
         await database.sql(TABLES)
+        if provisioned:
+            await database.provision()
         return database
+
+    async def provision(self) -> None:
+        """Give the logins their rights, also on what came into the database since."""
+        self.logins = await logins_in(self._server, self.name)
 
     @property
     def dsn(self) -> str:
-        return self._server.dsn_for(self._name)
+        return self._server.dsn_for(self.name)
 
     def dsn_as(self, user: str) -> str:
         """For a role whose password is its name."""
-        return self._server.dsn_for(self._name, user=user, password=user)
+        return self._server.dsn_for(self.name, user=user, password=user)
 
     def open(self, replica_set: str = "shop", **options: Any) -> PostgresAdapter:
-        return PostgresAdapter(self.dsn, cluster="test", replica_set=replica_set, **options)
+        return PostgresAdapter(self.logins, cluster="test", replica_set=replica_set, **options)
 
     async def sql(self, text: str) -> list[tuple[Any, ...]]:
         connection = await asyncpg.connect(self.dsn)
@@ -69,7 +78,7 @@ class PostgresDatabase:
         for (gid,) in await self.sql("select gid from pg_prepared_xacts where database = current_database()"):
             await self.sql(f"rollback prepared '{gid}'")
         connection = await asyncpg.connect(self._server.dsn)
-        await connection.execute(f"drop database {self._name} with (force)")
+        await connection.execute(f"drop database {self.name} with (force)")
         await connection.close()
 
 
@@ -98,6 +107,16 @@ class SqliteDatabase:
 
     async def drop(self) -> None:
         return
+
+
+class AlwaysShip(Prover):
+    """No proof at all: for tests of what comes behind it, and of those who must notice when it is missing."""
+
+    async def statement(self, sql: str) -> Verdict:
+        return SHIPPED
+
+    async def row_change(self, change: RowChange, oid: int) -> Verdict:
+        return SHIPPED
 
 
 def member(tx: str, *changes: Change, key: str = "", ttl_s: int = 86_400) -> Member:

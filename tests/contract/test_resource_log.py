@@ -22,7 +22,7 @@ from tops.changes import (
 )
 from tops.errors import AgentReplaced, InvariantBroken, MemberRefused, ResourceError, TopsError
 from tops.ids import TxId
-from tops.ports import Position, Resource, Why
+from tops.ports import KEPT_BEYOND_MS, Position, Resource, Why
 
 
 def balance(row: int, add: int) -> Update:
@@ -322,7 +322,11 @@ async def test_keys_whose_time_is_over_are_forgotten_by_compaction(resource: Res
     await resource.commit(attempt(2))
 
     await resource.compact()
+    kept = await database.sql(f"select key from {table} order by key")
+    await resource.apply([entry(3, member("t4", balance(1, 1)), at_ms=1_002_000 + KEPT_BEYOND_MS)])
+    await resource.compact()
 
+    assert kept == [("long",), ("short",)], "an entry with an earlier clock may follow"
     assert await database.sql(f"select key from {table}") == [("long",)]
 
 

@@ -19,6 +19,7 @@ from tops.messages import (
     PrepareEpoch,
     RunOneShot,
     RunOneShots,
+    Sender,
     StandingAnswered,
     TxSpec,
     TypeAdvertised,
@@ -37,18 +38,25 @@ def posts(effects: list[Effect], kind: type[L]) -> list[L]:
     return [e.letter for e in effects if isinstance(e, Post) and isinstance(e.letter, kind)]
 
 
+def history_of(size: int) -> bytes:
+    return b"h" * size
+
+
 class DrivenRendezvous:
     """Letters in, effects out; every effect is kept."""
 
     def __init__(self, options: RendezvousOptions | None = None) -> None:
-        self.core = Rendezvous(ME, 1, {}, options or RendezvousOptions(epochs=EpochOptions()))
+        self.core = Rendezvous(ME, 1, {}, options or RendezvousOptions(epochs=EpochOptions()), history_of)
+        self.sites: dict[str, str] = {}  # who stands behind a voter
         self.effects: list[Effect] = []
         self.now = 0.0
         for definitions in ((SET,), (OTHER,), (OTHER, CHILD)):
             self.hear(TypeAdvertised(definitions=definitions), PUBLISHER)
 
-    def hear(self, letter: Message, sender: Address) -> list[Effect]:
-        effects = self.core.on_letter(letter, sender, sender.incarnation, self.now)
+    def hear(self, letter: Message, at: Address, sender: Sender | None = None) -> list[Effect]:
+        """From the site behind this handle, unless it is stamped otherwise."""
+        stamp = sender or Sender(self.sites.get(at.handle, at.handle), "writer", incarnation=at.incarnation)
+        effects = self.core.on_letter(letter, stamp, at, self.now)
         self.effects += effects
         return effects
 
@@ -61,20 +69,22 @@ class DrivenRendezvous:
         subscription: int = 1,
         wants: Filter | None = None,
     ) -> list[Effect]:
-        """A standing participant (a replica, if it tells its position) is there."""
+        """A standing participant (a replica of the log, if it tells its position) is there."""
+        self.sites[voter] = site
         answered = StandingAnswered(
             voter=voter,
             event_type=event_type,
             filter=wants or Filter.everything(),
             scope=Scope.DISTRIBUTED,
             secret=b"secret",
-            identity=site,
             position=position,
             subscription=subscription,
+            history=self.history,
+            digest=self.digest(position or 0),
         )
         return self.hear(answered, Address(ME, voter, 1))
 
-    def feed(self, voter: str, site: str, position: int) -> list[Effect]:
+    def feed(self, voter: str, site: str, position: int, incarnation: int = 1) -> list[Effect]:
         """A replica asks for the log."""
         wanted = LogWanted(
             name=site,
@@ -84,8 +94,18 @@ class DrivenRendezvous:
             start="now",
             credit=100,
             voter=voter,
+            history=self.history,
+            digest=self.digest(position),
         )
-        return self.hear(wanted, Address(ME, site, 1))
+        return self.hear(wanted, Address(ME, site, incarnation))
+
+    @property
+    def history(self) -> str:
+        return self.core.logs["set"].chain.history
+
+    def digest(self, index: int) -> str:
+        """What a replica of this very log holds; beyond its end something that nobody knows."""
+        return self.core.logs["set"].chain.at(index) or "f" * 32
 
     def one_shot(self, tx: str, spec: TxSpec) -> list[Effect]:
         run = RunOneShot(tx=TxId(tx), spec=spec, events=(Event(spec.event_type, {"mark": tx, "key": "a"}),))

@@ -41,8 +41,7 @@ class DrivenSite:
         return self.posted(StandingAnswered)[-1].voter
 
     def hear(self, letter: Letter) -> None:
-        to = Address(BROKER, self.core.name)
-        self.receive(Envelope(to=to, sender=Address(BROKER), incarnation=1, body=letter))
+        self.receive(Envelope(to=Address(BROKER, self.core.name), body=letter))
 
     def receive(self, message: LinkMessage) -> None:
         self.take(self.core.receive(message, 0.0))

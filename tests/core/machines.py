@@ -7,8 +7,8 @@ from tops.constraints import AnyConstraint
 from tops.core.ballot import ReadyTx
 from tops.core.census import Member
 from tops.effects import Disseminate, Effect, Persist, Post
-from tops.ids import NodeId, Pseudonym, TxId
-from tops.messages import Address, CensusPolicy, Event, TxSpec
+from tops.ids import NodeId, Pseudonym, TxId, hashed, voter_key
+from tops.messages import Address, CensusPolicy, Event, Sender, TxSpec
 from tops.transactions import TxType
 
 T = TypeVar("T")
@@ -19,6 +19,20 @@ PUBLISHER = Address(BROKER, "P", 1)
 
 def address(handle: str) -> Address:
     return Address(BROKER, handle, 1)
+
+
+def sender(identity: str, incarnation: int = 1) -> Sender:
+    return Sender(identity, "writer", incarnation=incarnation)
+
+
+def voter(name: str) -> str:
+    """What a coordinator knows the voter `name` of the site `name` by."""
+    return voter_key(name, name)
+
+
+def shown(names: Iterable[str]) -> frozenset[str]:
+    """These voters as a decision names them."""
+    return frozenset(map(hashed, names))
 
 
 def member(key: str, *, identity: str | None = None, counts: bool = True) -> Member:

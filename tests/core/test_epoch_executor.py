@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.core.machines import BROKER, event, of, posted
 from tops.core.calls import Calls
 from tops.core.epoch_executor import EpochExecutor, Work
+from tops.digests import BEGINNING, NO_DIGEST, LogPoint, chained
 from tops.effects import ApplyEntries, Call, Effect, FinishBatch, Memo, PrepareBatch
 from tops.ids import TxId, hashed
 from tops.messages import (
@@ -28,16 +29,32 @@ from tops.sim.databases import ReplicaDatabase
 from tops.transactions import ScopeLimit, TxType
 
 ME = "me"
+HISTORY = "h" * 32
+
+
+def digest_at(number: int, void: frozenset[int] = frozenset()) -> str:
+    """The digest of the log that `entry` has the entries of."""
+    digest = NO_DIGEST
+    for n in range(1, number + 1):
+        digest = chained(HISTORY, digest, n, () if n in void else (f"t{n}",))
+    return digest
+
+
+def packed(after: int, upto: int, void: frozenset[int] = frozenset()) -> bytes:
+    return b"".join(bytes.fromhex(digest_at(n, void)) for n in range(after, upto + 1))
 
 
 def epoch(number: int, attempt: int = 1, incarnation: int = 1) -> EpochId:
     return EpochId("set", number, attempt, BROKER, incarnation)
 
 
-def prepare(number: int, attempt: int = 1, incarnation: int = 1) -> PrepareEpoch:
+def prepare(number: int, attempt: int = 1, incarnation: int = 1, void: frozenset[int] = frozenset()) -> PrepareEpoch:
     tx = TxId(f"t{number}")
     members = (EpochMember(tx, 1, (event(f"m{number}"),)),)
-    return PrepareEpoch(epoch=epoch(number, attempt, incarnation), digest=f"d{number}", voter=ME, members=members)
+    before = LogPoint(HISTORY, number - 1, digest_at(number - 1, void))
+    return PrepareEpoch(
+        epoch=epoch(number, attempt, incarnation), digest=f"d{number}", voter=ME, members=members, before=before
+    )
 
 
 def decide(
@@ -64,6 +81,8 @@ def delivery(after: int, upto: int) -> LogDelivered:
         upto=upto,
         entries=tuple(entry(n) for n in range(after + 1, upto + 1)),
         incarnation=1,
+        history=HISTORY,
+        digests=packed(after, upto),
     )
 
 
@@ -74,7 +93,7 @@ class Machine:
         self.calls = Calls()
         self.database = ReplicaDatabase()
         self.caught_up: list[bool] = []
-        self.core = EpochExecutor(1, 0, self.calls, [BROKER], 1.0, self._progressed)
+        self.core = EpochExecutor(1, "r", BROKER, BEGINNING, self.calls, [BROKER], 1.0, self._progressed)
         self.waiting: list[Call] = []
         self.sent: list[Any] = []
 
@@ -93,13 +112,12 @@ class Machine:
         """The database does what it was asked for, and answers."""
         call = self.waiting.pop()
         match call:
-            case PrepareBatch(memo=memo, members=members):
-                result: object = self.database.prepare(memo, members)
+            case PrepareBatch(memo=memo, members=members, before=before):
+                result: object = self.database.prepare(memo, members, before)
             case FinishBatch(memo=memo, committed=committed):
-                self.database.finish(memo, committed)
-                result = None
-            case ApplyEntries(entries=entries, upto=upto):
-                result = self.database.apply(entries, upto)
+                result = self.database.finish(memo, committed)
+            case ApplyEntries(entries=entries, upto=upto, history=history, digests=digests):
+                result = self.database.apply(entries, upto, history, digests)
             case _:
                 raise AssertionError(call)
         self.take(self.calls.done(call.call, result))
@@ -206,7 +224,7 @@ def test_a_decision_that_overtakes_the_preparation_is_kept_for_it() -> None:
 def test_a_promise_found_after_a_crash_is_settled_before_anything_else() -> None:
     machine = Machine()
     memo = Memo(epoch(1), "d1", ME, (TxId("t1"),))
-    machine.database.prepare(memo, prepare(1).members)
+    machine.database.prepare(memo, prepare(1).members, prepare(1).before)
 
     machine.take(machine.core.recover([memo]))
     assert machine.core.on_log(delivery(0, 1)) == []
@@ -268,6 +286,7 @@ class Coordinator:
         self.attempts = {n: draw(st.integers(1, 3)) for n in range(1, NUMBERS + 1)}
         self.ends = {n: draw(st.sampled_from(["with me", "without me", "void"])) for n in self.attempts}
         self.committed: set[int] = set()  # numbers that we are told to commit
+        self.void = frozenset(n for n, end in self.ends.items() if end == "void")
 
     def close(self, number: int, votes: list[EpochId]) -> None:
         """The decision, once and for all: we are among those who commit only if our vote on the last attempt came."""
@@ -289,6 +308,8 @@ class Coordinator:
             upto=NUMBERS,
             entries=tuple(e for e in self.log() if e.number > after and e.number not in self.committed),
             incarnation=1,
+            history=HISTORY,
+            digests=packed(after, NUMBERS, self.void),
         )
 
 
@@ -299,7 +320,7 @@ def test_whatever_is_lost_late_or_repeated_a_replica_stays_a_prefix_and_catches_
     for number in range(1, NUMBERS + 1):
         for attempt in range(1, said.attempts[number] + 1):
             for _ in range(data.draw(st.integers(0, 2))):
-                machine.take(machine.core.on_prepare(prepare(number, attempt)))
+                machine.take(machine.core.on_prepare(prepare(number, attempt, void=said.void)))
                 for _ in range(data.draw(st.integers(0, 3))):
                     if machine.waiting:
                         machine.work()

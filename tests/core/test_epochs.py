@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.machines import BROKER, PUBLISHER, address, of, persisted, posted, ready
+from tests.core.machines import BROKER, PUBLISHER, address, member, of, persisted, posted, sender, shown, voter
+from tests.core.machines import ready as ready_tx
 from tops.constraints import AnyConstraint, AtLeast, MinParticipants
 from tops.core.ballot import ReadyTx
 from tops.core.epochs import Epoch, EpochOptions, Stage
@@ -32,13 +33,21 @@ from tops.records import EpochCommitted, FinishesNoted, InSyncChanged, LogAppend
 from tops.transactions import Outcome, Scope
 
 
+def ready(tx: str, voters: str | None = None, *constraints: AnyConstraint) -> ReadyTx:
+    """A transaction whose commit was asked for; its voters are known by their identities."""
+    made = ready_tx(tx, voters, *constraints)
+    if voters is not None:
+        made.members = {voter(name): member(voter(name), identity=name) for name in voters}
+    return made
+
+
 class Machine:
     """One coordinator with three standing voters, which are replicas if the type is durable."""
 
     def __init__(self, *, durable: bool = True, voters: str = "abc", **options: Any) -> None:
-        rendezvous = Rendezvous(BROKER, 1, {}, RendezvousOptions(epochs=EpochOptions(**options), log_tail=64))
+        rendezvous = Rendezvous(BROKER, 1, {}, RendezvousOptions(epochs=EpochOptions(**options), log_tail=64), bytes)
         definition = EventType("plain", {"mark": str, "key": str}, durable=durable)
-        rendezvous.on_letter(TypeAdvertised(definitions=(definition,)), PUBLISHER, 1, 0.0)
+        rendezvous.on_letter(TypeAdvertised(definitions=(definition,)), sender("P"), PUBLISHER, 0.0)
         self.core = rendezvous.epochs["plain"]
         self.outcomes, self.standing, self.log = self.core.outcomes, self.core.standing, self.core.log
         self.settled: list[tuple[TxId, bool]] = []
@@ -55,10 +64,9 @@ class Machine:
             filter=Filter.everything(),
             scope=Scope.DISTRIBUTED,
             secret=b"",
-            identity=key,
             position=0 if self.log is not None else None,
         )
-        self.standing.renew(answered, address(key), 1, 0.0)
+        self.standing.renew(answered, sender(key), address(key), 0.0)
 
     def _settled(self, one: ReadyTx, committed: bool) -> list[Effect]:
         self.settled.append((one.tx, committed))
@@ -72,11 +80,11 @@ class Machine:
         epoch = self.epoch
         why = {TxId(tx): "no" for tx in excluded}
         voted = EpochVoted(epoch=epoch.id, digest=epoch.digest, voter=key, excluded=why)
-        return self.core.on_voted(msgspec.structs.replace(voted, **changed), 1)
+        return self.core.on_voted(msgspec.structs.replace(voted, **changed), sender(key))
 
     def finish(self, key: str, *, note: bool = False) -> list[Effect]:
         finished = EpochFinished(epoch=self.epoch.id, voter=key, note=note)
-        return self.core.on_finished(finished, address(key))
+        return self.core.on_finished(finished, sender(key), address(key))
 
 
 def epoch_id(number: int = 1, attempt: int = 1, coordinator: str = "b1", incarnation: int = 1) -> EpochId:
@@ -163,7 +171,7 @@ def test_the_decision_is_on_disk_before_anybody_hears_it() -> None:
 
     assert isinstance(effects[0], Persist)
     assert isinstance(effects[0].record, LogAppended)
-    assert effects[0].record.entry.committing == frozenset("abc")
+    assert effects[0].record.entry.committing == shown("abc")
     decided = posted(effects, EpochDecided)
     assert [d.voter for d in decided] == ["a", "b", "c"]
     assert decided[0].committing == {hashed(key) for key in "abc"}
@@ -178,7 +186,6 @@ def test_the_decision_is_on_disk_before_anybody_hears_it() -> None:
         {"epoch": epoch_id(number=2)},
         {"epoch": epoch_id(coordinator="b2")},
         {"digest": "another list of members"},
-        {"voter": "stranger"},
         {"excluded": {TxId("t9"): "no member"}},
         {"rows": ((1,), (1,))},
         {"results": (b"", b"")},
@@ -203,7 +210,7 @@ def test_a_vote_of_another_life_of_the_voter_changes_nothing() -> None:
     epoch = machine.epoch
     voted = EpochVoted(epoch=epoch.id, digest=epoch.digest, voter="a", excluded={})
 
-    assert machine.core.on_voted(voted, 2) == []
+    assert machine.core.on_voted(voted, sender("a", 2)) == []
     assert epoch.votes == {}
 
 
@@ -224,11 +231,11 @@ def test_who_has_not_voted_when_it_drops_is_gone_and_who_has_is_bound() -> None:
     machine.core.submit(ready("t1", None, MinParticipants(2)))
     machine.vote("a")
 
-    assert machine.core.drop(["a"], "died") == []
+    assert machine.core.drop([voter("a")], "died") == []
     machine.vote("b")
-    effects = machine.core.drop(["c"], "died")
+    effects = machine.core.drop([voter("c")], "died")
 
-    assert persisted(effects, LogAppended)[0].entry.committing == frozenset("ab")
+    assert persisted(effects, LogAppended)[0].entry.committing == shown("ab")
 
 
 def test_a_replica_that_misses_the_window_is_dropped_and_out_of_sync_in_the_same_record() -> None:
@@ -240,7 +247,7 @@ def test_a_replica_that_misses_the_window_is_dropped_and_out_of_sync_in_the_same
     effects = machine.core.on_timer(1)
 
     record = persisted(effects, LogAppended)[0]
-    assert (record.entry.committing, record.in_sync) == (frozenset("ab"), frozenset("ab"))
+    assert (record.entry.committing, record.in_sync) == (shown("ab"), frozenset("ab"))
     assert "c" in [d.voter for d in posted(effects, EpochDecided)]  # it is told to roll back
 
 
@@ -310,14 +317,14 @@ def test_what_is_put_back_never_commits_without_one_that_was_asked_before(durabl
     machine.vote("a")
     machine.vote("b", "t1")
     machine.vote("c")  # t1 aborts, t2 is prepared by itself, t3 and t4 wait
-    machine.standing.withdraw("c")
+    machine.standing.withdraw(voter("c"))
 
-    effects = machine.core.drop(["c"], "it is gone")
+    effects = machine.core.drop([voter("c")], "it is gone")
     effects += machine.vote("a") + machine.vote("b")
 
     assert told(effects) == [("t2", Outcome.ABORTED), ("t3", Outcome.ABORTED)]
     assert [m.tx for m in machine.epoch.members] == ["t4"]  # its constraints can do without c
-    assert machine.epoch.counted == frozenset("ab")
+    assert machine.epoch.counted == frozenset(map(voter, "ab"))
     assert not machine.core.holds(free.tx)
 
 
@@ -335,7 +342,7 @@ def test_what_is_put_back_commits_with_those_that_were_asked_before_and_one_more
     decided = [e for key in "abc" for e in machine.vote(key)]
 
     record = persisted(decided, EpochCommitted)[0]
-    assert (record.transactions, record.committing) == (("t3",), frozenset("abc"))
+    assert (record.transactions, record.committing) == (("t3",), frozenset(map(voter, "abc")))
 
 
 def test_an_aborted_number_is_void_and_not_reused() -> None:
@@ -362,7 +369,7 @@ def test_differing_rows_raise_an_alarm() -> None:
     effects = machine.vote("c", rows=((2,),))
 
     assert [a.kind for a in of(effects, Alarm)] == ["rows-differ"]
-    assert persisted(effects, LogAppended)[0].entry.committing == frozenset("ab")
+    assert persisted(effects, LogAppended)[0].entry.committing == shown("ab")
 
 
 # ------------------------------------------------------------------------------------------------ finishing and asking
@@ -404,17 +411,19 @@ def test_a_voter_that_asks_while_votes_are_out_hears_nothing() -> None:
     machine.core.submit(ready("t1"))
     machine.vote("a")
 
-    assert machine.core.on_asked(machine.epoch.id, machine.epoch.digest, "a", address("a")) == []
+    assert machine.core.on_asked(machine.epoch.id, machine.epoch.digest, voter("a"), address("a")) == []
 
 
 def test_a_voter_that_asks_after_the_decision_hears_it_as_often_as_it_asks() -> None:
     machine = decided()
     epoch = machine.epoch
-    before = [posted(machine.core.on_asked(epoch.id, epoch.digest, "a", address("a")), EpochDecided) for _ in range(3)]
+    before = [
+        posted(machine.core.on_asked(epoch.id, epoch.digest, voter("a"), address("a")), EpochDecided) for _ in range(3)
+    ]
     for key in "abc":
         machine.finish(key)
 
-    after = posted(machine.core.on_asked(epoch.id, epoch.digest, "a", address("a")), EpochDecided)
+    after = posted(machine.core.on_asked(epoch.id, epoch.digest, voter("a"), address("a")), EpochDecided)
 
     assert all(answer[0].committing == {hashed(k) for k in "abc"} for answer in [*before, after])
 
@@ -425,7 +434,7 @@ def test_an_attempt_that_was_never_decided_is_presumed_aborted(wrong: EpochId) -
     for key in "abc":
         machine.finish(key)
 
-    answer = posted(machine.core.on_asked(wrong, "", "a", address("a")), EpochDecided)
+    answer = posted(machine.core.on_asked(wrong, "", voter("a"), address("a")), EpochDecided)
 
     assert [a.committing for a in answer] == [frozenset()]
 
@@ -444,7 +453,7 @@ def test_a_finish_is_noted_on_disk_before_a_voter_may_forget() -> None:
     assert isinstance(effects[0], Persist)
     assert isinstance(effects[0].record, FinishesNoted)
     assert epoch not in machine.core.decided
-    again = machine.core.on_finished(EpochFinished(epoch=epoch, voter="a", note=True), address("a"))
+    again = machine.core.on_finished(EpochFinished(epoch=epoch, voter="a", note=True), sender("a"), address("a"))
     assert [n.voter for n in posted(again, FinishNoted)] == ["a"]
 
 
@@ -456,11 +465,12 @@ def test_a_prepare_tells_below_which_number_everything_is_noted() -> None:
     for epoch in list(machine.core.in_flight.values()):
         for key in "ab":
             vote = EpochVoted(epoch=epoch.id, digest=epoch.digest, voter=key, excluded={})
-            machine.core.on_voted(vote, 1)
+            machine.core.on_voted(vote, sender(key))
 
     def noted_after(epoch: EpochId, voters: str, tx: str) -> set[int]:
-        for voter in voters:
-            machine.core.on_finished(EpochFinished(epoch=epoch, voter=voter, note=True), address(voter))
+        for key in voters:
+            finished = EpochFinished(epoch=epoch, voter=key, note=True)
+            machine.core.on_finished(finished, sender(key), address(key))
         machine.core.write_notes()
         return {p.noted for p in posted(machine.core.submit(ready(tx, "ab")), PrepareEpoch)}
 
@@ -484,7 +494,7 @@ def test_a_recovered_coordinator_tells_the_same_decision(durable: bool) -> None:
     second = Machine(durable=durable)
     second.core.incarnation = 2
     second.core.recover(record)
-    answer = posted(second.core.on_asked(epoch, digest, "a", address("a")), EpochDecided)
+    answer = posted(second.core.on_asked(epoch, digest, voter("a"), address("a")), EpochDecided)
 
     assert answer[0].committing == {hashed(k) for k in "abc"}
     assert second.outcomes.is_refused(TxId("t1"))
@@ -540,16 +550,16 @@ class Play:
             bad = draw(st.lists(st.sampled_from(self.submitted), max_size=1))
             excluded = {TxId(tx): "no" for tx in bad}
             voted = EpochVoted(epoch=epoch, digest=digest, voter=key, excluded=excluded)
-            self.take(core.on_voted(voted, draw(st.sampled_from([1, 1, 1, 2]))))
+            self.take(core.on_voted(voted, sender(key, draw(st.sampled_from([1, 1, 1, 2])))))
         elif action == "finish":
             finished = EpochFinished(epoch=epoch, voter=key, note=draw(st.booleans()))
-            self.take(core.on_finished(finished, address(key)))
+            self.take(core.on_finished(finished, sender(key), address(key)))
         elif action == "drop":
-            self.take(core.drop([key], "died"))
+            self.take(core.drop([voter(key)], "died"))
         elif action == "timer":
             self.take(core.on_timer(epoch.number) + core.write_notes())
         elif action == "ask" and key != "z":
-            self.take(core.on_asked(epoch, digest, key, address(key)))
+            self.take(core.on_asked(epoch, digest, voter(key), address(key)))
 
     def end(self) -> None:
         """Votes stay out, and time passes: everything that was submitted ends."""

@@ -1,6 +1,7 @@
 """A replica that was behind comes into sync again: asked, not counted, and counted from its first timely YES on."""
 
 from tests.core.driven_rendezvous import ME, DrivenRendezvous, posts, standing_only
+from tests.core.machines import shown
 from tops.effects import Effect, Persist
 from tops.messages import Address, EpochFinished, PrepareEpoch
 from tops.records import LogAppended
@@ -41,7 +42,7 @@ def test_a_joining_replica_is_asked_and_not_waited_for() -> None:
     assert prepares.keys() == {"a", "b", "c"}
     assert before is None
     assert record is not None
-    assert record.entry.committing == {"a", "b"}
+    assert record.entry.committing == shown("ab")
     assert rendezvous.core.epochs["set"].standing.in_sync == {"A", "B"}
 
 
@@ -54,7 +55,7 @@ def test_a_joining_replicas_no_stands_in_nobodys_way() -> None:
     record = decided(rendezvous.vote(prepares["b"]))
 
     assert record is not None
-    assert record.entry.committing == {"a", "b"}
+    assert record.entry.committing == shown("ab")
 
 
 def test_a_replica_is_in_sync_with_its_first_timely_yes_and_the_same_record_says_so() -> None:
@@ -66,7 +67,7 @@ def test_a_replica_is_in_sync_with_its_first_timely_yes_and_the_same_record_says
     record = decided(rendezvous.vote(prepares["b"]))
 
     assert record is not None
-    assert record.entry.committing == {"a", "b", "c"}
+    assert record.entry.committing == shown("abc")
     assert record.in_sync == {"A", "B", "C"}
 
 

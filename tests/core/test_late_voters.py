@@ -4,9 +4,10 @@ import msgspec
 import pytest
 
 from tests.core.driven_rendezvous import ME, DrivenRendezvous, posts, standing_only
+from tests.core.machines import shown
 from tops.constraints import AtLeast
 from tops.effects import Alarm, CancelTimer, Effect, Note, Persist, SetTimer
-from tops.ids import TxId, hashed
+from tops.ids import TxId, hashed, voter_key
 from tops.messages import (
     Address,
     AskEpoch,
@@ -16,6 +17,7 @@ from tops.messages import (
     LogDelivered,
     ParticipantLost,
     PrepareEpoch,
+    Sender,
     TxOutcome,
     TxOutcomes,
 )
@@ -66,7 +68,7 @@ def test_two_votes_decide_and_the_third_hears_nothing_yet() -> None:
     prepares, effects = decided_by_two(rendezvous)
 
     records = [e.record for e in effects if isinstance(e, Persist) and isinstance(e.record, LogAppended)]
-    assert [(r.entry.committing, r.in_sync) for r in records] == [({"a", "b"}, {"A", "B"})]
+    assert [(r.entry.committing, r.in_sync) for r in records] == [(shown("ab"), {"A", "B"})]
     assert told(effects) == {"a": True, "b": True}
     assert fed(effects) == []
     assert prepares.keys() == {"a", "b", "c"}
@@ -187,11 +189,11 @@ def test_one_that_is_lost_holds_nothing_up() -> None:
     rendezvous = three_replicas()
     prepares, _ = decided_by_two(rendezvous)
 
-    effects = rendezvous.hear(ParticipantLost(handles=("c",)), Address(ME))
+    effects = lose(rendezvous, "c")
     epochs = rendezvous.core.epochs["set"]
 
     assert told(effects) == {}
-    assert "c" not in epochs.late
+    assert voter_key("C", "c") not in epochs.late
     assert epochs.log is not None
     assert epochs.log.held_back == {}
     assert told(rendezvous.vote(prepares["c"], rows=ROWS)) == {}
@@ -215,7 +217,9 @@ def on_the_way(rendezvous: DrivenRendezvous) -> dict[str, PrepareEpoch]:
 
 
 def lose(rendezvous: DrivenRendezvous, voter: str) -> list[Effect]:
-    return rendezvous.hear(ParticipantLost(handles=(voter,)), Address(ME))
+    """The broker of the voter, which is the coordinator itself, sees it go."""
+    broker = Sender(ME, "broker", incarnation=1)
+    return rendezvous.hear(ParticipantLost(address=Address(ME, voter, 1)), Address(ME), broker)
 
 
 def test_when_one_dies_the_one_that_was_late_takes_its_place() -> None:
@@ -450,7 +454,7 @@ def test_a_participant_without_a_position_does_not_become_a_replica() -> None:
     finish(rendezvous, prepares["c"])
 
     standing = rendezvous.core.epochs["set"].standing
-    assert not standing.answers["c"].replica
+    assert not standing.answers[voter_key("C", "c")].replica
     assert standing.in_sync == {"A", "B"}
 
 
@@ -497,7 +501,7 @@ def test_what_is_said_about_another_epoch_releases_nothing() -> None:
     other_timer = rendezvous.core.on_timer(("epoch", "set", 7), 3.0)
 
     assert fed(said) == fed(asked) == fed(other_timer) == []
-    assert "c" in rendezvous.core.epochs["set"].late
+    assert voter_key("C", "c") in rendezvous.core.epochs["set"].late
 
 
 def test_one_that_asks_after_the_others_have_finished_is_told_what_the_disk_says() -> None:

@@ -11,7 +11,7 @@ from tops.core.link_session import ACKNOWLEDGE_EVERY, Frame, LinkSession
 from tops.errors import ProtocolError, TopsError
 from tops.filters import Filter
 from tops.ids import NodeId, TxId
-from tops.messages import Address, Envelope, PublisherDone, RouteRemoved, ScopeChosen
+from tops.messages import Address, Envelope, PublisherDone, RouteRemoved, ScopeChosen, Sender
 from tops.transactions import Scope
 
 
@@ -105,9 +105,9 @@ SAMPLE = Frame(
         RouteRemoved(event_type="plain", filter=Filter.where("key", "=", "a")),
         Envelope(
             to=Address(NodeId("b1")),
-            sender=Address(NodeId("b2"), "P", 1),
-            incarnation=1,
             body=PublisherDone(tx=TxId("t")),
+            reply_to=Address(NodeId("b2"), "P", 1),
+            sender=Sender("P", "writer", incarnation=1),
         ),
     ),
 )

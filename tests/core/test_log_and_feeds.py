@@ -1,11 +1,12 @@
 """The log of a durable type: gap-free, served up to the lowest undecided number, each entry once."""
 
-from tests.core.machines import address, event, of, posted
+from tests.core.machines import address, event, of, posted, sender, shown
 from tops.core.event_log import EventLog, Feed, Repetition
 from tops.effects import Effect, ReadLog
 from tops.filters import Filter
 from tops.ids import NodeId, TxId
-from tops.messages import LogDelivered, LogEntry, LoggedTx, LogRefused, Origin
+from tops.messages import LogDelivered, LogEntry, LoggedTx, LogRefused
+from tops.records import Publisher
 from tops.transactions import ScopeLimit, TxType
 
 
@@ -14,7 +15,7 @@ def log(tail: int = 64) -> EventLog:
 
 
 def feed(position: int = 0, *, credit: int = 100, voter: str | None = None, name: str = "r") -> Feed:
-    return Feed(name, "plain", address(name), Filter.everything(), position, position, credit, voter)
+    return Feed(name, name, "plain", address(name), Filter.everything(), position, position, credit, voter)
 
 
 def append(kept: EventLog, count: int = 1) -> None:
@@ -100,8 +101,8 @@ def test_a_position_that_is_no_longer_kept_is_refused() -> None:
 def test_what_a_voter_committed_itself_is_not_sent_to_it() -> None:
     kept = log()
     tx = LoggedTx(TxId("t"), "plain", (event(),), {}, ScopeLimit.LOCAL, TxType.DISTRIBUTED)
-    kept.fill(LogEntry(number=kept.reserve(), transactions=(tx,), committing=frozenset({"me"})))
-    kept.fill(LogEntry(number=kept.reserve(), transactions=(tx,), committing=frozenset({"others"})))
+    kept.fill(LogEntry(number=kept.reserve(), transactions=(tx,), committing=shown(["me"])))
+    kept.fill(LogEntry(number=kept.reserve(), transactions=(tx,), committing=shown(["others"])))
 
     assert numbers(kept.want(feed(voter="me"))) == [2]
     assert numbers(kept.want(feed(voter="others", name="o"))) == [1]
@@ -110,17 +111,15 @@ def test_what_a_voter_committed_itself_is_not_sent_to_it() -> None:
 def test_a_publisher_is_recognised_by_its_own_numbers() -> None:
     kept = log()
 
-    def origin(number: int, life: int = 1) -> Origin:
-        return Origin("plain", NodeId("P"), life, number)
+    kept.published_by(Publisher(NodeId("P"), 1, 1))
 
-    kept.fill(LogEntry(number=kept.reserve(), event=event(), origin=origin(1)))
-
-    assert kept.recognise(origin(1)) is Repetition.REPEATED
-    assert kept.recognise(origin(2)) is Repetition.NEW
-    assert kept.recognise(origin(3)) is Repetition.OUT_OF_TURN
-    assert kept.recognise(origin(1, life=2)) is Repetition.NEW
-    kept.fill(LogEntry(number=kept.reserve(), event=event(), origin=origin(1, life=2)))
-    assert kept.recognise(origin(2)) is Repetition.OUT_OF_TURN  # an earlier life's
+    assert kept.recognise(sender("P"), 1) is Repetition.REPEATED
+    assert kept.recognise(sender("P"), 2) is Repetition.NEW
+    assert kept.recognise(sender("P"), 3) is Repetition.OUT_OF_TURN
+    assert kept.recognise(sender("Q"), 1) is Repetition.NEW
+    assert kept.recognise(sender("P", 2), 1) is Repetition.NEW
+    kept.published_by(Publisher(NodeId("P"), 2, 1))
+    assert kept.recognise(sender("P"), 2) is Repetition.OUT_OF_TURN  # an earlier incarnation's
 
 
 def test_recovery_finds_the_numbers_that_were_given_out_and_never_decided() -> None:

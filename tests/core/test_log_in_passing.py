@@ -2,12 +2,11 @@
 
 import msgspec
 
-from tests.core.test_log_questions import B1, SITE, STOCK, letters, rendezvous_with_stock, site
+from tests.core.test_log_questions import B1, SENDER, SITE, STOCK, letters, rendezvous_with_stock, site
 from tops.core.rendezvous import Rendezvous
 from tops.effects import Answer, Effect, Note, Post
 from tops.errors import NotReachable
 from tops.filters import Filter
-from tops.ids import NodeId
 from tops.messages import Address, AskLog, Envelope, Event, LogDelivered, LogRefused, LogTold, LogWanted, Origin
 from tops.messages import Published as EventPublished
 
@@ -22,10 +21,8 @@ def wanted(position: int, credit: int = 2) -> LogWanted:
 def with_events(count: int) -> Rendezvous:
     rendezvous = rendezvous_with_stock()
     for number in range(1, count + 1):
-        published = EventPublished(
-            event=Event("stock", {"item": "a"}), origin=Origin("stock", NodeId("site"), 1, number)
-        )
-        rendezvous.on_publication(published, SITE, 1, 0.0)
+        published = EventPublished(event=Event("stock", {"item": "a"}), origin=Origin("stock", number))
+        rendezvous.on_publication(published, SENDER, SITE, 0.0)
     return rendezvous
 
 
@@ -41,7 +38,7 @@ def numbers(effects: list[Effect]) -> list[int]:
 def test_every_question_gets_one_delivery_also_when_it_is_repeated() -> None:
     rendezvous = with_events(5)
 
-    answers = [numbers(rendezvous.on_letter(wanted(position), SITE, 1, 0.0)) for position in (0, 0, 2, 4)]
+    answers = [numbers(rendezvous.on_letter(wanted(position), SENDER, SITE, 0.0)) for position in (0, 0, 2, 4)]
 
     assert answers == [[1, 2], [1, 2], [3, 4], [5]]
 
@@ -49,9 +46,9 @@ def test_every_question_gets_one_delivery_also_when_it_is_repeated() -> None:
 def test_a_reader_is_not_recorded_and_holds_nothing_back() -> None:
     rendezvous = with_events(3)
 
-    effects = rendezvous.on_letter(wanted(0), SITE, 1, 0.0)
-    told = rendezvous.on_letter(AskLog(request=1, event_type="stock"), SITE, 1, 0.0)
-    rendezvous.on_letter(wanted(-1), SITE, 1, 0.0)
+    effects = rendezvous.on_letter(wanted(0), SENDER, SITE, 0.0)
+    told = rendezvous.on_letter(AskLog(request=1, event_type="stock"), SENDER, SITE, 0.0)
+    rendezvous.on_letter(wanted(-1), SENDER, SITE, 0.0)
 
     assert not [e for e in effects if isinstance(e, Note)]
     assert [p.letter.followers for p in told if isinstance(p, Post) and isinstance(p.letter, LogTold)] == [()]
@@ -67,9 +64,7 @@ def test_a_site_asks_again_until_the_answer_to_this_very_question_is_there() -> 
     right = msgspec.structs.replace(late, after=4, upto=6)
 
     again = core.timer(("retry",), 1.0)
-    answers = [
-        core.receive(Envelope(to=Address(B1), sender=Address(B1), incarnation=1, body=d), 1.0) for d in (late, right)
-    ]
+    answers = [core.receive(Envelope(to=Address(B1), body=d), 1.0) for d in (late, right)]
 
     assert [w.position for w in letters(again, LogWanted)] == [4]  # type: ignore[attr-defined]
     assert answers == [[], [Answer(3, right)]]
@@ -82,7 +77,7 @@ def test_what_is_no_longer_kept_is_said() -> None:
     core.read_log(3, "look", "stock", 0, 256)
     refused = LogRefused(name="look", event_type="stock", oldest=7)
 
-    (answer,) = core.receive(Envelope(to=Address(B1), sender=Address(B1), incarnation=1, body=refused), 1.0)
+    (answer,) = core.receive(Envelope(to=Address(B1), body=refused), 1.0)
 
     assert isinstance(answer, Answer) and isinstance(answer.error, NotReachable)
     assert "begins at 7" in str(answer.error)

@@ -7,6 +7,7 @@ import pytest
 from tops.core.participation import SiteOptions, Wish
 from tops.core.rendezvous import Rendezvous, RendezvousOptions
 from tops.core.site import SiteCore
+from tops.digests import LogPoint
 from tops.effects import Answer, Effect, Post, Send, SetTimer
 from tops.errors import InvalidEventType
 from tops.event_types import EventType
@@ -21,6 +22,7 @@ from tops.messages import (
     LogWanted,
     Origin,
     Published,
+    Sender,
     StandingAnswered,
     TypeAdvertised,
 )
@@ -28,12 +30,12 @@ from tops.transactions import Scope
 
 STOCK = EventType("stock", {"item": str}, durable=True)
 B1 = NodeId("b1")
-SITE = Address(B1, "site", 1)
+SITE, SENDER = Address(B1, "site", 1), Sender("site", "writer", incarnation=1)
 
 
 def rendezvous_with_stock() -> Rendezvous:
-    rendezvous = Rendezvous(B1, 1, {}, RendezvousOptions())
-    rendezvous.on_letter(TypeAdvertised(definitions=(STOCK,)), SITE, 1, 0.0)
+    rendezvous = Rendezvous(B1, 1, {}, RendezvousOptions(), bytes)
+    rendezvous.on_letter(TypeAdvertised(definitions=(STOCK,)), SENDER, SITE, 0.0)
     return rendezvous
 
 
@@ -50,11 +52,11 @@ def letters(effects: list[Effect], kind: Callable[..., object]) -> list[object]:
 
 def test_the_coordinator_tells_how_far_the_log_is_decided() -> None:
     rendezvous = rendezvous_with_stock()
-    published = Published(event=Event("stock", {"item": "a"}), origin=Origin("stock", NodeId("site"), 1, 1))
-    rendezvous.on_publication(published, SITE, 1, 0.0)
+    published = Published(event=Event("stock", {"item": "a"}), origin=Origin("stock", 1))
+    rendezvous.on_publication(published, SENDER, SITE, 0.0)
     rendezvous.logs["stock"].reserve()
 
-    effects = rendezvous.on_letter(AskLog(request=7, event_type="stock"), SITE, 1, 0.0)
+    effects = rendezvous.on_letter(AskLog(request=7, event_type="stock"), SENDER, SITE, 0.0)
 
     assert [e.letter.decided for e in effects if isinstance(e, Post) and isinstance(e.letter, LogTold)] == [1]
 
@@ -66,7 +68,7 @@ def test_a_question_about_a_log_is_repeated_until_it_is_answered() -> None:
 
     again = core.timer(("retry",), 1.0)
     told = LogTold(request=3, event_type="stock", decided=9, oldest=1, in_sync=(), followers=())
-    answered = core.receive(Envelope(to=Address(B1), sender=Address(B1), incarnation=1, body=told), 1.0)
+    answered = core.receive(Envelope(to=Address(B1), body=told), 1.0)
     silent = core.timer(("retry",), 2.0)
 
     assert letters(again, AskLog)
@@ -76,7 +78,7 @@ def test_a_question_about_a_log_is_repeated_until_it_is_answered() -> None:
 
 def test_a_replica_with_local_scope_asks_for_the_log_and_leaves_no_standing_answer() -> None:
     core = site()
-    wish = Wish((STOCK,), Filter.everything(), scope=Scope.LOCAL, durable="r1", replica=4)
+    wish = Wish((STOCK,), Filter.everything(), scope=Scope.LOCAL, durable="r1", replica=LogPoint("h", 4, "d"))
 
     effects = core.subscribe(1, 1, wish)
 
@@ -88,7 +90,7 @@ def test_a_replica_with_local_scope_asks_for_the_log_and_leaves_no_standing_answ
 
 def test_a_replica_can_not_be_without_any_scope() -> None:
     core = site()
-    wish = Wish((STOCK,), Filter.everything(), scope=Scope.NONE, durable="r1", replica=4)
+    wish = Wish((STOCK,), Filter.everything(), scope=Scope.NONE, durable="r1", replica=LogPoint("h", 4, "d"))
 
     effects = core.subscribe(1, 1, wish)
 

@@ -36,8 +36,6 @@ class MixedSite(DrivenSite):
                 rendezvous=BROKER,
                 upward=False,
                 early=False,
-                sender=Address(BROKER),
-                incarnation=1,
                 publication=publication,
                 lineage=("plain",),
             )

@@ -5,6 +5,7 @@ import msgspec
 from tests.core.driven_site import BROKER, DrivenSite
 from tops.core.epochs import member_digest
 from tops.core.participation import Wish
+from tops.digests import LogPoint
 from tops.effects import AbortTxCall, CommitTxCall, Memo, NotifyTx, Promise
 from tops.event_types import EventType
 from tops.filters import Filter
@@ -26,7 +27,7 @@ from tops.transactions import Scope
 OTHER = EventType("other", {"mark": str})
 WISH = Wish((OTHER,), Filter.everything(), scope=Scope.DISTRIBUTED)
 SET = EventType("set", {"mark": str}, durable=True)
-REPLICA = Wish((SET,), Filter.everything(), scope=Scope.DISTRIBUTED, durable="R", replica=1)
+REPLICA = Wish((SET,), Filter.everything(), scope=Scope.DISTRIBUTED, durable="R", replica=LogPoint("h", 1, "d"))
 
 
 def prepare(voter: str, incarnation: int, tx: TxId) -> PrepareEpoch:
@@ -136,17 +137,19 @@ def test_a_participant_that_lost_the_events_in_a_crash_votes_no_on_the_next_atte
     assert [c.tx for c in site.made(AbortTxCall)] == [TxId("p.1.1")]
 
 
-def test_what_a_site_heard_decided_after_a_log_went_on_does_not_put_its_replica_behind_the_lost_end() -> None:
+def test_what_a_site_heard_decided_after_a_log_went_on_does_not_put_its_replica_ahead_of_it() -> None:
     site = DrivenSite()
     site.subscribe(1, REPLICA)
     beside = site.subscribe(2, Wish((SET,), Filter.everything(), scope=Scope.DISTRIBUTED))
 
-    def reached(went_on_in: int | None) -> int:
-        site.hear(AskReached(name="R", event_type="set", incarnation=4, end=1, went_on_in=went_on_in))
-        return site.posted(ReachedTold)[-1].reached
+    def reached(went_on_in: int | None, since: int = 0) -> int:
+        asked = AskReached(name="R", event_type="set", incarnation=4, end=1, went_on_in=went_on_in, since=since)
+        site.hear(asked)
+        return site.posted(ReachedTold)[-1].decided
 
     for life, number in ((1, 2), (2, 5), (3, 7)):
         epoch = EpochId("set", number, 1, BROKER, life)
         site.hear(EpochDecided(epoch=epoch, digest="d", voter=beside, committing=frozenset([hashed(beside)])))
 
     assert [reached(life) for life in (1, 2, 3, None)] == [1, 2, 5, 7]
+    assert reached(None, since=4) == 1, "what belongs to an earlier history is not meant"

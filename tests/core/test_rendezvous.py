@@ -137,7 +137,7 @@ def test_a_replica_that_is_ahead_of_the_log_never_votes_and_raises_an_alarm() ->
 
     effects = rendezvous.stand("v", "set", "replica", position=3)
 
-    assert [e.kind for e in effects if isinstance(e, Alarm)] == ["ahead-of-log"]
+    assert [e.kind for e in effects if isinstance(e, Alarm)] == ["journal-stale"]
     assert not posts(rendezvous.one_shot("p.1.1", standing_only("set")), PrepareEpoch)
 
 

@@ -1,10 +1,12 @@
 """Routing: one rendezvous per family, trees towards it, merged interests, and early dissemination."""
 
+import os
 from collections import Counter
 from random import Random
 
 import pytest
 
+from tests.core.machines import sender
 from tests.scenarios.cluster import Cluster, links
 from tops.core.broker import BrokerCore
 from tops.core.routing import RoutingTable, Topology, rendezvous_of
@@ -12,11 +14,16 @@ from tops.effects import Effect, Send
 from tops.errors import ConfigError
 from tops.event_types import EventType
 from tops.filters import Filter
-from tops.ids import NodeId
+from tops.ids import NodeId, TxId
 from tops.messages import (
     Address,
     Dissemination,
+    Envelope,
+    Event,
     LinkMessage,
+    Origin,
+    Published,
+    PublisherDone,
     RouteAdded,
     RouteRemoved,
     RoutesReset,
@@ -161,14 +168,14 @@ def test_a_link_that_is_gone_takes_its_interest_with_it() -> None:
 
 def broker(name: str = "b2", shape: str = "chain") -> BrokerCore:
     """The middle one of three brokers in a chain."""
-    core = BrokerCore(NodeId(name), 1, Topology(links(shape, 3)))
+    core = BrokerCore(NodeId(name), 1, Topology(links(shape, 3)), bytes)
     for neighbour in core.topology.neighbours[core.name]:
         core.broker_up(neighbour, 1, 0.0)
     return core
 
 
 def subscribed(core: BrokerCore, site: str, interest: Filter) -> list[Effect]:
-    core.site_up(NodeId(site), 1, 0.0)
+    core.site_up(sender(site), 0.0)
     changed = SubscriptionChanged(subscription=1, definitions=PLAIN, filter=interest, scope=None, durable=False)
     return core.receive(NodeId(site), changed, 0.0)
 
@@ -205,13 +212,48 @@ def test_a_neighbour_that_comes_back_is_told_the_whole_interest_in_place_of_the_
     assert again == [(up, RoutesReset(routes=(RouteAdded(definitions=PLAIN, filter=NARROW),)))]
 
 
-def test_a_site_cannot_speak_under_anothers_name() -> None:
+def test_what_a_site_claims_about_the_sender_is_replaced_by_the_stamp_of_its_broker() -> None:
     core = broker()
-    subscribed(core, "s1", BROAD)
-    core.site_up(NodeId("s2"), 1, 0.0)
+    elsewhere = next(b for b in core.topology.brokers if b != core.name)
+    for name in ("s1", "s2"):
+        core.site_up(sender(name), 0.0)
+    victim = core.edge.sites[NodeId("s1")].address
+    forged = Envelope(to=Address(elsewhere), body=PublisherDone(tx=TxId("t")), reply_to=victim, sender=sender("s1"))
 
-    assert core.edge.claim(core.edge.sites[NodeId("s2")], "s1", core.name) is None
-    assert core.edge.claim(core.edge.sites[NodeId("s2")], "s2", core.name) == Address(core.name, "s2", 1)
+    ((_, passed),) = sent(core.receive(NodeId("s2"), forged, 0.0))
+
+    assert isinstance(passed, Envelope)
+    assert passed.sender == sender("s2")
+    assert passed.reply_to == core.edge.sites[NodeId("s2")].address != victim
+
+
+def test_a_handle_tells_no_name_and_is_another_one_for_every_broker_secret() -> None:
+    cores = [BrokerCore(NodeId("b1"), 1, Topology({NodeId("b1"): []}), secret) for secret in (bytes, os.urandom)]
+    handles = []
+    for core in cores:
+        core.site_up(sender("victim"), 0.0)
+        handles.append(core.edge.sites[NodeId("victim")].address.handle)
+
+    assert handles[0] != handles[1]
+    assert not any("victim" in handle for handle in handles)
+
+
+def test_events_are_counted_under_a_pseudonym_of_the_site_that_published_them() -> None:
+    core = broker()
+    home = core.topology.rendezvous("plain")
+    core.site_up(sender("s1"), 0.0)
+    core.site_up(sender("s2"), 0.0)
+    handles = {name: core.edge.sites[NodeId(name)].address.handle for name in ("s1", "s2")}
+    forged = Origin("plain", 7, handles["s1"], 99)
+
+    event = Published(event=Event("plain", {"mark": "m"}), origin=forged)
+    upward = Dissemination(rendezvous=home, upward=True, early=False, publication=event, lineage=("plain",))
+    ((_, passed),) = sent(core.receive(NodeId("s2"), upward, 0.0))
+
+    assert isinstance(passed, Dissemination)
+    assert isinstance(passed.publication, Published)
+    assert passed.publication.origin == Origin("plain", 7, handles["s2"], 1)
+    assert passed.sender == sender("s2")
 
 
 # ---------------------------------------------------------------------------------- whole overlays, event by event

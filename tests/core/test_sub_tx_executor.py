@@ -54,7 +54,6 @@ class Machine:
             self.calls,
             voter=ME,
             pseudonym=ME,
-            identity=None,
             quiet_s=1.0,
             delivery_attempts=attempts,
             ended=self._ended,
@@ -94,7 +93,7 @@ def test_it_asks_the_application_and_replies_with_its_pseudonym() -> None:
 
     chosen = machine.answer(machine.core.ask(address("P"), lambda e: e.reply()), Scope.DISTRIBUTED)
 
-    assert posted(chosen, CensusReplied) == [CensusReplied(tx=TX, pseudonym=ME, identity=None)]
+    assert posted(chosen, CensusReplied) == [CensusReplied(tx=TX, pseudonym=ME, event_type="plain")]
     assert machine.core.state is SubTxState.ENLISTED
 
 

@@ -125,7 +125,9 @@ def test_an_interactive_transaction_is_executed_anew_with_the_events_that_were_p
         TxBegan(tx=tx, event_type="other", members=frozenset([hashed(name)])),
         TxPublished(tx=tx, event_type="other", sequence=1, event=event),
     ):
-        site.receive(Dissemination(BROKER, False, False, publisher, 1, publication, ("other",)))
+        site.receive(
+            Dissemination(rendezvous=BROKER, upward=False, early=False, publication=publication, lineage=("other",))
+        )
     received = EpochMember(tx, 1, None)
     first, second = together(voter, 1, "p.1.1"), together(voter, 2)
     site.hear(msgspec.structs.replace(first, members=(*first.members, received)))

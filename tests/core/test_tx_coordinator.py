@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.machines import BROKER, PUBLISHER, disseminated, event, member, of, posted, spec
+from tests.core.machines import BROKER, PUBLISHER, disseminated, event, member, of, posted, sender, spec
 from tops.constraints import AnyConstraint, Deadline, MinParticipants
 from tops.core.census import Census
 from tops.core.tx_coordinator import TxCoordinator
@@ -26,7 +26,7 @@ TX = TxId("P.1.1")
 
 def coordinator(*constraints: AnyConstraint, **properties: Any) -> TxCoordinator:
     wanted = spec(*constraints, **properties)
-    return TxCoordinator(TX, wanted, PUBLISHER, Census(TX, wanted, {}), keep_events=False)
+    return TxCoordinator(TX, wanted, sender("P"), PUBLISHER, Census(TX, wanted, {}), keep_events=False)
 
 
 def active(*constraints: AnyConstraint, voters: str = "abc", **properties: Any) -> TxCoordinator:

@@ -3,6 +3,7 @@
 from tests.core.driven_site import BROKER, DrivenSite
 from tops.core.epochs import member_digest
 from tops.core.participation import Wish
+from tops.digests import BEGINNING
 from tops.effects import FinishBatch, TakeEvent
 from tops.event_types import EventType
 from tops.filters import Filter
@@ -16,7 +17,7 @@ EVENT = Event("set", {"mark": "m"})
 
 def test_a_replica_keeps_its_promise_after_its_subscription_has_ended() -> None:
     site = DrivenSite()
-    voter = site.subscribe(1, Wish((SET,), Filter.everything(), Scope.DISTRIBUTED, durable="r", replica=0))
+    voter = site.subscribe(1, Wish((SET,), Filter.everything(), Scope.DISTRIBUTED, durable="r", replica=BEGINNING))
     tx = TxId("p.1.1")
     epoch, digest = EpochId("set", 1, 1, BROKER, 1), member_digest([tx])
     site.hear(PrepareEpoch(epoch=epoch, digest=digest, voter=voter, members=(EpochMember(tx, 1, (EVENT,)),)))

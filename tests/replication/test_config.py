@@ -40,6 +40,7 @@ def load(tmp_path: Path, keys: str, replicas: int = 3) -> Cluster:
         ('policy = "peer-to-peer"\nresolver = "coin"', "no resolver"),
         ('policy = "peer-to-peer"\nresolver = "site-priority"', "site_priority"),
         ('policy = "quorum"\ntables = []', "is empty"),
+        ('policy = "quorum"\nallow_volatile = true', "allow_volatile is gone"),
     ],
 )
 def test_a_wrong_set_is_refused_with_its_line(tmp_path: Path, keys: str, problem: str) -> None:
@@ -104,7 +105,7 @@ def test_a_policy_maps_to_transaction_properties(tmp_path: Path) -> None:
     peers = policy_of(load(tmp_path, 'policy = "peer-to-peer"').replica_set("shop")).plan()
 
     assert quorum.tx_type is TxType.DISTRIBUTED
-    assert AtLeast(2, frozenset({"shop-r1", "shop-r2", "shop-r3"})) in quorum.constraints
+    assert AtLeast(2, frozenset({"shop/r1", "shop/r2", "shop/r3"})) in quorum.constraints
     assert (combined.scope_of("r1"), combined.scope_of("r2")) == (Scope.DISTRIBUTED, Scope.LOCAL)
     assert (peers.tx_type, peers.constraints) == (TxType.LOCAL, ())
 

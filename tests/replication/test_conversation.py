@@ -3,6 +3,7 @@
 import asyncio
 import gc
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -11,10 +12,13 @@ import pytest
 from replication import calls, conversation
 from replication.calls import AnyAnswer, AnyQuestion, Read, ReadDone, ReplicaFailed, Write, WriteDone
 from replication.conversation import BUNDLE_BYTES_MAX, Answerer, Caller
-from tops.errors import NotReachable, ProtocolError
+from replication.rights import RequestGuard
+from tops.errors import NotReachable, PermissionDenied, ProtocolError
 from tops.event_types import EventType
 from tops.filters import Filter
+from tops.messages import Sender
 from tops.participants import Participant, Received
+from tops.security import Permissions
 
 PATIENCE_S = 30.0
 
@@ -23,7 +27,8 @@ class Line:
     """Two sites and what one publishes for the other; `lost` many events vanish."""
 
     def __init__(self) -> None:
-        self.name, self.brokers = "site", ("b1",)
+        self.name, self.brokers = "shop/r1", ("b1",)
+        self.sender = Sender("shop/r1", "replica")  # what the broker stamps on every event
         self.subscribers: dict[str, Participant] = {}
         self.events: list[tuple[str, bytes]] = []
         self.lost = 0
@@ -41,11 +46,15 @@ class Line:
             self.lost -= 1
         else:
             asyncio.get_running_loop().call_soon(
-                self.subscribers[event_type.name].on_notify, Received(event_type.name, body)
+                self.subscribers[event_type.name].on_notify, Received(event_type.name, body, sender=self.sender)
             )
 
 
-async def answer(question: AnyQuestion) -> AnyAnswer:
+async def ready(_: AnyQuestion) -> None:
+    """Every position is reached."""
+
+
+async def answer(question: AnyQuestion, _: str) -> AnyAnswer:
     assert isinstance(question, Read)
     return ReadDone(replica="r1", rows=question.args, position=1)
 
@@ -54,9 +63,18 @@ async def write(asked: Sequence[Write]) -> Sequence[AnyAnswer]:
     return [WriteDone(replica="r1", tx=one.tx, rows=(1,)) for one in asked]
 
 
+class Open(RequestGuard):
+    """Everybody may do everything."""
+
+    def __init__(self) -> None:
+        super().__init__("test", "shop", Permissions(), Path("audit.log"))
+
+    def check(self, sender: Sender, request: AnyQuestion) -> None: ...
+
+
 async def joined(line: Line) -> Caller:
     caller = Caller(cast(Any, line), "shop", ("b1",))
-    answerer = Answerer(cast(Any, line), "shop", ("b1",), answer, write)
+    answerer = Answerer(cast(Any, line), "shop", ("b1",), ready, answer, write, Open())
     await caller.start()
     await answerer.start()
     return caller
@@ -67,7 +85,7 @@ async def test_what_is_asked_in_one_turn_is_one_event_and_so_are_its_answers() -
     caller = await joined(line)
 
     done = await asyncio.gather(
-        *(caller.ask("r1", Write(tx=f"t{n}", member=b"m"), PATIENCE_S) for n in range(64)),
+        *(caller.ask("shop/r1", Write(tx=f"t{n}", member=b"m"), PATIENCE_S) for n in range(64)),
     )
 
     assert [one.tx for one in done if isinstance(one, WriteDone)] == [f"t{n}" for n in range(64)]
@@ -80,7 +98,7 @@ async def test_a_lost_read_is_asked_again_and_a_lost_write_is_not(monkeypatch: p
     caller = await joined(line)
     line.lost = 3
 
-    done = await caller.ask("r1", Read(sql="q", args=b"1"), PATIENCE_S)
+    done = await caller.ask("shop/r1", Read(sql="q", args=b"1"), PATIENCE_S)
     assert isinstance(done, ReadDone)
     assert line.lost == 0, "three questions went astray"
 
@@ -88,7 +106,7 @@ async def test_a_lost_read_is_asked_again_and_a_lost_write_is_not(monkeypatch: p
     caller = await joined(line)
     line.lost = 1
     with pytest.raises(NotReachable):
-        await caller.ask("r1", Write(tx="t", member=b"m"), 0.2)
+        await caller.ask("shop/r1", Write(tx="t", member=b"m"), 0.2)
     assert len(line.events) == 1, "asked once"
 
 
@@ -98,9 +116,9 @@ async def test_reads_that_were_asked_at_different_times_are_all_asked_again(monk
     caller = await joined(line)
     line.lost = 2
 
-    first = asyncio.ensure_future(caller.ask("r1", Read(sql="q", args=b"1"), PATIENCE_S))
+    first = asyncio.ensure_future(caller.ask("shop/r1", Read(sql="q", args=b"1"), PATIENCE_S))
     await asyncio.sleep(0.05)
-    second = asyncio.ensure_future(caller.ask("r1", Read(sql="q", args=b"2"), PATIENCE_S))
+    second = asyncio.ensure_future(caller.ask("shop/r1", Read(sql="q", args=b"2"), PATIENCE_S))
 
     assert [cast(ReadDone, one).rows for one in await asyncio.gather(first, second)] == [b"1", b"2"]
 
@@ -122,7 +140,7 @@ async def test_one_timer_serves_all_reads_however_long_they_go_unanswered(monkey
     line.lost = 10_000
     reads = []
     for n in range(10):
-        reads.append(asyncio.ensure_future(caller.ask("r1", Read(sql="q", args=b"%d" % n), PATIENCE_S)))
+        reads.append(asyncio.ensure_future(caller.ask("shop/r1", Read(sql="q", args=b"%d" % n), PATIENCE_S)))
         await asyncio.sleep(0.003)
     while len(line.events) < 200:  # noqa: ASYNC110 - nobody announces it
         await asyncio.sleep(0.01)
@@ -136,13 +154,13 @@ async def test_one_timer_serves_all_reads_however_long_they_go_unanswered(monkey
 async def test_a_question_leaves_nothing_for_the_garbage_collector() -> None:
     """Thousands per second pass here: what only the collector can free costs more than the question."""
     caller = await joined(Line())
-    await caller.ask("r1", Write(tx="t", member=b"m"), PATIENCE_S)
+    await caller.ask("shop/r1", Write(tx="t", member=b"m"), PATIENCE_S)
     gc.collect()
     gc.disable()
     try:
         for n in range(100):
-            await caller.ask("r1", Write(tx=f"t{n}", member=b"m"), PATIENCE_S)
-            await caller.ask("r1", Read(sql="q", args=b"1"), PATIENCE_S)
+            await caller.ask("shop/r1", Write(tx=f"t{n}", member=b"m"), PATIENCE_S)
+            await caller.ask("shop/r1", Read(sql="q", args=b"1"), PATIENCE_S)
         assert gc.collect() < 100
     finally:
         gc.enable()
@@ -152,7 +170,7 @@ async def test_what_cannot_be_written_down_fails_alone() -> None:
     caller = await joined(Line())
     questions = [Read(sql="\ud800" if n == 3 else "q", args=b"") for n in range(7)]
 
-    done = await asyncio.gather(*(caller.ask("r1", q, PATIENCE_S) for q in questions), return_exceptions=True)
+    done = await asyncio.gather(*(caller.ask("shop/r1", q, PATIENCE_S) for q in questions), return_exceptions=True)
 
     assert [type(one) for one in done] == [ProtocolError if n == 3 else ReadDone for n in range(7)]
 
@@ -162,7 +180,7 @@ async def test_a_bundle_that_would_be_too_long_travels_in_parts() -> None:
     caller = await joined(line)
     third = b"x" * (BUNDLE_BYTES_MAX // 3)
 
-    done = await asyncio.gather(*(caller.ask("r1", Read(sql="q", args=third), PATIENCE_S) for _ in range(8)))
+    done = await asyncio.gather(*(caller.ask("shop/r1", Read(sql="q", args=third), PATIENCE_S) for _ in range(8)))
 
     assert all(isinstance(one, ReadDone) and one.rows == third for one in done)
     assert all(len(body) <= BUNDLE_BYTES_MAX for _, body in line.events)
@@ -176,10 +194,157 @@ async def test_a_question_that_cannot_be_read_is_answered_so_and_the_others_as_e
     class Unheard(calls.Question, frozen=True):
         """A question of a later version."""
 
-    strange = asyncio.ensure_future(caller.ask("r1", cast(Any, Unheard()), PATIENCE_S))
-    plain = asyncio.ensure_future(caller.ask("r1", Read(sql="q", args=b"1"), PATIENCE_S))
+    strange = asyncio.ensure_future(caller.ask("shop/r1", cast(Any, Unheard()), PATIENCE_S))
+    plain = asyncio.ensure_future(caller.ask("shop/r1", Read(sql="q", args=b"1"), PATIENCE_S))
 
     assert isinstance(await plain, ReadDone)
     with pytest.raises(ReplicaFailed, match="Unheard"):
         await strange
     assert len(msgspec.msgpack.decode(line.events[0][1])) == 2
+
+
+# ------------------------------------------------------------------------------------------------- who may respond
+
+
+class Silent(Line):
+    """A line on which no replica responds by itself; a test puts in what it wants the client to receive."""
+
+    async def publish(self, event_type: EventType, body: dict[str, Any]) -> None:
+        self.events.append((event_type.name, body["body"]))
+
+    def request_id(self) -> bytes:
+        ((request_id, _),) = calls.decode_questions(self.events[-1][1])
+        return request_id
+
+    def respond(self, caller: Caller, sender: Sender | None, request_id: bytes, response: AnyAnswer) -> None:
+        caller.on_notify(
+            Received("rs.shop.answer0", {"body": calls.encode_bundle([(request_id, response)])}, sender=sender)
+        )
+
+
+async def asked(line: Silent, to: str = "shop/r1") -> tuple[Caller, asyncio.Task[AnyAnswer]]:
+    caller = Caller(cast(Any, line), "shop", ("b1",))
+    await caller.start()
+    task = asyncio.ensure_future(caller.ask(to, calls.Where(), PATIENCE_S))
+    while not line.events:  # noqa: ASYNC110 - nobody announces it
+        await asyncio.sleep(0)
+    return caller, task
+
+
+FORGERS = {
+    "a writer": Sender("mallory", "writer"),
+    "another replica of the set": Sender("shop/r2", "replica"),
+    "a replica of another set": Sender("stock/r1", "replica"),
+    "a site that is named like the set": Sender("shop", "writer"),
+    "nobody": None,
+}
+
+
+@pytest.mark.parametrize("sender", FORGERS.values(), ids=FORGERS)
+async def test_a_response_counts_only_from_the_replica_that_was_asked(sender: Sender | None) -> None:
+    line = Silent()
+    caller, task = await asked(line)
+    forged = calls.Located(replica="r1", position=666, prepared=())
+
+    line.respond(caller, sender, line.request_id(), forged)
+    line.respond(
+        caller, Sender("shop/r1", "replica"), line.request_id(), calls.Located(replica="r1", position=7, prepared=())
+    )
+
+    assert cast(calls.Located, await task).position == 7
+
+
+async def test_a_replica_responds_under_its_own_name_only() -> None:
+    line = Silent()
+    caller, task = await asked(line, "*")
+
+    line.respond(
+        caller, Sender("shop/r2", "replica"), line.request_id(), calls.Located(replica="r1", position=666, prepared=())
+    )
+    line.respond(
+        caller, Sender("shop/r2", "replica"), line.request_id(), calls.Located(replica="r2", position=7, prepared=())
+    )
+
+    assert cast(calls.Located, await task).replica == "r2"
+
+
+async def test_each_replica_counts_once_for_a_quorum() -> None:
+    line = Silent()
+    caller = Caller(cast(Any, line), "shop", ("b1",))
+    await caller.start()
+    task = asyncio.ensure_future(caller.ask_all(calls.Where(), PATIENCE_S, 2))
+    while not line.events:  # noqa: ASYNC110 - nobody announces it
+        await asyncio.sleep(0)
+
+    for replica in ("r1", "r1", "r2"):
+        located = calls.Located(replica=replica, position=1, prepared=())
+        line.respond(caller, Sender(f"shop/{replica}", "replica"), line.request_id(), located)
+
+    assert sorted(cast(calls.Located, one).replica for one in await task) == ["r1", "r2"]
+
+
+async def test_ids_of_requests_tell_nothing_of_the_next_one() -> None:
+    line = Line()
+    caller = await joined(line)
+
+    await asyncio.gather(*(caller.ask("shop/r1", Read(sql="q", args=b"1"), PATIENCE_S) for _ in range(1000)))
+
+    ids = [request_id for _, body in line.events for request_id, _ in calls.undecoded(body)]
+    assert len(set(ids)) == 1000
+    assert {len(request_id) for request_id in ids} == {16}
+    ones = sum(int.from_bytes(request_id).bit_count() for request_id in set(ids))
+    assert abs(ones - 64_000) < 1_500, "every bit is random"
+
+
+async def test_a_request_that_its_sender_may_not_send_is_denied_and_not_done() -> None:
+    line = Line()
+    caller = Caller(cast(Any, line), "shop", ("b1",))
+
+    class Deny(Open):
+        def check(self, sender: Sender, request: AnyQuestion) -> None:
+            if isinstance(request, Write):
+                raise PermissionDenied("no", who=sender.identity, verb="write", event_type="rs.shop")
+
+    async def nothing(_: Sequence[Write]) -> Sequence[AnyAnswer]:
+        pytest.fail("it must not be done")
+
+    answerer = Answerer(cast(Any, line), "shop", ("b1",), ready, answer, nothing, Deny())
+    await caller.start()
+    await answerer.start()
+
+    with pytest.raises(PermissionDenied) as denied:
+        await caller.ask("shop/r1", Write(tx="t", member=b"m"), PATIENCE_S)
+    assert (denied.value.who, denied.value.verb, denied.value.event_type) == ("shop/r1", "write", "rs.shop")
+    assert isinstance(await caller.ask("shop/r1", Read(sql="q", args=b"1"), PATIENCE_S), ReadDone)
+    with pytest.raises(PermissionDenied):
+        await caller.ask_all(Write(tx="t", member=b"m"), PATIENCE_S, 1)
+
+
+async def test_a_read_that_is_sent_again_before_its_response_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversation, "AGAIN_S", 0.02)
+    done, go_on, repeated = 0, asyncio.Event(), asyncio.Event()
+
+    class Counting(Line):
+        async def publish(self, event_type: EventType, body: dict[str, Any]) -> None:
+            await super().publish(event_type, body)
+            if len(self.events) == 4:
+                repeated.set()
+
+    line = Counting()
+
+    async def slow(question: AnyQuestion, who: str) -> AnyAnswer:
+        nonlocal done
+        done += 1
+        await go_on.wait()
+        return await answer(question, who)
+
+    caller = Caller(cast(Any, line), "shop", ("b1",))
+    await caller.start()
+    await Answerer(cast(Any, line), "shop", ("b1",), ready, slow, write, Open()).start()
+    reading = asyncio.ensure_future(caller.ask("shop/r1", Read(sql="q", args=b"1"), PATIENCE_S))
+    await repeated.wait()
+    await asyncio.sleep(0)  # the last one arrives
+    go_on.set()
+
+    assert isinstance(await reading, ReadDone)
+    assert done == 1

@@ -7,6 +7,7 @@ import pytest
 
 from replication import participant as module
 from replication.participant import ReplicaParticipant
+from tops.digests import BEGINNING
 from tops.effects import Memo
 from tops.messages import EpochId
 from tops.ports import Attempt
@@ -65,7 +66,7 @@ async def test_what_comes_while_it_leaves_gets_no_vote() -> None:
     leaving = asyncio.ensure_future(replica.leave())
     await asyncio.sleep(0)
     later = Memo(EpochId("rs.shop", 8, 1, "b1", 1), "digest", "voter", ())
-    vote = asyncio.ensure_future(replica.prepare_batch(later, ()))
+    vote = asyncio.ensure_future(replica.prepare_batch(later, (), BEGINNING))
     await replica.finish_batch(memo, True)
     await leaving
 

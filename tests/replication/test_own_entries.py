@@ -10,6 +10,7 @@ from adapters import SqliteAdapter
 from replication.events import batch_body
 from replication.participant import ReplicaParticipant
 from tops.changes import Member, Update, encode_member
+from tops.digests import Digests, LogPoint
 from tops.ids import TxId
 from tops.messages import Event, LogEntry, LoggedTx
 from tops.transactions import Scope, ScopeLimit, TxType
@@ -34,6 +35,10 @@ def logged(number: int, *members: Member) -> LogEntry:
     return LogEntry(number, (tx,))
 
 
+def digests(upto: int) -> Digests:
+    return Digests(0, b"".join(bytes([n]) * 16 for n in range(upto + 1)))
+
+
 async def balance(database: SqliteAdapter) -> int:
     return int((await database.read("select bal from accounts")).rows[0]["bal"])
 
@@ -44,9 +49,10 @@ async def test_own_transactions_are_passed_over_and_those_of_others_are_applied(
     await database.write_local(mine)
     participant.own.add(batch_body([encode_member(mine)])["batch"])
 
-    reached = await participant.apply_entries((logged(1, mine), logged(2, theirs)), 2)
+    reached = await participant.apply_entries((logged(1, mine), logged(2, theirs)), 2, "h", digests(2))
 
-    assert reached == 2
+    assert reached == LogPoint("h", 2, "02" * 16)
+    assert await database.point() == reached
     assert await balance(database) == 11
     assert participant.own == set()
 
@@ -57,7 +63,8 @@ async def test_a_batch_that_was_logged_twice_is_known_by_its_keys_the_second_tim
     await database.write_local(mine)
     participant.own.add(batch_body([encode_member(mine)])["batch"])
 
-    reached = await participant.apply_entries((logged(1, mine), logged(2, mine)), 2)
+    reached = await participant.apply_entries((logged(1, mine), logged(2, mine)), 2, "h", digests(2))
 
-    assert reached == 2
+    assert reached == LogPoint("h", 2, "02" * 16)
+    assert await database.point() == reached
     assert await balance(database) == 1

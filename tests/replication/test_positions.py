@@ -6,9 +6,9 @@ from pathlib import Path
 
 from adapters import SqliteAdapter
 from replication.events import write_body
-from replication.marked import Repair, barrier_key
 from replication.participant import ReplicaParticipant
-from tops.changes import Member
+from tops.changes import Barrier, Member, Repair
+from tops.digests import BEGINNING, NO_DIGESTS
 from tops.effects import Memo
 from tops.ids import TxId
 from tops.messages import EpochId, EpochMember, Event
@@ -43,10 +43,10 @@ async def test_whoever_asks_during_a_commit_hears_of_the_number(tmp_path: Path) 
     async with SqliteAdapter(tmp_path / "shop.db", cluster="test", replica_set="shop") as database:
         replica = ReplicaParticipant(database, "rs.shop", "shop-r1", Scope.DISTRIBUTED)
         visitor = replica.visitor = SlowVisitor()
-        barrier = Member(TxId("c.1.1"), (), barrier_key("check"))
+        barrier = Member(TxId("c.1.1"), (), control=Barrier("check"))
         memo = Memo(EpochId("rs.shop", 1, 1, "b1", 1), "digest", "voter", (barrier.tx,))
         member = EpochMember(barrier.tx, 1, (Event("rs.shop", write_body(barrier)),))
-        await replica.prepare_batch(memo, (member,))
+        await replica.prepare_batch(memo, (member,), BEGINNING)
 
         finishing = asyncio.ensure_future(replica.finish_batch(memo, committed=True))
         while not visitor.arrived.is_set():
@@ -67,11 +67,11 @@ async def test_who_waits_for_a_position_goes_on_when_it_is_reached_and_not_befor
         replica = ReplicaParticipant(database, "rs.shop", "shop-r1", Scope.DISTRIBUTED)
         waiting = [asyncio.ensure_future(replica.wait_for(number, 30.0)) for number in (1, 2, 2)]
 
-        await replica.apply_entries((), 1)
+        await replica.apply_entries((), 1, "h", NO_DIGESTS)
         await waiting[0]
         assert not waiting[1].done()
         waiting[2].cancel()
-        await replica.apply_entries((), 2)
+        await replica.apply_entries((), 2, "h", NO_DIGESTS)
         await waiting[1]
 
         assert replica.reached == 2

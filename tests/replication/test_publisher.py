@@ -20,8 +20,8 @@ class Outbox:
         self.entries = entries
         self.empty = asyncio.Event()
 
-    async def unpublished(self, limit: int) -> list[OutboxEntry]:
-        return self.entries[:limit]
+    async def unpublished(self, limit: int, after: int = 0) -> list[OutboxEntry]:
+        return [entry for entry in self.entries if entry.id > after][:limit]
 
     async def mark_published(self, up_to: int) -> None:
         self.entries = [entry for entry in self.entries if entry.id > up_to]
@@ -83,8 +83,8 @@ async def test_what_is_committed_while_the_publisher_looks_counts_as_unpublished
     counted: list[int] = []
 
     class Busy(Outbox):
-        async def unpublished(self, limit: int) -> list[OutboxEntry]:
-            found = await super().unpublished(limit)
+        async def unpublished(self, limit: int, after: int = 0) -> list[OutboxEntry]:
+            found = await super().unpublished(limit, after)
             if not counted:  # behind what the first look finds
                 self.entries.append(entry(2, some("b"), some("c")))
                 publisher.wake(2)
@@ -102,3 +102,30 @@ async def test_what_is_committed_while_the_publisher_looks_counts_as_unpublished
     running.cancel()
 
     assert counted == [3, 2]
+
+
+async def test_what_is_published_stays_in_the_outbox_until_it_has_come_back_from_the_log() -> None:
+    site, outbox = LogSite(), Outbox([entry(1, some("a")), entry(2, some("b"))])
+    publisher, reached = publisher_of(site, outbox), ("h", 0)
+    publisher.reached = lambda: reached
+
+    await publisher._publish_all()
+    await publisher._publish_all()
+    kept = [one.id for one in outbox.entries]
+    reached = ("h", 1)
+    await publisher._publish_all()
+
+    assert (kept, outbox.entries) == ([1, 2], [])
+    assert len(site.batches) == 1, "it is published once"
+
+
+async def test_what_a_log_may_have_lost_is_published_again_when_it_goes_on_in_a_new_history() -> None:
+    site, outbox = LogSite(), Outbox([entry(1, some("a"))])
+    publisher, reached = publisher_of(site, outbox), ("h", 0)
+    publisher.reached = lambda: reached
+    await publisher._publish_all()
+
+    reached = ("new", 5)
+    await publisher._publish_all()
+
+    assert [[one.tx for one in batch] for batch in site.batches] == [["a"], ["a"]]

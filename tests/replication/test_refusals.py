@@ -1,8 +1,10 @@
 """What a coordinator's reason becomes for the writer."""
 
-from replication.refusals import TooFewReplicas, WriteRefused, understand
+from replication.refusals import ChangeNotProved, TooFewReplicas, WriteRefused, describe, understand
+from tops.changes import NotDeterministic
 from tops.constraints import AtLeast, OnlyFrom, unmet
 from tops.errors import Retry
+from tops.ports import Exclusion, Why
 
 
 def test_a_replica_that_the_writer_does_not_know_is_named_with_the_cure() -> None:
@@ -23,3 +25,13 @@ def test_replicas_that_are_missing_are_named() -> None:
 
     assert isinstance(refused, TooFewReplicas)
     assert "missing: shop-r2" in str(refused)
+
+
+def test_a_change_that_is_not_proved_keeps_its_reason_on_the_way() -> None:
+    rejected = NotDeterministic("default", "now() is not known to give the same result everywhere; give the value")
+
+    refused = understand("t", describe(Exclusion(Why.INVALID, "0A000", str(rejected))))
+
+    assert isinstance(refused, ChangeNotProved)
+    assert (refused.why, refused.reason, refused.sqlstate) == ("not-deterministic", "default", "0A000")
+    assert refused.retry is Retry.NEVER

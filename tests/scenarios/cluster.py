@@ -13,6 +13,7 @@ import msgspec
 from tops.core.epochs import EpochOptions
 from tops.core.participation import Wish
 from tops.core.rendezvous import RendezvousOptions
+from tops.digests import BEGINNING
 from tops.effects import Call, Effect, NotifyTx, PrepareTx
 from tops.errors import OutcomeUnknown, TopsError, TransactionAborted
 from tops.event_types import EventType
@@ -227,7 +228,7 @@ class Client:
         """Become a replica: a batch participant of a durable type."""
         database = ReplicaDatabase()
         durable = f"replica-{self.name}"
-        wish = Wish(self.cluster.types[event_type], Filter.everything(), Scope.DISTRIBUTED, durable, replica=0)
+        wish = Wish(self.cluster.types[event_type], Filter.everything(), Scope.DISTRIBUTED, durable, replica=BEGINNING)
         return self._subscribe(wish, database, Scope.DISTRIBUTED)
 
     def _subscribe(self, wish: Wish, database: CallbackDatabase | ReplicaDatabase, scope: Scope) -> Participant:

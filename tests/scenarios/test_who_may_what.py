@@ -1,7 +1,10 @@
 """A private transaction is its initiator's alone, and its events are for its members alone."""
 
+import msgspec
+
 from tests.scenarios.cluster import Cluster, letter_of
 from tops.constraints import MaxParticipants, MinParticipants, OnlyFrom
+from tops.effects import Reject
 from tops.errors import UncheckedTransaction
 from tops.ids import NodeId, TxId
 from tops.messages import (
@@ -15,11 +18,10 @@ from tops.messages import (
     LinkMessage,
     LocalCommitOrdered,
     Publication,
+    PublishInTx,
     TxPublished,
 )
 from tops.transactions import Access, Outcome, Scope, ScopeLimit, TxType
-
-NOBODY = NodeId("")
 
 
 def cluster_of(*sites: str) -> Cluster:
@@ -31,8 +33,7 @@ def cluster_of(*sites: str) -> Cluster:
 def say(cluster: Cluster, site: str, letter: Letter) -> None:
     """A letter to the coordinator of `plain` that the site's library would never write."""
     to = Address(NodeId(cluster.rendezvous("plain")))
-    envelope = Envelope(to=to, sender=Address(NOBODY, site), incarnation=1, body=letter)
-    _send(cluster, site, envelope)
+    _send(cluster, site, Envelope(to=to, body=letter))
 
 
 def spread(cluster: Cluster, site: str, publication: Publication) -> None:
@@ -40,8 +41,6 @@ def spread(cluster: Cluster, site: str, publication: Publication) -> None:
         rendezvous=NodeId(cluster.rendezvous("plain")),
         upward=True,
         early=True,
-        sender=Address(NOBODY),
-        incarnation=1,
         publication=publication,
         lineage=("plain",),
     )
@@ -88,12 +87,12 @@ def test_a_later_life_of_the_initiator_is_not_the_initiator() -> None:
     cluster["S"].subscribe("plain")
     tx = cluster["P"].begin("plain")
     coordinators = cluster.broker(cluster.rendezvous("plain")).core.rendezvous
-    initiator = coordinators.coordinators[tx].initiator
-    later = Address(initiator.broker, initiator.handle, initiator.incarnation + 1)
+    coordinator = coordinators.coordinators[tx]
+    later = msgspec.structs.replace(coordinator.begun_by, incarnation=coordinator.begun_by.incarnation + 1)
 
-    ignored = coordinators.on_letter(commit(tx), later, later.incarnation, 0.0)
+    rejected = coordinators.on_letter(commit(tx), later, coordinator.initiator, 0.0)
 
-    assert ignored == []
+    assert [type(effect) for effect in rejected] == [Reject]
     assert tx in coordinators.coordinators
     cluster["P"].abort(tx)
     cluster.check()
@@ -130,16 +129,30 @@ def test_an_operator_ends_a_private_transaction_of_somebody_else() -> None:
     cluster.check()
 
 
-def test_anybody_who_knows_a_public_transaction_may_end_it() -> None:
-    cluster = cluster_of("P", "S", "X")
+def test_a_public_transaction_is_ended_by_whoever_published_in_it_and_by_nobody_else() -> None:
+    for contributes in (False, True):
+        cluster = cluster_of("P", "S", "X")
+        cluster["S"].subscribe("plain")
+        tx = cluster["P"].begin("plain", access=Access.PUBLIC)
+        if contributes:
+            say(cluster, "X", PublishInTx(tx=tx, request=1, event=Event("plain", {"mark": "x", "key": "a"})))
+
+        say(cluster, "X", abort(tx))
+        cluster.run(1.0)
+
+        assert cluster["P"].told(tx) == ([False] if contributes else [])
+        if not contributes:
+            cluster["P"].abort(tx)
+
+
+def test_ids_of_public_transactions_grow_and_can_not_be_guessed() -> None:
+    cluster = cluster_of("P", "S")
     cluster["S"].subscribe("plain")
-    tx = cluster["P"].begin("plain", access=Access.PUBLIC)
 
-    say(cluster, "X", abort(tx))
-    cluster.settle()
+    numbers = [int(cluster["P"].begin("plain", access=Access.PUBLIC).rpartition(".")[2]) for _ in range(3)]
 
-    assert cluster["P"].told(tx) == [False]
-    cluster.check()
+    assert numbers == sorted(numbers)
+    assert numbers[1] - numbers[0] not in (1, numbers[2] - numbers[1])
 
 
 def _events_to(cluster: Cluster, site: str, tx: TxId) -> list[TxPublished]:

@@ -14,19 +14,22 @@ from tops.security.patterns import _segment_matches
 from tops.security.permissions import DECISIONS_MAX, require_broker
 
 RIGHTS = {
-    "admin": {"advertise", "publish", "subscribe", "begin", "resolve", "administer"},
-    "writer": {"advertise", "publish", "subscribe", "begin"},
-    "reader": {"subscribe"},
-    "replica": {"advertise", "publish", "subscribe", "begin", "resolve"},
-    "broker": {"advertise", "publish", "subscribe", "begin", "resolve"},
-    "unheard-of": set(),
+    "admin": {verb.value for verb in Verb} - {"represent"},
+    "participant": {"subscribe", "read", "advertise", "publish", "begin", "write", "follow", "participate"},
+    "writer": {"subscribe", "read", "advertise", "publish", "begin", "write", "follow"},
+    "reader": {"subscribe", "read"},
+    "service": {"subscribe", "begin", "read", "write", "represent"},
+    "replica": set[str](),  # has rights on the types of its own set only, see below
+    "broker": {verb.value for verb in Verb} - {"operate", "administer", "represent"},
+    "unheard-of": set[str](),
 }
 NAMES = ["orders", "shop.orders", "shop.orders.eu", "Orders", "a b", "shop..orders", ".", "ä.ö", "x" * 255]
 NOT_NAMES = ["", "*", "orders*", "shop.*", "shop.**", "a\x00b", "a\nb", "a\u200bb", "x" * 256, "\ud800"]
 
 
 def someone(role: str, name: str = "someone") -> Identity:
-    return Identity("shop", Kind.BROKER if role == "broker" else Kind.SITE, name, role)
+    kind = {"broker": Kind.BROKER, "replica": Kind.REPLICA}.get(role, Kind.SITE)
+    return Identity("shop", kind, f"stock/{name}" if kind is Kind.REPLICA else name, role)
 
 
 @pytest.mark.parametrize(("verb", "role", "name"), [*itertools.product(Verb, RIGHTS, [*NAMES, EVERYTHING])])
@@ -39,6 +42,20 @@ def test_a_default_role_has_its_verbs_on_every_name_and_no_other(verb: Verb, rol
         with pytest.raises(PermissionDenied, match=f"may not {verb.value}") as refused:
             permissions.check(someone(role), verb, name)
         assert (refused.value.verb, refused.value.event_type) == (verb.value, name)
+
+
+OF_A_REPLICA = {"subscribe", "read", "advertise", "publish", "begin", "write", "follow", "participate", "respond",
+                "originate", "resolve"}  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", Verb)
+def test_a_replica_has_its_verbs_on_the_types_of_its_own_set_and_on_no_other(verb: Verb) -> None:
+    permissions, replica = Permissions(), someone("replica")
+
+    for name in ("rs.stock", "rs.stock.ask0", "rs.stock.answer1"):
+        assert permissions.allowed(replica, verb, name) is (verb.value in OF_A_REPLICA)
+    for name in ("rs", "rs.stocks", "rs.shop", "rs.shop.ask0", "stock", "xrs.stock", EVERYTHING):
+        assert not permissions.allowed(replica, verb, name)
 
 
 @pytest.mark.parametrize(("verb", "role", "name"), [*itertools.product(Verb, RIGHTS, NOT_NAMES)])
@@ -115,7 +132,7 @@ def test_a_pattern_outside_the_grammar_is_refused(text: str) -> None:
         Pattern(text)
 
 
-@pytest.mark.parametrize("text", ["", "publish", "publish ", "write orders", "PUBLISH orders", "publish  **x"])
+@pytest.mark.parametrize("text", ["", "publish", "publish ", "mend orders", "PUBLISH orders", "publish  **x"])
 def test_a_rule_that_can_not_be_read_is_refused_with_the_name_of_its_role(text: str) -> None:
     with pytest.raises(ConfigError, match="role 'billing'"):
         Role.parse("billing", [text])

@@ -85,3 +85,11 @@ def test_the_subject_of_a_request_tells_method_host_and_path_apart() -> None:
 
     assert len(subjects) == 8
     assert request_subject("LOCALHOST:1", "GET", "/") == request_subject("localhost:1", "GET", "/")
+
+
+def test_a_token_of_the_brokers_first_millisecond_counts() -> None:
+    started = START + 0.0004
+    subject = request_subject("127.0.0.1:1", "GET", "/v1/topology")
+    token = make_token(SECRET, TokenKind.REQUEST, subject, started + 0.0001)
+
+    Tokens(SECRET, started).check(token, TokenKind.REQUEST, subject, started + 0.0002)

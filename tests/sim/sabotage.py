@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from tops.core import ballot, epoch_queue, epochs
+from tops.core import ballot, epoch_queue, epochs, log_chain, log_opening
 from tops.core.ballot import Verdict
 from tops.core.callback_epoch import CallbackEpoch
 from tops.core.census import Census
@@ -19,18 +19,21 @@ from tops.core.edge import Edge
 from tops.core.epoch_executor import EpochExecutor
 from tops.core.epoch_queue import EpochQueue
 from tops.core.epochs import EpochCoordinator, Stage
-from tops.core.event_log import EventLog, Repetition
+from tops.core.event_log import EventLog, Relation, Repetition
 from tops.core.link_session import LinkSession
 from tops.core.local_relay import LocalRelay
+from tops.core.log_opening import LogOpenings
 from tops.core.outcomes import Outcomes
 from tops.core.participation import Participation
 from tops.core.rendezvous import Rendezvous
 from tops.core.standing import StandingAnswers
 from tops.core.sub_tx_executor import SubTxExecutor, SubTxState
 from tops.core.tx_coordinator import TxCoordinator
+from tops.digests import NO_DIGEST
 from tops.effects import Effect, Note, Persist
-from tops.ids import hashed
-from tops.messages import EpochId
+from tops.ids import hashed, voter_key
+from tops.messages import EpochId, Sender
+from tops.sim import databases
 from tops.sim.databases import CallbackDatabase, Done
 from tops.transactions import Scope
 
@@ -103,10 +106,10 @@ def votes_are_counted_twice_after_a_reconnection() -> Any:
         self.received = max(self.received, frame.number)
         return frame.messages
 
-    def counting(self: EpochCoordinator, voted: Any, incarnation: int) -> list[Effect]:
+    def counting(self: EpochCoordinator, voted: Any, sender: Sender) -> list[Effect]:
         epoch = self.in_flight.get(voted.epoch.number)
-        if epoch is None or epoch.id != voted.epoch or voted.voter not in epoch.votes:
-            return honest(self, voted, incarnation)
+        if epoch is None or epoch.id != voted.epoch or voter_key(sender.identity, voted.voter) not in epoch.votes:
+            return honest(self, voted, sender)
         repeated[epoch.id] += 1
         enough = len(epoch.votes) + repeated[epoch.id] >= len(epoch.counted)
         return self._resolve(epoch) if enough and epoch.stage is Stage.VOTING else []
@@ -262,17 +265,17 @@ def a_lagging_replica_votes() -> Any:
 def a_dropped_replica_commits_anyway() -> Any:
     honest = EpochExecutor.learn
 
-    def stubborn(self: EpochExecutor, epoch: Any, digest: str, committing: Any) -> list[Effect]:
+    def stubborn(self: EpochExecutor, epoch: Any, digest: str, committing: Any, log_digest: str) -> list[Effect]:
         if self.memo is not None and self.memo.epoch == epoch:
             committing = committing | {hashed(self.memo.voter)}
-        return honest(self, epoch, digest, committing)
+        return honest(self, epoch, digest, committing, log_digest)
 
     return _patched(EpochExecutor, "learn", stubborn)
 
 
 @_sabotage
 def a_repeated_publication_is_logged_again() -> Any:
-    return _patched(EventLog, "recognise", lambda self, origin: Repetition.NEW)
+    return _patched(EventLog, "recognise", lambda self, sender, number: Repetition.NEW)
 
 
 @_sabotage
@@ -301,7 +304,7 @@ def the_census_ignores_its_constraints() -> Any:
 @_sabotage
 def a_dead_participant_is_waited_for_without_end() -> Any:
     return _together(
-        _patched(Rendezvous, "_lose", lambda self, handles, reason: []),
+        _patched(Rendezvous, "_lose", lambda self, keys, reason: []),
         _patched(EpochCoordinator, "on_timer", lambda self, number: []),
         _patched(Rendezvous, "_deadline", lambda self, tx: []),
     )
@@ -331,3 +334,18 @@ def a_second_copy_of_a_transaction_is_executed() -> Any:
         return honest(self, census, lineage, link)
 
     return _patched(Participation, "_census", amnesiac)
+
+
+@_sabotage
+def an_older_journal_is_gone_on_from() -> Any:
+    """As if logs had no digests, and a coordinator that starts asked nobody."""
+
+    def trusting(self: LogOpenings) -> list[Effect]:
+        return [effect for log in self._known.logs.values() for effect in log_opening._fill_gaps(log)]
+
+    return _together(
+        _patched(LogOpenings, "recovered", trusting),
+        _patched(log_chain, "chained", lambda history, before, index, ids: NO_DIGEST),
+        _patched(databases, "chained_digest", lambda history, before, index, ids: NO_DIGEST),
+        _patched(EventLog, "relation", lambda self, point: Relation.PREFIX),
+    )

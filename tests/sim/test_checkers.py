@@ -9,7 +9,7 @@ from tests.scenarios.cluster import Cluster
 from tops.constraints import AtLeast, MinParticipants, OnlyFrom, Required
 from tops.effects import Memo
 from tops.errors import TransactionAborted
-from tops.ids import TxId
+from tops.ids import TxId, voter_of
 from tops.messages import EpochId
 from tops.records import AnyRecord, EpochCommitted, LogAppended
 from tops.sim import checkers
@@ -118,7 +118,7 @@ def drop_voters(run: Run, keep: int) -> None:
 def commits_without(run: Run, name: str) -> None:
     owners = run.world.history.voters
     decided = run.decision(run.bound)
-    kept = frozenset(key for key in decided.committing if owners[key] != name)
+    kept = frozenset(key for key in decided.committing if owners[voter_of(key)] != name)
     run.replace_decision(run.bound, msgspec.structs.replace(decided, committing=kept))
 
 
@@ -136,7 +136,7 @@ def promised_and_left_out(run: Run) -> None:
 
 def decided_without_one_that_promised(run: Run) -> None:
     decided = run.decision(run.free)
-    kept = frozenset(key for key in decided.committing if run.world.history.voters[key] != run.cluster["T"].name)
+    kept = frozenset(key for key in decided.committing if run.world.history.voters[voter_of(key)] != "T")
     run.replace_decision(run.free, msgspec.structs.replace(decided, committing=kept))
     del run.callback("T").committed[run.free]
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.sim.small_worlds import SmallWorld
 from tops.core.participation import Wish
+from tops.digests import BEGINNING
 from tops.effects import Effect
 from tops.filters import Filter
 from tops.ids import NodeId
@@ -32,7 +33,7 @@ def cluster() -> tuple[SmallWorld, SiteApp]:
     everything = Filter.everything()
     for name, broker, compensatable in (("s1", "b1", False), ("s2", "b2", True)):
         app = world.site(name, broker)
-        replica = Wish(DEFINITIONS["set"], everything, Scope.DISTRIBUTED, durable=f"r-{name}", replica=0)
+        replica = Wish(DEFINITIONS["set"], everything, Scope.DISTRIBUTED, durable=f"r-{name}", replica=BEGINNING)
         world.replica(app, replica)
         world.subscribe(app, Wish(DEFINITIONS["plain"], everything), CallbackDatabase(compensatable))
         standing = Wish(DEFINITIONS["other"], everything, Scope.DISTRIBUTED)

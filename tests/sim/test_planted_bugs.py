@@ -16,6 +16,7 @@ QUICK = (
     "a_local_subscriber_is_rolled_back_by_a_distributed_abort",
     "a_lagging_replica_votes",
     "a_repeated_publication_is_logged_again",
+    "an_older_journal_is_gone_on_from",
 )
 
 

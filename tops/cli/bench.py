@@ -21,6 +21,7 @@ BENCHMARKS = {
     "peers": "PostgreSQL, its replication, two-phase commit by hand, Galera, pgpool-II.",
     "dispatch": "Matching events against many subscriptions.",
     "ordering": "Total and causal order across event types.",
+    "seeding": "A replica's first copy, beside pg_dump | psql.",
     "divergence": "Finding the rows in which replicas differ.",
 }
 

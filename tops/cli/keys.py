@@ -13,11 +13,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tops.errors import AuditBroken, TopsError
+from tops.errors import AuditBroken, ConfigError, TopsError
 from tops.security.audit import verify
 from tops.security.authority import Authority, Issued
 from tops.security.certificates import CLOCK_SKEW
-from tops.security.identity import BROKER_ROLE, Identity, Kind
+from tops.security.identity import Identity, Kind, replica_name, role_of_kind
 from tops.security.trust import utc_now
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
@@ -47,9 +47,13 @@ def init(
 
 @app.command()
 def issue(
-    name: Annotated[str, typer.Argument(help="The node's name, as in tops.toml.")],
+    name: Annotated[str | None, typer.Argument(help="A site's or broker's name, as in tops.toml.")] = None,
     kind: Annotated[Kind, typer.Option("--kind", help="What the node is.")] = Kind.SITE,
-    role: Annotated[str | None, typer.Option("--role", help="A site's role; brokers have their own.")] = None,
+    replica_set: Annotated[str | None, typer.Option("--set", help="The replica set of a replica.")] = None,
+    replica: Annotated[str | None, typer.Option("--replica", help="A replica's name in its set.")] = None,
+    role: Annotated[
+        str | None, typer.Option("--role", help="A site's role; brokers and replicas have their own.")
+    ] = None,
     host: Annotated[
         list[str] | None, typer.Option("--host", help="An address that clients use for this broker; repeatable.")
     ] = None,
@@ -58,19 +62,29 @@ def issue(
     folder: Folder = Path("keys"),
 ) -> None:
     """Certify one node and write the folder to copy to it."""
-    if role is None:
-        role = BROKER_ROLE if kind is Kind.BROKER else "writer"
     with _refusals():
         authority, now = Authority(folder), utc_now()
-        identity = Identity(authority.cluster, kind, name, role)
+        canonical = _canonical(kind, name, replica_set, replica)
+        identity = Identity(authority.cluster, kind, canonical, role or role_of_kind(kind, "writer"))
         ends = now + timedelta(days=valid_days)
         bundle = authority.issue(identity, host or [], now - CLOCK_SKEW, ends, now=now, renew=renew)
     typer.echo(f"{identity}: copy {bundle} to its machine")
 
 
+def _canonical(kind: Kind, name: str | None, replica_set: str | None, replica: str | None) -> str:
+    """The name in the certificate: of a replica its set and its name there, of others the name alone."""
+    if kind is Kind.REPLICA:
+        if name is not None or replica_set is None or replica is None:
+            raise ConfigError("a replica is named by --set SET --replica REPLICA")
+        return replica_name(replica_set, replica)
+    if name is None or replica_set is not None or replica is not None:
+        raise ConfigError(f"a {kind.value} is named by NAME; --set and --replica go with --kind replica")
+    return name
+
+
 @app.command()
 def revoke(
-    name_or_serial: Annotated[str, typer.Argument(metavar="NAME|SERIAL")],
+    name_or_serial: Annotated[str, typer.Argument(metavar="NAME|SET/REPLICA|SERIAL")],
     folder: Folder = Path("keys"),
 ) -> None:
     """End all certificates of a name, or one by its serial number."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import secrets
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
@@ -142,7 +143,7 @@ async def _aborted(
 ) -> TxOutcome:
     if event_type is None:
         event_type = str((await _shown(urls, keys, tx)).get("event_type", ""))
-    async with Site.connect(urls, name=operator, keys=keys, timeout_s=TIMEOUT_S) as site:
+    async with Site.connect(urls, name=operator, instance=secrets.token_hex(4), keys=keys, timeout_s=TIMEOUT_S) as site:
         site.know_type(event_type)
         spec = TxSpec(event_type, TxType.DISTRIBUTED, access=Access.PUBLIC)
         return await site.contribute(TxId(tx), spec).abort(reason)
@@ -152,7 +153,7 @@ async def _resolved(
     urls: list[str], keys: Path | None, operator: str, tx: str, event_type: str, force: bool, wait_s: float
 ) -> TxOutcome:
     """What became of it; if it is undecided, that, or what --force makes of it."""
-    async with Site.connect(urls, name=operator, keys=keys, timeout_s=TIMEOUT_S) as site:
+    async with Site.connect(urls, name=operator, instance=secrets.token_hex(4), keys=keys, timeout_s=TIMEOUT_S) as site:
         site.know_type(event_type)
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):

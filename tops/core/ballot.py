@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from tops.constraints import Predicate, constrains_participants, unmet
+from tops.constraints import Predicate, constrains_participants, needs_identity, unmet
 from tops.core.census import Member
 from tops.ids import TxId
 from tops.messages import Address, EpochVoted, Event, TxSpec
@@ -116,7 +116,12 @@ def count_votes(
     # Nobody can be dropped for everybody's sake: leave out the members that are in the way, and try the others again.
     excluded = {tx: reason for e in [differing, *exclusions.values()] for tx, reason in e.items()}
     present = {key: voters[key] for key in exclusions}
-    why_gone = "; ".join(f"{voters[key].identity or key}: {reason}" for key, reason in sorted(gone.items()))
+    # Replicas of a set are named; other participants are known to publishers only where a constraint names them.
+    named = majority_first or any(needs_identity(m.spec.constraints) for m in members)
+    why_gone = "; ".join(
+        f"{(voters[key].identity if named else None) or 'a participant'}: {reason}"
+        for key, reason in sorted(gone.items())
+    )
     for m in members:
         if m.tx not in excluded and (lacking := shortfall(m, required, present, predicates)):
             excluded[m.tx] = f"{lacking} ({why_gone})" if why_gone else lacking

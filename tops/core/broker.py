@@ -6,20 +6,22 @@ coordinator's duties for the types that meet here (`Rendezvous`). The broker tur
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from tops.constraints import Predicate
 from tops.core.edge import Edge, SiteLink
-from tops.core.rendezvous import Rendezvous, RendezvousOptions
+from tops.core.rendezvous import BROKER_ROLE, Rendezvous, RendezvousOptions
 from tops.core.routing import RoutingTable, Topology
-from tops.effects import Disseminate, Effect, Post, Send
+from tops.effects import Disseminate, Effect, Post, Reject, Send
 from tops.errors import InvalidEventType
+from tops.event_types import EventType, set_of_log
 from tops.filters import Filter
 from tops.ids import NodeId, TxId
 from tops.messages import (
     Address,
+    BeginTx,
     CensusOpened,
     CensusReplied,
     Definitions,
@@ -32,6 +34,7 @@ from tops.messages import (
     LogEntry,
     MembershipAnswered,
     ParticipantLost,
+    PeerKnows,
     PeersAsked,
     Publication,
     Published,
@@ -39,7 +42,10 @@ from tops.messages import (
     RouteAdded,
     RouteRemoved,
     RoutesReset,
+    RunOneShot,
+    RunOneShots,
     ScopeChosen,
+    Sender,
     StandingAnswered,
     SubscriptionChanged,
     TxAbandoned,
@@ -62,15 +68,18 @@ class BrokerCore:
         name: NodeId,
         incarnation: int,
         topology: Topology,
+        entropy: Callable[[int], bytes],
         predicates: Mapping[str, Predicate] | None = None,
         options: RendezvousOptions | None = None,
     ) -> None:
+        """`entropy` gives as many random bytes as it is asked for."""
         self.name, self.incarnation, self.topology = name, incarnation, topology
         self.address = Address(name)
+        self.sender = Sender(name, BROKER_ROLE, incarnation=incarnation)
         self.table = RoutingTable()
-        self.edge = Edge(name)
+        self.edge = Edge(name, entropy(32))
         known = {} if predicates is None else predicates  # kept as it is: more may be registered later
-        self.rendezvous = Rendezvous(name, incarnation, known, options or RendezvousOptions())
+        self.rendezvous = Rendezvous(name, incarnation, known, options or RendezvousOptions(), entropy)
         self._letters = self.rendezvous.letters
         self.neighbours: dict[NodeId, int] = {}  # neighbouring brokers -> their incarnation
         self.tx_routes: OrderedDict[TxId, Sequence[NodeId]] = OrderedDict()  # where a transaction was announced
@@ -86,13 +95,14 @@ class BrokerCore:
         )
         return [Send(neighbour, RoutesReset(routes=routes))]
 
-    def site_up(self, site: NodeId, incarnation: int, now: float) -> list[Effect]:
-        """A site is there. If it is a new life of a known one, the old one is gone for good."""
-        known = self.edge.sites.get(site)
+    def site_up(self, sender: Sender, now: float) -> list[Effect]:
+        """A site is there; all its messages are stamped with `sender`. If it is a new incarnation of a known one, the
+        old one is gone for good."""
+        known = self.edge.sites.get(sender.node)
         effects: list[Effect] = []
-        if known is not None and known.incarnation != incarnation:
-            effects = self.site_lost(site, now)
-        self.edge.connect(site, incarnation)
+        if known is not None and known.incarnation != sender.incarnation:
+            effects = self.site_lost(known.name, now)
+        self.edge.connect(sender)
         return effects
 
     def site_lost(self, name: NodeId, now: float) -> list[Effect]:
@@ -101,11 +111,17 @@ class BrokerCore:
         if site is None:
             return []
         effects = self._announce_changes(self.table.forget_link(name))
-        for broker, handles in sorted(site.contacts.items()):
-            lost = ParticipantLost(handles=tuple(sorted(handles)))
-            died = PublisherLost(site=name, incarnation=site.incarnation)
+        lost = ParticipantLost(address=site.address)
+        died = PublisherLost(site=name, incarnation=site.incarnation)
+        for broker in sorted(site.contacts):
             effects += self._post(Address(broker), lost, now) + self._post(Address(broker), died, now)
         return effects
+
+    def definition_of(self, event_type: str) -> EventType | None:
+        """What events of a type look like that meets here; None for all others, whatever somebody has told of them."""
+        types = self.rendezvous.types
+        known = types.whole_if_known(event_type)
+        return known if known is not None and self.topology.rendezvous(types.family(event_type)) == self.name else None
 
     # ------------------------------------------------------------------------------------------------------ messages
 
@@ -123,27 +139,28 @@ class BrokerCore:
         if type(message) is Dissemination:
             if message.upward:
                 return self._ascend(message, link, now)
-            return self._descend(message.publication, message.lineage, message.rendezvous, exclude=link)
+            return self._descend(message.publication, message.lineage, message.rendezvous, message.sender, exclude=link)
         if isinstance(message, RouteAdded | RouteRemoved | RoutesReset):
             return self._routes_changed(link, message)
         return []
 
     def _from_site(self, site: SiteLink, message: LinkMessage, now: float) -> list[Effect]:
         if type(message) is Dissemination:
-            if not _may_publish(site, message.publication):
+            publication = _stamped(site, message.publication)
+            if publication is None:
                 return []
-            self.edge.claim(site, site.name, message.rendezvous)
+            site.contacts.add(message.rendezvous)
             if message.rendezvous == self.name:
-                effects = self.rendezvous.on_publication(message.publication, site.address, site.incarnation, now)
-                return self._carry_out(effects, now)  # its publisher may subscribe to it, too
+                effects = self.rendezvous.on_publication(publication, site.sender, site.address, now)
+                return self._carry_out(effects, now, sender=site.sender)  # its publisher may subscribe to it, too
             stamped = Dissemination(
                 rendezvous=message.rendezvous,
                 upward=True,
                 early=message.early,
-                sender=site.address,
-                incarnation=site.incarnation,
-                publication=message.publication,
+                publication=publication,
                 lineage=message.lineage,
+                reply_to=site.address,
+                sender=site.sender,
             )
             return self._ascend(stamped, None, now)
         if isinstance(message, ScopeChosen):
@@ -153,11 +170,11 @@ class BrokerCore:
         return []
 
     def _letter_from_site(self, site: SiteLink, envelope: Envelope, now: float) -> list[Effect]:
-        """Only under a name of its own, and with this broker's word for where the sender is."""
+        """With this broker's word for who the sender is and where it is reached; what the site claims is not read."""
         to, body = envelope.to, envelope.body
-        sender = self.edge.claim(site, envelope.sender.handle, to.broker)
-        if sender is None:
-            return []
+        if (foreign := _begun_for_another(site, body)) is not None:
+            return [foreign]
+        site.contacts.add(to.broker)
         released: list[Effect] = []
         if type(body) is StandingAnswered:
             self.edge.on_standing(site, body)
@@ -166,15 +183,15 @@ class BrokerCore:
             released = self._release(site.name, held) if held else released
         handler = self._letters.get(type(body)) if to == self.address else None
         if handler is None:
-            stamped = Envelope(to=to, sender=sender, incarnation=site.incarnation, body=body)
+            stamped = Envelope(to=to, body=body, reply_to=site.address, sender=site.sender)
             return released + self._route(stamped, now)
-        effects = handler(body, sender, site.incarnation, now)
+        effects = handler(body, site.sender, site.address, now)
         carried = self._carry_out(effects, now) if effects else effects
         return released + carried if released else carried
 
     def _release(self, site: NodeId, held: list[Publication]) -> list[Effect]:
         """What was held back until it was known what the site takes."""
-        return [Send(site, self._downward(p, (), self.name)) for p in held]
+        return [Send(site, self._downward(p, (), self.name, None)) for p in held]
 
     # ---------------------------------------------------------------------------------------------------- letters
 
@@ -187,8 +204,11 @@ class BrokerCore:
             delivered = self._deliver(envelope)
             return [] if delivered is None else [delivered]
         if type(envelope.body) is PeersAsked:
-            return [Send(s, envelope) for s in self.edge.subscribers_of(envelope.body.epoch.event_type)]
-        effects = self.rendezvous.on_letter(envelope.body, envelope.sender, envelope.incarnation, now)
+            asked = Envelope(to=to, body=envelope.body, reply_to=envelope.reply_to)  # sites do not learn who asks
+            return [Send(s, asked) for s in self.edge.subscribers_of(envelope.body.epoch.event_type)]
+        if envelope.sender is None:
+            return []
+        effects = self.rendezvous.on_letter(envelope.body, envelope.sender, envelope.reply_to, now)
         return self._carry_out(effects, now)
 
     def _deliver(self, envelope: Envelope) -> Effect | None:
@@ -199,32 +219,47 @@ class BrokerCore:
             return None
         if type(body) is MembershipAnswered and body.state is TxState.ABORTED:
             self.edge.dropped_out(site, body.tx)
+        if type(body) is PeerKnows and not self._is_peer(envelope.sender, body.epoch.event_type):
+            return _no_peer(envelope.sender, body) if envelope.sender is not None else None
+        if envelope.sender is not None:
+            envelope = Envelope(to=to, body=body, reply_to=envelope.reply_to)  # sites do not learn who writes to them
         return Send(site.name, envelope)
+
+    def _is_peer(self, sender: Sender | None, family: str) -> bool:
+        """Whether a decision that this sender passes on counts: in a set's log only its replicas' word does."""
+        members = set_of_log(family)
+        return sender is not None and (not members or sender.replica_set == members)
 
     def post(self, to: Address, letter: Letter, now: float) -> list[Effect]:
         """A letter of the broker itself, not of a coordinator."""
         return self._post(to, letter, now)
 
     def _post(self, to: Address, letter: Letter, now: float) -> list[Effect]:
-        return self._route(Envelope(to=to, sender=self.address, incarnation=self.incarnation, body=letter), now)
+        return self._route(Envelope(to=to, body=letter, reply_to=self.address, sender=self.sender), now)
 
     def _carry_out(
-        self, effects: list[Effect], now: float, done: Publication | None = None, exclude: NodeId | None = None
+        self,
+        effects: list[Effect],
+        now: float,
+        done: Publication | None = None,
+        exclude: NodeId | None = None,
+        sender: Sender | None = None,
     ) -> list[Effect]:
-        """Turn the coordinator's wishes into messages. `done` has been passed to the subtree behind `exclude`."""
+        """Turn the coordinator's wishes into messages. `done` has been passed to the subtree behind `exclude`; what is
+        to be disseminated comes from `sender`."""
         carried: list[Effect] = []
         for effect in effects:
             if type(effect) is Post:
                 to = effect.to
-                envelope = Envelope(to=to, sender=self.address, incarnation=self.incarnation, body=effect.letter)
                 if to.broker != self.name or not to.handle:
-                    carried += self._route(envelope, now)
-                elif (delivered := self._deliver(envelope)) is not None:
+                    carried += self._post(to, effect.letter, now)
+                elif (delivered := self._deliver(Envelope(to=to, body=effect.letter))) is not None:
                     carried.append(delivered)
             elif type(effect) is Disseminate:
                 publication = effect.publication
                 lineage = self.rendezvous.types.lineage_as_known(publication.event_type)
-                carried += self._descend(publication, lineage, self.name, exclude if publication is done else None)
+                passed = exclude if publication is done else None
+                carried += self._descend(publication, lineage, self.name, sender, passed)
             else:
                 carried.append(effect)
         return carried
@@ -236,24 +271,33 @@ class BrokerCore:
         # A broker behind the link has passed it to its own subtree.
         passed = link if dissemination.early else None
         if dissemination.rendezvous == self.name:
-            effects = self.rendezvous.on_publication(publication, dissemination.sender, dissemination.incarnation, now)
-            return self._carry_out(effects, now, publication, passed)
+            sender = dissemination.sender
+            if sender is None:
+                return []
+            effects = self.rendezvous.on_publication(publication, sender, dissemination.reply_to, now)
+            return self._carry_out(effects, now, publication, passed, sender)
         hop = self.topology.next_hop(self.name, dissemination.rendezvous)
         up: list[Effect] = [] if hop is None else [Send(hop, dissemination)]
         if dissemination.early:
-            return self._descend(publication, dissemination.lineage, dissemination.rendezvous, exclude=passed) + up
+            lineage, rendezvous = dissemination.lineage, dissemination.rendezvous
+            return self._descend(publication, lineage, rendezvous, dissemination.sender, exclude=passed) + up
         return up
 
     def _descend(
-        self, publication: Publication, lineage: tuple[str, ...], rendezvous: NodeId, exclude: NodeId | None
+        self,
+        publication: Publication,
+        lineage: tuple[str, ...],
+        rendezvous: NodeId,
+        sender: Sender | None,
+        exclude: NodeId | None,
     ) -> list[Effect]:
         if type(publication) is EventsPublished:
-            return self._descend_events(publication, lineage, rendezvous, exclude)
+            return self._descend_events(publication, lineage, rendezvous, sender, exclude)
         if type(publication) is not Published:
             return self._descend_in_tx(publication, lineage, rendezvous, exclude)
         links = self.table.interested(lineage, publication.event.body)
         skip = (exclude, self.topology.next_hop(self.name, rendezvous))
-        downward = self._downward(publication, lineage, rendezvous)
+        downward = self._downward(publication, lineage, rendezvous, sender)
         return [Send(link, downward) for link in links if link not in skip]
 
     def _descend_in_tx(
@@ -264,7 +308,7 @@ class BrokerCore:
         links = self._announce(publication, lineage) if type(publication) is CensusOpened else self.tx_routes.get(tx)
         if not links:
             return []
-        downward = self._downward(publication, lineage, rendezvous)
+        downward = self._downward(publication, lineage, rendezvous, None)
         effects: list[Effect] = []
         sites, pass_on = edge.sites, edge.pass_on
         for link in links:
@@ -289,11 +333,16 @@ class BrokerCore:
         return links
 
     def _descend_events(
-        self, published: EventsPublished, lineage: tuple[str, ...], rendezvous: NodeId, exclude: NodeId | None
+        self,
+        published: EventsPublished,
+        lineage: tuple[str, ...],
+        rendezvous: NodeId,
+        sender: Sender | None,
+        exclude: NodeId | None,
     ) -> list[Effect]:
         """Several events at once; they are looked into only where somebody wants a part of them."""
         skip = (exclude, self.topology.next_hop(self.name, rendezvous))
-        whole = self._downward(published, lineage, rendezvous)
+        whole = self._downward(published, lineage, rendezvous, sender)
         links = self.table.interested_in_all(lineage)
         if links is not None:
             return [Send(link, whole) for link in links if link not in skip]
@@ -310,24 +359,30 @@ class BrokerCore:
             message = whole
             if len(bodies) < len(published.bodies):
                 part = msgspec.structs.replace(published, bodies=tuple(bodies))
-                message = self._downward(part, lineage, rendezvous)
+                message = self._downward(part, lineage, rendezvous, sender)
             effects.append(Send(link, message))
         return effects
 
-    def _downward(self, publication: Publication, lineage: tuple[str, ...], rendezvous: NodeId) -> Dissemination:
+    def _downward(
+        self, publication: Publication, lineage: tuple[str, ...], rendezvous: NodeId, sender: Sender | None
+    ) -> Dissemination:
+        """Publishers are anonymous to subscribers unless the type says otherwise."""
         return Dissemination(
             rendezvous=rendezvous,
             upward=False,
             early=False,
-            sender=self.address,
-            incarnation=self.incarnation,
             publication=publication,
             lineage=lineage,
+            sender=sender if sender is not None and self.table.discloses_sender(lineage) else None,
         )
 
     # ------------------------------------------------------------------------------------------------ subscriptions
 
     def _subscribed(self, site: SiteLink, changed: SubscriptionChanged, now: float) -> list[Effect]:
+        if changed.filter is not None and (reason := self._beyond_quota(site, changed)) is not None:
+            name = changed.definitions[-1].name
+            subject = f"subscription {changed.subscription}"
+            return [Reject(site.sender, "subscribe", name, reason, subject, code="quota")]
         former = self.edge.subscribe(site, changed)
         touched: set[str] = set()
         if former is not None:
@@ -338,9 +393,20 @@ class BrokerCore:
             refusal = self._add_route(site.name, changed.definitions, changed.filter)
             if refusal is not None:
                 refused = TypeAnswered(event_type=name, refusal=refusal)
-                return self._post(Address(self.name, site.name), refused, now)
+                return self._post(site.address, refused, now)
             touched.add(name)
         return self._announce_changes(touched)
+
+    def _beyond_quota(self, site: SiteLink, changed: SubscriptionChanged) -> str | None:
+        quotas, who = self.rendezvous.node.options.quotas, site.sender.accountable
+        if self.edge.is_beyond(quotas.subscriptions, site, changed.subscription):
+            return f"{who} has {quotas.subscriptions} subscriptions here, which is the quota: end some first"
+        if self.edge.is_beyond_bytes(quotas.filter_bytes, site, changed):
+            return (
+                f"the filters of the subscriptions of {who} here take over {quotas.filter_bytes} bytes with this one, "
+                "which is the quota: use shorter ones, or end some first"
+            )
+        return None
 
     def _add_route(self, link: NodeId, definitions: Definitions, interest: Filter) -> str | None:
         try:
@@ -391,15 +457,39 @@ class BrokerCore:
         """One record of the journal, in order, before anything else."""
         self.rendezvous.recover(record)
 
-    def recovered(self, now: float, *, torn: bool) -> list[Effect]:
-        """The journal has been read to its end, or, if that was `torn` in a crash, to where it was cut off."""
-        return self._carry_out(self.rendezvous.recovered(torn), now)
+    def recovered(self, now: float) -> list[Effect]:
+        """The journal has been read to its end."""
+        return self._carry_out(self.rendezvous.recovered(), now)
 
 
-def _may_publish(site: SiteLink, publication: Publication) -> bool:
-    """Sites publish events, and announce and fill transactions of their own life; the rest comes from coordinators."""
-    if type(publication) is Published or type(publication) is EventsPublished:
-        return True
-    if type(publication) is not TxPublished and type(publication) is not CensusOpened:
-        return False
-    return publication.tx.startswith(site.own_transactions)
+def _no_peer(sender: Sender, body: PeerKnows) -> Reject:
+    """A decision that a site passes on without being a member of the set."""
+    reason = f"{sender.node} passes on a decision on {body.epoch}, and is no replica of that set"
+    return Reject(sender, "participate", body.epoch.event_type, reason)
+
+
+def _begun_for_another(site: SiteLink, body: Letter) -> Reject | None:
+    """A transaction that a site wants to begin under an id that is not its own."""
+    if type(body) is RunOneShots:
+        foreign = next((one.tx for one in body.transactions if not site.begins(one.tx)), None)
+    elif type(body) is BeginTx or type(body) is RunOneShot:
+        foreign = None if site.begins(body.tx) else body.tx
+    else:
+        return None
+    if foreign is None:
+        return None
+    reason = f"{site.name} can't begin {foreign!r}: ids of its transactions begin with {site.own_transactions!r}"
+    return Reject(site.sender, "begin", body.spec.event_type, reason, f"tx {foreign}")
+
+
+def _stamped(site: SiteLink, publication: Publication) -> Publication | None:
+    """Sites publish events, and announce and fill transactions of their own incarnation; the rest comes from
+    coordinators. Events get a pseudonym of the site, under which they are counted."""
+    if type(publication) is Published:
+        return Published(event=publication.event, origin=site.origin(publication.origin))
+    if type(publication) is EventsPublished:
+        origin = site.origin(publication.origin)
+        return EventsPublished(event_type=publication.event_type, bodies=publication.bodies, origin=origin)
+    if type(publication) is TxPublished or type(publication) is CensusOpened:
+        return publication if site.begins(publication.tx) else None
+    return None

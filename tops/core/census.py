@@ -10,15 +10,16 @@ from collections.abc import Mapping
 import msgspec
 
 from tops.constraints import Predicate, admits, constrains_participants, unmet
-from tops.ids import Pseudonym, TxId, hashed
+from tops.ids import Pseudonym, TxId, hashed, voter_of
 from tops.messages import Address, TxSpec
 
 
 class Member(msgspec.Struct):
     """A distributed participant, as the coordinator knows it.
 
-    `key` is what it votes under: its pseudonym, or the name of its standing answer. `counts` is False for the
-    initiator's own resources: they must commit, but they are no participant that a constraint counts.
+    `key` is what it votes under, bound to its identity: its pseudonym, or the name of its standing answer. `identity`
+    is None where no constraint needs it. `counts` is False for the initiator's own resources: they must commit, but
+    they are no participant that a constraint counts.
     """
 
     key: str
@@ -28,6 +29,11 @@ class Member(msgspec.Struct):
     incarnation: int
     counts: bool = True
     standing: bool = False
+
+    @property
+    def voter(self) -> str:
+        """Its own name for itself, which is all that it learns."""
+        return voter_of(self.key)
 
 
 class Census(msgspec.Struct, eq=False):

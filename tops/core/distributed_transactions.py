@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from tops.constraints import needs_identity
 from tops.core.ballot import ReadyTx
 from tops.core.census import Census, Member
 from tops.core.event_coordinator import EventCoordinator
@@ -9,8 +10,9 @@ from tops.core.known_types import KnownTypes
 from tops.core.open_transactions import OpenTransactions, RendezvousNode
 from tops.core.outcomes import Outcomes
 from tops.core.tx_coordinator import TxCoordinator
-from tops.effects import Disseminate, Effect, Post
-from tops.ids import NodeId, TxId
+from tops.effects import Disseminate, Effect, Post, Reject
+from tops.event_types import set_of_log
+from tops.ids import NodeId, TxId, voter_key
 from tops.messages import (
     Address,
     BeginTx,
@@ -21,6 +23,7 @@ from tops.messages import (
     OneShot,
     ParticipantAborted,
     RunOneShots,
+    Sender,
     TxAbandoned,
     TxOpened,
     TxOutcome,
@@ -40,29 +43,33 @@ class DistributedTransactions:
     ) -> None:
         self._node, self._known, self._open, self._outcomes = node, known, transactions, outcomes
 
-    def on_begin(self, m: BeginTx, sender: Address, incarnation: int, now: float) -> list[Effect]:
+    def on_begin(self, m: BeginTx, sender: Sender, at: Address, now: float) -> list[Effect]:
         known = self._open.coordinators.get(m.tx)
         if known is not None:  # asked again: the answer may have been lost
             opened = TxOpened(tx=m.tx, state=known.state, life=known.life)
-            return [] if known.state is TxState.CENSUS else [Post(sender, opened)]
+            return [] if known.state is TxState.CENSUS else [Post(at, opened)]
+        if self.holds(m.tx, m.spec.event_type):
+            return []  # a late repetition: it is decided, and its end is about to be told
         if self._outcomes.is_refused(m.tx):
-            return [Post(sender, TxOpened(tx=m.tx, state=TxState.ABORTED, reason="it ended already"))]
+            return [Post(at, TxOpened(tx=m.tx, state=TxState.ABORTED, reason="it ended already"))]
         refusal = self._known.refusal(m.spec)
         if refusal is not None:
-            return [Post(sender, TxOpened(tx=m.tx, state=TxState.ABORTED, reason=refusal))]
-        coordinator = self.coordinator(m.tx, m.spec, sender)
-        self._open.publishers[m.tx] = (NodeId(sender.handle), incarnation)
+            return [Post(at, TxOpened(tx=m.tx, state=TxState.ABORTED, reason=refusal))]
+        if (rejection := self._open.rejection(m.tx, m.spec, sender)) is not None:
+            return [rejection, Post(at, TxOpened(tx=m.tx, state=TxState.ABORTED, reason=rejection.reason))]
+        coordinator = self.coordinator(m.tx, m.spec, sender, at)
+        self._open.publishers[m.tx] = (sender.node, sender.incarnation)
         if m.own is not None:
-            own = Member(m.own, m.own, None, sender, incarnation, counts=False)
+            own = Member(voter_key(sender.identity, m.own), m.own, None, at, sender.incarnation, counts=False)
             coordinator.census.answer(own)
         return self.open(coordinator)
 
     def coordinator(
-        self, tx: TxId, spec: TxSpec, initiator: Address, numbering: EventCoordinator | None = None
+        self, tx: TxId, spec: TxSpec, sender: Sender, at: Address, numbering: EventCoordinator | None = None
     ) -> TxCoordinator:
         census = Census(tx, spec, self._node.predicates)
         keep_events = spec.event_type in self._known.logs_of
-        coordinator = TxCoordinator(tx, spec, initiator, census, keep_events, numbering)
+        coordinator = TxCoordinator(tx, spec, sender, at, census, keep_events, numbering)
         self._open.coordinators[tx] = coordinator
         return coordinator
 
@@ -82,7 +89,7 @@ class DistributedTransactions:
             return effects + self.commit(coordinator, None)
         return effects
 
-    def on_one_shots(self, m: RunOneShots, sender: Address) -> list[Effect]:
+    def on_one_shots(self, m: RunOneShots, sender: Sender, at: Address) -> list[Effect]:
         spec, effects = m.spec, list[Effect]()
         refusal = self._known.refusal(spec)
         ready: dict[TxId, ReadyTx] = {}
@@ -91,29 +98,29 @@ class DistributedTransactions:
             tx = one.tx
             alive = tx in self._open or (at_it is not None and at_it.holds(tx))
             if alive or self._outcomes.is_refused(tx):
-                effects += self._outcomes.ask(tx, sender, alive)
+                effects += self._outcomes.ask(tx, at, alive)
             elif refusal is not None:
-                effects += self._outcomes.settle(TxOutcome(tx=tx, outcome=Outcome.ABORTED, reason=refusal), sender)
+                effects += self._outcomes.settle(TxOutcome(tx=tx, outcome=Outcome.ABORTED, reason=refusal), at)
             elif spec.census is not None:
-                coordinator = self.coordinator(tx, spec, sender, EventCoordinator(tx, spec.event_type))
+                coordinator = self.coordinator(tx, spec, sender, at, EventCoordinator(tx, spec.event_type))
                 coordinator.one_shot = one.events
                 effects += self.open(coordinator)
             else:
-                ready.setdefault(tx, ReadyTx(tx, spec, sender, len(one.events), one.events, one.events))
+                ready.setdefault(tx, ReadyTx(tx, spec, at, len(one.events), one.events, one.events))
         if not ready:
             return effects
         epochs = self._known.epochs_of(spec)
         if epochs.log is None:
             for r in ready.values():
-                effects += self._announce_one_shot(OneShot(r.tx, r.logged_events), spec, sender)
+                effects += self._announce_one_shot(OneShot(r.tx, r.logged_events), spec, at)
         return effects + epochs.submit(*ready.values())
 
-    def _announce_one_shot(self, one: OneShot, spec: TxSpec, sender: Address) -> list[Effect]:
+    def _announce_one_shot(self, one: OneShot, spec: TxSpec, at: Address) -> list[Effect]:
         """Local and non-transactional subscribers take a one-shot as they take any transaction."""
         if spec.limit is ScopeLimit.DISTRIBUTED:
             return []
         census = CensusOpened(
-            tx=one.tx, spec=spec, coordinator=self._node.me, incarnation=self._node.incarnation, initiator=sender
+            tx=one.tx, spec=spec, coordinator=self._node.me, incarnation=self._node.incarnation, initiator=at
         )
         effects: list[Effect] = [Disseminate(census)]
         for sequence, event in enumerate(one.events, start=1):
@@ -124,11 +131,19 @@ class DistributedTransactions:
             effects.append(Disseminate(order))
         return effects
 
-    def on_replied(self, m: CensusReplied, sender: Address, incarnation: int, now: float) -> list[Effect]:
+    def on_replied(self, m: CensusReplied, sender: Sender, at: Address, now: float) -> list[Effect]:
         coordinator = self._open.coordinators.get(m.tx)
         if coordinator is None:
-            return [membership(m.tx, m.pseudonym, TxState.ABORTED, sender)]
-        member = Member(m.pseudonym, m.pseudonym, m.identity, sender, incarnation)
+            return [membership(m.tx, m.pseudonym, TxState.ABORTED, at)]
+        if m.event_type != coordinator.spec.event_type:
+            return []  # its right to take part was looked up under another type
+        members = set_of_log(self._known.families.get(m.event_type, m.event_type))
+        if members and sender.replica_set != members:
+            reason = f"{sender.node} is no replica of {members!r}: only its replicas take part in {m.event_type!r}"
+            return [Reject(sender, "participate", m.event_type, reason, f"tx {m.tx}")]
+        named = needs_identity(coordinator.spec.constraints)
+        key, identity = voter_key(sender.identity, m.pseudonym), sender.identity if named else None
+        member = Member(key, m.pseudonym, identity, at, sender.incarnation)
         return self._go_on(coordinator, coordinator.on_replied(member))
 
     def on_event(self, coordinator: TxCoordinator, published: TxPublished) -> list[Effect]:
@@ -147,7 +162,9 @@ class DistributedTransactions:
 
     def settled(self, ready: ReadyTx, committed: bool) -> list[Effect]:
         """An epoch decided one of its members."""
-        coordinator = self._open.coordinators.pop(ready.tx, None)
+        coordinator = self._open.coordinators.get(ready.tx)
+        if coordinator is not None:
+            del self._open.coordinators[ready.tx]
         self._open.publishers.pop(ready.tx, None)
         if coordinator is not None:
             return coordinator.settled(committed)
@@ -190,29 +207,29 @@ class DistributedTransactions:
             return epochs.abort(tx, reason)
         return []
 
-    def on_participant_aborted(
-        self, m: ParticipantAborted, sender: Address, incarnation: int, now: float
-    ) -> list[Effect]:
-        coordinator = self._open.coordinators.get(m.tx)
-        member = coordinator.members.get(m.voter) if coordinator is not None else None
-        if coordinator is None or member is None or member.incarnation != incarnation:
+    def on_participant_aborted(self, m: ParticipantAborted, sender: Sender, at: Address, now: float) -> list[Effect]:
+        coordinator, key = self._open.coordinators.get(m.tx), voter_key(sender.identity, m.voter)
+        member = coordinator.members.get(key) if coordinator is not None else None
+        if coordinator is None or member is None or member.incarnation != sender.incarnation:
+            return []
+        if m.event_type != coordinator.spec.event_type:
             return []
         if coordinator.state is TxState.COMMITTING:
-            return self._known.epochs_of(coordinator.spec).drop([m.voter], m.reason)
-        return self._go_on(coordinator, coordinator.on_participant_lost(m.voter, m.reason))
+            return self._known.epochs_of(coordinator.spec).drop([key], m.reason)
+        return self._go_on(coordinator, coordinator.on_participant_lost(key, m.reason))
 
     def on_census_over(self, tx: TxId) -> list[Effect]:
         """The census's time has passed."""
         coordinator = self._open.coordinators.get(tx)
         return [] if coordinator is None else self._go_on(coordinator, coordinator.close_census())
 
-    def on_lost(self, handles: Iterable[str], reason: str) -> list[Effect]:
+    def on_lost(self, keys: Iterable[str], reason: str) -> list[Effect]:
         """Participants that are gone take no part in what is not being voted on yet."""
         effects: list[Effect] = []
         for coordinator in list(self._open.coordinators.values()):
-            for handle in handles:
-                if handle in coordinator.members and coordinator.tx in self._open.coordinators:
-                    effects += self._go_on(coordinator, coordinator.on_participant_lost(handle, reason))
+            for key in keys:
+                if key in coordinator.members and coordinator.tx in self._open.coordinators:
+                    effects += self._go_on(coordinator, coordinator.on_participant_lost(key, reason))
         return effects
 
     def on_publisher_lost(self, life: tuple[NodeId, int], reason: str) -> list[Effect]:

@@ -1,9 +1,13 @@
 """The edge of the overlay: what a broker keeps for the sites that are connected to it.
 
-It knows each site's subscriptions and the handles that the site goes by, and it is the guard of private transactions:
+It knows each site's subscriptions and the stamp that all its messages get, and it is the guard of private transactions:
 events of a transaction reach only sites that have chosen to take them, and are held back until they have.
+
+Other nodes reach a site by its handle: a pseudonym that this broker makes with a secret of its own, so that a handle
+tells other sites nothing, and no site can claim another's.
 """
 
+import hmac
 from collections import OrderedDict
 from collections.abc import Iterable
 
@@ -15,8 +19,10 @@ from tops.messages import (
     Address,
     CensusOpened,
     LocalCommitOrdered,
+    Origin,
     Publication,
     ScopeChosen,
+    Sender,
     StandingAnswered,
     SubscriptionChanged,
     TxBegan,
@@ -26,7 +32,6 @@ from tops.messages import (
 from tops.transactions import Scope, granted_scope
 
 WITHHELD_MAX = 10_000
-HANDLES_MAX = 10_000  # names that a site takes part under; each interactive transaction brings a new one
 TRANSACTIONS_MAX = 10_000  # a site's open ones; whose end was lost with a broker makes room for newer ones
 NONE, DISTRIBUTED = Scope.NONE, Scope.DISTRIBUTED  # looked at with every message
 
@@ -58,76 +63,81 @@ class SiteLink(msgspec.Struct):
     """A site that is connected here."""
 
     name: NodeId
-    incarnation: int
+    sender: Sender  # what every message of the site is stamped with
     address: Address
     subscriptions: dict[int, SubscriptionChanged] = {}
+    filter_bytes: dict[int, int] = {}  # of these subscriptions
     secrets: dict[int, bytes] = {}  # of standing answers, by subscription: they tell who was turned away
-    handles: OrderedDict[str, Address] = msgspec.field(default_factory=OrderedDict)  # the latest used last
-    contacts: dict[NodeId, set[str]] = {}  # rendezvous brokers it wrote to, and under which handles
+    contacts: set[NodeId] = set()  # rendezvous brokers that it wrote to: they are told when it is gone
     transactions: OrderedDict[TxId, Taken] = msgspec.field(default_factory=OrderedDict)
     own_transactions: str = ""  # how the ids of transactions begin that this life of the site begins
 
     def __post_init__(self) -> None:
-        self.own_transactions = tx_id(self.name, self.incarnation, 0).removesuffix("0")
+        self.own_transactions = tx_id(self.name, self.sender.incarnation, 0).removesuffix("0")
+
+    @property
+    def incarnation(self) -> int:
+        return self.sender.incarnation
+
+    def begins(self, tx: TxId) -> bool:
+        """Whether a transaction of that id is one that this incarnation of the site may begin."""
+        return tx.startswith(self.own_transactions)
+
+    def origin(self, claimed: Origin) -> Origin:
+        """Which of the site's publications; of what it says only the number counts."""
+        return Origin(claimed.family, claimed.number, self.address.handle, self.sender.incarnation)
 
 
 class Edge:
     """The sites of one broker."""
 
-    def __init__(self, broker: NodeId) -> None:
-        self.broker = broker
+    def __init__(self, broker: NodeId, secret: bytes) -> None:
+        self.broker, self._secret = broker, secret
         self.sites: dict[NodeId, SiteLink] = {}
         self.owners: dict[str, SiteLink] = {}  # by handle
 
-    def connect(self, name: NodeId, incarnation: int) -> None:
-        """A site is there, for the first time or again; a new life of it knows nothing of the old one's handles."""
+    def connect(self, sender: Sender) -> None:
+        """A site is there, for the first time or again."""
+        name = sender.node
         known = self.sites.get(name)
-        if known is None or known.incarnation != incarnation:
+        if known is None or known.incarnation != sender.incarnation:
             self.forget(name)
-            address = Address(self.broker, name, incarnation)
-            self.sites[name] = self.owners[name] = SiteLink(name, incarnation, address)
+            handle = hmac.digest(self._secret, f"{name} {sender.incarnation}".encode(), "sha256")[:16].hex()
+            address = Address(self.broker, handle, sender.incarnation)
+            self.sites[name] = self.owners[handle] = SiteLink(name, sender, address)
 
     def forget(self, name: NodeId) -> SiteLink | None:
         site = self.sites.pop(name, None)
         if site is not None:
-            for handle in (name, *site.handles):
-                self.owners.pop(handle, None)
+            del self.owners[site.address.handle]
         return site
 
-    def claim(self, site: SiteLink, handle: str, broker: NodeId) -> Address | None:
-        """The site's address under this handle, if it may write to that broker under it: its own, or one that nobody
-        else has here.
+    def is_beyond(self, quota: int, site: SiteLink, subscription: int) -> bool:
+        """Whether one more subscription of this site's identity is too many."""
+        if subscription in site.subscriptions:
+            return False
+        accountable = site.sender.accountable
+        own = [s for s in self.sites.values() if s.sender.accountable == accountable]
+        return sum(len(s.subscriptions) for s in own) >= quota
 
-        The broker must hear when the site is gone."""
-        handles = site.handles
-        if handle in site.contacts.get(broker, ()):  # it is the site's for as long as it stands there
-            if handle == site.name:
-                return site.address
-            handles.move_to_end(handle)
-            return handles[handle]
-        if self.owners.setdefault(handle, site) is not site:
-            return None
-        site.contacts.setdefault(broker, set()).add(handle)
-        if handle == site.name:
-            return site.address
-        address = handles[handle] = Address(self.broker, handle, site.incarnation)
-        handles.move_to_end(handle)
-        if len(handles) > HANDLES_MAX:
-            self._disown(site, handles.popitem(last=False)[0])
-        return address
-
-    def _disown(self, site: SiteLink, handle: str) -> None:
-        """A participant's name that was not used for long; whoever still waits under it makes itself heard again."""
-        self.owners.pop(handle, None)
-        for handles in site.contacts.values():
-            handles.discard(handle)
+    def is_beyond_bytes(self, quota: int, site: SiteLink, changed: SubscriptionChanged) -> bool:
+        """Whether the filters of this site's identity, this one among them, are too large together."""
+        size = 0 if changed.filter is None else changed.filter.encoded_bytes()
+        if not size:
+            return False
+        accountable = site.sender.accountable
+        own = [s for s in self.sites.values() if s.sender.accountable == accountable]
+        held = sum(sum(s.filter_bytes.values()) for s in own) - site.filter_bytes.get(changed.subscription, 0)
+        return held + size > quota
 
     def subscribe(self, site: SiteLink, changed: SubscriptionChanged) -> tuple[str, Filter] | None:
         """Keep or end a subscription; returns the former one's route, which is to be removed."""
         former = site.subscriptions.pop(changed.subscription, None)
         site.secrets.pop(changed.subscription, None)
+        site.filter_bytes.pop(changed.subscription, None)
         if changed.filter is not None:
             site.subscriptions[changed.subscription] = changed
+            site.filter_bytes[changed.subscription] = changed.filter.encoded_bytes()
         if former is None or former.filter is None or former.durable:
             return None
         return former.definitions[-1].name, former.filter

@@ -10,7 +10,7 @@ import msgspec
 from tops.constraints import Predicate
 from tops.core.ballot import ReadyTx, suffice
 from tops.core.census import Member
-from tops.ids import TxId, hashed
+from tops.ids import TxId, hashed_voter
 from tops.messages import Address, EpochId, EpochVoted, TxOutcome
 from tops.transactions import Outcome
 
@@ -116,7 +116,7 @@ def outcomes_of(epoch: Epoch, log_number: int | None) -> list[tuple[TxOutcome, A
 
 def hashed_all(keys: frozenset[str]) -> frozenset[str]:
     """A committing set as it is shown to voters."""
-    return frozenset(map(hashed, keys))
+    return frozenset(map(hashed_voter, keys))
 
 
 def member_digest(transactions: Iterable[TxId]) -> str:

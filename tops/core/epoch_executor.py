@@ -13,12 +13,15 @@ from enum import Enum
 
 from tops.core.calls import Calls
 from tops.core.doubt import Doubt
+from tops.digests import Digests, LogPoint
 from tops.effects import (
+    Alarm,
     ApplyEntries,
     BatchPrepared,
     CancelTimer,
     Effect,
     FinishBatch,
+    HistoryJudged,
     Memo,
     Post,
     PrepareBatch,
@@ -32,6 +35,8 @@ from tops.messages import (
     EpochMember,
     EpochVoted,
     Event,
+    HistoryDiffers,
+    HistoryRejected,
     LogDelivered,
     LogEntry,
     PrepareEpoch,
@@ -56,13 +61,17 @@ class EpochExecutor:
     def __init__(
         self,
         subscription: int,
-        position: int,
+        name: str,
+        coordinator: NodeId,
+        point: LogPoint,
         calls: Calls,
         brokers: Sequence[NodeId],
         doubt_s: float,
         progressed: Callable[[bool], list[Effect]],
     ) -> None:
-        self.subscription, self.position = subscription, position
+        self.subscription, self.name, self.coordinator = subscription, name, coordinator
+        self.point = point  # what the database holds
+        self.rejected = False  # the database holds another history than the coordinator's log
         self.work = Work.IDLE
         self.memo: Memo | None = None  # of the epoch in RUNNING, PROMISED or FINISHING
         self.doubt: Doubt | None = None
@@ -75,7 +84,19 @@ class EpochExecutor:
         self._log: dict[tuple[int, int], LogDelivered] = {}
         self._leaving = False
         self._accepted: tuple[TxId, ...] = ()  # of the epoch that is promised: what this replica does not exclude
+        self._prepared_digest = ""  # of the log with that epoch, if it is not a promise found after a crash
+        self._decided_digest = ""  # of the log, as the decision names it
         self._committed: OrderedDict[int, tuple[TxId, ...]] = OrderedDict()  # the latest numbers
+
+    @property
+    def position(self) -> int:
+        return self.point.index
+
+    @property
+    def decided(self) -> int:
+        """The highest index that is surely decided: nothing is prepared before its predecessor is."""
+        promised = [memo.epoch.number - 1 for memo in (self.memo, *self.doubts) if memo is not None]
+        return max([self.position, *promised])
 
     @property
     def received(self) -> int:
@@ -110,7 +131,10 @@ class EpochExecutor:
         return self._go_on()
 
     def _start(self, prepare: PrepareEpoch) -> list[Effect]:
+        if prepare.before.digest != self.point.digest:
+            return self._differs(prepare.epoch.event_type, prepare.before)
         self._held, self._decision, self.work = None, None, Work.RUNNING
+        before = LogPoint(prepare.before.history, self.position, self.point.digest)
         self.memo = Memo(prepare.epoch, prepare.digest, prepare.voter, tuple([m.tx for m in prepare.members]))
         members, missing = self._with_events(prepare.members)
         memo = self.memo
@@ -118,11 +142,11 @@ class EpochExecutor:
         def prepared(result: BatchPrepared) -> list[Effect]:
             excluded = {**missing, **result.excluded}
             accepted = [tx for tx in memo.transactions if tx not in excluded] if excluded else memo.transactions
-            self._accepted = tuple(accepted)
+            self._accepted, self._prepared_digest = tuple(accepted), result.log_digest
             return self._prepared(memo, _aligned(result, memo, missing), excluded)
 
         call = self._calls.open(prepared)
-        return [PrepareBatch(self.subscription, call, memo, members)]
+        return [*self._agrees(), PrepareBatch(self.subscription, call, memo, members, before)]
 
     def _with_events(self, members: Sequence[EpochMember]) -> tuple[tuple[EpochMember, ...], dict[TxId, str]]:
         """Members with their events; those whose events did not all arrive are excluded."""
@@ -159,14 +183,16 @@ class EpochExecutor:
     # --------------------------------------------------------------------------------------------------- the decision
 
     def on_decided(self, decided: EpochDecided) -> list[Effect]:
-        return self.learn(decided.epoch, decided.digest, decided.committing)
+        return self.learn(decided.epoch, decided.digest, decided.committing, decided.log_digest)
 
-    def learn(self, epoch: EpochId, digest: str, committing: frozenset[str]) -> list[Effect]:
+    def learn(self, epoch: EpochId, digest: str, committing: frozenset[str], log_digest: str) -> list[Effect]:
         """The decision on an attempt, from the coordinator or a peer who heard it."""
         if self._held is not None and self._held.epoch == epoch:
             self._held = None
         if self.memo is None or self.memo.epoch != epoch or self.memo.digest != digest:
             return []
+        if self.memo.epoch == epoch:
+            self._decided_digest = log_digest
         if self.work is Work.RUNNING:
             self._decision = committing
             return []
@@ -177,20 +203,33 @@ class EpochExecutor:
         if memo is None:
             return []
         committed = hashed(memo.voter) in committing
+        differs: list[Effect] = []
+        decided, prepared = self._decided_digest, self._prepared_digest
+        if committed and decided and prepared and decided != prepared:
+            # Another set of members than what was decided: whatever led to that, it must not become part of the log.
+            committed = False
+            text = f"{memo.epoch}: prepared {prepared[:8]}, decided was {decided[:8]}: rolled back, taken from the log"
+            differs = [Alarm("other-history", text)]
         self.work = Work.FINISHING
 
-        def finished(_: object) -> list[Effect]:
-            return self._finished(memo, committed)
+        def finished(point: LogPoint | None) -> list[Effect]:
+            return self._finished(memo, committed, point, decided)
 
         call = self._calls.open(finished)
         effects: list[Effect] = [CancelTimer(self.doubt.timer)] if self.doubt is not None else []
-        return [*effects, FinishBatch(self.subscription, call, memo, committed)]
+        return [*effects, *differs, FinishBatch(self.subscription, call, memo, committed)]
 
-    def _finished(self, memo: Memo, committed: bool) -> list[Effect]:
+    def _finished(self, memo: Memo, committed: bool, point: LogPoint | None, decided: str) -> list[Effect]:
         self.work, self.memo, self.doubt = Work.IDLE, None, None
+        self._prepared_digest = self._decided_digest = ""
         effects: list[Effect] = []
-        if committed:
-            self.position = max(self.position, memo.epoch.number)
+        if committed and point is not None:
+            if point.index > self.position:
+                self.point = point
+            if decided and point.index == memo.epoch.number and point.digest != decided:
+                # Prepared before a crash, with other members than what was decided.
+                log = LogPoint(point.history, point.index, decided)
+                effects += self._differs(memo.epoch.event_type, log)
             self._committed[memo.epoch.number] = self._accepted
             if len(self._committed) > COMMITTED_KEPT:
                 self._committed.popitem(last=False)
@@ -214,33 +253,78 @@ class EpochExecutor:
         self._log[delivered.after, delivered.upto] = delivered
         return self._go_on()
 
-    def _next_entries(self) -> tuple[tuple[LogEntry, ...], int]:
-        """What continues at our position without a gap, and how far; what came while we were busy is taken together.
+    def _next_entries(self) -> list[Effect]:
+        """What continues at our position without a gap; what came while we were busy is taken together.
 
-        Deliveries that we are past are dropped, those beyond a gap wait."""
+        Deliveries that we are past are dropped, those beyond a gap wait. One that does not continue what the database
+        holds is of another history: nothing of it is applied."""
         entries: list[LogEntry] = []
-        upto = self.position
+        upto, digest, history = self.position, self.point.digest, ""
+        packed = bytearray.fromhex(digest)
         for after, end in sorted(self._log):
             if after > upto or len(entries) >= ENTRIES_AT_ONCE:
                 break
             delivered = self._log.pop((after, end))
-            if end > upto:
-                entries += [entry for entry in delivered.entries if entry.number > upto]
-                upto = end
-        return tuple(entries), upto
+            if end <= upto:
+                continue
+            digests = Digests(after, delivered.digests)
+            found = digests.at(upto)
+            if found != digest:
+                log = LogPoint(delivered.history, upto, found or "")
+                return self._differs(delivered.event_type, log)
+            entries += [entry for entry in delivered.entries if entry.number > upto]
+            packed += digests.behind(upto)
+            upto, history = end, delivered.history
+            digest = digests.at(end) or ""
+        if upto == self.position:
+            return []
+        return self._agrees() + self._apply(tuple(entries), upto, history, Digests(self.position, bytes(packed)))
 
-    def _apply(self, entries: tuple[LogEntry, ...], upto: int) -> list[Effect]:
+    def _apply(self, entries: tuple[LogEntry, ...], upto: int, history: str, digests: Digests) -> list[Effect]:
         self.work = Work.APPLYING
 
-        def applied(position: int) -> list[Effect]:
-            self.work, self.position = Work.IDLE, max(self.position, position)
+        def applied(point: LogPoint) -> list[Effect]:
+            self.work = Work.IDLE
+            if point.index > self.position:
+                self.point = point
             for entry in entries:
                 for logged in entry.transactions:
                     self.collected.pop(logged.tx, None)
             return ([] if self._leaving else self._progressed(not self._log)) + self._go_on()
 
         call = self._calls.open(applied)
-        return [ApplyEntries(self.subscription, call, entries, upto)]
+        return [ApplyEntries(self.subscription, call, entries, upto, history, digests)]
+
+    # ------------------------------------------------------------------------------------------------ other histories
+
+    def on_rejected(self, rejected: HistoryRejected) -> list[Effect]:
+        """The coordinator compared our point with its log."""
+        return self._differs(rejected.event_type, rejected.point)
+
+    def _differs(self, event_type: str, log: LogPoint) -> list[Effect]:
+        """Nothing is voted on or applied on top of another history; what comes next is looked at anew."""
+        self._held = None
+        self._log.clear()
+        if self.rejected:
+            return []
+        self.rejected = True
+        problem = (
+            f"the database holds {self.point} of {event_type}, and the log of coordinator {self.coordinator} has "
+            f"{log}: nothing is applied; if this database is the wrong one, stop the replica, empty its database and "
+            f"start it again, then it gets a copy of another one"
+        )
+        report = HistoryDiffers(name=self.name, event_type=event_type, point=self.point)
+        return [
+            Alarm("other-history", problem),
+            HistoryJudged(self.subscription, problem),
+            Post(Address(self.coordinator), report),
+        ]
+
+    def _agrees(self) -> list[Effect]:
+        if not self.rejected:
+            return []
+        self.rejected = False
+        return [HistoryJudged(self.subscription, "")]
 
     # -------------------------------------------------------------------------------------------------- what is next
 
@@ -249,6 +333,8 @@ class EpochExecutor:
         if self.work is Work.PROMISED and self._held is not None and self.memo is not None:
             if self._held.epoch.number == self.memo.epoch.number:
                 # A newer attempt at the same number: preparing it undoes the old one.
+                if self._held.before.digest != self.point.digest:
+                    return self._differs(self._held.epoch.event_type, self._held.before)
                 effects: list[Effect] = [CancelTimer(self.doubt.timer)] if self.doubt is not None else []
                 return effects + self._start(self._held)
             return []
@@ -258,9 +344,8 @@ class EpochExecutor:
             return self._resume_doubt()
         if self._leaving:
             return []
-        entries, upto = self._next_entries()
-        if upto > self.position:
-            return self._apply(entries, upto)
+        if effects := self._next_entries():
+            return effects
         if self._held is not None:
             if self._held.epoch.number <= self.position:
                 self._held = None
@@ -287,7 +372,7 @@ class EpochExecutor:
 
     def _resume_doubt(self) -> list[Effect]:
         self.memo = self.doubts.popleft()
-        self._accepted = self.memo.transactions
+        self._accepted, self._prepared_digest = self.memo.transactions, ""
         self.work = Work.PROMISED
         self.doubt = Doubt(self.memo, self._brokers, self._doubt_s)
         return self.doubt.ask()

@@ -12,7 +12,7 @@ import msgspec
 from tops.core.epoch import hashed_all
 from tops.core.event_log import EventLog
 from tops.effects import Effect, Persist, Post, ReadLog, SetTimer
-from tops.ids import TxId
+from tops.ids import TxId, voter_of
 from tops.messages import Address, EpochDecided, EpochId, FinishNoted, LogEntry
 from tops.records import FinishesNoted
 
@@ -47,13 +47,13 @@ class EpochMemory:
         """The number came to nothing: there is no commit that anybody could ask for."""
         self._open.pop(number, None)
 
-    def on_finished(self, epoch: EpochId, voter: str, sender: Address) -> list[Effect]:
+    def on_finished(self, epoch: EpochId, key: str, at: Address) -> list[Effect]:
         """A voter has carried out a commit: noted with the next ones, or told that it is noted already."""
         decided = self.decided.get(epoch)
-        if decided is None or voter not in decided.committing:
-            return [Post(sender, FinishNoted(epoch=epoch, voter=voter))]
+        if decided is None or key not in decided.committing:
+            return [Post(at, FinishNoted(epoch=epoch, voter=voter_of(key)))]
         first = not self.notes
-        self.notes[epoch, voter] = None
+        self.notes[epoch, key] = None
         return [self._write_soon] if first else []
 
     def write_notes(self) -> list[Effect]:
@@ -80,8 +80,8 @@ class EpochMemory:
         """A voter in doubt asks about an epoch that is not in flight."""
         if self.log is None:
             known = self.decided.get(epoch)
-            committing = known.committing if known is not None else frozenset()
-        elif epoch.number in self.log.missing or (self.log.lost is not None and epoch.number > self.log.lost.end):
+            committing = hashed_all(known.committing) if known is not None else frozenset()
+        elif epoch.number in self.log.missing or (self.log.opening is not None and epoch.number > self.log.opening.end):
             return []  # a replica may have committed it: only who heard the decision can tell
         elif epoch.number > self.log.last_number or epoch.number in self.log.tail or epoch.number in self.log.undecided:
             committing = _committing(self.log.tail.get(epoch.number), epoch)
@@ -91,14 +91,19 @@ class EpochMemory:
             if (epoch, digest, voter, asker) not in questions:
                 questions.append((epoch, digest, voter, asker))
             return [ReadLog(self.event_type, QUESTION, epoch.number, epoch.number)]
-        return [told(epoch, digest, voter, committing, asker)]
+        return [told(epoch, digest, voter, committing, asker, self.log_digest(epoch.number))]
+
+    def log_digest(self, number: int) -> str:
+        """What the log holds up to there; empty if it is not kept any more, or there is no log."""
+        return (self.log.chain.at(number) or "") if self.log is not None else ""
 
     def on_read(self, entries: tuple[LogEntry, ...]) -> list[Effect]:
         """What the disk knows about the numbers that were asked for."""
         effects: list[Effect] = []
         for entry in entries:
             for epoch, digest, voter, asker in self.questions.pop(entry.number, ()):
-                effects.append(told(epoch, digest, voter, _committing(entry, epoch), asker))
+                committing = _committing(entry, epoch)
+                effects.append(told(epoch, digest, voter, committing, asker, self.log_digest(entry.number)))
         return effects
 
 
@@ -107,7 +112,9 @@ def _committing(entry: LogEntry | None, epoch: EpochId) -> frozenset[str]:
     return entry.committing if entry is not None and entry.epoch == epoch else frozenset()
 
 
-def told(epoch: EpochId, digest: str, voter: str, committing: frozenset[str], asker: Address) -> Effect:
+def told(
+    epoch: EpochId, digest: str, voter: str, committing: frozenset[str], asker: Address, log_digest: str
+) -> Effect:
     """The decision, for one who asked."""
-    decided = EpochDecided(epoch=epoch, digest=digest, voter=voter, committing=hashed_all(committing))
+    decided = EpochDecided(epoch=epoch, digest=digest, voter=voter, committing=committing, log_digest=log_digest)
     return Post(asker, decided)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from tops.constraints import Predicate
+from tops.constraints import Predicate, needs_identity
 from tops.core.ballot import ReadyTx, Verdict, count_votes, suffice
 from tops.core.census import Member
 from tops.core.epoch import Epoch, EpochOptions, Stage, fits, hashed_all, is_enough, member_digest, outcomes_of
@@ -24,8 +24,9 @@ from tops.core.event_log import EventLog
 from tops.core.late_voters import LateVoters
 from tops.core.outcomes import Outcomes
 from tops.core.standing import StandingAnswers
-from tops.effects import Alarm, CancelTimer, Effect, Note, Persist, Post, SetTimer
-from tops.ids import NodeId, TxId
+from tops.digests import BEGINNING
+from tops.effects import Alarm, CancelTimer, Effect, Note, Persist, Post, Reject, SetTimer
+from tops.ids import NodeId, TxId, hashed_voter, voter_key, voter_of
 from tops.messages import (
     Address,
     EpochDecided,
@@ -36,6 +37,8 @@ from tops.messages import (
     LogEntry,
     LoggedTx,
     PrepareEpoch,
+    Sender,
+    StaleJournal,
     TxOutcome,
     VotesMissing,
 )
@@ -94,7 +97,15 @@ class EpochCoordinator:
         """Transactions are ready to be prepared; they start at once, and together, if nothing is in their way."""
         self.waiting.ready.extend(ready)
         self.held.update([r.tx for r in ready])
+        if self.log is not None and self.log.stale is not None:
+            return self.reject_all(self.log.stale)
         return self.start()
+
+    def reject_all(self, stale: StaleJournal) -> list[Effect]:
+        """No index is given out: nothing waits for one."""
+        waiting = list(self.waiting.ready)
+        self.waiting.ready.clear()
+        return [effect for ready in waiting for effect in self._settle_abort(ready, str(stale), stale)]
 
     def withdraw(self, tx: TxId) -> bool:
         """Take back a transaction that has not been sent out to be prepared."""
@@ -126,7 +137,7 @@ class EpochCoordinator:
         """A log takes one epoch at a time. Without one, interactive transactions neither wait nor are waited for:
         their publishers may take long to say what is to become of them."""
         if self.log is not None:
-            return not self.in_flight and self.log.lost is None
+            return not self.in_flight and self.log.opening is None
         interactive = self.waiting.ready[0].members is not None
         return interactive or all(m.members is not None for e in self.in_flight.values() for m in e.members)
 
@@ -140,8 +151,8 @@ class EpochCoordinator:
             if self.standing.answers.keys() <= voters.keys():
                 asked = voters  # nobody is left who could join
             else:
-                gap, unheard = self.options.join_gap, self.log.unheard
-                joiners = self.standing.joiners(group[0].spec, number, gap, unheard)
+                barred = self.log.unheard.keys() | self.log.differing
+                joiners = self.standing.joiners(group[0].spec, number, self.options.join_gap, barred)
                 asked = {**voters, **{key: m for key, m in joiners.items() if key not in self.late}}
         else:
             self.volatile_number += 1
@@ -164,10 +175,18 @@ class EpochCoordinator:
         self.in_flight[number] = Epoch(epoch_id, digest, group, voters, counted)
         window = self.options.sync_window_s if self.log is not None else group[0].spec.vote_timeout_s
         noted = self.memory.open(number) if self.log is None else 0
+        before = BEGINNING if self.log is None else self.log.chain.end
         effects: list[Effect] = [
             Post(
                 voters[key].address,
-                PrepareEpoch(epoch=epoch_id, digest=digest, voter=key, members=members, noted=noted),
+                PrepareEpoch(
+                    epoch=epoch_id,
+                    digest=digest,
+                    voter=voters[key].voter,
+                    members=members,
+                    noted=noted,
+                    before=before,
+                ),
             )
             for key in sorted(voters)
         ]
@@ -176,18 +195,21 @@ class EpochCoordinator:
 
     # ----------------------------------------------------------------------------------------------------- the votes
 
-    def on_voted(self, voted: EpochVoted, incarnation: int) -> list[Effect]:
-        epoch = self.in_flight.get(voted.epoch.number)
+    def on_voted(self, voted: EpochVoted, sender: Sender) -> list[Effect]:
+        """A vote counts under the name that was asked, bound to the identity that its stamp states."""
+        epoch, key = self.in_flight.get(voted.epoch.number), voter_key(sender.identity, voted.voter)
         if epoch is None or epoch.stage is not VOTING:
-            return self.late.on_voted(voted, incarnation)
+            return self.late.on_voted(voted, key, sender.incarnation)
         if epoch.id != voted.epoch or epoch.digest != voted.digest:
             return []  # another attempt's; its voter asks, or hears of a newer one
-        member = epoch.voters.get(voted.voter)
-        if member is None or member.incarnation != incarnation:
+        member = epoch.voters.get(key)
+        if member is None:
+            return [_not_asked(epoch, sender, "voted")]
+        if member.incarnation != sender.incarnation:
             return []
-        if not epoch.awaits(voted.voter) or not fits(voted, epoch.members):
+        if not epoch.awaits(key) or not fits(voted, epoch.members):
             return []
-        epoch.votes[voted.voter] = voted
+        epoch.votes[key] = voted
         if self.log is not None and is_enough(epoch, self.standing.in_sync, self.predicates):
             return self._apply(epoch, Verdict(frozenset(epoch.votes), {}))
         return self._resolve(epoch) if epoch.everyone_voted() else []
@@ -357,7 +379,7 @@ class EpochCoordinator:
                 ]
             ),
             epoch=epoch.id,
-            committing=epoch.committing,
+            committing=hashed_all(epoch.committing),
         )
         self.log.fill(entry)
         # Who was asked or is unreachable and does not commit is lagging from this number on; who joined is in sync.
@@ -368,26 +390,33 @@ class EpochCoordinator:
         return LogAppended(event_type=self.event_type, entry=entry, in_sync=in_sync if changed else None)
 
     def _decided(self, epoch: Epoch, key: str, committing: frozenset[str]) -> Effect:
-        decided = EpochDecided(epoch=epoch.id, digest=epoch.digest, voter=key, committing=committing)
+        log_digest = self.memory.log_digest(epoch.id.number) if committing else ""
+        voter = epoch.voters[key].voter
+        decided = EpochDecided(
+            epoch=epoch.id, digest=epoch.digest, voter=voter, committing=committing, log_digest=log_digest
+        )
         return Post(epoch.voters[key].address, decided)
 
     def _undo(self, epoch: Epoch) -> list[Effect]:
         return [self._decided(epoch, key, frozenset()) for key in sorted(epoch.voters)]
 
-    def _settle_abort(self, ready: ReadyTx, reason: str) -> list[Effect]:
-        outcome = TxOutcome(tx=ready.tx, outcome=Outcome.ABORTED, reason=reason)
+    def _settle_abort(self, ready: ReadyTx, reason: str, stale: StaleJournal | None = None) -> list[Effect]:
+        outcome = TxOutcome(tx=ready.tx, outcome=Outcome.ABORTED, reason=reason, stale=stale)
         self.held.discard(ready.tx)
         return self.outcomes.settle(outcome, ready.publisher) + self.settled(ready, False)
 
     # ----------------------------------------------------------------------------------------------------- finishing
 
-    def on_finished(self, finished: EpochFinished, sender: Address) -> list[Effect]:
-        effects = self.memory.on_finished(finished.epoch, finished.voter, sender) if finished.note else []
-        if finished.voter in self.late:
-            effects += self._late_finished(finished)
+    def on_finished(self, finished: EpochFinished, sender: Sender, at: Address) -> list[Effect]:
+        key = voter_key(sender.identity, finished.voter)
+        effects = self.memory.on_finished(finished.epoch, key, at) if finished.note else []
+        if key in self.late:
+            effects += self._late_finished(finished, key)
         epoch = self.in_flight.get(finished.epoch.number)
         if epoch is not None and epoch.id == finished.epoch:
-            epoch.finished.add(finished.voter)
+            if key not in epoch.voters:
+                return [*effects, _not_asked(epoch, sender, "finished")]
+            epoch.finished.add(key)
             self._write_outcomes(epoch)  # while the others are at it
             if epoch.stage is FINISHING and epoch.committing <= epoch.finished:
                 effects += self._end(epoch, void=False) + self.start()
@@ -400,19 +429,20 @@ class EpochCoordinator:
             for outcome, _ in epoch.outcomes:
                 self.outcomes.remember(outcome)
 
-    def _late_finished(self, finished: EpochFinished) -> list[Effect]:
+    def _late_finished(self, finished: EpochFinished, key: str) -> list[Effect]:
         """A replica whose vote nobody waited for has committed; with everything that is decided it is in sync again."""
         number, standing = finished.epoch.number, self.standing
-        effects = self.late.on_finished(finished)
+        effects = self.late.on_finished(finished, key)
         if number not in self.in_flight and not self.late.any_of(number):
             effects.append(CancelTimer(("epoch", self.event_type, number)))
-        answer = standing.answers.get(finished.voter)
-        if answer is None or answer.identity is None or not answer.replica or self.log is None:
+        answer = standing.answers.get(key)
+        if answer is None or not answer.replica or self.log is None:
             return effects
         answer.position = max(answer.position or 0, number)
         entry, elsewhere = self.log.tail.get(number), self.in_flight.keys() - {number}
         is_last = number == self.log.decided_upto and entry is not None and entry.epoch == finished.epoch
-        if is_last and not elsewhere and self.log.lost is None and answer.identity not in self.log.unheard:
+        barred = self.log.unheard.keys() | self.log.differing
+        if is_last and not elsewhere and self.log.opening is None and answer.identity not in barred:
             standing.in_sync |= {answer.identity}
             effects.append(Note(InSyncChanged(event_type=self.event_type, in_sync=standing.in_sync)))
         return effects
@@ -441,7 +471,7 @@ class EpochCoordinator:
         effects: list[Effect] = []
         if not self.late.any_of(number):
             effects.append(CancelTimer(("epoch", self.event_type, number)))
-        pending = tuple(sorted(epoch.voters[k].identity or k for k in epoch.committing - epoch.finished))
+        pending = tuple(sorted(self._shown(epoch, key) for key in epoch.committing - epoch.finished))
         if pending:
             epoch.outcomes = [(msgspec.structs.replace(o, pending=pending), to) for o, to in epoch.outcomes]
             for outcome, _ in epoch.outcomes:
@@ -457,18 +487,25 @@ class EpochCoordinator:
             effects += self.log.pump_all()
         return effects
 
+    def _shown(self, epoch: Epoch, key: str) -> str:
+        """A voter as publishers see it: by its name where a set or a constraint names it, else by a pseudonym."""
+        named = self.log is not None or any(needs_identity(m.spec.constraints) for m in epoch.members)
+        return (epoch.voters[key].identity if named else None) or hashed_voter(key)
+
     # -------------------------------------------------------------------------------------------- questions, recovery
 
-    def on_asked(self, epoch: EpochId, digest: str, voter: str, asker: Address) -> list[Effect]:
+    def on_asked(self, epoch: EpochId, digest: str, key: str, asker: Address) -> list[Effect]:
         """A voter in doubt. No record means abort, unless we are still at it."""
         live = self.in_flight.get(epoch.number)
         if live is not None and live.id == epoch:
-            if voter in live.voters:
-                live.voters[voter].address = asker  # it may have moved to another broker
+            if key in live.voters:
+                live.voters[key].address = asker  # it may have moved to another broker
             if live.stage is VOTING:
                 return []
-            return [told(epoch, digest, voter, live.decided, asker), *self.late.on_asked(epoch, voter)]
-        return self.memory.answer(epoch, digest, voter, asker) + self.late.on_asked(epoch, voter)
+            decided, log_digest = hashed_all(live.decided), self.memory.log_digest(epoch.number)
+            answer = told(epoch, digest, voter_of(key), decided, asker, log_digest)
+            return [answer, *self.late.on_asked(epoch, key)]
+        return self.memory.answer(epoch, digest, voter_of(key), asker) + self.late.on_asked(epoch, key)
 
     def on_read(self, entries: tuple[LogEntry, ...]) -> list[Effect]:
         """What the disk knows about the numbers that were asked for."""
@@ -477,9 +514,9 @@ class EpochCoordinator:
     def recover(self, record: LogAppended | EpochCommitted | FinishesNoted | InSyncChanged) -> None:
         """Replay one record of the journal."""
         match record:
-            case LogAppended(entry=entry, in_sync=in_sync):
+            case LogAppended(entry=entry, in_sync=in_sync, publisher=publisher):
                 if self.log is not None:
-                    self.log.fill(entry)
+                    self.log.fill(entry, publisher)
                 if in_sync is not None:
                     self.standing.in_sync = in_sync
                 for logged in entry.transactions:
@@ -493,3 +530,9 @@ class EpochCoordinator:
             case FinishesNoted(finished=finished):
                 for epoch, voter in finished:
                     self.memory.forget(epoch, voter)
+
+
+def _not_asked(epoch: Epoch, sender: Sender, act: str) -> Effect:
+    """Nobody was asked under this name and identity: the message speaks for a voter that its sender is not."""
+    reason = f"{sender.node} {act} in {epoch.id} under a name that is none of its voters'"
+    return Reject(sender, "participate", epoch.id.event_type, reason)

@@ -22,6 +22,7 @@ class EventCoordinator(msgspec.Struct, eq=False):
     last_sequence: int = 0
     state: TxState = CENSUS
     publishing: set[tuple[NodeId, int]] = set()  # public publishers that have not said they are done
+    contributors: set[NodeId] = set()  # whoever has published in a public transaction
     admitted: dict[tuple[NodeId, int, int], int] = {}  # (publisher, its life, its request) -> sequence number
 
     def open(self) -> None:
@@ -39,6 +40,7 @@ class EventCoordinator(msgspec.Struct, eq=False):
         self.last_sequence += 1
         if publisher is not None:
             self.publishing.add(publisher)
+            self.contributors.add(publisher[0])
             self.admitted[*publisher, request] = self.last_sequence
         return TxPublished(tx=self.tx, event_type=self.event_type, sequence=self.last_sequence, event=event)
 

@@ -12,55 +12,93 @@ from typing import NamedTuple
 
 import msgspec
 
+from tops.core.log_chain import LogChain
+from tops.digests import LogPoint
 from tops.effects import Effect, Post, ReadLog
 from tops.filters import Filter
-from tops.ids import NodeId, TxId
-from tops.messages import Address, LogDelivered, LogEntry, LogRefused, Origin
+from tops.ids import NodeId, hashed_voter
+from tops.messages import Address, LogDelivered, LogEntry, LogRefused, ReachedTold, Sender, StaleJournal
+from tops.records import Publisher
 
 ENTRIES_PER_DELIVERY = 256
 BYTES_PER_DELIVERY = 1 << 20
 DELIVERIES_MAX = 2  # on their way: one to work at, one to go on with; what is decided meanwhile shares the next
 
 
-class LostTail(msgspec.Struct):
-    """The end of a log whose journal was cut off behind it, and what those say who were in sync with it."""
+class Relation(Enum):
+    """How a replica's point compares with a log."""
 
-    end: int
-    asked: frozenset[str]
-    reached: dict[str, int] = {}
-    transactions: dict[TxId, None] = {}
-
-    @property
-    def unheard(self) -> frozenset[str]:
-        return self.asked - self.reached.keys()
+    PREFIX = "prefix"  # what it holds is a prefix of the log, or so old that it is not kept any more
+    AHEAD = "ahead"  # of the log, in the log's history: the log lost something
+    OTHER = "other"  # another history
 
 
 class Unheard(NamedTuple):
-    """Where a log lost its end, and the coordinator's life in which it went on without somebody's word."""
+    """Where a log ended, and the coordinator's incarnation in which it went on without a replica's response."""
 
     end: int
-    life: int
+    incarnation: int
 
 
 class Feed(msgspec.Struct):
     """A durable subscription as the log sees it."""
 
-    name: str
+    key: str  # what the log knows it by: see `feed_key`
+    name: str  # what its subscriber calls it
     event_type: str  # itself and its descendants are wanted
     address: Address
     filter: Filter
     position: int  # everything up to here is safe at the subscriber
     sent: int  # everything up to here is on its way
     credit: int  # how many entries may be on their way
-    voter: str | None = None  # entries that it committed itself are not sent again
+    voter: str | None = None  # its key as a voter; entries that it committed itself are not sent again
+    replica: str = ""  # the identity of the replica behind it, which gets the digests, too
     reading: bool = False
     under_way: tuple[int, ...] = ()  # where each delivery ends that is not acknowledged
     passing: bool = False  # gets one delivery each time it asks, and holds nothing back
+    told: LogPoint | None = None  # where the replica behind it was when it asked last
+    hashed_voter: str | None = None  # as the entries name who committed them
+
+    def __post_init__(self) -> None:
+        self.hashed_voter = None if self.voter is None else hashed_voter(self.voter)
 
     def may_wait(self, count: int) -> bool:
         """Whether so few entries are better sent with those that follow: a subscriber tells when it is done."""
         self.under_way = tuple(end for end in self.under_way if end > self.position)
         return len(self.under_way) >= DELIVERIES_MAX and count < ENTRIES_PER_DELIVERY
+
+
+class Opening(msgspec.Struct):
+    """A log after a start of its broker, until its replicas have told where they are: no index is given out.
+
+    It stays when the journal turns out to be stale; then an operator ends it.
+    """
+
+    end: int
+    asked: frozenset[str]  # replicas that are waited for
+    told: dict[str, ReachedTold]
+    feeds: dict[str, Feed]  # of replicas, to be served when the log is open
+    waiting: list[Callable[[], list[Effect]]]  # what is done once it is known whether the log opens
+
+    @property
+    def silent(self) -> frozenset[str]:
+        return self.asked - self.told.keys()
+
+
+def feed_key(sender: Sender, name: str) -> str:
+    """What a log knows a durable subscription by: it belongs to an identity, under which names are its own business.
+    A replica's goes by its identity alone."""
+    return sender.identity if name == sender.identity else f"{sender.identity}.{name}"
+
+
+def identity_of_feed(key: str) -> str:
+    """Whose durable subscription it is; no identity contains a dot."""
+    return key.partition(".")[0]
+
+
+def reader_key(sender: Sender, name: str) -> str:
+    """The same for one who only looks in passing, which is a matter of one session."""
+    return f"{sender.identity}.{sender.instance}~{name}"
 
 
 def is_start(start: str) -> bool:
@@ -80,20 +118,29 @@ class EventLog:
     """Numbers, entries and feeds of one durable event type."""
 
     def __init__(
-        self, event_type: str, incarnation: int, lineage: Callable[[str], tuple[str, ...]], tail_max: int
+        self,
+        event_type: str,
+        incarnation: int,
+        lineage: Callable[[str], tuple[str, ...]],
+        tail_max: int,
+        history: str = "",
     ) -> None:
         self.event_type, self.incarnation, self.tail_max = event_type, incarnation, tail_max
         self.lineage = lineage
+        self.chain = LogChain(history)
         self.last_number = 0  # the highest number given out
         self.oldest = 1  # the first number that is still kept on disk
         self.tail: OrderedDict[int, LogEntry] = OrderedDict()  # the newest decided entries
         self.undecided: set[int] = set()
         self.feeds: dict[str, Feed] = {}
         self.published: dict[NodeId, tuple[int, int]] = {}  # publisher -> its latest life, its last publication
-        self.lost: LostTail | None = None  # whether it went on is being asked for
-        self.unheard: dict[str, Unheard] = {}  # who has not told yet whether it was behind an end that was lost
+        self.opening: Opening | None = None  # since the start its replicas are asked where they are
+        self.stale: StaleJournal | None = None  # why no index is given out
+        self.unheard: dict[str, Unheard] = {}  # replicas that have not told yet whether they were ahead
+        self.differing: set[str] = set()  # replicas that hold another history
         self.held_back: dict[str, int] = {}  # voters that may be about to commit this number by themselves
         self.missing = range(0)  # numbers that replicas alone know: no abort is presumed of them
+        self.began_in = 0  # the broker's incarnation in which the history began; 0: the first one
         self._measured: tuple[LogEntry | None, int] = (None, 0)  # the last entry that was delivered, and its size
 
     def reserve(self) -> int:
@@ -102,7 +149,7 @@ class EventLog:
         self.undecided.add(self.last_number)
         return self.last_number
 
-    def fill(self, entry: LogEntry) -> None:
+    def fill(self, entry: LogEntry, publisher: Publisher | None = None) -> None:
         """A number is decided (also by recovery): committed, or void if the entry is empty."""
         if entry.number > self.last_number:
             # Only in recovery: what lies between was given out, and is decided further on or not at all.
@@ -110,29 +157,52 @@ class EventLog:
             self.last_number = entry.number
         self.undecided.discard(entry.number)
         self.tail[entry.number] = entry
-        origin = entry.origin
-        if origin is not None:  # recovery may come to an old entry once more
-            known = self.published.get(origin.site, (0, 0))
-            self.published[origin.site] = max(known, (origin.incarnation, origin.number))
+        self.chain.fill(entry, publisher)
+        if publisher is not None:
+            self.published_by(publisher)
         while len(self.tail) > self.tail_max:
             self.tail.popitem(last=False)
 
-    def resume_after(self, end: int, reached: int) -> None:
-        """What follows `end` is lost here, and replicas have come to `reached`: go on behind that."""
-        self.lost, self.missing = None, range(end + 1, reached + 1)
-        if self.missing:
-            self.last_number, self.oldest = max(self.last_number, reached), max(self.oldest, reached + 1)
+    def published_by(self, publisher: Publisher) -> None:
+        """The last publication of this publisher that has become an entry."""
+        known = self.published.get(publisher.node, (0, 0))
+        # Recovery may come to an old entry once more.
+        self.published[publisher.node] = max(known, (publisher.incarnation, publisher.number))
 
-    def recognise(self, origin: Origin) -> Repetition:
+    def begin_history(self, point: LogPoint, end: int, incarnation: int) -> None:
+        """The journal ended at `end`, replicas are at `point`: go on behind that, in its history."""
+        if self.chain.history != point.history:  # else a checkpoint has repeated it
+            self.chain.begin(point)
+        self.opening, self.stale, self.unheard, self.began_in = None, None, {}, incarnation
+        self.missing = range(end + 1, point.index + 1)
+        self.undecided = {number for number in self.undecided if number > point.index}
+        self.last_number, self.oldest = max(self.last_number, point.index), max(self.oldest, point.index + 1)
+
+    def relation(self, point: LogPoint) -> Relation:
+        """How a replica's point compares with this log."""
+        end = self.chain.end
+        if point.index > end.index:
+            # In an empty log nothing says whose history is the right one: it may be a journal that was emptied.
+            own = point.history == self.chain.history or end.index == 0
+            return Relation.AHEAD if own else Relation.OTHER
+        digest = self.chain.at(point.index)
+        return Relation.PREFIX if digest in (point.digest, None) else Relation.OTHER
+
+    def keep_from(self, oldest: int) -> None:
+        """What is before `oldest` is not kept any more."""
+        self.oldest = max(self.oldest, oldest, self.chain.base + 1)
+        self.chain.cut(self.oldest - 1)
+
+    def recognise(self, sender: Sender, number: int) -> Repetition:
         """A publisher numbers what it publishes to a family without gaps, and repeats what is not confirmed."""
-        incarnation, number = self.published.get(origin.site, (0, 0))
-        if origin.incarnation < incarnation:
+        incarnation, last = self.published.get(sender.node, (0, 0))
+        if sender.incarnation < incarnation:
             return Repetition.OUT_OF_TURN
-        if origin.incarnation > incarnation:
-            number = 0
-        if origin.number <= number:
+        if sender.incarnation > incarnation:
+            last = 0
+        if number <= last:
             return Repetition.REPEATED
-        return Repetition.NEW if origin.number == number + 1 else Repetition.OUT_OF_TURN
+        return Repetition.NEW if number == last + 1 else Repetition.OUT_OF_TURN
 
     @property
     def decided_upto(self) -> int:
@@ -150,7 +220,7 @@ class EventLog:
         if feed.position + 1 < self.oldest:
             refusal = LogRefused(name=feed.name, event_type=self.event_type, oldest=self.oldest)
             return [Post(feed.address, refusal)]
-        known = self.feeds.get(feed.name)
+        known = self.feeds.get(feed.key)
         renewed = known is not None and known.address == feed.address and known.sent >= feed.position
         if known is not None and renewed and not feed.passing:
             # A renewal: what is on its way stays on its way, unless nothing has arrived since the last one.
@@ -158,7 +228,7 @@ class EventLog:
             feed.sent = feed.position if stalled else known.sent
             feed.under_way = () if stalled else known.under_way
             feed.reading = known.reading
-        self.feeds[feed.name] = feed
+        self.feeds[feed.key] = feed
         return self.pump(feed)
 
     @property
@@ -166,15 +236,15 @@ class EventLog:
         """The durable subscriptions, without who only looks in passing."""
         return [feed for feed in self.feeds.values() if not feed.passing]
 
-    def end(self, name: str) -> None:
-        self.feeds.pop(name, None)
+    def end(self, key: str) -> None:
+        self.feeds.pop(key, None)
 
     def pump_all(self) -> list[Effect]:
         """Something was decided: send it to whoever has room."""
         effects: list[Effect] = []
         newest = self.tail.get(self.decided_upto)
         for feed in self.feeds.values():
-            if newest is not None and feed.sent == newest.number - 1 and feed.voter in newest.committing:
+            if newest is not None and feed.sent == newest.number - 1 and feed.hashed_voter in newest.committing:
                 feed.sent = newest.number  # the common case: it committed the next one itself, and counts it by itself
             else:
                 effects += self.pump(feed)
@@ -207,12 +277,12 @@ class EventLog:
                 effects += self._deliver(feed, entries)
             else:
                 feed.reading = True
-                effects.append(ReadLog(self.event_type, feed.name, feed.sent + 1, upto))
+                effects.append(ReadLog(self.event_type, feed.key, feed.sent + 1, upto))
         return effects
 
-    def on_read(self, name: str, entries: tuple[LogEntry, ...]) -> list[Effect]:
+    def on_read(self, key: str, entries: tuple[LogEntry, ...]) -> list[Effect]:
         """What `ReadLog` brought from the disk."""
-        feed = self.feeds.get(name)
+        feed = self.feeds.get(key)
         if feed is None or not feed.reading:
             return []
         feed.reading = False
@@ -224,7 +294,8 @@ class EventLog:
     def _deliver(self, feed: Feed, entries: list[LogEntry]) -> list[Effect]:
         """Send entries that follow each other, or as many of them as one message may hold."""
         after = feed.sent
-        if feed.voter is not None and all(feed.voter in e.committing for e in entries):
+        voter = feed.hashed_voter
+        if voter is not None and all(voter in e.committing for e in entries):
             feed.sent = entries[-1].number
             return []  # it committed these itself, and counts them by itself
         wanted: list[LogEntry] = []
@@ -247,6 +318,8 @@ class EventLog:
             upto=feed.sent,
             entries=tuple(wanted),
             incarnation=self.incarnation,
+            history=self.chain.history,
+            digests=self.chain.between(after, feed.sent) if feed.replica else b"",
         )
         return [Post(feed.address, delivered)]
 
@@ -263,7 +336,7 @@ class EventLog:
     def _wants(self, feed: Feed, entry: LogEntry) -> bool:
         if entry.event is not None:
             return feed.event_type in self.lineage(entry.event.type) and feed.filter.matches(entry.event.body)
-        if feed.voter is not None and feed.voter in entry.committing:
+        if feed.hashed_voter in entry.committing:
             return False
         return any(
             feed.event_type in self.lineage(t.event_type) and feed.filter.matches(t.attributes)

@@ -8,7 +8,6 @@ import msgspec
 from tops.core.type_directory import TypeDirectory
 from tops.effects import Answer, Disseminate, Effect, Post
 from tops.errors import InvalidEventType, LimitExceeded, NotAdvertised, TopsError
-from tops.ids import NodeId
 from tops.messages import (
     Address,
     Definitions,
@@ -18,6 +17,7 @@ from tops.messages import (
     EventsRefused,
     Origin,
     Published,
+    TxSpec,
     TypeAdvertised,
     TypeAnswered,
 )
@@ -26,13 +26,15 @@ from tops.messages import (
 class EventPublisher:
     """Advertises types and publishes events of them; what is not confirmed is said again."""
 
-    def __init__(self, site: NodeId, incarnation: int, directory: TypeDirectory) -> None:
-        self.site, self.incarnation, self.directory = site, incarnation, directory
+    def __init__(self, directory: TypeDirectory) -> None:
+        self.directory = directory
         self.advertising: dict[str, list[int]] = {}
         self.unconfirmed: dict[tuple[str, int], tuple[int, Published]] = {}  # durable publications, in order
         self.numbers: dict[str, int] = {}  # the last one given, per family
 
-    def advertise(self, request: int, definitions: Definitions) -> list[Effect]:
+    def advertise(
+        self, request: int, definitions: Definitions, plans: tuple[TxSpec, ...] | None = None
+    ) -> list[Effect]:
         """Say that this site is going to publish a type; answered when the rendezvous has taken it."""
         try:
             self.directory.types.define_all(definitions)
@@ -40,12 +42,15 @@ class EventPublisher:
             return [Answer(request, error=refusal)]
         name = definitions[-1].name
         self.directory.advertised[name] = definitions
+        if plans is not None:
+            self.directory.plans[name] = plans
         self.advertising.setdefault(name, []).append(request)
         return self._advertise_letter(definitions)
 
     def _advertise_letter(self, definitions: Definitions) -> list[Effect]:
         coordinator = self.directory.rendezvous(definitions[0].name)
-        return [Post(Address(coordinator), TypeAdvertised(definitions=definitions))]
+        plans = self.directory.plans.get(definitions[-1].name)
+        return [Post(Address(coordinator), TypeAdvertised(definitions=definitions, plans=plans))]
 
     def on_type_answered(self, answered: TypeAnswered) -> list[Effect]:
         waiting = self.advertising.pop(answered.event_type, [])
@@ -61,7 +66,7 @@ class EventPublisher:
             return [Answer(request, error=error)]
         family = self.directory.types.family(event.type)
         number = self.numbers[family] = self.numbers.get(family, 0) + 1
-        published = Published(event=event, origin=Origin(family, self.site, self.incarnation, number))
+        published = Published(event=event, origin=Origin(family, number))
         effects: list[Effect] = [Disseminate(published)]
         if self.directory.types.whole(event.type).durable:
             self.unconfirmed[family, number] = (request, published)
@@ -77,7 +82,7 @@ class EventPublisher:
         number = self.numbers.get(family, 0)
         for request, body, _ in events:
             number += 1
-            origin = Origin(family, self.site, self.incarnation, number)
+            origin = Origin(family, number)
             self.unconfirmed[family, number] = (request, Published(event=Event(event_type, body), origin=origin))
         self.numbers[family] = number
         bodies = tuple(encoded for _, _, encoded in events)
@@ -88,7 +93,7 @@ class EventPublisher:
         each."""
         family = self.directory.types.family(event_type)
         number = self.numbers[family] = self.numbers.get(family, 0) + len(bodies)
-        origin = Origin(family, self.site, self.incarnation, number)
+        origin = Origin(family, number)
         return [Disseminate(EventsPublished(event_type=event_type, bodies=bodies, origin=origin))]
 
     def _problem(self, event: Event) -> TopsError | None:

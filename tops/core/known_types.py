@@ -1,20 +1,24 @@
 """The event types that meet at a rendezvous: each family has its epochs and, if it is durable, its log."""
 
+from collections import Counter
 from collections.abc import Callable
 
+from tops.constraints import OnlyFrom
 from tops.core.ballot import ReadyTx
 from tops.core.epochs import EpochCoordinator
 from tops.core.event_log import EventLog
 from tops.core.open_transactions import RendezvousNode
 from tops.core.outcomes import Outcomes
 from tops.core.standing import StandingAnswers
-from tops.effects import Effect, Persist, Post
+from tops.effects import Effect, Persist, Post, Reject
 from tops.errors import InvalidEventType, InvalidTransaction
-from tops.event_types import EventType, EventTypes
-from tops.messages import Address, Definitions, TxSpec, TypeAdvertised, TypeAnswered
-from tops.records import TypeDefined
+from tops.event_types import EventType, EventTypes, set_of_log
+from tops.messages import Address, Definitions, Sender, TxSpec, TypeAdvertised, TypeAnswered
+from tops.records import PlansDeclared, TypeDefined
 from tops.transactions import LocalOutcome, ScopeLimit, TxType
 
+# Codes, in front of the reason of an abort.
+PLAN_UNKNOWN, AGAINST_PLAN = "plan-unknown", "against-plan"
 UNKNOWN_TYPE = "the coordinator does not know event type {!r}: advertise it first"
 
 
@@ -26,18 +30,49 @@ class KnownTypes:
     ) -> None:
         self._node, self._outcomes, self._settled = node, outcomes, settled
         self.types = EventTypes()
+        self._defined_by: Counter[str] = Counter()  # how many types an identity has defined since the start
         self.families: dict[str, str] = {}  # type -> its oldest ancestor
         self.epochs: dict[str, EpochCoordinator] = {}  # per family
         self.logs: dict[str, EventLog] = {}  # per durable family
         self.logs_of: dict[str, EventLog] = {}  # the same by each type's own name
+        self.plans: dict[str, tuple[TxSpec, ...]] = {}  # of replica sets' logs
+        self._declarers: dict[str, frozenset[str]] = {}  # the replicas that these plans, and those before, have named
 
-    def on_advertised(self, m: TypeAdvertised, sender: Address, incarnation: int, now: float) -> list[Effect]:
+    def on_advertised(self, m: TypeAdvertised, sender: Sender, at: Address, now: float) -> list[Effect]:
         name = m.definitions[-1].name
+        new, quota = [d for d in m.definitions if d.name not in self.types], self._node.options.quotas.types
+        if new and self._defined_by[sender.accountable] + len(new) > quota:
+            reason = f"{sender.accountable} has defined {quota} event types here, which is the quota"
+            rejection = Reject(sender, "advertise", name, reason, f"type {name}", code="quota")
+            return [rejection, Post(at, TypeAnswered(event_type=name, refusal=reason))]
         try:
             effects = self._define(m.definitions)
         except InvalidEventType as refusal:
-            return [Post(sender, TypeAnswered(event_type=name, refusal=str(refusal)))]
-        return [*effects, Post(sender, TypeAnswered(event_type=name))]
+            return [Post(at, TypeAnswered(event_type=name, refusal=str(refusal)))]
+        self._defined_by[sender.accountable] += len(new)
+        if m.plans is not None and m.plans != self.plans.get(name):
+            if self._is_listed(name, sender):
+                self.declared(name, m.plans)
+                effects.append(Persist(PlansDeclared(event_type=name, plans=m.plans)))
+            else:
+                reason = f"{sender.node} declares plans of {name!r}, and is none of the replicas that its plans name"
+                effects.append(Reject(sender, "originate", name, reason))
+        return [*effects, Post(at, TypeAnswered(event_type=name))]
+
+    def declared(self, name: str, plans: tuple[TxSpec, ...]) -> None:
+        """These plans of a replica set's log are in force. Whoever was named once may declare others later."""
+        self.plans[name] = plans
+        named = [only.ids for plan in plans for only in plan.constraints if isinstance(only, OnlyFrom)]
+        self._declarers[name] = self._declarers.get(name, frozenset()).union(*named)
+
+    def _is_listed(self, name: str, sender: Sender) -> bool:
+        """Whether a replica is in the set's list, which is what the plans name: one that is certified and not in the
+        list must not change what clients may do. If none of those is there, the set may have got other replicas."""
+        named = self._declarers.get(name, frozenset())
+        if not named or not sender.replica_set or sender.identity in named:
+            return True
+        epochs = self.epochs.get(name)
+        return epochs is None or not any(s.identity in named for s in epochs.standing.answers.values())
 
     def _define(self, definitions: Definitions) -> list[Effect]:
         """Take a type and its ancestors, for good."""
@@ -48,26 +83,28 @@ class KnownTypes:
                 raise InvalidEventType(f"durable event type {definition.name!r} needs a durable parent")
             whole = self.types.define(definition)
             if new:
-                self._know(whole)
-                effects.append(Persist(TypeDefined(event_type=definition)))
+                # A child of a durable family shares its parent's log and history.
+                history = self._node.entropy(16).hex() if definition.durable and definition.parent is None else ""
+                self._know(whole, history)
+                effects.append(Persist(TypeDefined(event_type=definition, history=history)))
         return effects
 
     def recover(self, record: TypeDefined) -> None:
-        self._know(self.types.define(record.event_type))
+        self._know(self.types.define(record.event_type), record.history)
 
-    def _know(self, whole: EventType) -> None:
+    def _know(self, whole: EventType, history: str) -> None:
         family = self.types.family(whole.name)
         self.families[whole.name] = family
         if family not in self.epochs:
-            self._found(family, whole.durable)
+            self._found(family, whole.durable, history)
         log = self.logs.get(family)
         if log is not None:
             self.logs_of[whole.name] = log
 
-    def _found(self, family: str, durable: bool) -> None:
+    def _found(self, family: str, durable: bool, history: str) -> None:
         node, log = self._node, None
         if durable:
-            log = EventLog(family, node.incarnation, self.types.lineage, node.options.log_tail)
+            log = EventLog(family, node.incarnation, self.types.lineage, node.options.log_tail, history)
             self.logs[family] = log
         self.epochs[family] = EpochCoordinator(
             family,
@@ -87,6 +124,23 @@ class KnownTypes:
 
     def epochs_if_known(self, event_type: str) -> EpochCoordinator | None:
         return self.epochs.get(self.families.get(event_type, ""))
+
+    def against_plan(self, spec: TxSpec, sender: Sender) -> str | None:
+        """Why the log of a replica set does not take this transaction from this sender, or None.
+
+        Listed replicas of the set are not bound by its plans: what they log, they have committed or have been asked
+        for. What another one logs could stop them: they would have to apply it."""
+        replica_set = set_of_log(spec.event_type)
+        if not replica_set or spec.operator:
+            return None
+        if sender.replica_set == replica_set and self._is_listed(spec.event_type, sender):
+            return None
+        plans = self.plans.get(spec.event_type)
+        if plans is None:
+            return f"{PLAN_UNKNOWN}: no replica has declared yet which transactions the log {spec.event_type!r} takes"
+        if spec not in plans:
+            return f"{AGAINST_PLAN}: the policy of the log {spec.event_type!r} does not allow this kind of transaction"
+        return None
 
     def refusal(self, spec: TxSpec) -> str | None:
         """Why the coordinator does not take this transaction, or None."""

@@ -8,7 +8,7 @@ tells it to undo its work, and then it takes the entry from the log like any fol
 
 import msgspec
 
-from tops.core.epoch import Epoch, fits
+from tops.core.epoch import Epoch, fits, hashed_all
 from tops.core.epoch_memory import told
 from tops.core.event_log import EventLog
 from tops.core.standing import StandingAnswers
@@ -45,30 +45,31 @@ class LateVoters:
             if self._log is not None:
                 self._log.held_back[voter] = epoch.id.number
 
-    def on_voted(self, voted: EpochVoted, incarnation: int) -> list[Effect]:
-        late = self._late.get(voted.voter)
+    def on_voted(self, voted: EpochVoted, key: str, incarnation: int) -> list[Effect]:
+        late = self._late.get(key)
         if late is None or late.told or late.epoch.id != voted.epoch or late.epoch.digest != voted.digest:
             return []
         epoch = late.epoch
-        if epoch.voters[voted.voter].incarnation != incarnation or not fits(voted, epoch.members):
+        if epoch.voters[key].incarnation != incarnation or not fits(voted, epoch.members):
             return []
         rows = epoch.first_vote(epoch.decided).rows
         excluded = {m.tx for m in epoch.members} - set(epoch.committed)
         if voted.excluded.keys() == excluded and (not voted.rows or not rows or voted.rows == rows):
             late.told = True
-            return [self._decided(voted.voter, epoch, epoch.decided | {voted.voter})]
-        effects = self._undo(voted.voter)
+            return [self._decided(key, epoch, epoch.decided | {key})]
+        effects = self._undo(key)
         if voted.excluded.keys() == excluded:
-            text = f"{voted.voter} changed other numbers of rows in {voted.epoch} than those who committed it"
+            who = epoch.voters[key].identity
+            text = f"{who} changed other numbers of rows in {voted.epoch} than those who committed it"
             effects.append(Alarm("rows-differ", text))
         return effects
 
-    def on_finished(self, finished: EpochFinished) -> list[Effect]:
+    def on_finished(self, finished: EpochFinished, key: str) -> list[Effect]:
         """It has committed: its feed goes on behind the entry."""
-        late = self._late.get(finished.voter)
+        late = self._late.get(key)
         if late is None or late.epoch.id != finished.epoch:
             return []
-        return self._release(finished.voter, holds=True)
+        return self._release(key, holds=True)
 
     def on_asked(self, epoch: EpochId, voter: str) -> list[Effect]:
         """It is about to be told that it is not among those who commit."""
@@ -97,4 +98,6 @@ class LateVoters:
         return [] if self._log is None else self._log.release(voter, epoch.id.number if holds else None)
 
     def _decided(self, voter: str, epoch: Epoch, committing: frozenset[str]) -> Effect:
-        return told(epoch.id, epoch.digest, voter, committing, epoch.voters[voter].address)
+        member = epoch.voters[voter]
+        log_digest = (self._log.chain.at(epoch.id.number) or "") if self._log is not None else ""
+        return told(epoch.id, epoch.digest, member.voter, hashed_all(committing), member.address, log_digest)

@@ -8,16 +8,23 @@ durable type the whole transaction becomes an entry of the log, or a part of one
 from tops.core.event_coordinator import EventCoordinator
 from tops.effects import Disseminate, Effect
 from tops.ids import TxId
-from tops.messages import Address, Event, LocalCommitOrdered, LoggedTx, TxAbandoned, TxPublished, TxSpec
+from tops.messages import Address, Event, LocalCommitOrdered, LoggedTx, Sender, TxAbandoned, TxPublished, TxSpec
 
 
 class LocalRelay:
     """One local transaction on its way through the rendezvous."""
 
     def __init__(
-        self, tx: TxId, spec: TxSpec, initiator: Address, *, keep_events: bool, numbering: EventCoordinator | None
+        self,
+        tx: TxId,
+        spec: TxSpec,
+        begun_by: Sender,
+        initiator: Address,
+        *,
+        keep_events: bool,
+        numbering: EventCoordinator | None,
     ) -> None:
-        self.tx, self.spec, self.initiator = tx, spec, initiator
+        self.tx, self.spec, self.begun_by, self.initiator = tx, spec, begun_by, initiator
         self.keep_events = keep_events
         self.numbering = numbering  # the event coordinator, where it sits here: public transactions
         self.events: list[Event] = []

@@ -5,13 +5,23 @@ from collections.abc import Sequence
 from tops.core.event_coordinator import EventCoordinator
 from tops.core.known_types import UNKNOWN_TYPE, KnownTypes
 from tops.core.local_relay import LocalRelay
-from tops.core.lost_tails import TAIL_LOST
 from tops.core.open_transactions import OpenTransactions, RendezvousNode
 from tops.core.outcomes import Outcomes
 from tops.core.tx_coordinator import decided_within_s
 from tops.effects import Disseminate, Effect, Persist, SetTimer
 from tops.ids import NodeId, TxId
-from tops.messages import Address, CensusOpened, Event, LogEntry, RunOneShots, TxOutcome, TxPublished, TxSpec
+from tops.messages import (
+    Address,
+    CensusOpened,
+    Event,
+    LogEntry,
+    RunOneShots,
+    Sender,
+    StaleJournal,
+    TxOutcome,
+    TxPublished,
+    TxSpec,
+)
 from tops.records import LogAppended
 from tops.transactions import Outcome, TxState
 
@@ -24,26 +34,29 @@ class LocalTransactions:
     ) -> None:
         self._node, self._known, self._open, self._outcomes = node, known, transactions, outcomes
 
-    def on_announced(self, census: CensusOpened, initiator: Address, incarnation: int) -> list[Effect]:
+    def on_announced(self, census: CensusOpened, sender: Sender, at: Address) -> list[Effect]:
         """A private one, whose initiator numbers its events."""
         tx = census.tx
         if self._outcomes.is_refused(tx) or tx in self._open.relays:
             return []
-        self._open.publishers[tx] = (NodeId(initiator.handle), incarnation)
-        return self.open(census, initiator, None)
+        if (rejection := self._open.rejection(tx, census.spec, sender)) is not None:
+            aborted = TxOutcome(tx=tx, outcome=Outcome.ABORTED, reason=rejection.reason)
+            return [rejection, *self._outcomes.settle(aborted, at)]
+        self._open.publishers[tx] = (sender.node, sender.incarnation)
+        return self.open(census, sender, at, None)
 
-    def on_one_shots(self, m: RunOneShots, sender: Address) -> list[Effect]:
+    def on_one_shots(self, m: RunOneShots, sender: Sender, at: Address) -> list[Effect]:
         """Announced, relayed and committed at once: they are never open. In a log they share a number."""
         effects: list[Effect] = []
         refusal = self._known.refusal(m.spec)
         fresh: dict[TxId, LocalRelay] = {}
         for one in m.transactions:
             if self._outcomes.is_refused(one.tx):
-                effects += self._outcomes.ask(one.tx, sender, alive=False)
+                effects += self._outcomes.ask(one.tx, at, alive=False)
             elif refusal is not None:
-                effects += self._outcomes.settle(TxOutcome(tx=one.tx, outcome=Outcome.ABORTED, reason=refusal), sender)
+                effects += self._outcomes.settle(TxOutcome(tx=one.tx, outcome=Outcome.ABORTED, reason=refusal), at)
             elif one.tx not in fresh:
-                relay = fresh[one.tx] = self._relay(one.tx, m.spec, sender, None)
+                relay = fresh[one.tx] = self._relay(one.tx, m.spec, sender, at, None)
                 effects += self._announced(relay, one.events)
         return effects + self._committed(list(fresh.values())) if fresh else effects
 
@@ -58,14 +71,18 @@ class LocalTransactions:
             effects.append(Disseminate(published))
         return effects
 
-    def open(self, census: CensusOpened, initiator: Address, numbering: EventCoordinator | None) -> list[Effect]:
-        self._relay(census.tx, census.spec, initiator, numbering)
+    def open(
+        self, census: CensusOpened, sender: Sender, at: Address, numbering: EventCoordinator | None
+    ) -> list[Effect]:
+        self._relay(census.tx, census.spec, sender, at, numbering)
         return [Disseminate(census), SetTimer(("deadline", census.tx), decided_within_s(census.spec))]
 
-    def _relay(self, tx: TxId, spec: TxSpec, initiator: Address, numbering: EventCoordinator | None) -> LocalRelay:
+    def _relay(
+        self, tx: TxId, spec: TxSpec, sender: Sender, at: Address, numbering: EventCoordinator | None
+    ) -> LocalRelay:
         # Right after a restart a transaction may come before its type, and that may turn out to be a durable one.
         keep_events = spec.event_type in self._known.logs_of or spec.event_type not in self._known.types
-        relay = LocalRelay(tx, spec, initiator, keep_events=keep_events, numbering=numbering)
+        relay = LocalRelay(tx, spec, sender, at, keep_events=keep_events, numbering=numbering)
         self._open.relays[tx] = relay
         return relay
 
@@ -88,14 +105,22 @@ class LocalTransactions:
         log = self._known.logs_of.get(relays[0].spec.event_type)
         if log is None:
             return [e for r in relays for e in (r.commit_order(), *self.end(r, Outcome.COMMITTED, ""))]
-        if log.lost is not None:
-            return [e for r in relays for e in self.end(r, Outcome.ABORTED, TAIL_LOST)]
+        if log.stale is not None:
+            return [e for r in relays for e in self.end(r, Outcome.ABORTED, str(log.stale), log.stale)]
+        if log.opening is not None:
+            log.opening.waiting.append(lambda: self._committed_later(relays))
+            return []
         entry = LogEntry(number=log.reserve(), transactions=tuple([relay.logged() for relay in relays]))
         log.fill(entry)
         effects: list[Effect] = [Persist(LogAppended(event_type=log.event_type, entry=entry))]
         effects += [relay.commit_order() for relay in relays]
         effects += self._ended_together(relays, entry.number)
         return effects + log.pump_all()
+
+    def _committed_later(self, relays: Sequence[LocalRelay]) -> list[Effect]:
+        """It is known whether the log takes them; some may have ended meanwhile."""
+        left = [relay for relay in relays if self._open.relays.get(relay.tx) is relay]
+        return self._committed(left) if left else []
 
     def _ended_together(self, relays: Sequence[LocalRelay], number: int) -> list[Effect]:
         outcomes: list[tuple[TxOutcome, Address]] = []
@@ -106,9 +131,9 @@ class LocalTransactions:
             outcomes.append((outcome, relay.initiator))
         return self._outcomes.settle_commits(outcomes)
 
-    def end(self, relay: LocalRelay, outcome: Outcome, reason: str) -> list[Effect]:
+    def end(self, relay: LocalRelay, outcome: Outcome, reason: str, stale: StaleJournal | None = None) -> list[Effect]:
         self._close(relay, outcome)
-        ended = TxOutcome(tx=relay.tx, outcome=outcome, reason=reason)
+        ended = TxOutcome(tx=relay.tx, outcome=outcome, reason=reason, stale=stale)
         effects = self._outcomes.settle(ended, relay.initiator)
         if outcome is Outcome.ABORTED:
             effects.insert(0, relay.abandon_order(reason))

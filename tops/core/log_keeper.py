@@ -3,11 +3,14 @@
 import msgspec
 
 from tops.core.epochs import QUESTION
-from tops.core.event_log import EventLog, Feed, Repetition, is_start
+from tops.core.event_log import EventLog, Feed, Repetition, feed_key, identity_of_feed, is_start, reader_key
 from tops.core.known_types import KnownTypes
-from tops.core.lost_tails import LostTails
-from tops.effects import Disseminate, Effect, Note, Persist, Post
-from tops.errors import InvariantBroken
+from tops.core.log_opening import LogOpenings, may_compare
+from tops.core.open_transactions import Quotas
+from tops.digests import LogPoint
+from tops.effects import Alarm, Disseminate, Effect, Note, Persist, Post, Reject
+from tops.event_types import set_of_log
+from tops.ids import voter_key
 from tops.messages import (
     Address,
     AskLog,
@@ -15,154 +18,208 @@ from tops.messages import (
     Event,
     EventConfirmed,
     EventsPublished,
+    EventsRefused,
     Follower,
     LogEnded,
     LogEntry,
     LogTold,
     LogWanted,
+    Origin,
     Published,
+    Sender,
     TypeAdvertised,
     decode_body,
 )
-from tops.records import LogAppended, SubscriptionKept
+from tops.records import LogAppended, Publisher, SubscriptionKept
 
 
 class LogKeeper:
     """Numbers and keeps what is published to durable types, and feeds whoever reads on from a position."""
 
-    def __init__(self, known: KnownTypes, lost_tails: LostTails) -> None:
-        self._known, self._lost_tails = known, lost_tails
+    def __init__(self, known: KnownTypes, openings: LogOpenings, quotas: Quotas) -> None:
+        self._known, self._openings, self._quotas = known, openings, quotas
 
     # -------------------------------------------------------------------------------------------------- publishing
 
-    def on_published(self, published: Published, publisher: Address) -> list[Effect]:
+    def on_published(self, published: Published, sender: Sender, at: Address) -> list[Effect]:
         log = self._known.logs_of.get(published.event.type)
         if log is None:
             return [Disseminate(published)]
-        if log.lost is not None:
-            return []  # no number can be given out: the publisher says it again
-        seen = log.recognise(published.origin)
+        if (rejection := _rejection(log, published.event.type, sender)) is not None:
+            return [rejection, Post(at, EventsRefused(event_type=published.event.type, reason=rejection.reason))]
+        if log.opening is not None:
+            return _not_open(log, published.event.type, at)
+        seen = log.recognise(sender, published.origin.number)
         if seen is Repetition.REPEATED:
-            return [Post(publisher, EventConfirmed(origin=published.origin))]
+            return [Post(at, EventConfirmed(origin=published.origin))]
         if seen is Repetition.OUT_OF_TURN:
             return []
-        entry = LogEntry(number=log.reserve(), event=published.event, origin=published.origin)
-        log.fill(entry)
-        return [
-            Persist(LogAppended(event_type=log.event_type, entry=entry)),
-            Post(publisher, _confirmed(log, entry)),
-            Disseminate(published),
-            *log.pump_all(),
-        ]
+        entry = LogEntry(number=log.reserve(), event=published.event)
+        confirmed = EventConfirmed(origin=published.origin, log_number=entry.number)
+        appended = self._append(log, entry, sender, published.origin)
+        return [appended, Post(at, confirmed), Disseminate(published), *log.pump_all()]
 
-    def on_published_together(self, published: EventsPublished, publisher: Address) -> list[Effect]:
+    @staticmethod
+    def _append(log: EventLog, entry: LogEntry, sender: Sender, origin: Origin) -> Effect:
+        publisher = Publisher(sender.node, sender.incarnation, origin.number)
+        log.fill(entry, publisher)
+        return Persist(LogAppended(event_type=log.event_type, entry=entry, publisher=publisher))
+
+    def on_published_together(self, published: EventsPublished, sender: Sender, at: Address) -> list[Effect]:
         """Each event gets its own number and record; all of them are confirmed at once."""
         log = self._known.logs_of.get(published.event_type)
         if log is None:
             return [Disseminate(published)]
-        if log.lost is not None:
-            return []
+        if (rejection := _rejection(log, published.event_type, sender)) is not None:
+            return [rejection, Post(at, EventsRefused(event_type=published.event_type, reason=rejection.reason))]
+        if log.opening is not None:
+            return _not_open(log, published.event_type, at)
         last = published.origin
         bodies = [body for encoded in published.bodies if (body := decode_body(encoded)) is not None]
         if not bodies or len(bodies) < len(published.bodies) or last.number < len(bodies):
             return []
         origins = [msgspec.structs.replace(last, number=last.number - n) for n in range(len(bodies) - 1, -1, -1)]
-        if log.recognise(origins[0]) is not Repetition.NEW:
+        if log.recognise(sender, origins[0].number) is not Repetition.NEW:
             single = [
                 Published(event=Event(published.event_type, body), origin=origin)
                 for body, origin in zip(bodies, origins, strict=True)
             ]
-            return [effect for each in single for effect in self.on_published(each, publisher)]
+            return [effect for each in single for effect in self.on_published(each, sender, at)]
         effects: list[Effect] = []
         for body, origin in zip(bodies, origins, strict=True):
-            entry = LogEntry(number=log.reserve(), event=Event(published.event_type, body), origin=origin)
-            log.fill(entry)
-            effects.append(Persist(LogAppended(event_type=log.event_type, entry=entry)))
+            entry = LogEntry(number=log.reserve(), event=Event(published.event_type, body))
+            effects.append(self._append(log, entry, sender, origin))
         confirmed = EventConfirmed(origin=last, log_number=log.last_number, count=len(bodies))
-        return [*effects, Post(publisher, confirmed), Disseminate(published), *log.pump_all()]
+        return [*effects, Post(at, confirmed), Disseminate(published), *log.pump_all()]
 
     # ----------------------------------------------------------------------------------------------------- reading
 
-    def on_wanted(self, m: LogWanted, sender: Address, incarnation: int, now: float) -> list[Effect]:
+    def on_wanted(self, m: LogWanted, sender: Sender, at: Address, now: float) -> list[Effect]:
         wanted = m.definitions[-1]
         if wanted.name not in self._known.types:
-            effects = self._known.on_advertised(TypeAdvertised(definitions=m.definitions), sender, incarnation, now)
+            effects = self._known.on_advertised(TypeAdvertised(definitions=m.definitions), sender, at, now)
         else:
             effects = []
         log = self._known.logs_of.get(wanted.name)
         if log is None:
             return effects
+        if (rejection := self._beyond_quota(log, m, sender)) is not None:
+            return [*effects, rejection]
         if m.passing:
-            return effects + self._read_in_passing(log, m, sender)
-        if m.voter is not None and self._lost_tails.awaits(log, sender.handle):
-            return effects + self._lost_tails.ask(log, m.name, sender)
-        known = log.feeds.get(m.name)
+            return effects + self._read_in_passing(log, m, sender, at)
+        told = None
+        if m.digest is not None and m.position is not None and may_compare(log, sender):
+            told = LogPoint(m.history, m.position, m.digest)
+        replica = sender.identity if told is not None else ""
+        key = feed_key(sender, m.name)
+        known = log.feeds.get(key)
         position = m.position
         if position is None:
             position = known.position if known is not None else _start(m.start, log)
         kept = position + 1 >= log.oldest  # else it is refused, and no record must keep the log for it
+        noted: list[Effect] = []
         if kept and (known is None or known.position != position):
-            effects.append(Note(SubscriptionKept(event_type=log.event_type, name=m.name, position=position)))
-        effects += self._lost_tails.on_wanted(log, m, sender)
-        feed = Feed(m.name, wanted.name, sender, m.filter, position, position, m.credit, m.voter)
-        return effects + log.want(feed)
+            record = SubscriptionKept(event_type=log.event_type, name=key, position=position, replica=replica)
+            noted = [Note(record)]
+        voter = None if m.voter is None else voter_key(sender.identity, m.voter)
+        feed = Feed(key, m.name, wanted.name, at, m.filter, position, position, m.credit, voter, replica, told=told)
+        if told is not None:
+            return effects + self._feed_replica(log, feed, told, noted)
+        if position > log.last_number and known is None:
+            text = f"{key} has taken {position}, and the log of {log.event_type} ends at {log.last_number}"
+            effects.append(Alarm("ahead-of-log", text))
+        return effects + noted + log.want(feed)
+
+    def _feed_replica(self, log: EventLog, feed: Feed, told: LogPoint, noted: list[Effect]) -> list[Effect]:
+        if self._openings.must_tell(log, feed.replica):
+            self._openings.hold(log, feed)
+            return self._openings.ask(log, feed)
+        if log.opening is not None:
+            self._openings.hold(log, feed)
+            return []
+        fits, problem = self._openings.judge(log, feed.replica, told)
+        return noted + log.want(feed) if fits else problem + self._openings.reject(log, feed, told)
+
+    def _beyond_quota(self, log: EventLog, m: LogWanted, sender: Sender) -> Reject | None:
+        key = reader_key(sender, m.name) if m.passing else feed_key(sender, m.name)
+        known, most = log.feeds.get(key), self._quotas.followers
+        reason = None
+        if known is None and len(log.feeds) >= most:
+            own = [k for k in log.feeds if identity_of_feed(k) == sender.identity]
+            if len(own) >= most:
+                reason = (
+                    f"{sender.identity} follows {log.event_type} {len(own)} times, which is the quota: end some first"
+                )
+        if reason is None and (known is None or known.filter != m.filter):
+            reason = self._beyond_bytes(log, key, m, sender)
+        if reason is None:
+            return None
+        return Reject(sender, "follow", log.event_type, reason, f"log {m.name}", code="quota")
+
+    def _beyond_bytes(self, log: EventLog, key: str, m: LogWanted, sender: Sender) -> str | None:
+        size, most = m.filter.encoded_bytes(), self._quotas.filter_bytes
+        if size * self._quotas.followers <= most:
+            return None  # also with as many of them as there may be
+        own = [feed.filter for k, feed in log.feeds.items() if k != key and identity_of_feed(k) == sender.identity]
+        if size + sum(f.encoded_bytes() for f in own) <= most:
+            return None
+        return (
+            f"the filters by which {sender.identity} follows {log.event_type} take over {most} bytes with this one, "
+            "which is the quota: use shorter ones, or end some first"
+        )
 
     @staticmethod
-    def _read_in_passing(log: EventLog, m: LogWanted, sender: Address) -> list[Effect]:
+    def _read_in_passing(log: EventLog, m: LogWanted, sender: Sender, at: Address) -> list[Effect]:
         """Somebody looks at what is in the log. No record is made of it: it is not there after a restart."""
+        key, wanted = reader_key(sender, m.name), m.definitions[-1].name
         if m.position is None or m.position < 0:
-            log.end(m.name)
+            log.end(key)
             return []
-        feed = Feed(m.name, m.definitions[-1].name, sender, m.filter, m.position, m.position, m.credit, passing=True)
+        feed = Feed(key, m.name, wanted, at, m.filter, m.position, m.position, m.credit, passing=True)
         return log.want(feed)
 
-    def on_end(self, m: EndLog, sender: Address, incarnation: int, now: float) -> list[Effect]:
-        """Somebody who may read the log ends a durable subscription; one that is not there has ended."""
+    def on_end(self, m: EndLog, sender: Sender, at: Address, now: float) -> list[Effect]:
+        """Its owner ends a durable subscription, or an operator anybody's; one that is not there has ended."""
         log = self._known.logs_of.get(m.event_type)
-        told: Effect = Post(sender, LogEnded(request=m.request))
-        if log is None or m.name not in log.feeds:
+        key = m.name if m.operator else feed_key(sender, m.name)
+        told: Effect = Post(at, LogEnded(request=m.request))
+        if log is None or (key not in log.feeds and not self._openings.knows(log, key)):
             return [told]
-        log.end(m.name)
-        kept = Persist(SubscriptionKept(event_type=log.event_type, name=m.name, position=-1))
-        return [kept, told, *self._lost_tails.on_ended(log, m.name)]
+        known = log.feeds.get(key)
+        log.end(key)
+        kept = Persist(SubscriptionKept(event_type=log.event_type, name=key, position=-1))
+        replica = known.replica if known is not None and known.replica else key
+        return [kept, told, *self._openings.on_ended(log, replica)]
 
-    def on_asked(self, m: AskLog, sender: Address, incarnation: int, now: float) -> list[Effect]:
+    def on_asked(self, m: AskLog, sender: Sender, at: Address, now: float) -> list[Effect]:
         log = self._known.logs_of.get(m.event_type)
         if log is None:
             return []  # the asker repeats itself: the type may be on its way
         standing = self._known.epochs[self._known.families[m.event_type]].standing
+        in_sync = standing.in_sync if log.opening is None else frozenset()
         present = {s.identity for s in standing.answers.values()}
         followers = tuple(
-            Follower(f.name, f.position, f.name in present, f.name in standing.in_sync)
-            for f in sorted(log.subscribers, key=lambda f: f.name)
+            Follower(f.key, f.position, f.key in present, f.key in in_sync)
+            for f in sorted(log.subscribers, key=lambda f: f.key)
         )
         told = LogTold(
             request=m.request,
             event_type=m.event_type,
             decided=log.decided_upto,
             oldest=log.oldest,
-            in_sync=tuple(sorted(standing.in_sync)),
+            in_sync=tuple(sorted(in_sync)),
             followers=followers,
+            history=log.chain.history,
+            stale=log.stale,
+            is_open=log.opening is None,
         )
-        return [Post(sender, told)]
+        return [Post(at, told)]
 
     def on_read(self, event_type: str, feed: str, entries: tuple[LogEntry, ...]) -> list[Effect]:
         """What a `ReadLog` brought."""
         if feed == QUESTION:
             return self._known.epochs[event_type].on_read(entries)
         return self._known.logs[event_type].on_read(feed, entries)
-
-    # ---------------------------------------------------------------------------------------------------- recovery
-
-    def fill_gaps(self) -> list[Effect]:
-        """The journal is read: numbers that were given out and never decided are void."""
-        effects: list[Effect] = []
-        for log in self._known.logs.values():
-            for number in log.missing_numbers():
-                entry = LogEntry(number=number)
-                log.fill(entry)
-                effects.append(Persist(LogAppended(event_type=log.event_type, entry=entry)))
-        return effects
 
 
 def _start(start: str, log: EventLog) -> int:
@@ -172,7 +229,17 @@ def _start(start: str, log: EventLog) -> int:
     return oldest if start == "oldest" else min(max(int(start) - 1, oldest), log.decided_upto)
 
 
-def _confirmed(log: EventLog, entry: LogEntry) -> EventConfirmed:
-    if entry.origin is None:
-        raise InvariantBroken(f"{log.event_type}#{entry.number} has no origin to confirm to")
-    return EventConfirmed(origin=entry.origin, log_number=entry.number)
+def _rejection(log: EventLog, event_type: str, sender: Sender) -> Reject | None:
+    """On a set's log single events are what replicas publish: a client's write goes the way that its policy says."""
+    members = set_of_log(log.event_type)
+    if not members or sender.replica_set == members:
+        return None
+    reason = f"{sender.node} is no replica of {members!r}: only its replicas publish single events of {event_type!r}"
+    return Reject(sender, "originate", event_type, reason, f"events {event_type}")
+
+
+def _not_open(log: EventLog, event_type: str, publisher: Address) -> list[Effect]:
+    """No index can be given out: the publisher says it again, unless only an operator can change that."""
+    if log.stale is None:
+        return []
+    return [Post(publisher, EventsRefused(event_type=event_type, reason=str(log.stale)))]

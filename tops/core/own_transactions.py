@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from tops.core.own_resources import OwnResources
-from tops.core.publisher import PublisherTx
+from tops.core.publisher import PublisherTx, aborted
 from tops.core.type_directory import TypeDirectory
 from tops.effects import Answer, Disseminate, Effect, Post
 from tops.errors import (
@@ -14,7 +14,6 @@ from tops.errors import (
     NotReachable,
     OutcomeUnknown,
     TopsError,
-    TransactionAborted,
     TransactionClosed,
     UnknownTransaction,
 )
@@ -201,7 +200,7 @@ class OwnTransactions:
         if outcome.outcome is Outcome.UNKNOWN:
             return OutcomeUnknown(tx, "its coordinator")
         if outcome.outcome is Outcome.ABORTED:
-            return TransactionAborted(tx, outcome.reason)
+            return aborted(outcome)
         return TransactionClosed(tx, outcome.outcome.value)
 
     def done(self, tx: TxId) -> list[Effect]:

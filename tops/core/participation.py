@@ -21,6 +21,7 @@ from tops.filters import Filter
 from tops.ids import NodeId, Pseudonym, TxId, standing_pseudonym
 from tops.messages import (
     CensusOpened,
+    Dissemination,
     EventsPublished,
     LocalCommitOrdered,
     MembershipAnswered,
@@ -55,7 +56,7 @@ class Participation:
     ) -> None:
         self.entropy = entropy
         self.voters = Voters()
-        self.sub_transactions = SubTransactions(site, calls, options, self.voters)
+        self.sub_transactions = SubTransactions(calls, options, self.voters)
         self.subscribed = Subscriptions(
             site, types, calls, brokers, rendezvous, entropy, options, self.voters, self.sub_transactions.open_logged
         )
@@ -63,9 +64,9 @@ class Participation:
         self.subscriptions = self.subscribed.all
         self.executors, self.ended = self.sub_transactions.executors, self.sub_transactions.ended
         self.epochs = self.promises.epochs
-        self.latest: OrderedDict[tuple[str, NodeId], tuple[int, int]] = OrderedDict()  # per publisher: life, number
-        # What came down the tree, with the lineage of its type, which this site need not know.
-        self.publications: dict[type, Callable[[Any, Sequence[str], NodeId], list[Effect]]] = {
+        self.latest: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()  # per publisher: life, number
+        # What came down the tree; the message tells the lineage of its type, which this site need not know.
+        self.publications: dict[type, Callable[[Any, Dissemination, NodeId], list[Effect]]] = {
             TxPublished: self._event,
             Published: self._deliver,
             EventsPublished: self._deliver_all,
@@ -104,7 +105,7 @@ class Participation:
 
     # ---------------------------------------------------------------------------------------------- publications
 
-    def _event(self, published: TxPublished, lineage: Sequence[str], link: NodeId) -> list[Effect]:
+    def _event(self, published: TxPublished, message: Dissemination, link: NodeId) -> list[Effect]:
         tx, sequence, event = published.tx, published.sequence, published.event
         for replica in self.subscribed.replicas:
             if tx in replica.collected:
@@ -116,14 +117,14 @@ class Participation:
                 effects += executor.on_event(sequence, event)
         return effects
 
-    def _began(self, began: TxBegan, lineage: Sequence[str], link: NodeId) -> list[Effect]:
+    def _began(self, began: TxBegan, message: Dissemination, link: NodeId) -> list[Effect]:
         return [effect for e in self.sub_transactions.of(began.tx) for effect in e.on_began(began.members)]
 
-    def _commit_ordered(self, ordered: LocalCommitOrdered, lineage: Sequence[str], link: NodeId) -> list[Effect]:
+    def _commit_ordered(self, ordered: LocalCommitOrdered, message: Dissemination, link: NodeId) -> list[Effect]:
         last = ordered.last_sequence
         return [effect for e in self.sub_transactions.of(ordered.tx) for effect in e.on_local_commit(last)]
 
-    def _abandoned(self, abandoned: TxAbandoned, lineage: Sequence[str], link: NodeId) -> list[Effect]:
+    def _abandoned(self, abandoned: TxAbandoned, message: Dissemination, link: NodeId) -> list[Effect]:
         for replica in self.subscribed.replicas:
             replica.forget(abandoned.tx)
         executors = self.sub_transactions.of(abandoned.tx)
@@ -133,24 +134,25 @@ class Participation:
 
     def _is_repeated(self, origin: Origin) -> bool:
         """A site that has moved can meet an event again that travels more slowly on its new path."""
-        latest = self.latest.get((origin.family, origin.site), (0, 0))
+        latest = self.latest.get((origin.family, origin.publisher), (0, 0))
         if (origin.incarnation, origin.number) <= latest:
             return True
-        self.latest[origin.family, origin.site] = (origin.incarnation, origin.number)
+        self.latest[origin.family, origin.publisher] = (origin.incarnation, origin.number)
         trim(self.latest)
         return False
 
-    def _deliver(self, published: Published, lineage: Sequence[str], link: NodeId) -> list[Effect]:
+    def _deliver(self, published: Published, message: Dissemination, link: NodeId) -> list[Effect]:
         if self._is_repeated(published.origin):
             return []
-        event = published.event
+        event, lineage, sender = published.event, message.lineage, message.sender
         return [
-            Deliver(s.number, event)
+            Deliver(s.number, event, None, sender)
             for s in self.subscriptions.values()
             if s.wish.durable is None and s.matches(lineage, event.body)
         ]
 
-    def _deliver_all(self, published: EventsPublished, lineage: Sequence[str], link: NodeId) -> list[Effect]:
+    def _deliver_all(self, published: EventsPublished, message: Dissemination, link: NodeId) -> list[Effect]:
+        lineage = message.lineage
         takers = [s for s in self.subscriptions.values() if s.wish.durable is None and s.type_name in lineage]
         if not takers or self._is_repeated(published.origin):
             return []
@@ -161,16 +163,16 @@ class Participation:
             if s.wish.filter != EVERYTHING:
                 wanted = tuple(body for body in bodies if s.wish.filter.matches(body))
             if wanted:
-                effects.append(DeliverAll(s.number, published.event_type, wanted))
+                effects.append(DeliverAll(s.number, published.event_type, wanted, message.sender))
         return effects
 
-    def _census(self, census: CensusOpened, lineage: Sequence[str], link: NodeId) -> list[Effect]:
+    def _census(self, census: CensusOpened, message: Dissemination, link: NodeId) -> list[Effect]:
         tx, spec = census.tx, census.spec
         known = self.executors.get(tx, ())
         asked: list[SubTxExecutor] = []
         effects: list[Effect] = []
         for s in self.subscriptions.values():
-            if s.number in known or not s.matches(lineage, spec.attributes):
+            if s.number in known or not s.matches(message.lineage, spec.attributes):
                 continue
             if (tx, s.number) in self.ended:
                 continue  # met again on a slower path

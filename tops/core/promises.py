@@ -57,7 +57,7 @@ class Promises:
         self._retried: dict[tuple[str, int, int], CallbackEpoch] = {}  # the attempt that counts, if not the first
         self._finished: dict[CoordinatorLife, dict[EpochKey, CallbackEpoch]] = {}  # not noted
         self._turns = Turns(self.epochs, voters)
-        self._decisions: OrderedDict[EpochId, tuple[str, frozenset[str]]] = OrderedDict()
+        self._decisions: OrderedDict[EpochId, tuple[str, frozenset[str], str]] = OrderedDict()
 
     def on_prepare(self, prepare: PrepareEpoch) -> list[Effect]:
         number = self._voters.subscription(prepare.voter)
@@ -192,7 +192,7 @@ class Promises:
         self._release(epoch.memo.voter)
 
     def on_decided(self, decided: EpochDecided) -> list[Effect]:
-        self._decisions[decided.epoch] = (decided.digest, decided.committing)
+        self._decisions[decided.epoch] = (decided.digest, decided.committing, decided.log_digest)
         trim(self._decisions)
         if self._turns.waiting:
             number = self._voters.subscription(decided.voter)
@@ -201,46 +201,51 @@ class Promises:
                 effects = self._abandon(number, withdrawn, "it was decided without a vote")
                 self._release(withdrawn.voter)
                 return effects
-        return self._learn(decided.voter, decided.epoch, decided.digest, decided.committing)
+        return self._learn(decided.voter, decided.epoch, decided.digest, decided.committing, decided.log_digest)
 
-    def _learn(self, voter: str, epoch: EpochId, digest: str, committing: frozenset[str]) -> list[Effect]:
+    def _learn(
+        self, voter: str, epoch: EpochId, digest: str, committing: frozenset[str], log_digest: str
+    ) -> list[Effect]:
         known = self.epochs.get(epoch_key(voter, epoch))
         if known is not None and known.memo.epoch == epoch and known.memo.digest == digest:
             return known.on_decided(committing)
         replica = self._subscriptions.replica_of(voter)
-        return replica.learn(epoch, digest, committing) if replica is not None else []
+        return replica.learn(epoch, digest, committing, log_digest) if replica is not None else []
 
     def on_peers_asked(self, asked: PeersAsked, asker: Address) -> list[Effect]:
         known = self._decisions.get(asked.epoch)
         if known is None or known[0] != asked.digest:
             return []
-        return [Post(asker, PeerKnows(epoch=asked.epoch, digest=asked.digest, committing=known[1]))]
+        knows = PeerKnows(epoch=asked.epoch, digest=asked.digest, committing=known[1], log_digest=known[2])
+        return [Post(asker, knows)]
 
     def on_peer_knows(self, knows: PeerKnows) -> list[Effect]:
         effects: list[Effect] = []
         for epoch in [e for e in self.epochs.values() if e.memo.epoch == knows.epoch]:
-            effects += self._learn(epoch.memo.voter, knows.epoch, knows.digest, knows.committing)
+            effects += self._learn(epoch.memo.voter, knows.epoch, knows.digest, knows.committing, knows.log_digest)
         for s in [*self._subscriptions.leaving.values(), *self._subscriptions.all.values()]:
             if s.replica is not None:
-                effects += s.replica.learn(knows.epoch, knows.digest, knows.committing)
+                effects += s.replica.learn(knows.epoch, knows.digest, knows.committing, knows.log_digest)
         return effects
 
     def on_reached_asked(self, asked: AskReached) -> list[Effect]:
-        """A coordinator whose journal lost its end: tell what is applied here, and what was heard to be committed."""
+        """A coordinator has started: tell where the database is, and what is known to be decided."""
         replica = self._subscriptions.replica_named(asked.name, asked.event_type)
         if replica is None:
             return []
-        committed = [epoch for epoch, (_, committing) in self._decisions.items() if committing]
+        committed = [epoch for epoch, (_, committing, _) in self._decisions.items() if committing]
         heard = [
             epoch.number
             for epoch in committed
             if epoch.event_type == asked.event_type
+            and epoch.incarnation >= asked.since
             and (asked.went_on_in is None or epoch.incarnation < asked.went_on_in)
         ]
         told = ReachedTold(
             event_type=asked.event_type,
             incarnation=asked.incarnation,
-            reached=max([replica.position, *heard]),
+            point=replica.point,
+            decided=max([replica.decided, *heard]),
             transactions=replica.committed_after(asked.end),
         )
         return [Post(Address(self._subscriptions.rendezvous(asked.event_type)), told)]

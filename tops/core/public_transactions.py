@@ -12,7 +12,7 @@ from tops.core.outcomes import Outcomes
 from tops.core.tx_coordinator import TxCoordinator
 from tops.effects import Effect, Post
 from tops.errors import TransactionClosed
-from tops.ids import NodeId, TxId, tx_id
+from tops.ids import TxId, tx_id
 from tops.messages import (
     Address,
     BeginPublic,
@@ -20,10 +20,13 @@ from tops.messages import (
     PublisherDone,
     PublishInTx,
     PublishInTxAnswered,
+    Sender,
     TxOpened,
     TxPublished,
 )
 from tops.transactions import TxState, TxType
+
+RANDOM_BITS = 40  # of an id, whose number has 63
 
 
 class PublicTransactions:
@@ -43,61 +46,67 @@ class PublicTransactions:
         self._counter = 0
         self._requests: OrderedDict[tuple[str, int, int], TxId] = OrderedDict()
 
-    def on_begin(self, m: BeginPublic, sender: Address, incarnation: int, now: float) -> list[Effect]:
+    def on_begin(self, m: BeginPublic, sender: Sender, at: Address, now: float) -> list[Effect]:
         refusal = self._known.refusal(m.spec)
         if refusal is not None:
-            return [Post(sender, TxOpened(tx=TxId(""), state=TxState.ABORTED, reason=refusal, request=m.request))]
-        asked = (sender.handle, incarnation, m.request)
+            return [Post(at, TxOpened(tx=TxId(""), state=TxState.ABORTED, reason=refusal, request=m.request))]
+        asked = (sender.node, sender.incarnation, m.request)
         if asked in self._requests:  # the answer was lost, or is on its way
-            return self._again(self._requests[asked], m.request, sender)
-        self._counter += 1
-        tx = self._requests[asked] = tx_id(self._node.me, self._node.incarnation, self._counter)
+            return self._again(self._requests[asked], m.request, at)
+        if (rejection := self._open.rejection("", m.spec, sender)) is not None:
+            aborted = TxOpened(tx=TxId(""), state=TxState.ABORTED, reason=rejection.reason, request=m.request)
+            return [rejection, Post(at, aborted)]
+        tx = self._requests[asked] = self._new_id()
         if len(self._requests) > self._node.options.keep_outcomes:
             self._requests.popitem(last=False)
         numbering = EventCoordinator(tx, m.spec.event_type)
         # The initiator learns the id first; what becomes of the census follows under that id.
-        learn: Effect = Post(sender, TxOpened(tx=tx, state=TxState.CENSUS, request=m.request))
-        self._open.publishers[tx] = (NodeId(sender.handle), incarnation)
+        learn: Effect = Post(at, TxOpened(tx=tx, state=TxState.CENSUS, request=m.request))
+        self._open.publishers[tx] = (sender.node, sender.incarnation)
         if m.spec.tx_type is TxType.DISTRIBUTED:
-            coordinator = self._distributed.coordinator(tx, m.spec, sender, numbering)
+            coordinator = self._distributed.coordinator(tx, m.spec, sender, at, numbering)
             return [learn, *self._distributed.open(coordinator)]
         numbering.open()
         census = CensusOpened(
-            tx=tx, spec=m.spec, coordinator=self._node.me, incarnation=self._node.incarnation, initiator=sender
+            tx=tx, spec=m.spec, coordinator=self._node.me, incarnation=self._node.incarnation, initiator=at
         )
         opened = TxOpened(tx=tx, state=TxState.ACTIVE)
-        return [learn, *self._local.open(census, sender, numbering), Post(sender, opened)]
+        return [learn, *self._local.open(census, sender, at, numbering), Post(at, opened)]
 
-    def _again(self, tx: TxId, request: int, sender: Address) -> list[Effect]:
-        learn = Post(sender, TxOpened(tx=tx, state=TxState.CENSUS, request=request))
+    def _new_id(self) -> TxId:
+        """Ids grow, so that old ones can be told by their number, and can't be guessed: who knows one was told."""
+        self._counter += 1
+        unguessable = self._counter << RANDOM_BITS | int.from_bytes(self._node.entropy(RANDOM_BITS // 8), "big")
+        return tx_id(self._node.me, self._node.incarnation, unguessable)
+
+    def _again(self, tx: TxId, request: int, at: Address) -> list[Effect]:
+        learn = Post(at, TxOpened(tx=tx, state=TxState.CENSUS, request=request))
         owner = self._open.owner(tx)
         if owner is None:
-            return [learn, *self._outcomes.ask(tx, sender, alive=False)]
+            return [learn, *self._outcomes.ask(tx, at, alive=False)]
         active = isinstance(owner, LocalRelay) or owner.state is not TxState.CENSUS
-        return [learn, *([Post(sender, TxOpened(tx=tx, state=TxState.ACTIVE))] if active else [])]
+        return [learn, *([Post(at, TxOpened(tx=tx, state=TxState.ACTIVE))] if active else [])]
 
-    def on_publish(self, m: PublishInTx, sender: Address, incarnation: int, now: float) -> list[Effect]:
+    def on_publish(self, m: PublishInTx, sender: Sender, at: Address, now: float) -> list[Effect]:
         owner = self._open.owner(m.tx)
-        numbering = owner.numbering if owner is not None and self._open.may_speak(owner, sender) else None
+        numbering = owner.numbering if owner is not None and self._open.may_publish(owner, sender) else None
         if owner is None or numbering is None:
             answer = PublishInTxAnswered(tx=m.tx, request=m.request, sequence=None, state=TxState.ABORTED)
-            return [Post(sender, answer)]
-        publisher = (NodeId(sender.handle), incarnation)
+            return [Post(at, answer)]
+        publisher = (sender.node, sender.incarnation)
         known = numbering.admitted.get((*publisher, m.request))
         if known is not None:  # asked again: the answer may have been lost
-            return [
-                Post(sender, PublishInTxAnswered(tx=m.tx, request=m.request, sequence=known, state=numbering.state))
-            ]
+            return [Post(at, PublishInTxAnswered(tx=m.tx, request=m.request, sequence=known, state=numbering.state))]
         try:
             new = publisher not in numbering.publishing
             published = numbering.admit(m.event, publisher, m.request)
         except TransactionClosed:
             answer = PublishInTxAnswered(tx=m.tx, request=m.request, sequence=None, state=numbering.state)
-            return [Post(sender, answer)]
+            return [Post(at, answer)]
         answer = PublishInTxAnswered(tx=m.tx, request=m.request, sequence=published.sequence, state=numbering.state)
-        if new and sender != owner.initiator:
-            self._outcomes.askers.setdefault(m.tx, []).append(sender)  # every publisher hears how it ends
-        return [*self.on_event(owner, published), Post(sender, answer)]
+        if new and at != owner.initiator:
+            self._outcomes.askers.setdefault(m.tx, []).append(at)  # every publisher hears how it ends
+        return [*self.on_event(owner, published), Post(at, answer)]
 
     def on_event(self, owner: TxCoordinator | LocalRelay, published: TxPublished) -> list[Effect]:
         """A numbered event of any transaction that is open here."""
@@ -105,8 +114,8 @@ class PublicTransactions:
             return self._local.on_event(owner, published)
         return self._distributed.on_event(owner, published)
 
-    def on_done(self, m: PublisherDone, sender: Address, incarnation: int, now: float) -> list[Effect]:
+    def on_done(self, m: PublisherDone, sender: Sender, at: Address, now: float) -> list[Effect]:
         owner = self._open.owner(m.tx)
         if owner is not None and owner.numbering is not None:
-            owner.numbering.publishing.discard((NodeId(sender.handle), incarnation))
+            owner.numbering.publishing.discard((sender.node, sender.incarnation))
         return []

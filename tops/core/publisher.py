@@ -10,6 +10,7 @@ from tops.core.event_coordinator import EventCoordinator
 from tops.effects import Answer, Disseminate, Effect, Post, TxEnded
 from tops.errors import (
     CensusUnfulfilled,
+    JournalStale,
     OutcomeUnknown,
     TopsError,
     TransactionAborted,
@@ -178,7 +179,7 @@ class PublisherTx(msgspec.Struct, eq=False):
             return Answer(request, error=OutcomeUnknown(self.tx, self.coordinator))
         if aborting:
             return Answer(request, outcome)
-        return Answer(request, error=TransactionAborted(self.tx, outcome.reason))
+        return Answer(request, error=aborted(outcome))
 
     # ------------------------------------------------------------------------------------------------------ repeating
 
@@ -238,3 +239,11 @@ class PublisherTx(msgspec.Struct, eq=False):
         self.opening, self.ending, self.unchecked = None, [], False
         self.publishing.clear()
         return [Answer(request, error=OutcomeUnknown(self.tx, self.coordinator)) for request in waiting]
+
+
+def aborted(outcome: TxOutcome) -> TransactionAborted:
+    """What a publisher is told about an abort."""
+    stale = outcome.stale
+    if stale is None:
+        return TransactionAborted(outcome.tx, outcome.reason)
+    return JournalStale(outcome.tx, outcome.reason, stale.event_type, stale.index, stale.replica, stale.replica_index)

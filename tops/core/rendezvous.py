@@ -16,14 +16,16 @@ from tops.core.known_types import KnownTypes
 from tops.core.local_relay import LocalRelay
 from tops.core.local_transactions import LocalTransactions
 from tops.core.log_keeper import LogKeeper
-from tops.core.lost_tails import LostTails
+from tops.core.log_opening import LogOpenings
+from tops.core.log_recovery import LogRecovery
 from tops.core.open_transactions import OpenTransactions, RendezvousNode, RendezvousOptions
 from tops.core.outcomes import Outcomes
 from tops.core.public_transactions import PublicTransactions
 from tops.core.standing_desk import StandingDesk
-from tops.effects import Effect, Post
+from tops.core.tx_coordinator import TxCoordinator
+from tops.effects import Effect, Post, Reject
 from tops.filters import Filter
-from tops.ids import NodeId, TxId
+from tops.ids import NodeId, TxId, voter_key
 from tops.messages import (
     AbortTx,
     Address,
@@ -40,6 +42,7 @@ from tops.messages import (
     EpochFinished,
     EpochVoted,
     EventsPublished,
+    HistoryDiffers,
     LogEntry,
     LogWanted,
     MembershipAnswered,
@@ -52,10 +55,12 @@ from tops.messages import (
     PublisherLost,
     PublishInTx,
     ReachedTold,
+    RecoverLog,
     RouteAsked,
     RouteStands,
     RunOneShot,
     RunOneShots,
+    Sender,
     StandingAnswered,
     StandingWithdrawn,
     TxOutcome,
@@ -66,22 +71,26 @@ from tops.records import (
     AnyRecord,
     EpochCommitted,
     FinishesNoted,
+    HistoryBegun,
     InSyncChanged,
     LogAppended,
+    LogCut,
     LogDecided,
+    LogStale,
     OutcomesForgotten,
+    PlansDeclared,
     PublishersKept,
+    ReplicasUnheard,
     Started,
     SubscriptionKept,
-    TailFound,
-    TailLost,
-    TailUnheard,
     TxRefused,
     TypeDefined,
 )
 from tops.transactions import Outcome, TxState, TxType
 
-__all__ = ["Rendezvous", "RendezvousOptions"]
+__all__ = ["BROKER_ROLE", "Rendezvous", "RendezvousOptions"]
+
+BROKER_ROLE = "broker"
 
 COMMITTING = TxState.COMMITTING  # looked at with every commit
 
@@ -90,23 +99,29 @@ class Rendezvous:
     """The coordinator's side of all event types that meet at this broker."""
 
     def __init__(
-        self, me: NodeId, incarnation: int, predicates: Mapping[str, Predicate], options: RendezvousOptions
+        self,
+        me: NodeId,
+        incarnation: int,
+        predicates: Mapping[str, Predicate],
+        options: RendezvousOptions,
+        entropy: Callable[[int], bytes],
     ) -> None:
-        node = self.node = RendezvousNode(me, incarnation, predicates, options)
+        node = self.node = RendezvousNode(me, incarnation, predicates, options, entropy)
         outcomes = self.outcomes = Outcomes(options.keep_outcomes)
         known = self.known = KnownTypes(node, outcomes, self._settled)
         self.types, self.families = known.types, known.families
         self.epochs, self.logs, self.logs_of = known.epochs, known.logs, known.logs_of
-        transactions = self.open = OpenTransactions()
+        transactions = self.open = OpenTransactions(options.quotas.transactions)
         self.coordinators, self.relays = transactions.coordinators, transactions.relays
         self.publishers = transactions.publishers
-        self.lost_tails = LostTails(node, known, outcomes)
-        self.log_keeper = LogKeeper(known, self.lost_tails)
+        self.openings = LogOpenings(node, known)
+        self.log_keeper = LogKeeper(known, self.openings, options.quotas)
+        recovery = LogRecovery(node, known, outcomes)
         self.local = LocalTransactions(node, known, transactions, outcomes)
         self.distributed = DistributedTransactions(node, known, transactions, outcomes)
         self.public = PublicTransactions(node, known, transactions, outcomes, self.local, self.distributed)
-        self.standing = StandingDesk(node, known, self._lose)
-        self.letters: dict[type, Callable[[Any, Address, int, float], list[Effect]]] = {
+        self.standing = StandingDesk(node, known, self.openings, self._lose)
+        self.letters: dict[type, Callable[[Any, Sender, Address, float], list[Effect]]] = {
             TypeAdvertised: known.on_advertised,
             BeginTx: self.distributed.on_begin,
             BeginPublic: self.public.on_begin,
@@ -130,54 +145,62 @@ class Rendezvous:
             LogWanted: self.log_keeper.on_wanted,
             AskLog: self.log_keeper.on_asked,
             EndLog: self.log_keeper.on_end,
-            ReachedTold: self.lost_tails.on_told,
+            ReachedTold: self.openings.on_told,
+            HistoryDiffers: self.openings.on_differs,
+            RecoverLog: recovery.on_recover,
             RouteAsked: self._route_asked,
         }
 
-    def on_letter(self, letter: object, sender: Address, incarnation: int, now: float) -> list[Effect]:
-        """A letter that is addressed to this broker as a rendezvous."""
+    def on_letter(self, letter: object, sender: Sender, at: Address, now: float) -> list[Effect]:
+        """A letter that is addressed to this broker as a rendezvous; its `sender` is stamped, and reached `at`."""
         handler = self.letters.get(type(letter))
-        return handler(letter, sender, incarnation, now) if handler is not None else []
+        return handler(letter, sender, at, now) if handler is not None else []
 
-    def on_publication(
-        self, publication: Publication, publisher: Address, incarnation: int, now: float
-    ) -> list[Effect]:
+    def on_publication(self, publication: Publication, sender: Sender, at: Address, now: float) -> list[Effect]:
         """A publication that a site sent up the tree; what is to go down again is among the effects."""
         if type(publication) is TxPublished:
             owner = self.open.owner(publication.tx)
-            if owner is None or not self.open.may_speak(owner, publisher):
+            if owner is None or not self.open.is_initiator(owner, sender):
                 return []
             return self.public.on_event(owner, publication)
         if type(publication) is Published:
-            return self.log_keeper.on_published(publication, publisher)
+            return self.log_keeper.on_published(publication, sender, at)
         if type(publication) is EventsPublished:
-            return self.log_keeper.on_published_together(publication, publisher)
+            return self.log_keeper.on_published_together(publication, sender, at)
         if type(publication) is CensusOpened:
-            return self.local.on_announced(publication, publisher, incarnation)
+            return self.local.on_announced(publication, sender, at)
         return []
 
     # --------------------------------------------------------------------------------------------------- commitment
 
-    def _run_one_shot(self, m: RunOneShot, sender: Address, incarnation: int, now: float) -> list[Effect]:
+    def _run_one_shot(self, m: RunOneShot, sender: Sender, at: Address, now: float) -> list[Effect]:
         one = RunOneShots(spec=m.spec, transactions=(OneShot(m.tx, m.events),))
-        return self._run_one_shots(one, sender, incarnation, now)
+        return self._run_one_shots(one, sender, at, now)
 
-    def _run_one_shots(self, m: RunOneShots, sender: Address, incarnation: int, now: float) -> list[Effect]:
+    def _run_one_shots(self, m: RunOneShots, sender: Sender, at: Address, now: float) -> list[Effect]:
+        if (reason := self.known.against_plan(m.spec, sender)) is not None:
+            return self._unplanned(m, reason, sender, at)
         if m.spec.tx_type is TxType.LOCAL:
-            return self.local.on_one_shots(m, sender)
-        return self.distributed.on_one_shots(m, sender)
+            return self.local.on_one_shots(m, sender, at)
+        return self.distributed.on_one_shots(m, sender, at)
 
-    def _commit(self, m: CommitTx, sender: Address, incarnation: int, now: float) -> list[Effect]:
+    def _unplanned(self, m: RunOneShots, reason: str, sender: Sender, at: Address) -> list[Effect]:
+        aborted = [TxOutcome(tx=one.tx, outcome=Outcome.ABORTED, reason=reason) for one in m.transactions]
+        code, _, text = reason.partition(": ")
+        rejected = Reject(sender, "run", m.spec.event_type, f"{sender.node} ran a transaction: {text}", code=code)
+        return [rejected, *(Post(at, outcome) for outcome in aborted)]
+
+    def _commit(self, m: CommitTx, sender: Sender, at: Address, now: float) -> list[Effect]:
         owner = self.open.owner(m.tx)
         if owner is None:
-            return self._ended(m, sender)
-        if not self.open.may_speak(owner, sender):
-            return []
+            return self._ended(m, at)
+        if not self.open.may_end(owner, sender):
+            return [_foreign(m.tx, "commit", owner, sender)]
         if isinstance(owner, LocalRelay):
             return self.local.commit(owner, m.last_sequence)
         if m.life and m.life != owner.life:
             # Its begin came again after a restart, when its publisher may have heard of an abort.
-            return self.distributed.abort(owner, "its coordinator was restarted", sender)
+            return self.distributed.abort(owner, "its coordinator was restarted", at)
         if owner.state is COMMITTING:
             return self.known.epochs_of(owner.spec).wait_again(m.tx)
         return self.distributed.commit(owner, m.last_sequence)
@@ -186,87 +209,101 @@ class Rendezvous:
         """An epoch decided one of its members."""
         return self.distributed.settled(ready, committed)
 
-    def _voted(self, m: EpochVoted, sender: Address, incarnation: int, now: float) -> list[Effect]:
+    def _voted(self, m: EpochVoted, sender: Sender, at: Address, now: float) -> list[Effect]:
         epochs = self.epochs.get(m.epoch.event_type)
-        return epochs.on_voted(m, incarnation) if epochs is not None else []
+        return epochs.on_voted(m, sender) if epochs is not None else []
 
-    def _finished(self, m: EpochFinished, sender: Address, incarnation: int, now: float) -> list[Effect]:
+    def _finished(self, m: EpochFinished, sender: Sender, at: Address, now: float) -> list[Effect]:
         epochs = self.epochs.get(m.epoch.event_type)
-        return epochs.on_finished(m, sender) if epochs is not None else []
+        return epochs.on_finished(m, sender, at) if epochs is not None else []
 
     # ------------------------------------------------------------------------------------------- aborts and losses
 
-    def _abort(self, m: AbortTx, sender: Address, incarnation: int, now: float) -> list[Effect]:
+    def _abort(self, m: AbortTx, sender: Sender, at: Address, now: float) -> list[Effect]:
         owner = self.open.owner(m.tx)
         if owner is None:
-            return self._ended(m, sender)
-        if not m.operator and not self.open.may_speak(owner, sender):
-            return []
+            return self._ended(m, at)
+        # An operator's right was looked up under the type that the message names: it must be the transaction's.
+        operated = m.operator and m.event_type == owner.spec.event_type
+        if not operated and not self.open.may_end(owner, sender):
+            return [_foreign(m.tx, "abort", owner, sender)]
         if isinstance(owner, LocalRelay):
             return self.local.end(owner, Outcome.ABORTED, m.reason)
-        return self.distributed.abort(owner, m.reason, sender)
+        return self.distributed.abort(owner, m.reason, at)
 
-    def _participant_lost(self, m: ParticipantLost, sender: Address, incarnation: int, now: float) -> list[Effect]:
-        return self._lose(m.handles, "the participant died")
-
-    def _lose(self, handles: tuple[str, ...], reason: str) -> list[Effect]:
-        effects = self.distributed.on_lost(handles, reason)
+    def _participant_lost(self, m: ParticipantLost, sender: Sender, at: Address, now: float) -> list[Effect]:
+        """A broker speaks for its own sites; who has moved to another broker since is reached elsewhere."""
+        if m.address.broker != sender.identity:
+            reason = f"{sender.node} says that a site of {m.address.broker} is gone, and is not that broker"
+            return [Reject(sender, "participate", "", reason)]
+        members = [m for c in self.coordinators.values() for m in c.members.values()]
         for epochs in self.epochs.values():
-            for handle in handles:
-                epochs.standing.withdraw(handle)
-            effects += epochs.drop(handles, reason)
+            members += [voter for epoch in epochs.in_flight.values() for voter in epoch.voters.values()]
+        keys = {member.key: None for member in members if member.address == m.address}
+        standing = [s for epochs in self.epochs.values() for s in epochs.standing.answers.values()]
+        keys |= {s.key: None for s in standing if s.address == m.address}
+        return self._lose(tuple(keys), "the participant died")
+
+    def _lose(self, keys: tuple[str, ...], reason: str) -> list[Effect]:
+        effects = self.distributed.on_lost(keys, reason)
+        for epochs in self.epochs.values():
+            for key in keys:
+                epochs.standing.withdraw(key)
+            effects += epochs.drop(keys, reason)
         return effects
 
-    def _publisher_lost(self, m: PublisherLost, sender: Address, incarnation: int, now: float) -> list[Effect]:
+    def _publisher_lost(self, m: PublisherLost, sender: Sender, at: Address, now: float) -> list[Effect]:
         """An undecided transaction of a dead publisher is aborted, behind its last accepted event."""
-        life, reason = (m.site, m.incarnation), f"publisher {m.site} died, or moved to another broker"
+        if sender.role != BROKER_ROLE:
+            return [Reject(sender, "publish", "", f"{sender.node} says that {m.site} is gone, and is no broker")]
+        life, reason = (m.site, m.incarnation), "a publisher died, or moved to another broker"
         return self.local.on_publisher_lost(life, reason) + self.distributed.on_publisher_lost(life, reason)
 
     # --------------------------------------------------------------------------------------------------- questions
 
-    def _ask_epoch(self, m: AskEpoch, sender: Address, incarnation: int, now: float) -> list[Effect]:
+    def _ask_epoch(self, m: AskEpoch, sender: Sender, at: Address, now: float) -> list[Effect]:
         epochs = self.epochs.get(m.epoch.event_type)
         if epochs is None or m.epoch.coordinator != self.node.me:
             return []
-        return epochs.on_asked(m.epoch, m.digest, m.voter, sender)
+        return epochs.on_asked(m.epoch, m.digest, voter_key(sender.identity, m.voter), at)
 
-    def _ask_membership(self, m: AskMembership, sender: Address, incarnation: int, now: float) -> list[Effect]:
+    def _ask_membership(self, m: AskMembership, sender: Sender, at: Address, now: float) -> list[Effect]:
         if m.tx in self.relays:
-            return [membership(m.tx, m.voter, TxState.ACTIVE, sender)]
-        coordinator = self.coordinators.get(m.tx)
+            return [membership(m.tx, m.voter, TxState.ACTIVE, at)]
+        coordinator, key = self.coordinators.get(m.tx), voter_key(sender.identity, m.voter)
         epochs = self.known.epochs_if_known(m.event_type)
         if coordinator is None and epochs is not None and epochs.holds(m.tx):
             return []  # a one-shot's end is still to come
-        if coordinator is not None and coordinator.detached and m.voter not in coordinator.joined:
+        if coordinator is not None and coordinator.detached and key not in coordinator.joined:
             return []  # a local subscriber: it goes by the publisher's word, which is still to come
         if coordinator is None or coordinator.failed is not None:
-            return [membership(m.tx, m.voter, TxState.ABORTED, sender)]
-        if m.voter in coordinator.members:
-            coordinator.members[m.voter].address = sender  # it may have moved to another broker
+            return [membership(m.tx, m.voter, TxState.ABORTED, at)]
+        if key in coordinator.members:
+            coordinator.members[key].address = at  # it may have moved to another broker
         if coordinator.state is TxState.CENSUS:
             return []
         answer = MembershipAnswered(
             tx=m.tx, voter=m.voter, state=coordinator.state, members=coordinator.census.hashed_members()
         )
-        return [Post(sender, answer)]
+        return [Post(at, answer)]
 
-    def _ask_outcome(self, m: AskOutcome, sender: Address, incarnation: int, now: float) -> list[Effect]:
-        return self._ended(m, sender)
+    def _ask_outcome(self, m: AskOutcome, sender: Sender, at: Address, now: float) -> list[Effect]:
+        return self._ended(m, at)
 
-    def _ended(self, m: AskOutcome | CommitTx | AbortTx, sender: Address) -> list[Effect]:
+    def _ended(self, m: AskOutcome | CommitTx | AbortTx, at: Address) -> list[Effect]:
         """What became of a transaction that is not being coordinated any more, or never was."""
         alive = self.distributed.holds(m.tx, m.event_type)
         remembered = m.tx_type is TxType.DISTRIBUTED or m.event_type in self.logs_of
         if not alive and not remembered and not self.outcomes.is_refused(m.tx):
             reason = "the broker keeps no record of local transactions, and was restarted"
-            return [Post(sender, TxOutcome(tx=m.tx, outcome=Outcome.UNKNOWN, reason=reason))]
+            return [Post(at, TxOutcome(tx=m.tx, outcome=Outcome.UNKNOWN, reason=reason))]
         log = self.logs_of.get(m.event_type)
-        if log is not None and log.lost is not None and not alive and not self.outcomes.is_refused(m.tx):
+        if log is not None and log.opening is not None and not alive and not self.outcomes.is_refused(m.tx):
             return []  # a replica may have committed it: who asks does so again
-        return self.outcomes.ask(m.tx, sender, alive, presume=log is None or not log.missing)
+        return self.outcomes.ask(m.tx, at, alive, presume=log is None or not log.missing)
 
-    def _route_asked(self, m: RouteAsked, sender: Address, incarnation: int, now: float) -> list[Effect]:
-        return [Post(sender, RouteStands(subscription=m.subscription))]
+    def _route_asked(self, m: RouteAsked, sender: Sender, at: Address, now: float) -> list[Effect]:
+        return [Post(at, RouteStands(subscription=m.subscription))]
 
     # ------------------------------------------------------------------------------------------------ time, recovery
 
@@ -281,7 +318,7 @@ class Rendezvous:
             case ("notes", event_type):
                 return self.epochs[event_type].write_notes()
             case ("tail", event_type):
-                return self.lost_tails.on_timer(event_type)
+                return self.openings.on_timer(event_type)
             case ("lease", event_type):
                 return self.standing.on_lease(event_type, now)
         return []
@@ -308,12 +345,14 @@ class Rendezvous:
                 self.node.incarnation = max(self.node.incarnation, incarnation)
             case TypeDefined():
                 self.known.recover(record)
+            case PlansDeclared(event_type=name, plans=plans):
+                self.known.declared(name, plans)
             case LogAppended(event_type=name) | InSyncChanged(event_type=name):
                 self.epochs[name].recover(record)
             case EpochCommitted(epoch=epoch):
                 self.epochs[epoch.event_type].recover(record)
-            case TailLost() | TailFound() | TailUnheard():
-                self.lost_tails.recover(record)
+            case LogStale() | HistoryBegun() | ReplicasUnheard():
+                self.openings.recover(record)
             case FinishesNoted(event_type=name):
                 self.epochs[name].recover(record)
             case TxRefused(tx=tx):
@@ -323,15 +362,29 @@ class Rendezvous:
                     self.outcomes.forget(TxId(f"{life}.{counter}"))
             case LogDecided(event_type=name, upto=upto):
                 self.logs[name].last_number = max(self.logs[name].last_number, upto)
+            case LogCut(event_type=name, point=point):
+                self.logs[name].chain.begin(point)
             case PublishersKept(event_type=name, published=published):
                 self.logs[name].published.update(published)
-            case SubscriptionKept(event_type=name, name=feed, position=position):
-                log = self.logs[name]
-                if position < 0:
-                    log.end(feed)
-                else:
-                    log.feeds[feed] = Feed(feed, name, Address(self.node.me), Filter.nothing(), position, position, 0)
+            case SubscriptionKept():
+                self._recover_subscription(record)
 
-    def recovered(self, torn: bool) -> list[Effect]:
-        """The journal is read: numbers that were given out and never decided are void. `torn`: its end was cut off."""
-        return self.log_keeper.fill_gaps() + self.lost_tails.recovered(torn)
+    def _recover_subscription(self, record: SubscriptionKept) -> None:
+        log, key, position = self.logs[record.event_type], record.name, record.position
+        known = log.feeds.get(key)
+        if position >= 0:
+            nobody, nothing = Address(self.node.me), Filter.nothing()
+            feed = Feed(key, "", log.event_type, nobody, nothing, position, position, 0, replica=record.replica)
+            log.feeds[key] = feed
+        else:
+            log.end(key)
+            self.openings.ended(log, known.replica if known is not None and known.replica else key)
+
+    def recovered(self) -> list[Effect]:
+        """The journal is read: its replicas are asked whether it is the newest one."""
+        return self.openings.recovered()
+
+
+def _foreign(tx: TxId, verb: str, owner: TxCoordinator | LocalRelay, sender: Sender) -> Effect:
+    reason = f"{sender.node} neither began {tx} nor published in it"
+    return Reject(sender, verb, owner.spec.event_type, reason, f"tx {tx}")

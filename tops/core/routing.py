@@ -74,8 +74,11 @@ class RoutingTable:
         self._announced: dict[tuple[str, NodeId], frozenset[Filter]] = {}
         self._narrow: dict[str, int] = {}  # type -> how many of its filters ask for anything in particular
         self._unfiltered: dict[tuple[str, ...], list[NodeId]] = {}  # lineage -> links, while nothing changes
+        self._disclosing: dict[tuple[str, ...], bool] = {}  # lineage -> whether subscribers learn the publisher
 
     def add(self, link: NodeId, definitions: tuple[EventType, ...], interest: Filter) -> None:
+        if any(definition.name not in self.types for definition in definitions):
+            self._disclosing.clear()
         name = self.types.define_all(definitions).name
         filters = self._interest.setdefault(name, {}).setdefault(link, {})
         filters[interest] = filters.get(interest, 0) + 1
@@ -107,6 +110,16 @@ class RoutingTable:
         self._unfiltered.clear()
         if interest != EVERYTHING:
             self._narrow[event_type] = self._narrow.get(event_type, 0) + change
+
+    def discloses_sender(self, lineage: tuple[str, ...]) -> bool:
+        """Whether subscribers of the type, or of one of its ancestors, learn who published an event."""
+        known = self._disclosing.get(lineage)
+        if known is None:
+            known = any(name in self.types and self.types.whole(name).discloses_sender for name in lineage)
+            if len(self._disclosing) >= LINEAGES_MAX:
+                self._disclosing.clear()
+            self._disclosing[lineage] = known
+        return known
 
     def interested_in_all(self, lineage: Iterable[str]) -> list[NodeId] | None:
         """The links that want every event of the type; None if some want a part, so that each must be looked at."""

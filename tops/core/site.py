@@ -6,8 +6,7 @@ and whatever is still unanswered is asked again.
 """
 
 from collections.abc import Callable, Sequence
-from operator import attrgetter
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 
@@ -35,10 +34,11 @@ from tops.messages import (
     EventConfirmed,
     EventsRefused,
     FinishNoted,
-    Letter,
+    HistoryRejected,
     LinkMessage,
     LogDelivered,
     LogEnded,
+    LogRecovered,
     LogRefused,
     LogTold,
     LogWanted,
@@ -48,6 +48,7 @@ from tops.messages import (
     PrepareEpoch,
     Publication,
     PublishInTxAnswered,
+    RecoverLog,
     RouteAsked,
     RouteStands,
     StandingAccepted,
@@ -61,14 +62,6 @@ from tops.messages import (
 from tops.transactions import LocalOutcome, TxType
 
 RETRY = ("retry",)
-NOWHERE = NodeId("")  # a site does not know where it is; its broker does
-# Participants speak under the name they vote under; everybody else under the site's.
-HANDLES = {
-    letter: attrgetter(name)
-    for letter in get_args(Letter)
-    for name in ("voter", "pseudonym")
-    if name in letter.__struct_fields__ and letter is not LogWanted
-}
 
 
 class SiteCore:
@@ -83,13 +76,12 @@ class SiteCore:
         options: SiteOptions | None = None,
     ) -> None:
         self.name, self.incarnation = name, incarnation
-        self._address, self._unsigned = Address(NOWHERE, name), Address(NOWHERE)
         self.options = options or SiteOptions()
         directory = self.directory = TypeDirectory(brokers)
         self.brokers, self.types, self.advertised = directory.brokers, directory.types, directory.advertised
         self.calls = Calls()
         self.link: NodeId | None = None
-        self.events = EventPublisher(name, incarnation, directory)
+        self.events = EventPublisher(directory)
         self.advertising = self.events.advertising
         participation = self.participation = Participation(
             name, self.types, self.calls, self.brokers, directory.rendezvous, entropy, self.options
@@ -101,6 +93,7 @@ class SiteCore:
         self.transactions, self.opening, self.ended, self.asking = own.transactions, own.opening, own.ended, own.asking
         self.asking_logs: dict[int, AskLog] = {}
         self.ending_logs: dict[int, EndLog] = {}
+        self.recovering_logs: dict[int, RecoverLog] = {}
         self.reading_logs: dict[str, tuple[int, LogWanted]] = {}  # by the reader's name
         self.routes_asked: dict[int, int] = {}  # subscription -> the request that waits for its route
         self._retrying = False
@@ -116,6 +109,7 @@ class SiteCore:
             PeerKnows: promises.on_peer_knows,
             LogDelivered: self._on_log,
             LogRefused: self._on_log_refused,
+            HistoryRejected: self.participation.subscribed.on_history_rejected,
             StandingAccepted: subscribed.on_accepted,
             MembershipAnswered: self.participation.on_membership,
             TxOutcome: self.own.on_outcome,
@@ -130,6 +124,7 @@ class SiteCore:
             LogTold: self._on_log_told,
             AskReached: promises.on_reached_asked,
             LogEnded: self._on_log_ended,
+            LogRecovered: self._on_log_recovered,
         }
 
     @property
@@ -164,18 +159,20 @@ class SiteCore:
                 effects = handler(letter)
                 return self._carry_out(effects) if effects else effects
             if type(letter) is PeersAsked:
-                return self._carry_out(self.participation.promises.on_peers_asked(letter, message.sender))
+                return self._carry_out(self.participation.promises.on_peers_asked(letter, message.reply_to))
         elif type(message) is Dissemination and self.link is not None:
             publication = message.publication
-            effects = self._publications[type(publication)](publication, message.lineage, self.link)
+            effects = self._publications[type(publication)](publication, message, self.link)
             return self._carry_out(effects) if effects else effects
         return []
 
     # --------------------------------------------------------------------------------------------- types and events
 
-    def advertise(self, request: int, definitions: Definitions) -> list[Effect]:
+    def advertise(
+        self, request: int, definitions: Definitions, plans: tuple[TxSpec, ...] | None = None
+    ) -> list[Effect]:
         """Say that this site is going to publish a type; answered when the rendezvous has taken it."""
-        return self._request(self.events.advertise(request, definitions))
+        return self._request(self.events.advertise(request, definitions, plans))
 
     def publish(self, request: int, event: Event) -> list[Effect]:
         """An ordinary event; for a durable type the answer means that it is on disk."""
@@ -302,10 +299,22 @@ class SiteCore:
         """Nobody waits for that answer any more."""
         self.asking_logs.pop(request, None)
         self.ending_logs.pop(request, None)
+        self.recovering_logs.pop(request, None)
 
-    def end_log(self, request: int, event_type: str, name: str) -> list[Effect]:
-        """A durable subscription ends for good; repeated until it is answered or `forget_log` gives it up."""
-        order = self.ending_logs[request] = EndLog(request=request, event_type=event_type, name=name)
+    def recover_log(
+        self, request: int, event_type: str, replicas: tuple[str, ...], needed: int, accept_loss: bool
+    ) -> list[Effect]:
+        """A stale journal's log goes on in a new history; repeated until it is answered or `forget_log` gives it up."""
+        asked = self.recovering_logs[request] = RecoverLog(
+            request=request, event_type=event_type, replicas=replicas, needed=needed, accept_loss=accept_loss
+        )
+        return self._request([Post(Address(self.coordinator_of(event_type)), asked)])
+
+    def end_log(self, request: int, event_type: str, name: str, *, operator: bool = False) -> list[Effect]:
+        """A durable subscription ends for good; repeated until it is answered or `forget_log` gives it up.
+
+        `operator`: somebody else's, by the name that the log knows it by."""
+        order = self.ending_logs[request] = EndLog(request=request, event_type=event_type, name=name, operator=operator)
         return self._request([Post(Address(self.coordinator_of(event_type)), order)])
 
     def read_log(self, request: int, name: str, event_type: str, after: int, entries_max: int) -> list[Effect]:
@@ -352,6 +361,10 @@ class SiteCore:
     def _on_log_ended(self, ended: LogEnded) -> list[Effect]:
         return [] if self.ending_logs.pop(ended.request, None) is None else [Answer(ended.request)]
 
+    def _on_log_recovered(self, recovered: LogRecovered) -> list[Effect]:
+        known = self.recovering_logs.pop(recovered.request, None)
+        return [] if known is None else [Answer(recovered.request, recovered)]
+
     def _on_log_told(self, told: LogTold) -> list[Effect]:
         return [] if self.asking_logs.pop(told.request, None) is None else [Answer(told.request, told)]
 
@@ -366,7 +379,11 @@ class SiteCore:
     def _repeat(self, elapsed_s: float) -> list[Effect]:
         """Ask again for whatever is unanswered."""
         effects = self.events.repeat_events() + self.own.repeat(elapsed_s)
-        about_logs: list[AskLog | EndLog] = [*self.asking_logs.values(), *self.ending_logs.values()]
+        about_logs: list[AskLog | EndLog | RecoverLog] = [
+            *self.asking_logs.values(),
+            *self.ending_logs.values(),
+            *self.recovering_logs.values(),
+        ]
         for asked in about_logs:
             effects.append(Post(Address(self.coordinator_of(asked.event_type)), asked))
         for _, wanted in self.reading_logs.values():
@@ -377,7 +394,7 @@ class SiteCore:
         return effects
 
     def _waiting(self) -> bool:
-        asks = self.asking_logs or self.ending_logs or self.reading_logs or self.routes_asked
+        asks = self.asking_logs or self.ending_logs or self.recovering_logs or self.reading_logs or self.routes_asked
         return bool(asks or self.events.waits() or self.own.waits())
 
     # ------------------------------------------------------------------------------------------------- carrying out
@@ -389,11 +406,7 @@ class SiteCore:
             return [effect for effect in effects if not isinstance(effect, Post | Disseminate)]
         for index, effect in enumerate(effects):
             if type(effect) is Post:
-                letter = effect.letter
-                handle = HANDLES.get(type(letter))
-                sender = self._address if handle is None else Address(NOWHERE, handle(letter))
-                envelope = Envelope(to=effect.to, sender=sender, incarnation=self.incarnation, body=letter)
-                effects[index] = Send(link, envelope)
+                effects[index] = Send(link, Envelope(to=effect.to, body=effect.letter))
             elif type(effect) is Disseminate:
                 effects[index] = Send(link, self._dissemination(effect.publication))
         return effects
@@ -412,8 +425,6 @@ class SiteCore:
             rendezvous=route.coordinator,
             upward=True,
             early=not route.durable,
-            sender=self._unsigned,
-            incarnation=self.incarnation,
             publication=publication,
             lineage=route.lineage,
         )

@@ -9,33 +9,45 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
+from tops.constraints import only_from
 from tops.core.census import Member
 from tops.filters import Filter
-from tops.ids import Pseudonym, TxId, standing_pseudonym
-from tops.messages import Address, StandingAnswered, TxSpec
+from tops.ids import Pseudonym, TxId, standing_pseudonym, voter_key
+from tops.messages import Address, Sender, StandingAnswered, TxSpec
 from tops.transactions import Scope, ScopeLimit, TxType, granted_scope
 
 EVERYTHING = Filter.everything()
+Kind = tuple[str, ScopeLimit, TxType, frozenset[str] | None]  # of transactions that have the same voters
 
 
 class Standing(msgspec.Struct):
     """One standing answer."""
 
-    voter: str
+    key: str  # what it votes under, bound to its identity
     event_type: str  # itself and its descendants are meant
     subscription: int
+    sender: Sender
     address: Address
-    incarnation: int
     filter: Filter
     scope: Scope
     secret: bytes
-    identity: str | None
     position: int | None
+    history: str
+    digest: str  # at `position`
     renewed_at: float
 
     @property
     def replica(self) -> bool:
-        return self.position is not None and self.identity is not None
+        return self.position is not None
+
+    @property
+    def identity(self) -> str:
+        return self.sender.identity
+
+    @property
+    def owner(self) -> tuple[str, int]:
+        """Whose answer it is: there is one for each subscription of a session, and one for a replica altogether."""
+        return (self.sender.identity if self.replica else self.sender.node, self.subscription)
 
 
 class StandingAnswers:
@@ -43,10 +55,10 @@ class StandingAnswers:
 
     def __init__(self, lease_s: float, lineage: Callable[[str], tuple[str, ...]]) -> None:
         self.lease_s, self.lineage = lease_s, lineage
-        self.answers: dict[str, Standing] = {}
+        self.answers: dict[str, Standing] = {}  # by key
         self._in_sync: frozenset[str] = frozenset()
         self._near: frozenset[str] = frozenset()
-        self._voters: dict[tuple[str, ScopeLimit, TxType], dict[str, Member]] = {}  # while nothing changes
+        self._voters: dict[Kind, dict[str, Member]] = {}  # while nothing changes
 
     @property
     def in_sync(self) -> frozenset[str]:
@@ -70,40 +82,41 @@ class StandingAnswers:
         self._near = identities - self._in_sync
         self._voters.clear()
 
-    def renew(self, answered: StandingAnswered, sender: Address, incarnation: int, now: float) -> bool:
+    def renew(self, answered: StandingAnswered, sender: Sender, at: Address, now: float) -> tuple[Standing, bool]:
         """Take or renew an answer; True when it is new, so that its position is to be believed as it is."""
-        known = self.answers.get(answered.voter)
+        key = voter_key(sender.identity, answered.voter)
+        known = self.answers.get(key)
         self._voters.clear()
         standing = Standing(
-            voter=answered.voter,
+            key=key,
             event_type=answered.event_type,
             subscription=answered.subscription,
-            address=sender,
-            incarnation=incarnation,
+            sender=sender,
+            address=at,
             filter=answered.filter,
             scope=answered.scope,
             secret=answered.secret,
-            identity=answered.identity,
             position=answered.position,
+            history=answered.history,
+            digest=answered.digest,
             renewed_at=now,
         )
-        if known is None and answered.identity is not None:
-            self._near -= {answered.identity}  # its position tells how near it is
+        if known is None:
+            self._near -= {sender.identity}  # its position tells how near it is
             # An agent that came back under a new name replaces its former self; one site may have several.
-            former = (answered.identity, answered.subscription)
-            self.answers = {k: s for k, s in self.answers.items() if (s.identity, s.subscription) != former}
-        self.answers[answered.voter] = standing
-        return known is None
+            self.answers = {k: s for k, s in self.answers.items() if s.owner != standing.owner}
+        self.answers[key] = standing
+        return standing, known is None
 
-    def withdraw(self, voter: str) -> Standing | None:
+    def withdraw(self, key: str) -> Standing | None:
         self._voters.clear()
-        return self.answers.pop(voter, None)
+        return self.answers.pop(key, None)
 
     def expire(self, now: float) -> list[Standing]:
         """Answers that were not renewed in time no longer count."""
         late = [s for s in self.answers.values() if now - s.renewed_at > self.lease_s]
         for s in late:
-            self.withdraw(s.voter)
+            self.withdraw(s.key)
         return late
 
     def counted(self, standing: Standing) -> bool:
@@ -114,11 +127,11 @@ class StandingAnswers:
         """Those who take part in a distributed transaction with these attributes, and whose votes count.
 
         The pseudonym is left empty: only a published membership list needs it, see `pseudonymous`."""
-        kind = (spec.event_type, spec.limit, spec.tx_type)
+        kind = (spec.event_type, spec.limit, spec.tx_type, only_from(spec.constraints))
         known = self._voters.get(kind)
         if known is None:
             taking = [s for s in self.answers.values() if self.counted(s) and self._takes_part(s, spec)]
-            known = {s.voter: _member(s) for s in taking}
+            known = {s.key: _member(s) for s in taking}
             if all(s.filter == EVERYTHING for s in self.answers.values()):
                 self._voters[kind] = known  # the attributes make no difference
         return known
@@ -127,7 +140,7 @@ class StandingAnswers:
         """Replicas that have nearly caught up: they get prepares too, and are in sync with their first timely YES.
         `barred`: whose position means nothing yet."""
         return {
-            s.voter: _member(s)
+            s.key: _member(s)
             for s in self.answers.values()
             if s.replica and not self.counted(s) and number - 1 - gap_max <= (s.position or 0) < number
             if s.identity not in barred and self._takes_part(s, spec)
@@ -140,16 +153,17 @@ class StandingAnswers:
 
     def identities(self, voters: frozenset[str]) -> frozenset[str]:
         """Which replicas stand behind these voters."""
-        return frozenset(
-            s.identity for v in voters if (s := self.answers.get(v)) is not None and s.replica and s.identity
-        )
+        return frozenset(s.identity for v in voters if (s := self.answers.get(v)) is not None and s.replica)
 
     def _takes_part(self, standing: Standing, spec: TxSpec) -> bool:
         if standing.event_type not in self.lineage(spec.event_type):
             return False
+        allowed = only_from(spec.constraints)
+        if allowed is not None and standing.identity not in allowed:
+            return False  # it is not on the list: it is not asked, and nobody fails because of it
         granted = granted_scope(standing.scope, spec.limit, spec.tx_type)
         return granted is Scope.DISTRIBUTED and standing.filter.matches(spec.attributes)
 
 
 def _member(s: Standing) -> Member:
-    return Member(s.voter, Pseudonym(""), s.identity, s.address, s.incarnation, standing=True)
+    return Member(s.key, Pseudonym(""), s.identity, s.address, s.sender.incarnation, standing=True)

@@ -4,9 +4,14 @@ from collections.abc import Callable
 
 from tops.core.epochs import EpochCoordinator
 from tops.core.known_types import KnownTypes
+from tops.core.log_opening import LogOpenings
 from tops.core.open_transactions import RendezvousNode
-from tops.effects import Alarm, Effect, Persist, Post, SetTimer
-from tops.messages import Address, StandingAccepted, StandingAnswered, StandingWithdrawn
+from tops.core.standing import Standing, StandingAnswers
+from tops.digests import LogPoint
+from tops.effects import Effect, Persist, Post, Reject, SetTimer
+from tops.event_types import set_of_log
+from tops.ids import voter_key
+from tops.messages import Address, Sender, StandingAccepted, StandingAnswered, StandingWithdrawn
 from tops.records import InSyncChanged
 from tops.transactions import Scope
 
@@ -16,29 +21,81 @@ Lose = Callable[[tuple[str, ...], str], list[Effect]]
 class StandingDesk:
     """The standing answers of all families; `lose` is what follows when one is gone."""
 
-    def __init__(self, node: RendezvousNode, known: KnownTypes, lose: Lose) -> None:
-        self._node, self._known, self._lose = node, known, lose
+    def __init__(self, node: RendezvousNode, known: KnownTypes, openings: LogOpenings, lose: Lose) -> None:
+        self._node, self._known, self._openings, self._lose = node, known, openings, lose
 
-    def on_answered(self, m: StandingAnswered, sender: Address, incarnation: int, now: float) -> list[Effect]:
+    def on_answered(self, m: StandingAnswered, sender: Sender, at: Address, now: float) -> list[Effect]:
         family = self._known.families.get(m.event_type)
         if family is None:
             return []
         epochs = self._known.epochs[family]
         standing = epochs.standing
-        new = standing.renew(m, sender, incarnation, now)
-        effects = _judge_position(epochs, m, new)
-        answer = standing.answers[m.voter]
+        if (rejection := self._rejection(family, standing, m, sender)) is not None:
+            return [rejection]
+        answer, new = standing.renew(m, sender, at, now)
+        effects = self._judge_position(epochs, answer, new)
         in_sync = standing.counted(answer)
         accepted = StandingAccepted(voter=m.voter, incarnation=self._node.incarnation, in_sync=in_sync)
-        effects.append(Post(sender, accepted))
+        effects.append(Post(at, accepted))
         if new:
             if len(standing.answers) == 1:  # later ones must not put off the look at the earlier ones
                 effects.append(SetTimer(("lease", family), self._node.options.lease_s))
             effects += epochs.start()
         return effects
 
-    def on_withdrawn(self, m: StandingWithdrawn, sender: Address, incarnation: int, now: float) -> list[Effect]:
-        return self._lose((m.voter,), "the participant withdrew")
+    def _judge_position(self, epochs: EpochCoordinator, answer: Standing, new: bool) -> list[Effect]:
+        """A replica is in sync only with everything decided; it grows into the set while nothing is in flight."""
+        log, identity = epochs.log, answer.identity
+        if log is None or answer.position is None or answer.scope is not Scope.DISTRIBUTED:
+            return []
+        if log.opening is not None or identity in log.unheard:
+            return []  # how far the log goes, or this replica went while it was silent, is not known yet
+        fits, problem = self._openings.judge(log, identity, LogPoint(answer.history, answer.position, answer.digest))
+        if not fits:
+            return problem
+        in_sync = epochs.standing.in_sync
+        if identity in in_sync and new and answer.position < log.decided_upto:
+            in_sync = in_sync - {identity}
+        elif identity not in in_sync and answer.position >= log.decided_upto and not epochs.in_flight:
+            in_sync = in_sync | {identity}
+        if in_sync == epochs.standing.in_sync:
+            return []
+        epochs.standing.in_sync = in_sync
+        return [Persist(InSyncChanged(event_type=log.event_type, in_sync=in_sync))]
+
+    def _rejection(self, family: str, standing: StandingAnswers, m: StandingAnswered, sender: Sender) -> Reject | None:
+        """Who can't take part: anybody but its replicas in a set's log, and who has too many registrations."""
+        members, quota = set_of_log(family), self._node.options.quotas.participants
+        if members and sender.replica_set != members:
+            reason = f"{sender.node} is no replica of {members!r}: only its replicas take part in {family!r}"
+            return Reject(sender, "participate", m.event_type, reason, f"voter {m.voter}")
+        key = voter_key(sender.identity, m.voter)
+        beyond: str | None = None
+        own = [s for s in standing.answers.values() if s.identity == sender.identity]
+        if key not in standing.answers and len(own) >= quota:
+            beyond = f"{sender.identity} takes part in {family} {quota} times, which is the quota: end some first"
+        beyond = beyond or self._beyond_bytes(family, standing, key, m, sender)
+        if beyond is None:
+            return None
+        return Reject(sender, "participate", m.event_type, beyond, f"voter {m.voter}", code="quota")
+
+    def _beyond_bytes(
+        self, family: str, standing: StandingAnswers, key: str, m: StandingAnswered, sender: Sender
+    ) -> str | None:
+        quotas = self._node.options.quotas
+        size, most = m.filter.encoded_bytes(), quotas.filter_bytes
+        if size * quotas.participants <= most:
+            return None  # also with as many of them as there may be
+        own = [s.filter for k, s in standing.answers.items() if k != key and s.identity == sender.identity]
+        if size + sum(f.encoded_bytes() for f in own) <= most:
+            return None
+        return (
+            f"the filters by which {sender.identity} takes part in {family} take over {most} bytes with this one, "
+            "which is the quota: use shorter ones, or end some first"
+        )
+
+    def on_withdrawn(self, m: StandingWithdrawn, sender: Sender, at: Address, now: float) -> list[Effect]:
+        return self._lose((voter_key(sender.identity, m.voter),), "the participant withdrew")
 
     def on_lease(self, event_type: str, now: float) -> list[Effect]:
         """Time to see which standing answers were not renewed."""
@@ -47,31 +104,7 @@ class StandingDesk:
             return []
         effects: list[Effect] = []
         for late in epochs.standing.expire(now):
-            effects += self._lose((late.voter,), "the participant fell silent")
+            effects += self._lose((late.key,), "the participant fell silent")
         if epochs.standing.answers:
             effects.append(SetTimer(("lease", event_type), self._node.options.lease_s))
         return effects
-
-
-def _judge_position(epochs: EpochCoordinator, m: StandingAnswered, new: bool) -> list[Effect]:
-    """A replica is in sync only with everything decided; it grows into the set while nothing is in flight."""
-    log = epochs.log
-    if log is None or m.position is None or m.identity is None or m.scope is not Scope.DISTRIBUTED:
-        return []
-    if log.lost is not None or m.identity in log.unheard:
-        return []  # how far the log goes, or this replica went when its end was lost, is not known yet
-    in_sync = epochs.standing.in_sync
-    alarms: list[Effect] = []
-    if m.position > log.last_number:
-        # Our journal lost what this replica has: what it holds under the next numbers is not what others will.
-        text = f"{m.identity} has applied {m.position}, and the log of {log.event_type} ends at {log.last_number}"
-        alarms = [Alarm("ahead-of-log", text)] if new else []
-        in_sync = in_sync - {m.identity}
-    elif m.identity in in_sync and new and m.position < log.decided_upto:
-        in_sync = in_sync - {m.identity}
-    elif m.identity not in in_sync and m.position >= log.decided_upto and not epochs.in_flight:
-        in_sync = in_sync | {m.identity}
-    if in_sync == epochs.standing.in_sync:
-        return alarms
-    epochs.standing.in_sync = in_sync
-    return [*alarms, Persist(InSyncChanged(event_type=log.event_type, in_sync=in_sync))]

@@ -3,7 +3,6 @@
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 
-from tops.constraints import needs_identity
 from tops.core.calls import Calls
 from tops.core.remembering import trim
 from tops.core.sub_tx_executor import SubTxExecutor
@@ -17,8 +16,8 @@ from tops.messages import LoggedTx, TxSpec
 class SubTransactions:
     """Opens executors and forgets those that ended."""
 
-    def __init__(self, site: NodeId, calls: Calls, options: SiteOptions, voters: Voters) -> None:
-        self._site, self._calls, self._options, self._voters = site, calls, options, voters
+    def __init__(self, calls: Calls, options: SiteOptions, voters: Voters) -> None:
+        self._calls, self._options, self._voters = calls, options, voters
         self.executors: dict[TxId, dict[int, SubTxExecutor]] = {}
         self.ended: OrderedDict[tuple[TxId, int], None] = OrderedDict()  # with the subscription's number
 
@@ -47,7 +46,6 @@ class SubTransactions:
             self._calls,
             voter=voter or pseudonym,
             pseudonym=pseudonym,
-            identity=self._site if spec.constraints and needs_identity(spec.constraints) else None,
             quiet_s=self._options.quiet_s,
             delivery_attempts=self._options.delivery_attempts,
             ended=self._ended,
@@ -67,7 +65,6 @@ class SubTransactions:
             self._calls,
             voter="",
             pseudonym=Pseudonym(""),
-            identity=None,
             quiet_s=self._options.give_up_s,
             delivery_attempts=self._options.delivery_attempts,
             ended=lambda _: ended(),

@@ -74,13 +74,12 @@ class SubTxExecutor:
         *,
         voter: str,
         pseudonym: Pseudonym,
-        identity: str | None,
         quiet_s: float,
         delivery_attempts: int,
         ended: "Callable[[SubTxExecutor], list[Effect]]",
     ) -> None:
         self.tx, self.subscription, self.spec, self.coordinator = tx, subscription, spec, coordinator
-        self.voter, self.pseudonym, self.identity = voter, pseudonym, identity
+        self.voter, self.pseudonym = voter, pseudonym
         self.quiet_s, self.delivery_attempts = quiet_s, delivery_attempts
         self.state = ASKED
         self.scope = NONE
@@ -127,7 +126,7 @@ class SubTxExecutor:
 
     def reply(self) -> list[Effect]:
         """Ask the coordinator to be a distributed participant."""
-        replied = CensusReplied(tx=self.tx, pseudonym=self.pseudonym, identity=self.identity)
+        replied = CensusReplied(tx=self.tx, pseudonym=self.pseudonym, event_type=self.spec.event_type)
         return [Post(Address(self.coordinator), replied)]
 
     def on_began(self, members: frozenset[str]) -> list[Effect]:
@@ -179,7 +178,7 @@ class SubTxExecutor:
             return []
         effects: list[Effect] = []
         if self.scope is DISTRIBUTED:
-            aborted = ParticipantAborted(tx=self.tx, voter=self.voter, reason=reason)
+            aborted = ParticipantAborted(tx=self.tx, voter=self.voter, reason=reason, event_type=self.spec.event_type)
             effects.append(Post(Address(self.coordinator), aborted))
         return effects + self.abandon(reason)
 
@@ -363,7 +362,6 @@ class SubTxExecutor:
             calls,
             voter=memo.voter,
             pseudonym=Pseudonym(memo.voter),
-            identity=None,
             quiet_s=0,
             delivery_attempts=1,
             ended=ended,

@@ -10,6 +10,7 @@ from tops.core.event_log import is_start
 from tops.core.log_reader import LogReader
 from tops.core.sub_tx_executor import SubTxExecutor
 from tops.core.voters import Voters
+from tops.digests import BEGINNING, LogPoint
 from tops.effects import Alarm, Answer, Effect, Post, Send, SetTimer
 from tops.errors import InvalidEventType, TopsError
 from tops.event_types import EventTypes
@@ -18,6 +19,7 @@ from tops.ids import NodeId
 from tops.messages import (
     Address,
     Definitions,
+    HistoryRejected,
     LogDelivered,
     LoggedTx,
     LogRefused,
@@ -45,9 +47,9 @@ class SiteOptions(msgspec.Struct, frozen=True):
 class Wish(msgspec.Struct, frozen=True):
     """What an application subscribes to.
 
-    `scope` None: the participant is asked at every census; else it is a standing answer. `replica` is the position of
-    a batch participant, which needs a durable type, a name and the standing answer `DISTRIBUTED`, or `LOCAL` if it
-    only follows the log.
+    `scope` None: the participant is asked at every census; else it is a standing answer. `replica` is the point that
+    a batch participant is at, which needs a durable type, a name and the standing answer `DISTRIBUTED`, or `LOCAL` if
+    it only follows the log.
     """
 
     definitions: Definitions
@@ -55,7 +57,7 @@ class Wish(msgspec.Struct, frozen=True):
     scope: Scope | None = None
     durable: str | None = None
     start: str = "now"
-    replica: int | None = None
+    replica: LogPoint | None = None
     position: int | None = None
     compensatable: bool = False
 
@@ -123,6 +125,8 @@ class Subscriptions:
         if wish.replica is not None:
             subscription.replica = EpochExecutor(
                 number,
+                wish.durable or self.site,
+                coordinator,
                 wish.replica,
                 self.calls,
                 self.brokers,
@@ -227,15 +231,17 @@ class Subscriptions:
         return [*effects, SetTimer(("renew", str(number)), self.options.renew_s)]
 
     def _standing(self, s: Subscription) -> Effect:
+        point = s.replica.point if s.replica is not None else BEGINNING
         answered = StandingAnswered(
             voter=s.voter,
             event_type=s.type_name,
             filter=s.wish.filter,
             scope=Scope.DISTRIBUTED,
             secret=s.secret,
-            identity=self.site,
-            position=s.replica.position if s.replica is not None else None,
+            position=point.index if s.replica is not None else None,
             subscription=s.number,
+            history=point.history,
+            digest=point.digest,
         )
         return Post(Address(s.coordinator), answered)
 
@@ -248,6 +254,8 @@ class Subscriptions:
             start=s.wish.start,
             credit=self.options.log_credit,
             voter=s.voter or None,
+            history=replica.point.history,
+            digest=replica.point.digest,
         )
         return Post(Address(s.coordinator), wanted)
 
@@ -273,6 +281,10 @@ class Subscriptions:
                 if s.reader is not None:
                     return s.reader.on_delivered(delivered)
         return []
+
+    def on_history_rejected(self, rejected: HistoryRejected) -> list[Effect]:
+        replica = self.replica_named(rejected.name, rejected.event_type)
+        return replica.on_rejected(rejected) if replica is not None else []
 
     def on_log_refused(self, refused: LogRefused) -> list[Effect]:
         text = f"durable subscription {refused.name} needs entries before {refused.oldest}, which are no longer kept"

@@ -25,6 +25,7 @@ from tops.messages import (
     CensusOpened,
     Event,
     LocalCommitOrdered,
+    Sender,
     TxAbandoned,
     TxBegan,
     TxOpened,
@@ -52,6 +53,7 @@ class TxCoordinator(msgspec.Struct, eq=False):
 
     tx: TxId
     spec: TxSpec
+    begun_by: Sender
     initiator: Address
     census: Census
     keep_events: bool

@@ -8,7 +8,7 @@ from tops.core.routing import rendezvous_of
 from tops.errors import TopsError
 from tops.event_types import EventTypes
 from tops.ids import NodeId
-from tops.messages import Definitions, Event
+from tops.messages import Definitions, Event, TxSpec
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -26,6 +26,7 @@ class TypeDirectory:
         self.brokers = tuple(sorted(brokers))
         self.types = EventTypes()
         self.advertised: dict[str, Definitions] = {}
+        self.plans: dict[str, tuple[TxSpec, ...]] = {}  # declared with a type
         self._routes: dict[str, Route] = {}
 
     def rendezvous(self, family: str) -> NodeId:

@@ -88,7 +88,8 @@ def bearer_of(request: web.Request) -> str | None:
 
 def shows(request: web.Request, token: str) -> bool:
     """Whether the request shows this very bearer token."""
-    return hmac.compare_digest((bearer_of(request) or "").encode(), token.encode())
+    shown = (bearer_of(request) or "").encode(errors="surrogateescape")  # a header may hold any bytes
+    return hmac.compare_digest(shown, token.encode())
 
 
 def json_response(value: object, status: int = 200) -> web.Response:

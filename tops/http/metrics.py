@@ -74,7 +74,7 @@ class NodeCollector:
         for name, log in rendezvous.logs.items():
             last.add_metric([name], log.last_number)
             for feed in log.subscribers:
-                lag.add_metric([name, feed.name], log.last_number - feed.position)
+                lag.add_metric([name, feed.key], log.last_number - feed.position)
         yield last
         yield lag
 

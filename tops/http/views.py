@@ -5,7 +5,7 @@ from typing import Any
 
 from tops.core.epochs import Epoch, Stage
 from tops.errors import UnknownTransaction
-from tops.ids import TxId
+from tops.ids import TxId, hashed_voter
 from tops.runtime.broker_node import BrokerNode
 from tops.runtime.retention import Retainer, Room
 
@@ -64,7 +64,7 @@ class Views:
             "durable": [
                 {
                     "event_type": log.event_type,
-                    "name": feed.name,
+                    "name": feed.key,
                     "position": feed.position,
                     "behind": log.last_number - feed.position,
                 }
@@ -98,7 +98,7 @@ class Views:
             for epoch_id, decided in epochs.decided.items():
                 for tx in decided.transactions:
                     shown = _shown(tx, epoch_id.event_type, "distributed", "committed")
-                    yield {**shown, "epoch": str(epoch_id), "unfinished": sorted(decided.committing)}
+                    yield {**shown, "epoch": str(epoch_id), "unfinished": sorted(map(hashed_voter, decided.committing))}
         for tx, epoch in voting.items():
             yield _with_epoch(_shown(tx, epoch.id.event_type, "distributed", "committing"), epoch)
 
@@ -149,6 +149,6 @@ def _with_epoch(shown: dict[str, Any], epoch: Epoch | None) -> dict[str, Any]:
         "epoch": str(epoch.id),
         "stage": epoch.stage.value,
         "votes": len(epoch.votes),
-        "missing": [epoch.voters[k].identity or k for k in missing],
+        "missing": [epoch.voters[k].identity or hashed_voter(k) for k in missing],
         "in_doubt": epoch.stage is Stage.VOTING and bool(epoch.votes),
     }

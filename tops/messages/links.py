@@ -8,12 +8,16 @@ from tops.messages.logs import (
     EndLog,
     EventConfirmed,
     EventsRefused,
+    HistoryDiffers,
+    HistoryRejected,
     LogDelivered,
     LogEnded,
+    LogRecovered,
     LogRefused,
     LogTold,
     LogWanted,
     ReachedTold,
+    RecoverLog,
     RouteAsked,
     RouteStands,
     TypeAdvertised,
@@ -55,7 +59,7 @@ from tops.messages.publishers import (
     TxOutcomes,
     VotesMissing,
 )
-from tops.messages.values import Address, Definitions, Message
+from tops.messages.values import Address, Definitions, Message, Sender
 from tops.transactions import Scope
 
 Letter = (
@@ -105,16 +109,24 @@ Letter = (
     | TxOutcomes
     | AskReached
     | ReachedTold
+    | HistoryDiffers
+    | HistoryRejected
+    | RecoverLog
+    | LogRecovered
 )
 
 
+NOWHERE = Address(NodeId(""))  # a site does not know where it is; its broker does
+
+
 class Envelope(Message, frozen=True):
-    """Point to point, over as many hops as it takes. The sender's broker fills in where the sender is."""
+    """Point to point, over as many hops as it takes. The sender's broker fills in who the sender is and where it is
+    reached; a site learns only the latter."""
 
     to: Address
-    sender: Address
-    incarnation: int
     body: Letter
+    reply_to: Address = NOWHERE
+    sender: Sender | None = None
 
 
 class Dissemination(Message, frozen=True):
@@ -122,15 +134,16 @@ class Dissemination(Message, frozen=True):
 
     `early`: brokers on the way up already pass it to their own subtree (single-publisher, non-durable types).
     `lineage`: the event type and its ancestors; who knows a parent only finds its children by it.
+    `sender`: the publisher as its broker stamped it; on the way down only for types that disclose it.
     """
 
     rendezvous: NodeId
     upward: bool
     early: bool
-    sender: Address
-    incarnation: int
     publication: Publication
     lineage: tuple[str, ...] = ()
+    reply_to: Address = NOWHERE
+    sender: Sender | None = None
 
 
 class RouteAdded(Message, frozen=True):

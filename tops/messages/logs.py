@@ -1,14 +1,19 @@
 """Letters about event types and their logs: advertising, confirming what is on disk, reading on from a position."""
 
+from tops.digests import LogPoint
 from tops.filters import Filter
 from tops.ids import TxId
-from tops.messages.values import Definitions, LogEntry, Message, Origin, Wire
+from tops.messages.values import Definitions, LogEntry, Message, Origin, TxSpec, Wire
 
 
 class TypeAdvertised(Message, frozen=True):
-    """A site is going to publish this type; travels to the rendezvous."""
+    """A site is going to publish this type; travels to the rendezvous.
+
+    `plans`, of a replica set's log: transactions of sites that are no replicas of the set must have one of these
+    specifications, so that nobody logs a write without the votes that the set's policy asks for. None says nothing."""
 
     definitions: Definitions
+    plans: tuple[TxSpec, ...] | None = None
 
 
 class TypeAnswered(Message, frozen=True):
@@ -62,6 +67,23 @@ class Follower(Wire, frozen=True):
     in_sync: bool
 
 
+class StaleJournal(Wire, frozen=True):
+    """The coordinator's journal is older than what a replica has: it was restored from a backup, or its disk lost what
+    it had confirmed. No index is given out until an operator has put back a newer one, or begins a new history."""
+
+    event_type: str
+    index: int  # where the journal ends
+    replica: str
+    replica_index: int
+
+    def __str__(self) -> str:
+        return (
+            f"the coordinator's journal of {self.event_type} ends at index {self.index} and replica {self.replica!r} "
+            f"is at {self.replica_index}: the journal is older than what was acknowledged; put back the newer journal, "
+            f"or run 'tops journal recover'"
+        )
+
+
 class LogTold(Message, frozen=True):
     """Everything up to `decided` is committed or void, and nothing that was acknowledged lies beyond it."""
 
@@ -71,6 +93,9 @@ class LogTold(Message, frozen=True):
     oldest: int
     in_sync: tuple[str, ...]
     followers: tuple[Follower, ...]
+    history: str = ""
+    stale: StaleJournal | None = None  # why no index is given out
+    is_open: bool = True  # False: since the coordinator's start its replicas are asked where they are
 
 
 class LogWanted(Message, frozen=True):
@@ -84,27 +109,74 @@ class LogWanted(Message, frozen=True):
     credit: int
     voter: str | None  # what it votes under, if it votes: what it committed itself is not sent to it again
     passing: bool = False  # a reader of what is there: one delivery, nothing is kept for it; position -1: it is done
+    history: str = ""
+    digest: str | None = None  # a replica's, at `position`; it gets the digests of what is delivered, too
 
 
 class AskReached(Message, frozen=True):
-    """The coordinator's journal may have lost what was behind `end`: how far has this replica come? Once the log has
-    gone on, what was decided in that life of the coordinator or a later one was not lost, and is not meant."""
+    """A coordinator has started, and its journal ends at `end`: how far has this replica come?
+
+    Only what was decided in incarnations from `since` on, and before `went_on_in`, is meant: earlier ones belong to
+    another history, later ones are in the journal. None: the log waits for the response.
+    """
 
     name: str  # of the durable subscription
     event_type: str
     incarnation: int
     end: int
-    went_on_in: int | None = None  # a life of the coordinator; None: the log waits
+    went_on_in: int | None = None
+    since: int = 0
 
 
 class ReachedTold(Message, frozen=True):
-    """What a replica has applied, or heard to be decided, of a log; and the transactions that it remembers to have
-    committed behind the end that it was asked about."""
+    """Where a replica is in a log, the highest index that it knows to be decided, and the transactions that it
+    remembers to have committed behind the end that it was asked about."""
 
     event_type: str
     incarnation: int  # of the coordinator that asked
-    reached: int
+    point: LogPoint
+    decided: int
     transactions: tuple[TxId, ...]
+
+
+class HistoryRejected(Message, frozen=True):
+    """A replica's database holds another history than the coordinator's log: it takes no part and gets nothing."""
+
+    name: str  # of the durable subscription
+    event_type: str
+    point: LogPoint  # the coordinator's, at the replica's index or at the log's end
+
+
+class HistoryDiffers(Message, frozen=True):
+    """A replica found another digest in a prepare, a decision or a delivery than in its database. It did not vote."""
+
+    name: str  # of the durable subscription
+    event_type: str
+    point: LogPoint  # the replica's
+
+
+class RecoverLog(Message, frozen=True):
+    """An operator's request: go on in a new history behind the most advanced of these replicas.
+
+    `needed`: how many of them must have responded, so that one of them has everything that was acknowledged.
+    """
+
+    request: int
+    event_type: str
+    replicas: tuple[str, ...]
+    needed: int
+    accept_loss: bool
+
+
+class LogRecovered(Message, frozen=True):
+    """The log goes on at `point`, or why it does not (`problem`)."""
+
+    request: int
+    problem: str
+    point: LogPoint
+    following: tuple[str, ...] = ()  # replicas that are at `point`
+    behind: tuple[str, ...] = ()  # replicas that must be copied from one of them
+    silent: tuple[str, ...] = ()  # replicas that have not responded
 
 
 class LogDelivered(Message, frozen=True):
@@ -117,6 +189,8 @@ class LogDelivered(Message, frozen=True):
     upto: int
     entries: tuple[LogEntry, ...]
     incarnation: int
+    history: str = ""
+    digests: bytes = b""  # for a replica: packed, at `after` and at every index up to `upto`
 
 
 class LogRefused(Message, frozen=True):
@@ -128,11 +202,15 @@ class LogRefused(Message, frozen=True):
 
 
 class EndLog(Message, frozen=True):
-    """A durable subscription ends for good: nothing is kept for that name any more."""
+    """A durable subscription ends for good: nothing is kept for that name any more.
+
+    `operator`: `name` is what the log knows it by, and may be anybody's; the broker has seen to it that the sender may
+    operate."""
 
     request: int
     event_type: str
     name: str
+    operator: bool = False
 
 
 class LogEnded(Message, frozen=True):

@@ -1,30 +1,31 @@
 """Letters between a participant and the coordinator, and between participants in doubt: census, votes, decisions."""
 
+from tops.digests import BEGINNING, NO_DIGEST, LogPoint
 from tops.filters import Filter
 from tops.ids import Pseudonym, TxId
-from tops.messages.values import EpochId, EpochMember, Message
+from tops.messages.values import Address, EpochId, EpochMember, Message
 from tops.transactions import Scope, TxState
 
 
 class ParticipantLost(Message, frozen=True):
-    """A broker saw the site behind these handles go; who has not voted counts as a NO."""
+    """A broker saw the site at this address, one of its own, go; who has not voted counts as a NO."""
 
-    handles: tuple[str, ...]
+    address: Address
 
 
 class CensusReplied(Message, frozen=True):
-    """A subscriber asks for the distributed scope; `identity` only where a constraint needs it."""
+    """A subscriber asks for the distributed scope."""
 
     tx: TxId
     pseudonym: Pseudonym
-    identity: str | None
+    event_type: str
 
 
 class StandingAnswered(Message, frozen=True):
     """A subscriber's answer to every census of that type, renewed while its link lives.
 
     Pseudonyms are derived from `secret`. `position` is what a replica has applied of the log; None: it keeps none.
-    A newer answer for the same `subscription` of the same identity replaces the former one.
+    A newer answer for the same `subscription` of the same sender replaces the former one.
     """
 
     voter: str
@@ -32,9 +33,10 @@ class StandingAnswered(Message, frozen=True):
     filter: Filter
     scope: Scope
     secret: bytes
-    identity: str | None
     position: int | None
     subscription: int = 0
+    history: str = ""
+    digest: str = NO_DIGEST  # at `position`
 
 
 class StandingAccepted(Message, frozen=True):
@@ -56,6 +58,7 @@ class ParticipantAborted(Message, frozen=True):
     tx: TxId
     voter: str
     reason: str
+    event_type: str
 
 
 class AskMembership(Message, frozen=True):
@@ -85,6 +88,7 @@ class PrepareEpoch(Message, frozen=True):
     voter: str
     members: tuple[EpochMember, ...]
     noted: int = 0
+    before: LogPoint = BEGINNING  # on a log: what a replica must hold to prepare this
 
 
 class EpochVoted(Message, frozen=True):
@@ -112,6 +116,7 @@ class EpochDecided(Message, frozen=True):
     digest: str
     voter: str
     committing: frozenset[str]
+    log_digest: str = ""  # on a log, of a commit: at the epoch's index, with what is committed under it
 
 
 class EpochFinished(Message, frozen=True):
@@ -154,3 +159,4 @@ class PeerKnows(Message, frozen=True):
     epoch: EpochId
     digest: str
     committing: frozenset[str]
+    log_digest: str = ""

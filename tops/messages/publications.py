@@ -101,7 +101,7 @@ def decode_body(encoded: msgspec.Raw) -> dict[str, Any] | None:
     """The body of an event, or None if the bytes are not one: whoever sent them is ignored, not obeyed."""
     try:
         return _bodies.decode(encoded)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 

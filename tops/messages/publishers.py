@@ -1,6 +1,7 @@
 """Letters between a publisher of a transaction and its coordinator."""
 
 from tops.ids import NodeId, Pseudonym, TxId
+from tops.messages.logs import StaleJournal
 from tops.messages.values import Event, Message, TxSpec, Wire
 from tops.transactions import Outcome, TxState, TxType
 
@@ -121,6 +122,7 @@ class TxOutcome(Message, frozen=True):
     rows: tuple[int, ...] = ()
     locals_wait: bool = False
     result: bytes = b""
+    stale: StaleJournal | None = None  # aborted, because the coordinator gives out no index
 
 
 class TxOutcomes(Message, frozen=True):

@@ -6,10 +6,10 @@ import msgspec
 
 from tops.constraints import AnyConstraint, check_consistent, check_prompt
 from tops.event_types import EventType
-from tops.ids import NodeId, TxId
+from tops.ids import NodeId, TxId, node_id
 from tops.transactions import Access, LocalOutcome, ScopeLimit, TxType, check_limit
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 class Wire(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -23,8 +23,45 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=Tr
 Definitions = tuple[EventType, ...]  # a type's ancestors, the oldest first, then the type itself
 
 
+class Principal(Wire, frozen=True, cache_hash=True):
+    """Whom a service acts for: an identity that the service has authenticated by itself."""
+
+    identity: str  # the canonical name
+    role: str
+
+
+class Sender(Wire, frozen=True, cache_hash=True):
+    """Who sent a message: the stamp of the broker that the sender is connected to, from what it knows by the handshake.
+
+    Rights and quotas go by `identity`, sessions by `instance`: an application of many processes has one certificate.
+    A broker that receives a stamp from a site replaces it; from another broker it is trusted. A session of a service
+    that acts for another identity has only the rights that both have; quotas and audit go by that other identity.
+    """
+
+    identity: str  # the canonical name: NAME of a site or broker, SET/REPLICA of a replica
+    role: str
+    instance: str = ""
+    incarnation: int = 0
+    on_behalf_of: Principal | None = None  # accepted only from identities that may represent others
+
+    @property
+    def node(self) -> NodeId:
+        """The name of this session in the overlay."""
+        return node_id(self.identity, self.instance)
+
+    @property
+    def accountable(self) -> str:
+        """The identity that quotas and audit go by."""
+        return self.identity if self.on_behalf_of is None else self.on_behalf_of.identity
+
+    @property
+    def replica_set(self) -> str:
+        """The set that this sender is a replica of; empty for others."""
+        return self.identity.partition("/")[0] if "/" in self.identity else ""
+
+
 class Address(Wire, frozen=True, cache_hash=True):
-    """A broker, or whoever that broker knows by `handle`: a site's name, or a participant's pseudonym.
+    """A broker, or the site that this broker knows by `handle`: a pseudonym that the broker made, never a name.
 
     With the incarnation of the site: what is meant for an earlier life never reaches a later one.
     """
@@ -40,12 +77,16 @@ class Event(Wire, frozen=True):
 
 
 class Origin(Wire, frozen=True):
-    """Which publication to the type's family, by which life of which site; makes a repeated one recognisable."""
+    """Which publication to the type's family, by which incarnation of which publisher; makes a repeated one
+    recognisable.
+
+    A site gives the number. `publisher` is a pseudonym of the site that its broker fills in, with the incarnation.
+    """
 
     family: str
-    site: NodeId
-    incarnation: int
     number: int
+    publisher: str = ""
+    incarnation: int = 0
 
 
 class CensusPolicy(Wire, frozen=True):
@@ -62,6 +103,7 @@ class TxSpec(Wire, frozen=True):
 
     `census` is None when only standing answers count. `attributes` are what subscriptions are matched against, once.
     `decide_when_met`: on a durable type, as soon as those who have voted meet the constraints; the slower ones follow.
+    `operator`: not bound by the plans of a replica set's log; the initiator's broker has checked its right to operate.
     """
 
     event_type: str
@@ -75,6 +117,7 @@ class TxSpec(Wire, frozen=True):
     vote_timeout_s: float = 5.0
     decide_within_s: float = 60.0
     decide_when_met: bool = False
+    operator: bool = False
 
     def check(self) -> None:
         """Refuse with InvalidTransaction what contradicts itself, wherever it is asked for."""
@@ -116,8 +159,7 @@ class LogEntry(Wire, frozen=True):
     transactions: tuple["LoggedTx", ...] = ()
     event: Event | None = None
     epoch: EpochId | None = None
-    committing: frozenset[str] = frozenset()
-    origin: Origin | None = None
+    committing: frozenset[str] = frozenset()  # hashed names of the voters, as `EpochDecided` shows them
 
 
 class LoggedTx(Wire, frozen=True):

@@ -6,6 +6,7 @@ not written, the broker stops and says so: `wait` raises.
 
 import asyncio
 import logging
+import os
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from tops.config import BrokerTable, Config
 from tops.constraints import Predicate
 from tops.core.broker import BrokerCore
 from tops.core.epoch import EpochOptions
+from tops.core.open_transactions import Quotas
 from tops.core.rendezvous import RendezvousOptions
 from tops.errors import ConfigError, JournalClosed, TopsError
 from tops.http.app import BrokerPages
@@ -25,14 +27,17 @@ from tops.http.gate import Authenticate, Gate
 from tops.http.names import Names
 from tops.http.rights import Handler, Routes
 from tops.ids import NodeId
+from tops.messages import PROTOCOL
 from tops.records import Started
 from tops.runtime.broker_node import BrokerNode
-from tops.runtime.connections import Connections
+from tops.runtime.connections import Connections, connection_budget
 from tops.runtime.identity import RELOAD_S, Self
 from tops.runtime.journal import JournalOptions
+from tops.runtime.listener import BoundedSite, admit_identified
 from tops.runtime.record_store import RecordStore
 from tops.runtime.retention import Retainer
-from tops.security import AuditLog, Kind, check_private_folder, make_secret, split_address
+from tops.runtime.site_journal import new_incarnation
+from tops.security import AuditLog, ConnectionBudget, Kind, check_private_folder, make_secret, split_address
 
 WATCH_S = 0.05
 ROOM_BYTES = 2**20  # by which the journal's files grow
@@ -109,20 +114,20 @@ class Broker:
         store = RecordStore.open(table.data / "journal", _journal_options(table))
         self._report_recovery(store)
         types = store.scan()
-        incarnation = store.incarnation + 1
+        # Not only from the journal: one that was restored from a backup has forgotten the last ones.
+        incarnation = max(store.incarnation + 1, new_incarnation())
         topology = config.topology()
-        core = BrokerCore(NodeId(table.name), incarnation, topology, self._predicates, _options(table))
+        core = BrokerCore(NodeId(table.name), incarnation, topology, os.urandom, self._predicates, _options(table))
         self._audit = AuditLog(table.data / "audit.log", time())
         addresses = {NodeId(b.name): b.url for b in config.broker}
         self.node = BrokerNode(core, store, table.limits, self._audit, config.cluster.name, addresses)
-        store.append(Started(incarnation=incarnation))
+        store.append(Started(incarnation=incarnation, protocol=PROTOCOL))
         await store.journal.sync()
         for record in (*types, *store.replay()):
             core.recover(record)
         self.retainer = Retainer(self.node, table.retention)
         self.retainer.recovered()
-        torn = bool(store.journal.recovery.torn_bytes)
-        self.node.act(core.recovered(asyncio.get_running_loop().time(), torn=torn))
+        self.node.act(core.recovered(asyncio.get_running_loop().time()))
         own = self._identity(incarnation)
         self.connections = Connections(self.node, own, config.permissions())
         await self._listen(own)
@@ -152,11 +157,14 @@ class Broker:
         self.routes = pages.routes(gate, login)
         if self._extend is not None:
             self._extend(self.routes, gate)
-        await self._serve(self.routes, table.listen, own.server_tls(self._tls_rejected))
+        self.routes.app.middlewares.append(admit_identified)
+        tls = own.server_tls(self._tls_rejected)
+        await self._serve(self.routes, table.listen, self.connections.budget, tls)
         if table.health_listen is not None:
             names = Names([table.health_listen], hosts=table.hosts)
             gate = Gate(names, permissions, (), self.connections.rejected)
-            await self._serve(pages.health_routes(gate), table.health_listen, None)
+            # A budget of its own: strangers there must not keep links out.
+            await self._serve(pages.health_routes(gate), table.health_listen, connection_budget(table.limits), None)
 
     def _tls_rejected(self, reason: str) -> None:
         self.connections.rejected("a stranger", "TLS", reason)
@@ -168,13 +176,12 @@ class Broker:
         by_secret = BySecret.of(own.party.secret, self.config.cluster.name, self.config.cluster.site_role)
         return [by_secret], by_secret.login
 
-    async def _serve(self, routes: Routes, listen: str, tls: ssl.SSLContext | None) -> None:
+    async def _serve(self, routes: Routes, listen: str, budget: ConnectionBudget, tls: ssl.SSLContext | None) -> None:
         runner = web.AppRunner(routes.app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
         self._runners.append(runner)
         await runner.setup()
-        host, port = split_address(listen)
         try:
-            await web.TCPSite(runner, host, port, ssl_context=tls, backlog=1024).start()
+            await BoundedSite(runner, split_address(listen), budget, self.connections.rejected, tls).start()
         except OSError as error:
             raise ConfigError(f"broker {self.table.name!r} can't listen on {listen}: {error}") from None
 
@@ -249,7 +256,17 @@ class Broker:
 
 def _options(table: BrokerTable) -> RendezvousOptions:
     limits = table.limits
-    return RendezvousOptions(epochs=EpochOptions(sync_window_s=limits.vote_s, finish_window_s=limits.finish_s))
+    return RendezvousOptions(
+        epochs=EpochOptions(sync_window_s=limits.vote_s, finish_window_s=limits.finish_s),
+        quotas=Quotas(
+            subscriptions=limits.subscriptions_max,
+            filter_bytes=limits.filter_bytes_max,
+            types=limits.types_max,
+            followers=limits.followers_max,
+            transactions=limits.transactions_max,
+            participants=limits.participants_max,
+        ),
+    )
 
 
 def _journal_options(table: BrokerTable) -> JournalOptions:

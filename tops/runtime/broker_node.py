@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 from tops.config import Limits
 from tops.core.broker import BrokerCore
-from tops.effects import Alarm, CancelTimer, Effect, ReadLog, Send, SetTimer
+from tops.effects import Alarm, CancelTimer, Effect, ReadLog, Reject, Send, SetTimer
 from tops.errors import ProtocolError
 from tops.ids import NodeId
 from tops.messages import (
-    Address,
     Dissemination,
     Envelope,
     EventConfirmed,
@@ -62,7 +61,16 @@ class BrokerNode:
         self.links: dict[NodeId, Link] = {}
         self.guards: dict[NodeId, Guard] = {}  # of the links that are sites'
         self.alarms: list[tuple[float, str, str]] = []
-        self.counters = {"refused": 0, "dropped": 0, "slow_readers": 0, "alarms": 0, "decisions": 0, "resets": 0}
+        self.counters = {
+            "refused": 0,
+            "over_quota": 0,
+            "sender_mismatches": 0,
+            "dropped": 0,
+            "slow_readers": 0,
+            "alarms": 0,
+            "decisions": 0,
+            "resets": 0,
+        }
         self.timers = Timers(lambda key: self.act(core.timer(key, _now())))
         self.outbox = Outbox(self._perform, _Recording(store, self._recorded))
         self._encoded: tuple[LinkMessage | None, bytes] = (None, b"")
@@ -87,8 +95,9 @@ class BrokerNode:
                 if not (self.refusing and self._turned_away(link, message)):
                     self.outbox.put(core.receive(name, message, now))
             elif guard is not None:
+                error = refusal.error
                 for subject in refusal.subjects:
-                    self._refuse(link, subject, refusal.error.verb, refusal.error.event_type, str(refusal.error))
+                    self._refuse(link, subject, error.verb, error.event_type, str(error), refusal.code)
         if guard is None:
             return 0.0
         guard.unreckoned += len(messages)
@@ -108,8 +117,8 @@ class BrokerNode:
             return False
         reason = f"the journal of {self.name} is full, and durable subscribers have not taken what is in it"
         letter = EventsRefused(event_type=event_type, reason=reason)
-        publisher = Address(self.name, link.name) if link.name in self.guards else message.sender
-        self.act(self.core.post(publisher, letter, _now()))
+        site = self.core.edge.sites.get(link.name)
+        self.act(self.core.post(message.reply_to if site is None else site.address, letter, _now()))
         return True
 
     def _pause(self, guard: Guard, now: float) -> float:
@@ -117,15 +126,37 @@ class BrokerNode:
         bucket = self._rates
         taken = min(guard.unreckoned, bucket.burst)
         guard.unreckoned = 0
-        if bucket.take(guard.identity.name, taken, now):
+        if bucket.take((guard.principal or guard.identity).name, taken, now):
             return 0.0
         return min(taken / bucket.rate, self.limits.heartbeat_s / 4)
 
-    def _refuse(self, link: Link, subject: str, verb: str, event_type: str, text: str) -> None:
+    def _count_rejection(self, code: str) -> None:
         self.counters["refused"] += 1
-        link.say(Refused(subject, verb, event_type, text))
+        self.counters["over_quota"] += code == "quota"
+        self.counters["sender_mismatches"] += code == "not-yours"
+
+    def _refuse(self, link: Link, subject: str, verb: str, event_type: str, text: str, code: str = "denied") -> None:
+        self._count_rejection(code)
+        link.say(Refused(subject, verb, event_type, text, code))
+        guard = self.guards.get(link.name)
+        principal = guard.principal if guard is not None else None
+        who, through = (link.name, "") if principal is None else (principal.name, f" through {link.name}")
+        self._audit_denied(who, f"{verb} {event_type}", f"{code}: {subject}{through}")
+
+    def _audit_denied(self, who: str, act: str, detail: str) -> None:
         if self.audit is not None:
-            self.audit.denied(time.time(), who=link.name, act=f"{verb} {event_type}", detail=subject)
+            self.audit.denied(time.time(), who=who, act=act, detail=detail)
+
+    def _reject(self, rejected: Reject) -> None:
+        """The machine did not act on a message of a site, which may be connected elsewhere."""
+        link = self.links.get(rejected.sender.node)
+        if link is not None:
+            self._refuse(link, rejected.subject, rejected.verb, rejected.event_type, rejected.reason, rejected.code)
+            return
+        self._count_rejection(rejected.code)
+        sender = rejected.sender
+        who = sender.node if sender.on_behalf_of is None else sender.accountable
+        self._audit_denied(who, f"{rejected.verb} {rejected.event_type}", rejected.reason)
 
     def hear(self, link: Link, word: AnyWord) -> None:
         if isinstance(word, Pressed) and link.name not in self.guards:
@@ -151,6 +182,8 @@ class BrokerNode:
                 task.add_done_callback(self._reads.discard)
             case Alarm(kind=what, text=text):
                 self.alarm(what, text)
+            case Reject():
+                self._reject(effect)
 
     def _send(self, name: NodeId, message: LinkMessage) -> None:
         link = self.links.get(name)
@@ -202,7 +235,7 @@ class BrokerNode:
 
     def our_meet(self, peer: Peer) -> Meet:
         """What we say first on a connection with this peer."""
-        known = self.links.get(NodeId(peer.identity.name))
+        known = self.links.get(peer.node)
         brokers, urls = tuple(self.addresses), tuple(self.addresses.values())
         proposal = secrets.token_hex(8)
         if known is not None and known.incarnation == peer.incarnation:
@@ -211,16 +244,16 @@ class BrokerNode:
 
     def link_for(self, peer: Peer, guard: Guard | None, ours: Meet, theirs: Meet, proposal: str) -> Link:
         """The link that this connection carries: the one that both ends remember, or a new one."""
-        name = NodeId(peer.identity.name)
+        name = peer.node
         known = self.links.get(name)
         if guard is not None:
             self.guards[name] = guard
         if known is not None and ours.session and ours.session == theirs.session:
             return known
         link = self.links[name] = Link(name, peer.incarnation, proposal)
-        if peer.identity.kind is Kind.SITE:
+        if peer.identity.kind is not Kind.BROKER:
             link.hold(self.pressed)
-            self.act(self.core.site_up(name, peer.incarnation, _now()))
+            self.act(self.core.site_up(peer.sender, _now()))
         else:
             self.act(self.core.broker_up(name, peer.incarnation, _now()))
         log.info("linked", extra={"node": self.name, "peer": str(peer.identity), "incarnation": peer.incarnation})
@@ -238,6 +271,16 @@ class BrokerNode:
     def _give_up_on(self, link: Link) -> None:
         if self.links.get(link.name) is link and not link.connected:
             self._lose(link)
+
+    def reset(self, link: Link, reason: str) -> None:
+        """Forget the session with a broker that has sent something undecodable: it would send the same again with
+        every connection, for ever. Both ends begin a new session, as after a long absence, and exchange their routes;
+        what was under way is lost, and whoever waits for it asks again. To skip the one message would not be safe: a
+        session that goes on must not lose a route."""
+        self.counters["resets"] += 1
+        self.alarm("undecodable", f"the link to broker {link.name} begins anew: {reason}")
+        if self.links.get(link.name) is link:
+            del self.links[link.name]
 
     def _too_slow(self, link: Link) -> None:
         self.counters["slow_readers"] += 1

@@ -16,15 +16,34 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from tops.errors import ConfigError, LimitExceeded, NotAuthenticated, ProtocolError, TopsError
+from tops.config import Limits
+from tops.errors import (
+    ConfigError,
+    NotAuthenticated,
+    PermissionDenied,
+    ProtocolError,
+    TopsError,
+    Undecodable,
+)
 from tops.ids import NodeId
 from tops.runtime.broker_node import BrokerNode
 from tops.runtime.guard import Guard
 from tops.runtime.identity import HANDSHAKE_TIMEOUT_S, Self
 from tops.runtime.link import Link, exchange_meet
+from tops.runtime.listener import admit
+from tops.runtime.site_journal import INCARNATIONS_PER_S, new_incarnation
 from tops.runtime.sockets import AcceptedSocket, DialledSocket, Socket
 from tops.runtime.wire import FRAME_BYTES_MAX
-from tops.security import HANDSHAKE_BYTES_MAX, ConnectionBudget, Kind, Peer, Permissions, peer_identity, utc_now
+from tops.security import (
+    HANDSHAKE_BYTES_MAX,
+    ConnectionBudget,
+    Kind,
+    Peer,
+    Permissions,
+    Verb,
+    peer_identity,
+    utc_now,
+)
 
 REDIAL_FIRST_S, REDIAL_MAX_S = 0.05, 2.0
 
@@ -36,13 +55,7 @@ class Connections:
 
     def __init__(self, node: BrokerNode, own: Self, permissions: Permissions) -> None:
         self.node, self.own, self.permissions = node, own, permissions
-        limits = node.limits
-        self.budget = ConnectionBudget(
-            per_address=limits.waiting_per_address,
-            total=max(256, limits.waiting_per_address),
-            per_second=limits.connections_per_s,
-            wait_s=HANDSHAKE_TIMEOUT_S,
-        )
+        self.budget = connection_budget(node.limits)
         self._enforced = own.trust.revocations if own.trust is not None else None
         self.sockets: dict[Socket, Link] = {}
         self._dialling: list[asyncio.Task[None]] = []
@@ -53,46 +66,77 @@ class Connections:
     async def accept(self, request: web.Request) -> web.StreamResponse:
         """The handler of the path that links use."""
         host = request.remote or ""
-        try:
-            ticket = self.budget.admit(host, time.monotonic())
-        except LimitExceeded as error:
-            self.rejected(host, "connect", str(error))
-            raise web.HTTPTooManyRequests(text=str(error), headers={"Retry-After": "1"}) from None
         socket = AcceptedSocket(
             timeout=1.0, heartbeat=self.node.limits.heartbeat_s, max_msg_size=HANDSHAKE_BYTES_MAX + 1, compress=False
         )
         socket.address = request.headers.get("Host", "").lower()
         try:
-            try:
-                await socket.prepare(request)
-                peer = await self.own.accept(socket, host)
-            finally:
-                self.budget.release(ticket)
+            await socket.prepare(request)
+            peer = await self.own.accept(socket, host)
+            admit(request)
             socket.read_up_to(FRAME_BYTES_MAX, request)
             await self._serve_accepted(socket, peer)
         except (ProtocolError, NotAuthenticated) as error:
-            await self._turn_away(socket, host, error)
+            await self._turn_away(socket, host, "connect", error)
+        except PermissionDenied as error:
+            await self._turn_away(socket, error.who, error.verb, error)
         except (ConnectionError, RuntimeError) as error:
             log.debug("connection lost", extra={"node": self.node.name, "host": host, "error": str(error)})
         return socket
 
     async def _serve_accepted(self, socket: Socket, peer: Peer) -> None:
         guard = None
-        name = NodeId(peer.identity.name)
+        name = peer.node
         brokers = self.node.core.topology.brokers
-        if peer.identity.kind is Kind.SITE:
+        if peer.identity.kind is not Kind.BROKER:
             if name in brokers:
                 raise NotAuthenticated(f"{name!r} is the name of a broker: give the site another")
-            guard = Guard(peer.identity, self.permissions, brokers)
+            self._check_incarnation(peer)
+            self._check_represents(peer)
+            guard = Guard(
+                peer.identity,
+                self.permissions,
+                brokers,
+                peer.instance,
+                peer.principal,
+                may_represent_all=self.own.trust is None,
+                definition_of=self.node.core.definition_of,
+            )
         elif name not in self.node.core.topology.neighbours[self.node.name]:
             raise NotAuthenticated(f"broker {name!r} has no link to {self.node.name!r} in the configuration")
         known = self.node.links.get(name)
         if known is not None and known.incarnation > peer.incarnation:
             raise NotAuthenticated(f"a newer life of {name!r} is connected: this one is over")
+        stamped = self.node.core.edge.sites.get(name)
+        if stamped is not None and stamped.incarnation == peer.incarnation and stamped.sender != peer.sender:
+            # Messages of the session may be under way with the former stamp.
+            raise NotAuthenticated(f"this incarnation of {name!r} began with another role, or for another identity")
         if known is not None and known.connected:
             known.close("another connection took over")
             await known.released()
         await self._serve(socket, peer, guard, accepting=True)
+
+    def _check_represents(self, peer: Peer) -> None:
+        """Only a service acts for another identity. Without keys every name is believed of whoever knows the secret,
+        and so is this one."""
+        principal = peer.principal
+        if principal is None or self.own.trust is None or self.permissions.has_any(peer.identity, Verb.REPRESENT):
+            return
+        raise PermissionDenied(
+            f"{peer.identity} may not act on behalf of {principal}: it needs a certificate with the role `service`, "
+            f"or with another one that allows `{Verb.REPRESENT.value}`",
+            who=peer.node,
+            verb=Verb.REPRESENT.value,
+        )
+
+    def _check_incarnation(self, peer: Peer) -> None:
+        """Incarnations come from the clock. One far ahead of ours would make every later one of its owner look old."""
+        ahead_s = (peer.incarnation - new_incarnation()) / INCARNATIONS_PER_S
+        if ahead_s > self.node.limits.clock_ahead_s:
+            raise NotAuthenticated(
+                f"the incarnation of {peer.node!r} is {ahead_s:.0f} s ahead of the clock of this broker, which accepts "
+                f"{self.node.limits.clock_ahead_s:g} s: set the clocks right, or raise clock_ahead_s"
+            )
 
     async def _serve(self, socket: Socket, peer: Peer, guard: Guard | None, *, accepting: bool) -> None:
         node = self.node
@@ -106,6 +150,10 @@ class Connections:
         try:
             received = theirs.received if ours.session and ours.session == theirs.session else 0
             await link.serve(socket, received, node)
+        except Undecodable as error:
+            if guard is None:
+                node.reset(link, str(error))
+            raise
         finally:
             del self.sockets[socket]
             node.disconnected(link)
@@ -118,8 +166,8 @@ class Connections:
         if audit is None or audit.denied(time.time(), who=who, act=act, detail=reason):
             log.warning("rejected", extra={"node": self.node.name, "who": who, "act": act, "reason": reason})
 
-    async def _turn_away(self, socket: Socket, host: str, error: TopsError) -> None:
-        self.rejected(host, "connect", str(error))
+    async def _turn_away(self, socket: Socket, who: str, act: str, error: TopsError) -> None:
+        self.rejected(who, act, str(error))
         with suppress(ConnectionError, RuntimeError):
             await socket.close(code=1008, message=str(error).encode()[:120])
 
@@ -186,6 +234,16 @@ class Connections:
         await asyncio.gather(*(link.released() for link in list(self.sockets.values())), return_exceptions=True)
         if self._session is not None:
             await self._session.close()
+
+
+def connection_budget(limits: Limits) -> ConnectionBudget:
+    """How many connections of one listener may be without an identity, and for how long."""
+    return ConnectionBudget(
+        per_address=limits.waiting_per_address,
+        total=max(256, limits.waiting_per_address),
+        per_second=limits.connections_per_s,
+        wait_s=HANDSHAKE_TIMEOUT_S,
+    )
 
 
 def client_session() -> aiohttp.ClientSession:

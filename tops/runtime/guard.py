@@ -1,57 +1,47 @@
 """What a site may send and receive: every message is checked where the site is connected, by what the message names.
 
 Brokers believe each other, so nothing that only a broker or a coordinator says passes here. A message is either
-allowed, or refused with what the site needs to end the request that it belongs to.
+allowed, or rejected with what the site needs to end the request that it belongs to. Which right a message needs is in
+`tops.runtime.rights`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from operator import attrgetter
-from typing import Any
 
 import msgspec
 
-from tops.errors import PermissionDenied, ProtocolError
+from tops.errors import InvalidEvent, InvalidEventType, PermissionDenied, ProtocolError
+from tops.event_types import SetPart, set_part
+from tops.ids import node_id
 from tops.messages import (
     AbortTx,
-    AskEpoch,
-    AskLog,
-    AskMembership,
     AskOutcome,
     BeginPublic,
-    BeginTx,
     CensusOpened,
-    CensusReplied,
     CommitTx,
+    Definitions,
     Dissemination,
-    EndLog,
     Envelope,
-    EpochFinished,
-    EpochVoted,
     EventsPublished,
     LinkMessage,
     LogDelivered,
     LogWanted,
-    ParticipantAborted,
     PeerKnows,
-    PeersAsked,
     Published,
     PublisherDone,
     PublishInTx,
-    ReachedTold,
-    RouteAsked,
-    RunOneShot,
+    RecoverLog,
     RunOneShots,
-    ScopeChosen,
     StandingAnswered,
-    StandingWithdrawn,
     SubscriptionChanged,
     TxPublished,
     TypeAdvertised,
     type_of,
 )
-from tops.security import EVERYTHING, Identity, Permissions, Verb
-
-Right = tuple[Verb, str]
+from tops.runtime.event_checks import DefinitionOf, EventChecks
+from tops.runtime.rights import LINK_RIGHTS, Right, publishing, receiving
+from tops.security import Identity, Permissions, Verb
+from tops.set_types import check_definitions, requests_filter, responses_filter
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -59,58 +49,46 @@ class Refusal(msgspec.Struct, frozen=True):
 
     subjects: tuple[str, ...]
     error: PermissionDenied
+    code: str = "denied"
 
 
-_RIGHTS: dict[type, Callable[[Any], Iterable[Right]]] = {
-    TypeAdvertised: lambda m: [(Verb.ADVERTISE, m.definitions[-1].name)],
-    BeginTx: lambda m: [(Verb.BEGIN, m.spec.event_type)],
-    BeginPublic: lambda m: [(Verb.BEGIN, m.spec.event_type)],
-    RunOneShot: lambda m: [(Verb.BEGIN, m.spec.event_type), *((Verb.PUBLISH, e.type) for e in m.events)],
-    RunOneShots: lambda m: [
-        (Verb.BEGIN, m.spec.event_type),
-        *((Verb.PUBLISH, name) for name in {e.type for one in m.transactions for e in one.events}),
-    ],
-    PublishInTx: lambda m: [(Verb.PUBLISH, m.event.type)],
-    StandingAnswered: lambda m: [(Verb.SUBSCRIBE, m.event_type)],
-    StandingWithdrawn: lambda m: [(Verb.SUBSCRIBE, m.event_type)],
-    EpochVoted: lambda m: [(Verb.SUBSCRIBE, m.epoch.event_type)],
-    EpochFinished: lambda m: [(Verb.SUBSCRIBE, m.epoch.event_type)],
-    AskEpoch: lambda m: [(Verb.SUBSCRIBE, m.epoch.event_type)],
-    PeersAsked: lambda m: [(Verb.SUBSCRIBE, m.epoch.event_type)],
-    PeerKnows: lambda m: [(Verb.SUBSCRIBE, m.epoch.event_type)],
-    AskMembership: lambda m: [(Verb.SUBSCRIBE, m.event_type)],
-    AskLog: lambda m: [(Verb.SUBSCRIBE, m.event_type)],
-    EndLog: lambda m: [(Verb.SUBSCRIBE, m.event_type)],
-    ReachedTold: lambda m: [(Verb.SUBSCRIBE, m.event_type)],
-    LogWanted: lambda m: [(Verb.SUBSCRIBE, m.definitions[-1].name)],
-    # These name a transaction only; that its events may be published or received was checked before.
-    CommitTx: lambda m: (),
-    AbortTx: lambda m: (),
-    PublisherDone: lambda m: (),
-    CensusReplied: lambda m: (),
-    ParticipantAborted: lambda m: (),
-    RouteAsked: lambda m: (),
-}
-
-
-_OF_A_PUBLISHER = frozenset([BeginTx, RunOneShot, CommitTx, AbortTx, PublishInTx, PublisherDone])
+_OF_A_PUBLISHER = frozenset([CommitTx, AbortTx, PublishInTx, PublisherDone])
 _transaction_of = attrgetter("tx")
 GRANTED_MAX = 10_000
 
 
 class Guard:
-    """The rights of one connected site."""
+    """The rights of one connected site. A session that acts for a principal has only the rights that both have."""
 
-    def __init__(self, identity: Identity, permissions: Permissions, brokers: Iterable[str]) -> None:
-        self.identity, self._permissions = identity, permissions
-        self._origins = frozenset([identity.name, *brokers])
+    def __init__(
+        self,
+        identity: Identity,
+        permissions: Permissions,
+        brokers: Iterable[str],
+        instance: str = "",
+        principal: Identity | None = None,
+        *,
+        may_represent_all: bool = False,
+        definition_of: DefinitionOf = lambda event_type: None,
+    ) -> None:
+        """`may_represent_all`: the site needs no right to act for its principal, since names are not proved here.
+        `definition_of`: see `EventChecks`."""
+        self._checks = EventChecks(definition_of)
+        self._may_represent_all = may_represent_all
+        self.identity, self.principal, self._permissions = identity, principal, permissions
+        node = node_id(identity.name, instance)
+        # One service has sessions for many principals: what one of them began is not another's.
+        self._origins = frozenset([identity.name if principal is None else node, *brokers])
+        self._addressed = {SetPart.REQUESTS: requests_filter(node), SetPart.RESPONSES: responses_filter(node)}
         self._publishable: set[str] = set()
         self._granted: set[Right] = set()  # what was checked before: the roles of one `Permissions` never change
         self._readable: dict[str, bool] = {}
         self.unreckoned = 0  # messages that are not reckoned against the site's rate yet
 
     def refusal(self, message: LinkMessage) -> Refusal | None:
-        """Why this message from the site must not be acted on; ProtocolError if no site ever sends it."""
+        """Why this message from the site must not be acted on; ProtocolError if no site ever sends it.
+
+        A writer's clock that is wrong is replaced in the message."""
         try:
             if type(message) is Dissemination:
                 publication = message.publication
@@ -118,72 +96,113 @@ class Guard:
                     # The path of every ordinary event: one look-up.
                     name = publication.event.type
                     if name not in self._publishable:
-                        self._permissions.check(self.identity, Verb.PUBLISH, name)
+                        self._check(publishing(name))
                         if len(self._publishable) >= GRANTED_MAX:
                             self._publishable.clear()
                         self._publishable.add(name)
+                    self._checks.event(publication.event)
                     return None
-                self._check_publication(message)
+                self._check_rights(publication)
+                self._checks.check(publication)
             elif type(message) is Envelope:
                 self._check_letter(message)
+                self._checks.check(message.body)
             elif type(message) is SubscriptionChanged:
-                if not message.definitions:
-                    raise ProtocolError(f"{self.identity} subscribed to no event type")
-                if message.filter is not None:
-                    self._permissions.check(self.identity, Verb.SUBSCRIBE, message.definitions[-1].name)
-            elif type(message) is not ScopeChosen:
-                raise ProtocolError(f"{self.identity} sent a {type(message).__name__}, which only brokers send")
+                self._check_subscription(message)
+            else:
+                self._check_rights(message)
         except PermissionDenied as error:
             return Refusal(_subjects(message), error)
+        except (InvalidEvent, InvalidEventType) as error:
+            return Refusal(_subjects(message), self._invalid(message, error), code="invalid")
         return None
 
-    def _check_publication(self, message: Dissemination) -> None:
-        publication = message.publication
-        match publication:
-            case EventsPublished(event_type=event_type):
-                self._permissions.check(self.identity, Verb.PUBLISH, event_type)
-            case CensusOpened(spec=spec):
-                self._permissions.check(self.identity, Verb.BEGIN, spec.event_type)
-            case TxPublished(event=event, tx=tx):
-                self._check_origin(_life_of(tx))
-                self._permissions.check(self.identity, Verb.PUBLISH, event.type)
-            case _:
-                raise ProtocolError(f"{self.identity} sent a {type(publication).__name__}, which coordinators send")
+    def _invalid(self, message: LinkMessage, error: InvalidEvent | InvalidEventType) -> PermissionDenied:
+        event_type = type_of(message.publication) if type(message) is Dissemination else ""
+        return PermissionDenied(str(error), who=str(self.identity), verb=Verb.PUBLISH.value, event_type=event_type)
+
+    def _check_subscription(self, changed: SubscriptionChanged) -> None:
+        if not changed.definitions:
+            raise ProtocolError(f"{self.identity} subscribed to no event type")
+        self._check_rights(changed)
+        self._check_definitions(changed.definitions, Verb.SUBSCRIBE)
+        name = changed.definitions[-1].name
+        addressed = self._addressed.get(set_part(name))
+        if changed.filter is not None and addressed is not None and changed.filter != addressed:
+            raise PermissionDenied(
+                f"{self.identity} may receive only those of {name!r} that are addressed to it: filter by `to`",
+                who=str(self.identity),
+                verb=Verb.SUBSCRIBE.value,
+                event_type=name,
+            )
+
+    def _check_definitions(self, definitions: Definitions, verb: Verb) -> None:
+        try:
+            check_definitions(definitions)
+        except InvalidEventType as error:
+            name = definitions[-1].name
+            raise PermissionDenied(str(error), who=str(self.identity), verb=verb.value, event_type=name) from None
 
     def _check_letter(self, envelope: Envelope) -> None:
         letter = envelope.body
         kind = type(letter)
+        if type(letter) is TypeAdvertised or type(letter) is LogWanted:
+            if not letter.definitions:
+                raise ProtocolError(f"{self.identity} named no event type")
+            self._check_definitions(letter.definitions, Verb.ADVERTISE)
+        if envelope.to.handle and kind is not PeerKnows:
+            raise ProtocolError(f"{self.identity} sent a {kind.__name__} to another site, which only brokers do")
         if type(letter) is AskOutcome:
-            # Whoever may begin transactions of the type may ask what became of them, and so may whoever resolves.
-            if not self._permissions.allowed(self.identity, Verb.BEGIN, letter.event_type):
-                self._permissions.check(self.identity, Verb.RESOLVE, letter.event_type)
-            return
-        if (type(letter) is TypeAdvertised or type(letter) is LogWanted) and not letter.definitions:
-            raise ProtocolError(f"{self.identity} named no event type")
-        rights = _RIGHTS.get(kind)
-        if rights is None or (envelope.to.handle and kind is not PeerKnows):
-            raise ProtocolError(f"{self.identity} sent a {kind.__name__}, which only brokers send")
-        if kind in _OF_A_PUBLISHER:
-            self._check_origin(_life_of(_transaction_of(letter)))
-        elif type(letter) is RunOneShots:
-            for life in {_life_of(one.tx) for one in letter.transactions}:
-                self._check_origin(life)
-        for right in rights(letter):
+            verb = Verb.BEGIN if self._is_own(letter.tx) else Verb.RESOLVE
+            self._check(((verb,), letter.event_type))
+        elif kind in _OF_A_PUBLISHER and not (type(letter) is AbortTx and letter.operator):
+            self._check_own(_transaction_of(letter), kind)
+        self._check_rights(letter)
+
+    def _check_rights(self, message: object) -> None:
+        need = LINK_RIGHTS.get(type(message))
+        if need is None:
+            raise ProtocolError(f"{self.identity} sent a {type(message).__name__}, which only brokers send")
+        for right in need.rights(message):
             if right not in self._granted:
-                self._grant(right)
+                self._check(right)
+                if len(self._granted) >= GRANTED_MAX:
+                    self._granted.clear()
+                self._granted.add(right)
 
-    def _grant(self, right: Right) -> None:
-        self._permissions.check(self.identity, *right)
-        if len(self._granted) >= GRANTED_MAX:
-            self._granted.clear()
-        self._granted.add(right)
+    def _check(self, right: Right) -> None:
+        verbs, event_type = right
+        if any(self._allowed(verb, event_type) for verb in verbs):
+            return
+        if self.principal is not None:
+            if not self._may_represent_all:
+                self._permissions.check(self.identity, Verb.REPRESENT, event_type)
+            self._permissions.check(self.principal, verbs[0], event_type)
+        self._permissions.check(self.identity, verbs[0], event_type)
 
-    def _check_origin(self, life: str) -> None:
-        """A private transaction is its initiator's alone; a public one has its id from a broker. An operator may
-        end any."""
-        if life.rpartition(".")[0] not in self._origins:
-            self._permissions.check(self.identity, Verb.RESOLVE, EVERYTHING)
-            self._permissions.check(self.identity, Verb.ADMINISTER, EVERYTHING)
+    def _allowed(self, verb: Verb, event_type: str) -> bool:
+        allowed = self._permissions.allowed
+        if not allowed(self.identity, verb, event_type):
+            return False
+        if self.principal is None:
+            return True
+        represents = self._may_represent_all or allowed(self.identity, Verb.REPRESENT, event_type)
+        return represents and allowed(self.principal, verb, event_type)
+
+    def _is_own(self, tx: str) -> bool:
+        """Whether the site's identity began the transaction, or a broker allotted its id: it is a public one then."""
+        node = tx.rsplit(".", 2)[0]
+        return node in self._origins or (self.principal is None and node.partition(":")[0] in self._origins)
+
+    def _check_own(self, tx: str, kind: type) -> None:
+        """A private transaction is its initiator's alone; the coordinator knows who has a part in a public one."""
+        if not self._is_own(tx):
+            raise PermissionDenied(
+                f"{self.identity} may not send a {kind.__name__} about {tx[:200]!r}, which another site began",
+                who=str(self.identity),
+                verb=Verb.OPERATE.value,
+                event_type="",
+            )
 
     def deliverable(self, message: LinkMessage) -> LinkMessage | None:
         """What of a message may go out to the site: a subscription to a parent type must not leak a child's events."""
@@ -202,7 +221,8 @@ class Guard:
     def may_read(self, event_type: str) -> bool:
         known = self._readable.get(event_type)
         if known is None:
-            known = self._permissions.allowed(self.identity, Verb.SUBSCRIBE, event_type)
+            verbs, _ = receiving(event_type)
+            known = any(self._allowed(verb, event_type) for verb in verbs)
             if len(self._readable) >= GRANTED_MAX:
                 self._readable.clear()
             self._readable[event_type] = known
@@ -218,10 +238,6 @@ class Guard:
         if len(readable) == len(delivered.entries):
             return envelope
         return msgspec.structs.replace(envelope, body=msgspec.structs.replace(delivered, entries=readable))
-
-
-def _life_of(tx: str) -> str:
-    return tx.rpartition(".")[0]
 
 
 def _subjects(message: LinkMessage) -> tuple[str, ...]:
@@ -245,6 +261,8 @@ def _subject(message: LinkMessage) -> str:
             return f"log {name}"
         case Envelope(body=StandingAnswered(voter=voter)):
             return f"voter {voter}"
+        case Envelope(body=RecoverLog(event_type=event_type)):
+            return f"recover {event_type}"
         case Envelope(body=BeginPublic(request=request)):
             return f"begin {request}"
         case Envelope(body=body):

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tops.errors import ConfigError, NotAuthenticated
+from tops.ids import NodeId, node_id
+from tops.messages import Principal
 from tops.runtime.link import receive_bytes
 from tops.runtime.sockets import Socket
 from tops.security import (
@@ -49,10 +51,10 @@ class Self:
         return self.keys.trust if self.keys is not None else None
 
     @classmethod
-    def with_keys(cls, folder: Path, incarnation: int, insecure: str | None = None) -> "Self":
+    def with_keys(cls, folder: Path, incarnation: int, insecure: str | None = None, instance: str = "") -> "Self":
         """Raises ConfigError when the keys can't be used, also when they are expired or revoked."""
         keys = NodeKeys.load(folder)
-        return cls(Party.secured(keys.credentials, keys.trust, incarnation, insecure), keys)
+        return cls(Party.secured(keys.credentials, keys.trust, incarnation, insecure, instance), keys)
 
     @classmethod
     def without_keys(
@@ -64,9 +66,19 @@ class Self:
         site_role: str,
         insecure: str | None = None,
         secret: Secret | None = None,
+        instance: str = "",
     ) -> "Self":
         """`secret` is what a broker expects of who connects to it; whoever connects finds the other's by itself."""
-        return cls(Party.insecure(cluster, kind, name, incarnation, site_role, insecure, secret))
+        return cls(Party.insecure(cluster, kind, name, incarnation, site_role, insecure, secret, instance))
+
+    def acting_for(self, principal: Principal | None) -> "Self":
+        """This node in a session for another identity; brokers accept that from services only."""
+        return Self(self.party.acting_for(principal), self.keys)
+
+    @property
+    def node(self) -> NodeId:
+        """What this session goes by in the overlay."""
+        return node_id(self.party.identity.name, self.party.instance)
 
     def reload(self) -> None:
         """Use renewed keys and new revocations from here on; ConfigError, and the old ones stay, if they can't be."""

@@ -29,7 +29,7 @@ from tops.effects import (
 from tops.errors import InvariantBroken
 from tops.ids import TxId
 from tops.in_turn import InTurn
-from tops.messages import Event
+from tops.messages import Event, Sender
 from tops.participants import BatchParticipant, Participant, Received
 from tops.runtime.site_journal import Promised, SiteJournal
 from tops.transactions import Scope
@@ -72,6 +72,11 @@ class ParticipantDriver:
         if self._journal is not None:
             self._journal.forget(self.key, memo)
 
+    def judged(self, problem: str) -> None:
+        """Whether a replica's database and the coordinator's log hold the same history."""
+        if self._batches is not None:
+            self._batches.on_history(problem)
+
     def close(self) -> None:
         self._epochs.stop()
         for task in list(self._tasks):
@@ -79,8 +84,8 @@ class ParticipantDriver:
 
     # -------------------------------------------------------------------------------------------------- ordinary events
 
-    def deliver(self, event: Event, tx: TxId | None) -> None:
-        received = Received(event.type, event.body, tx)
+    def deliver(self, event: Event, tx: TxId | None, sender: Sender | None = None) -> None:
+        received = Received(event.type, event.body, tx, sender=sender)
         if self._plain_notify and not self._ordinary and not self._notifying:
             try:
                 answer = self.participant.on_notify(received)
@@ -96,22 +101,22 @@ class ParticipantDriver:
             self._notifying = True
             self._start(self._notify_all(None))
 
-    def deliver_all(self, event_type: str, bodies: Sequence[dict[str, Any]]) -> None:
+    def deliver_all(self, event_type: str, bodies: Sequence[dict[str, Any]], sender: Sender | None = None) -> None:
         """Several ordinary events; a participant that is a plain function takes them without a queue between."""
         if not self._plain_notify or self._ordinary or self._notifying:
             for body in bodies:
-                self.deliver(Event(event_type, body), None)
+                self.deliver(Event(event_type, body), None, sender)
             return
         notify = self.participant.on_notify
         for place, body in enumerate(bodies):
             try:
-                answer = notify(Received(event_type, body))
+                answer = notify(Received(event_type, body, sender=sender))
             except Exception:
                 log.exception("on_notify raised", extra={"event_type": event_type, "subscription": self.key})
                 continue
             if answer is not None:
                 self._notifying = True
-                self._ordinary.extend(Received(event_type, later) for later in bodies[place + 1 :])
+                self._ordinary.extend(Received(event_type, later, sender=sender) for later in bodies[place + 1 :])
                 self._start(self._notify_all(answer))
                 return
 
@@ -170,14 +175,17 @@ class ParticipantDriver:
     async def _batch(self, participant: BatchParticipant, call: Call) -> Any:
         if isinstance(call, PrepareBatch):
             try:
-                return await participant.prepare_batch(call.memo, call.members)
+                return await participant.prepare_batch(call.memo, call.members, call.before)
             except Exception as error:
                 log.exception("prepare_batch raised", extra={"epoch": str(call.memo.epoch)})
                 return BatchPrepared({m.tx: _reason(error) for m in call.members})
         if isinstance(call, FinishBatch):
             return await self._insist(lambda: participant.finish_batch(call.memo, call.committed), "finish_batch")
         if isinstance(call, ApplyEntries):
-            return await self._insist(lambda: participant.apply_entries(call.entries, call.upto), "apply_entries")
+            entries, upto, history, digests = call.entries, call.upto, call.history, call.digests
+            return await self._insist(
+                lambda: participant.apply_entries(entries, upto, history, digests), "apply_entries"
+            )
         return await self._result(call)
 
     async def _scope(self, call: Callable[[], Awaitable[Scope] | Scope]) -> Scope:

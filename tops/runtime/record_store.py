@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from tops.errors import JournalCorrupt, NotInJournal
-from tops.messages import LogEntry
-from tops.records import AnyRecord, LogAppended, LogDecided, Started, TypeDefined
+from tops.errors import ConfigError, JournalClosed, JournalCorrupt, JournalFailed, NotInJournal
+from tops.messages import PROTOCOL, LogEntry
+from tops.records import AnyRecord, LogAppended, LogCut, LogDecided, Started, TypeDefined
 from tops.runtime.journal import Journal, JournalOptions
 
 _encoder = msgspec.msgpack.Encoder()
@@ -79,29 +79,37 @@ class RecordStore:
         """Open or create; raises JournalCorrupt or JournalLocked, and has changed nothing then."""
         return cls(Journal.open(directory, options), directory)
 
-    def scan(self) -> list[TypeDefined | LogDecided]:
+    def scan(self) -> list[TypeDefined | LogDecided | LogCut]:
         """The first look: event types, how far logs are decided, the last incarnation, and where the entries are.
 
-        Types, a parent before its children, and how far logs are decided come first in every replay: a checkpoint has
-        them behind the records that need them."""
+        Types, a parent before its children, how far logs are decided and the digests where they are cut come first in
+        every replay: a checkpoint has them behind the records that need them."""
         types: dict[str, TypeDefined] = {}
         decided: dict[str, LogDecided] = {}
+        cuts: dict[str, LogCut] = {}
         for sequence, record in self._records():
             if isinstance(record, TypeDefined):
                 types[record.event_type.name] = record
             elif isinstance(record, LogDecided):
                 decided[record.event_type] = record
+            elif isinstance(record, LogCut):
+                cuts[record.event_type] = record
             elif isinstance(record, Started):
+                if record.protocol != PROTOCOL:
+                    raise ConfigError(
+                        f"{self.directory}: this journal was written by version {record.protocol} of the protocol, and "
+                        f"this release reads version {PROTOCOL}: move the folder away and start anew"
+                    )
                 self.incarnation = max(self.incarnation, record.incarnation)
             elif isinstance(record, LogAppended):
                 self._index(record, sequence)
         parents_first = sorted(types.values(), key=lambda record: _generation(record, types))
-        return [*parents_first, *decided.values()]
+        return [*parents_first, *decided.values(), *cuts.values()]
 
     def replay(self) -> Iterator[AnyRecord]:
         """Every record but those that came first, in order."""
         for _, record in self._records():
-            if not isinstance(record, TypeDefined | LogDecided):
+            if not isinstance(record, TypeDefined | LogDecided | LogCut):
                 yield record
 
     def _records(self) -> Iterator[tuple[int, AnyRecord]]:
@@ -117,7 +125,17 @@ class RecordStore:
             ) from None
 
     def append(self, record: AnyRecord, *, soon: bool = True) -> int:
-        sequence = self.journal.append(_encoder.encode(record), soon=soon)
+        """Queue a record; returns its number in the journal.
+
+        The machine has already acted on what the record says. One that can't be encoded or queued would be a hole
+        behind which the log goes on, so it ends the journal as a failed write does, and with it the broker."""
+        try:
+            sequence = self.journal.append(_encoder.encode(record), soon=soon)
+        except (JournalFailed, JournalClosed):
+            raise
+        except Exception as error:
+            problem = f"a {type(record).__name__} can't be written: {type(error).__name__}: {str(error)[:200]}"
+            raise self.journal.give_up(problem) from error
         if isinstance(record, LogAppended):
             self._index(record, sequence)
         return sequence

@@ -11,19 +11,23 @@ from enum import Enum
 
 from tops.config import Retention
 from tops.core.event_log import EventLog
-from tops.core.lost_tails import tail_unheard
+from tops.core.log_opening import replicas_unheard
+from tops.digests import LogPoint
+from tops.messages import PROTOCOL
 from tops.records import (
     AnyRecord,
     EpochCommitted,
+    HistoryBegun,
     InSyncChanged,
     LogAppended,
+    LogCut,
     LogDecided,
+    LogStale,
     OutcomesForgotten,
+    PlansDeclared,
     PublishersKept,
     Started,
     SubscriptionKept,
-    TailFound,
-    TailLost,
     TxRefused,
     TypeDefined,
 )
@@ -60,7 +64,7 @@ class Retainer:
                 first = index.first_from(sequence, log.undecided)
                 if sequence > self.node.store.journal.first_sequence:
                     index.forget_before(first)
-            log.oldest = max(log.oldest, min(first, log.decided_upto + 1))
+            log.keep_from(min(first, log.decided_upto + 1))
 
     async def step(self) -> None:
         now = time.time()
@@ -92,7 +96,7 @@ class Retainer:
         for log in self.node.core.rendezvous.logs.values():
             for feed in log.subscribers:
                 if feed.position < log.last_number:
-                    yield f"{feed.name} at {feed.position} of {log.last_number} in {log.event_type}"
+                    yield f"{feed.key} at {feed.position} of {log.last_number} in {log.event_type}"
 
     def _needed_from(self) -> int:
         """The first record of the journal that some durable subscriber has not taken."""
@@ -125,6 +129,8 @@ class Retainer:
         for record in self._state():
             store.append(record)
         self._keep_from(kept_from)  # before anything is waited for: nobody must begin at what goes in a moment
+        for log in self.node.core.rendezvous.logs.values():
+            store.append(_cut(log))
         await store.journal.sync()
         dropped = await store.journal.drop_before(kept_from)
         self.dropped_segments += dropped
@@ -134,22 +140,22 @@ class Retainer:
         """Everything but the logs' entries, and each log's last one: numbers must never be given twice."""
         core = self.node.core
         rendezvous = core.rendezvous
-        yield Started(incarnation=core.incarnation)
+        yield Started(incarnation=core.incarnation, protocol=PROTOCOL)
         for name in rendezvous.families:
-            yield TypeDefined(event_type=rendezvous.types.definitions(name)[-1])
+            history = rendezvous.logs[name].chain.history if name in rendezvous.logs else ""
+            yield TypeDefined(event_type=rendezvous.types.definitions(name)[-1], history=history)
+        for name, plans in rendezvous.known.plans.items():
+            yield PlansDeclared(event_type=name, plans=plans)
         for log in rendezvous.logs.values():
             yield from _last_entry(log)
             yield LogDecided(event_type=log.event_type, upto=log.decided_upto)
             if log.published:
                 yield PublishersKept(event_type=log.event_type, published=log.published)
-            if log.missing:
-                yield TailFound(event_type=log.event_type, end=log.missing[0] - 1, reached=log.missing[-1])
-            if log.lost is not None:
-                yield TailLost(event_type=log.event_type, end=log.lost.end)
-            if log.unheard:
-                yield tail_unheard(log)
+            yield from _history(log)
             for feed in log.subscribers:
-                yield SubscriptionKept(event_type=log.event_type, name=feed.name, position=feed.position)
+                yield SubscriptionKept(
+                    event_type=log.event_type, name=feed.key, position=feed.position, replica=feed.replica
+                )
         for family, epochs in rendezvous.epochs.items():
             if family in rendezvous.logs:
                 yield InSyncChanged(event_type=family, in_sync=epochs.standing.in_sync)
@@ -171,3 +177,22 @@ def _last_entry(log: EventLog) -> Iterator[LogAppended]:
     number = log.decided_upto
     if number in log.tail:
         yield LogAppended(event_type=log.event_type, entry=log.tail[number])
+
+
+def _history(log: EventLog) -> Iterator[AnyRecord]:
+    """How the log's history began, if not with the log, and what stands in its way."""
+    name = log.event_type
+    if log.began_in:
+        # Where it began is behind the cut: of what replicas alone know the range is enough.
+        point = LogPoint(log.chain.history, log.missing.stop - 1, log.chain.at(log.missing.stop - 1) or "")
+        yield HistoryBegun(event_type=name, point=point, end=log.missing.start - 1, incarnation=log.began_in)
+    if log.stale is not None:
+        replica = log.stale.replica
+        yield LogStale(event_type=name, replica=replica, point=LogPoint("", log.stale.replica_index, ""))
+    if log.unheard:
+        yield replicas_unheard(log)
+
+
+def _cut(log: EventLog) -> LogCut:
+    index = log.oldest - 1
+    return LogCut(event_type=log.event_type, point=LogPoint(log.chain.history, index, log.chain.at(index) or ""))

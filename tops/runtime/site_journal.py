@@ -170,6 +170,9 @@ class SiteJournal:
         await self._journal.close()
 
 
+INCARNATIONS_PER_S = 1_000_000
+
+
 def new_incarnation() -> int:
     """Microseconds since 1970: grows from life to life while the clock does, and fits into 53 bits until 2255."""
     return time.time_ns() // 1000

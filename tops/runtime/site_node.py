@@ -24,6 +24,7 @@ from tops.effects import (
     DeliverAll,
     Effect,
     ForgetPromise,
+    HistoryJudged,
     Note,
     Persist,
     Send,
@@ -226,14 +227,14 @@ class SiteNode:
                 driver = self.drivers.get(subscription)
                 if driver is not None:
                     driver.call(effect)
-            case DeliverAll(subscription=subscription, event_type=event_type, bodies=bodies):
+            case DeliverAll(subscription=subscription, event_type=event_type, bodies=bodies, sender=sender):
                 driver = self.drivers.get(subscription)
                 if driver is not None:
-                    driver.deliver_all(event_type, bodies)
-            case Deliver(subscription=subscription, event=event, tx=tx):
+                    driver.deliver_all(event_type, bodies, sender)
+            case Deliver(subscription=subscription, event=event, tx=tx, sender=sender):
                 driver = self.drivers.get(subscription)
                 if driver is not None:
-                    driver.deliver(event, tx)
+                    driver.deliver(event, tx, sender)
             case SetTimer(key=key, after_s=after_s):
                 self.timers.set(key, after_s)
             case CancelTimer(key=key):
@@ -242,6 +243,10 @@ class SiteNode:
                 driver = self.drivers.get(subscription)
                 if driver is not None:
                     driver.forget(memo)
+            case HistoryJudged(subscription=subscription, problem=problem):
+                driver = self.drivers.get(subscription)
+                if driver is not None:
+                    driver.judged(problem)
             case Alarm(kind=kind, text=text):
                 log.warning(text, extra={"node": self.name, "alarm": kind})
             case Persist() | Note():
@@ -285,7 +290,8 @@ class SiteNode:
             raise ProtocolError(f"{link.name} said {type(word).__name__}, which brokers say to each other")
         error = PermissionDenied(word.text, who=self.name, verb=word.verb, event_type=word.event_type)
         log.warning(word.text, extra={"node": self.name, "subject": word.subject})
-        self.refused[word.verb, word.event_type] = word.text
+        if word.code == "denied":  # for good: other rejections may pass
+            self.refused[word.verb, word.event_type] = word.text
         if word.subject.startswith("events "):
             self.act(self.core.refuse_events(word.event_type, error))
             return
@@ -305,6 +311,13 @@ class SiteNode:
         if kind == "tx":
             own = core.transactions.pop(TxId(name), None)
             return [*own.waiting, *known] if own else known
+        if kind == "voter":
+            refused = core.participation.subscribed.by_voter(name)
+            request = refused.request if refused is not None else None
+            if refused is None or request is None:
+                return known
+            refused.request = None
+            return [request]
         if kind == "begin":
             core.opening.pop(int(name), None)
             return [int(name)]

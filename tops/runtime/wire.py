@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from tops.core.link_session import Frame
-from tops.errors import ProtocolError, TopsError
+from tops.errors import ProtocolError, TopsError, Undecodable
 from tops.messages import PROTOCOL, LinkMessage
 
 FRAME: Final = 0
@@ -46,6 +46,7 @@ class Refused(Word, frozen=True):
     verb: str
     event_type: str
     text: str
+    code: str = "denied"  # or why a message that the rights allow was not acted on: see `Reject`
 
 
 class Pressed(Word, frozen=True):
@@ -110,9 +111,9 @@ def decode(data: bytes) -> Frame | AnyWord:
     raise _refusal(f"a message of unknown kind {data[0]}", None)
 
 
-def _refusal(what: str, error: Exception | None) -> ProtocolError:
+def _refusal(what: str, error: Exception | None) -> Undecodable:
     detail = f": {str(error)[:200]}" if error is not None else ""
-    return ProtocolError(f"the other end sent {what}{detail}")
+    return Undecodable(f"the other end sent {what}{detail}")
 
 
 def meeting(session: str, received: int, proposal: str, brokers: tuple[str, ...], urls: tuple[str, ...]) -> Meet:

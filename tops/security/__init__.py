@@ -13,8 +13,8 @@ from tops.security.audit import verify as verify_audit
 from tops.security.authority import Authority
 from tops.security.files import check_private_folder
 from tops.security.handshake import FRAME_BYTES_MAX as HANDSHAKE_BYTES_MAX
-from tops.security.handshake import Acceptor, Channel, Initiator, Party, Peer, fresh_nonce, plain_channel
-from tops.security.identity import Identity, Kind
+from tops.security.handshake import Acceptor, Channel, Initiator, Party, Peer, fresh_nonce, identity_of, plain_channel
+from tops.security.identity import Identity, Kind, kind_of_name, replica_name
 from tops.security.limits import ConnectionBudget, FrameLimits, KeyedBuckets, Ticket, TokenBucket
 from tops.security.listen import PLAIN_WORDS, check_connect, check_listen, is_loopback, split_address
 from tops.security.patterns import EVERYTHING, Pattern
@@ -62,14 +62,17 @@ __all__ = [
     "client_context",
     "find_secret",
     "fresh_nonce",
+    "identity_of",
     "install_redaction",
     "is_loopback",
+    "kind_of_name",
     "make_secret",
     "make_token",
     "peer_identity",
     "plain_channel",
     "redact",
     "register_secret",
+    "replica_name",
     "request_subject",
     "require_broker",
     "server_context",

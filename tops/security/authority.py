@@ -5,7 +5,7 @@
     crl.pem       the revocation list in force
     index.jsonl   what was issued and revoked, one line each, only ever appended to
     audit.log     the same acts in a hash chain
-    nodes/NAME/   what one node needs and nothing else: copy it to that node's machine
+    nodes/NAME/   what one node needs and nothing else: copy it to that node's machine; for replicas nodes/SET.REPLICA/
 
 The index is the memory and the revocation list is made from it. A crash between the two leaves a list that is
 behind; every later act, and a repeated `revoke`, publishes it anew.
@@ -207,7 +207,7 @@ class Authority:
                 )
 
     def _write_node(self, name: str, key: Ed25519PrivateKey, certificate: x509.Certificate) -> Path:
-        folder = self.folder / NODES_FOLDER / name
+        folder = self.folder / NODES_FOLDER / name.replace("/", ".")  # which no name contains
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(folder / KEY_FILE, certificates.pem(key), PRIVATE)
         write_whole(folder / CERTIFICATE_FILE, certificate.public_bytes(Encoding.PEM), PUBLIC)

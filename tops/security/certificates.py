@@ -53,7 +53,7 @@ def of_node(
         usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
     return (
         x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.name)]))
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.name[:64])]))
         .issuer_name(authority.subject)
         .public_key(public_key)
         .serial_number(x509.random_serial_number())

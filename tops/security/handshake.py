@@ -6,8 +6,9 @@
       DONE     -- Proof(signature) --------------->  DONE
 
 Both sign the same transcript: the protocol's version, both introductions (cluster, name, kind, incarnation, nonce,
-certificate), the side that signs, and what ties it to this connection. A fresh nonce from each side makes an old
-message worthless; the named side makes a reflected one worthless; the binding makes a relayed one worthless.
+certificate, and for whom it acts), the side that signs, and what ties it to this connection. A fresh nonce from each
+side makes an old message worthless; the named side makes a reflected one worthless; the binding makes a relayed one
+worthless.
 With keys a signature is made with the certificate's key. Without, it is an HMAC with the secret of the broker that was
 dialled (`tops.security.secret`): both sides prove that they know it, and neither sends it.
 Whatever does not fit ends the machine in FAILED, and the caller closes the connection.
@@ -25,7 +26,9 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from tops.errors import ConfigError, NotAuthenticated
-from tops.security.identity import BROKER_ROLE, NAME_MAX, Identity, Kind
+from tops.ids import NodeId, node_id
+from tops.messages import Principal, Sender
+from tops.security.identity import CANONICAL_MAX, NAME_MAX, Identity, Kind, check_name, kind_of_name, role_of_kind
 from tops.security.listen import accepts_insecure, is_loopback
 from tops.security.secret import Secret
 from tops.security.trust import Credentials, Trust, fingerprint
@@ -39,6 +42,8 @@ FRAME_BYTES_MAX = 6 * 1024
 _LABEL = "tops handshake"
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_MAX)]
+CanonicalName = Annotated[str, msgspec.Meta(min_length=1, max_length=CANONICAL_MAX)]
+Instance = Annotated[str, msgspec.Meta(max_length=NAME_MAX)]  # empty: the one session of its identity
 Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 Certificate = Annotated[bytes, msgspec.Meta(max_length=CERTIFICATE_BYTES_MAX)]  # empty: a node without keys
 Signature = Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES)]  # an HMAC from a node without keys
@@ -49,11 +54,13 @@ class Introduction(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
     protocol: int
     cluster: Name
-    name: Name
+    name: CanonicalName
     kind: Kind
     incarnation: Annotated[int, msgspec.Meta(ge=0)]
     nonce: Nonce
     certificate: Certificate
+    instance: Instance
+    on_behalf_of: Principal | None = None  # for whom this session acts; the acceptor checks that the node may
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="hello"):
@@ -98,10 +105,17 @@ class Party:
     site_role: str  # what a site without keys gets; unused with keys
     plain_accepted: bool
     secret: Secret | None = None  # of the broker that is dialled or dials; unused with keys
+    instance: str = ""  # which session of its identity; empty: the only one
+    on_behalf_of: Principal | None = None
 
     @classmethod
     def secured(
-        cls, credentials: Credentials, trust: Trust, incarnation: int, plain_words: str | None = None
+        cls,
+        credentials: Credentials,
+        trust: Trust,
+        incarnation: int,
+        plain_words: str | None = None,
+        instance: str = "",
     ) -> "Party":
         """A node with keys; it believes nobody without."""
         if credentials.identity.cluster != trust.cluster:
@@ -109,7 +123,9 @@ class Party:
                 f"{credentials.folder}: the certificate is for the cluster {credentials.identity.cluster!r}, "
                 f"the authority for {trust.cluster!r}"
             )
-        return cls(credentials.identity, incarnation, credentials, trust, "", accepts_insecure(plain_words))
+        _check_instance(credentials.identity.kind, instance)
+        plain_accepted = accepts_insecure(plain_words)
+        return cls(credentials.identity, incarnation, credentials, trust, "", plain_accepted, instance=instance)
 
     @classmethod
     def insecure(
@@ -121,6 +137,7 @@ class Party:
         site_role: str,
         plain_words: str | None = None,
         secret: Secret | None = None,
+        instance: str = "",
     ) -> "Party":
         """A node without keys: names are believed of who knows the secret, on loopback only unless the plain words are
         given.
@@ -128,13 +145,19 @@ class Party:
         `site_role` is the role of every site that connects, and our own if we are one. Without a secret the party can't
         shake hands: a site gets one for each broker that it dials (`knowing`).
         """
-        role = BROKER_ROLE if kind is Kind.BROKER else site_role
-        identity = Identity(cluster, kind, name, role)
-        return cls(identity, incarnation, None, None, site_role, accepts_insecure(plain_words), secret)
+        _check_instance(kind, instance)
+        identity = Identity(cluster, kind, name, role_of_kind(kind, site_role))
+        return cls(identity, incarnation, None, None, site_role, accepts_insecure(plain_words), secret, instance)
 
     def renewed(self, credentials: Credentials) -> "Party":
         """This party with another certificate of the same identity; handshakes that have begun keep the old one."""
         return replace(self, credentials=credentials)
+
+    def acting_for(self, principal: Principal | None) -> "Party":
+        """This party in a session for another identity, or for itself; ConfigError if nobody acts for such a one."""
+        if principal is not None:
+            _check_principal(self.identity, principal)
+        return replace(self, on_behalf_of=principal)
 
     def knowing(self, secret: Secret) -> "Party":
         """This party at the broker that has this secret."""
@@ -143,7 +166,17 @@ class Party:
     def introduction(self, nonce: bytes) -> Introduction:
         certificate = self.credentials.certificate_der if self.credentials else b""
         own = self.identity
-        return Introduction(PROTOCOL, own.cluster, own.name, own.kind, self.incarnation, nonce, certificate)
+        return Introduction(
+            PROTOCOL,
+            own.cluster,
+            own.name,
+            own.kind,
+            self.incarnation,
+            nonce,
+            certificate,
+            self.instance,
+            self.on_behalf_of,
+        )
 
     def sign(self, transcript: bytes) -> bytes:
         if self.credentials is not None:
@@ -159,6 +192,23 @@ class Peer:
 
     identity: Identity
     incarnation: int
+    instance: str = ""
+    on_behalf_of: Principal | None = None
+
+    @property
+    def node(self) -> NodeId:
+        """The name of this session in the overlay."""
+        return node_id(self.identity.name, self.instance)
+
+    @property
+    def principal(self) -> Identity | None:
+        """The identity that this session acts for; None if it acts for itself."""
+        return None if self.on_behalf_of is None else identity_of(self.identity.cluster, self.on_behalf_of)
+
+    @property
+    def sender(self) -> Sender:
+        """What the messages of this session are stamped with."""
+        return Sender(self.identity.name, self.identity.role, self.instance, self.incarnation, self.on_behalf_of)
 
 
 class Side(Enum):
@@ -207,7 +257,7 @@ class Initiator:
             )
             proof = Proof(self._party.sign(_transcript(Side.INITIATOR, self._own, theirs, self._channel)))
         self.state = State.DONE
-        return msgspec.msgpack.encode(proof), Peer(identity, theirs.incarnation)
+        return msgspec.msgpack.encode(proof), Peer(identity, theirs.incarnation, theirs.instance)
 
 
 class Acceptor:
@@ -239,7 +289,7 @@ class Acceptor:
                 self._party, theirs, proof.signature, _transcript(Side.INITIATOR, theirs, self._own, self._channel)
             )
         self.state = State.DONE
-        return Peer(identity, theirs.incarnation)
+        return Peer(identity, theirs.incarnation, theirs.instance, theirs.on_behalf_of)
 
 
 class _failing:
@@ -285,6 +335,18 @@ def _believed(party: Party, channel: Channel, own: Introduction, theirs: Introdu
         raise NotAuthenticated(f"the other side is of the cluster {theirs.cluster!r}, this one of {own.cluster!r}")
     if hmac.compare_digest(theirs.nonce, own.nonce) or theirs.name == own.name:
         raise NotAuthenticated(f"{own.name!r} is talking to itself, or to somebody who echoes it")
+    identity = _identified(party, channel, theirs, now)
+    try:
+        _check_instance(theirs.kind, theirs.instance)
+        if theirs.on_behalf_of is not None:
+            _check_principal(identity, theirs.on_behalf_of)
+    except ConfigError as error:
+        raise NotAuthenticated(str(error)) from None
+    return identity
+
+
+def _identified(party: Party, channel: Channel, theirs: Introduction, now: datetime) -> Identity:
+    """Whose certificate it is; without keys the name is believed."""
     if party.trust is None:
         return _believed_without_keys(party, theirs)
     if not theirs.certificate:
@@ -302,11 +364,31 @@ def _believed(party: Party, channel: Channel, own: Introduction, theirs: Introdu
 def _believed_without_keys(party: Party, theirs: Introduction) -> Identity:
     if theirs.certificate:
         raise NotAuthenticated(f"{theirs.name!r} has keys and this side has none to answer with; configure them")
-    role = BROKER_ROLE if theirs.kind is Kind.BROKER else party.site_role
     try:
-        return Identity(theirs.cluster, theirs.kind, theirs.name, role)
+        return Identity(theirs.cluster, theirs.kind, theirs.name, role_of_kind(theirs.kind, party.site_role))
     except ConfigError as error:
         raise NotAuthenticated(str(error)) from None
+
+
+def _check_instance(kind: Kind, instance: str) -> None:
+    """Sites may have several sessions; of a broker or a replica there is one."""
+    if not instance:
+        return
+    if kind is not Kind.SITE:
+        raise ConfigError(f"a {kind.value} has one session: it can't be the instance {instance[:NAME_MAX]!r}")
+    check_name("instance", instance)
+
+
+def identity_of(cluster: str, principal: Principal) -> Identity:
+    """Whom a service acts for; ConfigError if it is neither a site nor a replica."""
+    return Identity(cluster, kind_of_name(principal.identity), principal.identity, principal.role)
+
+
+def _check_principal(own: Identity, principal: Principal) -> None:
+    """A service is a site, and acts for sites and replicas."""
+    if own.kind is not Kind.SITE:
+        raise ConfigError(f"{own} can't act on behalf of another identity: only sites do")
+    identity_of(own.cluster, principal)
 
 
 def _check_signature(party: Party, theirs: Introduction, signature: bytes, transcript: bytes) -> None:

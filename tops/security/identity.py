@@ -1,8 +1,10 @@
 """Who a node is: the one name, kind and role that its certificate states.
 
 The identity lives in a single URI of the certificate's subject alternative names,
-`tops://CLUSTER/KIND/NAME?role=ROLE`. The distinguished name is decoration for people and is never read, so neither
-its order nor a repeated attribute can make a certificate mean two things.
+`tops://CLUSTER/2/KIND/NAME?role=ROLE`, where 2 is the version of this format. A replica's name is `SET/REPLICA`: no
+name contains a slash, so that no two replicas of different sets ever have the same. The distinguished name is
+decoration for people and is never read, so neither its order nor a repeated attribute can make a certificate mean two
+things.
 """
 
 import re
@@ -17,9 +19,11 @@ NAME_MAX = 63
 
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_-]{{0,{NAME_MAX - 1}}}", re.ASCII)
 _URI = re.compile(
-    rf"tops://(?P<cluster>{_NAME.pattern})/(?P<kind>broker|site)/(?P<name>{_NAME.pattern})\?role=(?P<role>{_NAME.pattern})",
+    rf"tops://(?P<cluster>{_NAME.pattern})/2/(?P<kind>broker|site|replica)/"
+    rf"(?P<name>{_NAME.pattern}(?:/{_NAME.pattern})?)\?role=(?P<role>{_NAME.pattern})",
     re.ASCII,
 )
+_URI_OF_FORMAT_1 = re.compile(r"tops://[^/]+/(?:broker|site)/[^/]+", re.ASCII)
 
 
 class Kind(Enum):
@@ -27,9 +31,27 @@ class Kind(Enum):
 
     BROKER = "broker"
     SITE = "site"
+    REPLICA = "replica"
 
 
-BROKER_ROLE = "broker"
+BROKER_ROLE, REPLICA_ROLE = "broker", "replica"
+_ROLES_OF_KINDS = {Kind.BROKER: BROKER_ROLE, Kind.REPLICA: REPLICA_ROLE}  # and of nobody else
+CANONICAL_MAX = 2 * NAME_MAX + 1
+
+
+def replica_name(replica_set: str, replica: str) -> str:
+    """The canonical name of a replica."""
+    return f"{replica_set}/{replica}"
+
+
+def kind_of_name(name: str) -> Kind:
+    """What a node that is no broker is, by its canonical name."""
+    return Kind.REPLICA if "/" in name else Kind.SITE
+
+
+def role_of_kind(kind: Kind, otherwise: str) -> str:
+    """The role that goes with the kind; sites have any other."""
+    return _ROLES_OF_KINDS.get(kind, otherwise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +60,35 @@ class Identity:
 
     cluster: str
     kind: Kind
-    name: str
+    name: str  # canonical: of a replica SET/REPLICA
     role: str
 
     def __post_init__(self) -> None:
-        for field, value in (("cluster", self.cluster), ("name", self.name), ("role", self.role)):
-            check_name(field, value)
-        # A site that held the brokers' role could speak for every other site.
-        if (self.kind is Kind.BROKER) != (self.role == BROKER_ROLE):
+        check_name("cluster", self.cluster)
+        check_name("role", self.role)
+        parts = self.name.split("/")
+        if len(parts) != (2 if self.kind is Kind.REPLICA else 1):
+            wanted = "SET/REPLICA" if self.kind is Kind.REPLICA else "NAME"
+            raise ConfigError(f"{self.kind.value} {self.name[:CANONICAL_MAX]!r}: a {self.kind.value} is named {wanted}")
+        for part in parts:
+            check_name("name", part)
+        # A site that held the brokers' role could speak for every other site, and one with a replica's has no set.
+        if self.role != role_of_kind(self.kind, self.role) or (
+            self.role in _ROLES_OF_KINDS.values() and self.kind not in _ROLES_OF_KINDS
+        ):
             raise ConfigError(
                 f"{self.kind.value} {self.name!r} can't have the role {self.role!r}: "
-                f"brokers have the role {BROKER_ROLE!r}, and nobody else has it"
+                f"brokers have the role {BROKER_ROLE!r} and replicas {REPLICA_ROLE!r}, and nobody else has them"
             )
 
     @property
+    def replica_set(self) -> str:
+        """The set that this is a replica of; empty for others."""
+        return self.name.partition("/")[0] if self.kind is Kind.REPLICA else ""
+
+    @property
     def uri(self) -> str:
-        return f"tops://{self.cluster}/{self.kind.value}/{self.name}?role={self.role}"
+        return f"tops://{self.cluster}/2/{self.kind.value}/{self.name}?role={self.role}"
 
     def __str__(self) -> str:
         return f"{self.kind.value} {self.name} ({self.role})"
@@ -71,8 +106,13 @@ def check_name(field: str, value: str) -> None:
 def identity_of_uri(uri: str) -> Identity:
     """The identity that `uri` states, to the letter; no case folding, no percent decoding, nothing left over."""
     match = _URI.fullmatch(uri)
+    if match is None and _URI_OF_FORMAT_1.match(uri):
+        raise NotAuthenticated(
+            f"{uri[:200]!r} is of an earlier format: issue the certificate again with `tops keys issue NAME`, and a "
+            "replica's with `tops keys issue --kind replica --set SET --replica REPLICA`"
+        )
     if match is None:
-        raise NotAuthenticated(f"{uri[:200]!r} is not an identity of the form tops://CLUSTER/KIND/NAME?role=ROLE")
+        raise NotAuthenticated(f"{uri[:200]!r} is not an identity of the form tops://CLUSTER/2/KIND/NAME?role=ROLE")
     try:
         return Identity(match["cluster"], Kind(match["kind"]), match["name"], match["role"])
     except ConfigError as error:

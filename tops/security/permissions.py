@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tops.errors import ConfigError, PermissionDenied
-from tops.security.identity import BROKER_ROLE, Identity, Kind, check_name
+from tops.event_types import SETS_ROOT, set_of_log
+from tops.security.identity import BROKER_ROLE, REPLICA_ROLE, Identity, Kind, check_name
 from tops.security.patterns import EVERYTHING, NAME_MAX, Pattern, is_type_name
 
 DECISIONS_MAX = 1024  # cached per identity
@@ -30,8 +31,16 @@ class Verb(Enum):
     PUBLISH = "publish"
     SUBSCRIBE = "subscribe"
     BEGIN = "begin"  # start a transaction that travels under the type
-    RESOLVE = "resolve"  # ask about a transaction in doubt, or answer for it
-    ADMINISTER = "administer"  # change the cluster; also needed to force an outcome by hand
+    PARTICIPATE = "participate"  # take part in distributed transactions: register, vote, pass decisions on to peers
+    FOLLOW = "follow"  # have durable subscriptions, under one's own identity
+    READ = "read"  # send requests of a replica set that read
+    WRITE = "write"  # send requests of a replica set that write
+    RESPOND = "respond"  # receive and answer requests of a replica set
+    ORIGINATE = "originate"  # submit what was executed and captured elsewhere
+    OPERATE = "operate"  # pause, resume, retry, barriers, repair; end what is somebody else's
+    RESOLVE = "resolve"  # ask about a transaction in doubt that is somebody else's
+    ADMINISTER = "administer"  # change the cluster
+    REPRESENT = "represent"  # act on behalf of another identity, with no more than the rights that both have
 
     __hash__ = object.__hash__  # part of a key that every message is looked up by; the one of `Enum` is slow
 
@@ -83,32 +92,50 @@ class Role:
         return any(r.verb is verb and r.pattern.matches(event_type) for r in self.allow)
 
 
-def _role(name: str, *verbs: Verb) -> Role:
-    return Role(name, tuple(Rule(verb, Pattern(EVERYTHING)) for verb in verbs))
+READER = (Verb.SUBSCRIBE, Verb.READ)
+WRITER = (*READER, Verb.ADVERTISE, Verb.PUBLISH, Verb.BEGIN, Verb.WRITE, Verb.FOLLOW)
+PARTICIPANT = (*WRITER, Verb.PARTICIPATE)
+REPLICA = (*PARTICIPANT, Verb.RESPOND, Verb.ORIGINATE, Verb.RESOLVE)
+
+
+SERVICE = (Verb.SUBSCRIBE, Verb.BEGIN, Verb.READ, Verb.WRITE, Verb.REPRESENT)
+
+
+def _role(name: str, verbs: Iterable[Verb], pattern: str = EVERYTHING) -> Role:
+    return Role(name, tuple(Rule(verb, Pattern(pattern)) for verb in verbs))
+
+
+def replica_role(replica_set: str) -> Role:
+    """The rights of a replica: on the types of its own set, and on no others."""
+    return _role(REPLICA_ROLE, REPLICA, f"{SETS_ROOT}.{replica_set}.**")
 
 
 DEFAULT_ROLES: Mapping[str, Role] = {
     role.name: role
     for role in (
-        _role("admin", *Verb),
-        _role("writer", Verb.ADVERTISE, Verb.PUBLISH, Verb.SUBSCRIBE, Verb.BEGIN),
-        _role("reader", Verb.SUBSCRIBE),
-        _role("replica", Verb.ADVERTISE, Verb.PUBLISH, Verb.SUBSCRIBE, Verb.BEGIN, Verb.RESOLVE),
+        _role("reader", READER),
+        _role("writer", WRITER),
+        _role("participant", PARTICIPANT),
+        replica_role("SET"),  # of each set its own
+        _role("service", SERVICE),
+        # An administrator acts under its own name: the audit log has to show it.
+        _role("admin", [verb for verb in Verb if verb is not Verb.REPRESENT]),
         # A broker acts for its sites, whose rights it has checked; nothing is administered from broker to broker.
-        _role(BROKER_ROLE, Verb.ADVERTISE, Verb.PUBLISH, Verb.SUBSCRIBE, Verb.BEGIN, Verb.RESOLVE),
+        _role(BROKER_ROLE, [v for v in Verb if v not in (Verb.OPERATE, Verb.ADMINISTER, Verb.REPRESENT)]),
     )
 }
+FIXED_ROLES = frozenset({BROKER_ROLE, REPLICA_ROLE})
 
 
 class Permissions:
     """The roles of a cluster, and the answer to "may it?"; replace the object to change the roles."""
 
     def __init__(self, roles: Iterable[Role] = ()) -> None:
-        """`roles` are added to the default ones; one of the same name replaces it, except the brokers'."""
+        """`roles` are added to the default ones; one of the same name replaces it, except brokers' and replicas'."""
         self._roles = dict(DEFAULT_ROLES)
         for role in roles:
-            if role.name == BROKER_ROLE:
-                raise ConfigError(f"the role {BROKER_ROLE!r} is fixed: choose another name")
+            if role.name in FIXED_ROLES:
+                raise ConfigError(f"the role {role.name!r} is fixed: choose another name")
             self._roles[role.name] = role
         self._decisions: dict[Identity, dict[tuple[Verb, str], bool]] = {}
 
@@ -143,12 +170,20 @@ class Permissions:
                 event_type=shown,
             )
 
+    def has_any(self, identity: Identity, verb: Verb) -> bool:
+        """Whether `identity` has this verb on any event type at all."""
+        role = self._roles.get(identity.role) if identity.kind is Kind.SITE else None
+        return role is not None and any(rule.verb is verb for rule in role.allow)
+
     def forget(self, identity: Identity) -> None:
         """Its last connection is gone."""
         self._decisions.pop(identity, None)
 
     def _decide(self, identity: Identity, verb: Verb, event_type: str) -> bool:
-        role = self._roles.get(identity.role)
+        members = set_of_log(event_type) if verb is Verb.PARTICIPATE else ""
+        if members and identity.replica_set != members and identity.kind is not Kind.BROKER:
+            return False  # whatever a role says: only the replicas of a set vote in its log
+        role = replica_role(identity.replica_set) if identity.kind is Kind.REPLICA else self._roles.get(identity.role)
         if role is None or not (event_type == EVERYTHING or is_type_name(event_type)):
             return False
         return role.allows(verb, event_type)

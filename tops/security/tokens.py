@@ -9,6 +9,7 @@ A token is `ISSUED.NONCE.MAC`. Its MAC covers its kind and its subject, so that 
 
 import base64
 import hmac
+import math
 import secrets
 from enum import Enum
 
@@ -38,7 +39,8 @@ def request_subject(host: str, method: str, path: str) -> str:
 
 def make_token(secret: Secret, kind: TokenKind, subject: str, now: float) -> str:
     """`now` in seconds since 1970."""
-    issued, nonce = str(int(now * 1000)), secrets.token_urlsafe(16)
+    # Rounded up: rounded down, a token of a broker's first millisecond would count as older than the broker.
+    issued, nonce = str(math.ceil(now * 1000)), secrets.token_urlsafe(16)
     return f"{issued}.{nonce}.{_mac(secret, kind, subject, issued, nonce)}"
 
 
@@ -51,6 +53,8 @@ class Tokens:
 
     def check(self, token: str, kind: TokenKind, subject: str, now: float) -> None:
         """NotAuthenticated unless somebody who knows the secret made this token for this subject, a short while ago."""
+        if not token.isascii():  # a header may hold any bytes, and no token that was made here does
+            raise NotAuthenticated(f"the {kind.value} token is none: it holds other characters than ASCII")
         issued, _, rest = token.partition(".")
         nonce, _, mac = rest.partition(".")
         expected = _mac(self._secret, kind, subject, issued, nonce)

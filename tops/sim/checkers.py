@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from tops.constraints import constrains_participants, unmet
-from tops.ids import NodeId, TxId
+from tops.core.epoch import hashed_all
+from tops.ids import NodeId, TxId, hashed
 from tops.messages import EpochId, LogEntry
 from tops.records import EpochCommitted, LogAppended
 from tops.sim.databases import CallbackDatabase, ReplicaDatabase, marks
@@ -44,7 +45,7 @@ def decisions(world: World) -> dict[TxId, list[Decision]]:
         for record in broker.disk.records:
             if isinstance(record, EpochCommitted):
                 for tx in record.transactions:
-                    found.setdefault(tx, []).append(Decision(record.epoch, record.committing))
+                    found.setdefault(tx, []).append(Decision(record.epoch, hashed_all(record.committing)))
             elif isinstance(record, LogAppended) and record.entry.epoch is not None:
                 for logged in record.entry.transactions:
                     found.setdefault(logged.tx, []).append(Decision(record.entry.epoch, record.entry.committing))
@@ -426,7 +427,7 @@ def _holds(s: SimSubscription, tx: TxId) -> bool:
 
 def _identities(world: World, committing: frozenset[str]) -> list[str | None] | None:
     """Who stands behind these keys, as the voters themselves remember it; None if one is not to be found any more."""
-    owners = world.voter_owners()
+    owners = {hashed(voter): owner for voter, owner in world.voter_owners().items()}
     if not committing <= owners.keys():
         return None
     return [owner for key in sorted(committing) if (owner := owners[key]) is not None]

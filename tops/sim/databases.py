@@ -8,6 +8,8 @@ import hashlib
 
 import msgspec
 
+from tops.digests import NO_DIGEST, Digests, LogPoint
+from tops.digests import chained as chained_digest
 from tops.effects import BatchPrepared, Memo, Promise
 from tops.ids import TxId
 from tops.messages import EpochId, EpochMember, Event, LogEntry
@@ -139,26 +141,42 @@ class CallbackDatabase:
         return [memo for memo in self.finished.values() if memo.epoch not in still_open]
 
 
+class PreparedEpoch(msgspec.Struct, frozen=True):
+    """An epoch that waits for its decision, and where the database is when it commits."""
+
+    memo: Memo
+    members: tuple[EpochMember, ...]
+    point: LogPoint
+
+
 class ReplicaDatabase:
     """Behind a replica: a row per key, the applied number, and at most one prepared epoch."""
 
     def __init__(self) -> None:
         self.position = 0
+        self.history = ""
+        self.digests: dict[int, str] = {0: NO_DIGEST}  # of the log, by position
         self.rows: dict[str, list[str]] = {}  # key -> marks that were appended to it
         self.hashes: dict[int, str] = {0: ""}  # position -> hash of everything applied up to there
         self.applied: dict[TxId, tuple[str, ...]] = {}
-        self.prepared: tuple[Memo, tuple[EpochMember, ...]] | None = None
+        self.prepared: PreparedEpoch | None = None
         self.sick: set[str] = set()  # keys that this replica alone refuses
         self.odd: set[str] = set()  # keys of which this replica alone counts more rows
 
-    def prepare(self, memo: Memo, members: tuple[EpochMember, ...]) -> BatchPrepared:
-        if memo.epoch.number != self.position + 1:
-            raise Broken(f"{memo.epoch} is prepared at position {self.position}")
+    @property
+    def point(self) -> LogPoint:
+        return LogPoint(self.history, self.position, self.digests[self.position])
+
+    def prepare(self, memo: Memo, members: tuple[EpochMember, ...], before: LogPoint) -> BatchPrepared:
+        if memo.epoch.number != self.position + 1 or before.digest != self.point.digest:
+            raise Broken(f"{memo.epoch} is prepared behind {before} at {self.point}")
         excluded = {m.tx: why for m in members if (why := self._refusal(m.events or ())) is not None}
         accepted = tuple(m for m in members if m.tx not in excluded)
-        self.prepared = (memo, accepted)
+        number = memo.epoch.number
+        digest = chained_digest(before.history, before.digest, number, [m.tx for m in accepted])
+        self.prepared = PreparedEpoch(memo, accepted, LogPoint(before.history, number, digest))
         rows = tuple(() if m.tx in excluded else tuple(map(self._rows, m.events or ())) for m in members)
-        return BatchPrepared(excluded, rows)
+        return BatchPrepared(excluded, rows, log_digest=digest)
 
     def _rows(self, event: Event) -> int:
         return 2 if event.body["key"] in self.odd else 1
@@ -171,35 +189,32 @@ class ReplicaDatabase:
                 return "this replica's disk is sick"
         return None
 
-    def finish(self, memo: Memo, committed: bool) -> None:
-        mine = self.prepared is not None and self.prepared[0].epoch == memo.epoch
+    def finish(self, memo: Memo, committed: bool) -> LogPoint | None:
+        mine = self.prepared is not None and self.prepared.memo.epoch == memo.epoch
         if not committed:
             if mine:
                 self.prepared = None
-            return
+            return None
         if not mine or self.prepared is None:
             raise Broken(f"{memo.epoch} is to be committed and is not prepared")
-        members = self.prepared[1]
-        self.prepared = None
-        self._advance(memo.epoch.number, [(m.tx, m.events or ()) for m in members])
+        prepared, self.prepared = self.prepared, None
+        self._advance(prepared.point, [(m.tx, m.events or ()) for m in prepared.members])
+        return self.point
 
-    def apply(self, entries: tuple[LogEntry, ...], upto: int) -> int:
+    def apply(self, entries: tuple[LogEntry, ...], upto: int, history: str, digests: Digests) -> LogPoint:
         if self.prepared is not None:
-            raise Broken(f"the log is applied while {self.prepared[0].epoch} is prepared")
-        for entry in entries:
-            if entry.number > self.position:
-                self._skip_to(entry.number - 1)
-                work: list[tuple[TxId, tuple[Event, ...]]] = [(t.tx, t.events) for t in entry.transactions]
-                self._advance(entry.number, work)
-        self._skip_to(upto)
-        return self.position
+            raise Broken(f"the log is applied while {self.prepared.memo.epoch} is prepared")
+        if digests.at(self.position) != self.point.digest:
+            raise Broken(f"what does not continue {self.point} is applied: {digests.at(self.position)}")
+        known = {entry.number: entry for entry in entries}
+        for number in range(self.position + 1, upto + 1):
+            # Nothing for a replica: a void index, or one that it committed itself.
+            work = [(t.tx, t.events) for t in known[number].transactions] if number in known else []
+            self._advance(LogPoint(history, number, digests.at(number) or ""), work)
+        return self.point
 
-    def _skip_to(self, number: int) -> None:
-        """Numbers without anything for a replica: void, or ordinary events."""
-        while self.position < number:
-            self._advance(self.position + 1, [])
-
-    def _advance(self, number: int, work: "list[tuple[TxId, tuple[Event, ...]]]") -> None:
+    def _advance(self, point: LogPoint, work: "list[tuple[TxId, tuple[Event, ...]]]") -> None:
+        number = point.index
         if number != self.position + 1:
             raise Broken(f"number {number} is applied at position {self.position}")
         digest = self.hashes[self.position]
@@ -210,11 +225,12 @@ class ReplicaDatabase:
             for event in events:
                 self.rows.setdefault(event.body["key"], []).append(event.body["mark"])
             digest = chained(digest, tx, self.applied[tx])
-        self.position = number
+        self.position, self.history = number, point.history
+        self.digests[number] = point.digest
         self.hashes[number] = digest
 
     def memos(self) -> list[Memo]:
-        return [] if self.prepared is None else [self.prepared[0]]
+        return [] if self.prepared is None else [self.prepared.memo]
 
     def promises(self) -> list[Promise]:
         return [Promise(memo, memo.transactions) for memo in self.memos()]

@@ -1,5 +1,6 @@
 """What goes wrong in a run, how often, and when it stops."""
 
+from copy import deepcopy
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -37,6 +38,8 @@ class Faults(msgspec.Struct, frozen=True):
     crash_after_write: float = 0.01  # chance that it crashes shortly after: others are just hearing of it
     move: float = 0.2  # a site goes to another broker without being cut off
     resubscribe: float = 0.2  # a site ends a subscription and asks for it again
+    restore_journal: float = 0.0  # a broker comes back with an earlier copy of its journal
+    restore_database: float = 0.0  # a replica comes back with an earlier copy of its database
 
     @classmethod
     def none(cls) -> "Faults":
@@ -67,6 +70,22 @@ class Faults(msgspec.Struct, frozen=True):
         another."""
         return cls(latency_s=0.02, pause=1.0, move=3.0)
 
+    @classmethod
+    def restored_journals(cls) -> "Faults":
+        """Brokers come back with journals of an earlier time."""
+        return cls(restore_journal=0.5, until_s=6.0)
+
+    @classmethod
+    def restored_databases(cls) -> "Faults":
+        """Replicas come back with databases of an earlier time. Not both in one run: who restores a journal and all
+        databases that had more has a consistent older cluster, and nothing to notice."""
+        return cls(restore_database=1.0, until_s=6.0)
+
+    @property
+    def travels(self) -> bool:
+        """Whether anything is put back to an earlier time."""
+        return self.restore_journal > 0 or self.restore_database > 0
+
 
 class Nemesis:
     """Injects the faults of a run until it is told to stop."""
@@ -75,6 +94,8 @@ class Nemesis:
         self.world = world
         self.active = True
         self._effects_left = 0
+        self.restores = 0
+        self._copies: dict[str, CallbackDatabase | ReplicaDatabase] = {}  # of replicas' databases, by site
 
     def start(self) -> None:
         faults = self.world.faults
@@ -86,6 +107,8 @@ class Nemesis:
             (faults.power_loss, self._lose_power),
             (faults.move, self._move),
             (faults.resubscribe, self._resubscribe),
+            (faults.restore_journal, self._restore_journal),
+            (faults.restore_database, self._restore_database),
         ):
             if rate > 0:
                 self._schedule(rate, strike)
@@ -169,6 +192,28 @@ class Nemesis:
         if subscribed and app.site.up:
             app.resubscribe(self.world.rng.choice(subscribed), self.world.rng.uniform(0.01, 1.0))
 
+    def _restore_journal(self) -> None:
+        """A broker is stopped, and its journal is an earlier copy when it is started again."""
+        broker = self.world.rng.choice(list(self.world.brokers.values()))
+        self._crash_node(broker)
+        self.restores += 1
+        kept = self.world.rng.randint(0, len(broker.disk.records))
+        self.world.trace.add(self.world.clock.now, broker.name, f"RESTORE journal, {kept} records")
+        broker.disk.cut(kept)
+
+    def _restore_database(self) -> None:
+        """A replica's database is copied, or an earlier copy takes its place."""
+        site = self.world.sites[self.world.rng.choice(self.world.replicas)]
+        s = site.app.subscriptions[1]
+        copy = self._copies.pop(site.name, None)
+        if copy is None:
+            self._copies[site.name] = deepcopy(s.database)
+            return
+        self._crash_node(site)
+        self.world.trace.add(self.world.clock.now, site.name, "RESTORE database")
+        self.restores += 1
+        s.database = copy
+
     def _cut(self) -> None:
         pairs = sorted(self.world.network.connections)
         if pairs:
@@ -191,6 +236,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tops.effects import Effect
+    from tops.sim.databases import CallbackDatabase, ReplicaDatabase
     from tops.sim.nodes import SimNode
 
     Strike = Callable[[], None]

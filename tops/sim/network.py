@@ -11,13 +11,14 @@ import msgspec
 
 from tops.core.link_session import Frame, LinkSession
 from tops.ids import NodeId
-from tops.messages import Envelope, LinkMessage
+from tops.messages import Envelope, LinkMessage, Sender
 from tops.sim.nodes import SimBroker, SimNode, SimSite
 
 if TYPE_CHECKING:
     from tops.sim.world import World
 
 Pair = tuple[NodeId, NodeId]
+SITE_ROLE = "writer"
 
 
 class End(msgspec.Struct):
@@ -155,7 +156,7 @@ class Network:
         if isinstance(node, SimSite):
             node.act(node.core.link_up, peer, now)
         elif isinstance(node, SimBroker) and peer in world.sites:
-            node.act(node.core.site_up, peer, peer_life, now)
+            node.act(node.core.site_up, Sender(peer, SITE_ROLE, incarnation=peer_life), now)
         elif isinstance(node, SimBroker):
             node.act(node.core.broker_up, peer, peer_life, now)
 

@@ -7,7 +7,7 @@ that later inputs want done.
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable
-from functools import partial
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from tops.core.broker import BrokerCore
@@ -36,7 +36,7 @@ from tops.effects import (
     TxEnded,
 )
 from tops.ids import NodeId
-from tops.messages import LinkMessage, LogEntry
+from tops.messages import PROTOCOL, LinkMessage, LogEntry
 from tops.records import Started
 from tops.sim.disk import SimDisk
 
@@ -213,13 +213,19 @@ class SimBroker(SimNode):
 
     def wake_up(self) -> None:
         self.core = BrokerCore(
-            self.name, self.incarnation, self.world.topology, self.world.predicates, self.world.broker_options
+            self.name,
+            self.incarnation,
+            self.world.topology,
+            # Apart from the world's own random numbers: what a broker draws must not change what happens in a run.
+            Random(f"{self.world.seed} {self.name} {self.incarnation}").randbytes,
+            self.world.predicates,
+            self.world.broker_options,
         )
-        self.disk.append(Started(incarnation=self.incarnation))
+        self.disk.append(Started(incarnation=self.incarnation, protocol=PROTOCOL))
         self.disk.sync()
         for record in self.disk.records:
             self.core.recover(record)
-        self.act(partial(self.core.recovered, self.world.clock.now, torn=self.disk.torn))
+        self.act(self.core.recovered, self.world.clock.now)
 
     def _persist(self, persist: Persist) -> None:
         record = persist.record

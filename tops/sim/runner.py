@@ -9,6 +9,7 @@ import msgspec
 
 from tops.sim.checkers import violations
 from tops.sim.faults import Faults
+from tops.sim.travel_checkers import TRAVEL
 from tops.sim.workers import in_order
 from tops.sim.world import World
 
@@ -33,7 +34,7 @@ def run_seed(seed: int, faults: Faults | None = None, *, keep_trace: bool = Fals
     world.run()
     result = Result(
         seed,
-        violations(world, live=True),
+        found_in(world),
         world.trace.digest(),
         world.clock.steps,
         len(world.history.transactions),
@@ -41,6 +42,13 @@ def run_seed(seed: int, faults: Faults | None = None, *, keep_trace: bool = Fals
         world.clock.now,
     )
     return result, world
+
+
+def found_in(world: World) -> list[str]:
+    """What is wrong with a run that is over, by the promises that hold under its faults."""
+    if world.faults.travels:
+        return [f"{c.__name__}: {v}" for c in TRAVEL for v in c(world)]
+    return violations(world, live=True)
 
 
 class Totals(msgspec.Struct):

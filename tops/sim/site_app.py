@@ -82,7 +82,7 @@ class SiteApp:
     def _subscribe(self, s: SimSubscription) -> None:
         wish = s.wish
         if isinstance(s.database, ReplicaDatabase):
-            wish = msgspec.structs.replace(wish, replica=s.database.position)
+            wish = msgspec.structs.replace(wish, replica=s.database.point)
         else:
             s.database.offered.clear()
         self._ask(None, lambda request: self.site.core.subscribe(request, s.number, wish))
@@ -226,13 +226,13 @@ class SiteApp:
         database = s.database
         if isinstance(database, ReplicaDatabase):
             match call:
-                case PrepareBatch(memo=memo, members=members):
+                case PrepareBatch(memo=memo, members=members, before=before):
                     self.world.history.voters[memo.voter] = self.site.name
-                    return database.prepare(memo, members)
+                    return database.prepare(memo, members, before)
                 case FinishBatch(memo=memo, committed=committed):
                     return database.finish(memo, committed)
-                case ApplyEntries(entries=entries, upto=upto):
-                    return database.apply(entries, upto)
+                case ApplyEntries(entries=entries, upto=upto, history=history, digests=digests):
+                    return database.apply(entries, upto, history, digests)
             raise Broken(f"a replica was asked for {type(call).__name__}")
         return self._callback(s, database, call)
 

@@ -14,6 +14,7 @@ from tops.core.epochs import EpochOptions
 from tops.core.participation import SiteOptions, Wish
 from tops.core.rendezvous import RendezvousOptions
 from tops.core.routing import Topology
+from tops.digests import BEGINNING
 from tops.effects import Effect
 from tops.filters import Filter
 from tops.ids import NodeId
@@ -124,7 +125,7 @@ class World:
         everything = Filter.everything()
         if replica:
             name = f"replica-{rng.random()}"
-            wish = Wish(DEFINITIONS["set"], everything, scope=Scope.DISTRIBUTED, durable=name, replica=0)
+            wish = Wish(DEFINITIONS["set"], everything, scope=Scope.DISTRIBUTED, durable=name, replica=BEGINNING)
             self._subscribe(app, wish, ReplicaDatabase())
         narrow = Filter.where("key", "in", list(rng.sample(KEYS, 2)))
         scopes = (Scope.DISTRIBUTED, Scope.DISTRIBUTED, Scope.LOCAL, Scope.NON_TRANSACTIONAL, Scope.NONE)

@@ -9,17 +9,11 @@ import pyarrow as pa
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
-from replication.divergence.model import Basis, CheckResult, Difference, Kind, TableResult
+from replication.divergence.model import BASES, Basis, CheckResult, Difference, Kind, TableResult
 from replication.divergence.report import charts
 
 EXAMPLES_MAX = 40
 COLUMNS_SHOWN = 8
-_BASIS = {
-    Basis.LOG.value: "as the log says",
-    Basis.PRIMARY.value: "the primary",
-    Basis.MAJORITY.value: "the majority",
-    Basis.FIRST.value: "the first named; no majority",
-}
 
 
 def render(result: CheckResult, history: pa.Table | None = None) -> str:
@@ -44,7 +38,8 @@ def render(result: CheckResult, history: pa.Table | None = None) -> str:
         causes=_causes(result.tables),
         schema_differences=[d for table in result.tables for d in table.schema],
         examples=list(_examples(result.tables)),
-        basis=_BASIS,
+        basis={basis.value: text for basis, text in BASES.items()},
+        sources=_sources(result.tables),
         over_time=Markup(charts.lines(_series(history, "differences"), "differing rows")),  # noqa: S704
         lag=Markup(charts.lines(_lag(history), "log entries")),  # noqa: S704
     )
@@ -92,6 +87,13 @@ def _heat(pairs: Mapping[str, Mapping[str, int]]) -> Any:
         return f"rgba(192, 57, 43, {0.15 + 0.5 * count / largest:.2f})" if count else "#dcfce7"
 
     return colour
+
+
+def _sources(tables: Sequence[TableResult]) -> list[tuple[str, int]]:
+    rows: Counter[str] = Counter()
+    for table in tables:
+        rows.update(table.bases)
+    return [(BASES[basis], rows[basis]) for basis in Basis if rows[basis]]
 
 
 def _causes(tables: Sequence[TableResult]) -> list[dict[str, Any]]:

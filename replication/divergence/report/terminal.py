@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from replication.divergence.model import CheckResult, Difference, Kind, TableResult, Verdict
+from replication.divergence.model import BASES, Basis, CheckResult, Difference, Kind, TableResult, Verdict
 
 _STYLES = {Verdict.EQUAL: "bold green", Verdict.DIFFERENT: "bold red", Verdict.PARTIAL: "bold yellow"}
 EXAMPLES_SHOWN = 10
@@ -22,6 +22,9 @@ def summary(result: CheckResult) -> RenderableType:
             for d in table.schema
         ]
         parts += [Text(_line(d)) for d in table.examples[:EXAMPLES_SHOWN]]
+    if bases := _bases(result):
+        told = ", ".join(f"{BASES[basis]} {bases[basis]:,}" for basis in Basis if bases[basis])
+        parts.append(Text(f"right by: {told} row(s)"))
     for cause, rows in _causes(result).most_common():
         parts.append(Text(f"{rows:>8,} row(s): {cause}"))
     parts.append(
@@ -58,6 +61,13 @@ def _line(difference: Difference) -> str:
     key = ", ".join(difference.key)
     columns = f" ({', '.join(difference.columns)})" if difference.columns else ""
     return f"  {difference.table} [{key}] on {difference.replica}: {difference.kind.value}{columns}"
+
+
+def _bases(result: CheckResult) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for table in result.tables:
+        total.update(table.bases)
+    return total
 
 
 def _causes(result: CheckResult) -> Counter[str]:

@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from adapters import EmbeddedPostgres, PostgresAdapter
-from tests.contract.harness import PostgresDatabase
+from tests.contract.harness import AlwaysShip, PostgresDatabase
 
 _names = itertools.count(1)
 
@@ -42,6 +42,15 @@ async def database(shared_server: EmbeddedPostgres) -> AsyncIterator[PostgresDat
 @pytest.fixture
 async def adapter(database: PostgresDatabase) -> AsyncIterator[PostgresAdapter]:
     async with database.open(lock_timeout_s=0.3) as opened:
+        yield opened
+        for doubt in await opened.recover():
+            await opened.rollback(doubt.attempt)
+
+
+@pytest.fixture
+async def unproved_adapter(database: PostgresDatabase) -> AsyncIterator[PostgresAdapter]:
+    """One that carries out what is not proved: triggers, functions of the user's, deferrable keys."""
+    async with database.open(lock_timeout_s=0.3, prover=AlwaysShip) as opened:
         yield opened
         for doubt in await opened.recover():
             await opened.rollback(doubt.attempt)

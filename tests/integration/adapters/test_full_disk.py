@@ -53,7 +53,8 @@ async def test_a_full_disk_is_a_no_from_postgresql(small_disk: Path) -> None:
         await connection.execute("create table t (id int primary key, v text)")
         await connection.execute("alter table t alter v set storage external")
         await connection.close()
-        async with PostgresAdapter(server.dsn, cluster="c", replica_set="s") as adapter:
+        logins = await server.provision("s", "*")
+        async with PostgresAdapter(logins, cluster="c", replica_set="s") as adapter:
             await adapter.apply([entry(1, member("t1", Insert("t", {"id": 0, "v": "x"})))])
             members = [member(f"t{n}", change) for n, change in enumerate(big(range(1, 400)))]
             with ballast(small_disk, leave=2_000_000), pytest.raises((ResourceRefused, OutcomeUnknown)) as refused:

@@ -89,7 +89,7 @@ async def rounds(count: int, seed: int) -> None:
             "create table done (number bigint primary key);"
             f"insert into acct select n, 100 from generate_series(1, {ROWS}) n"
         )
-        adapter = PostgresAdapter(server.dsn, cluster="crash", replica_set="acct")
+        adapter = PostgresAdapter(await server.provision("acct", "*"), cluster="crash", replica_set="acct")
         await adapter.start()
         ledger, committed = Ledger(adapter, seed), set[int]()
         for turn in range(count):
@@ -136,7 +136,8 @@ async def test_promises_survive_a_crash_inside_a_checkpoint() -> None:
             "create table acct (id int primary key, bal bigint not null);"
             "insert into acct select n, 0 from generate_series(1, 40) n"
         )
-        adapters = [PostgresAdapter(server.dsn, cluster="c", replica_set=f"set{n}") for n in range(8)]
+        names = [f"set{n}" for n in range(8)]
+        adapters = [PostgresAdapter(await server.provision(n, "*"), cluster="c", replica_set=n) for n in names]
         for place, adapter in enumerate(adapters, 1):
             await adapter.start()
             await adapter.prepare(epoch(1, member("t1", Update("acct", {"id": place}, add={"bal": 1}))))

@@ -152,11 +152,12 @@ async def state(connection: asyncpg.Connection, schema: str) -> list[list[tuple[
     ]
 
 
-async def compare(database: PostgresDatabase, adapter: PostgresAdapter, seed: int, epochs: int) -> None:
+async def compare(database: PostgresDatabase, unproved_adapter: PostgresAdapter, seed: int, epochs: int) -> None:
     dice = random.Random(seed)
     connection = await asyncpg.connect(database.dsn)
     for schema in ("ours", "theirs"):
         await connection.execute(SCHEMA.replace("{schema}", schema))
+    await database.provision()
     fast = 0
     for number in range(1, epochs + 1):
         size = dice.choice([1, 4, 16, 40])
@@ -172,12 +173,12 @@ async def compare(database: PostgresDatabase, adapter: PostgresAdapter, seed: in
         members = [member(f"t{place}", *each) for place, each in enumerate(changes)]
         ours = [member(each.tx, *(in_schema(change, "ours") for change in each.changes)) for each in members]
 
-        answer = await adapter.prepare(epoch(number, *ours))
+        answer = await unproved_adapter.prepare(epoch(number, *ours))
         decided = dice.random() < 0.8
-        await (adapter.commit if decided else adapter.rollback)(attempt(number))
+        await (unproved_adapter.commit if decided else unproved_adapter.rollback)(attempt(number))
         if not decided:
             accepted = [each for each, vote in zip(ours, answer.votes, strict=True) if vote.excluded is None]
-            assert (await adapter.apply([entry(number, *accepted)])).failed is None
+            assert (await unproved_adapter.apply([entry(number, *accepted)])).failed is None
         expected = await one_by_one(connection, members)
 
         found = [vote.rows if vote.excluded is None else None for vote in answer.votes]
@@ -188,14 +189,16 @@ async def compare(database: PostgresDatabase, adapter: PostgresAdapter, seed: in
     await connection.close()
 
 
-async def test_epochs_end_like_their_members_one_by_one(database: PostgresDatabase, adapter: PostgresAdapter) -> None:
-    await compare(database, adapter, seed=1, epochs=60)
+async def test_epochs_end_like_their_members_one_by_one(
+    database: PostgresDatabase, unproved_adapter: PostgresAdapter
+) -> None:
+    await compare(database, unproved_adapter, seed=1, epochs=60)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(2, 7))
 async def test_a_thousand_epochs_end_like_their_members_one_by_one(
-    database: PostgresDatabase, adapter: PostgresAdapter, seed: int
+    database: PostgresDatabase, unproved_adapter: PostgresAdapter, seed: int
 ) -> None:
-    await compare(database, adapter, seed, epochs=200)
+    await compare(database, unproved_adapter, seed, epochs=200)

@@ -26,9 +26,21 @@ QUICK = CheckOptions(settle_s=0.0)
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def event_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where Spark writes down what it was asked to do."""
+    return tmp_path_factory.mktemp("spark-events")
+
+
+@pytest.fixture(scope="session")
+def spark(event_log: Path) -> Iterator[SparkSession]:
     # This JVM lives long: that it leaves an archive of classes behind would only delay the end of the tests.
-    started = session.start("local[2]", {"spark.driver.extraJavaOptions": jvm.SHORT_LIVED})
+    settings = {
+        "spark.driver.extraJavaOptions": jvm.SHORT_LIVED,
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": event_log.as_uri(),
+        "spark.eventLog.compress": "false",
+    }
+    started = session.start("local[2]", settings)
     yield started
     started.stop()
 

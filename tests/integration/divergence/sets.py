@@ -17,7 +17,7 @@ from replication.divergence.folder import read_differences
 from replication.divergence.leads import SetKnowledge
 from replication.divergence.model import CheckResult, Difference, Kind
 from replication.divergence.options import CheckOptions
-from replication.divergence.repair import Planner, Repaired, Strategy
+from replication.divergence.repair import Plan, Planner, Repaired, Strategy
 from replication.divergence.set_barrier import SetBarrier
 from replication.divergence.set_link import SetLink, linked
 from replication.divergence.set_log import SetLog
@@ -78,11 +78,18 @@ class CheckedSet:
         return [d for d in self.differences(result) if d.kind is not Kind.IN_FLIGHT]
 
     async def repair(
-        self, result: CheckResult, by: Strategy, kind: type[SetRepair] = SetRepair, **more: str
+        self, found: CheckResult | list[Difference], by: Strategy, kind: type[SetRepair] = SetRepair, **more: Any
     ) -> Repaired:
         endpoints = load_set(str(self.small.cluster.path), "shop").endpoints
-        planner = Planner([endpoint.name for endpoint in endpoints], by, **more)
-        return await kind(self.link, endpoints, planner, 240.0).run(self.differences(result))
+        planner = self.planner(by, **more)
+        differences = self.differences(found) if isinstance(found, CheckResult) else found
+        return await kind(self.link, endpoints, planner, 240.0).run(differences)
+
+    def planner(self, by: Strategy, **more: Any) -> Planner:
+        return Planner(list(self.small.databases), by, of_set=True, **more)
+
+    def plan(self, result: CheckResult, by: Strategy = Strategy.LOG, **more: Any) -> Plan:
+        return self.planner(by, **more).whole(self.differences(result))
 
     async def logged_keys(self) -> AsyncIterator[str]:
         """The idempotency keys of all transactions in the set's log."""
@@ -96,11 +103,18 @@ class CheckedSet:
 
 @asynccontextmanager
 async def checked_set(
-    server: EmbeddedPostgres, folder: Path, spark: SparkSession | None, keys: str, *, rows: int, schema: str = SCHEMA
+    server: EmbeddedPostgres,
+    folder: Path,
+    spark: SparkSession | None,
+    keys: str,
+    *,
+    rows: int,
+    schema: str = SCHEMA,
+    tables: tuple[str, ...] = ("t",),
 ) -> AsyncIterator[CheckedSet]:
     """A set whose replicas begin with the same rows."""
     filled = f"{schema}\n{FILL.format(rows=rows)};\nanalyze t;"
-    async with small_cluster(server, folder, f"{keys}\ntables = ['t']", schema=filled) as small:
+    async with small_cluster(server, folder, f"{keys}\ntables = {list(tables)}", schema=filled) as small:
         async with linked(small.cluster, "shop") as link:
             yield CheckedSet(small, link, spark, folder / "runs")
 

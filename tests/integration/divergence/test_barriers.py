@@ -91,7 +91,7 @@ async def test_snapshots_at_a_barrier_hold_the_same_rows_and_repairs_are_ordered
     assert (done.written, done.moved) == (4, 0)
     assert left["r1"] == left["r2"] == left["r3"]
     assert {row[0]: row[1:3] for row in left["r1"] if row[0] < 13} == {key: (0, f"label {key}") for key in range(1, 13)}
-    assert {key.split("|")[1] for key in log if key.startswith("tops-repair")} == {"shop-r2", "shop-r3"}
+    assert {key.split("|")[1] for key in log if key.startswith("tops-repair")} == {"shop/r2", "shop/r3"}
 
 
 @pytest.mark.parametrize("policy", ["quorum", "peer-to-peer"])

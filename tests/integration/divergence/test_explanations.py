@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from replication.divergence.explain import Circumstances, explain
+from replication.divergence.explain import Circumstances, RowClock, explain, logged_row
 from replication.divergence.logs import ParquetLog, write_log
-from replication.divergence.model import Basis, Difference, Kind, Suspect
+from replication.divergence.model import Basis, Difference, Kind, LoggedWrite, Suspect
 from replication.divergence.ports import LogRecord, Values
 from replication.divergence.schema import CommonTable
 from tests.integration.divergence.conftest import Databases
@@ -119,6 +119,96 @@ def test_a_value_that_no_transaction_wrote_was_changed_outside_replication() -> 
     assert found["r2"].columns == ("v",)
     assert found["r2"].cause is not None
     assert "changed outside replication" in found["r2"].cause.summary
+
+
+def test_a_statement_whose_result_is_not_in_the_log_came_out_differently() -> None:
+    records = [record(1, {"v": "a"}), record(2, None, statement="update t set v = f(v) where id = $1")]
+
+    found = told(records, r1="b", r2="c", r3="b")
+
+    assert found["r2"].cause is not None
+    assert found["r2"].cause.summary == (
+        "a logged write came out differently here: the result of its statement is not in the log"
+    )
+    assert found["r2"].logged == LoggedWrite("tx2", 2, known=False)
+
+
+def test_a_column_that_a_logged_insert_left_to_a_default_came_out_differently() -> None:
+    known = Circumstances(("id", "v", "w"), ("id",))
+    suspect = Suspect(("1",), 0, {"r1": ("1", "a", "x"), "r2": ("1", "a", "y"), "r3": ("1", "a", "x")})
+
+    (found,) = explain("t", suspect, [record(1, {"v": "a"})], known, looks=2, steady=True)
+
+    assert found.cause is not None
+    assert found.cause.summary == "a logged write came out differently here: it left w to a default or a trigger"
+
+
+def test_triggers_explain_a_row_change_and_not_an_image() -> None:
+    known = Circumstances(("id", "v"), ("id",), with_triggers=frozenset({"r2"}))
+    for is_image, story in ((False, "came out differently"), (True, "changed outside replication")):
+        cause = told([replace(record(1, {"v": "a"}), is_image=is_image)], known, r1="a", r2="b")["r2"].cause
+
+        assert cause is not None and story in cause.summary
+
+
+def test_direct_writes_that_were_noted_are_evidence() -> None:
+    known = Circumstances(("id", "v"), ("id",), direct_writes={"r2": "1 direct write"}, with_triggers=frozenset({"r2"}))
+
+    for records in ([], [record(1, {"v": "a"})]):
+        cause = told(records, known, r1="a", r2="b", r3="a")["r2"].cause
+        assert cause is not None and cause.summary.startswith("changed outside replication: 1 direct write")
+
+
+def test_increments_add_to_whichever_version_wins() -> None:
+    known = Circumstances(("id", "v", "w"), ("id",))
+    inserted = replace(record(1, {"v": "0", "w": "x"}), order=(1, False, 5, "r1"))
+    added = replace(record(2, {}), unknown=("v",), creates=False)
+    suspect = Suspect(("1",), 0, {"r1": ("1", "5", "x"), "r2": ("1", "5", "by hand"), "r3": ("1", "5", "x")})
+
+    (found,) = explain("t", suspect, [inserted, added], known, looks=2, steady=True)
+
+    assert (found.replica, found.columns, found.basis) == ("r2", ("w",), Basis.LOG)
+    assert found.expected == {"id": "1", "v": "5", "w": "x"}
+
+
+def test_an_update_of_a_deleted_row_does_not_bring_it_back() -> None:
+    records = [record(1, {"v": "a"}), record(2, None), replace(record(3, {"v": "b"}), creates=False)]
+
+    found = told(records, r1=None, r2="b", r3="b")
+
+    assert {r: (d.kind, d.basis) for r, d in found.items()} == dict.fromkeys(
+        ("r2", "r3"), (Kind.DELETED_ELSEWHERE, Basis.LOG)
+    )
+
+
+def test_a_row_that_only_the_log_holds_is_known_as_it_was_passed() -> None:
+    records = [
+        replace(record(1, {"v": "1", "w": "x"}), values={"id": 1, "v": 1, "w": "x"}),
+        replace(record(2, {"w": "y"}), values={"id": 1, "w": "y"}, creates=False),
+    ]
+    known = Circumstances(("id", "v", "w", "double"), ("id",), generated=frozenset({"double"}))
+
+    assert logged_row(records, known) == {"id": 1, "v": 1, "w": "y"}
+    assert logged_row(records[1:], known) is None
+    assert logged_row([*records, record(3, None)], known) is None
+    assert logged_row([*records, record(3, None, statement="update t set v = f(v)")], known) is None
+
+
+def test_the_newest_version_is_right_only_where_versions_differ() -> None:
+    low, high = RowClock((1, False, 4, "r1"), deleted=False), RowClock((1, False, 9, "r2"), deleted=False)
+    gone = RowClock((1, True, 9, "r2"), deleted=True)
+
+    def basis(row: str | None, **clocks: RowClock) -> tuple[Basis, Values | None]:
+        found = next(
+            iter(told([], Circumstances(("id", "v"), ("id",), clocks=clocks), r1="a", r2=row, r3="a").values())
+        )
+        return found.basis, found.expected
+
+    assert basis("b", r1=low, r2=high, r3=low) == (Basis.NEWEST, {"id": "1", "v": "b"})
+    assert basis("b", r2=high) == (Basis.NEWEST, {"id": "1", "v": "b"})
+    assert basis(None, r1=low, r2=gone, r3=low) == (Basis.NEWEST, None)
+    assert basis("b", r1=high, r2=high, r3=high)[0] is Basis.MAJORITY
+    assert basis(None, r1=low, r2=high, r3=low)[0] is Basis.MAJORITY  # deleted past replication
 
 
 def test_without_records_there_is_no_cause_to_tell() -> None:

@@ -74,7 +74,7 @@ async def test_planted_differences_are_found_and_repaired_and_no_others_while_wr
             await planted(checked)
             result = await checked.compare()
             before = [one.written for one in writers]
-            done = await checked.repair(result, Strategy.MAJORITY)
+            done = await checked.repair(result, Strategy.MAJORITY, force=True)
             after = [one.written for one in writers]
             again = await checked.compare()
         log = [key async for key in checked.logged_keys()]
@@ -90,7 +90,7 @@ async def test_planted_differences_are_found_and_repaired_and_no_others_while_wr
     assert left == untouched
     assert all(later > earlier for earlier, later in zip(before, after, strict=True))
     # One transaction for each replica that had something to repair, and each is in the log.
-    assert {key.split("|")[1] for key in log if key.startswith("tops-repair")} == {"shop-r1", "shop-r2", "shop-r3"}
+    assert {key.split("|")[1] for key in log if key.startswith("tops-repair")} == {"shop/r1", "shop/r2", "shop/r3"}
     assert len(done.transactions) == 3
 
 
@@ -127,7 +127,7 @@ async def test_two_hundred_differences_among_a_million_rows_of_a_set_that_is_bei
                 await checked.on(replica, *statements)
             began, before = clock(), sum(one.written for one in writers)
             result = await checked.compare()
-            done = await checked.repair(result, Strategy.MAJORITY)
+            done = await checked.repair(result, Strategy.MAJORITY, force=True)
             again = await checked.compare()
             rate = (sum(one.written for one in writers) - before) / (clock() - began)
 
@@ -159,13 +159,16 @@ async def test_the_command_line_checks_a_running_set_and_plans_its_repair(
         await planted(checked)
 
         found, told = await tops(checked, folder, "check", "shop")
-        planned, plan = await tops(checked, folder, "repair", "shop", "--by", "majority")
+        planned, plan = await tops(checked, folder, "repair", "shop")
+        rejected, why = await tops(checked, folder, "repair", "shop", "--by", "majority", "--execute")
         untouched = await checked.small.sql("r1", "select v from t where id = 10")
 
     assert found == 1, told
     assert "DIFFERENT: 6 differing row(s)" in told
-    assert planned == 0, plan
-    assert "6 row(s) to write" in plan
+    assert planned == 1, plan
+    assert "4 row(s) to write" in plan and "2 row(s) undecided" in plan
+    assert rejected == 2, why
+    assert "delete or overwrite 2 row(s)" in why and "--force" in why
     assert [row["v"] for row in untouched] == [-5]
 
 
@@ -177,7 +180,7 @@ async def test_the_command_line_repairs_a_running_set(
         await planted(checked)
 
         found, told = await tops(checked, folder, "check", "shop")
-        repaired, outcome = await tops(checked, folder, "repair", "shop", "--by", "majority", "--execute")
+        repaired, outcome = await tops(checked, folder, "repair", "shop", "--by", "majority", "--force", "--execute")
 
     assert found == 1, told
     assert repaired == 0, outcome

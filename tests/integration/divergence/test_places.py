@@ -7,11 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from replication.divergence.at_replica import REPAIR_CALL, AtReplica, _Guard
+from replication.control import control_key
+from replication.divergence.at_replica import AtReplica, _Guard
 from replication.divergence.places import key_in, loose, place, tables_named_in
-from replication.marked import Repair, barrier_key, barrier_of, repair_of
-from tops.changes import Change, Delete, Insert, Member, Statement, Update, Upsert
+from replication.events import member_in, write_body
+from replication.own_statements import REPAIR_CALL
+from tops.changes import Change, Delete, Insert, Member, Repair, Statement, Update, Upsert
 from tops.ids import TxId
+from tops.messages import Event
 
 ID = frozenset({"id"})
 
@@ -87,17 +90,19 @@ def test_a_row_that_was_written_since_the_look_is_left_alone(change: Change, lef
 
 def test_a_repair_without_a_guard_writes_nothing_and_neither_does_what_is_no_repair_of_a_row() -> None:
     repair = Repair("shop-r1", "ident", 11)
-    member = Member(TxId("tx"), (repair_of_row(7),), repair.key)
+    member = Member(TxId("tx"), (repair_of_row(7),), control=repair)
     visitor = AtReplica("r1", None, "")  # type: ignore[arg-type]
 
     assert visitor.permitted(member, repair).changes == ()
     assert not _Guard(frozenset({place("t", {"id": 7})})).untouched(Statement("delete from t"), 11)
 
 
-def test_marks_are_told_by_their_keys_and_applications_writes_carry_none() -> None:
-    repair = Repair("shop-r1", "ident", 11, 2)
+def test_what_a_transaction_is_travels_beside_its_changes_and_nobody_claims_it_inside_them() -> None:
+    repair = Repair("shop/r1", "ident", 11, 2)
+    body = write_body(Member(TxId("tx"), (), control_key(repair), control=repair, origin="r1"))
+    claimed = {"at": body["at"], "write": body["write"], "reads": b""}
 
-    assert repair_of(Member(TxId("tx"), (), repair.key)) == repair
-    assert barrier_of(Member(TxId("tx"), (), barrier_key("b"))) == "b"
-    assert barrier_of(Member(TxId("tx"), (), repair.key)) is None
-    assert repair_of(Member(TxId("tx"), (), "an order")) is None
+    assert member_in(Event("rs.shop", body)).control == repair
+    assert member_in(Event("rs.shop", body)).origin == "r1"
+    assert member_in(Event("rs.shop", claimed)).control is None
+    assert member_in(Event("rs.shop", claimed)).origin == ""

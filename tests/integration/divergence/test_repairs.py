@@ -2,6 +2,7 @@
 
 import sqlite3
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -166,6 +167,82 @@ async def test_values_of_any_size_and_engine_are_copied_whole(databases: Databas
     result = await databases.compare("t", endpoints=endpoints)
     await repaired(databases, result, Planner(["r1", "embedded"], Strategy.PRIMARY, primary="embedded"), endpoints)
     assert (await databases.fetch("r1", "SELECT txt FROM t"))[0]["txt"] == "from the embedded one"
+
+
+WITH_TRIGGERS = (
+    "CREATE TABLE audit (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), t_id int)",
+    "CREATE TABLE t (id int PRIMARY KEY, v int UNIQUE DEFERRABLE, at timestamptz)",
+    "CREATE TABLE child (id int PRIMARY KEY, t_id int REFERENCES t ON DELETE CASCADE)",
+    "CREATE FUNCTION stamp() RETURNS trigger LANGUAGE plpgsql AS "
+    "$$ BEGIN new.at := clock_timestamp(); INSERT INTO audit (t_id) VALUES (new.id); RETURN new; END $$",
+    "INSERT INTO t SELECT i, i, '2024-01-01Z' FROM generate_series(1, 5) i",
+    "INSERT INTO child SELECT i, i FROM generate_series(1, 5) i",
+    "CREATE TRIGGER stamp BEFORE INSERT OR UPDATE ON t FOR EACH ROW EXECUTE FUNCTION stamp()",
+)
+QUIETLY = "SET session_replication_role = replica"
+
+
+async def test_repairs_of_plain_databases_fire_no_triggers(databases: Databases) -> None:
+    await databases.everywhere(*WITH_TRIGGERS)
+    await databases.on("r1", QUIETLY, "UPDATE t SET v = -1 WHERE id = 1", "DELETE FROM t WHERE id = 2")
+    result = await databases.compare("t")
+
+    done = await repaired(databases, result, Planner(["r1", "r2", "r3"], Strategy.LOG))
+
+    assert done.written == 2
+    assert (await databases.compare("t", "audit", "child")).verdict is Verdict.EQUAL
+
+
+async def test_without_triggers_constraints_are_checked_all_the_same(databases: Databases) -> None:
+    await databases.everywhere(*WITH_TRIGGERS)
+    # To r1, row 1 is missing, and another row has its value; row 6 is one too many, and has a child.
+    await databases.on("r1", QUIETLY, "DELETE FROM t WHERE id = 1", "INSERT INTO t VALUES (7, 1)")
+    await databases.on("r1", QUIETLY, "INSERT INTO t VALUES (6, 6)", "INSERT INTO child VALUES (6, 6)")
+    result = await databases.compare("t")
+    planned = list(Planner(["r1", "r2", "r3"], Strategy.MAJORITY).changes(read_differences(databases.out / result.id)))
+
+    for key, constraint in (("1", "t_v_key"), ("6", "child_t_id_fkey")):
+        with pytest.raises(CheckRefused, match=f"breaks the constraint {constraint}"):
+            await DirectWriter(databases.endpoints).apply([change for change in planned if change.key == (key,)])
+
+    assert [r["id"] for r in await databases.fetch("r1", "SELECT id FROM t ORDER BY 1")] == [2, 3, 4, 5, 6, 7]
+
+
+async def test_a_login_that_may_not_switch_triggers_off_is_told_what_it_needs(databases: Databases) -> None:
+    await databases.everywhere(*WITH_TRIGGERS)
+    await databases.on("r1", QUIETLY, "UPDATE t SET v = -1 WHERE id = 1")
+    await databases.on("r1", "CREATE ROLE fixer LOGIN PASSWORD 'x'", "GRANT ALL ON t, audit, child TO fixer")
+    result = await databases.compare("t")
+    first, *others = databases.endpoints
+    parts = urlsplit(first.dsn)
+    limited = parts._replace(netloc=f"fixer:x@{parts.netloc.rpartition('@')[2]}").geturl()
+
+    with pytest.raises(CheckRefused, match='GRANT SET ON PARAMETER session_replication_role TO "fixer"'):
+        await repaired(
+            databases,
+            result,
+            Planner(["r1", "r2", "r3"], Strategy.LOG),
+            [ReplicaEndpoint(first.name, limited), *others],
+        )
+
+    assert (await databases.fetch("r1", "SELECT v FROM t WHERE id = 1"))[0]["v"] == -1
+    await databases.on("r1", "DROP OWNED BY fixer", "DROP ROLE fixer")
+
+
+async def test_by_default_nothing_is_deleted_for_want_of_a_log(databases: Databases) -> None:
+    await databases.everywhere("CREATE TABLE t (id int PRIMARY KEY, v int)", "INSERT INTO t VALUES (1, 1)")
+    await databases.on("r1", "UPDATE t SET v = 9", "INSERT INTO t VALUES (2, 2)")
+    result = await databases.compare("t")
+    planner = Planner(["r1", "r2", "r3"], Strategy.LOG)
+
+    done = await repaired(databases, result, planner)
+
+    assert done.written == 1
+    assert planner.plan.sources == {"majority": 1}
+    (left,) = planner.plan.undecided
+    assert left.key == ("2",)
+    assert "to copy the row" in left.reason and "--force" in left.reason
+    assert [tuple(r) for r in await databases.fetch("r1", "SELECT * FROM t ORDER BY 1")] == [(1, 1), (2, 2)]
 
 
 def test_by_primary_needs_a_primary() -> None:

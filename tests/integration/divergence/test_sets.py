@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.postgres_programs import PASSWORD_FILE
+from adapters.embedded_postgres import logins_file
 from replication.divergence.ports import Engine, ReplicaEndpoint
 from replication.divergence.sets import endpoint_of, load_set
 from tops.errors import ConfigError
@@ -71,15 +71,15 @@ def test_names_are_matched_whole(config: str) -> None:
 
 
 def test_an_embedded_server_is_found_where_it_runs_and_otherwise_not_reachable(config: str, tmp_path: Path) -> None:
-    data = tmp_path / "b1" / "replicas" / "all-e1" / "postgres"
+    data = tmp_path / "b1" / "replicas" / "all" / "e1" / "postgres"
     data.mkdir(parents=True)
-    (data / PASSWORD_FILE).write_text("word")
+    logins_file(data).write_text("agent read write check")
     (data / "postmaster.pid").write_text(f"1\n{data}\n0\n54321\n/tmp\n")
 
     up, down = load_set(config, "all").endpoints
 
-    assert up.dsn == "postgresql://postgres:word@127.0.0.1:54321/postgres"
-    assert down.dsn.endswith("all-e2/postgres")
+    assert up.dsn == "postgresql://tops_postgres_all_check:check@127.0.0.1:54321/postgres"
+    assert down.dsn.endswith("all/e2/postgres")
 
 
 def test_a_file_that_is_wrong_is_refused_as_everywhere_else(config: str, tmp_path: Path) -> None:

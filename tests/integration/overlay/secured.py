@@ -11,7 +11,8 @@ from adapters.ports import free_port
 from tests.integration.overlay.cluster import QUICK
 from tops import Broker, Site
 from tops.config import parse_config
-from tops.security import Authority, Identity, Kind, utc_now
+from tops.security import Authority, Identity, Kind, kind_of_name, utc_now
+from tops.security.identity import role_of_kind
 
 CLUSTER = "shop"
 
@@ -40,17 +41,18 @@ def issue(
     name: str,
     role: str = "writer",
     *,
-    kind: Kind = Kind.SITE,
+    kind: Kind | None = None,
     begins: timedelta = timedelta(minutes=-5),
     ends: timedelta = timedelta(days=1),
 ) -> Path:
-    now = utc_now()
-    identity = Identity(authority.cluster, kind, name, "broker" if kind is Kind.BROKER else role)
+    """The folder of a certificate; a name with a slash is a replica's."""
+    now, kind = utc_now(), kind or kind_of_name(name)
+    identity = Identity(authority.cluster, kind, name, role_of_kind(kind, role))
     return authority.issue(identity, ["127.0.0.1"], now + begins, now + ends, now=now)
 
 
 @asynccontextmanager
-async def secured_broker(directory: Path, roles: Sequence[str] = ()) -> AsyncIterator[Secured]:
+async def secured_broker(directory: Path, roles: Sequence[str] = (), limits: str = "") -> AsyncIterator[Secured]:
     authority = Authority.init(directory / "keys", CLUSTER, utc_now(), 30)
     keys = issue(authority, "b1", kind=Kind.BROKER)
     port = free_port()
@@ -58,7 +60,7 @@ async def secured_broker(directory: Path, roles: Sequence[str] = ()) -> AsyncIte
         [
             f'[cluster]\nname = "{CLUSTER}"',
             f'[[broker]]\nname = "b1"\nlisten = "127.0.0.1:{port}"\ndata = "data"\nkeys = "{keys}"',
-            "[broker.limits]\nsite_grace_s = 0.5\nconnections_per_s = 1000",
+            f"[broker.limits]\nsite_grace_s = 0.5\nconnections_per_s = 1000\n{limits}",
             *roles,
         ]
     )

@@ -15,7 +15,7 @@ from tops.core.rendezvous import RendezvousOptions
 from tops.effects import Post
 from tops.errors import JournalFailed, LimitExceeded, NotReachable
 from tops.ids import NodeId, TxId
-from tops.messages import Address, AskEpoch, EpochId
+from tops.messages import Address, AskEpoch, EpochId, Sender
 from tops.records import PublishersKept
 from tops.runtime import retention
 
@@ -125,7 +125,8 @@ async def test_what_is_old_goes_unless_a_durable_subscriber_needs_it(tmp_path: P
         if taken:
             await until(lambda: broker.node.core.rendezvous.logs["bulk"].oldest > 1, 60)
         else:
-            await until(lambda: broker.retainer._marks[0][1] >= old, 60)  # all of it is old enough
+            marks = broker.retainer._marks
+            await until(lambda: bool(marks) and marks[0][1] >= old, 60)  # all of it is old enough
             assert broker.node.core.rendezvous.logs["bulk"].oldest == 1
             written = broker.node.store.journal.next_sequence
             for _ in range(20):
@@ -181,7 +182,9 @@ async def test_numbers_that_were_dropped_stay_gone_however_often_the_broker_is_r
             with pytest.raises(NotReachable, match="no longer kept"):
                 [entry async for entry in reader.read_log(BULK, 1, 10)]
             doubtful = AskEpoch(epoch=EpochId("bulk", 1, 1, NodeId("b1"), 1), digest="", voter="v")
-            asked = broker.node.core.rendezvous.on_letter(doubtful, Address(NodeId("b1"), "v", 1), 1, 0.0)
+            asked = broker.node.core.rendezvous.on_letter(
+                doubtful, Sender("v", "writer", incarnation=1), Address(NodeId("b1"), "v", 1), 0.0
+            )
             assert not any(isinstance(effect, Post) for effect in asked), "nobody is told that it was aborted"
 
 

@@ -43,6 +43,7 @@ from tops.messages import (
     RunOneShot,
     RunOneShots,
     ScopeChosen,
+    Sender,
     StandingAnswered,
     SubscriptionChanged,
     TxPublished,
@@ -104,25 +105,25 @@ def samples(me: str) -> Iterator[LinkMessage]:
         BeginPublic(request=1, spec=spec),
         RunOneShot(tx=TxId(f"{me}.1.2"), spec=spec, events=(event,)),
         RunOneShots(spec=spec, transactions=tuple(OneShot(TxId(f"{me}.1.{n}"), (event,)) for n in (3, 4))),
-        CensusReplied(tx=tx, pseudonym=Pseudonym("p"), identity=None),
+        CensusReplied(tx=tx, pseudonym=Pseudonym("p"), event_type="fuzz"),
         PublishInTx(tx=tx, request=3, event=event),
         CommitTx(tx=tx, tx_type=TxType.DISTRIBUTED, event_type="fuzz", last_sequence=1),
         AbortTx(tx=tx, tx_type=TxType.DISTRIBUTED, event_type="fuzz", reason="no"),
         AskOutcome(tx=tx, tx_type=TxType.DISTRIBUTED, event_type="fuzz"),
         EpochVoted(epoch=epoch, digest="d", voter="v", excluded={}),
         StandingAnswered(
-            voter="v", event_type="fuzz", filter=Filter(), scope=Scope.DISTRIBUTED, secret=b"s", identity=me, position=1
+            voter="v", event_type="fuzz", filter=Filter(), scope=Scope.DISTRIBUTED, secret=b"s", position=1
         ),
         LogWanted(name="n", definitions=(log,), filter=Filter(), position=None, start="now", credit=10, voter=None),
     ):
-        yield Envelope(to=Address(NodeId("b1")), sender=Address(NodeId(""), me), incarnation=1, body=letter)
+        yield Envelope(to=Address(NodeId("b1")), body=letter)
     for publication in (
-        Published(event=event, origin=Origin("fuzz", NodeId(me), 1, 1)),
-        Published(event=Event("fuzzlog", {"id": 1}), origin=Origin("fuzzlog", NodeId(me), 1, 1)),
+        Published(event=event, origin=Origin("fuzz", 1)),
+        Published(event=Event("fuzzlog", {"id": 1}), origin=Origin("fuzzlog", 1)),
         EventsPublished(
             event_type="fuzz",
             bodies=(msgspec.Raw(msgspec.msgpack.encode({"id": 1})),),
-            origin=Origin("fuzz", NodeId(me), 1, 2),
+            origin=Origin("fuzz", 2),
         ),
         TxPublished(tx=tx, event_type="fuzz", sequence=1, event=event),
         CensusOpened(tx=tx, spec=spec, coordinator=NodeId("b1"), incarnation=1, initiator=Address(NodeId("b1"))),
@@ -131,8 +132,6 @@ def samples(me: str) -> Iterator[LinkMessage]:
             rendezvous=NodeId("b1"),
             upward=True,
             early=True,
-            sender=Address(NodeId("")),
-            incarnation=1,
             publication=publication,
         )
     yield SubscriptionChanged(
@@ -171,7 +170,7 @@ async def test_a_hundred_thousand_hostile_frames_leave_the_broker_serving(servin
     rng = random.Random(20)
     node, me = serving.node, "fuzzer"
     guard = Guard(Identity("test", Kind.SITE, me, "admin"), Permissions(), ["b1"])
-    node.act(node.core.site_up(NodeId(me), 1, 0.0))
+    node.act(node.core.site_up(Sender(me, "admin", incarnation=1), 0.0))
     whole = [b"\0" + msgspec.msgpack.encode((1, 0, [msgspec.Raw(encode_message(m))])) for m in samples(me)]
     words = [encode_word(meeting("s", 1, "p", ("b1",), ()))]
     passed = refused = 0
@@ -285,8 +284,8 @@ def test_a_site_that_names_ever_new_types_costs_no_memory() -> None:
     guard = Guard(Identity("test", Kind.SITE, me, "admin"), Permissions(), ["b1"])
 
     for i in range(GRANTED_MAX + 10):
-        event = Published(event=Event(f"t{i}", {}), origin=Origin(f"t{i}", me, 1, 1))
-        assert guard.refusal(Dissemination(NodeId("b1"), True, True, Address(NodeId("b1"), me), 1, event)) is None
+        event = Published(event=Event(f"t{i}", {}), origin=Origin(f"t{i}", 1))
+        assert guard.refusal(Dissemination(NodeId("b1"), True, True, event)) is None
         assert guard.may_read(f"t{i}")
 
     assert len(guard._publishable) <= GRANTED_MAX and len(guard._readable) <= GRANTED_MAX

@@ -21,7 +21,7 @@ from tops.security import Authority, Initiator, fresh_nonce, tls_channel, utc_no
 ROLES = [
     '[[role]]\nname = "advertiser"\nallow = ["advertise shop.**", "subscribe shop.**"]',
     '[[role]]\nname = "publisher"\nallow = ["advertise shop.**", "publish shop.**", "subscribe shop.**"]',
-    '[[role]]\nname = "narrow"\nallow = ["subscribe shop.**", "advertise shop.**"]\ndeny = ["subscribe shop.pay.**"]',
+    '[[role]]\nname = "narrow"\nallow = ["subscribe shop.**", "follow shop.**"]\ndeny = ["subscribe shop.pay.**"]',
 ]
 
 
@@ -79,7 +79,7 @@ async def test_an_ordinary_event_without_the_right_reaches_nobody(secured: Secur
 
 async def test_begin_is_refused_without_the_right(secured: Secured) -> None:
     orders = shop_type()
-    async with secured.site("publisher", "publisher") as publisher, secured.site("writer") as writer:
+    async with secured.site("publisher", "publisher") as publisher, secured.site("all", "participant") as writer:
         await publisher.advertise(orders)
         await writer.advertise(orders)
         with pytest.raises(PermissionDenied, match="may not begin"):
@@ -88,6 +88,18 @@ async def test_begin_is_refused_without_the_right(secured: Secured) -> None:
         await writer.subscribe(orders, participant=Recorder(), scope=Scope.DISTRIBUTED)
         outcome = await writer.execute(orders, events=[{"id": 1}])
         assert outcome.outcome is Outcome.COMMITTED
+
+
+async def test_a_writer_can_not_register_as_a_distributed_participant_and_is_told_so(secured: Secured) -> None:
+    async with secured.site("writer") as writer:
+        with pytest.raises(PermissionDenied, match="may not participate"):
+            await writer.subscribe(shop_type(), participant=Recorder(), scope=Scope.DISTRIBUTED)
+
+
+async def test_a_reader_can_not_follow_a_log(secured: Secured) -> None:
+    async with secured.site("reader", "reader") as reader:
+        with pytest.raises(PermissionDenied, match="may not follow"):
+            await reader.subscribe(shop_type("shop.log", durable=True), participant=Recorder(), durable="mine")
 
 
 async def test_subscribe_is_refused_for_a_denied_type(secured: Secured) -> None:
@@ -116,12 +128,12 @@ async def test_a_denied_child_is_not_delivered_through_its_parent(secured: Secur
         assert taken.ids() == [2]
 
 
-async def test_resolve_lets_a_replica_ask_what_a_reader_may_not(secured: Secured) -> None:
+async def test_resolve_lets_an_operator_ask_what_a_reader_may_not(secured: Secured) -> None:
     orders = shop_type()
     async with secured.site("writer") as writer:
         await writer.advertise(orders)
-    async with secured.site("replica", "replica") as replica, secured.site("reader", "reader") as reader:
-        answer = await replica.ask_outcome("writer.1.1", orders)
+    async with secured.site("root", "admin") as root, secured.site("reader", "reader") as reader:
+        answer = await root.ask_outcome("writer.1.1", orders)
         assert answer.outcome is Outcome.ABORTED
         with pytest.raises(PermissionDenied, match="may not resolve"):
             await reader.ask_outcome("writer.1.2", orders)
@@ -131,7 +143,7 @@ async def test_only_an_administrator_ends_somebody_elses_private_transaction(sec
     orders = shop_type()
     async with (
         secured.site("writer") as writer,
-        secured.site("other") as other,
+        secured.site("other", "participant") as other,
         secured.site("root", "admin") as root,
     ):
         for site in (writer, other, root):
@@ -240,7 +252,7 @@ async def test_a_site_can_t_take_a_brokers_name_nor_a_newer_lifes_place(secured:
 
 async def test_the_whole_conversation_works_over_tls(secured: Secured) -> None:
     orders = event_type("shop.tls")
-    async with secured.site("one") as one, secured.site("two") as two:
+    async with secured.site("one") as one, secured.site("two", "participant") as two:
         await one.advertise(orders)
         participant = Recorder()
         await two.subscribe(orders, participant=participant)

@@ -2,26 +2,36 @@
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import asyncpg
 
-from adapters import EmbeddedPostgres
+from adapters import EmbeddedPostgres, Logins
 from adapters.ports import free_port
 from replication import ReplicaSet, connect
 from replication.agent import Agent
-from replication.config import Cluster
+from replication.config import Cluster, login_keys
 from tests.integration.replication.clusters import SCHEMA
+from tests.support.logins import logins_in
 from tops.runtime.broker import Broker
+
+Provisioner = Callable[[EmbeddedPostgres, str], Awaitable[Logins]]
 
 
 class SmallCluster:
     """Brokers and agents as tasks; an agent is stopped and started by name."""
 
-    def __init__(self, cluster: Cluster, server: EmbeddedPostgres, databases: dict[str, str]) -> None:
-        self.cluster, self.server, self.databases = cluster, server, databases
+    def __init__(
+        self,
+        cluster: Cluster,
+        server: EmbeddedPostgres,
+        databases: dict[str, str],
+        set_up: Callable[[str], Awaitable[Logins]],
+    ) -> None:
+        self.cluster, self.server, self.databases, self._set_up = cluster, server, databases, set_up
         self.agents: dict[str, Agent] = {}
         self._stacks: dict[str, AsyncExitStack] = {}
         self._brokers: dict[str, AsyncExitStack] = {}
@@ -34,11 +44,16 @@ class SmallCluster:
     async def stop_broker(self, name: str) -> None:
         await self._brokers.pop(name).aclose()
 
-    async def start(self, *replicas: str) -> None:
+    async def start(self, *replicas: str, joined: bool = True) -> None:
+        """With `joined`, returns when they take part in their set; a new set needs all of its replicas for that."""
+
         async def one(replica: str) -> None:
-            stack = AsyncExitStack()
-            self.agents[replica] = await stack.enter_async_context(Agent.run(self.cluster, "shop", replica))
-            self._stacks[replica] = stack
+            async with AsyncExitStack() as stack:
+                agent = await stack.enter_async_context(Agent.open(self.cluster, "shop", replica))
+                self.agents[replica] = agent
+                if joined:
+                    await agent.wait_joined()
+                self._stacks[replica] = stack.pop_all()
 
         await asyncio.gather(*map(one, replicas))
 
@@ -60,6 +75,14 @@ class SmallCluster:
         finally:
             await connection.close()
 
+    async def script(self, replica: str, sql: str) -> None:
+        """As `sql`, several statements."""
+        connection = await asyncpg.connect(self.server.dsn_for(self.databases[replica]))
+        try:
+            await connection.execute(sql)
+        finally:
+            await connection.close()
+
     async def lose_database(self, replica: str) -> None:
         """An empty database in place of a stopped replica's, with what it had promised gone as well."""
         name = self.databases[replica]
@@ -70,6 +93,7 @@ class SmallCluster:
             await connection.execute(f'create database "{name}"')
         finally:
             await connection.close()
+        await self._set_up(name)
 
     @asynccontextmanager
     async def connect(self, prefer: str | None = None, timeout_s: float = 15.0) -> AsyncIterator[ReplicaSet]:
@@ -95,6 +119,16 @@ async def _database(server: EmbeddedPostgres) -> str:
     finally:
         await connection.close()
     return f"db{_made}"
+
+
+async def _set_up(server: EmbeddedPostgres, schema: str, provisioner: Provisioner, database: str) -> Logins:
+    """What a DBA does before an agent comes: tables and logins."""
+    connection = await asyncpg.connect(server.dsn_for(database))
+    try:
+        await connection.execute(schema)
+    finally:
+        await connection.close()
+    return await provisioner(server, database)
 
 
 async def _forget_promises(server: EmbeddedPostgres, database: str) -> None:
@@ -132,8 +166,15 @@ async def small_cluster(
     brokers: int = 1,
     schema: str = SCHEMA,
     limits: str = LIMITS,
+    running: bool = True,
+    provisioner: Provisioner = logins_in,
 ) -> AsyncIterator[SmallCluster]:
-    """A set named `shop` whose replicas are in sync; its databases are new."""
+    """A set named `shop` whose replicas are in sync; its databases are new. Without `running` no agent is started.
+
+    Tests change databases behind the set's back, which is allowed unless `keys` say otherwise."""
+    if "direct_writes" not in keys:
+        keys += '\ndirect_writes = "allow"'
+    set_up = partial(_set_up, server, schema, provisioner)
     names = [f"r{number}" for number in range(1, replicas + 1)]
     databases = {name: await _database(server) for name in names}
     place = Path(tempfile.mkdtemp(dir=folder))
@@ -146,17 +187,19 @@ async def small_cluster(
         lines.append(f"[broker.limits]\n{limits}")
     lines.append(f'[[replica_set]]\nname = "shop"\nschema = "schema.sql"\n{keys}')
     for index, name in enumerate(names):
-        dsn = server.dsn_for(databases[name])
-        lines.append(f'[[replica_set.replica]]\nname = "{name}"\nbroker = "b{index % brokers + 1}"\ndsn = "{dsn}"')
+        logins = await set_up(databases[name])
+        lines.append(f'[[replica_set.replica]]\nname = "{name}"\nbroker = "b{index % brokers + 1}"')
+        lines.append(login_keys(logins))
     path = place / "tops.toml"
     path.write_text("\n".join(lines))
-    small = SmallCluster(Cluster.load(path), server, databases)
+    small = SmallCluster(Cluster.load(path), server, databases, set_up)
     try:
         for broker in small.cluster.config.broker:
             await small.start_broker(broker.name)
-        await small.start(*names)
-        async with small.connect() as shop:
-            await shop.wait_in_sync()
+        if running:
+            await small.start(*names)
+            async with small.connect() as shop:
+                await shop.wait_in_sync()
         yield small
     finally:
         await small.close()

@@ -13,9 +13,10 @@ import aiohttp
 import psutil
 from yarl import URL
 
+from adapters import EmbeddedPostgres
 from adapters.ports import free_port
 from replication import connect
-from replication.config import Cluster
+from replication.config import SUPERUSER_ACCEPTED, Cluster
 from replication.processes import STOP_PATIENCE_S
 from tests.integration.replication.clusters import RunningCluster, running, toml
 from tops.http.client import bearer_for
@@ -77,9 +78,9 @@ async def write_read_status(cluster: RunningCluster) -> None:
     code, out, err = await tops(cluster.cluster, "write", "shop", "--sql", "update accounts set balance = -1")
     assert code == 1
     assert "constraint" in err
-    code, out, err = await tops(cluster.cluster, "write", "shop", "--sql", "update accounts set owner = now()")
-    assert code == 2
-    assert "now()" in err
+    code, out, err = await tops(cluster.cluster, "write", "shop", "--sql", "truncate accounts")
+    assert code == 1
+    assert "use DELETE" in err
     code, out, err = await tops(cluster.cluster, "rs", "status", "shop", "--format", "json")
     assert code == 0, err
     assert all(replica["in_sync"] for replica in json.loads(out)[0]["replicas"])
@@ -182,12 +183,16 @@ async def up(cluster: Cluster, folder: Path) -> asyncio.subprocess.Process:
 
 
 async def test_tops_up_goes_on_without_a_replica_whose_database_is_away(folder: Path) -> None:
-    path = toml(folder, {"shop": 'policy = "quorum"\nwrite_quorum = 2'}, brokers=1, replicas=3)
-    text = path.read_text()
-    path.write_text(
-        text.replace('name = "r3"', f'name = "r3"\ndsn = "postgresql://nobody@127.0.0.1:{free_port()}/none"')
-    )
-    cluster = Cluster.load(path)
+    keys = f'policy = "quorum"\nwrite_quorum = 2\nallow_superuser = "{SUPERUSER_ACCEPTED}"'
+    path = toml(folder, {"shop": keys}, brokers=1, replicas=3)
+    database = EmbeddedPostgres(folder / "r3", port=free_port())
+    async with database:
+        path.write_text(path.read_text().replace('name = "r3"', f'name = "r3"\ndsn = "{database.dsn}"'))
+        cluster = Cluster.load(path)
+        process = await up(cluster, folder)
+        await says(process, "ready")
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 0
     process = await up(cluster, folder)
     try:
         await says(process, "running, but not in sync")
@@ -200,6 +205,55 @@ async def test_tops_up_goes_on_without_a_replica_whose_database_is_away(folder: 
     finally:
         if process.returncode is None:
             process.kill()
+
+
+async def test_tops_up_says_why_a_set_has_not_started_and_who_is_missing(folder: Path) -> None:
+    path = toml(folder, {"shop": 'policy = "quorum"\nwrite_quorum = 2'}, brokers=1, replicas=3)
+    away = f'name = "r3"\ndsn = "postgresql://nobody@127.0.0.1:{free_port()}/none"'
+    path.write_text(path.read_text().replace('name = "r3"', away))
+    cluster = Cluster.load(path)
+    process = await up(cluster, folder)
+    try:
+        await says(process, "shop has not started: no response from r3")
+        code, _, err = await tops(cluster, "write", "shop", "--sql", "insert into accounts values (1, '', 1)")
+        assert (code, "not-started" in err, "no response from r3" in err) == (1, True, True)
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 0
+
+
+async def test_a_second_agent_needs_to_be_told_to_take_over_and_the_rest_goes_on(folder: Path) -> None:
+    cluster = Cluster.load(toml(folder, {"shop": 'policy = "quorum"\nwrite_quorum = 2'}, brokers=1, replicas=3))
+    servers = [EmbeddedPostgres(folder / f"pg{number}") for number in (1, 2, 3)]
+    async with servers[0], servers[1], servers[2]:
+        text = cluster.path.read_text()
+        for number, server in enumerate(servers, 1):
+            text = text.replace(f'name = "r{number}"', f'name = "r{number}"\ndsn = "{server.dsn}"')
+        accepted = f'name = "shop"\nallow_superuser = "{SUPERUSER_ACCEPTED}"'
+        cluster.path.write_text(text.replace('name = "shop"', accepted))
+        cluster = Cluster.load(cluster.path)
+        process = await up(cluster, folder)
+        try:
+            await says(process, "ready")
+            first = next(p for p in psutil.Process(process.pid).children() if "shop/r1" in p.cmdline())
+            code, _, err = await tops(cluster, "replica", "run", "--name", "shop/r1")
+            assert (code, f"process {first.pid} on host" in err, "--take-over" in err) == (2, True, True)
+
+            second = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tops", "replica", "run", "--name", "shop/r1", "--take-over"),
+                *("-c", str(cluster.path)), stderr=asyncio.subprocess.DEVNULL, env=environment(),
+            )  # fmt: skip
+            try:
+                await says(process, "shop/r1 ended with code 2; the rest goes on without it")
+                async with connect(cluster.urls(), "shop") as shop:
+                    await shop.execute("insert into accounts values (1, '', 1)")
+                    await shop.wait_in_sync()
+            finally:
+                second.terminate()
+                await second.wait()
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert await process.wait() == 1
 
 
 async def test_tops_up_runs_everything_and_stops_it_on_an_interrupt(folder: Path) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from adapters import EmbeddedPostgres
-from replication import bootstrap, connect
+from replication import connect
 from replication.agent import complaint
 from replication.participant import ReplicaParticipant
 from replication.refusals import TooFewReplicas, WriteRefused
@@ -19,7 +19,7 @@ from tests.integration.replication.test_command_line import tops
 from tests.integration.replication.workloads import fill, transfer
 from tops.changes import Insert, Update, Upsert
 from tops.core.routing import rendezvous_of
-from tops.errors import NotReachable, OutcomeUnknown
+from tops.errors import OutcomeUnknown
 from tops.ids import NodeId
 from tops.ports import Epoch, Prepared
 
@@ -69,7 +69,7 @@ async def test_a_new_replica_gets_a_copy_and_catches_up_while_writes_go_on(
 
 
 async def test_a_replica_that_was_not_there_when_the_log_began_is_not_made_from_the_log_alone(
-    server: EmbeddedPostgres, folder: Path, monkeypatch: pytest.MonkeyPatch
+    server: EmbeddedPostgres, folder: Path
 ) -> None:
     async with small_cluster(server, folder, 'policy = "quorum"\nwrite_quorum = 2') as cluster:
         for replica in cluster.databases:
@@ -79,11 +79,15 @@ async def test_a_replica_that_was_not_there_when_the_log_began_is_not_made_from_
         await cluster.stop("r1", "r2", "r3")
         await cluster.lose_database("r3")
 
-        monkeypatch.setattr(bootstrap, "SOURCE_TRIES", 1)
-        with pytest.raises(NotReachable, match="start another one first"):
-            await cluster.start("r3")
-        monkeypatch.undo()
-        await cluster.start("r1", "r2", "r3")
+        await cluster.start("r3", joined=False)
+        agent = cluster.agents["r3"]
+
+        async def told() -> bool:
+            return "the set's log is at index 1 and no replica that has followed it responds" in agent.not_started
+
+        await eventually(told, what="the reason why r3 has not started")
+        await cluster.start("r1", "r2")
+        await agent.wait_joined()
         async with cluster.connect() as shop:
             await shop.wait_in_sync()
             assert await shop.fetchval("select balance from accounts where id = 7", replica="r3") == 7
@@ -359,3 +363,36 @@ async def test_a_transaction_that_is_not_committed_yet_holds_up_nobody(server: E
             await shop.write([Update("accounts", {"id": 1}, add={"balance": 1})])
         for replica in cluster.databases:
             assert await shop.fetchval("select balance from accounts where id = 1", replica=replica) == 11
+
+
+@pytest.mark.parametrize(
+    "keys", ['policy = "serializable"', 'policy = "peer-to-peer"\norder = "ordered"'], ids=["serializable", "ordered"]
+)
+async def test_a_replica_that_rejects_what_the_others_apply_stops_and_says_so(
+    server: EmbeddedPostgres, folder: Path, keys: str
+) -> None:
+    async with small_cluster(server, folder, keys) as cluster, cluster.connect(prefer="r1") as shop:
+        await cluster.script("r3", "alter table accounts add constraint only_here check (balance < 100)")
+        await shop.write([Insert("accounts", {"id": 1, "balance": 500})])
+
+        async def told() -> bool:
+            status = {r["replica"]: r for r in (await shop.status())["replicas"]}
+            return not status["r3"]["in_sync"] and "applied at" in status["r3"]["stopped"]
+
+        await eventually(told, what="r3 says that it differs")
+        others = {r["replica"]: r["in_sync"] for r in (await shop.status())["replicas"]}
+        assert (others["r1"], others["r2"]) == (True, True)
+
+
+async def test_what_every_replica_rejects_stops_none(server: EmbeddedPostgres, folder: Path) -> None:
+    keys = 'policy = "peer-to-peer"\norder = "ordered"'
+    async with small_cluster(server, folder, keys) as cluster, cluster.connect(prefer="r1") as shop:
+        with pytest.raises(WriteRefused):
+            await shop.write([Insert("accounts", {"id": 1, "balance": -500})])
+        await shop.write([Insert("accounts", {"id": 1, "balance": 1})])
+        await shop.wait_in_sync()
+
+        for agent in cluster.agents.values():
+            assert agent.errors.agreement is not None
+            await eventually(agent.errors.agreement.is_idle, what="rejections are compared")
+        assert all(replica["in_sync"] for replica in (await shop.status())["replicas"])

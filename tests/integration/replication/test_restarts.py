@@ -6,19 +6,22 @@ import itertools
 import os
 import random
 import signal
+from functools import partial
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from adapters import EmbeddedPostgres
 from adapters.ports import free_port
 from replication import connect
 from replication.agent import Agent
-from replication.config import Cluster
+from replication.config import Cluster, login_keys
 from replication.databases import ReplicaDatabase
 from replication.reads import TooFewReaders
 from tests.integration.replication.clusters import SCHEMA, eventually
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
+from tests.support.logins import logins_in
 from tops.changes import Upsert
 from tops.errors import AgentReplaced, NotReachable, TopsError
 from tops.ports import Resource
@@ -163,7 +166,7 @@ async def test_an_agent_whose_database_was_taken_by_another_ends_and_says_so(
     async with small_cluster(server, folder, keys) as cluster, cluster.connect() as shop:
         old = cluster.agents["r3"]
         ending = asyncio.ensure_future(old.wait())
-        async with Agent.run(cluster.cluster, "shop", "r3"):
+        async with Agent.run(cluster.cluster, "shop", "r3", take_over=True):
             for number in range(1, 6):
                 await shop.write([Upsert("accounts", {"id": 1}, {"balance": number})])
 
@@ -233,16 +236,18 @@ async def restarted(agent: Agent, times: int) -> bool:
 async def test_an_agent_waits_for_a_database_that_is_not_there_yet(folder: Path) -> None:
     server = EmbeddedPostgres(folder / "late", settings={"fsync": "off"})
     async with server:
-        dsn = server.dsn
-    (folder / "schema.sql").write_text(SCHEMA)
+        connection = await asyncpg.connect(server.dsn)
+        await connection.execute(SCHEMA)
+        await connection.close()
+        logins = await logins_in(server, "postgres")
     path = folder / "tops.toml"
     path.write_text(
         f'[cluster]\nname = "test"\n[[broker]]\nname = "b1"\nlisten = "127.0.0.1:{free_port()}"\n'
         f'data = "{folder}/b1"\n'
-        '[[replica_set]]\nname = "shop"\nschema = "schema.sql"\npolicy = "quorum"\n'
-        f'[[replica_set.replica]]\nname = "r1"\nbroker = "b1"\ndsn = "{dsn}"\n'
+        '[[replica_set]]\nname = "shop"\npolicy = "quorum"\n'
+        f'[[replica_set.replica]]\nname = "r1"\nbroker = "b1"\n{login_keys(logins)}\n'
     )
-    cluster = SmallCluster(Cluster.load(path), server, {"r1": "postgres"})
+    cluster = SmallCluster(Cluster.load(path), server, {"r1": "postgres"}, partial(logins_in, server))
     try:
         await cluster.start_broker("b1")
         starting = asyncio.ensure_future(cluster.start("r1"))

@@ -22,16 +22,16 @@ def secured_file(folder: Path) -> tuple[Path, Authority]:
     (folder / "schema.sql").write_text(SCHEMA)
     authority = Authority.init(folder / "keys", "test", utc_now(), 30)
     broker = issue(authority, "b1", kind=Kind.BROKER)
-    for name in ("shop-r1", "shop-r2"):
-        issue(authority, name, "replica")
-    issue(authority, "http-b1", "writer")
+    for name in ("shop/r1", "shop/r2"):
+        issue(authority, name)
+    issue(authority, "http-b1", "service")
     lines = [
         '[cluster]\nname = "test"',
         f'[[broker]]\nname = "b1"\nlisten = "127.0.0.1:{free_port()}"\ndata = "data"\nkeys = "{broker}"',
         '[[replica_set]]\nname = "shop"\npolicy = "write-all"\nschema = "schema.sql"',
         'write_token = "secret-token"\nhttp_keys = "keys/nodes/http-{broker}"',
         *(
-            f'[[replica_set.replica]]\nname = "{name}"\nbroker = "b1"\nkeys = "keys/nodes/shop-{name}"'
+            f'[[replica_set.replica]]\nname = "{name}"\nbroker = "b1"\nkeys = "keys/nodes/shop.{name}"'
             for name in ("r1", "r2")
         ),
     ]

@@ -133,7 +133,7 @@ async def test_acknowledged_writes_survive_a_sick_machine_and_the_status_tells_o
         assert record.other == []
         assert violations(record.seen) == []
         await check_replicas(shop, record)
-        await check_nothing_prepared(shop)
+        await check_nothing_prepared(cluster)
 
 
 async def sick(shop: ReplicaSet, victim: str, sickness: Sickness) -> bool:

@@ -259,6 +259,13 @@ class Journal:
                 context = {"message": "a journal callback raised", "exception": error}
                 self._running_loop().call_exception_handler(context)
 
+    def give_up(self, problem: str) -> JournalFailed:
+        """The caller can't append what it must: from here on it is as if a write had failed. Returns the failure."""
+        if self._failure is None:
+            self._fail(JournalFailed(str(self._store.directory), problem))
+        assert self._failure is not None
+        return self._failure
+
     def _fail(self, failure: JournalFailed) -> None:
         self._failure = failure
         self._end_waiting(failure)

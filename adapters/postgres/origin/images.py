@@ -1,0 +1,45 @@
+"""Rows by key, as images: the values of all columns that can be written, and a digest of the row's text."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import asyncpg
+
+from adapters.postgres.catalog import Table
+from adapters.postgres.literals import identifier
+from adapters.postgres.row_sql import row_digest
+from tops.changes import Row
+
+Key = tuple[str, ...]  # the text of a row's key, one for all of its spellings
+
+
+class Image(NamedTuple):
+    """A row; two with the same digest have the same text in every column."""
+
+    values: Row
+    digest: str
+
+
+async def images_of(connection: asyncpg.Connection, table: Table, keys: Iterable[Key]) -> dict[Key, Image]:
+    """The rows with these keys that the connection's transaction sees."""
+    asked = list(keys)
+    columns = [[key[place] for key in asked] for place in range(len(table.key))]
+    found: dict[Key, Image] = {}
+    for record in await connection.fetch(_images_sql(table), *columns):
+        place, digest, *values = record.values()
+        found[asked[place - 1]] = Image(dict(zip(table.columns, values, strict=True)), digest)
+    return found
+
+
+def _images_sql(table: Table) -> str:
+    # Keys are matched by the index's own operator, whatever their text.
+    arrays = ", ".join(f"${place}::text[]" for place in range(1, len(table.key) + 1))
+    names = ", ".join(f"c{place}" for place in range(1, len(table.key) + 1))
+    match = " and ".join(
+        f"t.{identifier(name)} = k.c{place}::{table.columns[name].name}" for place, name in enumerate(table.key, 1)
+    )
+    columns = ", ".join(kind.readable(f"t.{identifier(name)}") for name, kind in table.columns.items())
+    return (
+        f"select k.place, {row_digest(table, 't')}, {columns} "
+        f"from unnest({arrays}) with ordinality as k({names}, place) join {table.sql_name} as t on {match}"
+    )

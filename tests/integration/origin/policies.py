@@ -1,0 +1,12 @@
+"""Every policy, as the keys of a set with replicas r1, r2 and r3."""
+
+POLICIES = {
+    "write-all": 'policy = "write-all"',
+    "quorum": 'policy = "quorum"\nwrite_quorum = 2',
+    "combined": 'policy = "combined"\nsync = ["r1", "r2"]',
+    "primary-site": 'policy = "primary-site"\nprimary = "r1"',
+    "primary-site logged": 'policy = "primary-site"\nprimary = "r1"\nack = "logged"',
+    "peer-to-peer": 'policy = "peer-to-peer"',
+    "ordered": 'policy = "peer-to-peer"\norder = "ordered"',
+    "serializable": 'policy = "serializable"',
+}

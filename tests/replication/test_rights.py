@@ -1,0 +1,135 @@
+"""Rights of requests to replicas: the table is complete, and the guard goes by it."""
+
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from replication import calls
+from replication.rights import REQUEST_RIGHTS, RequestGuard
+from tops.errors import PermissionDenied
+from tops.messages import Principal, Sender
+from tops.security import Permissions, Role, Verb
+from tops.security.audit import verify
+
+REQUESTS = get_args(calls.AnyQuestion)
+SENDERS = {
+    "reader": Sender("anna", "reader"),
+    "writer": Sender("anna", "writer"),
+    "admin": Sender("anna", "admin"),
+    "replica": Sender("shop/r1", "replica"),
+    "other replica": Sender("stock/r1", "replica"),
+    "nobody": Sender("anna", "nobody"),
+}
+GRANTED = {
+    "reader": {Verb.READ},
+    "writer": {Verb.READ, Verb.WRITE},
+    "admin": {Verb.READ, Verb.WRITE, Verb.OPERATE, Verb.RESPOND},
+    "replica": {Verb.READ, Verb.WRITE, Verb.RESPOND},
+    "other replica": set(),
+    "nobody": set(),
+}
+VALUES: dict[Any, Any] = {str: "", int: 0, float: 0.0, bytes: b""}
+
+
+def example(kind: type[calls.Question], tx: str = "anna.1.1") -> Any:
+    """A request of that kind; of the required fields only a transaction's id matters here."""
+    required = [field for field in msgspec.structs.fields(kind) if field.required]
+    return kind(**{field.name: tx if field.name == "tx" else VALUES.get(field.type, ()) for field in required})
+
+
+@pytest.fixture
+def guard(tmp_path: Path) -> RequestGuard:
+    return RequestGuard("test", "shop", Permissions(), tmp_path / "replica" / "audit.log")
+
+
+def test_every_request_has_an_entry_and_no_entry_is_left_over() -> None:
+    assert set(REQUEST_RIGHTS) == set(REQUESTS)
+
+
+def test_a_request_without_an_entry_is_rejected_also_for_administrators(guard: RequestGuard) -> None:
+    class Unlisted(calls.Question, frozen=True):
+        """A request that somebody forgot to list."""
+
+    with pytest.raises(PermissionDenied, match="no right is defined"):
+        guard.check(SENDERS["admin"], Unlisted())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("who", SENDERS)
+@pytest.mark.parametrize("kind", REQUESTS, ids=lambda kind: kind.__name__)
+def test_what_a_role_may_request(guard: RequestGuard, kind: type[calls.Question], who: str) -> None:
+    sender = SENDERS[who]
+    request = example(kind, f"{sender.identity}.1.1")
+
+    if REQUEST_RIGHTS[kind] in GRANTED[who]:
+        guard.check(sender, request)
+    else:
+        with pytest.raises(PermissionDenied) as denied:
+            guard.check(sender, request)
+        assert denied.value.verb == REQUEST_RIGHTS[kind].value
+
+
+def test_a_write_under_the_id_of_another_clients_transaction_is_rejected(guard: RequestGuard) -> None:
+    stolen = example(calls.Write, "berta:0a.77.0000000002@r1")
+
+    with pytest.raises(PermissionDenied, match="operate"):
+        guard.check(SENDERS["writer"], stolen)
+    guard.check(Sender("berta", "writer", "0b"), stolen)  # another process of the same application may ask about it
+    guard.check(SENDERS["admin"], stolen)
+
+
+def test_a_service_needs_the_right_and_so_does_the_identity_that_it_acts_for(guard: RequestGuard) -> None:
+    def web(role: str) -> Sender:
+        return Sender("web", "service", "1", on_behalf_of=Principal("anna", role))
+
+    own, anothers = example(calls.Write, "web:1.1.1"), example(calls.Write, "web:2.1.1")
+    guard.check(web("writer"), own)
+    with pytest.raises(PermissionDenied, match=r"site anna \(reader\) may not write"):
+        guard.check(web("reader"), own)
+    with pytest.raises(PermissionDenied, match=r"site anna \(writer\) may not operate"):
+        guard.check(web("writer"), anothers)  # another session of the service may act for somebody else
+    with pytest.raises(PermissionDenied, match=r"site web \(service\) may not operate"):
+        guard.check(web("admin"), calls.Pause())
+
+
+def test_roles_of_the_cluster_count(tmp_path: Path) -> None:
+    roles = [Role.parse("shopkeeper", ["read rs.shop.**", "operate rs.shop.**"])]
+    keeper = Sender("anna", "shopkeeper")
+
+    RequestGuard("test", "shop", Permissions(roles), tmp_path / "audit.log").check(keeper, calls.Pause())
+    with pytest.raises(PermissionDenied):
+        RequestGuard("test", "stock", Permissions(roles), tmp_path / "audit.log").check(keeper, calls.Pause())
+
+
+def test_a_broker_sends_no_requests(guard: RequestGuard) -> None:
+    with pytest.raises(PermissionDenied):
+        guard.check(Sender("b1", "broker"), calls.Describe())
+
+
+def test_rejections_are_counted_and_audited_a_few_per_minute(guard: RequestGuard, tmp_path: Path) -> None:
+    service = Sender("web", "reader", on_behalf_of=Principal("mallory", "reader"))
+    for _ in range(100):
+        with pytest.raises(PermissionDenied):
+            guard.check(service, calls.Pause())
+    guard.close()
+
+    assert guard.rejected == {"operate": 100}
+    path = tmp_path / "replica" / "audit.log"
+    assert 30 <= verify(path).records < 40
+    assert '"who":"mallory","act":"Pause rs.shop"' in path.read_text()
+
+
+def test_a_file_that_cannot_be_written_keeps_nobody_from_rejecting(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    guard = RequestGuard("test", "shop", Permissions(), tmp_path / "file" / "audit.log")
+
+    with pytest.raises(PermissionDenied):
+        guard.check(SENDERS["writer"], calls.Pause())
+
+
+def test_the_documentation_has_the_table() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    rows = "".join(f"| `{kind.__name__}` | {verb.value} |\n" for kind, verb in REQUEST_RIGHTS.items())
+
+    assert f"| request | right |\n|---|---|\n{rows}\n" in page, "write the rows anew:\n" + rows

@@ -1,0 +1,85 @@
+"""A client that speaks the link protocol itself and says what the library never would, under a valid certificate."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+from tops.core.link_session import LinkSession
+from tops.errors import TopsError
+from tops.ids import NodeId
+from tops.messages import Address, Dissemination, Envelope, Letter, LinkMessage, Message, Publication
+from tops.runtime.connections import client_session, open_socket
+from tops.runtime.identity import Self
+from tops.runtime.link import exchange_meet, receive_bytes
+from tops.runtime.site_journal import new_incarnation
+from tops.runtime.sockets import DialledSocket
+from tops.runtime.wire import Frame, Refused, decode, encode_frame, meeting
+
+M = TypeVar("M", bound=Message)
+
+
+class Hostile:
+    """One connection to a broker, after the handshake."""
+
+    def __init__(self, socket: DialledSocket, own: Self, broker: str) -> None:
+        self._socket, self._own, self.broker = socket, own, NodeId(broker)
+        self._session = LinkSession()
+        self.received: list[LinkMessage] = []
+        self.refused: list[Refused] = []
+        self.closed = ""  # why the broker ended the connection
+
+    @property
+    def node(self) -> NodeId:
+        return self._own.node
+
+    @property
+    def incarnation(self) -> int:
+        return self._own.party.incarnation
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(
+        cls, url: str, keys: Path, broker: str = "b1", *, incarnation: int = 0, instance: str = ""
+    ) -> AsyncIterator["Hostile"]:
+        own = Self.with_keys(keys, incarnation or new_incarnation(), instance=instance)
+        async with client_session() as session, await open_socket(session, url, own, 30.0) as socket:
+            await own.introduce(socket, "127.0.0.1")
+            await exchange_meet(socket, meeting("", 0, "", (), ()), 10.0)
+            hostile = cls(socket, own, broker)
+            listening = asyncio.ensure_future(hostile._listen())
+            try:
+                yield hostile
+            finally:
+                listening.cancel()
+                await asyncio.gather(listening, return_exceptions=True)
+
+    async def _listen(self) -> None:
+        try:
+            while True:
+                item = decode(await receive_bytes(self._socket, 60.0))
+                if isinstance(item, Frame):
+                    self.received += self._session.unpack(item)
+                elif isinstance(item, Refused):
+                    self.refused.append(item)
+        except (TopsError, ConnectionError, RuntimeError) as error:
+            self.closed = str(error)
+
+    async def send(self, *messages: LinkMessage) -> None:
+        with suppress(ConnectionError, RuntimeError):
+            await self._socket.send_bytes(encode_frame(self._session.pack(messages)))
+
+    async def say(self, *letters: Letter) -> None:
+        """Letters to the coordinator."""
+        await self.send(*(Envelope(to=Address(self.broker), body=letter) for letter in letters))
+
+    async def spread(self, publication: Publication, *lineage: str) -> None:
+        await self.send(
+            Dissemination(rendezvous=self.broker, upward=True, early=False, publication=publication, lineage=lineage)
+        )
+
+    def heard(self, kind: type[M]) -> list[M]:
+        """What arrived of this kind."""
+        inner = [m.body if isinstance(m, Envelope) else getattr(m, "publication", m) for m in self.received]
+        return [m for m in inner if isinstance(m, kind)]
