@@ -28,21 +28,12 @@ from replication.values import pack_rows, unpack_rows
 from replication.writes import WriteResult
 from tests.corpus.cases import Case, Feature
 from tests.corpus.worlds import NAMES, READING, SETTINGS, Contents, contents_of, first_difference, make_different
+from tests.integration.origin.policies import POLICIES
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tests.support.logins import logins_in
 from tops.changes import InvalidChange, NotDeterministic, Statement
 from tops.errors import TopsError
 
-POLICIES = {
-    "write-all": 'policy = "write-all"',
-    "quorum": 'policy = "quorum"\nwrite_quorum = 2',
-    "combined": 'policy = "combined"\nsync = ["r1", "r2"]',
-    "primary-site": 'policy = "primary-site"\nprimary = "r1"',
-    "primary-site logged": 'policy = "primary-site"\nprimary = "r1"\nack = "logged"',
-    "peer-to-peer": 'policy = "peer-to-peer"',
-    "ordered": 'policy = "peer-to-peer"\norder = "ordered"',
-    "serializable": 'policy = "serializable"',
-}
 # Why a set does not execute what PostgreSQL would; the first that is found in the error's text.
 REASONS = {
     "not-a-row-statement": r"a replicated statement is INSERT",

@@ -12,8 +12,6 @@ from tests.integration.origin.databases import OriginDatabase
 from tops.changes import Change, Insert, Row
 
 CORPUS = features()
-# What no set may have.
-UNFIT: dict[str, str] = {}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +31,6 @@ async def database(server: EmbeddedPostgres) -> AsyncIterator[OriginDatabase]:
 @pytest.mark.parametrize("feature", CORPUS, ids=lambda feature: feature.name)
 async def test_computed_rows_are_those_of_an_execution(database: OriginDatabase, feature: Feature) -> None:
     await database.set_up(feature.schema)
-    await database.sql(UNFIT.get(feature.name, "select"))
     await database.begin()
     for number, case in enumerate(feature.cases):
         where = f"{feature.path.name}:{case.line + 1}: {case.text}"
