@@ -14,12 +14,13 @@ from tops.changes import (
     SETTLED,
     SUMS,
     Change,
+    Delete,
     InvalidChange,
     Member,
+    RowChange,
     Statement,
     Update,
     changes_digest,
-    is_captured,
     split_table_name,
 )
 from tops.ids import identity_in
@@ -51,18 +52,9 @@ def reserved(member: Member) -> str | None:
         if misused := _key_problem(member):
             return misused
     for change in member.changes:
-        if not member.origin and _is_agents(change):
-            return "a change of a write set that names no origin"
-        if problem := _reserved(change):
+        if problem := _reserved(change, captured=bool(member.origin)):
             return problem
     return None
-
-
-def _is_agents(change: Change) -> bool:
-    """Whether the change says what only agents add to one."""
-    if isinstance(change, Update) and change.sum_key:
-        return True
-    return is_captured(change) or getattr(change, "expect_row", None) is not None
 
 
 def check_client(member: Member) -> None:
@@ -85,27 +77,40 @@ def _key_problem(member: Member) -> str:
     key = member.idempotency_key
     if not 0 < member.key_ttl_s <= KEY_TTL_MAX_S:
         return f"key_ttl_s is {member.key_ttl_s}: it must be between 1 and {KEY_TTL_MAX_S} seconds"
+    if not key:
+        return ""
     asked = names_tx(key)
     if asked and not member.changes:
         if identity_in(asked) != identity_in(member.tx):
             return f"transaction {asked} is another client's: only that client or an operator settles it"
-    elif key and (problem := key_problem(key)):
+    elif problem := key_problem(key):
         return problem
     # A key that claims to stand for something else would make another client's write count as its repetition.
-    if key and member.content not in ("", changes_digest(member), SETTLED if not member.changes else ""):
+    if member.content not in ("", changes_digest(member), SETTLED if not member.changes else ""):
         return f"the idempotency key {key!r} does not stand for the changes that it comes with"
     return ""
 
 
-def _reserved(change: Change) -> str | None:
+def _reserved(change: Change, *, captured: bool) -> str | None:
     if isinstance(change, Statement):
         if change == UNREADABLE:
             return "the write can't be read, or its statement is empty"
         return "the statement is one that only agents run" if change.sql in OWN_STATEMENTS else None
+    if not captured and _is_agents(change):
+        return "a change of a write set that names no origin"
     try:
         return f"table {change.table} is an agent's own memory" if _is_own(change.table) else None
     except InvalidChange as error:
         return str(error)
+
+
+def _is_agents(change: RowChange) -> bool:
+    """Whether the change says what only agents add to one."""
+    if change.captured:
+        return True
+    if isinstance(change, Update):
+        return bool(change.sum_key) or change.expect_row is not None
+    return isinstance(change, Delete) and change.expect_row is not None
 
 
 @lru_cache(maxsize=1_000)

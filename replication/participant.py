@@ -174,7 +174,7 @@ class ReplicaParticipant(BatchParticipant):
             votes = [refused[m.tx] if m.tx in refused else next(carried_out) for m in logged]
         excluded = {vote.tx: describe(vote.excluded) for vote in votes if vote.excluded is not None}
         # Repairs differ from replica to replica, as they should: nobody compares what they did.
-        repairs = {member.tx for member in logged if repair_of(member) is not None}
+        repairs = {member.tx for member in logged if member.control is not None and repair_of(member) is not None}
         rows = tuple([() if vote.tx in repairs else vote.rows for vote in votes])
         if not [vote for vote in votes if vote.returned and vote.tx not in repairs]:
             return BatchPrepared(excluded, rows, log_digest=prepared.log_digest)

@@ -4,6 +4,7 @@ So no site can define a set's log or its requests before the set's replicas do, 
 get into the set's log. What each part is, by its name, is `tops.event_types.SetPart`.
 """
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 from tops.errors import InvalidEventType
@@ -18,6 +19,8 @@ AT = "at"  # attribute of a log's event: the writer's clock in ms since 1970, ke
 BATCH = "batch"  # transactions that a replica has committed before it published them
 ORIGIN = "origin"  # the replica that has executed the write and captured its rows
 CONTROL = "control"  # a barrier, a repair or housekeeping
+MARKS = frozenset([BATCH, ORIGIN, CONTROL])
+_PLAIN = int, bytes, bytes
 
 
 @lru_cache(maxsize=1024)
@@ -30,6 +33,13 @@ def set_definition(name: str) -> EventType:
         case SetPart.REQUESTS | SetPart.RESPONSES:
             return EventType(name, {"to": str, "body": bytes}, discloses_sender=True)
     raise InvalidEventType(f"{name!r} is no event type of a replica set; other names must not begin with {SETS_ROOT!r}")
+
+
+def is_plain_write(body: Mapping[str, object]) -> bool:
+    """Whether the body fits a set's log and has no attribute that only some may send: the common case, told fast. Its
+    clock may still be any number."""
+    kinds = type(body.get(AT)), type(body.get("write")), type(body.get("reads"))
+    return len(body) == len(_PLAIN) and kinds == _PLAIN
 
 
 def check_definitions(definitions: Definitions) -> None:

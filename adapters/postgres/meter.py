@@ -6,31 +6,30 @@ from contextlib import contextmanager
 
 
 class Meter(asyncio.Protocol):
-    """Stands between a connection's transport and its protocol and counts what passes."""
+    """Stands between a connection's transport and its protocol while a result is bounded, and counts what passes."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport, self._protocol = transport, transport.get_protocol()
-        self._left: int | None = None  # None: no bound
+        self._left = 0
         self.exceeded = False
-        transport.set_protocol(self)
 
     @contextmanager
     def bounded(self, bytes_max: int) -> Iterator[None]:
         """In this block no more than `bytes_max` are received. The connection is aborted at the first byte beyond them,
         and the server ends the query: what the driver raises then means that the result is too large."""
         self._left = bytes_max
+        self._transport.set_protocol(self)
         try:
             yield
         finally:
-            self._left = None
+            self._transport.set_protocol(self._protocol)
 
     def data_received(self, data: bytes) -> None:
-        if self._left is not None:
-            self._left -= len(data)
-            if self._left < 0:
-                self.exceeded = True
-                self._transport.abort()
-                return
+        self._left -= len(data)
+        if self._left < 0:
+            self.exceeded = True
+            self._transport.abort()
+            return
         self._protocol.data_received(data)  # type: ignore[attr-defined]
 
     def eof_received(self) -> bool | None:

@@ -52,11 +52,13 @@ class Promises:
             if answer is not None:
                 return answer
             self._check_history(epoch)
-            votes = await self._fast(connection, statements, epoch)
+            mark = _mark(epoch, ())
+            votes = await self._fast(connection, statements, epoch, mark)
             if votes is None:
                 votes = await self._slow(connection, statements, epoch)
+                mark = _mark(epoch, votes)
             self._book.promised.add(epoch.attempt)
-            mark = self._marks[epoch.attempt] = _mark(epoch, votes)
+            self._marks[epoch.attempt] = mark
             answer = Prepared(attempt=epoch.attempt, digest=epoch.digest, votes=votes, log_digest=mark.digest)
             self._answers[epoch.attempt], self._times[epoch.attempt] = answer, epoch.at_ms
             return answer
@@ -119,7 +121,7 @@ class Promises:
             raise ResourceRefused(self._book.where, f"{epoch.attempt} follows {before}, and the database has {point}")
 
     async def _fast(
-        self, connection: Connection, statements: Statements, epoch: Epoch
+        self, connection: Connection, statements: Statements, epoch: Epoch, mark: Mark
     ) -> tuple[MemberVote, ...] | None:
         """All members in one message; None if they have to be looked at one by one."""
         number, replica_set = epoch.attempt.number, self._book.replica_set
@@ -127,7 +129,6 @@ class Promises:
         texts = await fast_texts(statements, replica_set, jobs)
         if texts is None:
             return None
-        mark = _mark(epoch, ())
         message = ["BEGIN", await number_text(statements, replica_set, [mark]), *texts]
         message.append(self._prepare_text(epoch.attempt))
         sent = await send_fast(self._book.session, connection, statements, message)
@@ -191,7 +192,7 @@ class Promises:
 
 def _mark(epoch: Epoch, votes: Sequence[MemberVote]) -> Mark:
     """What is recorded with an epoch: the log with all its members but the excluded ones."""
-    excluded = {vote.tx for vote in votes if vote.excluded is not None}
+    excluded = {vote.tx for vote in votes if vote.excluded is not None} if votes else ()
     number, before = epoch.attempt.number, epoch.before
     ids = [member.tx for member in epoch.members if member.tx not in excluded]
     return Mark(number, before.history, chained(before.history, before.digest, number, ids))

@@ -4,6 +4,7 @@ import secrets
 
 import asyncpg
 
+from adapters.postgres import stamps
 from adapters.postgres.literals import identifier
 from adapters.postgres.sqlstates import ROWS_NOTICE, WRONG_COUNT, WRONG_VERSION
 from tops.changes import OWN, SUMS, own_key
@@ -11,7 +12,7 @@ from tops.digests import NO_DIGEST
 from tops.errors import ConfigError
 from tops.ids import COUNTED
 
-VERSION = 4
+VERSION = 5
 IDS_PER_ROW = 63  # the bits of a bigint without its sign
 OWN_TABLES = ("schema_version", "applied", "position", "row_versions", "idempotency_keys", "known_ids", "outbox")
 _SHOWN = ("position", "applied")  # a client is told the position of what it reads
@@ -106,6 +107,7 @@ begin
             using errcode = '{WRONG_VERSION}';
     end if;
 end $$;
+{stamps.FUNCTIONS}
 insert into tops.schema_version values ({VERSION}) on conflict do nothing;
 """
 

@@ -20,7 +20,7 @@ from adapters.postgres.proof import MakeProver, NotProved, Prover, Verdict
 from adapters.postgres.replica_mode import Checks, ReplicaMode
 from adapters.postgres.row_sql import Part, Sql, check_versions_sql, row_change_sql, write_versions_sql
 from adapters.postgres.sqlstates import exclusion, is_connection_loss, is_passing
-from adapters.postgres.stamps import EXPECT_UNCHANGED, Stamps, arguments
+from adapters.postgres.stamps import Stamps, expect_sql
 from adapters.postgres.steps import Shape, Step, Traits, check, traits_of
 from adapters.sql import NotParsed, check_statement
 from tops.changes import (
@@ -131,6 +131,7 @@ class Statements:
         self._versioned_oids: frozenset[int] | None = None
         self.under_way: asyncio.Future[Any] | None = None  # a message whose answer somebody else waits for
         self._own: dict[str, str] = {}
+        self._unchanged: dict[tuple[int, str], str] = {}  # by oid and stamp
         self._own_kept: list[PreparedStatement[asyncpg.Record]] = []
         self._calls: dict[Shape, tuple[Call, ...]] = {}
         self._user_calls: dict[str, UserCall | Exclusion] = {}
@@ -164,6 +165,7 @@ class Statements:
         self.look_again()
         self._calls.clear()
         self._user_calls.clear()
+        self._unchanged.clear()
 
     async def late_triggers(self) -> bool:
         """Whether the database has triggers of its user's that wait for the end of the transaction."""
@@ -228,10 +230,16 @@ class Statements:
         agree = stamps.get(table.oid, table.stamp) == table.stamp
         return {**stamps, table.oid: table.stamp if agree else _CONTRADICTORY}
 
-    async def unchanged_text(self, stamps: Stamps) -> str:
-        """Fails if one of the tables is not the one for which the message was written. It comes behind the changes,
-        whose locks keep definitions as they are until the end of the transaction."""
-        return f"EXECUTE {await self.named(EXPECT_UNCHANGED)}({arguments(stamps)})"
+    async def unchanged_texts(self, stamps: Stamps) -> list[str]:
+        """They fail if one of the tables is not the one for which the message was written. They come behind the
+        changes, whose locks keep definitions as they are until the end of the transaction."""
+        return [self._unchanged.get(known) or await self._prepare_unchanged(*known) for known in stamps.items()]
+
+    async def _prepare_unchanged(self, oid: int, stamp: str) -> str:
+        await self._line_free()
+        name = await self._connection.fetchval("select $1::oid::regclass::text", oid)
+        text = self._unchanged[oid, stamp] = f"EXECUTE {await self._keep(expect_sql(oid, name, stamp))}"
+        return text
 
     async def checks_of(self, member: Member) -> Checks | None:
         """What must be checked by query where a captured write set is applied in replica mode; None: it need not be."""

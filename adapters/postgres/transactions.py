@@ -68,13 +68,12 @@ async def fast_texts(statements: Statements, replica_set: str, jobs: Sequence[Jo
             if texts[-1] == AS_AGENT and user_call.as_client is not None:
                 texts.pop()  # the next one begins with a client's rights, whatever the last one has made of its own
             texts += user_call.texts(first.args)
-        if stamps:
-            texts.append(await statements.unchanged_text(stamps))
+        texts += await statements.unchanged_texts(stamps)
     except (InvalidChange, asyncpg.PostgresError) as error:
         if is_connection_loss(error):
             raise
         return None
-    return texts + raise_texts(job.member for job in jobs)
+    return texts + raise_texts([job.member for job in jobs if job.member.sequences])
 
 
 async def _steps(statements: Statements, jobs: Sequence[Job]) -> list[Step]:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from tops.errors import InvalidEvent, ProtocolError
-from tops.event_types import NAME_LENGTH_MAX, NESTING_MAX, SETS_ROOT, EventType
+from tops.event_types import NAME_LENGTH_MAX, NESTING_MAX, SETS_ROOT, EventType, SetPart, set_part
 from tops.messages import (
     BeginPublic,
     BeginTx,
@@ -31,7 +31,7 @@ from tops.messages import (
     decode_body,
     encode_body,
 )
-from tops.set_types import AT, set_definition
+from tops.set_types import AT, is_plain_write, set_definition
 
 CLOCK_DIFFERENCE_MAX_MS: Final = 5 * 60 * 1000
 KNOWN_MAX: Final = 10_000
@@ -90,6 +90,7 @@ class EventChecks:
     def __init__(self, definition_of: DefinitionOf, clock: Callable[[], float] = time.time) -> None:
         self._definition_of, self._clock = definition_of, clock
         self._of_sets: dict[str, EventType | None] = {}  # by name; None: no name of a set
+        self._logs: set[str] = set()
 
     def check(self, message: object) -> None:
         """InvalidEvent or InvalidEventType if this publication or letter holds something that must not pass."""
@@ -112,11 +113,16 @@ class EventChecks:
 
     def event(self, event: Event) -> bool:
         """Check one event; returns whether its clock was replaced."""
+        return self._event(event, self._now_ms())
+
+    def _event(self, event: Event, now_ms: int) -> bool:
         name, body = event.type, event.body
+        if name in self._logs and is_plain_write(body):
+            return _bound_clock(body, now_ms)
         definition = self._of_set(name)
         if definition is not None:
             definition.check(body)  # values of its kinds have no members
-            return AT in body and self._bound_clock(body)
+            return AT in body and _bound_clock(body, now_ms)
         known = self._definition_of(name)
         if known is not None and not body.keys() <= known.attributes.keys():
             known.check(body)
@@ -126,23 +132,23 @@ class EventChecks:
     def _in_transaction(self, spec: TxSpec, events: Iterable[Event]) -> None:
         if spec.attributes:
             check_nesting(spec.event_type, spec.attributes)
+        now_ms = self._now_ms()
         for event in events:
-            self.event(event)
+            self._event(event, now_ms)
 
     def _of_set(self, name: str) -> EventType | None:
         known = self._of_sets
         if name not in known:
             if len(known) >= KNOWN_MAX:
                 known.clear()
+                self._logs.clear()
             known[name] = set_definition(name) if name.partition(".")[0] == SETS_ROOT else None
+            if set_part(name) is SetPart.LOG:
+                self._logs.add(name)
         return known[name]
 
-    def _bound_clock(self, body: dict[str, Any]) -> bool:
-        now = int(self._clock() * 1000)
-        if -CLOCK_DIFFERENCE_MAX_MS <= body[AT] - now <= CLOCK_DIFFERENCE_MAX_MS:
-            return False
-        body[AT] = now  # in place: the body was decoded for this message alone
-        return True
+    def _now_ms(self) -> int:
+        return int(self._clock() * 1000)
 
     def _encoded(self, message: EventsPublished) -> None:
         """Bodies of a set's types are decoded and checked like others. Those of other types are decoded only if they
@@ -158,6 +164,13 @@ class EventChecks:
         if any(replaced):
             bodies = tuple(msgspec.Raw(encode_body(event.body)) for event in events)
             msgspec.structs.force_setattr(message, "bodies", bodies)  # in place, as with the others
+
+
+def _bound_clock(body: dict[str, Any], now_ms: int) -> bool:
+    if -CLOCK_DIFFERENCE_MAX_MS <= body[AT] - now_ms <= CLOCK_DIFFERENCE_MAX_MS:
+        return False
+    body[AT] = now_ms  # in place: the body was decoded for this message alone
+    return True
 
 
 def _decoded(name: str, encoded: msgspec.Raw) -> Event:

@@ -78,7 +78,7 @@ from tops.messages import (
     VotesMissing,
 )
 from tops.security import DEFAULT_ROLES, Verb
-from tops.set_types import BATCH, CONTROL, ORIGIN
+from tops.set_types import BATCH, MARKS, ORIGIN
 
 Right = tuple[tuple[Verb, ...], str]  # one of these verbs, on this event type
 
@@ -163,11 +163,12 @@ def _running(spec: TxSpec, events: Iterable[Event]) -> Iterable[Right]:
     name = spec.event_type
     if set_part(name) is not SetPart.LOG:
         return (_on(Verb.BEGIN, name), *(_on(Verb.PUBLISH, other) for other in {event.type for event in events}))
-    if any(event.type != name or BATCH in event.body or ORIGIN in event.body for event in events):
+    marked = [event for event in events if event.type != name or not MARKS.isdisjoint(event.body)]
+    if [event for event in marked if event.type != name or BATCH in event.body or ORIGIN in event.body]:
         return (_on(Verb.ORIGINATE, name),)
     if spec.operator:
         return (_on(Verb.OPERATE, name),)
-    if any(CONTROL in event.body for event in events):
+    if marked:
         return (((Verb.OPERATE, Verb.ORIGINATE), name),)
     return (_on(Verb.WRITE, name),)
 
