@@ -13,15 +13,19 @@ from adapters import EmbeddedPostgres
 from adapters.ports import free_port
 from replication.config import Cluster
 from replication.doctor import Finding, examine
+from replication.events import log_type, write_body
 from replication.http import serve_agent
 from replication.http_sets import SetRoutes
 from replication.refusals import TooFewReplicas
 from tests.integration.replication.clusters import eventually
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tests.integration.replication.test_command_line import tops
-from tops.changes import Insert, Update, Upsert
+from tops import Site
+from tops.changes import Insert, Member, Update, Upsert
+from tops.errors import TopsError
 from tops.http.gate import Gate
 from tops.http.names import Names
+from tops.ids import TxId
 from tops.security import Identity, Kind, Permissions
 
 QUORUM = 'policy = "quorum"\nwrite_quorum = 2'
@@ -54,6 +58,30 @@ async def test_apply_shows_its_plan_does_what_it_can_and_says_what_needs_a_hand(
         assert (code, "need a hand" in err) == (1, True)
         assert "start replica r3" in out
         assert "r1: write_quorum changed" in out
+
+
+async def test_after_apply_the_set_has_the_replicas_of_the_file_and_no_others(
+    server: EmbeddedPostgres, folder: Path
+) -> None:
+    async with small_cluster(server, folder, 'policy = "peer-to-peer"') as cluster:
+        await cluster.stop("r3")
+        rewrite(cluster, 'name = "r3"', 'name = "r7"')
+        log = log_type("shop")
+        body = write_body(Member(TxId(""), (Upsert("accounts", {"id": 1}, {"balance": 1}),)))
+
+        async def publish_as(replica: str) -> int | None:
+            async with Site.connect(cluster.cluster.urls(), name=f"shop/{replica}", cluster="test") as site:
+                await site.advertise(log)
+                return await site.publish(log, body)
+
+        with pytest.raises(TopsError, match="not in the declared list of replicas"):
+            await publish_as("r7")
+        code, _, err = await tops(cluster.cluster, "rs", "apply", "shop")
+        assert (code, "need a hand" in err) == (1, True)
+
+        assert await publish_as("r7") is not None
+        with pytest.raises(TopsError, match="not in the declared list of replicas"):
+            await publish_as("r3")
 
 
 # ------------------------------------------------------------------------------------------------------------- doctor
