@@ -1,6 +1,7 @@
 """What an operator asks and orders: plans, checks before go-live, health and metrics, writes over HTTP."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from tops.http.names import Names
 from tops.ids import TxId
 from tops.security import Identity, Kind, Permissions
 
+HEALTHY = {"level": "ok", "replica": "", "finding": "nothing was found that would go wrong", "remedy": ""}
 QUORUM = 'policy = "quorum"\nwrite_quorum = 2'
 
 
@@ -114,8 +116,8 @@ async def test_doctor_finds_what_would_go_wrong_and_names_the_replica_and_the_re
     good = await database_with(
         server, "doctor1", "create table t (id int primary key, n int); insert into t values (1)"
     )
-    schema = "create table t (id int, n bigint unique default (random() * 9)::bigint, s serial)"
-    await database_with(server, "doctor2", f"{schema}; grant select on t to reader")
+    schema = "create table t (id int, n bigint unique, s serial); alter sequence t_s_seq cache 9"
+    await database_with(server, "doctor2", f"{schema}; grant select on t to reader; grant usage on t_s_seq to reader")
     dsns = {
         "r1": good,
         "r2": server.dsn_for("doctor2", user="reader", password="x"),
@@ -130,17 +132,64 @@ async def test_doctor_finds_what_would_go_wrong_and_names_the_replica_and_the_re
         ("r2", "table t has no primary key"),
         ("r2", "no right to insert, update, delete on t"),
         ("r2", "no right to create the schema tops"),
-        ("r2", "column t.s draws from a sequence, which every replica has for itself"),
+        ("r2", "t.s: sequence public.t_s_seq hands out 9 values at once (CACHE): replicas can't share it"),
         ("r2", "table t differs from that of r1"),
         ("r2", "table t holds none here, unlike at r1"),
     ]:
         assert (replica, text) in errors, f"not found: {replica}: {text}"
     assert any(replica == "r3" for replica, _ in errors), "an unreachable server is an error"
     warnings = " | ".join(f.text for f in found if f.level == "warning")
-    assert "t.n has a default that differs from replica to replica" in warnings
     assert "UNIQUE (n) can be violated by changes that meet" in warnings
     assert "the set does not run" in warnings
     assert all(f.remedy for f in found), "a finding without a remedy"
+
+
+HANDLED = """
+create function note() returns trigger language plpgsql as 'begin new.note = current_user; return new; end';
+create table orders (
+    id bigserial primary key, ref uuid not null default gen_random_uuid(), at timestamptz not null default now(),
+    number int generated always as identity, place int, note text);
+create trigger note before insert on orders for each row execute function note();
+create table swaps (id int primary key deferrable, n int);
+"""
+
+
+@pytest.mark.parametrize("policy", [QUORUM, 'policy = "primary-site"\nprimary = "r1"', 'policy = "peer-to-peer"'])
+async def test_doctor_finds_nothing_about_a_healthy_set_whatever_is_executed_once_in_it(
+    server: EmbeddedPostgres, folder: Path, policy: str
+) -> None:
+    keys = f'{policy}\ndirect_writes = "reject"'
+    async with small_cluster(server, folder, keys, schema=HANDLED) as cluster, cluster.connect() as shop:
+        await shop.execute("insert into orders (place) values (1) returning id, ref, at, number, note")
+        await shop.execute("insert into swaps values (1, 1)")
+        await shop.wait_in_sync()
+
+        code, out, err = await tops(cluster.cluster, "doctor", "shop", "--format", "json")
+
+    assert (code, json.loads(out)) == (0, [HEALTHY]), err
+
+
+async def test_doctor_names_what_replicas_that_commit_first_can_not_share(
+    server: EmbeddedPostgres, folder: Path
+) -> None:
+    schema = """
+        create sequence down increment -1; create sequence round cycle; create sequence fine;
+        create table a (id int primary key default nextval('down'), n int default nextval('round'),
+            f int default nextval('fine'), i int generated always as identity (cache 20), c int check (c > 0));
+    """
+    dsn = await database_with(server, "shared1", schema)
+
+    found = await findings_about(folder, {"r1": dsn}, 'policy = "peer-to-peer"\ntables = ["a"]')
+    ordered = await findings_about(folder, {"r1": dsn}, 'policy = "peer-to-peer"\norder = "ordered"\ntables = ["a"]')
+
+    shared = [f.text for f in found if "replicas can't share it" in f.text and f.level == "error"]
+    assert shared == [
+        "a.i: sequence public.a_i_seq hands out 20 values at once (CACHE): replicas can't share it",
+        "a.id: sequence public.down counts down or has negative values: replicas can't share it",
+        "a.n: sequence public.round begins again at its end (CYCLE): replicas can't share it",
+    ]
+    assert [f.level for f in found if "can be violated by changes that meet" in f.text] == ["warning"]
+    assert not [f for f in ordered if "share" in f.text or "changes that meet" in f.text]
 
 
 async def test_doctor_refuses_a_server_on_which_nothing_can_be_prepared(folder: Path) -> None:
