@@ -192,6 +192,38 @@ async def test_doctor_names_what_replicas_that_commit_first_can_not_share(
     assert not [f for f in ordered if "share" in f.text or "changes that meet" in f.text]
 
 
+async def test_doctor_names_replicas_that_stopped_differ_do_not_answer_or_have_a_wrong_clock(
+    server: EmbeddedPostgres, folder: Path
+) -> None:
+    schema = "create table t (id int primary key, n int unique)"
+    keys = 'policy = "peer-to-peer"\non_apply_error = "set-aside"\nclock_skew_max_s = 0.000000001'
+    async with small_cluster(server, folder, keys, schema=schema) as cluster:
+        for number, replica in enumerate(("r1", "r2"), 1):
+            cluster.agents[replica].participant.stop("paused by an operator")
+            async with cluster.connect(prefer=replica) as shop:
+                await shop.write([Insert("t", {"id": number, "n": 7})])
+        cluster.agents["r1"].participant.resume()
+
+        async def divergent() -> bool:
+            return bool((await cluster.agents["r1"].status())["divergent"])
+
+        await eventually(divergent, what="the quarantined transaction")
+        await cluster.stop("r3")
+
+        found = {(f.level, f.replica, f.text) for f in await examine(cluster.cluster, cluster.cluster.replica_sets[0])}
+
+    assert found >= {
+        ("error", "r1", "may differ from the others"),
+        ("error", "r2", "stopped: paused by an operator"),
+        ("warning", "r3", "its agent does not answer"),
+    }
+    assert {replica for level, replica, text in found if level == "warning" and "s off ours" in text} == {
+        "r1",
+        "r2",
+        "r3",
+    }
+
+
 async def test_doctor_refuses_a_server_on_which_nothing_can_be_prepared(folder: Path) -> None:
     with EmbeddedPostgres(settings={"max_prepared_transactions": "0"}) as server:
         found = await findings_about(folder, {"r1": server.dsn}, 'policy = "quorum"')
