@@ -189,7 +189,7 @@ class Agent:
         stack.push_async_callback(self.visitor.close)
         self.errors = ApplyErrors(self.config, self.replica.name, self.database.dsn, self.participant)
         await patiently(self.errors.start, self.name)
-        await self.site.advertise(self.log_type, plans=client_plans(self.log_type, self.policy))
+        await self._declare()
         if not self.database.is_sqlite:
             self.starter = await self._starter()
             stack.callback(self.starter.close)
@@ -207,6 +207,11 @@ class Agent:
         serving = asyncio.ensure_future(self._serve())
         self._tasks.append(serving)
         stack.push_async_callback(_ended, serving)
+
+    async def _declare(self) -> None:
+        """What the log takes from clients, and which replicas the set has, as the file says it."""
+        plans = client_plans(self.log_type, policy_of(self.config))
+        await self.site.advertise(self.log_type, plans=plans, members=self.config.sites())
 
     async def _check_free(self) -> None:
         await holder.check_free(self.database.dsn, self.config.name, self.replica.name)
@@ -483,8 +488,7 @@ class Agent:
                 cluster = Cluster.load(self.cluster.path)
                 self.config = cluster.replica_set(self.config.name)
                 self.guard.permissions = cluster.config.permissions()
-                plans = client_plans(self.log_type, policy_of(self.config))
-                await self.site.advertise(self.log_type, plans=plans)
+                await self._declare()
                 return f"{self.replica.name} has read {self.cluster.path.name} again"
         assert_never(request)
 

@@ -10,18 +10,18 @@ import msgspec
 
 from adapters.embedded_postgres import kept_logins
 from adapters.postgres.catalog import sql_name
+from adapters.postgres.origin import capture, slots
 from adapters.postgres.privileges import complaints
 from adapters.postgres.scripts import user_tables
 from replication.config import Cluster, ReplicaConfig, ReplicaSetConfig
 from replication.databases import given_logins
+from replication.policies import Route, policy_of
 from replication.replica_set import connect_by_file
 from replication.start import findings as table_findings
 from replication.start import fingerprint
-from tops.changes import volatile_part
 from tops.errors import TopsError
 
 CONNECT_S = 5.0
-MULTI_WRITER = frozenset({"peer-to-peer"})
 DEFINED_BY = "defaults, constraints, unique indexes, triggers, rules or policies"
 
 
@@ -36,11 +36,20 @@ class Finding(msgspec.Struct, frozen=True, order=True):
 
 _COLUMNS = """
 select c.relname as table_name, a.attname as name, format_type(a.atttypid, a.atttypmod) as type, a.attnotnull as needed,
-       a.attidentity <> '' or coalesce(pg_get_expr(d.adbin, d.adrelid), '') like 'nextval(%' as sequence,
-       pg_get_expr(d.adbin, d.adrelid) as standard
+       c.oid as table_oid
   from pg_attribute a join pg_class c on c.oid = a.attrelid
-  left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
  where a.attrelid = to_regclass($1) and a.attnum > 0 and not a.attisdropped order by a.attnum
+"""
+# By which column they are drawn from: the default calls one, or an identity column owns one.
+_SEQUENCES = """
+select distinct a.attname as column_name, format('%I.%I', n.nspname, c.relname) as name
+  from pg_attribute a left join pg_attrdef ad on ad.adrelid = a.attrelid and ad.adnum = a.attnum
+  join pg_depend d on (d.classid = 'pg_attrdef'::regclass and d.objid = ad.oid and d.refclassid = 'pg_class'::regclass)
+    or (d.classid = 'pg_class'::regclass and d.refclassid = 'pg_class'::regclass and d.refobjid = a.attrelid
+        and d.refobjsubid = a.attnum and d.deptype = 'i')
+  join pg_class c on c.oid = case when d.classid = 'pg_attrdef'::regclass then d.refobjid else d.objid end
+  join pg_namespace n on n.oid = c.relnamespace
+ where a.attrelid = to_regclass($1) and c.relkind = 'S' order by 1
 """
 _CONSTRAINTS = """
 select contype::text as kind, conname as name, pg_get_constraintdef(oid) as definition
@@ -53,10 +62,6 @@ select r as right from unnest(array['select', 'insert', 'update', 'delete']) as 
 _CAN_MAKE_SCHEMA = """
 select has_database_privilege(current_database(), 'create')
     or coalesce((select pg_has_role(nspowner, 'member') from pg_namespace where nspname = 'tops'), false)
-"""
-_TRIGGERS = """
-select tgname from pg_trigger t join pg_proc f on f.oid = t.tgfoid where tgrelid = to_regclass($1) and not tgisinternal
-   and f.pronamespace is distinct from to_regnamespace('tops')
 """
 
 
@@ -198,34 +203,47 @@ async def _table(
     seen.tables[table] = [(c["name"], c["type"], c["needed"]) for c in columns]
     constraints = await connection.fetch(_CONSTRAINTS, name)
     findings = []
-    if not any(c["kind"] == "p" for c in constraints):
-        findings.append(
-            Finding("error", replica, f"table {table} has no primary key", f"alter table {table} add primary key")
-        )
     lacking = [row["right"] for row in await connection.fetch(_LACKING, name)]
     if lacking:
         rights = ", ".join(lacking)
         findings.append(
             Finding("error", replica, f"no right to {rights} on {table}", f"grant {rights} on {table} to …")
         )
-    for column in columns:
-        if column["sequence"]:
-            level = "error" if config.policy in MULTI_WRITER else "warning"
-            text = f"column {table}.{column['name']} draws from a sequence, which every replica has for itself"
-            findings.append(Finding(level, replica, text, "let the application give the value, for example a UUID"))
-        elif column["standard"] and volatile_part(column["standard"]):
-            text = f"column {table}.{column['name']} has a default that differs from replica to replica"
-            findings.append(Finding("warning", replica, text, "give the value with the write"))
-    if config.policy in MULTI_WRITER:
-        for c in constraints:
-            if c["kind"] in ("u", "f", "x", "c"):
-                text = f"{table}: {c['definition']} can be violated by changes that meet"
-                findings.append(
-                    Finding("warning", replica, text, "such a transaction is set aside and the set is divergent")
-                )
-    for trigger in await connection.fetch(_TRIGGERS, name):
-        text = f"{table} has the trigger {trigger['tgname']}, which runs at every replica"
-        findings.append(Finding("warning", replica, text, "make sure that it does the same everywhere"))
+    if not any(c["kind"] == "p" for c in constraints):
+        findings.append(
+            Finding("error", replica, f"table {table} has no primary key", f"alter table {table} add primary key")
+        )
+    elif problem := await capture.problem_with(connection, columns[0]["table_oid"]):
+        text = f"table {table} {problem}: a change of it that has to be executed once is rejected"
+        findings.append(Finding("error", replica, text, "change that, or take the table out of the set"))
+    if policy_of(config).route is Route.REPLICA:
+        findings += await _shared(config, replica, connection, table, constraints)
+    return findings
+
+
+async def _shared(
+    config: ReplicaSetConfig,
+    replica: str,
+    connection: "asyncpg.Connection[asyncpg.Record]",
+    table: str,
+    constraints: list[asyncpg.Record],
+) -> list[Finding]:
+    """What several replicas that commit first can't share."""
+    findings = []
+    slot = config.names.index(replica)
+    for sequence in await connection.fetch(_SEQUENCES, sql_name(table)):
+        if problem := await slots.problem_with(connection, sequence["name"], slot):
+            text = f"{table}.{sequence['column_name']}: sequence {sequence['name']} {problem}: replicas can't share it"
+            remedy = "alter sequence … increment 1 minvalue 1 no cycle cache 1, or let the application give the value"
+            findings.append(Finding("error", replica, text, remedy))
+    for c in constraints:
+        if c["kind"] in ("u", "f", "x", "c"):
+            text = (
+                f"{table}: {c['definition']} can be violated by changes that meet: "
+                "such a transaction is quarantined and the set is divergent"
+            )
+            remedy = "write the rows that it is about at one site, or use a policy with one writer or one order"
+            findings.append(Finding("warning", replica, text, remedy))
     return findings
 
 

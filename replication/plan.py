@@ -1,6 +1,7 @@
 """What has to be done so that what runs is what the file says."""
 
 import secrets
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import msgspec
@@ -8,6 +9,7 @@ import msgspec
 from replication.calls import Describe, Described
 from replication.config import HIDDEN, Cluster, ReplicaSetConfig
 from replication.conversation import Caller
+from replication.events import log_type
 from replication.replica_set import connect_by_file
 from replication.start.policy_change import DECIDING, behind
 from tops.errors import ConfigError
@@ -30,14 +32,7 @@ class Step(msgspec.Struct, frozen=True):
 async def plan_for(cluster: Cluster, wanted: ReplicaSetConfig, keys: Path | None = None) -> list[Step]:
     """Compare the file with what the set's agents say they run. ConfigError for a change of policy while a replica is
     behind: it could not follow what was written before."""
-    brokers = cluster.config
-    async with Site.connect(
-        cluster.urls(),
-        instance=secrets.token_hex(4),
-        keys=keys,
-        cluster=brokers.cluster.name,
-        insecure=brokers.cluster.insecure,
-    ) as site:
+    async with _connected(cluster, keys) as site:
         caller = Caller(site, wanted.name, site.brokers)
         await caller.start()
         answers = await caller.ask_all(Describe(), ASK_S, len(wanted.replica))
@@ -48,6 +43,24 @@ async def plan_for(cluster: Cluster, wanted: ReplicaSetConfig, keys: Path | None
         if late:
             raise ConfigError(f"the policy can't be changed now: {'; '.join(late)}: wait until all are in sync")
     return steps_between(wanted, running)
+
+
+async def declare_members(cluster: Cluster, wanted: ReplicaSetConfig, keys: Path | None = None) -> None:
+    """The set has the replicas that the file names, and no others. Replicas declare the same when they start; those
+    that take the place of all others can't, since they are not in the list. Needs the right to originate."""
+    async with _connected(cluster, keys) as site:
+        await site.advertise(log_type(wanted.name), members=wanted.sites())
+
+
+def _connected(cluster: Cluster, keys: Path | None) -> AbstractAsyncContextManager[Site]:
+    settings = cluster.config.cluster
+    return Site.connect(
+        cluster.urls(),
+        instance=secrets.token_hex(4),
+        keys=keys,
+        cluster=settings.name,
+        insecure=settings.insecure,
+    )
 
 
 def steps_between(wanted: ReplicaSetConfig, running: dict[str, ReplicaSetConfig]) -> list[Step]:

@@ -14,10 +14,11 @@ _SAID = re.compile(
 
 
 SERIALIZATION, UNAVAILABLE = "serialization", "unavailable"
-PLAN_UNKNOWN, AGAINST_PLAN = "plan-unknown", "against-plan"  # as the coordinator says it
-_KNOWN = frozenset({*(why.value for why in Why), SERIALIZATION, UNAVAILABLE, PLAN_UNKNOWN, AGAINST_PLAN})
+# As the coordinator says it.
+PLAN_UNKNOWN, AGAINST_PLAN, NOT_LISTED = "plan-unknown", "against-plan", "not-listed"
+_KNOWN = frozenset({*(why.value for why in Why), SERIALIZATION, UNAVAILABLE, PLAN_UNKNOWN, AGAINST_PLAN, NOT_LISTED})
 _TRANSIENT = frozenset(
-    {UNAVAILABLE, PLAN_UNKNOWN, AGAINST_PLAN, Why.CONFLICT.value}
+    {UNAVAILABLE, PLAN_UNKNOWN, AGAINST_PLAN, NOT_LISTED, Why.CONFLICT.value}
 )  # nothing happened, and it may succeed later
 
 

@@ -41,6 +41,13 @@ class PlansDeclared(Record, frozen=True):
     plans: tuple[TxSpec, ...]
 
 
+class MembersDeclared(Record, frozen=True):
+    """Which replicas a replica set has, by identity; the latest counts."""
+
+    event_type: str
+    members: frozenset[str]
+
+
 class LogAppended(Record, frozen=True):
     """A number of a durable type's log. For an epoch this is also the decision to commit it, and who is in sync
     from here on (None: unchanged): one record, so that no crash can separate them."""
@@ -147,6 +154,7 @@ AnyRecord = (
     Started
     | TypeDefined
     | PlansDeclared
+    | MembersDeclared
     | LogAppended
     | InSyncChanged
     | LogStale

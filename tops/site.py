@@ -163,14 +163,21 @@ class Site:
         for event_type in event_types:
             self._types[event_type.name] = event_type
 
-    async def advertise(self, event_type: EventType, *, plans: tuple[TxSpec, ...] | None = None) -> None:
+    async def advertise(
+        self,
+        event_type: EventType,
+        *,
+        plans: tuple[TxSpec, ...] | None = None,
+        members: frozenset[str] | None = None,
+    ) -> None:
         """Say that this site is going to publish the type; returns when its rendezvous has taken it.
 
-        A replica declares with its set's log which transactions (`plans`) the log takes from others."""
+        A replica declares with its set's log which transactions (`plans`) the log takes from others, and the
+        identities of the set's replicas (`members`)."""
         definitions = self._definitions(event_type)
         self._node.check_refused("advertise", event_type.name)
         await self._node.request(
-            lambda request: self._node.core.advertise(request, definitions, plans), f"type {event_type.name}"
+            lambda request: self._node.core.advertise(request, definitions, plans, members), f"type {event_type.name}"
         )
 
     async def publish(self, event_type: TypeOrName, body: dict[str, Any]) -> int | None:

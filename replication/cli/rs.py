@@ -9,7 +9,7 @@ import uvloop
 
 from replication.cli.data import ConfigOption, Format, FormatOption, KeysOption, UrlOption, opened, show
 from replication.config import Cluster
-from replication.plan import plan_for
+from replication.plan import declare_members, plan_for
 from replication.start.findings import of_file
 from tops.errors import NotReachable, OutcomeUnknown
 
@@ -56,13 +56,15 @@ def apply(
     keys: KeysOption = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Bring what runs to what the file says; shows the plan first."""
+    """Bring what runs to what the file says; shows the plan first. The set then has the replicas of the file, and no
+    others."""
     cluster = Cluster.load(config)
     wanted = cluster.replica_set(name)
     steps = uvloop.run(plan_for(cluster, wanted, keys))
     show([{"step": s.text, "how": s.how} for s in steps] or [{"step": "nothing to do", "how": ""}], format)
-    if dry_run or not steps:
+    if dry_run:
         return
+    uvloop.run(declare_members(cluster, wanted, keys))
     manual = [s for s in steps if not s.automatic]
     for step in steps:
         if step.automatic:

@@ -14,8 +14,6 @@ _FACTS = """
 select c.relkind::text as kind, c.relpersistence::text as persistence,
        exists (select from pg_inherits i join pg_class p on p.oid in (i.inhparent, i.inhrelid)
                 where c.oid in (i.inhparent, i.inhrelid) and not c.relispartition and c.relkind = 'r') as inherits,
-       array(select pg_get_constraintdef(k.oid) from pg_constraint k
-              where k.conrelid = c.oid and k.condeferrable and k.contype in ('p', 'u', 'x')) as deferrable,
        array(select t.tgname::text from pg_trigger t join pg_proc f on f.oid = t.tgfoid
               where t.tgrelid = c.oid and t.tgenabled = 'A' and not t.tgisinternal
                 and f.pronamespace is distinct from to_regnamespace('tops')) as always,
@@ -73,9 +71,6 @@ def _found(table: str, facts: asyncpg.Record) -> Iterator[Found]:
     if facts["inherits"]:
         text = f"table {table} inherits, or is inherited from: its rows are in several tables"
         yield Found("error", text, "use partitions, or separate tables")
-    for definition in facts["deferrable"]:
-        text = f"table {table}: {definition} is checked at the end of a transaction, where replicas can't agree on it"
-        yield Found("error", text, "make it not deferrable")
     for name in facts["always"]:
         text = f"{table} has the trigger {name}, which is ENABLE ALWAYS and also runs where rows are applied"
         yield Found("warning", text, f"alter table {table} enable trigger {name}")

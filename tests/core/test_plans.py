@@ -1,5 +1,6 @@
 """The log of a replica set takes transactions from clients only as the set's policy plans them."""
 
+import pytest
 from msgspec.structs import replace
 
 from tests.core.driven_rendezvous import ME, DrivenRendezvous, posts, standing_only
@@ -7,22 +8,27 @@ from tests.core.machines import of, persisted
 from tops.constraints import AtLeast, OnlyFrom
 from tops.core.epochs import EpochOptions
 from tops.core.rendezvous import Rendezvous, RendezvousOptions
+from tops.digests import LogPoint
 from tops.effects import Effect, Reject
+from tops.filters import Filter
 from tops.ids import TxId
 from tops.messages import (
     Address,
     CensusPolicy,
     Event,
+    HistoryDiffers,
+    LogWanted,
     PrepareEpoch,
     RunOneShot,
     Sender,
+    StandingAccepted,
     StandingWithdrawn,
     TxOutcome,
     TxSpec,
     TypeAdvertised,
     TypeAnswered,
 )
-from tops.records import LogAppended, PlansDeclared, TypeDefined
+from tops.records import LogAppended, MembersDeclared, PlansDeclared, TypeDefined
 from tops.set_types import set_definition
 from tops.transactions import LocalOutcome, Outcome, ScopeLimit, TxType
 
@@ -143,8 +149,8 @@ def test_a_changed_policy_replaces_the_plans() -> None:
     assert posts(shop.run_by(WRITER, WEAKER["fewer votes"], "anna.1.2"), PrepareEpoch)
 
 
-def declare(shop: Shop, replica: str, *plans: TxSpec) -> list[Effect]:
-    advertised = TypeAdvertised(definitions=(LOG,), plans=plans)
+def declare(shop: Shop, replica: str, *plans: TxSpec, members: frozenset[str] | None = None) -> list[Effect]:
+    advertised = TypeAdvertised(definitions=(LOG,), plans=plans, members=members)
     return shop.hear(advertised, Address(ME, replica, 1), Sender(f"shop/{replica}", "replica", incarnation=1))
 
 
@@ -170,21 +176,100 @@ def test_a_replica_that_is_added_declares_plans_once_another_one_has_named_it() 
     assert persisted(declare(shop, "r3", PLAN), PlansDeclared)
 
 
-def test_replicas_that_replace_all_others_declare_plans_when_those_are_gone() -> None:
-    shop = Shop()
+def test_replicas_that_replace_all_others_wait_for_an_administrator_also_while_those_are_gone() -> None:
+    """A key that was not revoked must not take the set over while its replicas are stopped."""
+    shop, admin = Shop(), Sender("root", "admin", incarnation=1)
     for replica in ("r1", "r2"):
         withdrawn = StandingWithdrawn(voter=replica, event_type=LOG.name)
         shop.hear(withdrawn, Address(ME, replica, 1), Sender(f"shop/{replica}", "replica", incarnation=1))
 
+    assert not persisted(declare(shop, "r9", WEAKER["fewer votes"]), PlansDeclared)
+    listed = TypeAdvertised(definitions=(LOG,), members=frozenset({"shop/r9"}))
+    assert persisted(shop.hear(listed, Address(ME, "root", 1), admin), MembersDeclared)
     assert persisted(declare(shop, "r9", WEAKER["fewer votes"]), PlansDeclared)
-    assert persisted(declare(shop, "r1", PLAN), PlansDeclared), "a replica that was named before can't return"
+    assert not persisted(declare(shop, "r1", PLAN), PlansDeclared), "it is no longer in the list"
 
 
-def test_a_replica_that_the_plans_do_not_name_is_bound_by_them() -> None:
-    """What it logs past them could be something that no replica can apply."""
-    outsider, weaker = Sender("shop/r9", "replica", incarnation=1), WEAKER["no constraints"]
+OUTSIDER = Sender("shop/r9", "replica", incarnation=1)
 
-    (outcome,) = posts(Shop().run_by(outsider, weaker, "shop/r9.1.1"), TxOutcome)
 
-    assert outcome.reason.startswith("against-plan: ")
-    assert posts(Shop().run_by(REPLICA, weaker, "shop/r1.1.1"), PrepareEpoch)
+@pytest.mark.parametrize("spec", [WEAKER["no constraints"], PLAN, replace(WEAKER["local"], operator=True)])
+def test_a_replica_outside_the_list_runs_nothing(spec: TxSpec) -> None:
+    """What it logs could be something that no replica can apply."""
+    shop = Shop()
+
+    (outcome,) = posts(shop.run_by(OUTSIDER, spec, "shop/r9.1.1"), TxOutcome)
+
+    assert outcome.reason.startswith("not-listed: ")
+    assert not persisted(shop.effects, LogAppended)
+    assert posts(Shop().run_by(REPLICA, WEAKER["no constraints"], "shop/r1.1.1"), PrepareEpoch)
+
+
+def unplanned_shop() -> Shop:
+    """A policy without votes: no plan names the replicas, their list alone does."""
+    shop = Shop(plans=())
+    assert persisted(declare(shop, "r1", members=REPLICAS), MembersDeclared)
+    return shop
+
+
+def test_the_list_holds_where_plans_name_nobody_and_survives_a_restart() -> None:
+    shop = unplanned_shop()
+    again = Rendezvous(ME, 2, {}, RendezvousOptions(epochs=EpochOptions()), bytes)
+    records = (*persisted(shop.effects, PlansDeclared), *persisted(shop.effects, MembersDeclared))
+    for record in (TypeDefined(event_type=LOG), *records):
+        again.recover(record)
+
+    for rendezvous in (shop.core, again):
+        assert rendezvous.known.unlisted(LOG.name, OUTSIDER) is not None
+        assert rendezvous.known.unlisted(LOG.name, REPLICA) is None
+
+
+def test_a_replica_that_leaves_the_list_has_no_part_from_then_on() -> None:
+    shop = unplanned_shop()
+    assert persisted(declare(shop, "r2", members=frozenset({"shop/r1", "shop/r3"})), MembersDeclared)
+
+    r2, r3 = (Sender(f"shop/{name}", "replica", incarnation=1) for name in ("r2", "r3"))
+    (rejected,) = posts(shop.run_by(r2, WEAKER["local"], "shop/r2.1.1"), TxOutcome)
+    (taken,) = posts(shop.run_by(r3, WEAKER["local"], "shop/r3.1.1"), TxOutcome)
+
+    assert rejected.reason.startswith("not-listed: ")
+    assert taken.outcome is Outcome.COMMITTED
+
+
+def test_a_replica_outside_the_list_registers_when_it_has_been_added() -> None:
+    shop = unplanned_shop()
+    registered = shop.stand("r3", LOG.name, "shop/r3", position=0)
+    assert [e.code for e in of(registered, Reject)] == ["not-listed"]
+    assert not posts(registered, StandingAccepted)
+
+    declare(shop, "r1", members=REPLICAS | {"shop/r3"})
+
+    assert posts(shop.stand("r3", LOG.name, "shop/r3", position=0), StandingAccepted)
+
+
+def test_a_replica_outside_the_list_that_claims_to_be_ahead_does_not_close_the_log() -> None:
+    shop = unplanned_shop()
+    log = shop.core.logs[LOG.name]
+    ahead = LogWanted(
+        name="shop/r9",
+        definitions=(LOG,),
+        filter=Filter.everything(),
+        position=99,
+        start="now",
+        credit=1,
+        voter=None,
+        history=log.chain.history,
+        digest="e" * 32,
+    )
+
+    shop.hear(ahead, Address(ME, "r9", 1), OUTSIDER)
+    effects = shop.hear(
+        HistoryDiffers(name="shop/r9", event_type=LOG.name, point=LogPoint("h", 1, "e" * 32)),
+        Address(ME, "r9", 1),
+        OUTSIDER,
+    )
+
+    assert (log.opening, log.stale) == (None, None)
+    assert [e.sender for e in of(effects, Reject)] == [OUTSIDER]
+    shop.hear(ahead, Address(ME, "r1", 1), REPLICA)
+    assert log.stale is not None, "a member's word counts"

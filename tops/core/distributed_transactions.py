@@ -11,7 +11,6 @@ from tops.core.open_transactions import OpenTransactions, RendezvousNode
 from tops.core.outcomes import Outcomes
 from tops.core.tx_coordinator import TxCoordinator
 from tops.effects import Disseminate, Effect, Post, Reject
-from tops.event_types import set_of_log
 from tops.ids import NodeId, TxId, voter_key
 from tops.messages import (
     Address,
@@ -137,9 +136,9 @@ class DistributedTransactions:
             return [membership(m.tx, m.pseudonym, TxState.ABORTED, at)]
         if m.event_type != coordinator.spec.event_type:
             return []  # its right to take part was looked up under another type
-        members = set_of_log(self._known.families.get(m.event_type, m.event_type))
-        if members and sender.replica_set != members:
-            reason = f"{sender.node} is no replica of {members!r}: only its replicas take part in {m.event_type!r}"
+        problem = self._known.no_member(self._known.families.get(m.event_type, m.event_type), sender)
+        if problem is not None:
+            reason = f"{problem}: only its replicas take part in {m.event_type!r}"
             return [Reject(sender, "participate", m.event_type, reason, f"tx {m.tx}")]
         named = needs_identity(coordinator.spec.constraints)
         key, identity = voter_key(sender.identity, m.pseudonym), sender.identity if named else None

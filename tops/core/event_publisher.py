@@ -33,7 +33,11 @@ class EventPublisher:
         self.numbers: dict[str, int] = {}  # the last one given, per family
 
     def advertise(
-        self, request: int, definitions: Definitions, plans: tuple[TxSpec, ...] | None = None
+        self,
+        request: int,
+        definitions: Definitions,
+        plans: tuple[TxSpec, ...] | None = None,
+        members: frozenset[str] | None = None,
     ) -> list[Effect]:
         """Say that this site is going to publish a type; answered when the rendezvous has taken it."""
         try:
@@ -44,13 +48,16 @@ class EventPublisher:
         self.directory.advertised[name] = definitions
         if plans is not None:
             self.directory.plans[name] = plans
+        if members is not None:
+            self.directory.members[name] = members
         self.advertising.setdefault(name, []).append(request)
         return self._advertise_letter(definitions)
 
     def _advertise_letter(self, definitions: Definitions) -> list[Effect]:
         coordinator = self.directory.rendezvous(definitions[0].name)
-        plans = self.directory.plans.get(definitions[-1].name)
-        return [Post(Address(coordinator), TypeAdvertised(definitions=definitions, plans=plans))]
+        name, directory = definitions[-1].name, self.directory
+        plans, members = directory.plans.get(name), directory.members.get(name)
+        return [Post(Address(coordinator), TypeAdvertised(definitions=definitions, plans=plans, members=members))]
 
     def on_type_answered(self, answered: TypeAnswered) -> list[Effect]:
         waiting = self.advertising.pop(answered.event_type, [])

@@ -14,11 +14,11 @@ from tops.effects import Effect, Persist, Post, Reject
 from tops.errors import InvalidEventType, InvalidTransaction
 from tops.event_types import EventType, EventTypes, set_of_log
 from tops.messages import Address, Definitions, Sender, TxSpec, TypeAdvertised, TypeAnswered
-from tops.records import PlansDeclared, TypeDefined
+from tops.records import MembersDeclared, PlansDeclared, TypeDefined
 from tops.transactions import LocalOutcome, ScopeLimit, TxType
 
 # Codes, in front of the reason of an abort.
-PLAN_UNKNOWN, AGAINST_PLAN = "plan-unknown", "against-plan"
+PLAN_UNKNOWN, AGAINST_PLAN, NOT_LISTED = "plan-unknown", "against-plan", "not-listed"
 UNKNOWN_TYPE = "the coordinator does not know event type {!r}: advertise it first"
 
 
@@ -36,7 +36,7 @@ class KnownTypes:
         self.logs: dict[str, EventLog] = {}  # per durable family
         self.logs_of: dict[str, EventLog] = {}  # the same by each type's own name
         self.plans: dict[str, tuple[TxSpec, ...]] = {}  # of replica sets' logs
-        self._declarers: dict[str, frozenset[str]] = {}  # the replicas that these plans, and those before, have named
+        self.members: dict[str, frozenset[str]] = {}  # of replica sets' logs, as declared
 
     def on_advertised(self, m: TypeAdvertised, sender: Sender, at: Address, now: float) -> list[Effect]:
         name = m.definitions[-1].name
@@ -50,29 +50,52 @@ class KnownTypes:
         except InvalidEventType as refusal:
             return [Post(at, TypeAnswered(event_type=name, refusal=str(refusal)))]
         self._defined_by[sender.accountable] += len(new)
+        return [*effects, *self._declare(m, name, sender), Post(at, TypeAnswered(event_type=name))]
+
+    def _declare(self, m: TypeAdvertised, name: str, sender: Sender) -> list[Effect]:
+        """A declaration of a replica set's log. Its members declare, and administrators; the first declaration comes
+        from any replica of the set, since nothing is known before it."""
+        effects: list[Effect] = []
         if m.plans is not None and m.plans != self.plans.get(name):
-            if self._is_listed(name, sender):
-                self.declared(name, m.plans)
-                effects.append(Persist(PlansDeclared(event_type=name, plans=m.plans)))
-            else:
-                reason = f"{sender.node} declares plans of {name!r}, and is none of the replicas that its plans name"
-                effects.append(Reject(sender, "originate", name, reason))
-        return [*effects, Post(at, TypeAnswered(event_type=name))]
+            effects.append(Persist(PlansDeclared(event_type=name, plans=m.plans)))
+        if m.members and m.members != self.members.get(name):
+            effects.append(Persist(MembersDeclared(event_type=name, members=m.members)))
+        if effects and (reason := self.unlisted(name, sender)) is not None:
+            return [Reject(sender, "originate", name, reason, code=NOT_LISTED)]
+        if m.plans is not None:
+            self.plans[name] = m.plans
+        if m.members:
+            self.members[name] = m.members
+        return effects
 
-    def declared(self, name: str, plans: tuple[TxSpec, ...]) -> None:
-        """These plans of a replica set's log are in force. Whoever was named once may declare others later."""
-        self.plans[name] = plans
+    def _members_of(self, name: str) -> frozenset[str]:
+        """The replicas of a set: those that were declared, else those that its plans name."""
+        if name in self.members:
+            return self.members[name]
+        plans = self.plans.get(name, ())
         named = [only.ids for plan in plans for only in plan.constraints if isinstance(only, OnlyFrom)]
-        self._declarers[name] = self._declarers.get(name, frozenset()).union(*named)
+        return frozenset[str]().union(*named)
 
-    def _is_listed(self, name: str, sender: Sender) -> bool:
-        """Whether a replica is in the set's list, which is what the plans name: one that is certified and not in the
-        list must not change what clients may do. If none of those is there, the set may have got other replicas."""
-        named = self._declarers.get(name, frozenset())
-        if not named or not sender.replica_set or sender.identity in named:
-            return True
-        epochs = self.epochs.get(name)
-        return epochs is None or not any(s.identity in named for s in epochs.standing.answers.values())
+    def unlisted(self, family: str, sender: Sender) -> str | None:
+        """Why a certified replica of the set has nothing to do with the set's log, or None: it is not in the list.
+
+        What such a replica published, the members would have to apply, and what it declared would bind clients."""
+        if not sender.replica_set or sender.replica_set != set_of_log(family):
+            return None
+        members = self._members_of(family)
+        if not members or sender.identity in members:
+            return None
+        return (
+            f"{sender.node} is not in the declared list of replicas of {sender.replica_set!r}: "
+            "a replica in that list, or an administrator, has to declare it"
+        )
+
+    def no_member(self, family: str, sender: Sender) -> str | None:
+        """Why this sender is no member of the replica set whose log this is, or None; other types take everybody."""
+        replica_set = set_of_log(family)
+        if replica_set and sender.replica_set != replica_set:
+            return f"{sender.node} is no replica of {replica_set!r}"
+        return self.unlisted(family, sender)
 
     def _define(self, definitions: Definitions) -> list[Effect]:
         """Take a type and its ancestors, for good."""
@@ -128,12 +151,13 @@ class KnownTypes:
     def against_plan(self, spec: TxSpec, sender: Sender) -> str | None:
         """Why the log of a replica set does not take this transaction from this sender, or None.
 
-        Listed replicas of the set are not bound by its plans: what they log, they have committed or have been asked
-        for. What another one logs could stop them: they would have to apply it."""
+        Members of the set are not bound by its plans: what they log, they have committed or have been asked for."""
         replica_set = set_of_log(spec.event_type)
-        if not replica_set or spec.operator:
+        if not replica_set:
             return None
-        if sender.replica_set == replica_set and self._is_listed(spec.event_type, sender):
+        if (reason := self.unlisted(spec.event_type, sender)) is not None:
+            return f"{NOT_LISTED}: {reason}"
+        if spec.operator or sender.replica_set == replica_set:
             return None
         plans = self.plans.get(spec.event_type)
         if plans is None:

@@ -4,12 +4,11 @@ import msgspec
 
 from tops.core.epochs import QUESTION
 from tops.core.event_log import EventLog, Feed, Repetition, feed_key, identity_of_feed, is_start, reader_key
-from tops.core.known_types import KnownTypes
-from tops.core.log_opening import LogOpenings, may_compare
+from tops.core.known_types import NOT_LISTED, KnownTypes
+from tops.core.log_opening import LogOpenings
 from tops.core.open_transactions import Quotas
 from tops.digests import LogPoint
 from tops.effects import Alarm, Disseminate, Effect, Note, Persist, Post, Reject
-from tops.event_types import set_of_log
 from tops.ids import voter_key
 from tops.messages import (
     Address,
@@ -45,7 +44,7 @@ class LogKeeper:
         log = self._known.logs_of.get(published.event.type)
         if log is None:
             return [Disseminate(published)]
-        if (rejection := _rejection(log, published.event.type, sender)) is not None:
+        if (rejection := self._rejection(log, published.event.type, sender)) is not None:
             return [rejection, Post(at, EventsRefused(event_type=published.event.type, reason=rejection.reason))]
         if log.opening is not None:
             return _not_open(log, published.event.type, at)
@@ -59,6 +58,16 @@ class LogKeeper:
         appended = self._append(log, entry, sender, published.origin)
         return [appended, Post(at, confirmed), Disseminate(published), *log.pump_all()]
 
+    def _rejection(self, log: EventLog, event_type: str, sender: Sender) -> Reject | None:
+        """On a set's log single events are what its members publish: a client's write goes the way that its policy
+        says."""
+        if (reason := self._known.unlisted(log.event_type, sender)) is not None:
+            return Reject(sender, "originate", event_type, reason, f"events {event_type}", code=NOT_LISTED)
+        if (reason := self._known.no_member(log.event_type, sender)) is None:
+            return None
+        reason = f"{reason}: only its replicas publish single events of {event_type!r}"
+        return Reject(sender, "originate", event_type, reason, f"events {event_type}")
+
     @staticmethod
     def _append(log: EventLog, entry: LogEntry, sender: Sender, origin: Origin) -> Effect:
         publisher = Publisher(sender.node, sender.incarnation, origin.number)
@@ -70,7 +79,7 @@ class LogKeeper:
         log = self._known.logs_of.get(published.event_type)
         if log is None:
             return [Disseminate(published)]
-        if (rejection := _rejection(log, published.event_type, sender)) is not None:
+        if (rejection := self._rejection(log, published.event_type, sender)) is not None:
             return [rejection, Post(at, EventsRefused(event_type=published.event_type, reason=rejection.reason))]
         if log.opening is not None:
             return _not_open(log, published.event_type, at)
@@ -108,7 +117,7 @@ class LogKeeper:
         if m.passing:
             return effects + self._read_in_passing(log, m, sender, at)
         told = None
-        if m.digest is not None and m.position is not None and may_compare(log, sender):
+        if m.digest is not None and m.position is not None and self._known.no_member(log.event_type, sender) is None:
             told = LogPoint(m.history, m.position, m.digest)
         replica = sender.identity if told is not None else ""
         key = feed_key(sender, m.name)
@@ -227,15 +236,6 @@ def _start(start: str, log: EventLog) -> int:
         return log.decided_upto
     oldest = log.oldest - 1
     return oldest if start == "oldest" else min(max(int(start) - 1, oldest), log.decided_upto)
-
-
-def _rejection(log: EventLog, event_type: str, sender: Sender) -> Reject | None:
-    """On a set's log single events are what replicas publish: a client's write goes the way that its policy says."""
-    members = set_of_log(log.event_type)
-    if not members or sender.replica_set == members:
-        return None
-    reason = f"{sender.node} is no replica of {members!r}: only its replicas publish single events of {event_type!r}"
-    return Reject(sender, "originate", event_type, reason, f"events {event_type}")
 
 
 def _not_open(log: EventLog, event_type: str, publisher: Address) -> list[Effect]:

@@ -28,7 +28,6 @@ from tops.core.known_types import KnownTypes
 from tops.core.open_transactions import RendezvousNode
 from tops.digests import LogPoint
 from tops.effects import Alarm, Effect, Persist, Post, Reject, SetTimer
-from tops.event_types import set_of_log
 from tops.messages import (
     Address,
     AskReached,
@@ -118,7 +117,7 @@ class LogOpenings:
         log, identity = self._known.logs.get(m.event_type), sender.identity
         if log is None or m.incarnation != self._node.incarnation:
             return []
-        if not may_compare(log, sender):
+        if self._known.no_member(log.event_type, sender) is not None:
             return [_no_member(log, sender)]
         if log.opening is None:
             return self._told_late(log, identity, m) if identity in log.unheard else []
@@ -203,7 +202,7 @@ class LogOpenings:
         log = self._known.logs.get(m.event_type)
         if log is None or log.opening is not None:
             return []
-        if not may_compare(log, sender):
+        if self._known.no_member(log.event_type, sender) is not None:
             return [_no_member(log, sender)]
         return self._exclude(log, sender.identity, m.point)
 
@@ -271,12 +270,6 @@ class LogOpenings:
 
     def _epochs(self, log: EventLog) -> EpochCoordinator:
         return self._known.epochs[log.event_type]
-
-
-def may_compare(log: EventLog, sender: Sender) -> bool:
-    """Whose word on where it is counts: on a set's log that of its replicas alone, for it can close the log."""
-    members = set_of_log(log.event_type)
-    return not members or sender.replica_set == members
 
 
 def _no_member(log: EventLog, sender: Sender) -> Effect:

@@ -72,8 +72,9 @@ class Begun(dict[TxId, Owner]):
 class OpenTransactions:
     """The transactions that have begun at this rendezvous and not ended."""
 
-    def __init__(self, quota: int) -> None:
-        self._quota = quota
+    def __init__(self, quota: int, unlisted: Callable[[str, Sender], str | None]) -> None:
+        """`unlisted`: see `KnownTypes.unlisted`."""
+        self._quota, self._unlisted = quota, unlisted
         self._counts: Counter[str] = Counter()
         self.coordinators: Begun[TxCoordinator] = Begun(self._counts)
         self.relays: Begun[LocalRelay] = Begun(self._counts)
@@ -81,6 +82,8 @@ class OpenTransactions:
 
     def rejection(self, tx: str, spec: TxSpec, sender: Sender) -> Reject | None:
         """Why this sender can't begin one more, or None."""
+        if (problem := self._unlisted(spec.event_type, sender)) is not None:
+            return Reject(sender, "originate", spec.event_type, problem, f"tx {tx}", code="not-listed")
         if self._counts[sender.accountable] < self._quota:
             return None
         reason = f"{sender.accountable} has {self._quota} transactions open, which is the quota: end some first"

@@ -77,6 +77,7 @@ from tops.records import (
     LogCut,
     LogDecided,
     LogStale,
+    MembersDeclared,
     OutcomesForgotten,
     PlansDeclared,
     PublishersKept,
@@ -111,7 +112,7 @@ class Rendezvous:
         known = self.known = KnownTypes(node, outcomes, self._settled)
         self.types, self.families = known.types, known.families
         self.epochs, self.logs, self.logs_of = known.epochs, known.logs, known.logs_of
-        transactions = self.open = OpenTransactions(options.quotas.transactions)
+        transactions = self.open = OpenTransactions(options.quotas.transactions, known.unlisted)
         self.coordinators, self.relays = transactions.coordinators, transactions.relays
         self.publishers = transactions.publishers
         self.openings = LogOpenings(node, known)
@@ -346,7 +347,9 @@ class Rendezvous:
             case TypeDefined():
                 self.known.recover(record)
             case PlansDeclared(event_type=name, plans=plans):
-                self.known.declared(name, plans)
+                self.known.plans[name] = plans
+            case MembersDeclared(event_type=name, members=members):
+                self.known.members[name] = members
             case LogAppended(event_type=name) | InSyncChanged(event_type=name):
                 self.epochs[name].recover(record)
             case EpochCommitted(epoch=epoch):

@@ -169,10 +169,14 @@ class SiteCore:
     # --------------------------------------------------------------------------------------------- types and events
 
     def advertise(
-        self, request: int, definitions: Definitions, plans: tuple[TxSpec, ...] | None = None
+        self,
+        request: int,
+        definitions: Definitions,
+        plans: tuple[TxSpec, ...] | None = None,
+        members: frozenset[str] | None = None,
     ) -> list[Effect]:
         """Say that this site is going to publish a type; answered when the rendezvous has taken it."""
-        return self._request(self.events.advertise(request, definitions, plans))
+        return self._request(self.events.advertise(request, definitions, plans, members))
 
     def publish(self, request: int, event: Event) -> list[Effect]:
         """An ordinary event; for a durable type the answer means that it is on disk."""

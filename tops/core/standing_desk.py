@@ -3,13 +3,12 @@
 from collections.abc import Callable
 
 from tops.core.epochs import EpochCoordinator
-from tops.core.known_types import KnownTypes
+from tops.core.known_types import NOT_LISTED, KnownTypes
 from tops.core.log_opening import LogOpenings
 from tops.core.open_transactions import RendezvousNode
 from tops.core.standing import Standing, StandingAnswers
 from tops.digests import LogPoint
 from tops.effects import Effect, Persist, Post, Reject, SetTimer
-from tops.event_types import set_of_log
 from tops.ids import voter_key
 from tops.messages import Address, Sender, StandingAccepted, StandingAnswered, StandingWithdrawn
 from tops.records import InSyncChanged
@@ -65,9 +64,12 @@ class StandingDesk:
 
     def _rejection(self, family: str, standing: StandingAnswers, m: StandingAnswered, sender: Sender) -> Reject | None:
         """Who can't take part: anybody but its replicas in a set's log, and who has too many registrations."""
-        members, quota = set_of_log(family), self._node.options.quotas.participants
-        if members and sender.replica_set != members:
-            reason = f"{sender.node} is no replica of {members!r}: only its replicas take part in {family!r}"
+        quota = self._node.options.quotas.participants
+        if (reason := self._known.unlisted(family, sender)) is not None:
+            # It may be about to be added: its registration counts as soon as a member has declared it.
+            return Reject(sender, "participate", m.event_type, reason, code=NOT_LISTED)
+        if (reason := self._known.no_member(family, sender)) is not None:
+            reason = f"{reason}: only its replicas take part in {family!r}"
             return Reject(sender, "participate", m.event_type, reason, f"voter {m.voter}")
         key = voter_key(sender.identity, m.voter)
         beyond: str | None = None

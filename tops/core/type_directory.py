@@ -27,6 +27,7 @@ class TypeDirectory:
         self.types = EventTypes()
         self.advertised: dict[str, Definitions] = {}
         self.plans: dict[str, tuple[TxSpec, ...]] = {}  # declared with a type
+        self.members: dict[str, frozenset[str]] = {}  # likewise
         self._routes: dict[str, Route] = {}
 
     def rendezvous(self, family: str) -> NodeId:

@@ -10,10 +10,14 @@ class TypeAdvertised(Message, frozen=True):
     """A site is going to publish this type; travels to the rendezvous.
 
     `plans`, of a replica set's log: transactions of sites that are no replicas of the set must have one of these
-    specifications, so that nobody logs a write without the votes that the set's policy asks for. None says nothing."""
+    specifications, so that nobody logs a write without the votes that the set's policy asks for. None says nothing.
+
+    `members`, of a replica set's log: the identities of the set's replicas. Only these publish to the log, take part
+    in it and declare plans, whatever other replicas of the set have a certificate. None says nothing."""
 
     definitions: Definitions
     plans: tuple[TxSpec, ...] | None = None
+    members: frozenset[str] | None = None
 
 
 class TypeAnswered(Message, frozen=True):

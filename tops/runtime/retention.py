@@ -23,6 +23,7 @@ from tops.records import (
     LogCut,
     LogDecided,
     LogStale,
+    MembersDeclared,
     OutcomesForgotten,
     PlansDeclared,
     PublishersKept,
@@ -146,6 +147,8 @@ class Retainer:
             yield TypeDefined(event_type=rendezvous.types.definitions(name)[-1], history=history)
         for name, plans in rendezvous.known.plans.items():
             yield PlansDeclared(event_type=name, plans=plans)
+        for name, members in rendezvous.known.members.items():
+            yield MembersDeclared(event_type=name, members=members)
         for log in rendezvous.logs.values():
             yield from _last_entry(log)
             yield LogDecided(event_type=log.event_type, upto=log.decided_upto)

@@ -159,15 +159,17 @@ def _taking_part(
 
 
 def _running(spec: TxSpec, events: Iterable[Event]) -> Iterable[Right]:
-    """On a set's log writes need `write`; what was captured elsewhere, and what is no write, comes from replicas."""
+    """On a set's log writes need `write`; what was captured elsewhere, and what is no write, comes from replicas.
+    What is not bound by the set's plans needs `operate`, whatever it carries."""
     name = spec.event_type
     if set_part(name) is not SetPart.LOG:
         return (_on(Verb.BEGIN, name), *(_on(Verb.PUBLISH, other) for other in {event.type for event in events}))
+    operated = (_on(Verb.OPERATE, name),) if spec.operator else ()
     marked = [event for event in events if event.type != name or not MARKS.isdisjoint(event.body)]
     if [event for event in marked if event.type != name or BATCH in event.body or ORIGIN in event.body]:
-        return (_on(Verb.ORIGINATE, name),)
-    if spec.operator:
-        return (_on(Verb.OPERATE, name),)
+        return (_on(Verb.ORIGINATE, name), *operated)
+    if operated:
+        return operated
     if marked:
         return (((Verb.OPERATE, Verb.ORIGINATE), name),)
     return (_on(Verb.WRITE, name),)
@@ -184,7 +186,8 @@ def _begins(m: BeginTx | BeginPublic | CensusOpened) -> Iterable[Right]:
 
 def _advertises(m: TypeAdvertised) -> Iterable[Right]:
     name = m.definitions[-1].name
-    return (advertising(name),) if m.plans is None else (advertising(name), _on(Verb.ORIGINATE, name))
+    says_nothing = m.plans is None and m.members is None
+    return (advertising(name),) if says_nothing else (advertising(name), _on(Verb.ORIGINATE, name))
 
 
 def _nothing(m: object) -> Iterable[Right]:
@@ -226,7 +229,7 @@ LINK_RIGHTS: Mapping[type, Need | None] = {
     # event types and logs
     TypeAdvertised: Need(
         "advertise; a set's log read, write or operate, its requests and responses as publishing them; "
-        "with plans originate",
+        "with plans or members originate",
         _advertises,
     ),
     TypeAnswered: None,

@@ -64,6 +64,12 @@ class Unfit(NamedTuple):
     problem: str
 
 
+async def problem_with(connection: asyncpg.Connection, table: int) -> str | None:
+    """Why the rows of a table that has a primary key can't be captured; None if they can."""
+    found: str | None = await connection.fetchval(_UNFIT, table)
+    return found
+
+
 async def install(connection: asyncpg.Connection, tables: Sequence[str], agent: str, write: str) -> "dict[str, Unfit]":
     """Put capture triggers on tables that lack them, for all sessions but the agent's; by table, why one can't have it.
 
@@ -74,7 +80,7 @@ async def install(connection: asyncpg.Connection, tables: Sequence[str], agent: 
     unfit: dict[str, Unfit] = {}
     for name in tables:
         table = await find_table(connection, name)
-        problem = await connection.fetchval(_UNFIT, table.oid) if table.key else "has no primary key"
+        problem = await problem_with(connection, table.oid) if table.key else "has no primary key"
         if problem is not None:
             unfit[name] = Unfit(table.oid, problem)
             continue

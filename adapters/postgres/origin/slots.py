@@ -80,24 +80,13 @@ class Slots:
         own = True
         for name, last in drawn:
             facts = await _facts(agent, name)
-            if problem := self._problem(facts):
+            if problem := _problem(facts, self._slot):
                 raise InvalidChange(f"sequence {name} {problem}, so replicas that commit first can't share its values")
             block = last // block_size(facts["most"])
             if self._blocks.get(name) != block:
                 await self._move(agent, name, facts, block)
                 own = False
         return own
-
-    def _problem(self, facts: asyncpg.Record) -> str:
-        if self._slot >= SLOTS:
-            return f"has {SLOTS} slots, and the set has more replicas"
-        if facts["increment"] < 0 or facts["least"] < 0:
-            return "counts down or has negative values"
-        if facts["cycles"]:
-            return "begins again at its end (CYCLE)"
-        if facts["cache"] > 1:
-            return f"hands out {facts['cache']} values at once (CACHE)"
-        return ""
 
     async def _move(self, agent: asyncpg.Connection, name: str, facts: asyncpg.Record, block: int) -> None:
         """To the next free block of this slot. It is noted first: after a crash in between it is moved once more."""
@@ -123,6 +112,23 @@ class Slots:
     async def _keep(self, agent: asyncpg.Connection, name: str, block: int) -> None:
         await agent.execute(_KEEP, name, self._slot, block)
         self._blocks[name] = block
+
+
+async def problem_with(agent: asyncpg.Connection, name: str, slot: int) -> str:
+    """Why replicas that commit first can't share the values of a sequence; empty if they can."""
+    return _problem(await _facts(agent, name), slot)
+
+
+def _problem(facts: asyncpg.Record, slot: int) -> str:
+    if slot >= SLOTS:
+        return f"has {SLOTS} slots, and the set has more replicas"
+    if facts["increment"] < 0 or facts["least"] < 0:
+        return "counts down or has negative values"
+    if facts["cycles"]:
+        return "begins again at its end (CYCLE)"
+    if facts["cache"] > 1:
+        return f"hands out {facts['cache']} values at once (CACHE)"
+    return ""
 
 
 async def _facts(agent: asyncpg.Connection, name: str) -> asyncpg.Record:

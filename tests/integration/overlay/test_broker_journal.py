@@ -16,8 +16,9 @@ from tops.effects import Post
 from tops.errors import JournalFailed, LimitExceeded, NotReachable
 from tops.ids import NodeId, TxId
 from tops.messages import Address, AskEpoch, EpochId, Sender
-from tops.records import PublishersKept
+from tops.records import MembersDeclared, PlansDeclared, PublishersKept
 from tops.runtime import retention
+from tops.set_types import set_definition
 
 
 def config_at(directory: Path, extra: str = "") -> Config:
@@ -325,6 +326,17 @@ async def test_half_a_checkpoint_does_not_set_a_publisher_back(tmp_path: Path) -
             async with asyncio.timeout(60):
                 assert await writer.publish(log, {"id": 3}) == undecided + 2
             await sites.aclose()
+
+
+async def test_a_checkpoint_keeps_the_plans_and_the_replicas_of_a_set(tmp_path: Path) -> None:
+    log, members = set_definition("rs.shop"), frozenset({"shop/r1", "shop/r2"})
+    async with Broker.run(config_at(tmp_path), "b1") as broker, site_at(broker, "shop/r1") as replica:
+        await replica.advertise(log, plans=(), members=members)
+
+        kept = list(broker.retainer._state())
+
+    assert PlansDeclared(event_type=log.name, plans=()) in kept
+    assert MembersDeclared(event_type=log.name, members=members) in kept
 
 
 @pytest.mark.usefixtures("eager")

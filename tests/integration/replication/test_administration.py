@@ -1,6 +1,7 @@
 """What an operator asks and orders: plans, checks before go-live, health and metrics, writes over HTTP."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,22 @@ from adapters import EmbeddedPostgres
 from adapters.ports import free_port
 from replication.config import Cluster
 from replication.doctor import Finding, examine
+from replication.events import log_type, write_body
 from replication.http import serve_agent
 from replication.http_sets import SetRoutes
 from replication.refusals import TooFewReplicas
 from tests.integration.replication.clusters import eventually
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tests.integration.replication.test_command_line import tops
-from tops.changes import Insert, Update, Upsert
+from tops import Site
+from tops.changes import Insert, Member, Update, Upsert
+from tops.errors import TopsError
 from tops.http.gate import Gate
 from tops.http.names import Names
+from tops.ids import TxId
 from tops.security import Identity, Kind, Permissions
 
+HEALTHY = {"level": "ok", "replica": "", "finding": "nothing was found that would go wrong", "remedy": ""}
 QUORUM = 'policy = "quorum"\nwrite_quorum = 2'
 
 
@@ -56,6 +62,30 @@ async def test_apply_shows_its_plan_does_what_it_can_and_says_what_needs_a_hand(
         assert "r1: write_quorum changed" in out
 
 
+async def test_after_apply_the_set_has_the_replicas_of_the_file_and_no_others(
+    server: EmbeddedPostgres, folder: Path
+) -> None:
+    async with small_cluster(server, folder, 'policy = "peer-to-peer"') as cluster:
+        await cluster.stop("r3")
+        rewrite(cluster, 'name = "r3"', 'name = "r7"')
+        log = log_type("shop")
+        body = write_body(Member(TxId(""), (Upsert("accounts", {"id": 1}, {"balance": 1}),)))
+
+        async def publish_as(replica: str) -> int | None:
+            async with Site.connect(cluster.cluster.urls(), name=f"shop/{replica}", cluster="test") as site:
+                await site.advertise(log)
+                return await site.publish(log, body)
+
+        with pytest.raises(TopsError, match="not in the declared list of replicas"):
+            await publish_as("r7")
+        code, _, err = await tops(cluster.cluster, "rs", "apply", "shop")
+        assert (code, "need a hand" in err) == (1, True)
+
+        assert await publish_as("r7") is not None
+        with pytest.raises(TopsError, match="not in the declared list of replicas"):
+            await publish_as("r3")
+
+
 # ------------------------------------------------------------------------------------------------------------- doctor
 
 
@@ -86,8 +116,8 @@ async def test_doctor_finds_what_would_go_wrong_and_names_the_replica_and_the_re
     good = await database_with(
         server, "doctor1", "create table t (id int primary key, n int); insert into t values (1)"
     )
-    schema = "create table t (id int, n bigint unique default (random() * 9)::bigint, s serial)"
-    await database_with(server, "doctor2", f"{schema}; grant select on t to reader")
+    schema = "create table t (id int, n bigint unique, s serial); alter sequence t_s_seq cache 9"
+    await database_with(server, "doctor2", f"{schema}; grant select on t to reader; grant usage on t_s_seq to reader")
     dsns = {
         "r1": good,
         "r2": server.dsn_for("doctor2", user="reader", password="x"),
@@ -102,17 +132,96 @@ async def test_doctor_finds_what_would_go_wrong_and_names_the_replica_and_the_re
         ("r2", "table t has no primary key"),
         ("r2", "no right to insert, update, delete on t"),
         ("r2", "no right to create the schema tops"),
-        ("r2", "column t.s draws from a sequence, which every replica has for itself"),
+        ("r2", "t.s: sequence public.t_s_seq hands out 9 values at once (CACHE): replicas can't share it"),
         ("r2", "table t differs from that of r1"),
         ("r2", "table t holds none here, unlike at r1"),
     ]:
         assert (replica, text) in errors, f"not found: {replica}: {text}"
     assert any(replica == "r3" for replica, _ in errors), "an unreachable server is an error"
     warnings = " | ".join(f.text for f in found if f.level == "warning")
-    assert "t.n has a default that differs from replica to replica" in warnings
     assert "UNIQUE (n) can be violated by changes that meet" in warnings
     assert "the set does not run" in warnings
     assert all(f.remedy for f in found), "a finding without a remedy"
+
+
+HANDLED = """
+create function note() returns trigger language plpgsql as 'begin new.note = current_user; return new; end';
+create table orders (
+    id bigserial primary key, ref uuid not null default gen_random_uuid(), at timestamptz not null default now(),
+    number int generated always as identity, place int, note text);
+create trigger note before insert on orders for each row execute function note();
+create table swaps (id int primary key deferrable, n int);
+"""
+
+
+@pytest.mark.parametrize("policy", [QUORUM, 'policy = "primary-site"\nprimary = "r1"', 'policy = "peer-to-peer"'])
+async def test_doctor_finds_nothing_about_a_healthy_set_whatever_is_executed_once_in_it(
+    server: EmbeddedPostgres, folder: Path, policy: str
+) -> None:
+    keys = f'{policy}\ndirect_writes = "reject"'
+    async with small_cluster(server, folder, keys, schema=HANDLED) as cluster, cluster.connect() as shop:
+        await shop.execute("insert into orders (place) values (1) returning id, ref, at, number, note")
+        await shop.execute("insert into swaps values (1, 1)")
+        await shop.wait_in_sync()
+
+        code, out, err = await tops(cluster.cluster, "doctor", "shop", "--format", "json")
+
+    assert (code, json.loads(out)) == (0, [HEALTHY]), err
+
+
+async def test_doctor_names_what_replicas_that_commit_first_can_not_share(
+    server: EmbeddedPostgres, folder: Path
+) -> None:
+    schema = """
+        create sequence down increment -1; create sequence round cycle; create sequence fine;
+        create table a (id int primary key default nextval('down'), n int default nextval('round'),
+            f int default nextval('fine'), i int generated always as identity (cache 20), c int check (c > 0));
+    """
+    dsn = await database_with(server, "shared1", schema)
+
+    found = await findings_about(folder, {"r1": dsn}, 'policy = "peer-to-peer"\ntables = ["a"]')
+    ordered = await findings_about(folder, {"r1": dsn}, 'policy = "peer-to-peer"\norder = "ordered"\ntables = ["a"]')
+
+    shared = [f.text for f in found if "replicas can't share it" in f.text and f.level == "error"]
+    assert shared == [
+        "a.i: sequence public.a_i_seq hands out 20 values at once (CACHE): replicas can't share it",
+        "a.id: sequence public.down counts down or has negative values: replicas can't share it",
+        "a.n: sequence public.round begins again at its end (CYCLE): replicas can't share it",
+    ]
+    assert [f.level for f in found if "can be violated by changes that meet" in f.text] == ["warning"]
+    assert not [f for f in ordered if "share" in f.text or "changes that meet" in f.text]
+
+
+async def test_doctor_names_replicas_that_stopped_differ_do_not_answer_or_have_a_wrong_clock(
+    server: EmbeddedPostgres, folder: Path
+) -> None:
+    schema = "create table t (id int primary key, n int unique)"
+    keys = 'policy = "peer-to-peer"\non_apply_error = "set-aside"\nclock_skew_max_s = 0.000000001'
+    async with small_cluster(server, folder, keys, schema=schema) as cluster:
+        for number, replica in enumerate(("r1", "r2"), 1):
+            cluster.agents[replica].participant.stop("paused by an operator")
+            async with cluster.connect(prefer=replica) as shop:
+                await shop.write([Insert("t", {"id": number, "n": 7})])
+        cluster.agents["r1"].participant.resume()
+
+        async def divergent() -> bool:
+            return bool((await cluster.agents["r1"].status())["divergent"])
+
+        await eventually(divergent, what="the quarantined transaction")
+        await cluster.stop("r3")
+
+        found = {(f.level, f.replica, f.text) for f in await examine(cluster.cluster, cluster.cluster.replica_sets[0])}
+
+    assert found >= {
+        ("error", "r1", "may differ from the others"),
+        ("error", "r2", "stopped: paused by an operator"),
+        ("warning", "r3", "its agent does not answer"),
+    }
+    assert {replica for level, replica, text in found if level == "warning" and "s off ours" in text} == {
+        "r1",
+        "r2",
+        "r3",
+    }
 
 
 async def test_doctor_refuses_a_server_on_which_nothing_can_be_prepared(folder: Path) -> None:

@@ -88,6 +88,7 @@ async def write_read_status(cluster: RunningCluster) -> None:
     assert (code, json.loads(out)[0]["step"]) == (0, "nothing to do"), err
     code, out, err = await tops(cluster.cluster, "doctor", "shop", "--format", "json")
     assert code == 0, out + err
+    assert [finding["level"] for finding in json.loads(out)] == ["ok"]
 
 
 async def http(cluster: RunningCluster) -> None:
