@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from adapters.postgres.sqlstates import exclusion
 from adapters.sql import check_statement
 from replication.apply_errors import ApplyErrors
 from replication.calls import Failed, Write, WriteDone
@@ -27,7 +28,7 @@ from replication.participant import ReplicaParticipant
 from replication.publisher import OutboxPublisher
 from replication.refusals import describe
 from replication.values import pack_rows
-from tops.changes import Member, Row, Statement, decode_member, known_by_id, own_key
+from tops.changes import InvalidChange, Member, Row, Statement, decode_member, known_by_id, own_key
 from tops.errors import OutcomeUnknown, TopsError
 from tops.ids import TxId
 from tops.messages import LogEntry
@@ -153,6 +154,8 @@ class LocalWrites:
             return Failed.because(error)
 
     def _done(self, tx: str, vote: MemberVote | TopsError) -> WriteDone | Failed:
+        if isinstance(vote, InvalidChange):
+            return WriteDone(replica=self._replica, tx=tx, rows=(), refused=describe(exclusion(vote)))
         if isinstance(vote, TopsError):
             return Failed.because(vote)
         refused = vote.excluded

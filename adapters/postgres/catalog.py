@@ -61,6 +61,7 @@ _HOLDS_TIME = """exists (
 _COLUMNS = f"""
 select a.attname, format_type(a.atttypid, -1) as type_name, t.typcategory::text as category, b.typname as base,
        t.typarray <> 0 and t.typdelim = ',' as has_array, a.attgenerated <> '' as is_generated,
+       a.attidentity = 'a' as is_fixed,
        {_HOLDS_TIME}, e.typname as element_base, coalesce(e.typdelim, ',')::text as delimiter,
        format_type(b.typelem, -1) as element_name, e.typcategory::text as element_category
   from pg_attribute a
@@ -91,6 +92,7 @@ class Table:
     sql_name: str
     key: tuple[str, ...]
     columns: dict[str, SqlType]
+    fixed_columns: frozenset[str]  # GENERATED ALWAYS AS IDENTITY: no update can give them a value
     unique_columns: frozenset[str]  # of unique or exclusion constraints other than the primary key
     referring_columns: frozenset[str]  # in a foreign key of this table
     referenced_columns: frozenset[str]  # in a foreign key of another table (or this one)
@@ -168,6 +170,7 @@ async def find_table(connection: asyncpg.Connection, table: str) -> Table:
         sql_name=f"{identifier(found['nspname'])}.{identifier(found['relname'])}",
         key=tuple(found["primary_key"]),
         columns={column["attname"]: _sql_type(column) for column in columns if not column["is_generated"]},
+        fixed_columns=frozenset(column["attname"] for column in columns if column["is_fixed"]),
         unique_columns=tied(found["unique_columns"]),
         referring_columns=tied(found["referring_columns"]),
         referenced_columns=tied(found["referenced_columns"]),

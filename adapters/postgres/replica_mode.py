@@ -103,7 +103,12 @@ class ReplicaMode:
             return True
         oids = {table.oid for table in tables}
         among = any(key.child in oids and key.parent in oids for tie in ties for key in tie.foreign_keys)
-        return among and len(changes) > 1
+        if among and len(changes) > 1:
+            return True
+        # A row that is deleted and inserted again is never missing for the rows that refer to it.
+        deleted, inserted = ({c.table for c in changes if isinstance(c, kind)} for kind in (Delete, Insert))
+        referenced = any(key.parent in oids for tie in ties for key in tie.foreign_keys)
+        return referenced and not deleted.isdisjoint(inserted)
 
     async def ties(self, table: Table) -> Ties:
         known = self._ties.get(table.oid)

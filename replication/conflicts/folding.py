@@ -21,6 +21,7 @@ from replication.conflicts.tables import (
     Shapes,
     TableShape,
     as_text,
+    as_write_set,
     clock_change,
     columns_in,
     conflict_kind,
@@ -29,6 +30,7 @@ from replication.conflicts.tables import (
     key_in,
     read_bases,
     read_versions,
+    row_written,
     rows_of,
     values_in,
     version_in,
@@ -82,14 +84,17 @@ class Folding:
         key, first = member.key, known.get(member.key)
         if first is None:
             known[key] = _Known(member.tx, fold.number)
-            return msgspec.structs.replace(member, changes=tuple(await fold.member(member, folded=True, landed=False)))
+            folded = msgspec.structs.replace(
+                member, changes=tuple(await fold.member(member, folded=True, landed=False))
+            )
+            return as_write_set(folded, fold.site)
         ours = first.tx == member.tx
         if first.number > 0 or (first.number < 0 and not ours):
             return Member(member.tx, ())  # the log has it already
         changes = await fold.member(member, folded=first.number == 0, landed=ours)
         first.number = fold.number if ours else -fold.number
         noted = Upsert(LOGGED_KEYS, {"replica_set": self._set, "key": key}, {"tx": first.tx, "number": first.number})
-        return Member(member.tx, (*changes, noted))
+        return as_write_set(Member(member.tx, (*changes, noted)), fold.site)
 
     async def _known(self, keys: list[str]) -> dict[str, _Known]:
         found = await self._resource.read_own(
@@ -105,9 +110,10 @@ class _Fold:
     """One entry under way: bases as its earlier members left them."""
 
     def __init__(self, outer: Folding, number: int) -> None:
-        self.number = number
+        self.number, self.site = number, ""  # the writer of the last version that was looked at
         self._outer = outer
         self._bases: dict[Place, Base] = {}
+        self._rows: dict[Place, Row | None] = {}  # as they are here
         self._waiting: dict[Place, int] = {}
         self._lines = 0
 
@@ -121,6 +127,7 @@ class _Fold:
             images = await self._outer.shapes.rows(table, [keys[place] for place in mine], columns)
             for place, image in zip(mine, images, strict=True):
                 base, self._waiting[place] = stored.get(place, (None, 0))
+                self._rows[place] = image
                 self._bases[place] = base or Base(versions.get(place, Version()), image)
 
     async def member(self, member: Member, *, folded: bool, landed: bool) -> list[Change]:
@@ -130,7 +137,9 @@ class _Fold:
                 raise InvalidChange("a published change of a set that folds its log lacks its version")
             shape = await self._outer.shapes.of(place[0])
             key = shape.key_of(key_in(change))
-            self._outer.clock.see(version_in(clock).clock)
+            version = version_in(clock)
+            self.site = version.site
+            self._outer.clock.see(version.clock)
             lines = await self._fold(member.tx, shape, key, place, change, clock) if folded else []
             self._waiting[place] = max(0, self._waiting[place] - landed)
             changes += [*self._shown(shape, key, place), *lines]
@@ -143,8 +152,10 @@ class _Fold:
             return [Update(CLOCKS, _clock_key(place), {"base": base.text, "waiting": waiting})]
         clock = clock_change(*place, base.version, base.version, {"kind": "fold", "key": key})
         record = msgspec.structs.replace(clock, values={**clock.values, "base": "", "waiting": 0})
-        row: Change = Delete(shape.name, key) if base.image is None else Upsert(shape.name, key, base.image)
-        return [row, record]
+        before, self._rows[place] = self._rows[place], base.image
+        if base.image is None:
+            return [Delete(shape.name, key), record]
+        return [*row_written(shape, key, before, base.image), record]
 
     async def _fold(
         self, tx: str, shape: TableShape, key: Row, place: Place, change: Change, clock: Upsert
@@ -152,7 +163,7 @@ class _Fold:
         base, told, incoming = self._bases[place], from_json(clock.values["change"]), version_in(clock)
         if told["kind"] == "add":
             return await self._add(tx, shape, place, base, told["add"])
-        values = await self._texts(shape, values_in(change, shape))
+        values = await self._texts(shape, values_in(change, shape, told))
         # Of a row whose record was pruned nothing is known: an insert that builds on it is taken whole.
         unknown = told["kind"] == "insert" and base.image is None and base.version.generation == 0
         adds = incoming.adds if unknown else base.version.adds

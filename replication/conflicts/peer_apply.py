@@ -15,6 +15,7 @@ from replication.conflicts.clock import HybridClock
 from replication.conflicts.tables import (
     Shapes,
     TableShape,
+    as_write_set,
     clock_change,
     columns_in,
     conflict_kind,
@@ -24,6 +25,7 @@ from replication.conflicts.tables import (
     only_increments,
     only_summed,
     read_versions,
+    row_written,
     rows_of,
     sums_set,
     values_in,
@@ -114,6 +116,7 @@ class _Rows:
         self._outer, self._versions = outer, versions
         self._images: dict[Place, Row | None] = {}
         self._number = self._lines = 0
+        self._site = ""  # the writer of the last version that was looked at
         self._captured = False  # whether the member at hand is an origin's write set
 
     def begin(self, number: int) -> None:
@@ -142,7 +145,7 @@ class _Rows:
                 changes += await self._row(member.tx, place, change, clock)
             elif isinstance(change, Update) and not again:
                 changes += self._add(member.tx, place, change)
-        here = msgspec.structs.replace(member, changes=tuple(changes))
+        here = as_write_set(msgspec.structs.replace(member, changes=tuple(changes)), self._site)
         return msgspec.structs.replace(here, idempotency_key="", content="") if again else here
 
     async def _row(self, tx: str, place: Place, change: Change, clock: Upsert) -> list[Change]:
@@ -150,6 +153,7 @@ class _Rows:
         told = from_json(clock.values["change"])
         incoming = version_in(clock)
         self._outer._clock.see(incoming.clock)
+        self._site = incoming.site
         key = shape.key_of(key_in(change))
         current = self._versions.get(place, Version())
         return self._set(tx, shape, key, place, current, incoming, change, clock, told)
@@ -175,7 +179,7 @@ class _Rows:
         # Of a row whose record was pruned nothing is known: an insert that builds on it is taken whole.
         unknown = kind == "insert" and image is None and current.generation == 0
         follows = unknown or list(current.identity) == from_json(clock.values["previous"])
-        values, adds = values_in(change, shape), incoming.adds if unknown else current.adds
+        values, adds = values_in(change, shape, told), incoming.adds if unknown else current.adds
         new = on_top(base_of(values, incoming.adds), adds)
         merged = msgspec.structs.replace(incoming, adds=adds)
         if outer._ranking.per_column:
@@ -202,12 +206,13 @@ class _Rows:
         self._images[place] = {**(row or {}), **image} if image is not None else None
         if image is None:
             return [Delete(shape.name, key, captured=self._captured), record] if existed else [record]
-        if not self._captured:
-            return [Upsert(shape.name, key, image), record]
+        written = row_written(shape, key, row, image)
+        if not self._captured or len(written) > 1:
+            return [*written, record]
         # A table with rules takes no ON CONFLICT, also where the rules are switched off.
         if not existed:
             return [Insert(shape.name, {**key, **image}, captured=True), record]
-        values = {name: value for name, value in image.items() if name not in key}
+        values = {name: value for name, value in image.items() if name not in key and name not in shape.fixed}
         return [Update(shape.name, key, values, captured=True), record] if values else [record]
 
     def _columns(

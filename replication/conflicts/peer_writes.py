@@ -10,9 +10,9 @@ import msgspec
 from replication.conflicts.clock import HybridClock
 from replication.conflicts.tables import (
     CLOCKS,
-    FLOATS,
     Shapes,
     TableShape,
+    as_text,
     clock_change,
     columns_in,
     increment,
@@ -21,7 +21,19 @@ from replication.conflicts.tables import (
     read_versions,
 )
 from replication.conflicts.versions import Base, Ranking, Version, on_top
-from tops.changes import Change, Delete, Insert, InvalidChange, Member, Row, Statement, Update, Upsert, is_captured
+from tops.changes import (
+    Change,
+    Delete,
+    Insert,
+    InvalidChange,
+    Member,
+    NotDeterministic,
+    Row,
+    Statement,
+    Update,
+    Upsert,
+    is_captured,
+)
 from tops.ports import Resource
 
 Known = dict[tuple[str, str], tuple[Version, Row | None]]  # a row's version and image, as this member leaves them
@@ -49,7 +61,7 @@ class PeerWrites:
         """The rows that a transaction touches, with their keys; InvalidChange if it can't be told.
 
         And the transaction as it can be written without a look at its rows, if all it does is to add to them: then it
-        is refused with `Why.VERSION` where one of them is not there."""
+        is rejected with `Why.VERSION` where one of them is not there. NotDeterministic: it must be executed."""
         found, increments = {}, []
         for change in member.changes:
             if isinstance(change, Statement):
@@ -58,6 +70,7 @@ class PeerWrites:
                     f"not a statement: {change.sql[:200]}"
                 )
             shape = await self._shapes.of(change.table, naming=columns_in(change))
+            _check_drawn(shape, change)
             key = shape.key_of(change.values if isinstance(change, Insert) else change.key)
             named = key_text(key)
             found[shape.name, named] = key
@@ -151,8 +164,13 @@ class PeerWrites:
             columns = {**columns, **dict.fromkeys(told, (generation, clock, self._site))}
         after = Version(generation, False, before.edits + 1, clock, self._site, before.adds, columns)
         known[place] = (after, whole)
-        row: Change = Insert(shape.name, {**key, **whole}) if kind == "insert" else Update(shape.name, key, told)
         step: dict[str, Any] = {"kind": kind, "key": key}
+        row: Change = Insert(shape.name, {**key, **whole})
+        if kind == "update":
+            fixed = _fixed_as_they_are(shape, image or {}, told)
+            row = Update(shape.name, key, {name: value for name, value in told.items() if name not in fixed})
+            if fixed:
+                step["fixed"] = fixed
         if self._ranking.per_column:
             step["seen"] = {name: before.columns.get(name) for name in told}
         return [row, clock_change(*place, after, before, step)]
@@ -186,6 +204,12 @@ class PeerWrites:
         ]
 
 
+def _fixed_as_they_are(shape: TableShape, image: Row, told: Row) -> Row:
+    """Columns that no update can give a value, and that need none here; others may have to write them. PostgreSQL
+    rejects another value."""
+    return {n: image[n] for n in shape.fixed if n in told and n in image and as_text(told[n]) == as_text(image[n])}
+
+
 def _as_captured(step: Change, change: Insert | Update | Upsert | Delete, shape: TableShape) -> Change:
     """The row's step as part of an origin's write set: here it must find what the origin has found."""
     if isinstance(step, Statement) or step.table != shape.name:
@@ -197,7 +221,19 @@ def _as_captured(step: Change, change: Insert | Update | Upsert | Delete, shape:
 
 def _check_sums(shape: TableShape, add: Row) -> None:
     for column in add:
-        if shape.types.get(column) in FLOATS:
+        if column in shape.types and column not in shape.summed:
             raise InvalidChange(
-                f"column {column!r} of {shape.name!r}: sums of floats depend on their order; use numeric"
+                f"column {column!r} of {shape.name!r} is of type {shape.types[column]}: a peer-to-peer set adds to "
+                "integer and numeric columns only, whose sums do not depend on the order; write the new value instead, "
+                "or keep the amount in a column of type bigint or numeric"
             )
+
+
+def _check_drawn(shape: TableShape, change: Insert | Update | Upsert | Delete) -> None:
+    """Keys that the database makes, and values of sequences, are not made here: only an execution tells whose they
+    are."""
+    given = columns_in(change)
+    if isinstance(change, Insert) and (missing := [name for name in shape.key if name not in given]):
+        raise NotDeterministic("default", f"the insert into {shape.name} lacks its key: {', '.join(missing)}")
+    if isinstance(change, Insert | Upsert) and (drawn := sorted(shape.drawn.difference(given))):
+        raise NotDeterministic("default", f"the insert into {shape.name} draws from a sequence: {', '.join(drawn)}")

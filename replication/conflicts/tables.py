@@ -17,9 +17,12 @@ from tops.changes import (
     InvalidChange,
     Member,
     Row,
+    RowChange,
+    Statement,
     Update,
     Upsert,
     Value,
+    is_captured,
     split_table_name,
 )
 from tops.errors import TopsError
@@ -50,7 +53,15 @@ create table if not exists {WRITE_SETS} (number bigint primary key, places text 
 
 _COLUMNS = """
 select a.attname as name, a.attgenerated <> '' as generated, pg_get_expr(d.adbin, d.adrelid) as standard,
-       coalesce(a.attnum = any (i.indkey), false) as in_key, format_type(a.atttypid, a.atttypmod) as type
+       coalesce(a.attnum = any (i.indkey), false) as in_key, format_type(a.atttypid, a.atttypmod) as type,
+       a.attidentity = 'a' as fixed,
+       a.attidentity <> '' or exists (select from pg_depend s join pg_class q on q.oid = s.refobjid and q.relkind = 'S'
+         where s.classid = 'pg_attrdef'::regclass and s.objid = d.oid and s.refclassid = 'pg_class'::regclass) as drawn,
+       (with recursive beneath(oid) as (
+            select a.atttypid union select t.typbasetype from beneath join pg_type t on t.oid = beneath.oid
+             where t.typtype = 'd')
+        select bool_or(oid in ('int2'::regtype, 'int4'::regtype, 'int8'::regtype, 'numeric'::regtype)) from beneath
+       ) as summed
   from pg_attribute a
   left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
   left join pg_index i on i.indrelid = a.attrelid and i.indisprimary
@@ -69,7 +80,6 @@ select k.table_name, k.key, coalesce(c.generation, 0) as generation, coalesce(c.
   from unnest($1::text[], $2::text[]) as k(table_name, key) left join {CLOCKS} c using (table_name, key)
 """
 LEARN_AGAIN_S = 5.0
-FLOATS = frozenset({"real", "double precision"})
 
 
 class TableShape(msgspec.Struct, frozen=True):
@@ -80,6 +90,9 @@ class TableShape(msgspec.Struct, frozen=True):
     others: tuple[str, ...]
     standards: dict[str, str | None]  # the default's expression
     types: dict[str, str]
+    fixed: frozenset[str] = frozenset()  # GENERATED ALWAYS AS IDENTITY: no update can give them a value
+    drawn: frozenset[str] = frozenset()  # left out of an insert, they get the next value of a sequence
+    summed: frozenset[str] = frozenset()  # integers and numerics: increments can be made in any order
 
     @property
     def sql_name(self) -> str:
@@ -90,6 +103,8 @@ class TableShape(msgspec.Struct, frozen=True):
         missing = [name for name in self.key if name not in change]
         if missing:
             raise InvalidChange(f"table {self.name!r}: the change lacks the key column {missing[0]!r}")
+        if empty := [name for name in self.key if change[name] is None]:
+            raise InvalidChange(f"table {self.name!r}: the key column {empty[0]!r} is null; no row can have such a key")
         return {name: change[name] for name in self.key}
 
 
@@ -133,6 +148,9 @@ class Shapes:
             tuple(row["name"] for row in rows if not row["in_key"]),
             {row["name"]: row["standard"] for row in rows},
             {row["name"]: row["type"] for row in rows},
+            frozenset(row["name"] for row in rows if row["fixed"] and not row["in_key"]),
+            frozenset(row["name"] for row in rows if row["drawn"]),
+            frozenset(row["name"] for row in rows if row["summed"]),
         )
 
     async def normal(self, shape: TableShape, texts: Row) -> Row:
@@ -349,12 +367,44 @@ def columns_in(change: Change) -> list[str]:
     return []
 
 
-def values_in(change: Change, shape: TableShape) -> Row:
-    """The columns beside the key that a change gives."""
+def values_in(change: Change, shape: TableShape, told: dict[str, Any]) -> Row:
+    """The columns beside the key that a change gives, also those that its writer could not write and told instead."""
     match change:
         case Insert(values=values) | Update(values=values) | Upsert(values=values):
-            return {name: value for name, value in values.items() if name not in shape.key}
+            given = {name: value for name, value in values.items() if name not in shape.key}
+            return {**told.get("fixed", {}), **given}
     return {}
+
+
+def row_written(shape: TableShape, key: Row, before: Row | None, after: Row) -> list[RowChange]:
+    """The changes that lead from one image of a row, or none, to another; several are a write set (`as_write_set`).
+
+    A column that no update can give a value is left out where it has that value; otherwise the row is inserted anew."""
+    if not shape.fixed:
+        return [Upsert(shape.name, key, after)]
+    if before is None:
+        return [Insert(shape.name, {**key, **after})]
+    if any(as_text(before.get(name)) != as_text(after.get(name, before.get(name))) for name in shape.fixed):
+        return [
+            Delete(shape.name, key, captured=True),
+            Insert(shape.name, {**key, **before, **after}, captured=True),
+        ]
+    values = {name: value for name, value in after.items() if name not in shape.fixed}
+    return [Update(shape.name, key, values)] if values else []
+
+
+def as_write_set(member: Member, site: str) -> Member:
+    """The member of that site as one whose rows are applied as images, if one of them is inserted anew: nothing that
+    hangs on a row that is deleted and inserted may change."""
+    if not any(map(is_captured, member.changes)):
+        return member
+    changes = [
+        change
+        if isinstance(change, Statement) or change.table.startswith("tops.")
+        else msgspec.structs.replace(change, captured=True)
+        for change in member.changes
+    ]
+    return msgspec.structs.replace(member, changes=tuple(changes), origin=member.origin or site)
 
 
 def conflict_kind(kind: str, current: Version, image: Row | None) -> str:

@@ -47,20 +47,22 @@ def _update(table: Table, name: str, old: Image, new: Image) -> list[RowChange]:
     changed = {column: value for column, value in new.values.items() if old.values[column] != value}
     if not changed:
         # Locked or written as it was: it stays a write, so that it conflicts with others as it would in one database.
-        changed = dict([next(((c, v) for c, v in new.values.items() if c not in table.key), ("", None))])
+        left_alone = {*table.key, *table.fixed_columns}
+        changed = dict([next(((c, v) for c, v in new.values.items() if c not in left_alone), ("", None))])
         if "" in changed:
-            return []  # nothing but its key: there is nothing that could be written
+            return []  # nothing but its key and identity: there is nothing that could be written
     return [Update(name, _key(table, old), changed, expect_row=old.digest, captured=True)]
 
 
 def _replaced(table: Table, before: Images, after: Images) -> set[Key]:
-    """Rows that stay and are deleted and inserted nevertheless: their key is spelled differently, or they are among
-    several that take other values in unique columns."""
+    """Rows that stay and are deleted and inserted nevertheless: their key is spelled differently, a column has another
+    value that no update can give it, or they are among several that take other values in unique columns."""
     stay = [(key, old, new) for key, new in after.items() if new is not None and (old := before.get(key)) is not None]
     unique = table.unique_columns & table.columns.keys()
     moved = {key for key, old, new in stay if any(old.values[name] != new.values[name] for name in unique)}
     respelled = {key for key, old, new in stay if _key(table, old) != _key(table, new)}
-    return respelled | (moved if len(moved) > 1 else set())
+    fixed = {key for key, old, new in stay if any(old.values[name] != new.values[name] for name in table.fixed_columns)}
+    return respelled | fixed | (moved if len(moved) > 1 else set())
 
 
 def _key(table: Table, image: Image) -> Row:
