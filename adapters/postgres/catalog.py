@@ -107,6 +107,10 @@ class Table:
         tied = self.unique_columns or self.referring_columns or self.referenced_columns
         return not tied and not self.has_side_effects
 
+    @cached_property
+    def key_has_one_text(self) -> bool:
+        return all(self.columns[name].has_one_text for name in self.key)
+
     def column(self, name: str) -> SqlType:
         found = self.columns.get(name)
         if found is None:

@@ -48,6 +48,22 @@ class SqlType:
         """The same text for all values that the database takes for equal."""
         return self.one_form.format(expression)
 
+    @property
+    def has_one_text(self) -> bool:
+        """Whether values that the database takes for equal have one text, once they are `canonical`. Others are told
+        apart by the database alone: '1 day' is '24:00:00', and {1.0} is {1.00}."""
+        if (
+            self.is_integer
+            or self.is_uuid
+            or self.is_bytes
+            or self.one_form != "{}"
+            or self.category in ("B", "E", "D")
+        ):
+            return True
+        if self.category == "A":
+            return self.element is not None and self.element.one_form == "{}" and self.element.has_one_text
+        return self.name in ("text", "character varying", "name", "inet", "cidr")
+
     def readable(self, expression: str) -> str:
         """The value as Python takes it and `text_form` gives it back: an integer, a boolean, bytes, or its text."""
         plain = self.is_integer or self.is_bytes or self.category == "B"

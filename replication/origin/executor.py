@@ -43,6 +43,7 @@ SLOW_S = 1.0  # a chain that takes longer is slow: most take milliseconds
 RESOLVE_S = 0.9  # the same for values that are computed ahead
 ALONE_S = 60.0  # for so long an identity that was in such a chain is executed request by request
 SERIALIZATION_FAILURE = "40001"
+CHECK_VIOLATION, NOT_SUPPORTED = "23514", "0A000"
 _REJECTED_ROWS = frozenset({Why.CONFLICT.value, Why.CONSTRAINT.value, Why.INVALID.value, Why.ERROR.value})
 
 
@@ -313,6 +314,8 @@ class OriginExecutor:
 
     def _gave_up(self, waiting: _Waiting, outcome: Executed | Rejected, submitted: Submitted | None) -> ExecuteDone:
         last = outcome.message if isinstance(outcome, Rejected) else (submitted.refused if submitted else "")
+        if isinstance(outcome, Executed) and (failed := _failed_check(waiting, last)):
+            return ExecuteDone(replica=self._replica, tx=waiting.request.tx, error=failed)
         message = (
             f"could not serialize access: executed {waiting.attempts} times, each lost against another transaction"
         )
@@ -344,6 +347,19 @@ def _are_rows_rejected(waiting: _Waiting, submitted: Submitted | None) -> bool:
         return False
     error = understand(waiting.request.tx, submitted.refused)
     return isinstance(error, ChangeNotProved) or (isinstance(error, WriteRefused) and error.why in _REJECTED_ROWS)
+
+
+def _failed_check(waiting: _Waiting, refused: str) -> DatabaseError | None:
+    """Of a write set whose rows have passed a CHECK at the origin, each time, and never where they were applied."""
+    error = understand(waiting.request.tx, refused) if refused else None
+    if not isinstance(error, WriteRefused) or error.sqlstate != CHECK_VIOLATION:
+        return None
+    return DatabaseError(
+        NOT_SUPPORTED,
+        f"the transaction can't be replicated: its rows satisfy the {error.text} when its statements are executed, and "
+        "not when the rows that it leaves are applied; a CHECK must depend on its own row alone: use a foreign key or "
+        "a trigger to look at other rows",
+    )
 
 
 def _error(rejected: Rejected) -> DatabaseError:

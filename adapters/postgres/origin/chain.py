@@ -26,7 +26,7 @@ from adapters.postgres.catalog import Table, find_table
 from adapters.postgres.origin import capture
 from adapters.postgres.origin.completeness import Changed, changed_rows, last_values, touched
 from adapters.postgres.origin.giving_way import Yielded, giving_way
-from adapters.postgres.origin.images import Image, Key, images_of
+from adapters.postgres.origin.images import Image, Key, images_of, one_spelling
 from adapters.postgres.origin.outcomes import Captured, Executed, Interrupted, Rejected
 from adapters.postgres.origin.resolve import Request, Resolver
 from adapters.postgres.origin.session import OriginSession
@@ -271,6 +271,7 @@ class _Chain:
     def __init__(self, session: OriginSession, table: TableOf, settle: str, member_s: float) -> None:
         """`member_s`: how long a member may take, all its statements together."""
         self._session, self._table, self._settle, self._member_s = session, table, settle, member_s
+        self._spellings: dict[str, dict[Key, Key]] = {}
         self.yielded = Yielded()
 
     async def member(self, request: Request) -> _Done | Rejected:
@@ -360,21 +361,45 @@ class _Chain:
         members = [outcome for outcome in outcomes if isinstance(outcome, _Done)]
         touched_by: dict[tuple[str, Key], int] = {}
         place = 0
-        for row in await self._session.connection.fetch(_CAPTURED, self._session.last_captured):
+        captured = await self._session.connection.fetch(_CAPTURED, self._session.last_captured)
+        spelled = await self._spelled(captured)
+        for row in captured:
             self._session.last_captured = row["id"]
             while row["id"] > members[place].last_key:
                 place += 1
-            for key in (row["old_key"], row["new_key"]):
-                if key is None:
+            for noted in (row["old_key"], row["new_key"]):
+                if noted is None:
                     continue
-                if touched_by.setdefault((row["relation"], tuple(key)), place) != place:
+                key = spelled[row["relation"]][tuple(noted)]
+                if touched_by.setdefault((row["relation"], key), place) != place:
                     return False
-                members[place].after.setdefault(row["relation"], {})[tuple(key)] = None
+                _touch(members[place].after, row["relation"], key)
         for name in {name for name, _ in touched_by}:
             keys = [key for relation, key in touched_by if relation == name]
             for key, image in (await self._images(name, keys)).items():
                 members[touched_by[name, key]].after[name][key] = image
         return True
+
+    async def _spelled(self, captured: Sequence[asyncpg.Record]) -> dict[str, dict[Key, Key]]:
+        """By table, what each noted key is called in this chain: the first of its spellings."""
+        noted: dict[str, dict[Key, None]] = {}
+        for row in captured:
+            keys = noted.setdefault(row["relation"], {})
+            keys.update((tuple(key), None) for key in (row["old_key"], row["new_key"]) if key is not None)
+        for name, keys in noted.items():
+            known, table = self._spellings.setdefault(name, {}), await self._table(name)
+            if table.key_has_one_text:
+                known.update(zip(keys, keys, strict=True))
+                continue
+            asked = list(dict.fromkeys([*known.values(), *(key for key in keys if key not in known)]))
+            try:
+                first = await one_spelling(self._session.connection, table, asked)
+            except asyncpg.PostgresError as error:
+                if is_schema_change(error):
+                    raise _TableChanged from error
+                raise
+            known.update(zip(asked, first, strict=True))
+        return self._spellings
 
     async def _images(self, name: str, keys: list[Key]) -> dict[Key, Image]:
         try:
@@ -383,6 +408,14 @@ class _Chain:
             if is_schema_change(error):  # a column was dropped or renamed, or its type has changed
                 raise _TableChanged from error
             raise
+
+
+def _touch(after: dict[str, Images], table: str, key: Key) -> None:
+    """The row, and its table, come behind what was touched before: a CHECK may have looked at that."""
+    images = after.pop(table, {})
+    images.pop(key, None)
+    images[key] = None
+    after[table] = images
 
 
 async def _settle_sql(connection: Connection) -> str:

@@ -1,6 +1,6 @@
 """Rows by key, as images: the values of all columns that can be written, and a digest of the row's text."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import asyncpg
@@ -31,10 +31,33 @@ async def images_of(connection: asyncpg.Connection, table: Table, keys: Iterable
     return found
 
 
+async def one_spelling(connection: asyncpg.Connection, table: Table, keys: Sequence[Key]) -> list[Key]:
+    """Each key, or an earlier one that is another spelling of it: where a text does not tell, the database does."""
+    if len(keys) < 2:
+        return list(keys)
+    columns = [[key[place] for key in keys] for place in range(len(table.key))]
+    first = {record["place"]: record["first"] for record in await connection.fetch(_spellings_sql(table), *columns)}
+    return [keys[first[place] - 1] for place in range(1, len(keys) + 1)]
+
+
+def _spellings_sql(table: Table) -> str:
+    arrays, names = _arrays(table)
+    values = ", ".join(f"k.c{place}::{table.columns[name].name}" for place, name in enumerate(table.key, 1))
+    return (
+        f"select k.place, first_value(k.place) over (partition by {values} order by k.place) as first "
+        f"from unnest({arrays}) with ordinality as k({names}, place)"
+    )
+
+
+def _arrays(table: Table) -> tuple[str, str]:
+    """Parameters with the texts of keys, a column each, and the columns' names."""
+    places = range(1, len(table.key) + 1)
+    return ", ".join(f"${place}::text[]" for place in places), ", ".join(f"c{place}" for place in places)
+
+
 def _images_sql(table: Table) -> str:
     # Keys are matched by the index's own operator, whatever their text.
-    arrays = ", ".join(f"${place}::text[]" for place in range(1, len(table.key) + 1))
-    names = ", ".join(f"c{place}" for place in range(1, len(table.key) + 1))
+    arrays, names = _arrays(table)
     match = " and ".join(
         f"t.{identifier(name)} = k.c{place}::{table.columns[name].name}" for place, name in enumerate(table.key, 1)
     )

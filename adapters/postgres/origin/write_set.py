@@ -24,23 +24,27 @@ def changes_between(tables: Mapping[str, Table], state: State, after: Mapping[st
     """The row changes that lead from the state to the images after it; the state has these afterwards.
 
     Deletes come first, so that a unique value can pass to another row; rows whose unique columns change are deleted
-    and inserted where several of them could be in each other's way."""
+    and inserted where several of them could be in each other's way. Others are in the order of `after`, as far as no
+    update leaves a unique value to an insert: a CHECK may look at rows that were written before."""
     deletes: list[RowChange] = []
-    updates: list[RowChange] = []
-    inserts: list[RowChange] = []
+    rest: list[RowChange] = []
     for name, images in after.items():
         table, before = tables[name], state.of(name)
         replaced = _replaced(table, before, images)
+        written: list[RowChange] = []
         for key, new in images.items():
             old = before.get(key)
             if old is not None and (new is None or key in replaced):
                 deletes.append(Delete(name, _key(table, old), expect_row=old.digest, captured=True))
             if new is not None and (old is None or key in replaced):
-                inserts.append(Insert(name, new.values, captured=True))
+                written.append(Insert(name, new.values, captured=True))
             elif new is not None and old is not None:
-                updates += _update(table, name, old, new)
+                written += _update(table, name, old, new)
         before.update(images)
-    return (*deletes, *updates, *inserts)
+        if any(isinstance(change, Update) and table.unique_columns & change.values.keys() for change in written):
+            written.sort(key=lambda change: isinstance(change, Insert))
+        rest += written
+    return (*deletes, *rest)
 
 
 def _update(table: Table, name: str, old: Image, new: Image) -> list[RowChange]:
