@@ -7,7 +7,8 @@ status), commits local-first writes where the policy asks for it, and says why w
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+import re
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, assert_never
 
@@ -49,6 +50,7 @@ from tops.core.participation import SiteOptions
 from tops.errors import AgentReplaced, ConfigError, InvalidTransaction, NotReachable, TopsError
 from tops.ports import Resource
 from tops.site import Site
+from tops.site_subscriptions import Subscription
 from tops.transactions import Scope, TxType
 
 KEY_HELD = f"select from {KEYS} where replica_set = $1 and key = $2"
@@ -58,6 +60,19 @@ ORIGIN_LOCK_S = 1.0  # a vote takes longer: an execution that waits for a lock g
 SITE_OPTIONS = SiteOptions(renew_s=0.5, retry_s=0.5, give_up_s=10.0)
 
 log = logging.getLogger("tops.replication")
+
+
+class Failure:
+    """Why an agent stopped serving: a code, and what the error says."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        known = isinstance(error, TopsError)
+        self.code = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(error).__name__).lower() if known else "internal-error"
+        self._text = str(error) if known else f"{type(error).__name__}: {error}"
+
+    def __str__(self) -> str:
+        return f"serves no longer ({self.code}): {self._text}"
 
 
 class Agent:
@@ -101,6 +116,9 @@ class Agent:
         self._joined = asyncio.Event()
         self._database_trouble = ""
         self._tasks: list[asyncio.Task[Any]] = []
+        self.failure: Failure | None = None  # why it serves no longer
+        self._failed = asyncio.Event()
+        self._closing = False
 
     @classmethod
     @asynccontextmanager
@@ -128,18 +146,19 @@ class Agent:
             yield agent
 
     async def wait(self) -> None:
-        """Serve until something that can't be mended here ends it; raises what that was."""
-        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        """Serve until something that can't be fixed here ends it; raises what that was."""
+        await self._failed.wait()
+        if self.failure is not None:
+            raise self.failure.error
 
     async def wait_joined(self) -> None:
         """Returns when the replica takes part in its set; raises what keeps it from that for good."""
-        joined = asyncio.ensure_future(self._joined.wait())
+        awaited = [asyncio.ensure_future(event.wait()) for event in (self._joined, self._failed)]
         try:
-            await asyncio.wait([joined, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            joined.cancel()
+            for task in awaited:
+                task.cancel()
         if not self._joined.is_set():
             await self.wait()
 
@@ -148,6 +167,8 @@ class Agent:
         """Why the replica takes no part in its set; empty once it does."""
         if self._joined.is_set():
             return ""
+        if self.failure is not None:
+            return str(self.failure)
         reason = self.starter.reason if self.starter is not None else ""
         return self._database_trouble or reason or "it is about to join the set's log"
 
@@ -204,9 +225,9 @@ class Agent:
         stack.push_async_callback(answerer.close)
         await answerer.start()
         self._spawn(self._watch_database())
-        serving = asyncio.ensure_future(self._serve())
-        self._tasks.append(serving)
+        serving = self._spawn(self._serve())
         stack.push_async_callback(_ended, serving)
+        stack.callback(self._close)
 
     async def _declare(self) -> None:
         """What the log takes from clients, and which replicas the set has, as the file says it."""
@@ -270,7 +291,8 @@ class Agent:
             stack.push_async_callback(self.executor.close)
         if self.starter is not None and (reason := await self._crossing(self.starter)):
             self.participant.stop(reason)
-        await self.site.subscribe(self.log_type, participant=self.participant, durable=self.name)
+        subscription = await self.site.subscribe(self.log_type, participant=self.participant, durable=self.name)
+        stack.push_async_callback(self._unsubscribe, subscription)
         stack.push_async_callback(self.participant.leave)
         self.lag = LagTracker(self.site, self.log_type, self.participant)
         self._spawn(self.lag.run())
@@ -292,6 +314,12 @@ class Agent:
             )
             self._spawn(self.pruning.run())
         log.info("replica serves", extra={"replica": self.name, "position": self.participant.reached})
+
+    async def _unsubscribe(self, subscription: Subscription) -> None:
+        """An agent that failed answers for a while, and must not be counted as a member meanwhile."""
+        if not self._closing:
+            with suppress(TopsError):
+                await subscription.unsubscribe()
 
     async def _crossing(self, starter: Starter) -> str:
         """Why this replica can't follow the log under the policy that the set has now; empty if it can."""
@@ -329,12 +357,35 @@ class Agent:
         if self.flushed is not None and self.writes is not None:
             await self.flushed.look()
 
-    def _spawn(self, work: Any) -> None:
-        self._tasks.append(asyncio.ensure_future(work))
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.ensure_future(work)
+        task.add_done_callback(self._task_ended)
+        self._tasks.append(task)
+        return task
+
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
+        """One part of the work failed: the replica leaves its set, and its status says why."""
+        error = None if task.cancelled() else task.exception()
+        if error is None or self.failure is not None or self._closing:
+            return
+        self.failure = Failure(error)
+        log.error(
+            "replica stopped serving",
+            extra={"replica": self.name, "code": self.failure.code, "reason": str(error)},
+            exc_info=None if isinstance(error, TopsError) else error,
+        )
+        self._failed.set()
+        self._cancel()
+
+    def _close(self) -> None:
+        self._closing = True
 
     def _cancel(self) -> None:
+        """The task that calls this while it ends goes on to its end."""
+        current = asyncio.current_task()
         for task in self._tasks:
-            task.cancel()
+            if task is not current:
+                task.cancel()
 
     # --------------------------------------------------------------------------------------------------- questions
 
@@ -414,6 +465,8 @@ class Agent:
                 return await self.visitor.answer(question)
 
     def _check_joined(self) -> None:
+        if self.failure is not None:
+            raise NotReachable(f"replica {self.replica.name} {self.failure}")
         if not self._joined.is_set():
             raise NotStarted(f"replica {self.replica.name} has not started: {self.not_started}")
 
@@ -497,7 +550,8 @@ class Agent:
         if not self._joined.is_set():
             return not_started_status(self)
         lag, participant = self.lag.lag(), self.participant
-        told, trouble, stopped = self.lag.told, self._trouble(), participant.stopped or participant.other_history
+        told, trouble = self.lag.told, self._trouble()
+        stopped = str(self.failure or "") or participant.stopped or participant.other_history
         # What the coordinator said a while ago is not true for whoever can't hear it take that back.
         in_sync = (
             lag.linked
@@ -522,6 +576,7 @@ class Agent:
             "others_lag_s": self.lag.of_others(),
             "history": told.history if told is not None else "",
             "stopped": stopped,
+            "failure_code": self.failure.code if self.failure is not None else "",
             "trouble": trouble,
             "prepared": len(participant.prepared),
             "conflicts": self.errors.conflict_count,
@@ -595,6 +650,7 @@ def not_started_status(agent: Agent) -> dict[str, Any]:
         "not_started": agent.not_started,
         "others_lag_s": {},
         "stopped": "",
+        "failure_code": agent.failure.code if agent.failure is not None else "",
         "trouble": "",
         "divergent": False,
         "schema_drift": "",

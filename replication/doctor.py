@@ -286,7 +286,8 @@ async def _running(cluster: Cluster, config: ReplicaSetConfig, keys: Path | None
         if replica.get("unreachable"):
             findings.append(Finding("warning", replica["replica"], "its agent does not answer", "tops replica run"))
         elif replica["stopped"]:
-            findings.append(Finding("error", replica["replica"], f"stopped: {replica['stopped']}", "tops rs resume"))
+            remedy = "start its agent again: tops replica run" if replica.get("failure_code") else "tops rs resume"
+            findings.append(Finding("error", replica["replica"], f"stopped: {replica['stopped']}", remedy))
         elif replica["not_started"]:
             text = f"not started: {replica['not_started']}"
             findings.append(Finding("error", replica["replica"], text, "it is tried again by itself"))

@@ -12,13 +12,14 @@ import uvloop
 from replication.agent import Agent
 from replication.config import Cluster
 from replication.http import serve_agent
-from tops.errors import ConfigError
+from tops.errors import AgentReplaced, ConfigError
 from tops.runtime.garbage import collect_rarely
 from tops.runtime.logs import configure_logging
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 
 ConfigOption = Annotated[Path, typer.Option("-c", "--config", help="The cluster's file.")]
+FAILED_S = 60.0  # for how long an agent that failed tells why
 TrustEqualOption = Annotated[
     bool, typer.Option("--trust-equal", help="The databases are clones: compare schemas and row counts alone.")
 ]
@@ -67,7 +68,10 @@ def find_replica(cluster: Cluster, name: str) -> tuple[str, str]:
 
 
 async def serve(cluster: Cluster, set_name: str, replica_name: str, **options: bool) -> None:
-    """Run an agent until a signal ends it, also while it waits for its database; raises what it can't go on with."""
+    """Run an agent until a signal ends it, also while it waits for its database; raises what it can't go on with.
+
+    An agent that failed has left its set. It answers for a while, so that the status tells why, and ends then: whoever
+    supervises it can start it again."""
     serving = asyncio.ensure_future(_serve(cluster, set_name, replica_name, options))
 
     def end() -> None:
@@ -83,4 +87,10 @@ async def serve(cluster: Cluster, set_name: str, replica_name: str, **options: b
 async def _serve(cluster: Cluster, set_name: str, replica_name: str, options: dict[str, bool]) -> None:
     async with Agent.open(cluster, set_name, replica_name, **options) as agent, serve_agent(agent):
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, agent.site.reload_keys)
-        await agent.wait()
+        try:
+            await agent.wait()
+        except AgentReplaced:
+            raise  # the other one answers
+        except Exception:
+            await asyncio.sleep(FAILED_S)
+            raise
