@@ -28,6 +28,7 @@ from tops.messages import (
     RouteRemoved,
     RoutesReset,
     SubscriptionChanged,
+    TypeAdvertised,
 )
 from tops.sim.world import random_links
 
@@ -254,6 +255,76 @@ def test_events_are_counted_under_a_pseudonym_of_the_site_that_published_them() 
     assert isinstance(passed.publication, Published)
     assert passed.publication.origin == Origin("plain", 7, handles["s2"], 1)
     assert passed.sender == sender("s2")
+
+
+def named_at(core: BrokerCore, home: NodeId, stem: str) -> str:
+    """A name of an event type whose rendezvous is `home`."""
+    return next(name for n in range(1000) if core.topology.rendezvous(name := f"{stem}{n}") == home)
+
+
+def receivers(effects: list[Effect]) -> set[str]:
+    return {link for link, message in sent(effects) if isinstance(message, Dissemination) and not message.upward}
+
+
+@pytest.mark.parametrize("claimed", [("plain",), ("evil", "plain"), ("plain", "evil")])
+def test_a_publishers_word_for_the_lineage_of_its_type_reaches_no_subscriber_of_another(
+    claimed: tuple[str, ...],
+) -> None:
+    core = broker()
+    evil = named_at(core, NodeId("b1"), "evil")
+    subscribed(core, "s1", BROAD)
+    core.site_up(sender("mallory"), 0.0)
+    lineage = tuple(evil if name == "evil" else name for name in claimed)
+    event = Published(event=Event(evil, {"mark": "m", "size": 9}), origin=Origin(evil, 1))
+    lie = Dissemination(rendezvous=NodeId("b1"), upward=True, early=True, publication=event, lineage=lineage)
+
+    effects = core.receive(NodeId("mallory"), lie, 0.0)
+
+    assert receivers(effects) == set()
+    ((link, upward),) = sent(effects)
+    assert link == "b1" and isinstance(upward, Dissemination)
+    assert not upward.early and not upward.lineage, "what the rendezvous knows counts"
+
+
+def test_a_type_that_is_defined_where_its_family_does_not_meet_has_no_ancestors_there() -> None:
+    core = broker()
+    parent = named_at(core, NodeId("b1"), "orders")
+    theirs, child = EventType(parent, {}), EventType("evil", {"mark": str}, parent=parent)
+    core.site_up(sender("s1"), 0.0)
+    wish = SubscriptionChanged(
+        subscription=1, definitions=(theirs,), filter=Filter.everything(), scope=None, durable=False
+    )
+    core.receive(NodeId("s1"), wish, 0.0)
+    core.site_up(sender("mallory"), 0.0)
+    advertised = Envelope(to=core.address, body=TypeAdvertised(definitions=(theirs, child)))
+    core.receive(NodeId("mallory"), advertised, 0.0)
+    event = Published(event=Event("evil", {"mark": "m"}), origin=Origin("evil", 1))
+
+    effects = core.receive(
+        NodeId("mallory"), Dissemination(rendezvous=core.name, upward=True, early=False, publication=event), 0.0
+    )
+
+    assert receivers(effects) == set()
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_events_of_a_durable_type_are_not_passed_on_before_its_log_has_them(durable: bool) -> None:
+    core = broker()
+    name = named_at(core, NodeId("b1"), "kept")
+    core.site_up(sender("s1"), 0.0)
+    kept = (EventType(name, {"mark": str}, durable=durable),)
+    core.receive(
+        NodeId("s1"),
+        SubscriptionChanged(subscription=1, definitions=kept, filter=Filter.everything(), scope=None, durable=False),
+        0.0,
+    )
+    core.site_up(sender("mallory"), 0.0)
+    event = Published(event=Event(name, {"mark": "m"}), origin=Origin(name, 1))
+    early = Dissemination(rendezvous=NodeId("b1"), upward=True, early=True, publication=event, lineage=(name,))
+
+    effects = core.receive(NodeId("mallory"), early, 0.0)
+
+    assert receivers(effects) == (set() if durable else {"s1"})
 
 
 # ---------------------------------------------------------------------------------- whole overlays, event by event

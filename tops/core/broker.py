@@ -156,9 +156,8 @@ class BrokerCore:
             stamped = Dissemination(
                 rendezvous=message.rendezvous,
                 upward=True,
-                early=message.early,
+                early=message.early and message.lineage == (publication.event_type,),
                 publication=publication,
-                lineage=message.lineage,
                 reply_to=site.address,
                 sender=site.sender,
             )
@@ -257,7 +256,7 @@ class BrokerCore:
                     carried.append(delivered)
             elif type(effect) is Disseminate:
                 publication = effect.publication
-                lineage = self.rendezvous.types.lineage_as_known(publication.event_type)
+                lineage = self._lineage(publication.event_type)
                 passed = exclude if publication is done else None
                 carried += self._descend(publication, lineage, self.name, sender, passed)
             else:
@@ -276,12 +275,32 @@ class BrokerCore:
                 return []
             effects = self.rendezvous.on_publication(publication, sender, dissemination.reply_to, now)
             return self._carry_out(effects, now, publication, passed, sender)
-        hop = self.topology.next_hop(self.name, dissemination.rendezvous)
-        up: list[Effect] = [] if hop is None else [Send(hop, dissemination)]
+        down: list[Effect] = []
         if dissemination.early:
-            lineage, rendezvous = dissemination.lineage, dissemination.rendezvous
-            return self._descend(publication, lineage, rendezvous, dissemination.sender, exclude=passed) + up
-        return up
+            rendezvous, name = dissemination.rendezvous, publication.event_type
+            if self._may_pass_early(name):
+                down = self._descend(publication, (name,), rendezvous, dissemination.sender, exclude=passed)
+            else:
+                # Nobody behind the link subscribes to the type, or the broker there would know the same of it.
+                dissemination = msgspec.structs.replace(dissemination, early=False)
+        hop = self.topology.next_hop(self.name, dissemination.rendezvous)
+        return down if hop is None else [*down, Send(hop, dissemination)]
+
+    def _may_pass_early(self, event_type: str) -> bool:
+        """Whether subscribers may get events of a type before its rendezvous, which knows its ancestors and its log.
+
+        Only of a type that has neither. A publisher's word for its ancestors counts for nothing: it would reach the
+        subscribers of any type, without the right to publish it. A subscriber's definition can only rule it out."""
+        known = self.table.types.whole_if_known(event_type)
+        if known is not None and (known.durable or known.parent is not None):
+            return False
+        return not set_of_log(event_type)
+
+    def _lineage(self, event_type: str) -> tuple[str, ...]:
+        """The type and its ancestors, as far as this broker may say: anybody may have defined here what meets
+        elsewhere."""
+        lineage = self.rendezvous.types.lineage_as_known(event_type)
+        return lineage if self.topology.rendezvous(lineage[-1]) == self.name else (event_type,)
 
     def _descend(
         self,

@@ -132,8 +132,10 @@ class Envelope(Message, frozen=True):
 class Dissemination(Message, frozen=True):
     """Up to the rendezvous of the event type's family, then down the reverse paths of the subscriptions.
 
-    `early`: brokers on the way up already pass it to their own subtree (single-publisher, non-durable types).
-    `lineage`: the event type and its ancestors; who knows a parent only finds its children by it.
+    `early`: brokers on the way up already pass it to their own subtree (single-publisher, non-durable types without
+    ancestors).
+    `lineage`: the event type and its ancestors; who knows a parent only finds its children by it. On the way down it
+    is the rendezvous's word; what a publisher says of it is compared, never followed.
     `sender`: the publisher as its broker stamped it; on the way down only for types that disclose it.
     """
 
