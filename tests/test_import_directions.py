@@ -18,6 +18,7 @@ VOCABULARY = {
     "tops.ids",
     "tops.messages",
     "tops.records",
+    "tops.sizes",
     "tops.transactions",
     "tops.value_sets",
 }

@@ -33,6 +33,7 @@ from tops.runtime.record_store import RecordStore
 from tops.runtime.timers import Timers
 from tops.runtime.wire import AnyWord, Meet, Pressed, Refused, encode_message, meeting
 from tops.security import AuditLog, KeyedBuckets, Kind, Peer
+from tops.sizes import UNMEASURED_BYTES_MAX
 
 JOURNAL_QUEUE_MAX = 50_000
 OUTBOX_MAX = 200_000
@@ -85,12 +86,14 @@ class BrokerNode:
 
     # -------------------------------------------------------------------------------------------------- what arrives
 
-    def take(self, link: Link, messages: tuple[LinkMessage, ...]) -> float:
-        """Messages of one frame, from a neighbour."""
+    def take(self, link: Link, messages: tuple[LinkMessage, ...], size: int) -> float:
+        """Messages of one frame of `size` bytes, from a neighbour."""
         core, now, name = self.core, _now(), link.name
         guard = self.guards.get(name)
         for message in messages:
             refusal = guard.refusal(message) if guard is not None else None
+            if refusal is None and guard is not None and size > UNMEASURED_BYTES_MAX:
+                refusal = guard.too_large(message)
             if refusal is None:
                 if not (self.refusing and self._turned_away(link, message)):
                     self.outbox.put(core.receive(name, message, now))

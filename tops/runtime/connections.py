@@ -33,7 +33,6 @@ from tops.runtime.link import Link, exchange_meet
 from tops.runtime.listener import admit
 from tops.runtime.site_journal import INCARNATIONS_PER_S, new_incarnation
 from tops.runtime.sockets import AcceptedSocket, DialledSocket, Socket
-from tops.runtime.wire import FRAME_BYTES_MAX
 from tops.security import (
     HANDSHAKE_BYTES_MAX,
     ConnectionBudget,
@@ -44,6 +43,7 @@ from tops.security import (
     peer_identity,
     utc_now,
 )
+from tops.sizes import FRAME_BYTES_MAX
 
 REDIAL_FIRST_S, REDIAL_MAX_S = 0.05, 2.0
 

@@ -42,6 +42,7 @@ from tops.runtime.event_checks import DefinitionOf, EventChecks
 from tops.runtime.rights import LINK_RIGHTS, Right, publishing, receiving
 from tops.security import Identity, Permissions, Verb
 from tops.set_types import check_definitions, requests_filter, responses_filter
+from tops.sizes import ENCODED_BYTES_MAX, SITE_MESSAGE_BYTES_MAX, encoded_bytes
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -114,12 +115,24 @@ class Guard:
         except PermissionDenied as error:
             return Refusal(_subjects(message), error)
         except (InvalidEvent, InvalidEventType) as error:
-            return Refusal(_subjects(message), self._invalid(message, error), code="invalid")
+            return Refusal(_subjects(message), self._invalid(message, str(error)), code="invalid")
         return None
 
-    def _invalid(self, message: LinkMessage, error: InvalidEvent | InvalidEventType) -> PermissionDenied:
+    def too_large(self, message: LinkMessage) -> Refusal | None:
+        """Why this message must not be acted on if it is longer than what brokers can send on inside of others. It is
+        measured as it will be encoded again: that may be longer than what arrived."""
+        publication = message.publication if type(message) is Dissemination else None
+        bytes_max = ENCODED_BYTES_MAX if type(publication) is EventsPublished else SITE_MESSAGE_BYTES_MAX
+        size = encoded_bytes(message)
+        if size <= bytes_max:
+            return None
+        kind = type(message.body if type(message) is Envelope else publication or message).__name__
+        error = f"a {kind} of {size} bytes is over the limit of {bytes_max} for a message of a site: split it"
+        return Refusal(_subjects(message), self._invalid(message, error), code="invalid")
+
+    def _invalid(self, message: LinkMessage, reason: str) -> PermissionDenied:
         event_type = type_of(message.publication) if type(message) is Dissemination else ""
-        return PermissionDenied(str(error), who=str(self.identity), verb=Verb.PUBLISH.value, event_type=event_type)
+        return PermissionDenied(reason, who=str(self.identity), verb=Verb.PUBLISH.value, event_type=event_type)
 
     def _check_subscription(self, changed: SubscriptionChanged) -> None:
         if not changed.definitions:

@@ -43,8 +43,8 @@ _FAULT_POINT: Final = fault_point()
 class LinkOwner(Protocol):
     """Who hears what arrives."""
 
-    def take(self, link: "Link", messages: tuple[LinkMessage, ...]) -> float:
-        """Messages in order; returns for how many seconds nothing more should be read from this link."""
+    def take(self, link: "Link", messages: tuple[LinkMessage, ...], size: int) -> float:
+        """Messages of a frame of `size` bytes; returns for how many seconds nothing more should be read from it."""
 
     def pause(self, link: "Link") -> float:
         """Asked when that time is over: for how many more seconds."""
@@ -329,7 +329,7 @@ class Link:
         if not frame.number:
             return 0.0
         self.received_messages += len(messages)
-        pause_s = owner.take(self, messages)
+        pause_s = owner.take(self, messages, size)
         self._untold_bytes += size
         if self.session.received - self._told >= ACKNOWLEDGE_FRAMES or self._untold_bytes >= ACKNOWLEDGE_BYTES:
             self._acknowledge_now()

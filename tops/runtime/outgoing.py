@@ -6,7 +6,7 @@ from typing import Any
 from tops.errors import ProtocolError
 from tops.event_types import EventType
 from tops.messages import Event, encode_body
-from tops.runtime.wire import MESSAGE_BYTES_MAX
+from tops.sizes import MESSAGE_BYTES_MAX
 
 Body = Mapping[str, Any]
 TypeOrName = EventType | str

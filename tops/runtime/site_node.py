@@ -49,8 +49,9 @@ from tops.runtime.outbox import Outbox
 from tops.runtime.participant_driver import ParticipantDriver
 from tops.runtime.sockets import Socket
 from tops.runtime.timers import Timers
-from tops.runtime.wire import MESSAGE_BYTES_MAX, AnyWord, Meet, Refused, encode_message, meeting
+from tops.runtime.wire import AnyWord, Meet, Refused, encode_message, meeting
 from tops.security import Peer
+from tops.sizes import MESSAGE_BYTES_MAX
 
 REDIAL_FIRST_S, REDIAL_MAX_S = 0.05, 1.0
 BACKLOG_MAX = 100_000  # ordinary events that participants have not got to; beyond it nothing more is read
@@ -266,7 +267,7 @@ class SiteNode:
 
     # ------------------------------------------------------------------------------------------------- what arrives
 
-    def take(self, link: Link, messages: tuple[LinkMessage, ...]) -> float:
+    def take(self, link: Link, messages: tuple[LinkMessage, ...], size: int) -> float:
         core, now, put = self.core, _now(), self.outbox.put
         for message in messages:
             put(core.receive(message, now))

@@ -12,12 +12,11 @@ import msgspec
 from tops.core.link_session import Frame
 from tops.errors import ProtocolError, TopsError, Undecodable
 from tops.messages import PROTOCOL, LinkMessage
+from tops.sizes import MESSAGE_BYTES_MAX
 
 FRAME: Final = 0
 WORD: Final = 1
-FRAME_BYTES_MAX: Final = 8 * 2**20  # of one WebSocket message, after authentication
 BATCH_BYTES: Final = 256 * 2**10  # a frame takes no more messages once it has reached this
-MESSAGE_BYTES_MAX: Final = FRAME_BYTES_MAX - 1024  # of one message: a frame holds at least one
 
 
 class Word(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):

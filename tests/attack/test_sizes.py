@@ -1,0 +1,137 @@
+"""Messages of sites that fit a frame, and would not fit one any more inside of what a broker makes of them."""
+
+import struct
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from tests.attack.raw_link import RawLink, Verdict, raw_link
+from tests.integration.overlay.cluster import Recorder, until
+from tests.integration.overlay.secured import Secured
+from tops import EventType, TxType
+from tops.core.link_session import Frame
+from tops.ids import NodeId, TxId
+from tops.messages import (
+    Address,
+    BeginPublic,
+    BeginTx,
+    CensusOpened,
+    Dissemination,
+    Envelope,
+    Event,
+    EventsPublished,
+    Letter,
+    LinkMessage,
+    OneShot,
+    Origin,
+    Publication,
+    Published,
+    PublishInTx,
+    RunOneShot,
+    RunOneShots,
+    TxPublished,
+    TxSpec,
+    TypeAdvertised,
+)
+from tops.runtime.wire import encode_frame
+from tops.sizes import ENCODED_BYTES_MAX, MESSAGE_BYTES_MAX, SITE_MESSAGE_BYTES_MAX, encoded_bytes
+from tops.transactions import Scope, ScopeLimit
+
+B1, TYPE = NodeId("b1"), "sized"
+DURABLE = EventType(TYPE, {"x": bytes, "xs": list}, durable=True)
+
+
+@pytest_asyncio.fixture
+async def writer(secured: Secured) -> AsyncIterator[RawLink]:
+    async with raw_link(secured.broker.url, "b1", secured.keys("writer", "admin"), "x") as link:
+        assert await link.send(letter(TypeAdvertised(definitions=(DURABLE,)))) is Verdict.TAKEN
+        yield link
+
+
+def letter(body: Letter) -> Envelope:
+    return Envelope(to=Address(B1), body=body)
+
+
+def spread(publication: Publication) -> Dissemination:
+    return Dissemination(rendezvous=B1, upward=True, early=False, publication=publication)
+
+
+def one_shots(tx: TxId, body: dict[str, Any], attributes: dict[str, Any]) -> Envelope:
+    spec = TxSpec(TYPE, TxType.LOCAL, limit=ScopeLimit.LOCAL, census=None, attributes=attributes)
+    return letter(RunOneShots(spec=spec, transactions=(OneShot(tx, (Event(TYPE, body),)),)))
+
+
+def padded(link: RawLink, padding: bytes) -> Iterator[LinkMessage]:
+    """Every message of a site that carries events or attributes of any length."""
+    body, tx = {"x": padding}, TxId(f"writer:x.{link.incarnation}.1")
+    event, spec = Event(TYPE, body), TxSpec(TYPE, TxType.LOCAL, limit=ScopeLimit.LOCAL, census=None)
+    long = TxSpec(TYPE, TxType.LOCAL, attributes=body)
+    encoded = msgspec.Raw(msgspec.msgpack.encode(body))
+    yield spread(Published(event=event, origin=Origin(TYPE, 1)))
+    yield spread(EventsPublished(event_type=TYPE, bodies=(encoded,), origin=Origin(TYPE, 1)))
+    yield spread(TxPublished(tx=tx, event_type=TYPE, sequence=1, event=event))
+    yield letter(RunOneShot(tx=tx, spec=spec, events=(event,)))
+    yield one_shots(tx, body, {})
+    yield one_shots(tx, {}, body)
+    yield letter(PublishInTx(tx=tx, request=1, event=event))
+    yield letter(BeginTx(tx=tx, spec=long))
+    yield letter(BeginPublic(request=1, spec=long))
+    yield spread(CensusOpened(tx=tx, spec=long, coordinator=B1, incarnation=1, initiator=Address(B1)))
+
+
+async def test_messages_that_fit_a_frame_alone_are_rejected(writer: RawLink, secured: Secured) -> None:
+    kinds = len(list(padded(writer, b"")))
+    for kind in range(kinds):
+        around = encoded_bytes(list(padded(writer, bytes(2**20)))[kind]) - 2**20
+        message = list(padded(writer, bytes(MESSAGE_BYTES_MAX - around)))[kind]
+        assert encoded_bytes(message) == MESSAGE_BYTES_MAX
+        assert await writer.send(message) is Verdict.REJECTED, kind
+
+    assert secured.broker.node.core.rendezvous.logs[TYPE].last_number == 0
+    audit = secured.broker.table.data / "audit.log"
+    await until(lambda: f"invalid: tx writer:x.{writer.incarnation}.1" in audit.read_text())
+
+
+@pytest.mark.parametrize("attributes", [False, True], ids=["events", "attributes"])
+async def test_the_longest_transaction_reaches_a_durable_subscriber(
+    writer: RawLink, secured: Secured, attributes: bool
+) -> None:
+    def message(padding: int) -> Envelope:
+        tx, long = TxId(f"writer:x.{writer.incarnation}.1"), {"x": bytes(padding)}
+        return one_shots(tx, {}, long) if attributes else one_shots(tx, long, {})
+
+    longest = message(SITE_MESSAGE_BYTES_MAX - (encoded_bytes(message(2**20)) - 2**20))
+    assert encoded_bytes(longest) == SITE_MESSAGE_BYTES_MAX
+    assert await writer.send(longest) is Verdict.TAKEN
+
+    async with secured.site("reader", "admin") as reader:
+        recorder = Recorder(Scope.LOCAL)
+        await reader.subscribe(DURABLE, participant=recorder, durable="reader", start="oldest")
+        await until(lambda: bool(recorder.joined))
+    assert secured.broker.node.counters["alarms"] == 0
+
+
+@pytest.mark.parametrize("kind", ["published", "together", "one-shot"])
+async def test_a_message_is_measured_as_it_is_encoded_again(writer: RawLink, secured: Secured, kind: str) -> None:
+    """Floats of five bytes, which every encoder here writes with nine."""
+    count = (MESSAGE_BYTES_MAX - 1024) // 5
+    mark = b"@" * 300
+    message: LinkMessage = {
+        "published": spread(Published(event=Event(TYPE, {"xs": mark}), origin=Origin(TYPE, 1))),
+        "together": spread(
+            EventsPublished(
+                event_type=TYPE, bodies=(msgspec.Raw(msgspec.msgpack.encode({"xs": mark})),), origin=Origin(TYPE, 1)
+            )
+        ),
+        "one-shot": one_shots(TxId(f"writer:x.{writer.incarnation}.1"), {"xs": mark}, {}),
+    }[kind]
+    encoded_mark = msgspec.msgpack.encode(mark)
+    floats = b"\xdd" + struct.pack(">I", count) + struct.pack(">Bf", 0xCA, 1.5) * count
+    data = encode_frame(Frame(*writer.next_position(), (message,))).replace(encoded_mark, floats)
+    assert ENCODED_BYTES_MAX < len(data) <= MESSAGE_BYTES_MAX
+
+    assert await writer.send_encoded(data) is Verdict.REJECTED
+    assert secured.broker.node.core.rendezvous.logs[TYPE].last_number == 0
