@@ -31,7 +31,7 @@ test: $(STAMP) java chromium
 	@$(PYTEST) --ignore tests/sim -n 2 --dist loadfile --no-loadscope-reorder
 
 test-long: $(STAMP) java
-	@$(PYTEST) -m long --timeout 7200
+	@$(PYTEST) -m long --timeout 7200 -o faulthandler_timeout=7320
 
 bench: $(STAMP)
 	@$(BIN)/tops bench core

@@ -1,6 +1,6 @@
 """Databases as transactional resources, one package per database, behind the same port."""
 
-from adapters.embedded_postgres import EmbeddedPostgres
+from adapters.embedded.servers import EmbeddedPostgres
 from adapters.postgres import Logins, PostgresAdapter, provision
 from adapters.sqlite import SqliteAdapter
 

@@ -21,11 +21,11 @@ import msgspec
 import uvloop
 
 from adapters import EmbeddedPostgres, PostgresAdapter
+from adapters.changes import Insert, Member, Update, members_digest
+from adapters.resource import Attempt, Entry, Epoch
 from bench.machine import describe_machine, package_versions
 from bench.statistics import Better, Figure, FigureRecord
-from tops.changes import Insert, Member, Update, members_digest
-from tops.ids import NodeId, TxId
-from tops.ports import Attempt, Entry, Epoch
+from tops.model.ids import NodeId, TxId
 
 ROWS = 100_000
 EPOCH = 64

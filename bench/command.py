@@ -16,7 +16,7 @@ from bench.report.page import write_page
 from bench.report.plots import draw
 from bench.report.table import print_table
 from bench.results import Result, write_json
-from tops.errors import ConfigError
+from tops.model.errors import ConfigError
 
 
 def run(name: str, *, quick: bool, profile: bool, as_json: bool, directory: Path, figures: Sequence[str] = ()) -> None:

@@ -21,14 +21,18 @@ from typing import Any, NamedTuple
 from bench.harness import say
 from bench.machine import describe_machine, package_versions
 from bench.results import Result
-from tops.core.broker import BrokerCore
-from tops.core.epochs import EpochOptions
-from tops.core.participation import Wish
-from tops.core.rendezvous import RendezvousOptions
-from tops.core.routing import Topology
-from tops.core.site import SiteCore
-from tops.digests import BEGINNING, LogPoint, chained
-from tops.effects import (
+from tops.core.broker.broker import BrokerCore
+from tops.core.broker.routing import Topology
+from tops.core.client.site import SiteCore
+from tops.core.commit.epochs import EpochOptions
+from tops.core.coordinator.rendezvous import RendezvousOptions
+from tops.core.participant.participation import Wish
+from tops.model.event_types import EventType
+from tops.model.filters import Filter
+from tops.model.ids import NodeId
+from tops.model.log_points import BEGINNING, LogPoint, chained
+from tops.model.transactions import LocalOutcome, Scope, ScopeLimit, TxType
+from tops.protocol.effects import (
     Answer,
     ApplyEntries,
     AskJoin,
@@ -43,12 +47,8 @@ from tops.effects import (
     Send,
     SetTimer,
 )
-from tops.event_types import EventType
-from tops.filters import Filter
-from tops.ids import NodeId
-from tops.messages import CensusPolicy, Event, Sender, TxSpec
+from tops.protocol.messages import CensusPolicy, Event, Sender, TxSpec
 from tops.runtime.garbage import collect_rarely
-from tops.transactions import LocalOutcome, Scope, ScopeLimit, TxType
 
 EPOCH = 32
 NOTES = ("notes", "plain")

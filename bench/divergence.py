@@ -39,12 +39,12 @@ from bench.harness import say
 from bench.machine import describe_machine, load_average, package_versions
 from bench.results import Result
 from bench.statistics import Better, Figure
-from replication.divergence import session
-from replication.divergence.check import Check
-from replication.divergence.model import CheckResult
-from replication.divergence.options import CheckOptions
-from replication.divergence.ports import ReplicaEndpoint
-from tops.errors import ConfigError
+from replication.divergence.check.check import Check
+from replication.divergence.check.options import CheckOptions
+from replication.divergence.read import session
+from replication.divergence.results.model import CheckResult
+from replication.tables.endpoints import ReplicaEndpoint
+from tops.model.errors import ConfigError
 
 MILLION = 1_000_000
 ROUNDS = 3

@@ -25,7 +25,7 @@ from bench.systems import (
     Traffic,
 )
 from bench.workloads import Dataset, Operation, Totals, Workload
-from tops.errors import TopsError
+from tops.model.errors import TopsError
 
 ERRORS_IN_A_ROW_MAX = 10  # of one client: after that the system is down, and its figures mean nothing
 SETTLE_TIMEOUT_S = 120.0

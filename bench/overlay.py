@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import uvloop
 
-from adapters.ports import free_port
+from adapters.embedded.free_ports import free_port
 from bench.harness import say
 from bench.machine import describe_machine, package_versions
 from bench.overlay_site import CLUSTER, ITEM, PAYLOAD
@@ -35,7 +35,7 @@ from bench.results import Result, spread
 from bench.statistics import Better, Figure, percentile
 from bench.systems import BenchmarkFailed, SystemUnavailable
 from tops import EventType, Filter, Site
-from tops.core.filter_index import FilterIndex
+from tops.core.broker.filter_index import FilterIndex
 
 RECEIVE_TIMEOUT_S = 120.0
 START_TIMEOUT_S = 30.0

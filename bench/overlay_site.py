@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 import uvloop
 
 from tops import EventType, Filter, Participant, Received, Scope, Site
-from tops.core.participation import SiteOptions
+from tops.core.participant.participation import SiteOptions
 
 CLUSTER = "bench"
 PAYLOAD = {"payload": bytes}

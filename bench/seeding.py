@@ -22,16 +22,16 @@ import asyncpg
 import uvloop
 
 from adapters import EmbeddedPostgres
-from adapters import postgres_programs as programs
-from adapters.ports import free_port
+from adapters.embedded import programs
+from adapters.embedded.free_ports import free_port
 from bench.harness import say
 from bench.machine import describe_machine, load_average, package_versions
 from bench.results import Result
 from bench.statistics import Better, Figure
-from replication.config import Cluster
-from replication.databases import QUICK_RECOVERY
-from replication.processes import Processes
-from tops.errors import InvariantBroken
+from replication.model.config import Cluster
+from replication.operations.processes import Processes
+from replication.replica.databases import QUICK_RECOVERY
+from tops.model.errors import InvariantBroken
 
 ROWS, QUICK_ROWS = 5_000_000, 1_000_000
 ROUNDS, QUICK_ROUNDS = 5, 3

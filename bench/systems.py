@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from bench.workloads import Dataset, Operation, Totals
-from tops.errors import Retry, TopsError
+from tops.model.errors import Retry, TopsError
 
 # Where the time of one transaction can go, in the order in which a transaction meets them.
 PHASES = ("site", "broker", "coordinator", "executor", "database", "disk")

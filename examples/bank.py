@@ -8,7 +8,7 @@ import random
 
 from examples.local_cluster import local_cluster
 from replication import ReplicaSet, connect
-from replication.refusals import WriteRefused
+from replication.rpc.refusals import WriteRefused
 
 SCHEMA = "create table accounts (id int primary key, balance bigint not null check (balance >= 0));"
 

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from adapters.ports import free_port
-from replication.agent import Agent
-from replication.config import Cluster
-from replication.demo import quiet
-from tops.runtime.broker import Broker
+from adapters.embedded.free_ports import free_port
+from replication.model.config import Cluster
+from replication.operations.demo import quiet
+from replication.replica.agent import Agent
+from tops.server.broker import Broker
 
 
 @asynccontextmanager

@@ -9,9 +9,10 @@ come can stay away. The constraints are tested when the census closes, and again
 import asyncio
 
 from examples.local_cluster import local_cluster
-from tops import EventType, Participant, Scope, ScopeLimit, Site, TxType, constraints
-from tops.errors import TransactionAborted
-from tops.messages import CensusPolicy
+from tops import EventType, Participant, Scope, ScopeLimit, Site, TxType
+from tops.model import constraints
+from tops.model.errors import TransactionAborted
+from tops.protocol.messages import CensusPolicy
 
 MEETING = EventType("meeting", {"day": str, "topic": str})
 MUST, MAY, ROOM = ("anna", "ben"), ("cleo", "dora"), "room-7"

@@ -2,19 +2,19 @@
 
 from typing import TYPE_CHECKING
 
-from tops.deferred import deferred
+from tops.runtime.deferred import deferred
 
 if TYPE_CHECKING:
-    from replication.config import ReplicaSetConfig
-    from replication.replica_set import ReplicaSet, connect
+    from replication.client.replica_set import ReplicaSet, connect
+    from replication.model.config import ReplicaSetConfig
 
 __all__ = ["ReplicaSet", "ReplicaSetConfig", "connect"]
 
 __getattr__ = deferred(
     __name__,
     {
-        "ReplicaSet": "replication.replica_set",
-        "ReplicaSetConfig": "replication.config",
-        "connect": "replication.replica_set",
+        "ReplicaSet": "replication.client.replica_set",
+        "ReplicaSetConfig": "replication.model.config",
+        "connect": "replication.client.replica_set",
     },
 )

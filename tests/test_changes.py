@@ -4,7 +4,7 @@ from decimal import Decimal
 
 import pytest
 
-from tops.changes import (
+from adapters.changes import (
     OWN,
     Delete,
     Insert,
@@ -18,12 +18,13 @@ from tops.changes import (
     content_digest,
     decode_member,
     encode_member,
+    joined_table_name,
     known_by_id,
     members_digest,
     own_key,
     split_table_name,
 )
-from tops.ids import TxId
+from tops.model.ids import TxId
 
 VOLATILE = [
     "update t set a = now()",
@@ -133,3 +134,17 @@ def test_table_names_are_taken_apart_at_dots_outside_quotes(written: str, parts:
 def test_broken_table_names_are_refused(written: str) -> None:
     with pytest.raises(InvalidChange):
         split_table_name(written)
+
+
+@pytest.mark.parametrize(
+    ("schema", "name", "joined"),
+    [
+        ("public", "t", "t"),
+        ("shop", "t", "shop.t"),
+        ("shop", "a.b", 'shop."a.b"'),
+        ("public", 'say "x"', '"say ""x"""'),
+    ],
+)
+def test_a_table_has_one_name_that_can_be_taken_apart_again(schema: str, name: str, joined: str) -> None:
+    assert joined_table_name(schema, name) == joined
+    assert split_table_name(joined) == (None if schema == "public" else schema, name)

@@ -3,7 +3,10 @@
 import asyncio
 from contextlib import suppress
 
-from tops.fair_share import FairShare
+import pytest
+
+from adapters.fair_share import FairShare
+from tops.model.errors import LimitExceeded
 
 
 class Work:
@@ -87,3 +90,25 @@ async def test_a_wait_that_is_cancelled_just_when_it_is_served_passes_its_slot_o
     await work.settle()
 
     assert "c1" in work.running
+
+
+async def test_the_last_quarter_is_for_identities_that_hold_none() -> None:
+    work = Work(8, 4)
+
+    await work.begin(*(f"{who}{number}" for who in "ab" for number in range(6)), "c1", "d1", "d2")
+
+    assert work.running == ["a0", "a1", "a2", "a3", "b0", "b1", "c1", "d1"]
+
+
+async def test_requests_that_wait_can_be_turned_away() -> None:
+    work = Work(2, 1)
+    await work.begin("a1", "a2", "b1")
+
+    work.shares.turn_away("a", LimitExceeded("enough"))
+    await work.settle()
+
+    with pytest.raises(LimitExceeded):
+        await work.tasks["a2"]
+    await work.end("a1")
+    await work.begin("a3")
+    assert work.running == ["b1", "a3"]

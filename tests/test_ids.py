@@ -2,10 +2,12 @@
 
 import pytest
 
-from replication.control import check_key
-from replication.refusals import WriteRefused
-from tops.changes import own_key
-from tops.ids import counted, counted_all, counted_id, told_by_counted
+from adapters.changes import InvalidChange, Member, own_key
+from replication.conflicts.own_statements import check_client
+from replication.rpc.control import KEY_LENGTH_MAX, check_key
+from replication.rpc.refusals import WriteRefused
+from tops.model.ids import TxId, counted, counted_all, counted_id, told_by_counted
+from tops.model.sizes import TEXT_MAX
 
 
 def test_a_counted_id_tells_its_series_and_number_its_key_and_its_replica() -> None:
@@ -57,6 +59,19 @@ def test_many_are_taken_apart_like_each_of_them() -> None:
 def test_an_application_may_not_use_a_key_that_is_ours(key: str) -> None:
     with pytest.raises(WriteRefused, match=r"not for applications|id of a transaction"):
         check_key(key)
+
+
+def test_a_key_is_bounded_and_the_longest_one_fits_an_id() -> None:
+    check_key("😀" * KEY_LENGTH_MAX)
+    assert len(counted_id("a" * 200, "1" * 16, 1, "😀" * KEY_LENGTH_MAX, "r" * 200)) <= TEXT_MAX
+    with pytest.raises(WriteRefused, match="20000 characters; at most 255"):
+        check_key("x" * 20_000)
+
+
+def test_a_replica_takes_no_overlong_id_from_a_client() -> None:
+    check_client(Member(TxId("a.1.1"), ()))
+    with pytest.raises(InvalidChange, match=f"5000 characters; at most {TEXT_MAX}"):
+        check_client(Member(TxId("x" * 5000), ()))
 
 
 @pytest.mark.parametrize("key", ["order-1", "tx:order-1", "tx:", "tx", "a.1.0000000001@r1"])

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tops.in_turn import InTurn
+from tops.runtime.in_turn import InTurn
 
 
 async def test_pieces_are_done_in_order_and_never_overlap() -> None:

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tops.parcels import parcels
+from adapters.parcels import parcels
 
 
 @given(st.lists(st.binary(max_size=8)), st.integers(1, 20))

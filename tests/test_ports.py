@@ -5,9 +5,9 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from adapters.ports import PORTS, free_port
+from adapters.embedded.free_ports import PORTS, free_port
 
-OTHER = "from adapters.ports import free_port; print(*(free_port() for _ in range(50)))"
+OTHER = "from adapters.embedded.free_ports import free_port; print(*(free_port() for _ in range(50)))"
 
 
 def test_no_port_is_given_out_twice_nor_while_somebody_listens() -> None:

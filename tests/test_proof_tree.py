@@ -5,9 +5,9 @@ import pytest
 from adapters.postgres.proof.expressions import Expressions
 from adapters.postgres.proof.facts import Facts
 from adapters.postgres.proof.functions import Collation, listed
-from adapters.postgres.proof.texts import is_fixed_time, literal_at
 from adapters.postgres.proof.tree import Node, Unreadable, parse
 from adapters.postgres.proof.verdict import NotProved, Reason, Shipped
+from adapters.postgres.sql.fixed_times import is_fixed_time, literal_at
 
 
 def test_nodes_lists_and_constants_are_read() -> None:

@@ -3,8 +3,8 @@
 import pytest
 
 from adapters import sql as postgres
+from adapters.changes import InvalidChange
 from adapters.sqlite import guards as sqlite
-from tops.changes import InvalidChange
 
 NO_STATEMENTS = [
     "",
@@ -95,3 +95,77 @@ def test_a_text_that_would_exhaust_the_parser_is_rejected() -> None:
         postgres.check_query("select " + "(" * 100_000 + "1" + ")" * 100_000)
 
     postgres.check_query("select * from t where a in (" + ",".join(["1"] * 5_000) + ")")
+
+
+@pytest.mark.parametrize("rows", [1_000, 5_000])
+def test_an_insert_of_as_many_rows_as_libraries_send_is_let_through(rows: int) -> None:
+    numbers = iter(range(1, 3 * rows + 1))
+    parameters = ",".join(f"(${next(numbers)}::int, ${next(numbers)}, ${next(numbers)})" for _ in range(rows))
+    literals = ",".join(f"({row}, 'it''s', default)" for row in range(rows))
+
+    postgres.check_statement(f"insert into t (a, b, c) values {parameters} returning a")
+    postgres.check_statement(f"insert into t (a, b, c) values {literals} on conflict (a) do nothing")
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "select 1, 2" + " union all select 1, 2" * 16_000,
+        "select 1 from (select 1, 2" + " union all select 1, 2" * 16_000 + ") x",
+        "select " + "(1, " * 16_000 + "1" + ")" * 16_000,
+        "select " + "array[1, " * 16_000 + "1" + "]" * 16_000,
+        "select f(1, 'a'" + "||f(1, 2)" * 16_000 + ")",
+        "select 1 from t where a in (1, 2)" + " or a in (1, 2)" * 16_000,
+        "select 1 from a, b" + " join c on true, d" * 16_000,
+        "select 1" + "::int" * 16_000,
+        "insert into t values " + ",".join(["(1, 2, 3)"] * 50_000),
+    ],
+)
+def test_a_text_that_nests_too_deeply_or_is_too_long_is_rejected_with_a_way_out(sql: str) -> None:
+    with pytest.raises(InvalidChange, match=r"unnest\(\$1::int\[\]"):
+        postgres.check_query(sql)
+
+
+@pytest.mark.parametrize(
+    ("sql", "command"),
+    [
+        ("alter table t add c int", "ALTER TABLE"),
+        ("SET work_mem = 1", "SET"),
+        ("/* é */ create unique index i on t (a)", "CREATE UNIQUE INDEX"),
+        ("create or replace function f() returns int language sql as 'select 1'", "CREATE OR REPLACE FUNCTION"),
+        ("create temp table x (a int)", "CREATE TEMP TABLE"),
+        ("drop table if exists t", "DROP TABLE"),
+        ("refresh materialized view v", "REFRESH MATERIALIZED VIEW"),
+        ("vacuum t", "VACUUM"),
+        ("begin", "BEGIN"),
+        ("copy t from stdin", "COPY"),
+        ("select 1 into x", "SELECT INTO"),
+    ],
+)
+def test_a_rejection_names_the_command_as_it_is_written(sql: str, command: str) -> None:
+    with pytest.raises(InvalidChange, match=f"INSERT, UPDATE, DELETE, MERGE or SELECT, not {command}: "):
+        postgres.check_statement(sql)
+    with pytest.raises(InvalidChange, match=f", not {command}: "):
+        postgres.check_query(sql)
+
+
+def test_names_are_those_of_the_parse_tree() -> None:
+    (parsed,) = postgres.parse(
+        """with q as (select 'notes' as said) update U&"\\0061ccounts" as notes set v = x.longest /* other */
+           from shop.lists x, q where x.id @@@ 7 returning lower(v)"""
+    )
+
+    assert set(parsed.relations) == {(None, "accounts"), ("shop", "lists"), (None, "q")}
+    assert parsed.with_queries == {"q"}
+    assert {"longest", "@@@", "lower"} <= parsed.names
+    assert {"notes", "other"}.isdisjoint(parsed.names)
+
+
+def test_columns_that_a_condition_fixes() -> None:
+    (parsed,) = postgres.parse("delete from t where a = $1 and (b = 'x' and t.c = 3)")
+    (wider,) = postgres.parse("delete from t where a = $1 and b > 2")
+    (twice,) = postgres.parse("delete from t where a = 1 and a = 2")
+
+    assert postgres.fixed_columns(parsed.node.whereClause, (7,)) == ({"a": 7, "b": "x", "c": 3}, True)  # type: ignore[attr-defined]
+    assert postgres.fixed_columns(wider.node.whereClause, (7,)) == ({"a": 7}, False)  # type: ignore[attr-defined]
+    assert not postgres.fixed_columns(twice.node.whereClause, ())[1]  # type: ignore[attr-defined]

@@ -15,27 +15,27 @@ The machines in `core` do no I/O: `runtime` carries out what they ask for, and `
 
 from typing import TYPE_CHECKING
 
-from tops import constraints
-from tops.deferred import deferred
-from tops.errors import TopsError
-from tops.event_types import EventType
-from tops.filters import Filter
-from tops.participants import BatchParticipant, Participant, Received, Resource
-from tops.transactions import Access, LocalOutcome, Outcome, Scope, ScopeLimit, TxState, TxType
+from tops.model import constraints
+from tops.model.errors import TopsError
+from tops.model.event_types import EventType
+from tops.model.filters import Filter
+from tops.model.transactions import Access, LocalOutcome, Outcome, Scope, ScopeLimit, TxState, TxType
+from tops.runtime.deferred import deferred
+from tops.runtime.participants import BatchParticipant, Participant, Received, Resource
 
 if TYPE_CHECKING:
-    from tops.runtime.broker import Broker
-    from tops.site import Site
-    from tops.site_subscriptions import Subscription
-    from tops.site_transactions import Transaction
+    from tops.client.site import Site
+    from tops.client.subscriptions import Subscription
+    from tops.client.transactions import Transaction
+    from tops.server.broker import Broker
 
 __getattr__ = deferred(
     __name__,
     {
-        "Broker": "tops.runtime.broker",
-        "Site": "tops.site",
-        "Subscription": "tops.site_subscriptions",
-        "Transaction": "tops.site_transactions",
+        "Broker": "tops.server.broker",
+        "Site": "tops.client.site",
+        "Subscription": "tops.client.subscriptions",
+        "Transaction": "tops.client.transactions",
     },
 )
 

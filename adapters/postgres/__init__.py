@@ -6,8 +6,8 @@ prepared statements; `session` sends them in one message over the only connectio
 committed elsewhere, `outbox` commits what is published later, `reading` reads.
 """
 
+from adapters.postgres.access.grants import provision
 from adapters.postgres.adapter import PostgresAdapter
-from adapters.postgres.grants import provision
-from adapters.postgres.logins import Logins
+from adapters.postgres.sql.logins import Logins
 
 __all__ = ["Logins", "PostgresAdapter", "provision"]

@@ -3,22 +3,20 @@
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 
-from adapters.postgres.book import Book
-from adapters.postgres.catalog import find_table
-from adapters.postgres.fingerprint import Fingerprint, fingerprint
-from adapters.postgres.log import Log
-from adapters.postgres.logins import Logins
-from adapters.postgres.outbox import Outbox
-from adapters.postgres.promises import Promises
+from adapters.changes import Member, Row, Value, unpack_members
+from adapters.postgres.apply.book import Book
+from adapters.postgres.apply.log import Log
+from adapters.postgres.apply.outbox import Outbox
+from adapters.postgres.apply.promises import Promises
+from adapters.postgres.apply.reading import PostgresSnapshot, Readers, snapshot
+from adapters.postgres.apply.session import Connection, Options, Session
+from adapters.postgres.apply.statements import Statements
 from adapters.postgres.proof import MakeProver, Prover
-from adapters.postgres.reading import PostgresSnapshot, Readers, snapshot
-from adapters.postgres.row_sql import version_sql
-from adapters.postgres.session import Connection, Options, Session
-from adapters.postgres.statements import Statements
-from tops.changes import Member, Row, Value, unpack_members
-from tops.digests import NO_DIGESTS, Digests, LogPoint
-from tops.errors import TopsError
-from tops.ports import (
+from adapters.postgres.sql.catalog import find_table
+from adapters.postgres.sql.fingerprint import Fingerprint, fingerprint
+from adapters.postgres.sql.logins import Logins
+from adapters.postgres.sql.row_sql import version_sql
+from adapters.resource import (
     Applied,
     Attempt,
     Entry,
@@ -31,13 +29,15 @@ from tops.ports import (
     Prepared,
     ReadResult,
 )
+from tops.model.errors import TopsError
+from tops.model.log_points import NO_DIGESTS, Digests, LogPoint
 
 _COMPACT_EVERY = 1_000
 _FORGET_EVERY_MS = 600_000
 
 
 class PostgresAdapter:
-    """One replica set in one PostgreSQL database; `tops.ports.Resource` says what each method promises."""
+    """One replica set in one PostgreSQL database; `adapters.resource.Resource` says what each method promises."""
 
     compensatable = False
 
@@ -75,11 +75,13 @@ class PostgresAdapter:
         )
         self._book = Book(self._session, cluster, replica_set)
         self._promises, self._log, self._outbox = Promises(self._book), Log(self._book), Outbox(self._book)
-        self._own_readers = Readers(logins.agent, where, options, read_connections)
+        self._own_readers = Readers(logins.agent, logins.agent, where, options, read_connections)
         client_options = Options(
             lock_timeout_s=lock_timeout_s, statement_timeout_s=read_timeout_s, connect_timeout_s=connect_timeout_s
         )
-        self._client_readers = Readers(logins.read, where, client_options, 2 * read_connections, read_connections)
+        self._client_readers = Readers(
+            logins.read, logins.agent, where, client_options, 2 * read_connections, read_connections
+        )
         self.cluster, self.replica_set = cluster, replica_set
 
     @property
@@ -150,6 +152,10 @@ class PostgresAdapter:
         )
         return [OutboxEntry(row["id"], unpack_members(row["members"])) for row in found.rows]
 
+    async def count_unpublished(self, after: int = 0) -> int:
+        sql = "select coalesce(sum(size), 0)::bigint as n from tops.outbox where replica_set = $1 and id > $2"
+        return int((await self.read_own(sql, (self.replica_set, after))).rows[0]["n"])
+
     async def mark_published(self, up_to: int) -> None:
         await self._outbox.mark_published(up_to)
 
@@ -173,8 +179,9 @@ class PostgresAdapter:
         async with self._own_readers.connection() as connection:
             return await fingerprint(connection)
 
-    def snapshot(self) -> AbstractAsyncContextManager[PostgresSnapshot]:
-        return snapshot(self._own_readers, self.replica_set)
+    def snapshot(self, *, aside: bool = False) -> AbstractAsyncContextManager[PostgresSnapshot]:
+        """One state of the database; `aside`: it may be held for long, so it has a connection of its own."""
+        return snapshot(self._own_readers, self.replica_set, aside=aside)
 
     async def health(self, head: int | None = None) -> Health:
         async def work(connection: Connection, _: Statements) -> Health:

@@ -2,13 +2,13 @@
 
 import time
 
+from adapters.changes import Member
 from adapters.postgres.adapter import PostgresAdapter
-from adapters.postgres.progress import Job
-from adapters.postgres.session import Connection
-from adapters.postgres.statements import Statements
-from adapters.postgres.transactions import SlowPath
-from tops.changes import Member
-from tops.ports import MemberVote, Why
+from adapters.postgres.apply.progress import Job
+from adapters.postgres.apply.session import Connection
+from adapters.postgres.apply.statements import Statements
+from adapters.postgres.apply.transactions import SlowPath
+from adapters.resource import MemberVote, Why
 
 
 async def apply_aside(adapter: PostgresAdapter, member: Member, forget_sql: str) -> MemberVote:

@@ -15,25 +15,8 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from adapters.sqlite.guards import KNOW_TABLES, check_query, looks_only
-from adapters.sqlite.reading import SqliteSnapshot, dicts, point_in, position_in
-from adapters.sqlite.undo import UndoLog
-from adapters.sqlite.work import Work, arguments_of, is_passing
-from tops.changes import Member, Row, Value, encode_member, split_table_name
-from tops.digests import NO_DIGEST, NO_DIGESTS, Digests, LogPoint, chained
-from tops.errors import (
-    AgentReplaced,
-    CompensationRefused,
-    ConfigError,
-    InvariantBroken,
-    MemberRefused,
-    PromiseLost,
-    ResourceError,
-    ResourceRefused,
-    StaleAttempt,
-)
-from tops.ids import NodeId
-from tops.ports import (
+from adapters.changes import Member, Row, Value, encode_member, split_table_name
+from adapters.resource import (
     KEPT_BEYOND_MS,
     Applied,
     Attempt,
@@ -49,7 +32,26 @@ from tops.ports import (
     Prepared,
     ReadResult,
     Why,
+    too_large,
 )
+from adapters.sqlite.guards import KNOW_TABLES, check_query, looks_only
+from adapters.sqlite.reading import SqliteSnapshot, dicts, point_in, position_in
+from adapters.sqlite.undo import UndoLog
+from adapters.sqlite.work import Work, arguments_of, is_passing
+from tops.model.errors import (
+    AgentReplaced,
+    CompensationRefused,
+    ConfigError,
+    InvariantBroken,
+    MemberRefused,
+    PromiseLost,
+    ResourceError,
+    ResourceRefused,
+    StaleAttempt,
+)
+from tops.model.ids import NodeId
+from tops.model.log_points import NO_DIGEST, NO_DIGESTS, Digests, LogPoint, chained
+from tops.model.sizes import LOCAL_TX_BYTES_MAX
 
 T = TypeVar("T")
 Authorizer = Callable[[int, str | None, str | None, str | None, str | None], int]
@@ -84,7 +86,7 @@ select m.name, f."table" from main.sqlite_master m join pragma_foreign_key_list(
 
 
 class SqliteAdapter:
-    """One replica set in one SQLite file; `tops.ports.Resource` says what each method promises."""
+    """One replica set in one SQLite file; `adapters.resource.Resource` says what each method promises."""
 
     compensatable = True
 
@@ -192,13 +194,21 @@ class SqliteAdapter:
         return [await self._write_one(member) for member in members]
 
     async def _write_one(self, member: Member) -> MemberVote:
+        encoded = encode_member(member)
+        is_long = len(encoded) > LOCAL_TX_BYTES_MAX
+
         def work() -> MemberVote:
             with self._transaction():
+                if is_long:
+                    self._connection.execute("savepoint before")
                 vote = self._work.run(0, time.time_ns() // 1_000_000, member)
+                if vote.excluded is None and is_long:
+                    self._connection.execute("rollback to before")
+                    return MemberVote(member.tx, excluded=too_large(len(encoded)))
                 if vote.excluded is None:
                     self._connection.execute(
                         "insert into tops_outbox (replica_set, member) values (?, ?)",
-                        (self.replica_set, encode_member(member)),
+                        (self.replica_set, encoded),
                     )
                     self._connection.execute(
                         "update tops_participation set local_writes = local_writes + 1 where replica_set = ?",
@@ -215,6 +225,13 @@ class SqliteAdapter:
                 (self.replica_set, after, limit),
             )
             return [OutboxEntry(number, [member]) for number, member in rows]
+
+        return await self._in_thread(work)
+
+    async def count_unpublished(self, after: int = 0) -> int:
+        def work() -> int:
+            sql = "select count(*) from tops_outbox where replica_set = ? and id > ?"
+            return int(self._connection.execute(sql, (self.replica_set, after)).fetchone()[0])
 
         return await self._in_thread(work)
 

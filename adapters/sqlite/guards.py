@@ -6,7 +6,7 @@ its answer stands; the words only make for clearer messages.
 
 import sqlite3
 
-from tops.changes import InvalidChange, tokens
+from adapters.changes import InvalidChange, tokens
 
 _WRITES = frozenset({"insert", "replace", "update", "delete", "with", "select"})
 _READS = frozenset({"select", "with", "values", "explain"})

@@ -4,10 +4,10 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
 
+from adapters.changes import InvalidChange, Row, split_table_name
+from adapters.resource import Position
 from adapters.sqlite.undo import quoted
-from tops.changes import InvalidChange, Row, split_table_name
-from tops.digests import BEGINNING, LogPoint
-from tops.ports import Position
+from tops.model.log_points import BEGINNING, LogPoint
 
 
 class SqliteSnapshot:

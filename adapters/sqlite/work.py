@@ -10,9 +10,7 @@ from uuid import UUID
 
 import msgspec
 
-from adapters.sqlite.guards import KNOW_TABLES, OWN_PREFIX, changes_rows, check_statement
-from adapters.sqlite.undo import OWN_TABLES, Violation, open_references, quoted
-from tops.changes import (
+from adapters.changes import (
     Change,
     Delete,
     Insert,
@@ -29,7 +27,9 @@ from tops.changes import (
     split_table_name,
     volatile_part,
 )
-from tops.ports import Exclusion, MemberVote, Why
+from adapters.resource import Exclusion, MemberVote, Why
+from adapters.sqlite.guards import KNOW_TABLES, OWN_PREFIX, changes_rows, check_statement
+from adapters.sqlite.undo import OWN_TABLES, Violation, open_references, quoted
 
 _SQLSTATES = {
     "SQLITE_CONSTRAINT_NOTNULL": "23502",

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from adapters.ports import free_port
+from adapters.embedded.free_ports import free_port
 from bench.peers.programs import Program, program, run_to_end
 from bench.systems import Client, OperationAborted, OperationUnknown, System, SystemUnavailable
 from bench.workloads import Add, Append, Dataset, Operation, Read, Totals, Transfer

@@ -19,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from adapters.ports import free_port
+from adapters.embedded.free_ports import free_port
 from bench.peers.programs import Program, accepts_connections, program, run_to_end
 from bench.statistics import percentile
 from bench.systems import BenchmarkFailed, SystemUnavailable

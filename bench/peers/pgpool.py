@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from adapters import EmbeddedPostgres
-from adapters.ports import free_port
+from adapters.embedded.free_ports import free_port
 from bench.peers.postgres import PostgresClient, PostgresSystem, execute, fetch_text, load_accounts
 from bench.peers.programs import Program, program, run_to_end
 from bench.systems import Client

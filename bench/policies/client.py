@@ -4,12 +4,12 @@ It does what the clients of the peers do: hands over one transaction, waits for 
 Changes are row changes, as the API offers them; `READ` is a query of consistency `any`.
 """
 
+from adapters.changes import Change, Insert, Update
 from bench.systems import Client, OperationAborted, OperationUnknown
 from bench.workloads import Add, Append, Operation, Read, Transfer
 from replication import ReplicaSet
-from replication.writes import WriteResult
-from tops.changes import Change, Insert, Update
-from tops.errors import OutcomeUnknown, Retry, TopsError
+from replication.client.writes import WriteResult
+from tops.model.errors import OutcomeUnknown, Retry, TopsError
 
 READ = "select bal from accounts where id = $1"
 

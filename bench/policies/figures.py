@@ -21,7 +21,7 @@ from bench.policies.system import OneProcess, ProcessCluster
 from bench.statistics import Better, Figure
 from bench.systems import System, SystemUnavailable
 from bench.workloads import AppendOnly, Dataset, HotRow, SingleRowUpdate, Workload
-from tops.errors import ConfigError, TopsError
+from tops.model.errors import ConfigError, TopsError
 
 Quantity = Callable[[Run], float]
 START_S = 12.0  # what starting and loading a system is reckoned with

@@ -9,12 +9,12 @@ from uuid import uuid4
 
 import asyncpg
 
+from adapters.changes import Change, Statement
 from bench.policies.catalog import case_named
 from bench.policies.client import TopsClient
 from bench.policies.system import ProcessCluster
 from bench.systems import Client
 from bench.workloads import Add, Append, Dataset, Transfer
-from tops.changes import Change, Statement
 
 _TOKEN = "alter table entries add column token uuid not null default gen_random_uuid()"
 

@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 
 from adapters import EmbeddedPostgres, Logins
-from adapters.ports import free_port
+from adapters.embedded.free_ports import free_port
 from bench.peers.postgres import POLL_S, SETTINGS, fetch_int, fetch_text, load_accounts, node_totals
 from bench.policies.catalog import PolicyCase
 from bench.policies.client import TopsClient
@@ -27,10 +27,10 @@ from bench.policies.tracing import VARIABLE, TraceReader
 from bench.systems import Client, System, Traffic
 from bench.workloads import Dataset, Totals
 from replication import ReplicaSet, connect
-from replication.agent import Agent
-from replication.config import Cluster, login_keys
-from replication.processes import Processes, wait_ready
-from tops.runtime.broker import Broker
+from replication.model.config import Cluster, login_keys
+from replication.operations.processes import Processes, wait_ready
+from replication.replica.agent import Agent
+from tops.server.broker import Broker
 
 SET = "bench"
 TABLES = '["accounts", "transfers", "entries"]'

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from adapters.postgres import PostgresAdapter
 from bench.policies.tracing import VARIABLE, Clock, Trace
-from replication.participant import ReplicaParticipant
+from replication.replica.apply.participant import ReplicaParticipant
 from tops.cli.main import main
-from tops.core.broker import BrokerCore
+from tops.core.broker.broker import BrokerCore
+from tops.journal.disk import Disk
 from tops.runtime.broker_node import BrokerNode
-from tops.runtime.journal.disk import Disk
 
 
 def install(trace: Trace) -> None:

@@ -1,7 +1,7 @@
 """The `tops` commands of the replication layer: thin, one module per group, named here and loaded when called."""
 
 COMMANDS = {
-    "divergence": ("replication.divergence.cli:app", "Find, explain and repair what differs between replicas."),
+    "divergence": ("replication.cli.divergence:app", "Find, explain and repair what differs between replicas."),
     "replica": ("replication.cli.replica:app", "One replica's agent, in the foreground."),
     "rs": ("replication.cli.rs:app", "Replica sets: check the file, see how they are, pause and resume."),
     "journal": ("replication.cli.journal:app", "A coordinator's journal that is older than its replicas: recover."),

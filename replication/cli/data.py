@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
+from decimal import Decimal
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,11 +13,12 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from replication.config import Cluster
-from replication.reads import Consistency
-from replication.refusals import ChangeNotProved, WriteRefused
-from replication.replica_set import ReplicaSet, connect, connect_by_file
-from tops.errors import OutcomeUnknown
+from replication.client.reads import Consistency
+from replication.client.replica_set import ReplicaSet, connect, connect_by_file
+from replication.client.writes import WriteResult
+from replication.model.config import Cluster
+from replication.rpc.refusals import ChangeNotProved, WriteRefused
+from tops.model.errors import OutcomeUnknown
 
 ConfigOption = Annotated[Path, typer.Option("-c", "--config", help="The cluster's file.")]
 UrlOption = Annotated[str | None, typer.Option("--url", help="A broker's address, instead of the file.")]
@@ -63,19 +65,12 @@ def write(
 ) -> None:
     """Write one statement as one transaction; exit 1 if it was refused, 2 if it can't be replicated at all."""
 
-    async def run() -> dict[str, Any]:
+    async def run() -> WriteResult:
         async with opened(name, config, url, keys) as replica_set:
-            done = await replica_set.execute(sql, *map(argument, arg or []), idempotency_key=key)
-            return {
-                "tx": done.tx,
-                "token": done.token,
-                "rows": sum(done.rows),
-                "duplicate": done.duplicate,
-                "pending": ", ".join(done.pending),
-            }
+            return await replica_set.execute(sql, *map(argument, arg or []), idempotency_key=key)
 
     try:
-        result = uvloop.run(run())
+        done = uvloop.run(run())
     except WriteRefused as refused:
         typer.echo(f"refused: {refused}", err=True)
         raise typer.Exit(2 if isinstance(refused, ChangeNotProved) else 1) from None
@@ -83,7 +78,20 @@ def write(
         again = "; or write it again with the same --key" if key else ""
         typer.echo(f"unknown: {unknown}\ntops rs outcome {name} {unknown.tx} tells it{again}", err=True)
         raise typer.Exit(3) from None
+    result = {
+        "tx": done.tx,
+        "token": done.token,
+        "rows": sum(done.rows),
+        "duplicate": done.duplicate,
+        "pending": ", ".join(done.pending),
+    }
+    returned = [row for rows in done.returned for row in rows]
+    if format is Format.JSON:
+        show([{**result, "returned": returned}], format)
+        return
     show([result], format)
+    if returned:
+        show(returned, format)
 
 
 def read(
@@ -114,12 +122,17 @@ def read(
 def show(rows: list[dict[str, Any]], format: Format, heads: Mapping[str, str] | None = None) -> None:
     """Rows as a table for people, with these heads for columns that have long names, or as JSON for programs."""
     if format is Format.JSON:
-        typer.echo(json.dumps(rows, default=str))
+        typer.echo(json.dumps(rows, default=_text))
         return
     if not rows:
         typer.echo("no rows")
         return
     table = Table(*[(heads or {}).get(name, str(name)) for name in rows[0]])
     for row in rows:
-        table.add_row(*["" if value is None else str(value) for value in row.values()])
+        table.add_row(*["" if value is None else _text(value) for value in row.values()])
     Console().print(table)
+
+
+def _text(value: Any) -> str:
+    """A number in full: 50000, not 5E+4."""
+    return f"{value:f}" if isinstance(value, Decimal) else str(value)

@@ -12,8 +12,8 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from replication.demo import POLICIES, Report, quiet, run_demo
-from tops.errors import ConfigError
+from replication.operations.demo import POLICIES, Report, quiet, run_demo
+from tops.model.errors import ConfigError
 
 
 def demo(

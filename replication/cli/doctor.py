@@ -7,9 +7,9 @@ import typer
 import uvloop
 
 from replication.cli.data import ConfigOption, Format, FormatOption, KeysOption, show
-from replication.config import Cluster
-from replication.doctor import examine
-from replication.login_grants import grants_text
+from replication.model.config import Cluster
+from replication.operations.doctor import examine
+from replication.operations.login_grants import grants_text
 
 
 def doctor(

@@ -7,7 +7,7 @@ import typer
 import uvloop
 
 from replication.cli.data import ConfigOption, KeysOption, opened
-from tops.messages import LogRecovered
+from tops.protocol.messages import LogRecovered
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 

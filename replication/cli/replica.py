@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 import uvloop
 
-from replication.agent import Agent
-from replication.config import Cluster
-from replication.http import serve_agent
-from tops.errors import AgentReplaced, ConfigError
+from replication.http.agent import serve_agent
+from replication.model.config import Cluster
+from replication.replica.agent import Agent
+from tops.model.errors import AgentReplaced, ConfigError
 from tops.runtime.garbage import collect_rarely
 from tops.runtime.logs import configure_logging
 

@@ -8,10 +8,10 @@ import typer
 import uvloop
 
 from replication.cli.data import ConfigOption, Format, FormatOption, KeysOption, UrlOption, opened, show
-from replication.config import Cluster
-from replication.plan import declare_members, plan_for
-from replication.start.findings import of_file
-from tops.errors import NotReachable, OutcomeUnknown
+from replication.model.config import Cluster, ReplicaSetConfig
+from replication.operations.findings import of_file
+from replication.operations.plan import declare_members, plan_for
+from tops.model.errors import NotReachable, OutcomeUnknown
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 
@@ -90,6 +90,8 @@ def status(
             return await replica_set.status()
 
     found = uvloop.run(run())
+    if url is None:
+        found["replicas"] += _unknown(Cluster.load(config).replica_set(name), found["replicas"])
     if format is Format.JSON:
         show([found], format)
     else:
@@ -105,6 +107,13 @@ def status(
         raise typer.Exit(1)
 
 
+def _unknown(wanted: ReplicaSetConfig, running: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Replicas that the file names and the running set does not have."""
+    known = {replica["replica"] for replica in running}
+    cure = f"the agents run with an earlier file; `tops rs apply {wanted.name}` shows the steps that add it"
+    return [{"replica": new, "in_sync": False, "unknown": cure} for new in wanted.names if new not in known]
+
+
 def _shown(value: Any) -> Any:
     return ("yes" if value else "no") if isinstance(value, bool) else value
 
@@ -113,13 +122,19 @@ def _troubles(replica: dict[str, Any]) -> list[str]:
     """What an operator has to know about a replica beside its figures."""
     if replica.get("unreachable"):
         return ["its agent does not answer"]
+    if replica.get("unknown"):
+        return [f"not in the running set: {replica['unknown']}"]
     if replica["not_started"]:
         return [f"not started: {replica['not_started']}"]
     troubles = [f"stopped: {replica['stopped']}"] if replica["stopped"] else []
     troubles += [f"tried again: {replica['trouble']}"] if replica["trouble"] else []
     troubles += [] if replica["linked"] else ["it does not reach the set's coordinator"]
     troubles += ["may differ from the others: see conflicts"] if replica["divergent"] else []
-    return troubles + ([replica["warning"]] if replica["warning"] else [])
+    troubles += [replica["differences"]] if replica["differences"] else []
+    troubles += [replica["warning"]] if replica["warning"] else []
+    if troubles or replica["in_sync"] or replica["lag_transactions"]:
+        return troubles
+    return ["it is at the end of the log, and the coordinator does not count it as in sync yet"]
 
 
 @app.command()
@@ -178,6 +193,18 @@ def retry(
 ) -> None:
     """Try transactions that were set aside once more."""
     _tell_all(config, name, replica, "retry", keys)
+
+
+@app.command()
+def quarantine(
+    name: NameArgument,
+    replica: Annotated[str, typer.Option("--replica", help="The replica whose status asks for it.")],
+    config: ConfigOption = Path("tops.toml"),
+    keys: KeysOption = None,
+) -> None:
+    """Take a transaction that is too large to be published out of the outbox, so that those behind it are published.
+    It stays at this replica and is kept in tops.quarantined; the others lack its rows until they are repaired."""
+    _tell_all(config, name, replica, "quarantine", keys)
 
 
 @app.command()

@@ -13,11 +13,11 @@ from rich.console import Console
 
 from replication.cli.data import ConfigOption, KeysOption
 from replication.cli.replica import TrustEqualOption
-from replication.config import Cluster
-from replication.processes import Processes
-from replication.replica_set import connect_by_file
-from tops.errors import ConfigError, TopsError
+from replication.client.replica_set import connect_by_file
+from replication.model.config import Cluster
+from replication.operations.processes import Processes
 from tops.http.client import console_address
+from tops.model.errors import ConfigError, TopsError
 
 PATIENCE_S = 20.0  # until replicas that are not in sync are named
 AGAIN_S = 2.0
@@ -34,7 +34,7 @@ def up(
     """Run all brokers and replicas of the file, each in its own process; Ctrl-C stops them in order.
 
     A part that is killed, or can't reach its database, is started again; if one gives up for another reason, such as
-    another agent that took its place, the rest goes on, and the exit code is 1 in the end."""
+    another agent that took its place, the rest goes on until no replica is left, and the exit code is 1 in the end."""
     cluster = Cluster.load(config)
     for replica_set in cluster.replica_sets:
         cluster.schema_of(replica_set)  # a file that is not there is told once, before anything runs
@@ -125,11 +125,22 @@ async def _serve(processes: Processes, stop: asyncio.Event, console: Console) ->
             continue
         failed.append(part)
         processes.drop(part)
+        if not any(_is_replica(left) for left in processes.running) and any(map(_is_replica, processes.parts)):
+            ended_parts = ", ".join(filter(_is_replica, failed))
+            console.print(
+                f"no replica is left running ({ended_parts} gave up, {part} with code {code}): the brokers are ended, "
+                "too; the reasons are in the replicas' logs"
+            )
+            return 1
         if not processes.running:
             console.print(f"{part} ended with code {code}; nothing is left running")
             return 1
         console.print(f"{part} ended with code {code}; the rest goes on without it{_restart(part)}")
 
 
+def _is_replica(part: str) -> bool:
+    return not part.startswith("broker/")
+
+
 def _restart(part: str) -> str:
-    return "" if part.startswith("broker/") else f" (`tops replica run --name {part}` starts it again)"
+    return "" if not _is_replica(part) else f" (`tops replica run --name {part}` starts it again)"

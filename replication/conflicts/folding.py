@@ -12,8 +12,11 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from adapters.changes import Change, Delete, InvalidChange, Member, Row, Update, Upsert
+from adapters.resource import Entry, Resource
 from replication.conflicts.clock import HybridClock
 from replication.conflicts.resolvers import OwnFunction
+from replication.conflicts.row_names import RowNames
 from replication.conflicts.tables import (
     CLOCKS,
     KEYS,
@@ -36,8 +39,6 @@ from replication.conflicts.tables import (
     version_in,
 )
 from replication.conflicts.versions import Base, Ranking, Version, base_of, from_json, on_top
-from tops.changes import Change, Delete, InvalidChange, Member, Row, Update, Upsert
-from tops.ports import Entry, Resource
 
 Place = tuple[str, str]
 
@@ -64,6 +65,7 @@ class Folding:
     ) -> None:
         self._set, self._resource, self.clock = replica_set, resource, clock
         self.ranking, self.shapes, self.own_function = ranking, shapes, own_function
+        self._names = RowNames(resource, shapes)
         self.conflicts = 0
 
     async def resolved(self, entries: Sequence[Entry]) -> list[Entry]:
@@ -71,9 +73,10 @@ class Folding:
 
         Always one: what is under way for a row changes with the one before.
         """
-        entry = entries[0]
-        if not entry.members:
-            return [entry]
+        first = entries[0]
+        if not first.members:
+            return [first]
+        entry = Entry(first.number, tuple(await self._names.published(first.members)), first.at_ms)
         known = await self._known([m.key for m in entry.members])
         fold = _Fold(self, entry.number)
         await fold.read([m for m in entry.members if not is_record(m)], self._resource)

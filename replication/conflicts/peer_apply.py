@@ -10,8 +10,11 @@ from typing import Any
 
 import msgspec
 
-from adapters.postgres.keys import known_keys
+from adapters.changes import Change, Delete, Insert, Member, Row, RowChange, Update, Upsert
+from adapters.postgres.apply.keys import known_keys
+from adapters.resource import Entry, EntryFailed, Resource, Why
 from replication.conflicts.clock import HybridClock
+from replication.conflicts.row_names import RowNames
 from replication.conflicts.tables import (
     Shapes,
     TableShape,
@@ -32,8 +35,6 @@ from replication.conflicts.tables import (
     version_in,
 )
 from replication.conflicts.versions import Ranking, Version, base_of, from_json, on_top
-from tops.changes import Change, Delete, Insert, Member, Row, Update, Upsert
-from tops.ports import Entry, EntryFailed, Resource, Why
 
 Place = tuple[str, str]
 FailedEntry = Callable[[Entry, EntryFailed], Awaitable[Entry | None]]
@@ -53,7 +54,7 @@ class PeerApply:
         shapes: Shapes,
     ) -> None:
         self._set, self._resource, self._clock = replica_set, resource, clock
-        self._ranking, self._shapes = ranking, shapes
+        self._ranking, self._shapes, self._names = ranking, shapes, RowNames(resource, shapes)
         self._distrusted: set[int] = set()  # entries whose increments did not go through unseen
         self.conflicts = 0
 
@@ -62,7 +63,7 @@ class PeerApply:
 
         To be called, and its result applied, with the replica's turn: nothing may change in between.
         """
-        together = entries[:_TOGETHER]
+        together = await self._named(entries[:_TOGETHER])
         steps = [
             step
             for entry in together
@@ -71,7 +72,7 @@ class PeerApply:
             for step in rows_of(member.changes)
         ]
         if not steps:
-            return list(together)
+            return together
         keys = {step.place: key_in(step.change) for step in steps}
         rows = _Rows(self, await read_versions(self._resource, keys))
         await rows.read_images(keys, {(step.place[0], name) for step in steps for name in columns_in(step.change)})
@@ -80,6 +81,11 @@ class PeerApply:
         ]
         known = await self._known_keys(looked_at)
         return [await self._entry(entry, rows, known) for entry in together]
+
+    async def _named(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Every row by the one name that it has here, whatever its sender calls it."""
+        members = iter(await self._names.published([member for entry in entries for member in entry.members]))
+        return [Entry(entry.number, tuple([next(members) for _ in entry.members]), entry.at_ms) for entry in entries]
 
     def _must_look(self, entry: Entry, member: Member) -> bool:
         """Increments need no look at their rows, unless it turned out that one is not there or was made before."""
@@ -148,7 +154,7 @@ class _Rows:
         here = as_write_set(msgspec.structs.replace(member, changes=tuple(changes)), self._site)
         return msgspec.structs.replace(here, idempotency_key="", content="") if again else here
 
-    async def _row(self, tx: str, place: Place, change: Change, clock: Upsert) -> list[Change]:
+    async def _row(self, tx: str, place: Place, change: RowChange, clock: Upsert) -> list[Change]:
         shape = await self._outer._shapes.of(place[0])
         told = from_json(clock.values["change"])
         incoming = version_in(clock)

@@ -3,11 +3,27 @@
 The version is recorded in the same database transaction as the change, and both are what is published.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from adapters.changes import (
+    Change,
+    Delete,
+    Insert,
+    InvalidChange,
+    Member,
+    NotDeterministic,
+    Row,
+    RowChange,
+    Statement,
+    Update,
+    Upsert,
+    is_captured,
+)
+from adapters.resource import Resource
 from replication.conflicts.clock import HybridClock
+from replication.conflicts.row_names import RowNames
 from replication.conflicts.tables import (
     CLOCKS,
     Shapes,
@@ -16,27 +32,25 @@ from replication.conflicts.tables import (
     clock_change,
     columns_in,
     increment,
+    key_in,
     key_text,
     read_bases,
     read_versions,
 )
 from replication.conflicts.versions import Base, Ranking, Version, on_top
-from tops.changes import (
-    Change,
-    Delete,
-    Insert,
-    InvalidChange,
-    Member,
-    NotDeterministic,
-    Row,
-    Statement,
-    Update,
-    Upsert,
-    is_captured,
-)
-from tops.ports import Resource
 
 Known = dict[tuple[str, str], tuple[Version, Row | None]]  # a row's version and image, as this member leaves them
+
+
+class NamedWrite(NamedTuple):
+    """A transaction whose changes have the one name of each row, and those rows with their keys.
+
+    `increments` is the transaction as it can be written without a look at its rows, if all it does is to add to them:
+    then it is rejected with `Why.VERSION` where one of them is not there."""
+
+    member: Member
+    places: dict[tuple[str, str], Row]
+    increments: Member | None
 
 
 class PeerWrites:
@@ -53,16 +67,16 @@ class PeerWrites:
         folding: bool = False,
     ) -> None:
         self._site, self._resource, self._clock = site, resource, clock
-        self._ranking, self._shapes = ranking, shapes
+        self._ranking, self._shapes, self._names = ranking, shapes, RowNames(resource, shapes)
         self._folding = folding  # rows keep what the log says until our changes have come back from it
         self._bases: dict[tuple[str, str], tuple[Base, int]] = {}
 
-    async def places(self, member: Member) -> tuple[dict[tuple[str, str], Row], Member | None]:
-        """The rows that a transaction touches, with their keys; InvalidChange if it can't be told.
+    async def named(self, member: Member) -> NamedWrite:
+        """The transaction with the one name of every row that it touches; InvalidChange if it can't be told.
 
-        And the transaction as it can be written without a look at its rows, if all it does is to add to them: then it
-        is rejected with `Why.VERSION` where one of them is not there. NotDeterministic: it must be executed."""
-        found, increments = {}, []
+        NotDeterministic: it must be executed."""
+        rows: list[RowChange] = []
+        shapes: list[TableShape] = []
         for change in member.changes:
             if isinstance(change, Statement):
                 raise InvalidChange(
@@ -71,16 +85,23 @@ class PeerWrites:
                 )
             shape = await self._shapes.of(change.table, naming=columns_in(change))
             _check_drawn(shape, change)
-            key = shape.key_of(change.values if isinstance(change, Insert) else change.key)
-            named = key_text(key)
-            found[shape.name, named] = key
             if isinstance(change, Update):
                 _check_sums(shape, change.add)
-                if change.add and not change.values:
-                    increments.append(increment(shape.name, key, change.add, named))
-        if self._folding or len(increments) < len(member.changes):
-            return found, None
-        return found, msgspec.structs.replace(member, changes=tuple(increments))
+            rows.append(change)
+            shapes.append(shape)
+        names = await self._names.of(rows, shapes)
+        changes = [name.on(change) for name, change in zip(names, rows, strict=True)]
+        increments = [
+            increment(name.shape.name, name.key, change.add, name.text)
+            for name, change in zip(names, changes, strict=True)
+            if isinstance(change, Update) and change.add and not change.values
+        ]
+        unseen = not self._folding and len(increments) == len(changes)
+        return NamedWrite(
+            msgspec.structs.replace(member, changes=tuple(changes)),
+            {name.place: name.key for name in names},
+            msgspec.structs.replace(member, changes=tuple(increments)) if unseen else None,
+        )
 
     async def known(self, places: dict[tuple[str, str], Row]) -> Known:
         """What is in the database about these rows. To be called with the replica's turn."""
@@ -96,8 +117,8 @@ class PeerWrites:
         return known
 
     async def versioned(self, member: Member, known: Known) -> tuple[Member, list[int | None]]:
-        """The same transaction, row by row, each followed by its version, and where in it each of the application's
-        changes went (None: it changes nothing)."""
+        """A transaction that `named` has made, row by row, each followed by its version, and where in it each of the
+        application's changes went (None: it changes nothing)."""
         changes: list[Change] = []
         went: list[int | None] = []
         for change in member.changes:
@@ -106,9 +127,9 @@ class PeerWrites:
             changes += steps
         return msgspec.structs.replace(member, changes=tuple(changes)), went
 
-    async def _row(self, change: Insert | Update | Upsert | Delete, known: Known) -> list[Change]:
+    async def _row(self, change: RowChange, known: Known) -> list[Change]:
         shape = await self._shapes.of(change.table)
-        key = shape.key_of(change.values if isinstance(change, Insert) else change.key)
+        key = shape.key_of(key_in(change))
         place = (shape.name, key_text(key))
         before = Base(*known[place])
         steps = await self._steps(shape, key, place, change, known)
@@ -129,7 +150,7 @@ class PeerWrites:
         shape: TableShape,
         key: Row,
         place: tuple[str, str],
-        change: Insert | Update | Upsert | Delete,
+        change: RowChange,
         known: Known,
     ) -> list[Change]:
         _, image = known[place]
@@ -210,7 +231,7 @@ def _fixed_as_they_are(shape: TableShape, image: Row, told: Row) -> Row:
     return {n: image[n] for n in shape.fixed if n in told and n in image and as_text(told[n]) == as_text(image[n])}
 
 
-def _as_captured(step: Change, change: Insert | Update | Upsert | Delete, shape: TableShape) -> Change:
+def _as_captured(step: Change, change: RowChange, shape: TableShape) -> Change:
     """The row's step as part of an origin's write set: here it must find what the origin has found."""
     if isinstance(step, Statement) or step.table != shape.name:
         return step
@@ -229,7 +250,7 @@ def _check_sums(shape: TableShape, add: Row) -> None:
             )
 
 
-def _check_drawn(shape: TableShape, change: Insert | Update | Upsert | Delete) -> None:
+def _check_drawn(shape: TableShape, change: RowChange) -> None:
     """Keys that the database makes, and values of sequences, are not made here: only an execution tells whose they
     are."""
     given = columns_in(change)

@@ -3,8 +3,8 @@
 import importlib
 from collections.abc import Callable
 
-from tops.changes import Row
-from tops.errors import ConfigError
+from adapters.changes import Row
+from tops.model.errors import ConfigError
 
 OwnFunction = Callable[[str, Row, Row, Row, str, str], Row]
 """`resolve(table, key, kept, came, kept_site, came_site)` returns the row's columns.

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from replication.conflicts.versions import Base, Version, from_json, to_json
-from tops.changes import (
+from adapters.changes import (
     SUMS,
     Change,
     Delete,
@@ -23,11 +22,14 @@ from tops.changes import (
     Upsert,
     Value,
     is_captured,
-    split_table_name,
+    joined_table_name,
 )
-from tops.errors import TopsError
-from tops.ids import TxId
-from tops.ports import Resource
+from adapters.postgres.sql.catalog import COLUMN_TYPES, sql_name, sql_type
+from adapters.postgres.sql.literals import SqlType
+from adapters.resource import Resource
+from replication.conflicts.versions import Base, Version, from_json, to_json
+from tops.model.errors import TopsError
+from tops.model.ids import TxId
 
 CLOCKS = "tops.row_clocks"
 CONFLICTS, SET_ASIDE = "tops.conflicts", "tops.set_aside"
@@ -52,7 +54,8 @@ create table if not exists {WRITE_SETS} (number bigint primary key, places text 
 """
 
 _COLUMNS = """
-select a.attname as name, a.attgenerated <> '' as generated, pg_get_expr(d.adbin, d.adrelid) as standard,
+select c.oid, n.nspname as schema_name, c.relname as table_name, a.attname as name,
+       a.attgenerated <> '' as generated, pg_get_expr(d.adbin, d.adrelid) as standard,
        coalesce(a.attnum = any (i.indkey), false) as in_key, format_type(a.atttypid, a.atttypmod) as type,
        a.attidentity = 'a' as fixed,
        a.attidentity <> '' or exists (select from pg_depend s join pg_class q on q.oid = s.refobjid and q.relkind = 'S'
@@ -62,10 +65,10 @@ select a.attname as name, a.attgenerated <> '' as generated, pg_get_expr(d.adbin
              where t.typtype = 'd')
         select bool_or(oid in ('int2'::regtype, 'int4'::regtype, 'int8'::regtype, 'numeric'::regtype)) from beneath
        ) as summed
-  from pg_attribute a
+  from pg_class c join pg_namespace n on n.oid = c.relnamespace join pg_attribute a on a.attrelid = c.oid
   left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
   left join pg_index i on i.indrelid = a.attrelid and i.indisprimary
- where a.attrelid = to_regclass($1) and a.attnum > 0 and not a.attisdropped order by a.attnum
+ where c.oid = to_regclass($1) and a.attnum > 0 and not a.attisdropped order by a.attnum
 """
 _RECORDS = (
     f"select table_name, key, generation, deleted, edits, clock, site, adds, columns from {CLOCKS} "
@@ -83,7 +86,7 @@ LEARN_AGAIN_S = 5.0
 
 
 class TableShape(msgspec.Struct, frozen=True):
-    """The columns of a user's table, as far as conflicts need them."""
+    """The columns of a user's table, as far as conflicts need them. `name` is the one that the catalogue has for it."""
 
     name: str
     key: tuple[str, ...]
@@ -93,11 +96,7 @@ class TableShape(msgspec.Struct, frozen=True):
     fixed: frozenset[str] = frozenset()  # GENERATED ALWAYS AS IDENTITY: no update can give them a value
     drawn: frozenset[str] = frozenset()  # left out of an insert, they get the next value of a sequence
     summed: frozenset[str] = frozenset()  # integers and numerics: increments can be made in any order
-
-    @property
-    def sql_name(self) -> str:
-        schema, name = split_table_name(self.name)
-        return _quoted(name) if schema is None else f"{_quoted(schema)}.{_quoted(name)}"
+    key_types: dict[str, SqlType] = {}
 
     def key_of(self, change: Row) -> Row:
         missing = [name for name in self.key if name not in change]
@@ -136,14 +135,16 @@ class Shapes:
             return await read_rows(self._resource, again, [again.key_of(row) for row in holders])
 
     async def _read(self, table: str) -> TableShape:
-        rows = [row for row in (await self._resource.read_own(_COLUMNS, (table,))).rows if not row["generated"]]
+        found = await self._resource.read_own(_COLUMNS, (sql_name(table),))
+        rows = [row for row in found.rows if not row["generated"]]
         key = tuple(row["name"] for row in rows if row["in_key"])
         if not rows:
             raise InvalidChange(f"no table {table!r} is known here")
         if not key:
             raise InvalidChange(f"table {table!r} has no primary key: rows could not be told apart")
+        types = (await self._resource.read_own(COLUMN_TYPES, (rows[0]["oid"],))).rows
         return TableShape(
-            table,
+            joined_table_name(rows[0]["schema_name"], rows[0]["table_name"]),
             key,
             tuple(row["name"] for row in rows if not row["in_key"]),
             {row["name"]: row["standard"] for row in rows},
@@ -151,6 +152,7 @@ class Shapes:
             frozenset(row["name"] for row in rows if row["fixed"] and not row["in_key"]),
             frozenset(row["name"] for row in rows if row["drawn"]),
             frozenset(row["name"] for row in rows if row["summed"]),
+            {row["attname"]: sql_type(row) for row in types if row["attname"] in key},
         )
 
     async def normal(self, shape: TableShape, texts: Row) -> Row:
@@ -171,11 +173,12 @@ class Shapes:
 
 
 def key_text(key: Row) -> str:
+    """A row's name among those of its table: its key, whose values are in their one form."""
     if len(key) == 1:
         ((name, value),) = key.items()
         if type(value) is int:  # as below, for the most common key of all
             return f'{{{_name_text(name)}: "{value}"}}'
-    return to_json({name: str(value) for name, value in key.items()})
+    return to_json({name: as_text(value) for name, value in key.items()})
 
 
 _name_text = lru_cache(maxsize=1_000)(to_json)
@@ -330,13 +333,14 @@ async def read_rows(resource: Resource, shape: TableShape, keys: Sequence[Row]) 
     names = [f"k{place}" for place in range(len(shape.key))]
     arrays = ", ".join(f"${place}::text[]" for place in range(1, len(names) + 1))
     on = " and ".join(
-        f"t.{_quoted(column)} = k.{name}::{shape.types[column]}" for column, name in zip(shape.key, names, strict=True)
+        f"t.{_quoted(column)} = k.{name}::{shape.key_types[column].name}"
+        for column, name in zip(shape.key, names, strict=True)
     )
     columns = "".join(f", t.{_quoted(name)}::text as {_quoted(name)}" for name in shape.others)
     found = await resource.read_own(
         f"select k.n::int as tops_n{columns} from unnest({arrays}) with ordinality as k({', '.join(names)}, n) "
-        f"join {shape.sql_name} t on {on}",
-        [[str(key[column]) for key in keys] for column in shape.key],
+        f"join {sql_name(shape.name)} t on {on}",
+        [[as_text(key[column]) for key in keys] for column in shape.key],
     )
     images: list[Row | None] = [None] * len(keys)
     for row in found.rows:
@@ -348,14 +352,12 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def key_in(change: Change) -> Row:
+def key_in(change: RowChange) -> Row:
     """Something that holds the row's key."""
-    if isinstance(change, Insert):
-        return change.values
-    return change.key if isinstance(change, Update | Upsert | Delete) else {}
+    return change.values if isinstance(change, Insert) else change.key
 
 
-def columns_in(change: Change) -> list[str]:
+def columns_in(change: RowChange) -> list[str]:
     """The columns that a change names."""
     match change:
         case Insert(values=values):
@@ -364,7 +366,6 @@ def columns_in(change: Change) -> list[str]:
             return [*key, *values, *add]
         case Delete(key=key):
             return [*key]
-    return []
 
 
 def values_in(change: Change, shape: TableShape, told: dict[str, Any]) -> Row:
@@ -436,7 +437,7 @@ class RowStep(NamedTuple):
     """What a published member did to a row, and the row's version afterwards; increments leave the version as it is."""
 
     place: tuple[str, str]
-    change: Change
+    change: RowChange
     clock: Upsert | None
 
 
@@ -448,7 +449,7 @@ def rows_of(changes: Sequence[Change]) -> list[RowStep]:
             steps.append(RowStep((change.table, change.sum_key), change, None))
             continue
         clock = next(rest, None)
-        if not isinstance(clock, Upsert) or clock.table != CLOCKS:
+        if isinstance(change, Statement) or not isinstance(clock, Upsert) or clock.table != CLOCKS:
             raise InvalidChange("a published change of a peer-to-peer set lacks its version")
         steps.append(RowStep((clock.key["table_name"], clock.key["key"]), change, clock))
     return steps

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from tops.changes import Row, Value
+from adapters.changes import Row, Value
 
 Rank = tuple[Any, ...]
 

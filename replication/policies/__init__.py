@@ -1,6 +1,6 @@
 """The policies: each a small value that maps to transaction properties."""
 
-from replication.config import ReplicaSetConfig
+from replication.model.config import ReplicaSetConfig
 from replication.policies.base import Policy, Route, TxPlan, client_plans, write_spec
 from replication.policies.combined import Combined
 from replication.policies.peer_to_peer import Ordered, PeerToPeer

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from replication.config import ReplicaSetConfig
-from tops.constraints import AnyConstraint, AtLeast, OnlyFrom
-from tops.event_types import EventType
-from tops.messages import TxSpec
-from tops.transactions import Access, LocalOutcome, Scope, ScopeLimit, TxType
+from replication.model.config import ReplicaSetConfig
+from tops.model.constraints import AnyConstraint, AtLeast, OnlyFrom
+from tops.model.event_types import EventType
+from tops.model.transactions import Access, LocalOutcome, Scope, ScopeLimit, TxType
+from tops.protocol.messages import TxSpec
 
 
 class Route(Enum):

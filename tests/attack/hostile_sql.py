@@ -8,8 +8,8 @@ from typing import NamedTuple
 import asyncpg
 
 from adapters import EmbeddedPostgres, sql
-from adapters.postgres.revoked import REVOKED
-from tops.changes import InvalidChange
+from adapters.changes import InvalidChange
+from adapters.revoked import REVOKED
 
 FOLDER = Path(__file__).parent
 ATTACKS_FILE, VERDICTS_FILE = FOLDER / "hostile_sql.txt", FOLDER / "hostile_sql_verdicts.tsv"

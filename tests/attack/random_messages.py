@@ -10,15 +10,15 @@ from typing import Any, get_args
 
 import msgspec
 
-from replication.events import batch_body, write_body
-from tops.changes import Delete, Insert, Member, Statement, Update, encode_member
-from tops.core.link_session import Frame
-from tops.digests import LogPoint
-from tops.errors import TopsError
-from tops.event_types import EventType
-from tops.filters import Filter
-from tops.ids import NodeId, TxId
-from tops.messages import (
+from adapters.changes import Delete, Insert, Member, Statement, Update, encode_member
+from replication.model.events import batch_body, write_body
+from tops.core.link.session import Frame
+from tops.model.errors import TopsError
+from tops.model.event_types import EventType
+from tops.model.filters import Filter
+from tops.model.ids import NodeId, TxId
+from tops.model.log_points import LogPoint
+from tops.protocol.messages import (
     Address,
     Dissemination,
     Envelope,
@@ -31,9 +31,9 @@ from tops.messages import (
     Publication,
     TxSpec,
 )
-from tops.runtime.rights import LINK_RIGHTS
-from tops.runtime.wire import encode_frame
-from tops.set_types import BATCH, CONTROL, ORIGIN, requests_filter, responses_filter, set_definition
+from tops.protocol.set_types import BATCH, CONTROL, ORIGIN, requests_filter, responses_filter, set_definition
+from tops.runtime.edge.rights import LINK_RIGHTS
+from tops.runtime.links.wire import encode_frame
 
 CARRIERS = (Envelope, Dissemination)
 KINDS = tuple(kind for kind in LINK_RIGHTS if kind not in CARRIERS)

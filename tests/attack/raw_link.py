@@ -8,16 +8,16 @@ from pathlib import Path
 
 import aiohttp
 
-from tops.core.link_session import Frame
-from tops.errors import ProtocolError
-from tops.ids import NodeId
-from tops.messages import Address, Envelope, LinkMessage, RouteAsked, RouteStands
-from tops.runtime.connections import client_session, open_socket
-from tops.runtime.identity import Self
-from tops.runtime.link import exchange_meet, receive_bytes
+from tops.core.link.session import Frame
+from tops.model.errors import ProtocolError
+from tops.model.ids import NodeId
+from tops.protocol.messages import Address, Envelope, LinkMessage, RouteAsked, RouteStands
+from tops.runtime.links.dialling import client_session, open_socket
+from tops.runtime.links.identity import Self
+from tops.runtime.links.link import exchange_meet, receive_bytes
+from tops.runtime.links.sockets import DialledSocket
+from tops.runtime.links.wire import Parting, Refused, decode, encode_frame, meeting
 from tops.runtime.site_journal import new_incarnation
-from tops.runtime.sockets import DialledSocket
-from tops.runtime.wire import Parting, Refused, decode, encode_frame, meeting
 
 ANSWER_S = 20.0
 
@@ -80,10 +80,15 @@ class RawLink:
                 self.received += word.messages
                 if any(_answers(message, probe) for message in word.messages):
                     return refused
+                await self._acknowledge()  # the answer may be held back until the broker knows that this has arrived
 
     async def _post(self, message: LinkMessage) -> None:
         assert self._socket is not None
         await self._socket.send_bytes(encode_frame(self._frame(message)))
+
+    async def _acknowledge(self) -> None:
+        assert self._socket is not None
+        await self._socket.send_bytes(encode_frame(Frame(0, self._taken, ())))
 
     def _frame(self, *messages: LinkMessage) -> Frame:
         self._sent += 1

@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
-from replication.events import write_body
-from tops.changes import Member
-from tops.event_types import EventType
-from tops.filters import Filter
-from tops.ids import NodeId, Pseudonym, TxId
-from tops.messages import Address, Definitions, EpochId, Event, Origin, TxSpec
-from tops.set_types import set_definition
-from tops.transactions import ScopeLimit, TxType
+from adapters.changes import Member
+from replication.model.events import write_body
+from tops.model.event_types import EventType
+from tops.model.filters import Filter
+from tops.model.ids import NodeId, Pseudonym, TxId
+from tops.model.transactions import ScopeLimit, TxType
+from tops.protocol.messages import Address, Definitions, EpochId, Event, Origin, TxSpec
+from tops.protocol.set_types import set_definition
 
 SCALARS: dict[Any, Any] = {int: 1, float: 1.0, bool: False, bytes: b"x"}
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import asyncpg
 
 from adapters import EmbeddedPostgres
-from adapters.ports import free_port
+from adapters.embedded.free_ports import free_port
 from replication import ReplicaSet, connect
-from replication.config import Cluster, login_keys
-from replication.processes import Processes, wait_ready
+from replication.model.config import Cluster, login_keys
+from replication.operations.processes import Processes, wait_ready
 from tests.integration.overlay.secured import issue
 from tests.integration.replication.clusters import SCHEMA
 from tests.support.logins import logins_in

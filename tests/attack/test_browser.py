@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from adapters.ports import free_port
+from adapters.embedded.free_ports import free_port
 from tests.support.brokers import broker_at, denied
 from tests.support.raw_http import UPGRADE, raw_request
 from tops import Broker

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +10,20 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from adapters.ports import free_port
-from replication.events import write_body
+from adapters.changes import Member
+from adapters.embedded.free_ports import free_port
+from replication.model.events import write_body
 from tests.attack.raw_link import RawLink, Verdict, raw_link
 from tests.integration.overlay.cluster import until
 from tests.integration.overlay.secured import Secured
 from tops import Broker, EventType, TxType
-from tops.changes import Member
-from tops.config import parse_config
-from tops.core.link_session import Frame
-from tops.effects import Persist, Send
-from tops.errors import InvalidEvent, InvalidEventType, JournalFailed, ProtocolError
-from tops.event_types import NESTING_MAX
-from tops.ids import NodeId, TxId
-from tops.messages import (
+from tops.core.link.session import Frame
+from tops.model.errors import InvalidEvent, InvalidEventType, JournalFailed, ProtocolError
+from tops.model.event_types import NESTING_MAX
+from tops.model.ids import NodeId, TxId
+from tops.model.transactions import ScopeLimit
+from tops.protocol.effects import Persist, Send
+from tops.protocol.messages import (
     Address,
     BeginPublic,
     BeginTx,
@@ -46,15 +47,15 @@ from tops.messages import (
     TxSpec,
     TypeAdvertised,
 )
-from tops.records import LogAppended
-from tops.runtime.connections import client_session, open_socket
-from tops.runtime.event_checks import CLOCK_DIFFERENCE_MAX_MS, EventChecks, check_nesting
-from tops.runtime.identity import Self
-from tops.runtime.link import exchange_meet, receive_bytes
-from tops.runtime.wire import Meet, decode, encode_frame, meeting
+from tops.protocol.records import LogAppended
+from tops.protocol.set_types import set_definition
+from tops.runtime.config import parse_config
+from tops.runtime.edge.event_checks import CLOCK_DIFFERENCE_MAX_MS, EventChecks, check_nesting
+from tops.runtime.links.dialling import client_session, open_socket
+from tops.runtime.links.identity import Self
+from tops.runtime.links.link import exchange_meet, receive_bytes
+from tops.runtime.links.wire import Meet, decode, encode_frame, meeting
 from tops.security import Kind
-from tops.set_types import set_definition
-from tops.transactions import ScopeLimit
 
 B1 = NodeId("b1")
 LOG = "rs.alpha"
@@ -139,6 +140,18 @@ def test_the_bound_is_checked_without_recursion() -> None:
         check_nesting("t", {"flat": 1, "x": nested(100_000)})
 
 
+@pytest.mark.parametrize(
+    "beside", [raw({"x": 1}), msgspec.Raw(b"\xc0"), msgspec.Raw(b"\xa1x")], ids=["map", "nil", "text"]
+)
+def test_a_deep_body_is_found_among_others_of_one_message(beside: msgspec.Raw) -> None:
+    checks = EventChecks()
+    for levels, is_deep in ((NESTING_MAX, False), (NESTING_MAX + 1, True)):
+        bodies = (*[beside] * 300, raw({"x": nested(levels)}), *[beside] * 300)
+        message = EventsPublished(event_type="t", bodies=bodies, origin=Origin("t", len(bodies)))
+        with pytest.raises(InvalidEvent, match="nested deeper") if is_deep else nullcontext():
+            checks.check(message)
+
+
 @pytest.mark.parametrize("levels", range(880, 1000, 10))
 async def test_no_depth_that_some_decoder_takes_gets_past_the_edge(secured: Secured, levels: int) -> None:
     """As deep as the decoder of a link still takes, and the encoder of the journal does not."""
@@ -182,7 +195,7 @@ async def test_events_of_a_set_that_do_not_fit_its_definition_are_rejected(
 
 def test_no_event_has_a_name_below_rs_that_is_none_of_a_set() -> None:
     for name in ("rs", "rs.alpha.other"):
-        checks = EventChecks(lambda _: None)
+        checks = EventChecks()
         with pytest.raises(InvalidEventType, match="no event type of a replica set"):
             checks.event(Event(name, {}))
 
@@ -222,7 +235,7 @@ async def test_a_writers_clock_that_is_far_from_the_brokers_is_replaced(
 
 
 def test_a_writers_clock_that_is_near_the_brokers_stays() -> None:
-    checks = EventChecks(lambda _: None, clock=lambda: 1_000.0)
+    checks = EventChecks(clock=lambda: 1_000.0)
 
     for difference in (-CLOCK_DIFFERENCE_MAX_MS, 0, CLOCK_DIFFERENCE_MAX_MS):
         body: dict[str, Any] = {**write_body(Member(TxId(""), ())), "at": 1_000_000 + difference}

@@ -12,19 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from replication import calls
-from replication.calls import AnyQuestion, ReplicaFailed
-from replication.conversation import UNDER_WAY_MAX, Caller
-from replication.events import question_type
-from replication.refusals import WriteRefused
-from replication.values import pack_values
+from adapters.changes import Member, Statement, encode_member
+from replication.model.events import question_type
+from replication.model.values import pack_values
+from replication.rpc import calls
+from replication.rpc.calls import AnyQuestion, ReplicaFailed
+from replication.rpc.conversation import UNDER_WAY_MAX, Caller
+from replication.rpc.refusals import WriteRefused
 from tests.attack.secured_sets import SecuredSets
 from tests.attack.test_requests import BROKERS, caller_of
 from tests.integration.replication.clusters import eventually
 from tops import Site
-from tops.changes import Member, Statement, encode_member
-from tops.errors import Retry, TopsError
-from tops.ids import TxId
+from tops.model.errors import Retry, TopsError
+from tops.model.ids import TxId
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -80,6 +80,14 @@ async def test_a_wait_that_is_no_time_is_rejected(sets: SecuredSets, wait_s: flo
         with pytest.raises(ReplicaFailed, match="can't wait") as rejected:
             await (await caller_of(site)).ask("shop/r1", read("select 1", 1, wait_s), 5.0)
         assert rejected.value.retry is Retry.NEVER
+
+
+@pytest.mark.parametrize("max_lag_s", [math.nan, -1.0])
+async def test_a_lag_that_is_no_time_is_rejected(sets: SecuredSets, max_lag_s: float) -> None:
+    async with sets.site("reader") as site:
+        with pytest.raises(ReplicaFailed, match="max_lag_s"):
+            request = calls.Read(sql="select 1", args=pack_values([]), max_lag_s=max_lag_s)
+            await (await caller_of(site)).ask("shop/r1", request, 5.0)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +208,7 @@ async def test_an_execution_that_takes_too_long_says_so(sets: SecuredSets) -> No
 
 async def test_an_execution_of_many_statements_has_one_time(sets: SecuredSets) -> None:
     async with sets.site("writer") as site:
-        slow = Statement("insert into accounts select $1, pg_sleep(3)::text, 1", (8,))
+        slow = Statement("insert into accounts select $1, pg_sleep(3)::text, 1", (808_808,))
         member = Member(TxId(""), (slow,) * 5)
         request = calls.Execute(tx=f"{site.name}.1.1@r1", member=encode_member(member))
         done = await (await caller_of(site)).ask("shop/r1", request, 9.0)

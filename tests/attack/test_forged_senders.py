@@ -8,19 +8,20 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from replication.events import now_ms
+from replication.model.events import now_ms
 from tests.integration.overlay.cluster import until
 from tests.integration.overlay.secured import Secured, secured_broker
 from tests.support.hostile import Hostile
 from tops import Site
-from tops.constraints import AtLeast, OnlyFrom
-from tops.digests import BEGINNING, Digests, LogPoint, chained
-from tops.effects import BatchPrepared, Memo
-from tops.errors import ConfigError, ProtocolError
-from tops.event_types import EventType
-from tops.filters import Filter
-from tops.ids import TxId
-from tops.messages import (
+from tops.model.constraints import AtLeast, OnlyFrom
+from tops.model.errors import ConfigError, ProtocolError
+from tops.model.event_types import EventType
+from tops.model.filters import Filter
+from tops.model.ids import TxId
+from tops.model.log_points import BEGINNING, Digests, LogPoint, chained
+from tops.model.transactions import LocalOutcome, Outcome, Scope, ScopeLimit, TxType
+from tops.protocol.effects import BatchPrepared, Memo
+from tops.protocol.messages import (
     AbortTx,
     AskOutcome,
     CensusReplied,
@@ -54,11 +55,10 @@ from tops.messages import (
     TxSpec,
     TypeAdvertised,
 )
-from tops.messages import Address as Where
-from tops.participants import BatchParticipant
+from tops.protocol.messages import Address as Where
+from tops.protocol.set_types import set_definition
+from tops.runtime.participants import BatchParticipant
 from tops.runtime.site_journal import INCARNATIONS_PER_S, new_incarnation
-from tops.set_types import set_definition
-from tops.transactions import LocalOutcome, Outcome, Scope, ScopeLimit, TxType
 
 LOG = set_definition("rs.shop")
 REPLICAS = frozenset({"shop/r1", "shop/r2"})
@@ -143,10 +143,10 @@ class Shop:
 
 
 @asynccontextmanager
-async def shop_at(secured: Secured, slow: Slow | None = None) -> AsyncIterator[Shop]:
+async def shop_at(secured: Secured, slow: Slow | None = None, first: Replica | None = None) -> AsyncIterator[Shop]:
     if slow is not None:
         slow.let_go.set()
-    replicas = [Replica(), slow or Replica()]
+    replicas = [first or Replica(), slow or Replica()]
     async with secured.site("shop/r1") as one, secured.site("shop/r2") as two, secured.site("client") as client:
         for site, replica in ((one, replicas[0]), (two, replicas[1])):
             await site.advertise(LOG, plans=(PLAN,))

@@ -14,10 +14,11 @@ import asyncpg
 import pytest
 
 from adapters import EmbeddedPostgres, Logins
-from adapters.postgres.logins import Roles, with_login
+from adapters.changes import Insert, Statement, Update
+from adapters.postgres.sql.logins import Roles, with_login
 from replication import ReplicaSet
-from replication.config import ReplicaConfig, ReplicaSetConfig
-from replication.login_grants import grants_text
+from replication.model.config import ReplicaConfig, ReplicaSetConfig
+from replication.operations.login_grants import grants_text
 from tests.attack.hostile_sql import (
     OUTSIDE,
     OWNED,
@@ -38,8 +39,7 @@ from tests.integration.replication.clusters import SCHEMA
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tests.support.hostile_client import trusting_agents, unchecked
 from tests.support.logins import PASSWORDS, logins_in
-from tops.changes import Insert, Statement, Update
-from tops.errors import TopsError
+from tops.model.errors import TopsError
 
 TABLES = ["accounts", "transfers"]
 QUERY = """

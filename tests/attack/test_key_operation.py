@@ -11,13 +11,13 @@ import pytest
 import pytest_asyncio
 from cryptography import x509
 
-from adapters.ports import free_port
+from adapters.embedded.free_ports import free_port
 from tests.integration.overlay.cluster import QUICK, ROOT, event_type, until
 from tests.integration.overlay.secured import CLUSTER, Secured, issue, secured_broker
 from tests.support.brokers import broker_at, denied
 from tops import Broker, Site
-from tops.errors import ConfigError, NotReachable, TopsError
-from tops.runtime import identity
+from tops.model.errors import ConfigError, NotReachable, TopsError
+from tops.runtime.links import identity
 from tops.security import Authority, Kind, NodeKeys, utc_now
 
 
@@ -154,7 +154,7 @@ async def test_sighup_reloads_the_keys_of_a_broker_process(tmp_path: Path) -> No
         async with Site.connect(f"wss://127.0.0.1:{port}", keys=site, options=QUICK, timeout_s=30):
             authority.revoke("billing", utc_now())
             process.send_signal(signal.SIGHUP)
-            await until(lambda: '"revoked"' in log.read_text())
+            await until(lambda: "is revoked" in log.read_text())
         with pytest.raises((NotReachable, ConfigError)):
             async with Site.connect(f"wss://127.0.0.1:{port}", keys=site, timeout_s=1):
                 pytest.fail("it must not get in")

@@ -4,28 +4,35 @@ a replica of another set, neither writes to the log, nor takes part in it, nor c
 The sets are declared at a running broker and served by nobody, so that all policies fit into one cluster.
 """
 
+import secrets
 import tomllib
 from collections.abc import Iterator
 
+import aiohttp
 import msgspec
 import pytest
 
-from replication.config import ReplicaConfig, ReplicaSetConfig
-from replication.events import log_type, write_body
+from adapters.changes import Member, Upsert
+from replication.model.config import ReplicaConfig, ReplicaSetConfig
+from replication.model.events import log_type, write_body
 from replication.policies import client_plans, policy_of, write_spec
+from replication.rpc import calls
 from tests.attack.raw_link import Verdict, raw_link
 from tests.attack.secured_sets import SecuredSets
-from tests.attack.test_requests import EVIL, undisturbed
+from tests.attack.test_fair_share import execute
+from tests.attack.test_requests import EVIL, caller_of, undisturbed
+from tests.attack.test_routes import tls_of
 from tests.integration.origin.policies import POLICIES
 from tests.integration.overlay.secured import issue
 from tests.integration.replication.clusters import eventually
 from tops import Site
-from tops.changes import Member, Upsert
-from tops.core.routing import rendezvous_of
-from tops.digests import LogPoint
-from tops.filters import Filter
-from tops.ids import NodeId, TxId
-from tops.messages import (
+from tops.core.broker.routing import rendezvous_of
+from tops.model.errors import NotListed
+from tops.model.filters import Filter
+from tops.model.ids import NodeId, TxId
+from tops.model.log_points import LogPoint
+from tops.model.transactions import Access, LocalOutcome, Scope, ScopeLimit, TxType
+from tops.protocol.messages import (
     Address,
     BeginPublic,
     BeginTx,
@@ -47,7 +54,6 @@ from tops.messages import (
     TypeAdvertised,
     encode_body,
 )
-from tops.transactions import Access, LocalOutcome, Scope, ScopeLimit, TxType
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -220,3 +226,32 @@ async def test_a_running_set_is_not_disturbed_by_a_replica_outside_its_list(
         return f'"who":"{who}","act":"originate rs.{replica_set}"' in sets.audit(home)
 
     await eventually(audited, what="the record of it")
+
+
+@pytest.mark.parametrize("replica_set", ["shop", "stock"])
+async def test_a_replica_outside_the_list_does_not_write_as_a_client(sets: SecuredSets, replica_set: str) -> None:
+    """Neither with a request to an agent, nor with a client's transaction, nor over HTTP."""
+    who, row = f"{replica_set}/r9", 6_000_000 + secrets.randbelow(10**6)
+    insert = "insert into accounts select $1, (random() * 0)::text, 1"
+    async with sets.site(who) as site:
+        caller = await caller_of(site, replica_set)
+        for request in (execute(site, insert, row), calls.Write(tx=f"{site.name}.1.1@r1", member=b"")):
+            with pytest.raises(NotListed, match="not in the list of replicas"):
+                await caller.ask(f"{replica_set}/r1", request, 5.0)
+        await caller.ask(f"{replica_set}/r1", calls.Status(), 5.0)  # a newcomer needs it
+    statuses = [
+        await post(sets, who, replica_set, {"sql": sql, "args": [row]})
+        for sql in (insert, "insert into accounts values ($1, 'x', 1)")
+    ]
+
+    assert [status in (403, 409) for status in statuses] == [True, True], statuses
+    async with sets.connect("victim", replica_set) as client:
+        assert await client.fetchval("select count(*) from accounts where id = $1", row) == 0
+    assert f'"who":"{who}","act":"Execute rs.{replica_set}"' in sets.audit(f"{replica_set}/r1")
+
+
+async def post(sets: SecuredSets, who: str, replica_set: str, body: object) -> int:
+    """The status of a write over HTTP that shows this replica's certificate."""
+    url = f"{sets.cluster.urls('b1')[0].replace('wss', 'https')}/v1/replica-sets/{replica_set}/write"
+    async with aiohttp.ClientSession() as session, session.post(url, json=body, ssl=tls_of(sets.keys(who))) as response:
+        return response.status

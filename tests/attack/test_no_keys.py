@@ -14,16 +14,16 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from adapters.ports import free_port
+from adapters.embedded.free_ports import free_port
 from tests.integration.overlay.cluster import ROOT, TOPOLOGIES, Cluster, event_type
 from tests.support.brokers import broker_at, denied
 from tests.support.raw_http import raw_request
 from tops import Broker, Site
-from tops.errors import ConfigError, NotAuthenticated, NotReachable, ProtocolError
 from tops.http import client
-from tops.runtime.connections import client_session, open_socket
-from tops.runtime.identity import Self
-from tops.runtime.link import receive_bytes
+from tops.model.errors import ConfigError, NotAuthenticated, NotReachable, ProtocolError
+from tops.runtime.links.dialling import client_session, open_socket
+from tops.runtime.links.identity import Self
+from tops.runtime.links.link import receive_bytes
 from tops.security import PLAIN_WORDS, Initiator, Kind, Secret, fresh_nonce, make_secret, plain_channel
 from tops.security.handshake import Proof
 from tops.security.secret import VARIABLE, secret_path

@@ -7,21 +7,21 @@ import aiohttp
 import pytest
 
 from replication import connect
-from replication.conversation import Caller
-from replication.replica_set import ReplicaSet
+from replication.client.replica_set import ReplicaSet
+from replication.rpc.conversation import Caller
 from tests.attack.raw_link import raw_link
 from tests.attack.secured_sets import SecuredSets
 from tests.integration.replication.clusters import eventually
 from tops import Site
-from tops.errors import ConfigError, NotReachable, PermissionDenied, ProtocolError
 from tops.http.client import http_address
-from tops.ids import NodeId
-from tops.messages import Address, EndLog, Envelope, Principal, Sender
-from tops.runtime.connections import client_session, open_socket
-from tops.runtime.identity import Self
-from tops.runtime.link import exchange_meet
+from tops.model.errors import ConfigError, NotReachable, PermissionDenied, ProtocolError
+from tops.model.ids import NodeId
+from tops.protocol.messages import Address, EndLog, Envelope, Principal, Sender
+from tops.runtime.links.dialling import client_session, open_socket
+from tops.runtime.links.identity import Self
+from tops.runtime.links.link import exchange_meet
+from tops.runtime.links.wire import meeting
 from tops.runtime.site_journal import new_incarnation
-from tops.runtime.wire import meeting
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -20,7 +20,7 @@ from tests.attack.random_messages import KINDS, RandomMessages, encoded_kinds
 from tests.attack.raw_link import RawLink, Verdict, raw_link
 from tests.attack.secured_sets import REPLICAS, SETS, SecuredSets
 from tests.integration.replication.clusters import eventually
-from tops.errors import OutcomeUnknown, TopsError
+from tops.model.errors import OutcomeUnknown, TopsError
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

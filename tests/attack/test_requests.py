@@ -11,22 +11,23 @@ from typing import Any, cast
 
 import pytest
 
-from replication import calls
-from replication.calls import AnyQuestion
-from replication.conversation import Caller
-from replication.events import answer_type, log_type, question_type, write_body
+from adapters.changes import Member, Statement, Upsert, encode_member
+from replication.model.events import answer_type, log_type, question_type, write_body
+from replication.model.values import pack_values
 from replication.policies import policy_of, write_spec
-from replication.refusals import WriteRefused
-from replication.values import pack_values
+from replication.rpc import calls
+from replication.rpc.calls import AnyQuestion
+from replication.rpc.conversation import Caller
+from replication.rpc.refusals import WriteRefused
 from tests.attack.raw_link import RawLink, Verdict, raw_link
 from tests.attack.secured_sets import SecuredSets
 from tests.integration.replication.clusters import eventually
 from tops import EventType, Site
-from tops.changes import Member, Statement, Upsert, encode_member
-from tops.errors import PermissionDenied, TransactionAborted
-from tops.filters import Filter
-from tops.ids import NodeId, TxId
-from tops.messages import (
+from tops.model.errors import PermissionDenied, TransactionAborted
+from tops.model.filters import Filter
+from tops.model.ids import NodeId, TxId
+from tops.model.transactions import ScopeLimit, TxType
+from tops.protocol.messages import (
     Address,
     CensusOpened,
     Dissemination,
@@ -39,8 +40,7 @@ from tops.messages import (
     TxSpec,
     TypeAdvertised,
 )
-from tops.participants import Participant, Received
-from tops.transactions import ScopeLimit, TxType
+from tops.runtime.participants import Participant, Received
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import ssl
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -11,19 +12,19 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from adapters.ports import free_port
-from replication.http_sets import RIGHTS, SetRoutes
+from adapters.embedded.free_ports import free_port
+from replication.http.sets import RIGHTS, SetRoutes
 from tests.integration.overlay.cluster import ROOT
 from tests.integration.overlay.secured import CLUSTER, Secured, issue
 from tests.support.brokers import broker_at, denied
 from tests.support.raw_http import raw_request
 from tops import Broker
-from tops.config import parse_config
-from tops.errors import InvariantBroken
 from tops.http.client import bearer_for, http_address
 from tops.http.gate import Gate
 from tops.http.names import Names
 from tops.http.rights import BROKER, HEALTH, Access, Needs, Right
+from tops.model.errors import InvariantBroken
+from tops.runtime.config import parse_config
 from tops.security import Authority, Identity, Kind, Permissions, Verb, utc_now
 
 ROLES = {"reader", "writer", "replica", "admin", "broker"}
@@ -273,15 +274,59 @@ async def test_a_key_that_is_no_text_is_the_clients_mistake(secured: Secured) ->
     await writer.wait_closed()
 
 
-@pytest.mark.parametrize("shown", ["Authorization: Bearer \xff\xfe", "Cookie: tops-{port}=\xff\xfe.x.y"])
-async def test_a_token_that_is_no_text_is_rejected(tmp_path: Path, shown: str) -> None:
-    path = tmp_path / "tops.toml"
+@asynccontextmanager
+async def with_a_set(path: Path, token: str = "secret-token-of-the-set") -> AsyncIterator[Broker]:
     path.write_text(
         f'[cluster]\nname = "test"\n[[broker]]\nname = "b1"\nlisten = "127.0.0.1:{free_port()}"\ndata = "data"\n'
-        '[[replica_set]]\nname = "shop"\npolicy = "write-all"\nwrite_token = "secret-token"\n'
+        f'[[replica_set]]\nname = "shop"\npolicy = "write-all"\nwrite_token = "{token}"\n'
         '[[replica_set.replica]]\nname = "r1"\nbroker = "b1"\ndsn = "postgresql://127.0.0.1:1/x"\n'
     )
     async with Broker.run(parse_config(path.read_text(), path), "b1", extend=SetRoutes(path, "b1").add_to) as broker:
+        yield broker
+
+
+WRITE = "/v1/replica-sets/shop/write"
+
+
+@pytest.mark.parametrize("shown", ["Authorization: Bearer \xff\xfe", "Cookie: tops-{port}=\xff\xfe.x.y"])
+async def test_a_token_that_is_no_text_is_rejected(tmp_path: Path, shown: str) -> None:
+    async with with_a_set(tmp_path / "tops.toml") as broker:
         headers = [f"Host: {broker.table.listen}", shown.replace("{port}", str(broker.table.port))]
         for method, route in (("GET", "/v1/topology"), ("POST", "/v1/replica-sets/shop/write")):
             assert (await raw_request(broker.table.port, route, headers, method=method)).status == 403
+
+
+async def test_guesses_of_a_write_token_are_slowed_down(tmp_path: Path) -> None:
+    async with with_a_set(tmp_path / "tops.toml") as broker:
+        host = f"Host: {broker.table.listen}"
+        guesses = [
+            await raw_request(broker.table.port, WRITE, [host, f"Authorization: Bearer guess{n}"], method="POST")
+            for n in range(40)
+        ]
+        without = await raw_request(broker.table.port, WRITE, [host], method="POST")
+
+    statuses = [answer.status for answer in guesses]
+    assert statuses[0] == 403 and statuses[-1] == 429 and set(statuses) == {403, 429}
+    assert without.status == 403, "who guesses nothing is not slowed down"
+
+
+async def test_an_empty_write_token_lets_nobody_in(tmp_path: Path) -> None:
+    async with with_a_set(tmp_path / "tops.toml", token="") as broker:
+        for shown in ([], ["Authorization: Bearer "]):
+            headers = [f"Host: {broker.table.listen}", *shown]
+            assert (await raw_request(broker.table.port, WRITE, headers, method="POST")).status == 503
+
+
+async def test_a_file_that_can_t_be_read_is_a_matter_of_the_server(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "tops.toml"
+    async with with_a_set(path) as broker:
+        path.write_text("broken [")
+        for method, route in (("GET", "/v1/replica-sets"), ("GET", "/v1/replica-sets/shop"), ("POST", WRITE)):
+            bearer = bearer_for(http_address(broker.url, route), method)["Authorization"]
+            headers = [f"Host: {broker.table.listen}", f"Authorization: {bearer}"]
+            answer = await raw_request(broker.table.port, route, headers, method=method)
+            assert answer.status == 503, route
+            assert '"code":"bad-config"' in answer.body and str(tmp_path) not in answer.body
+    assert "can't be used" in caplog.text

@@ -3,8 +3,10 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
+import aiohttp
 import pytest
 import pytest_asyncio
 
@@ -13,7 +15,9 @@ from tests.integration.overlay.secured import Secured, secured_broker
 from tests.support.brokers import broker_at, denied
 from tests.support.raw_http import UPGRADE
 from tops import Broker, Site
-from tops.runtime import connections
+from tops.model.errors import NotReachable
+from tops.runtime.links.identity import Self
+from tops.server import connections
 
 PLACES = 20
 LIMITS = f"waiting_per_address = {PLACES}"
@@ -27,10 +31,11 @@ async def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         yield running
 
 
-async def silent(broker: Broker) -> socket.socket:
-    """A connection, made without a word."""
+async def silent(broker: Broker, address: str = "127.0.0.1") -> socket.socket:
+    """A connection from this address, made without a word."""
     opened = socket.socket()
     opened.setblocking(False)
+    opened.bind((address, 0))
     await asyncio.get_running_loop().sock_connect(opened, ("127.0.0.1", broker.table.port))
     return opened
 
@@ -113,3 +118,62 @@ async def test_more_sites_than_places_are_connected_at_once(quick: Secured) -> N
     finally:
         for site in sites:
             await site.__aexit__(None, None, None)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2"], ids=["its own address", "another address"])
+async def test_silent_connections_of_one_address_lock_nobody_out(tmp_path: Path, address: str) -> None:
+    """With the default limits: as many as the broker takes, and a new one for each that is cut off."""
+    async with secured_broker(tmp_path) as secured:
+        opened: list[socket.socket] = []
+        flood = asyncio.ensure_future(flooding(secured.broker, address, opened))
+        try:
+            await until(lambda: len(opened) > 256)
+
+            async with secured.site("honest", timeout_s=5.0) as honest:
+                assert honest.broker == "b1"
+        finally:
+            flood.cancel()
+            await asyncio.gather(flood, return_exceptions=True)
+            for each in opened:
+                each.close()
+
+
+async def flooding(broker: Broker, address: str, opened: list[socket.socket]) -> None:
+    """About a hundred connections per second, none of which says a word."""
+    while True:
+        for _ in range(1 if len(opened) > 256 else 50):
+            opened.append(await silent(broker, address))
+        await asyncio.sleep(0.01)
+
+
+async def test_one_identity_can_not_have_more_sessions_than_its_quota(tmp_path: Path) -> None:
+    async with secured_broker(tmp_path, limits="sessions_max = 3") as secured:
+        keys, url = secured.keys("greedy"), secured.broker.url
+        async with AsyncExitStack() as stack:
+            for number in range(3):
+                await stack.enter_async_context(Site.connect(url, keys=keys, instance=f"i{number}"))
+
+            with pytest.raises(NotReachable, match="3 connections"):
+                await stack.enter_async_context(Site.connect(url, keys=keys, instance="i3", timeout_s=1.0))
+            async with secured.site("honest") as honest:
+                assert honest.broker == "b1"
+            assert {record["who"] for record in denied(secured.broker)} == {"greedy:i3"}
+
+        await until(lambda: not secured.broker.connections.sockets)
+        async with Site.connect(url, keys=keys, instance="i3") as again:
+            assert again.broker == "b1"
+
+
+async def test_requests_over_http_count_among_the_connections_of_an_identity(tmp_path: Path) -> None:
+    async with secured_broker(tmp_path, limits="sessions_max = 2") as secured:
+        own = Self.with_keys(secured.keys("greedy"), 1)
+        url = f"{secured.broker.url.replace('wss:', 'https:')}/v1/topology"
+        async with AsyncExitStack() as stack:
+            answered = []
+            for _ in range(3):
+                session = await stack.enter_async_context(aiohttp.ClientSession())
+                response = await session.get(url, ssl=own.client_tls() or True)
+                answered.append(response.status)
+                await response.read()
+
+            assert answered == [200, 200, 429]

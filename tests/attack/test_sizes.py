@@ -2,7 +2,7 @@
 
 import struct
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -11,37 +11,48 @@ import pytest_asyncio
 from tests.attack.raw_link import RawLink, Verdict, raw_link
 from tests.integration.overlay.cluster import Recorder, until
 from tests.integration.overlay.secured import Secured
-from tops import EventType, TxType
-from tops.core.link_session import Frame
-from tops.ids import NodeId, TxId
-from tops.messages import (
+from tops import EventType, LocalOutcome, TxType
+from tops.core.link.session import Frame
+from tops.model.errors import TransactionTooLarge
+from tops.model.filters import Filter
+from tops.model.ids import NodeId, TxId
+from tops.model.sizes import ENCODED_BYTES_MAX, MESSAGE_BYTES_MAX, SITE_MESSAGE_BYTES_MAX, encoded_bytes
+from tops.model.transactions import Access, Outcome, Scope, ScopeLimit
+from tops.protocol.messages import (
     Address,
     BeginPublic,
     BeginTx,
     CensusOpened,
     Dissemination,
     Envelope,
+    EpochFinished,
+    EpochVoted,
     Event,
     EventsPublished,
     Letter,
     LinkMessage,
+    Message,
     OneShot,
     Origin,
+    PrepareEpoch,
     Publication,
     Published,
     PublishInTx,
+    RouteAsked,
     RunOneShot,
     RunOneShots,
+    StandingAnswered,
+    TxOutcome,
     TxPublished,
     TxSpec,
     TypeAdvertised,
 )
-from tops.runtime.wire import encode_frame
-from tops.sizes import ENCODED_BYTES_MAX, MESSAGE_BYTES_MAX, SITE_MESSAGE_BYTES_MAX, encoded_bytes
-from tops.transactions import Scope, ScopeLimit
+from tops.runtime.links.wire import encode_frame
 
+L = TypeVar("L", bound=Message)
 B1, TYPE = NodeId("b1"), "sized"
-DURABLE = EventType(TYPE, {"x": bytes, "xs": list}, durable=True)
+DURABLE = EventType(TYPE, {"x": bytes, "xs": list}, durable=True, optional=("x", "xs"))
+PLAIN = EventType("plain", {"x": bytes}, durable=True)
 
 
 @pytest_asyncio.fixture
@@ -57,6 +68,11 @@ def letter(body: Letter) -> Envelope:
 
 def spread(publication: Publication) -> Dissemination:
     return Dissemination(rendezvous=B1, upward=True, early=False, publication=publication)
+
+
+def letters(link: RawLink, kind: type[L]) -> list[L]:
+    """What the link has received of one kind."""
+    return [m.body for m in link.received if isinstance(m, Envelope) and isinstance(m.body, kind)]
 
 
 def one_shots(tx: TxId, body: dict[str, Any], attributes: dict[str, Any]) -> Envelope:
@@ -135,3 +151,78 @@ async def test_a_message_is_measured_as_it_is_encoded_again(writer: RawLink, sec
 
     assert await writer.send_encoded(data) is Verdict.REJECTED
     assert secured.broker.node.core.rendezvous.logs[TYPE].last_number == 0
+
+
+async def test_writes_in_parallel_that_no_message_holds_together_are_all_decided(
+    writer: RawLink, secured: Secured
+) -> None:
+    chain, spec = secured.broker.node.core.rendezvous.logs[TYPE].chain, TxSpec(TYPE, TxType.DISTRIBUTED, census=None)
+    spec = msgspec.structs.replace(spec, local_outcome=LocalOutcome.FOLLOWS)
+    async with raw_link(secured.broker.url, "b1", secured.keys("voter", "admin"), "x") as voter:
+        standing = StandingAnswered(
+            voter="v",
+            event_type=TYPE,
+            filter=Filter(),
+            scope=Scope.DISTRIBUTED,
+            secret=b"s",
+            position=0,
+            history=chain.history,
+            digest=chain.at(0) or "",
+        )
+        assert await voter.send(letter(standing)) is Verdict.TAKEN
+        for number in range(1, 7):
+            tx = TxId(f"writer:x.{writer.incarnation}.{number}")
+            run = RunOneShot(tx=tx, spec=spec, events=(Event(TYPE, {"x": bytes(5_000_000)}),))
+            assert await writer.send(letter(run)) is Verdict.TAKEN
+        committed: list[TxId] = []
+        for _ in range(6):
+            await voter.send(letter(RouteAsked(subscription=1)))
+            prepare = next(m for m in letters(voter, PrepareEpoch) if m.epoch.number == len(committed) + 1)
+            vote = EpochVoted(epoch=prepare.epoch, digest=prepare.digest, voter="v", excluded={})
+            await voter.send(letter(vote), letter(EpochFinished(epoch=prepare.epoch, voter="v", note=False)))
+            committed += [member.tx for member in prepare.members]
+        await writer.send(letter(RouteAsked(subscription=1)))
+
+    assert [outcome.tx for outcome in letters(writer, TxOutcome) if outcome.outcome is Outcome.COMMITTED] == committed
+    assert len(committed) == 6
+    assert secured.broker.node.counters["alarms"] == 0
+
+
+async def test_a_follower_far_behind_costs_the_broker_one_delivery_of_memory_at_a_time(secured: Secured) -> None:
+    async with secured.site("writer", "admin") as writer:
+        await writer.advertise(PLAIN)
+        for _ in range(6):
+            await writer.publish(PLAIN, {"x": bytes(2_000_000)})
+    read = await secured.broker.node.store.entries(PLAIN.name, 1, 6)
+    assert [entry.number for entry in read] == [1]
+    assert [entry.number for entry in await secured.broker.node.store.entries(PLAIN.name, 2, 6)] == [2]
+
+
+async def test_a_transaction_of_many_messages_is_aborted_when_it_is_too_long_for_its_log(
+    writer: RawLink, secured: Secured
+) -> None:
+    tx = TxId(f"writer:x.{writer.incarnation}.1")
+    spec = TxSpec(TYPE, TxType.LOCAL, limit=ScopeLimit.LOCAL, census=None)
+    opened = CensusOpened(tx=tx, spec=spec, coordinator=B1, incarnation=1, initiator=Address(B1))
+    await writer.send(spread(opened))
+    for sequence in (1, 2):
+        event = Event(TYPE, {"x": bytes(5_000_000)})
+        await writer.send(spread(TxPublished(tx=tx, event_type=TYPE, sequence=sequence, event=event)))
+
+    outcomes = letters(writer, TxOutcome)
+    assert [(o.tx, o.outcome) for o in outcomes] == [(tx, Outcome.ABORTED)]
+    assert outcomes[0].reason.startswith("too-large: ")
+    assert not secured.broker.node.core.rendezvous.relays
+
+
+@pytest.mark.parametrize("access", list(Access))
+async def test_a_publisher_is_told_that_its_transaction_takes_no_more(secured: Secured, access: Access) -> None:
+    async with secured.site("writer", "admin") as writer:
+        await writer.advertise(PLAIN)
+        tx = await writer.begin(TxSpec(PLAIN.name, TxType.LOCAL, access, ScopeLimit.LOCAL))
+        assert await tx.publish(PLAIN, {"x": bytes(5_000_000)}) == 1
+        with pytest.raises(TransactionTooLarge) as error:
+            await tx.publish(PLAIN, {"x": bytes(5_000_000)})
+        assert (error.value.code, error.value.tx) == ("too-large", tx.id)
+        assert await tx.publish(PLAIN, {"x": b"x"}) == 2  # it is as it was
+        assert (await tx.commit()).outcome is Outcome.COMMITTED

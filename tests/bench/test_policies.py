@@ -7,7 +7,7 @@ import asyncpg
 import pytest
 from typer.testing import CliRunner
 
-from adapters.postgres.guard_triggers import TRIGGER
+from adapters.postgres.access.guard_triggers import TRIGGER
 from bench.harness import Budget, Contender, Load, Run
 from bench.policies.catalog import CASES, case_named
 from bench.policies.figures import COMPARISONS, Comparison, FollowersLate, chosen, compare, figure_of
@@ -18,7 +18,7 @@ from bench.systems import PHASES, BenchmarkFailed
 from bench.workloads import AppendOnly, BankTransfer, Dataset, SingleRowUpdate, Ycsb
 from tests.bench.test_report import run
 from tops.cli.main import app
-from tops.errors import ConfigError
+from tops.model.errors import ConfigError
 
 DATASET = Dataset(rows=200)
 LOAD = Load(clients=4, warmup_s=0.05, duration_s=1.0)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from adapters import EmbeddedPostgres
+from adapters.resource import Resource
 from tests.contract.harness import Database, PostgresDatabase, SqliteDatabase
-from tops.ports import Resource
 
 _names = itertools.count(1)
 

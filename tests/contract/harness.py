@@ -7,11 +7,11 @@ from typing import Any, Protocol
 import asyncpg
 
 from adapters import EmbeddedPostgres, Logins, PostgresAdapter, SqliteAdapter
+from adapters.changes import Change, Member, RowChange, Update, known_by_id, members_digest, own_key
 from adapters.postgres.proof import SHIPPED, Prover, Verdict
+from adapters.resource import Attempt, Entry, Epoch, MemberVote, Resource, Why
 from tests.support.logins import logins_in
-from tops.changes import Change, Member, RowChange, Update, known_by_id, members_digest, own_key
-from tops.ids import NodeId, TxId, counted_id
-from tops.ports import Attempt, Entry, Epoch, MemberVote, Resource, Why
+from tops.model.ids import NodeId, TxId, counted_id
 
 TABLES = """
 create table acct (id int primary key, bal bigint not null check (bal >= 0), email text unique, note text);

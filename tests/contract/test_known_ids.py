@@ -6,9 +6,9 @@ import time
 import msgspec
 import pytest
 
+from adapters.changes import Member, Update, content_digest, known_by_id, own_key
+from adapters.resource import Resource, Why
 from tests.contract.harness import Database, attempt, entry, epoch, member, numbered, settling, told
-from tops.changes import Member, Update, content_digest, known_by_id, own_key
-from tops.ports import Resource, Why
 
 
 async def test_what_was_written_here_is_known_when_it_comes_again_and_when_the_log_brings_it(

@@ -5,10 +5,10 @@ from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from uuid import UUID
 
+import msgspec
 import pytest
 
-from tests.contract.harness import Database, attempt, entry, epoch, member
-from tops.changes import (
+from adapters.changes import (
     Change,
     Delete,
     Insert,
@@ -20,9 +20,11 @@ from tops.changes import (
     encode_member,
     known_by_id,
 )
-from tops.errors import AgentReplaced, InvariantBroken, MemberRefused, ResourceError, TopsError
-from tops.ids import TxId
-from tops.ports import KEPT_BEYOND_MS, Position, Resource, Why
+from adapters.resource import KEPT_BEYOND_MS, Position, Resource, Why
+from tests.contract.harness import Database, attempt, entry, epoch, member
+from tops.model.errors import AgentReplaced, InvariantBroken, MemberRefused, ResourceError, TopsError
+from tops.model.ids import TxId
+from tops.model.sizes import LOCAL_TX_BYTES_MAX
 
 
 def balance(row: int, add: int) -> Update:
@@ -312,6 +314,23 @@ async def test_a_transaction_known_by_its_id_is_written_once_whoever_brings_it(
     assert found == [("tx:c.1.1", "c.1.1", 0), ("tx:c.1.2", "c.1.2", 0), ("tx:c.1.3", "c.1.3", 0), ("k", "c.1.4", 0)]
     published = [one for record in await resource.unpublished() for one in record.members]
     assert published == [first, second, third, keyed]
+
+
+async def test_a_local_write_that_is_too_long_to_be_published_leaves_nothing(
+    resource: Resource, database: Database
+) -> None:
+    long = known_by_id(member("", *[balance(1, 1)] * 200_000), TxId("c.1.1"))
+    first, second = (known_by_id(member("", balance(n, 1)), TxId(f"c.1.{n}")) for n in (2, 3))
+    assert len(encode_member(long)) > LOCAL_TX_BYTES_MAX
+
+    votes = await resource.write_all_local([first, long, second])
+    repeated = await resource.write_all_local([msgspec.structs.replace(long, tx=TxId("c.1.2"))])
+
+    assert [vote.excluded.why if vote.excluded else None for vote in votes] == [None, Why.TOO_LARGE, None]
+    assert [vote.excluded.why for vote in repeated if vote.excluded] == [Why.DUPLICATE]
+    assert await database.sql("select bal from acct order by id") == [(100,), (101,), (101,)]
+    published = [one for record in await resource.unpublished() for one in record.members]
+    assert published == [first, second]
 
 
 async def test_keys_whose_time_is_over_are_forgotten_by_compaction(resource: Resource, database: Database) -> None:

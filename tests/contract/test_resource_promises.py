@@ -2,10 +2,10 @@
 
 import pytest
 
+from adapters.changes import Change, Delete, Insert, Statement, Update, Upsert
+from adapters.resource import Position, Resource, Why
 from tests.contract.harness import Database, attempt, entry, epoch, member
-from tops.changes import Change, Delete, Insert, Statement, Update, Upsert
-from tops.errors import PromiseLost, ResourceRefused, StaleAttempt
-from tops.ports import Position, Resource, Why
+from tops.model.errors import PromiseLost, ResourceRefused, StaleAttempt
 
 
 def balance(row: int, add: int) -> Update:

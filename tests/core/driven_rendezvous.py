@@ -2,14 +2,16 @@
 
 from typing import TypeVar
 
-from tops.constraints import AnyConstraint
-from tops.core.epochs import EpochOptions
-from tops.core.rendezvous import Rendezvous, RendezvousOptions
-from tops.effects import Effect, Post
-from tops.event_types import EventType
-from tops.filters import Filter
-from tops.ids import NodeId, TxId
-from tops.messages import (
+from tops.core.commit.decision_teller import Sign
+from tops.core.commit.epochs import EpochOptions
+from tops.core.coordinator.rendezvous import Rendezvous, RendezvousOptions
+from tops.model.constraints import AnyConstraint
+from tops.model.event_types import EventType
+from tops.model.filters import Filter
+from tops.model.ids import NodeId, TxId
+from tops.model.transactions import LocalOutcome, Scope, ScopeLimit, TxType
+from tops.protocol.effects import Effect, Post
+from tops.protocol.messages import (
     Address,
     EpochVoted,
     Event,
@@ -24,7 +26,6 @@ from tops.messages import (
     TxSpec,
     TypeAdvertised,
 )
-from tops.transactions import LocalOutcome, Scope, ScopeLimit, TxType
 
 ME = NodeId("b")
 SET = EventType("set", {"mark": str, "key": str}, durable=True)
@@ -45,8 +46,8 @@ def history_of(size: int) -> bytes:
 class DrivenRendezvous:
     """Letters in, effects out; every effect is kept."""
 
-    def __init__(self, options: RendezvousOptions | None = None) -> None:
-        self.core = Rendezvous(ME, 1, {}, options or RendezvousOptions(epochs=EpochOptions()), history_of)
+    def __init__(self, options: RendezvousOptions | None = None, sign: Sign | None = None) -> None:
+        self.core = Rendezvous(ME, 1, {}, options or RendezvousOptions(epochs=EpochOptions()), history_of, sign)
         self.sites: dict[str, str] = {}  # who stands behind a voter
         self.effects: list[Effect] = []
         self.now = 0.0

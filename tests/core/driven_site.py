@@ -2,11 +2,12 @@
 
 from typing import TypeVar
 
-from tops.core.participation import Wish
-from tops.core.site import SiteCore
-from tops.effects import BatchPrepared, Call, Effect, PrepareBatch, Send
-from tops.ids import NodeId
-from tops.messages import Address, Envelope, Letter, LinkMessage, Message, StandingAnswered
+from tops.core.client.site import SiteCore
+from tops.core.commit.decision_teller import CheckProof
+from tops.core.participant.participation import Wish
+from tops.model.ids import NodeId
+from tops.protocol.effects import BatchPrepared, Call, Effect, PrepareBatch, Send
+from tops.protocol.messages import Address, Envelope, Letter, LinkMessage, Message, StandingAnswered
 
 BROKER = NodeId("b")
 E = TypeVar("E", bound=Effect)
@@ -16,9 +17,13 @@ L = TypeVar("L", bound=Message)
 class DrivenSite:
     """Feeds letters to a site, answers its participants' calls, and keeps every effect."""
 
-    def __init__(self, name: str = "s", incarnation: int = 1) -> None:
-        entropy = iter(range(1, 1000))
-        self.core = SiteCore(NodeId(name), incarnation, [BROKER], lambda size: next(entropy).to_bytes(size, "big"))
+    def __init__(self, name: str = "s", incarnation: int = 1, check_proof: CheckProof | None = None) -> None:
+        numbers = iter(range(1, 1000))
+
+        def entropy(size: int) -> bytes:
+            return next(numbers).to_bytes(size, "big")
+
+        self.core = SiteCore(NodeId(name), incarnation, [BROKER], entropy, check_proof=check_proof)
         self.effects: list[Effect] = []
         self.answering = True
         self.take(self.core.link_up(BROKER, 0.0))

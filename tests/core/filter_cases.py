@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tops.filters import Filter
+from tops.model.filters import Filter
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 LATEST = datetime.max.replace(tzinfo=UTC)

@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from tops.constraints import AnyConstraint
-from tops.core.ballot import ReadyTx
-from tops.core.census import Member
-from tops.effects import Disseminate, Effect, Persist, Post
-from tops.ids import NodeId, Pseudonym, TxId, hashed, voter_key
-from tops.messages import Address, CensusPolicy, Event, Sender, TxSpec
-from tops.transactions import TxType
+from tops.core.commit.ballot import ReadyTx
+from tops.core.commit.census import Member
+from tops.model.constraints import AnyConstraint
+from tops.model.ids import NodeId, Pseudonym, TxId, hashed, voter_key
+from tops.model.transactions import TxType
+from tops.protocol.effects import Disseminate, Effect, Persist, Post
+from tops.protocol.messages import Address, CensusPolicy, Event, Sender, TxSpec
 
 T = TypeVar("T")
 

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.machines import BROKER, member, members, ready
-from tops.constraints import AtLeast, MinParticipants, unmet
-from tops.core.ballot import ReadyTx, Verdict, count_votes, shortfall
-from tops.ids import TxId
-from tops.messages import EpochId, EpochVoted
+from tops.core.commit.ballot import ReadyTx, Verdict, count_votes, shortfall
+from tops.model.constraints import AtLeast, MinParticipants, unmet
+from tops.model.ids import TxId
+from tops.protocol.messages import EpochId, EpochVoted
 
 EPOCH = EpochId("plain", 1, 1, BROKER, 1)
 

@@ -1,11 +1,11 @@
 """Who commits what after differing votes: a prepared database transaction commits as a whole."""
 
-from tops.constraints import AnyConstraint, AtLeast, MinParticipants
-from tops.core.ballot import ReadyTx, Verdict, count_votes
-from tops.core.census import Member
-from tops.ids import NodeId, Pseudonym, TxId
-from tops.messages import Address, EpochId, EpochVoted, TxSpec
-from tops.transactions import TxType
+from tops.core.commit.ballot import ReadyTx, Verdict, count_votes
+from tops.core.commit.census import Member
+from tops.model.constraints import AnyConstraint, AtLeast, MinParticipants
+from tops.model.ids import NodeId, Pseudonym, TxId
+from tops.model.transactions import TxType
+from tops.protocol.messages import Address, EpochId, EpochVoted, TxSpec
 
 EPOCH = EpochId("set", 1, 1, NodeId("b"), 1)
 T1, T2 = TxId("s.1.1"), TxId("s.1.2")

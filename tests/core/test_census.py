@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.machines import member, spec
-from tops.constraints import AnyConstraint, MaxParticipants, MinParticipants, OnlyFrom, Required
-from tops.core.census import Census
-from tops.ids import TxId, hashed
-from tops.messages import CensusPolicy
+from tops.core.commit.census import Census
+from tops.model.constraints import AnyConstraint, MaxParticipants, MinParticipants, OnlyFrom, Required
+from tops.model.ids import TxId, hashed
+from tops.protocol.messages import CensusPolicy
 
 
 def census(*constraints: AnyConstraint, policy: CensusPolicy | None = None) -> Census:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
-from tops.config import load_config, parse_config
-from tops.errors import ConfigError
+from tops.model.errors import ConfigError
+from tops.runtime.config import load_config, parse_config
 from tops.security import PLAIN_WORDS, redact
 
 GOOD = """\

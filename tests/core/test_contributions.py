@@ -3,12 +3,12 @@
 import pytest
 
 from tests.core.driven_site import DrivenSite
-from tops.effects import Answer
-from tops.errors import CensusUnfulfilled, TransactionAborted, TransactionClosed
-from tops.event_types import EventType
-from tops.ids import TxId
-from tops.messages import Event, Letter, PublishInTxAnswered, TxOpened, TxOutcome, TxSpec
-from tops.transactions import Access, Outcome, TxState, TxType
+from tops.model.errors import CensusUnfulfilled, TransactionAborted, TransactionClosed
+from tops.model.event_types import EventType
+from tops.model.ids import TxId
+from tops.model.transactions import Access, Outcome, TxState, TxType
+from tops.protocol.effects import Answer
+from tops.protocol.messages import Event, Letter, PublishInTxAnswered, TxOpened, TxOutcome, TxSpec
 
 PLAIN = EventType("plain", {"mark": str})
 PUBLIC = TxSpec("plain", TxType.DISTRIBUTED, access=Access.PUBLIC)

@@ -1,10 +1,10 @@
 """What was said to an earlier life of a site, and is heard by the present one."""
 
 from tests.core.driven_site import BROKER, DrivenSite
-from tops.core.site import RETRY
-from tops.effects import Answer, Send
-from tops.event_types import EventType
-from tops.messages import Address, Dissemination, Envelope, Event, EventConfirmed, Origin, Published
+from tops.core.client.site import RETRY
+from tops.model.event_types import EventType
+from tops.protocol.effects import Answer, Send
+from tops.protocol.messages import Address, Dissemination, Envelope, Event, EventConfirmed, Origin, Published
 
 LOG = EventType("log", {"mark": str}, durable=True)
 EVENT = Event("log", {"mark": "m"})

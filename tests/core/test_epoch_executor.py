@@ -7,12 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.machines import BROKER, event, of, posted
-from tops.core.calls import Calls
-from tops.core.epoch_executor import EpochExecutor, Work
-from tops.digests import BEGINNING, NO_DIGEST, LogPoint, chained
-from tops.effects import ApplyEntries, Call, Effect, FinishBatch, Memo, PrepareBatch
-from tops.ids import TxId, hashed
-from tops.messages import (
+from tops.core.participant.calls import Calls
+from tops.core.participant.epoch_executor import EpochExecutor, Work
+from tops.model.ids import TxId, hashed
+from tops.model.log_points import BEGINNING, NO_DIGEST, LogPoint, chained
+from tops.model.sizes import TEXT_MAX
+from tops.model.transactions import ScopeLimit, TxType
+from tops.protocol.effects import ApplyEntries, BatchPrepared, Call, Effect, FinishBatch, Memo, PrepareBatch
+from tops.protocol.messages import (
     AskEpoch,
     EpochDecided,
     EpochFinished,
@@ -26,7 +28,6 @@ from tops.messages import (
     PrepareEpoch,
 )
 from tops.sim.databases import ReplicaDatabase
-from tops.transactions import ScopeLimit, TxType
 
 ME = "me"
 HISTORY = "h" * 32
@@ -142,6 +143,20 @@ def test_an_epoch_is_prepared_promised_and_finished() -> None:
     assert machine.database.position == machine.core.position == 1
     assert [f.epoch for f in posted(machine.sent, EpochFinished)] == [epoch(1)]
     assert machine.core.work is Work.IDLE
+
+
+def test_a_reason_is_cut_to_what_a_broker_takes() -> None:
+    """A message of a database may be of any length; a vote that is rejected for it would never arrive."""
+    machine = Machine()
+    machine.take(machine.core.on_prepare(prepare(1)))
+    (call,) = machine.waiting
+    assert isinstance(call, PrepareBatch)
+    tx = call.members[0].tx
+
+    machine.take(machine.calls.done(call.call, BatchPrepared({tx: "x" * 10_000}, ())))
+
+    (vote,) = posted(machine.sent, EpochVoted)
+    assert vote.excluded == {tx: "x" * TEXT_MAX}
 
 
 def test_an_epoch_waits_until_everything_before_its_number_is_applied() -> None:

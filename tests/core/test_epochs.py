@@ -9,15 +9,16 @@ from hypothesis import strategies as st
 
 from tests.core.machines import BROKER, PUBLISHER, address, member, of, persisted, posted, sender, shown, voter
 from tests.core.machines import ready as ready_tx
-from tops.constraints import AnyConstraint, AtLeast, MinParticipants
-from tops.core.ballot import ReadyTx
-from tops.core.epochs import Epoch, EpochOptions, Stage
-from tops.core.rendezvous import Rendezvous, RendezvousOptions
-from tops.effects import Alarm, Effect, Note, Persist, Post, SetTimer
-from tops.event_types import EventType
-from tops.filters import Filter
-from tops.ids import NodeId, TxId, hashed
-from tops.messages import (
+from tops.core.commit.ballot import ReadyTx
+from tops.core.commit.epochs import Epoch, EpochOptions, Stage
+from tops.core.coordinator.rendezvous import Rendezvous, RendezvousOptions
+from tops.model.constraints import AnyConstraint, AtLeast, MinParticipants
+from tops.model.event_types import EventType
+from tops.model.filters import Filter
+from tops.model.ids import NodeId, TxId, hashed
+from tops.model.transactions import Outcome, Scope
+from tops.protocol.effects import Alarm, Effect, Note, Persist, Post, SetTimer
+from tops.protocol.messages import (
     EpochDecided,
     EpochFinished,
     EpochId,
@@ -29,8 +30,7 @@ from tops.messages import (
     TypeAdvertised,
     VotesMissing,
 )
-from tops.records import EpochCommitted, FinishesNoted, InSyncChanged, LogAppended
-from tops.transactions import Outcome, Scope
+from tops.protocol.records import EpochCommitted, FinishesNoted, InSyncChanged, LogAppended
 
 
 def ready(tx: str, voters: str | None = None, *constraints: AnyConstraint) -> ReadyTx:

@@ -3,10 +3,10 @@
 import pytest
 
 from tests.core.machines import event
-from tops.core.event_coordinator import EventCoordinator
-from tops.errors import TransactionClosed
-from tops.ids import NodeId, TxId
-from tops.transactions import TxState
+from tops.core.coordinator.event_coordinator import EventCoordinator
+from tops.model.errors import TransactionClosed
+from tops.model.ids import NodeId, TxId
+from tops.model.transactions import TxState
 
 ENDED = (TxState.COMMITTING, TxState.COMMITTED, TxState.ABORTED, TxState.CENSUS_UNFULFILLED)
 

@@ -1,7 +1,7 @@
 """Numbers of a log across crashes of its broker."""
 
-from tops.core.event_log import EventLog
-from tops.messages import LogEntry
+from tops.core.log.event_log import EventLog
+from tops.protocol.messages import LogEntry
 
 
 def test_a_number_that_was_never_decided_is_found_however_little_of_the_log_is_in_memory() -> None:

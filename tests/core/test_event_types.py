@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tops.errors import InvalidEvent, InvalidEventType
-from tops.event_types import AttributeKind, EventType, EventTypes
+from tops.model.errors import InvalidEvent, InvalidEventType
+from tops.model.event_types import AttributeKind, EventType, EventTypes
 
 
 class Colour(StrEnum):

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.filter_cases import OPERANDS, START, TINY, Predicate, bodies, build, conjunctions, holds, where
-from tops.errors import InvalidFilter
-from tops.event_types import EventType
-from tops.filters import Filter
+from tops.model.errors import InvalidFilter
+from tops.model.event_types import EventType
+from tops.model.filters import Filter
 
 
 def check_against_brute_force(kinds: Mapping[str, str], first: list[Predicate], second: list[Predicate]) -> None:

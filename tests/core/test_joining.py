@@ -2,9 +2,9 @@
 
 from tests.core.driven_rendezvous import ME, DrivenRendezvous, posts, standing_only
 from tests.core.machines import shown
-from tops.effects import Effect, Persist
-from tops.messages import Address, EpochFinished, PrepareEpoch
-from tops.records import LogAppended
+from tops.protocol.effects import Effect, Persist
+from tops.protocol.messages import Address, EpochFinished, PrepareEpoch
+from tops.protocol.records import LogAppended
 
 
 def decided(effects: list[Effect]) -> LogAppended | None:

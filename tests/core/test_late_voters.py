@@ -5,10 +5,11 @@ import pytest
 
 from tests.core.driven_rendezvous import ME, DrivenRendezvous, posts, standing_only
 from tests.core.machines import shown
-from tops.constraints import AtLeast
-from tops.effects import Alarm, CancelTimer, Effect, Note, Persist, SetTimer
-from tops.ids import TxId, hashed, voter_key
-from tops.messages import (
+from tops.model.constraints import AtLeast
+from tops.model.ids import TxId, hashed, voter_key
+from tops.model.transactions import Outcome
+from tops.protocol.effects import Alarm, CancelTimer, Effect, Note, Persist, SetTimer
+from tops.protocol.messages import (
     Address,
     AskEpoch,
     EpochDecided,
@@ -21,8 +22,7 @@ from tops.messages import (
     TxOutcome,
     TxOutcomes,
 )
-from tops.records import InSyncChanged, LogAppended
-from tops.transactions import Outcome
+from tops.protocol.records import InSyncChanged, LogAppended
 
 NAMES = frozenset("ABC")
 TWO_OF_THREE = msgspec.structs.replace(standing_only("set", AtLeast(2, NAMES)), decide_when_met=True)

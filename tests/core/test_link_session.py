@@ -7,12 +7,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tops.core.link_session import ACKNOWLEDGE_EVERY, Frame, LinkSession
-from tops.errors import ProtocolError, TopsError
-from tops.filters import Filter
-from tops.ids import NodeId, TxId
-from tops.messages import Address, Envelope, PublisherDone, RouteRemoved, ScopeChosen, Sender
-from tops.transactions import Scope
+from tops.core.link.session import ACKNOWLEDGE_EVERY, Frame, LinkSession
+from tops.model.errors import ProtocolError, TopsError
+from tops.model.filters import Filter
+from tops.model.ids import NodeId, TxId
+from tops.model.transactions import Scope
+from tops.protocol.messages import Address, Envelope, PublisherDone, RouteRemoved, ScopeChosen, Sender
 
 
 def message(number: int) -> ScopeChosen:

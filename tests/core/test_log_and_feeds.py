@@ -1,13 +1,16 @@
 """The log of a durable type: gap-free, served up to the lowest undecided number, each entry once."""
 
+from tests.core.driven_rendezvous import SET, DrivenRendezvous
 from tests.core.machines import address, event, of, posted, sender, shown
-from tops.core.event_log import EventLog, Feed, Repetition
-from tops.effects import Effect, ReadLog
-from tops.filters import Filter
-from tops.ids import NodeId, TxId
-from tops.messages import LogDelivered, LogEntry, LoggedTx, LogRefused
-from tops.records import Publisher
-from tops.transactions import ScopeLimit, TxType
+from tops.core.log.event_log import EventLog, Feed, Repetition
+from tops.model.event_types import EventType
+from tops.model.filters import Filter
+from tops.model.ids import NodeId, TxId
+from tops.model.log_points import BEGINNING
+from tops.model.transactions import ScopeLimit, TxType
+from tops.protocol.effects import Effect, ReadLog
+from tops.protocol.messages import LogDelivered, LogEntry, LoggedTx, LogRefused, LogWanted, Sender, TypeAdvertised
+from tops.protocol.records import Publisher
 
 
 def log(tail: int = 64) -> EventLog:
@@ -155,3 +158,37 @@ def test_a_subscriber_that_does_not_move_gets_everything_again() -> None:
     again = kept.want(feed())
 
     assert numbers(again) == [1, 2, 3, 4, 5]
+
+
+def test_followers_that_hold_too_much_are_dropped_and_listed_replicas_are_not() -> None:
+    """Whoever gives a digest looks like a replica: only the list of the set says who is one."""
+    driven = DrivenRendezvous()
+    shop = EventType("rs.shop", {"mark": str, "key": str}, durable=True)
+    r1 = Sender("shop/r1", "replica", incarnation=1)
+    plain = Sender("hoarder", "writer", incarnation=1)
+    declared = TypeAdvertised(definitions=(shop,), members=frozenset(["shop/r1"]))
+    driven.hear(declared, address("r1"), r1)
+    for wanted, followers in ((shop, [r1, plain]), (SET, [plain])):
+        for who in followers:
+            asked = LogWanted(
+                name=who.identity,
+                definitions=(wanted,),
+                filter=Filter.everything(),
+                position=0,
+                start="now",
+                credit=10,
+                voter=None,
+                history=driven.core.logs[wanted.name].chain.history,
+                digest=BEGINNING.digest,
+            )
+            driven.hear(asked, address(who.identity), who)
+        append(driven.core.logs[wanted.name], 5)
+
+    keeper = driven.core.log_keeper
+    dropped = {name: keeper.drop_followers(driven.core.logs[name], 4)[0] for name in ("rs.shop", "set")}
+
+    assert {name: [feed.key for feed in feeds] for name, feeds in dropped.items()} == {
+        "rs.shop": ["hoarder"],
+        "set": ["hoarder"],
+    }
+    assert [feed.key for feed in driven.core.logs["rs.shop"].subscribers] == ["shop/r1"]

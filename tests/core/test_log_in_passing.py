@@ -3,12 +3,22 @@
 import msgspec
 
 from tests.core.test_log_questions import B1, SENDER, SITE, STOCK, letters, rendezvous_with_stock, site
-from tops.core.rendezvous import Rendezvous
-from tops.effects import Answer, Effect, Note, Post
-from tops.errors import NotReachable
-from tops.filters import Filter
-from tops.messages import Address, AskLog, Envelope, Event, LogDelivered, LogRefused, LogTold, LogWanted, Origin
-from tops.messages import Published as EventPublished
+from tops.core.coordinator.rendezvous import Rendezvous
+from tops.model.errors import NotReachable
+from tops.model.filters import Filter
+from tops.protocol.effects import Answer, Effect, Note, Post
+from tops.protocol.messages import (
+    Address,
+    AskLog,
+    Envelope,
+    Event,
+    LogDelivered,
+    LogRefused,
+    LogTold,
+    LogWanted,
+    Origin,
+)
+from tops.protocol.messages import Published as EventPublished
 
 
 def wanted(position: int, credit: int = 2) -> LogWanted:

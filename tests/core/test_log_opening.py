@@ -4,12 +4,13 @@ import msgspec
 
 from tests.core.driven_rendezvous import ME, PUBLISHER, DrivenRendezvous, posts, standing_only
 from tests.core.test_joining import commit
-from tops.core.rendezvous import Rendezvous, RendezvousOptions
-from tops.digests import LogPoint
-from tops.effects import Alarm, Effect, Note, Persist
-from tops.event_types import EventType
-from tops.filters import Filter
-from tops.messages import (
+from tops.core.coordinator.rendezvous import Rendezvous, RendezvousOptions
+from tops.model.event_types import EventType
+from tops.model.filters import Filter
+from tops.model.log_points import LogPoint
+from tops.model.transactions import Outcome
+from tops.protocol.effects import Alarm, Effect, Note, Persist
+from tops.protocol.messages import (
     Address,
     AskLog,
     AskReached,
@@ -34,8 +35,7 @@ from tops.messages import (
     TxOutcome,
     TypeAdvertised,
 )
-from tops.records import AnyRecord, HistoryBegun, LogAppended, LogStale
-from tops.transactions import Outcome
+from tops.protocol.records import AnyRecord, HistoryBegun, LogAppended, LogStale
 
 
 def records(driven: DrivenRendezvous) -> list[AnyRecord]:
@@ -201,6 +201,43 @@ def test_a_silent_replica_that_comes_back_ahead_is_named_and_takes_no_part() -> 
     assert alarms(effects) == ["ahead-of-log"]
     assert rendezvous.core.epochs["set"].standing.in_sync == {"A"}
     assert not waits(rendezvous), "the others go on: that was decided when it was silent"
+
+
+def ahead() -> tuple[DrivenRendezvous, DrivenRendezvous]:
+    """A log that went on without a replica that has come back with more than it had."""
+    former = with_replicas(writes=3)
+    rendezvous = started(older(records(former), 1))
+    rendezvous.stand("a", "set", "A", position=1)
+    tell(rendezvous, "A", point(former, 1))
+    rendezvous.effects += rendezvous.core.on_timer(("tail", "set"), 10.0)
+    commit(rendezvous, "p.1.7")
+    rendezvous.feed("b", "B", 3)
+    tell(rendezvous, "B", point(former, 3))
+    return former, rendezvous
+
+
+def test_a_replica_that_came_back_ahead_is_told_so_each_time_it_asks_and_alarmed_about_once() -> None:
+    former, rendezvous = ahead()
+
+    asked = rendezvous.feed("b", "B", 3)
+    again = tell(rendezvous, "B", point(former, 3))
+
+    (rejected,) = posts(asked, HistoryRejected)
+    assert (rejected.name, rejected.point) == ("B", rendezvous.core.logs["set"].chain.end)
+    assert not alarms(again)
+
+
+def test_a_copy_of_another_replica_in_place_of_one_that_was_ahead_follows_the_log() -> None:
+    _, rendezvous = ahead()
+    end = rendezvous.core.logs["set"].chain.end.index
+
+    asked = rendezvous.feed("b2", "B", end, incarnation=2)
+    effects = tell(rendezvous, "B", point(rendezvous, end))
+    later = rendezvous.feed("b2", "B", end, incarnation=2)
+
+    assert not alarms(effects)
+    assert not posts(asked + later, HistoryRejected)
+    assert "B" not in rendezvous.core.logs["set"].unheard
 
 
 def test_a_replica_whose_subscription_an_operator_ends_is_not_waited_for() -> None:

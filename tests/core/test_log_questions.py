@@ -4,16 +4,17 @@ from collections.abc import Callable
 
 import pytest
 
-from tops.core.participation import SiteOptions, Wish
-from tops.core.rendezvous import Rendezvous, RendezvousOptions
-from tops.core.site import SiteCore
-from tops.digests import LogPoint
-from tops.effects import Answer, Effect, Post, Send, SetTimer
-from tops.errors import InvalidEventType
-from tops.event_types import EventType
-from tops.filters import Filter
-from tops.ids import NodeId
-from tops.messages import (
+from tops.core.client.site import SiteCore
+from tops.core.coordinator.rendezvous import Rendezvous, RendezvousOptions
+from tops.core.participant.participation import SiteOptions, Wish
+from tops.model.errors import InvalidEventType
+from tops.model.event_types import EventType
+from tops.model.filters import Filter
+from tops.model.ids import NodeId
+from tops.model.log_points import LogPoint
+from tops.model.transactions import Scope
+from tops.protocol.effects import Answer, Effect, Post, Send, SetTimer
+from tops.protocol.messages import (
     Address,
     AskLog,
     Envelope,
@@ -26,7 +27,6 @@ from tops.messages import (
     StandingAnswered,
     TypeAdvertised,
 )
-from tops.transactions import Scope
 
 STOCK = EventType("stock", {"item": str}, durable=True)
 B1 = NodeId("b1")

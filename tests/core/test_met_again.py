@@ -1,12 +1,13 @@
 """A site that moved to another broker meets again, on a slower path, what it has taken before."""
 
 from tests.core.driven_site import BROKER, DrivenSite
-from tops.core.participation import Wish
-from tops.effects import AskJoin, Call, CommitTxCall
-from tops.event_types import EventType
-from tops.filters import Filter
-from tops.ids import TxId
-from tops.messages import (
+from tops.core.participant.participation import Wish
+from tops.model.event_types import EventType
+from tops.model.filters import Filter
+from tops.model.ids import TxId
+from tops.model.transactions import Scope, TxType
+from tops.protocol.effects import AskJoin, Call, CommitTxCall
+from tops.protocol.messages import (
     Address,
     CensusOpened,
     Dissemination,
@@ -16,7 +17,6 @@ from tops.messages import (
     TxPublished,
     TxSpec,
 )
-from tops.transactions import Scope, TxType
 
 PLAIN = EventType("plain", {"n": int})
 TX = TxId("p.1.1")

@@ -1,12 +1,12 @@
 """What a coordinator remembers, and when it may say that something never happened."""
 
 from tests.core.machines import PUBLISHER, address, persisted, posted
-from tops.core.outcomes import Outcomes
-from tops.effects import Persist, Post
-from tops.ids import TxId
-from tops.messages import TxOutcome
-from tops.records import TxRefused
-from tops.transactions import Outcome
+from tops.core.commit.outcomes import Outcomes
+from tops.model.ids import TxId
+from tops.model.transactions import Outcome
+from tops.protocol.effects import Persist, Post
+from tops.protocol.messages import TxOutcome
+from tops.protocol.records import TxRefused
 
 TX = TxId("P.1.1")
 

@@ -5,20 +5,22 @@ from msgspec.structs import replace
 
 from tests.core.driven_rendezvous import ME, DrivenRendezvous, posts, standing_only
 from tests.core.machines import of, persisted
-from tops.constraints import AtLeast, OnlyFrom
-from tops.core.epochs import EpochOptions
-from tops.core.rendezvous import Rendezvous, RendezvousOptions
-from tops.digests import LogPoint
-from tops.effects import Effect, Reject
-from tops.filters import Filter
-from tops.ids import TxId
-from tops.messages import (
+from tops.core.commit.epochs import EpochOptions
+from tops.core.coordinator.rendezvous import Rendezvous, RendezvousOptions
+from tops.model.constraints import AtLeast, OnlyFrom
+from tops.model.filters import Filter
+from tops.model.ids import TxId
+from tops.model.log_points import LogPoint
+from tops.model.transactions import LocalOutcome, Outcome, ScopeLimit, TxType
+from tops.protocol.effects import Effect, Reject
+from tops.protocol.messages import (
     Address,
     CensusPolicy,
     Event,
     HistoryDiffers,
     LogWanted,
     PrepareEpoch,
+    Principal,
     RunOneShot,
     Sender,
     StandingAccepted,
@@ -28,9 +30,8 @@ from tops.messages import (
     TypeAdvertised,
     TypeAnswered,
 )
-from tops.records import LogAppended, MembersDeclared, PlansDeclared, TypeDefined
-from tops.set_types import set_definition
-from tops.transactions import LocalOutcome, Outcome, ScopeLimit, TxType
+from tops.protocol.records import LogAppended, MembersDeclared, PlansDeclared, TypeDefined
+from tops.protocol.set_types import set_definition
 
 LOG = set_definition("rs.shop")
 REPLICAS = frozenset({"shop/r1", "shop/r2"})
@@ -191,14 +192,16 @@ def test_replicas_that_replace_all_others_wait_for_an_administrator_also_while_t
 
 
 OUTSIDER = Sender("shop/r9", "replica", incarnation=1)
+FOR_OUTSIDER = Sender("web", "service", incarnation=1, on_behalf_of=Principal("shop/r9", "replica"))
 
 
+@pytest.mark.parametrize("sender", [OUTSIDER, FOR_OUTSIDER], ids=["by itself", "through a service"])
 @pytest.mark.parametrize("spec", [WEAKER["no constraints"], PLAN, replace(WEAKER["local"], operator=True)])
-def test_a_replica_outside_the_list_runs_nothing(spec: TxSpec) -> None:
+def test_a_replica_outside_the_list_runs_nothing(spec: TxSpec, sender: Sender) -> None:
     """What it logs could be something that no replica can apply."""
     shop = Shop()
 
-    (outcome,) = posts(shop.run_by(OUTSIDER, spec, "shop/r9.1.1"), TxOutcome)
+    (outcome,) = posts(shop.run_by(sender, spec, f"{sender.node}.1.1"), TxOutcome)
 
     assert outcome.reason.startswith("not-listed: ")
     assert not persisted(shop.effects, LogAppended)

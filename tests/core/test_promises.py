@@ -3,14 +3,15 @@
 import msgspec
 
 from tests.core.driven_site import BROKER, DrivenSite
-from tops.core.epochs import member_digest
-from tops.core.participation import Wish
-from tops.digests import LogPoint
-from tops.effects import AbortTxCall, CommitTxCall, Memo, NotifyTx, Promise
-from tops.event_types import EventType
-from tops.filters import Filter
-from tops.ids import TxId, hashed
-from tops.messages import (
+from tops.core.commit.epochs import member_digest
+from tops.core.participant.participation import Wish
+from tops.model.event_types import EventType
+from tops.model.filters import Filter
+from tops.model.ids import TxId, hashed
+from tops.model.log_points import LogPoint
+from tops.model.transactions import Scope
+from tops.protocol.effects import AbortTxCall, CommitTxCall, Memo, NotifyTx, Promise
+from tops.protocol.messages import (
     AskEpoch,
     AskReached,
     EpochDecided,
@@ -22,7 +23,6 @@ from tops.messages import (
     PrepareEpoch,
     ReachedTold,
 )
-from tops.transactions import Scope
 
 OTHER = EventType("other", {"mark": str})
 WISH = Wish((OTHER,), Filter.everything(), scope=Scope.DISTRIBUTED)

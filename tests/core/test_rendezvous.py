@@ -4,11 +4,14 @@ import msgspec
 import pytest
 
 from tests.core.driven_rendezvous import ME, PUBLISHER, DrivenRendezvous, posts, standing_only
-from tops.constraints import AnyConstraint, Deadline, MaxParticipants, MinParticipants, Required
-from tops.effects import Alarm, Persist, Post
-from tops.filters import Filter
-from tops.ids import TxId
-from tops.messages import (
+from tops.core.coordinator.open_transactions import Quotas, RendezvousOptions
+from tops.model.constraints import AnyConstraint, Deadline, MaxParticipants, MinParticipants, Required
+from tops.model.event_types import EventType
+from tops.model.filters import Filter
+from tops.model.ids import TxId
+from tops.model.transactions import Outcome, ScopeLimit, TxType
+from tops.protocol.effects import Alarm, Persist, Post
+from tops.protocol.messages import (
     Address,
     AskMembership,
     AskOutcome,
@@ -18,13 +21,15 @@ from tops.messages import (
     EpochFinished,
     LogDelivered,
     PrepareEpoch,
+    Sender,
     TxOpened,
     TxOutcome,
     TxOutcomes,
     TxSpec,
+    TypeAdvertised,
+    TypeAnswered,
 )
-from tops.records import LogAppended, TxRefused
-from tops.transactions import Outcome, ScopeLimit, TxType
+from tops.protocol.records import LogAppended, TxRefused
 
 
 def test_a_void_number_is_on_disk_before_anybody_hears_of_it() -> None:
@@ -219,3 +224,16 @@ def test_what_a_former_life_opened_is_not_committed_because_its_begin_came_again
 
     assert [told.outcome for told in posts(effects, TxOutcome)] == outcomes
     assert bool(posts(effects, PrepareEpoch)) is not bool(outcomes)
+
+
+def test_the_definitions_of_one_identity_have_a_quota_in_bytes() -> None:
+    driven = DrivenRendezvous(RendezvousOptions(quotas=Quotas(type_bytes=10_000)))
+    greedy, modest = Sender("greedy", "writer", incarnation=1), Sender("modest", "writer", incarnation=1)
+    wide = [EventType(f"wide{n}", {f"attribute{n}-{k}": int for k in range(200)}) for n in range(4)]
+
+    told = [posts(driven.hear(TypeAdvertised(definitions=(t,)), PUBLISHER, greedy), TypeAnswered) for t in wide]
+    again = posts(driven.hear(TypeAdvertised(definitions=(wide[0],)), PUBLISHER, greedy), TypeAnswered)
+    other = posts(driven.hear(TypeAdvertised(definitions=(wide[-1],)), PUBLISHER, modest), TypeAnswered)
+
+    assert not told[0][0].refusal and "10000 bytes" in (told[-1][0].refusal or "")
+    assert not again[0].refusal and not other[0].refusal

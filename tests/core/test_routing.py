@@ -8,14 +8,14 @@ import pytest
 
 from tests.core.machines import sender
 from tests.scenarios.cluster import Cluster, links
-from tops.core.broker import BrokerCore
-from tops.core.routing import RoutingTable, Topology, rendezvous_of
-from tops.effects import Effect, Send
-from tops.errors import ConfigError
-from tops.event_types import EventType
-from tops.filters import Filter
-from tops.ids import NodeId, TxId
-from tops.messages import (
+from tops.core.broker.broker import BrokerCore
+from tops.core.broker.routing import RoutingTable, Topology, rendezvous_of
+from tops.model.errors import ConfigError
+from tops.model.event_types import EventType
+from tops.model.filters import Filter
+from tops.model.ids import NodeId, TxId
+from tops.protocol.effects import Effect, Send
+from tops.protocol.messages import (
     Address,
     Dissemination,
     Envelope,

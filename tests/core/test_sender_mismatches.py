@@ -3,13 +3,13 @@
 from tests.core.driven_rendezvous import ME, DrivenRendezvous, posts, standing_only
 from tests.core.test_epochs import Machine, ready
 from tests.core.test_log_opening import point, records, started, tell, waits, with_replicas
-from tops.core.broker import BrokerCore
-from tops.core.routing import Topology
-from tops.digests import LogPoint
-from tops.effects import Effect, Reject, Send
-from tops.event_types import EventType
-from tops.ids import NodeId
-from tops.messages import (
+from tops.core.broker.broker import BrokerCore
+from tops.core.broker.routing import Topology
+from tops.model.event_types import EventType
+from tops.model.ids import NodeId
+from tops.model.log_points import LogPoint
+from tops.protocol.effects import Effect, Reject, Send
+from tops.protocol.messages import (
     Address,
     Envelope,
     EpochFinished,

@@ -7,9 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.machines import BROKER, address, event, of, posted, spec
-from tops.core.calls import Calls
-from tops.core.sub_tx_executor import SubTxExecutor, SubTxState
-from tops.effects import (
+from tops.core.participant.calls import Calls
+from tops.core.participant.sub_tx_executor import SubTxExecutor, SubTxState
+from tops.model.ids import Pseudonym, TxId, hashed
+from tops.model.sizes import TEXT_MAX
+from tops.model.transactions import Scope, ScopeLimit, TxState, TxType
+from tops.protocol.effects import (
     AbortTxCall,
     Alarm,
     Call,
@@ -21,8 +24,7 @@ from tops.effects import (
     PrepareTx,
     SetTimer,
 )
-from tops.ids import Pseudonym, TxId, hashed
-from tops.messages import (
+from tops.protocol.messages import (
     AskMembership,
     CensusReplied,
     EpochId,
@@ -30,7 +32,6 @@ from tops.messages import (
     ParticipantAborted,
     TxSpec,
 )
-from tops.transactions import Scope, ScopeLimit, TxState, TxType
 
 TX = TxId("P.1.1")
 ME = Pseudonym("me")
@@ -199,6 +200,12 @@ def test_a_missing_event_is_a_no() -> None:
 
     assert machine.votes == ["1 of 2 events arrived"]
     assert len(of(effects, AbortTxCall)) == 1
+
+
+def test_the_reason_for_giving_up_is_cut_to_what_a_broker_takes() -> None:
+    (aborted,) = posted(Machine().core.give_up("x" * 10_000), ParticipantAborted)
+
+    assert aborted.reason == "x" * TEXT_MAX
 
 
 def test_after_the_promise_only_the_decision_ends_it() -> None:

@@ -4,10 +4,11 @@ import msgspec
 
 from tests.core.driven_site import BROKER, DrivenSite
 from tests.core.test_promises import WISH, prepare
-from tops.core.epochs import member_digest
-from tops.effects import AbortTxCall, NotifyTx, PrepareTx
-from tops.ids import TxId, hashed, standing_pseudonym
-from tops.messages import (
+from tops.core.commit.epochs import member_digest
+from tops.model.ids import TxId, hashed, standing_pseudonym
+from tops.model.transactions import TxType
+from tops.protocol.effects import AbortTxCall, NotifyTx, PrepareTx
+from tops.protocol.messages import (
     Address,
     CensusOpened,
     Dissemination,
@@ -22,7 +23,6 @@ from tops.messages import (
     TxPublished,
     TxSpec,
 )
-from tops.transactions import TxType
 
 EARLY = msgspec.structs.replace(WISH, compensatable=True)
 

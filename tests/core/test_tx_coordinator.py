@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 
 from tests.core.machines import BROKER, PUBLISHER, disseminated, event, member, of, posted, sender, spec
-from tops.constraints import AnyConstraint, Deadline, MinParticipants
-from tops.core.census import Census
-from tops.core.tx_coordinator import TxCoordinator
-from tops.effects import CancelTimer, Effect, SetTimer
-from tops.ids import TxId
-from tops.messages import (
+from tops.core.commit.census import Census
+from tops.core.coordinator.tx_coordinator import TxCoordinator
+from tops.model.constraints import AnyConstraint, Deadline, MinParticipants
+from tops.model.ids import TxId
+from tops.model.transactions import LocalOutcome, ScopeLimit, TxState
+from tops.protocol.effects import CancelTimer, Effect, SetTimer
+from tops.protocol.messages import (
     CensusOpened,
     LocalCommitOrdered,
     TxAbandoned,
@@ -19,7 +20,6 @@ from tops.messages import (
     TxOpened,
     TxPublished,
 )
-from tops.transactions import LocalOutcome, ScopeLimit, TxState
 
 TX = TxId("P.1.1")
 

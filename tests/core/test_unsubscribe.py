@@ -1,15 +1,15 @@
 """What remains of a subscription that has ended: its promises, and nothing else."""
 
 from tests.core.driven_site import BROKER, DrivenSite
-from tops.core.epochs import member_digest
-from tops.core.participation import Wish
-from tops.digests import BEGINNING
-from tops.effects import FinishBatch, TakeEvent
-from tops.event_types import EventType
-from tops.filters import Filter
-from tops.ids import TxId, hashed
-from tops.messages import EpochDecided, EpochId, EpochMember, Event, LogDelivered, LogEntry, PrepareEpoch
-from tops.transactions import Scope
+from tops.core.commit.epochs import member_digest
+from tops.core.participant.participation import Wish
+from tops.model.event_types import EventType
+from tops.model.filters import Filter
+from tops.model.ids import TxId, hashed
+from tops.model.log_points import BEGINNING
+from tops.model.transactions import Scope
+from tops.protocol.effects import FinishBatch, TakeEvent
+from tops.protocol.messages import EpochDecided, EpochId, EpochMember, Event, LogDelivered, LogEntry, PrepareEpoch
 
 SET = EventType("set", {"mark": str}, durable=True)
 EVENT = Event("set", {"mark": "m"})

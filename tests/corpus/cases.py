@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tops.changes import Change, Delete, Insert, Statement, Update, Upsert
+from adapters.changes import Change, Delete, Insert, Statement, Update, Upsert
 
 FOLDER = Path(__file__).parent
 

@@ -19,20 +19,20 @@ from typing import Any, Self
 import asyncpg
 
 from adapters import EmbeddedPostgres
-from adapters.postgres.reading import plain_rows
-from adapters.postgres.session import Options, connect
-from adapters.postgres.transactions import command_count
+from adapters.changes import InvalidChange, NotDeterministic, Statement
+from adapters.postgres.apply.reading import plain_rows
+from adapters.postgres.apply.session import Options, connect
+from adapters.postgres.apply.transactions import command_count
 from replication import ReplicaSet
-from replication.refusals import WriteRefused
-from replication.values import pack_rows, unpack_rows
-from replication.writes import WriteResult
+from replication.client.writes import WriteResult
+from replication.model.values import pack_rows, unpack_rows
+from replication.rpc.refusals import WriteRefused
 from tests.corpus.cases import Case, Feature
 from tests.corpus.worlds import NAMES, READING, SETTINGS, Contents, contents_of, first_difference, make_different
 from tests.integration.origin.policies import POLICIES
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tests.support.logins import logins_in
-from tops.changes import InvalidChange, NotDeterministic, Statement
-from tops.errors import TopsError
+from tops.model.errors import TopsError, error_code
 
 # Why a set does not execute what PostgreSQL would; the first that is found in the error's text.
 REASONS = {
@@ -229,7 +229,9 @@ def describe(error: TopsError) -> str:
         return f"rejected {not_proved['reason']}"
     if isinstance(error, WriteRefused) and error.sqlstate:
         return f"failed {error.sqlstate}"
-    if isinstance(error, InvalidChange) or (isinstance(error, WriteRefused) and error.why == InvalidChange.__name__):
+    if isinstance(error, InvalidChange) or (
+        isinstance(error, WriteRefused) and error.why == error_code(InvalidChange.__name__)
+    ):
         return "rejected invalid"
     return f"rejected {error.why}" if isinstance(error, WriteRefused) else f"broken {type(error).__name__}"
 

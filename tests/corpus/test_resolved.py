@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 import pytest
 
 from adapters import EmbeddedPostgres
+from adapters.changes import Change, Insert, Row
 from adapters.postgres.origin import Executed, Rejected
 from tests.corpus.cases import Feature, features
 from tests.integration.origin.databases import OriginDatabase
-from tops.changes import Change, Insert, Row
 
 CORPUS = features()
 

@@ -9,10 +9,10 @@ from typing import Self
 import asyncpg
 
 from adapters import EmbeddedPostgres, Logins, PostgresAdapter
+from adapters.changes import Change, NotDeterministic
 from adapters.postgres.proof import MakeProver, Prover
+from adapters.resource import Exclusion, MemberVote
 from tests.contract.harness import attempt, epoch, member
-from tops.changes import Change, NotDeterministic
-from tops.ports import Exclusion, MemberVote
 
 NAMES = ("r1", "r2", "r3")
 # What a DBA may have set for one database and not for another. The sessions of the adapter pin all that matters.

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import pytest
 
 from adapters import EmbeddedPostgres
+from adapters.changes import Statement
 from adapters.postgres.proof import MakeProver, Prover
 from tests.contract.harness import AlwaysShip
 from tests.corpus.worlds import World
 from tests.generator.schemas import random_schema
 from tests.generator.statements import random_statement
-from tops.changes import Statement
 
 PER_SCHEMA, TOGETHER = 200, 5
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from replication.config import Cluster
-from replication.plan import steps_between
+from replication.model.config import Cluster
+from replication.operations.plan import steps_between
 from replication.policies import policy_of
-from tops.constraints import AtLeast
-from tops.errors import ConfigError
-from tops.transactions import Scope, TxType
+from tops.model.constraints import AtLeast
+from tops.model.errors import ConfigError
+from tops.model.transactions import Scope, TxType
 
 HEAD = '[cluster]\nname = "c"\n[[broker]]\nname = "b1"\nlisten = "127.0.0.1:7420"\ndata = "./b1"\n'
 
@@ -41,6 +41,7 @@ def load(tmp_path: Path, keys: str, replicas: int = 3) -> Cluster:
         ('policy = "peer-to-peer"\nresolver = "site-priority"', "site_priority"),
         ('policy = "quorum"\ntables = []', "is empty"),
         ('policy = "quorum"\nallow_volatile = true', "allow_volatile is gone"),
+        ('policy = "quorum"\ntemp_file_limit = "-1"', "a number and kB, MB, GB or TB"),
     ],
 )
 def test_a_wrong_set_is_refused_with_its_line(tmp_path: Path, keys: str, problem: str) -> None:
@@ -120,3 +121,18 @@ def test_a_plan_names_what_has_to_be_started_changed_and_stopped(tmp_path: Path)
     assert [step.text.split(":")[0] for step in steps] == ["r1", "r2", "stop replica r4", "start replica r3"]
     assert [step.automatic for step in steps] == [False, True, False, False]
     assert "once all are stopped" in steps[-1].how
+
+
+@pytest.mark.parametrize("token", ["", "   ", "${EMPTY_TOKEN}", "file:empty", "fifteen-letters"])
+def test_a_write_token_that_is_empty_or_short_is_refused_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    monkeypatch.setenv("EMPTY_TOKEN", "")
+    (tmp_path / "empty").write_text("\n")
+
+    with pytest.raises(ConfigError, match=r"tops\.toml, line \d+: .*write_token: .*at least 16 characters"):
+        load(tmp_path, f'policy = "quorum"\nwrite_token = "{token}"')
+
+
+def test_a_write_token_of_sixteen_characters_is_accepted(tmp_path: Path) -> None:
+    assert load(tmp_path, 'policy = "quorum"\nwrite_token = "sixteen-letters-"').replica_sets[0].write_token

@@ -9,15 +9,15 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from replication import calls, conversation
-from replication.calls import AnyAnswer, AnyQuestion, Read, ReadDone, ReplicaFailed, Write, WriteDone
-from replication.conversation import BUNDLE_BYTES_MAX, Answerer, Caller
-from replication.rights import RequestGuard
-from tops.errors import NotReachable, PermissionDenied, ProtocolError
-from tops.event_types import EventType
-from tops.filters import Filter
-from tops.messages import Sender
-from tops.participants import Participant, Received
+from replication.rpc import calls, conversation
+from replication.rpc.calls import AnyAnswer, AnyQuestion, Read, ReadDone, ReplicaFailed, Write, WriteDone
+from replication.rpc.conversation import BUNDLE_BYTES_MAX, Answerer, Caller
+from replication.rpc.rights import RequestGuard
+from tops.model.errors import NotReachable, PermissionDenied, ProtocolError
+from tops.model.event_types import EventType
+from tops.model.filters import Filter
+from tops.protocol.messages import Sender
+from tops.runtime.participants import Participant, Received
 from tops.security import Permissions
 
 PATIENCE_S = 30.0
@@ -67,7 +67,7 @@ class Open(RequestGuard):
     """Everybody may do everything."""
 
     def __init__(self) -> None:
-        super().__init__("test", "shop", Permissions(), Path("audit.log"))
+        super().__init__("test", "shop", Permissions(), Path("audit.log"), frozenset())
 
     def check(self, sender: Sender, request: AnyQuestion) -> None: ...
 

@@ -1,9 +1,9 @@
 """Writes as events: what a replica's participant finds in them is what a writer or a publisher put in."""
 
-from replication.events import at_ms, batch_body, batch_in, log_type, member_of, write_body
-from tops.changes import Insert, Member, Update, encode_member
-from tops.ids import TxId
-from tops.messages import Event
+from adapters.changes import Insert, Member, Update, encode_member
+from replication.model.events import at_ms, batch_body, batch_in, log_type, member_of, write_body
+from tops.model.ids import TxId
+from tops.protocol.messages import Event
 
 FIRST = Member(TxId("r1.a"), (Update("accounts", {"id": 1}, add={"bal": -3}),), "tx:r1.a", 60)
 SECOND = Member(TxId("r1.b"), (Insert("transfers", {"id": 7, "amount": 3}),), "tx:r1.b", 60)

@@ -5,13 +5,13 @@ from typing import Any, cast
 
 import pytest
 
-from replication import participant as module
-from replication.participant import ReplicaParticipant
-from tops.digests import BEGINNING
-from tops.effects import Memo
-from tops.messages import EpochId
-from tops.ports import Attempt
-from tops.transactions import Scope
+from adapters.resource import Attempt
+from replication.replica.apply import participant as module
+from replication.replica.apply.participant import ReplicaParticipant
+from tops.model.log_points import BEGINNING
+from tops.model.transactions import Scope
+from tops.protocol.effects import Memo
+from tops.protocol.messages import EpochId
 
 
 class Ending:

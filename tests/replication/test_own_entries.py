@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from adapters import SqliteAdapter
-from replication.events import batch_body
-from replication.participant import ReplicaParticipant
-from tops.changes import Member, Update, encode_member
-from tops.digests import Digests, LogPoint
-from tops.ids import TxId
-from tops.messages import Event, LogEntry, LoggedTx
-from tops.transactions import Scope, ScopeLimit, TxType
+from adapters.changes import Member, Update, encode_member
+from replication.model.events import batch_body
+from replication.replica.apply.participant import ReplicaParticipant
+from tops.model.ids import TxId
+from tops.model.log_points import Digests, LogPoint
+from tops.model.transactions import Scope, ScopeLimit, TxType
+from tops.protocol.messages import Event, LogEntry, LoggedTx
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from replication.pace import Pace
+from replication.replica.apply.pace import Pace
 
 LONG_S, PATIENCE_S = 3_600.0, 30.0
 

@@ -5,14 +5,14 @@ import sqlite3
 from pathlib import Path
 
 from adapters import SqliteAdapter
-from replication.events import write_body
-from replication.participant import ReplicaParticipant
-from tops.changes import Barrier, Member, Repair
-from tops.digests import BEGINNING, NO_DIGESTS
-from tops.effects import Memo
-from tops.ids import TxId
-from tops.messages import EpochId, EpochMember, Event
-from tops.transactions import Scope
+from adapters.changes import Barrier, Member, Repair
+from replication.model.events import write_body
+from replication.replica.apply.participant import ReplicaParticipant
+from tops.model.ids import TxId
+from tops.model.log_points import BEGINNING, NO_DIGESTS
+from tops.model.transactions import Scope
+from tops.protocol.effects import Memo
+from tops.protocol.messages import EpochId, EpochMember, Event
 
 
 class SlowVisitor:

@@ -3,14 +3,16 @@
 import asyncio
 from typing import Any, cast
 
-from replication.events import batch_in, log_type
+from adapters.changes import Member, Statement, encode_member
+from adapters.resource import OutboxEntry
+from replication.model.events import batch_in, log_type
 from replication.policies import TxPlan
-from replication.publisher import BATCH_BYTES_MAX, BATCH_MAX, OutboxPublisher
-from tops.changes import Member, Statement, encode_member
-from tops.ids import TxId
-from tops.messages import Event, TxOutcome
-from tops.ports import OutboxEntry
-from tops.transactions import Access, Outcome, ScopeLimit, TxType
+from replication.replica.apply.publisher import BATCH_BYTES_MAX, BATCH_MAX, OutboxPublisher
+from tops.model.errors import EventTooLarge
+from tops.model.ids import TxId
+from tops.model.transactions import Access, Outcome, ScopeLimit, TxType
+from tops.protocol.messages import Event, TxOutcome
+from tops.protocol.set_types import BATCH
 
 
 class Outbox:
@@ -22,6 +24,9 @@ class Outbox:
 
     async def unpublished(self, limit: int, after: int = 0) -> list[OutboxEntry]:
         return [entry for entry in self.entries if entry.id > after][:limit]
+
+    async def count_unpublished(self, after: int = 0) -> int:
+        return sum(len(entry.encoded) for entry in self.entries if entry.id > after)
 
     async def mark_published(self, up_to: int) -> None:
         self.entries = [entry for entry in self.entries if entry.id > up_to]
@@ -117,6 +122,33 @@ async def test_what_is_published_stays_in_the_outbox_until_it_has_come_back_from
 
     assert (kept, outbox.entries) == ([1, 2], [])
     assert len(site.batches) == 1, "it is published once"
+
+
+class ShortLog(LogSite):
+    """A log that takes nothing that is long."""
+
+    async def execute(self, *_: object, events: list[dict[str, Any]], **options: object) -> TxOutcome:
+        if len(events[0][BATCH]) > 2 * BATCH_BYTES_MAX:
+            raise EventTooLarge(len(events[0][BATCH]), 2 * BATCH_BYTES_MAX)
+        return await super().execute(events=events, **options)
+
+
+async def test_an_entry_that_is_too_long_is_named_and_holds_up_those_behind_it_until_it_is_taken_out() -> None:
+    entries = [entry(1, some("a")), entry(2, some("long", 3 * BATCH_BYTES_MAX)), entry(3, some("c"))]
+    site, outbox = ShortLog(), Outbox(entries)
+    publisher = publisher_of(site, outbox)
+
+    await publisher._publish_all()
+    await publisher._publish_all()
+    stuck, waiting = publisher.stuck, publisher.unpublished
+    outbox.entries.remove(entries[1])
+    publisher.unstick()
+    await publisher._publish_all()
+
+    assert stuck is not None
+    assert (stuck.entry.id, "transaction long is committed here" in stuck.text, waiting) == (2, True, 2)
+    assert [[one.tx for one in batch] for batch in site.batches] == [["a"], ["c"]]
+    assert publisher.unpublished == 0
 
 
 async def test_what_a_log_may_have_lost_is_published_again_when_it_goes_on_in_a_new_history() -> None:

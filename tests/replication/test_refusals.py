@@ -1,10 +1,10 @@
 """What a coordinator's reason becomes for the writer."""
 
-from replication.refusals import ChangeNotProved, TooFewReplicas, WriteRefused, describe, understand
-from tops.changes import NotDeterministic
-from tops.constraints import AtLeast, OnlyFrom, unmet
-from tops.errors import Retry
-from tops.ports import Exclusion, Why
+from adapters.changes import NotDeterministic
+from adapters.resource import Exclusion, Why
+from replication.rpc.refusals import ChangeNotProved, TooFewReplicas, WriteRefused, describe, understand
+from tops.model.constraints import AtLeast, OnlyFrom, unmet
+from tops.model.errors import Retry
 
 
 def test_a_replica_that_the_writer_does_not_know_is_named_with_the_cure() -> None:

@@ -6,10 +6,11 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from replication import calls
-from replication.rights import REQUEST_RIGHTS, RequestGuard
-from tops.errors import PermissionDenied
-from tops.messages import Principal, Sender
+from replication.rpc import calls
+from replication.rpc.calls import Denied
+from replication.rpc.rights import JOINING, REQUEST_RIGHTS, RequestGuard
+from tops.model.errors import NotListed, PermissionDenied
+from tops.protocol.messages import Principal, Sender
 from tops.security import Permissions, Role, Verb
 from tops.security.audit import verify
 
@@ -20,6 +21,7 @@ SENDERS = {
     "admin": Sender("anna", "admin"),
     "replica": Sender("shop/r1", "replica"),
     "other replica": Sender("stock/r1", "replica"),
+    "unlisted replica": Sender("shop/r9", "replica"),
     "nobody": Sender("anna", "nobody"),
 }
 GRANTED = {
@@ -28,9 +30,10 @@ GRANTED = {
     "admin": {Verb.READ, Verb.WRITE, Verb.OPERATE, Verb.RESPOND},
     "replica": {Verb.READ, Verb.WRITE, Verb.RESPOND},
     "other replica": set(),
+    "unlisted replica": {Verb.READ, Verb.WRITE, Verb.RESPOND},
     "nobody": set(),
 }
-VALUES: dict[Any, Any] = {str: "", int: 0, float: 0.0, bytes: b""}
+VALUES: dict[Any, Any] = {dict[str, str]: {}, str: "", int: 0, float: 0.0, bytes: b""}
 
 
 def example(kind: type[calls.Question], tx: str = "anna.1.1") -> Any:
@@ -41,7 +44,8 @@ def example(kind: type[calls.Question], tx: str = "anna.1.1") -> Any:
 
 @pytest.fixture
 def guard(tmp_path: Path) -> RequestGuard:
-    return RequestGuard("test", "shop", Permissions(), tmp_path / "replica" / "audit.log")
+    members = frozenset({"shop/r1", "shop/r2"})
+    return RequestGuard("test", "shop", Permissions(), tmp_path / "replica" / "audit.log", members)
 
 
 def test_every_request_has_an_entry_and_no_entry_is_left_over() -> None:
@@ -62,12 +66,31 @@ def test_what_a_role_may_request(guard: RequestGuard, kind: type[calls.Question]
     sender = SENDERS[who]
     request = example(kind, f"{sender.identity}.1.1")
 
-    if REQUEST_RIGHTS[kind] in GRANTED[who]:
+    if who == "unlisted replica" and kind not in JOINING:
+        with pytest.raises(PermissionDenied):
+            guard.check(sender, request)
+    elif REQUEST_RIGHTS[kind] in GRANTED[who]:
         guard.check(sender, request)
     else:
         with pytest.raises(PermissionDenied) as denied:
             guard.check(sender, request)
         assert denied.value.verb == REQUEST_RIGHTS[kind].value
+
+
+@pytest.mark.parametrize("kind", [calls.Write, calls.Execute, calls.Read])
+def test_a_replica_outside_the_list_is_no_client_by_itself_nor_through_a_service(
+    guard: RequestGuard, tmp_path: Path, kind: type[calls.Question]
+) -> None:
+    service = Sender("web", "service", "1", on_behalf_of=Principal("shop/r9", "replica"))
+    for sender in (SENDERS["unlisted replica"], service):
+        with pytest.raises(NotListed, match="shop/r9 is not in the list of replicas of 'shop'") as denied:
+            guard.check(sender, example(kind, f"{sender.node}.1.1"))
+        assert Denied.because(denied.value).code == "not-listed"
+        assert isinstance(Denied.because(denied.value).error(), NotListed)
+
+    guard.members |= {"shop/r9"}
+    guard.check(SENDERS["unlisted replica"], example(kind, "shop/r9.1.1"))
+    assert '"who":"shop/r9"' in (tmp_path / "replica" / "audit.log").read_text()
 
 
 def test_a_write_under_the_id_of_another_clients_transaction_is_rejected(guard: RequestGuard) -> None:
@@ -97,9 +120,11 @@ def test_roles_of_the_cluster_count(tmp_path: Path) -> None:
     roles = [Role.parse("shopkeeper", ["read rs.shop.**", "operate rs.shop.**"])]
     keeper = Sender("anna", "shopkeeper")
 
-    RequestGuard("test", "shop", Permissions(roles), tmp_path / "audit.log").check(keeper, calls.Pause())
+    RequestGuard("test", "shop", Permissions(roles), tmp_path / "audit.log", frozenset()).check(keeper, calls.Pause())
     with pytest.raises(PermissionDenied):
-        RequestGuard("test", "stock", Permissions(roles), tmp_path / "audit.log").check(keeper, calls.Pause())
+        RequestGuard("test", "stock", Permissions(roles), tmp_path / "audit.log", frozenset()).check(
+            keeper, calls.Pause()
+        )
 
 
 def test_a_broker_sends_no_requests(guard: RequestGuard) -> None:
@@ -122,7 +147,7 @@ def test_rejections_are_counted_and_audited_a_few_per_minute(guard: RequestGuard
 
 def test_a_file_that_cannot_be_written_keeps_nobody_from_rejecting(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    guard = RequestGuard("test", "shop", Permissions(), tmp_path / "file" / "audit.log")
+    guard = RequestGuard("test", "shop", Permissions(), tmp_path / "file" / "audit.log", frozenset())
 
     with pytest.raises(PermissionDenied):
         guard.check(SENDERS["writer"], calls.Pause())

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from replication.start.decisions import (
+from replication.replica.start.decisions import (
     Agree,
     Decision,
     Differ,
@@ -19,7 +19,7 @@ from replication.start.decisions import (
     basis_of,
     decide,
 )
-from replication.start.fingerprint import Fingerprint, TableDigest
+from replication.replica.start.fingerprint import Fingerprint, TableDigest
 
 NAMES = ("r1", "r2", "r3")
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from replication.events import batch_body, batch_in
-from tops.changes import Member, encode_member
-from tops.ids import TxId
-from tops.messages import Event
-from tops.set_types import BATCH
+from adapters.changes import Member, encode_member
+from replication.model.events import batch_body, batch_in
+from tops.model.ids import TxId
+from tops.protocol.messages import Event
+from tops.protocol.set_types import BATCH
 
 GOOD = encode_member(Member(TxId("a.1.1"), ()))
 

@@ -3,9 +3,9 @@
 import asyncio
 from typing import Any, cast
 
-from replication.calls import Judged, Judgement
-from replication.conversation import Caller
-from replication.verdicts import QUESTIONS_MAX, VerdictAsker
+from replication.conflicts.verdicts import QUESTIONS_MAX, VerdictAsker
+from replication.rpc.calls import Judged, Judgement
+from replication.rpc.conversation import Caller
 
 PATIENCE_S = 30.0
 

@@ -10,16 +10,17 @@ from typing import Any
 
 import msgspec
 
-from tops.core.epochs import EpochOptions
-from tops.core.participation import Wish
-from tops.core.rendezvous import RendezvousOptions
-from tops.digests import BEGINNING
-from tops.effects import Call, Effect, NotifyTx, PrepareTx
-from tops.errors import OutcomeUnknown, TopsError, TransactionAborted
-from tops.event_types import EventType
-from tops.filters import Filter
-from tops.ids import NodeId, TxId, tx_id
-from tops.messages import (
+from tops.core.commit.epochs import EpochOptions
+from tops.core.coordinator.rendezvous import RendezvousOptions
+from tops.core.participant.participation import Wish
+from tops.model.errors import OutcomeUnknown, TopsError, TransactionAborted
+from tops.model.event_types import EventType
+from tops.model.filters import Filter
+from tops.model.ids import NodeId, TxId, tx_id
+from tops.model.log_points import BEGINNING
+from tops.model.transactions import Outcome, Scope, TxType, granted_scope
+from tops.protocol.effects import Call, Effect, NotifyTx, PrepareTx
+from tops.protocol.messages import (
     Address,
     AskOutcome,
     CensusPolicy,
@@ -38,7 +39,6 @@ from tops.sim.nodes import SimBroker, SimNode, SimSite
 from tops.sim.site_app import Ask, Script, SimSubscription, SiteApp
 from tops.sim.workload import DEFINITIONS
 from tops.sim.world import World
-from tops.transactions import Outcome, Scope, TxType, granted_scope
 
 ANSWER_WITHIN_S = 60.0
 TICK_S = 0.05

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.scenarios.cluster import Cluster, Participant
-from tops.constraints import MinParticipants
-from tops.errors import (
+from tops.model.constraints import MinParticipants
+from tops.model.errors import (
     InvalidEvent,
     InvalidEventType,
     InvalidFilter,
@@ -18,12 +18,12 @@ from tops.errors import (
     TransactionClosed,
     UnknownTransaction,
 )
-from tops.event_types import EventType
-from tops.filters import Filter
-from tops.ids import TxId
-from tops.messages import Event
+from tops.model.event_types import EventType
+from tops.model.filters import Filter
+from tops.model.ids import TxId
+from tops.model.transactions import Access, LocalOutcome, Outcome, Scope, ScopeLimit, TxType
+from tops.protocol.messages import Event
 from tops.sim.databases import CallbackDatabase
-from tops.transactions import Access, LocalOutcome, Outcome, Scope, ScopeLimit, TxType
 
 
 def cluster_of() -> tuple[Cluster, Participant]:

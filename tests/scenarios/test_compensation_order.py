@@ -3,9 +3,9 @@
 import pytest
 
 from tests.scenarios.cluster import Cluster, Participant
-from tops.errors import TransactionAborted
-from tops.ids import TxId
-from tops.transactions import Outcome
+from tops.model.errors import TransactionAborted
+from tops.model.ids import TxId
+from tops.model.transactions import Outcome
 
 
 def cluster_with_early() -> tuple[Cluster, Participant, Participant]:

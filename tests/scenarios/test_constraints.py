@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.scenarios.cluster import Cluster, Participant
-from tops.constraints import (
+from tops.model.constraints import (
     AnyConstraint,
     AtLeast,
     Deadline,
@@ -17,8 +17,8 @@ from tops.constraints import (
     Required,
     unmet,
 )
-from tops.errors import CensusUnfulfilled, InvalidTransaction, TransactionAborted
-from tops.transactions import Access, LocalOutcome, Outcome, Scope, ScopeLimit, TxType
+from tops.model.errors import CensusUnfulfilled, InvalidTransaction, TransactionAborted
+from tops.model.transactions import Access, LocalOutcome, Outcome, Scope, ScopeLimit, TxType
 
 
 def cluster_of(*names: str) -> tuple[Cluster, dict[str, Participant]]:

@@ -5,13 +5,14 @@ from typing import Any
 import pytest
 
 from tests.scenarios.cluster import Cluster, Participant, letter_of
-from tops.constraints import MinParticipants
-from tops.core.epochs import EpochCoordinator
-from tops.core.outcomes import Outcomes
-from tops.errors import CensusUnfulfilled, TransactionAborted, TransactionClosed
-from tops.filters import Filter
-from tops.ids import NodeId, TxId, hashed, standing_pseudonym
-from tops.messages import (
+from tops.core.commit.epochs import EpochCoordinator
+from tops.core.commit.outcomes import Outcomes
+from tops.model.constraints import MinParticipants
+from tops.model.errors import CensusUnfulfilled, TransactionAborted, TransactionClosed
+from tops.model.filters import Filter
+from tops.model.ids import NodeId, TxId, hashed, standing_pseudonym
+from tops.model.transactions import Access, LocalOutcome, Outcome, Scope, ScopeLimit, TxType
+from tops.protocol.messages import (
     AskEpoch,
     LinkMessage,
     RunOneShot,
@@ -20,10 +21,9 @@ from tops.messages import (
     TxBegan,
     TxPublished,
 )
-from tops.records import TxRefused
+from tops.protocol.records import TxRefused
 from tops.sim.checkers import violations
 from tops.sim.databases import CallbackDatabase
-from tops.transactions import Access, LocalOutcome, Outcome, Scope, ScopeLimit, TxType
 
 TX = TxId("P.1.1")  # the first transaction of the publisher's first life
 

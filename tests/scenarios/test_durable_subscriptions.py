@@ -1,8 +1,8 @@
 """A durable subscription is kept for its name until somebody ends it for good."""
 
 from tests.scenarios.cluster import Client, Cluster
-from tops.records import SubscriptionKept
-from tops.transactions import Scope
+from tops.model.transactions import Scope
+from tops.protocol.records import SubscriptionKept
 
 
 def reader() -> tuple[Cluster, Client]:

@@ -4,11 +4,12 @@ import msgspec
 import pytest
 
 from tests.scenarios.cluster import Cluster, Participant, letter_of
-from tops.constraints import MaxParticipants, MinParticipants
-from tops.effects import AbortTxCall, CommitTxCall, Effect, PrepareTx
-from tops.errors import TransactionAborted, UncheckedTransaction
-from tops.ids import NodeId, TxId
-from tops.messages import (
+from tops.model.constraints import MaxParticipants, MinParticipants
+from tops.model.errors import TransactionAborted, UncheckedTransaction
+from tops.model.ids import NodeId, TxId
+from tops.model.transactions import Outcome, Scope, ScopeLimit
+from tops.protocol.effects import AbortTxCall, CommitTxCall, Effect, PrepareTx
+from tops.protocol.messages import (
     Address,
     AskEpoch,
     AskMembership,
@@ -26,7 +27,6 @@ from tops.messages import (
     TxPublished,
 )
 from tops.sim.databases import CallbackDatabase
-from tops.transactions import Outcome, Scope, ScopeLimit
 
 
 def two_subscribers(*, compensatable: bool = False) -> tuple[Cluster, Participant, Participant]:

@@ -3,10 +3,10 @@
 import pytest
 
 from tests.scenarios.cluster import Cluster, Participant
-from tops.constraints import MinParticipants
-from tops.effects import CommitTxCall, Effect
-from tops.errors import InvalidTransaction, TransactionAborted
-from tops.transactions import Access, LocalOutcome, Outcome, ScopeLimit, TxType
+from tops.model.constraints import MinParticipants
+from tops.model.errors import InvalidTransaction, TransactionAborted
+from tops.model.transactions import Access, LocalOutcome, Outcome, ScopeLimit, TxType
+from tops.protocol.effects import CommitTxCall, Effect
 
 
 def cluster_with_own(*, compensatable: bool = False) -> tuple[Cluster, Participant, Participant]:

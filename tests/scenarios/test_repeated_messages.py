@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from tests.scenarios.cluster import Cluster, Participant, letter_of
-from tops.constraints import AtLeast, MinParticipants
-from tops.errors import TopsError
-from tops.ids import NodeId
-from tops.messages import (
+from tops.model.constraints import AtLeast, MinParticipants
+from tops.model.errors import TopsError
+from tops.model.ids import NodeId
+from tops.model.transactions import Access, LocalOutcome, Scope, ScopeLimit, TxType
+from tops.protocol.messages import (
     BeginPublic,
     CommitTx,
     Envelope,
@@ -21,7 +22,6 @@ from tops.messages import (
     TxOutcome,
     TxPublished,
 )
-from tops.transactions import Access, LocalOutcome, Scope, ScopeLimit, TxType
 
 Recorded = tuple[NodeId, NodeId, LinkMessage]
 

@@ -7,14 +7,14 @@ import msgspec
 import pytest
 
 from tests.scenarios.cluster import Cluster, Participant, Pending, letter_of
-from tops.constraints import AtLeast, MinParticipants
-from tops.core.epochs import EpochCoordinator
-from tops.effects import BatchPrepared, Effect, Persist, Send
-from tops.errors import InvalidEventType, TransactionAborted
-from tops.messages import Dissemination, EpochDecided, EpochVoted, LogEntry
-from tops.records import LogAppended
+from tops.core.commit.epochs import EpochCoordinator
+from tops.model.constraints import AtLeast, MinParticipants
+from tops.model.errors import InvalidEventType, TransactionAborted
+from tops.model.transactions import LocalOutcome, Outcome, Scope, ScopeLimit
+from tops.protocol.effects import BatchPrepared, Effect, Persist, Send
+from tops.protocol.messages import Dissemination, EpochDecided, EpochVoted, LogEntry
+from tops.protocol.records import LogAppended
 from tops.sim.databases import CallbackDatabase, ReplicaDatabase
-from tops.transactions import LocalOutcome, Outcome, Scope, ScopeLimit
 
 REPLICAS = frozenset("ABC")
 

@@ -2,12 +2,12 @@
 
 from tests.scenarios.cluster import letter_of
 from tests.scenarios.test_replica_set import ReplicaSet, logs
-from tops.core.rendezvous import RendezvousOptions
-from tops.errors import JournalStale, TransactionAborted
-from tops.ids import NodeId
-from tops.messages import EpochDecided, LinkMessage, LogRecovered, RecoverLog
-from tops.records import LogAppended
-from tops.transactions import Outcome
+from tops.core.coordinator.rendezvous import RendezvousOptions
+from tops.model.errors import JournalStale, TransactionAborted
+from tops.model.ids import NodeId
+from tops.model.transactions import Outcome
+from tops.protocol.messages import EpochDecided, LinkMessage, LogRecovered, RecoverLog
+from tops.protocol.records import LogAppended
 
 
 def restore(replica_set: ReplicaSet, end: int) -> None:

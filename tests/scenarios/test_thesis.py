@@ -3,11 +3,11 @@
 import pytest
 
 from tests.scenarios.cluster import Cluster
-from tops.constraints import MinParticipants
-from tops.errors import CensusUnfulfilled, TransactionAborted
-from tops.ids import TxId
-from tops.messages import CensusPolicy
-from tops.transactions import Access, Outcome, Scope, ScopeLimit, TxState, TxType
+from tops.model.constraints import MinParticipants
+from tops.model.errors import CensusUnfulfilled, TransactionAborted
+from tops.model.ids import TxId
+from tops.model.transactions import Access, Outcome, Scope, ScopeLimit, TxState, TxType
+from tops.protocol.messages import CensusPolicy
 
 # ------------------------------------------------------------------------------------ chapter 3: use cases of the HTS
 

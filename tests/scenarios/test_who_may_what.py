@@ -3,11 +3,12 @@
 import msgspec
 
 from tests.scenarios.cluster import Cluster, letter_of
-from tops.constraints import MaxParticipants, MinParticipants, OnlyFrom
-from tops.effects import Reject
-from tops.errors import UncheckedTransaction
-from tops.ids import NodeId, TxId
-from tops.messages import (
+from tops.model.constraints import MaxParticipants, MinParticipants, OnlyFrom
+from tops.model.errors import UncheckedTransaction
+from tops.model.ids import NodeId, TxId
+from tops.model.transactions import Access, Outcome, Scope, ScopeLimit, TxType
+from tops.protocol.effects import Reject
+from tops.protocol.messages import (
     AbortTx,
     Address,
     CommitTx,
@@ -21,7 +22,6 @@ from tops.messages import (
     PublishInTx,
     TxPublished,
 )
-from tops.transactions import Access, Outcome, Scope, ScopeLimit, TxType
 
 
 def cluster_of(*sites: str) -> Cluster:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tops.errors import AuditBroken, ConfigError
+from tops.model.errors import AuditBroken, ConfigError
 from tops.security import AuditLog, register_secret, verify_audit
 from tops.security.audit import GENESIS, TEXT_MAX
 

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 from security_keys import Keys, MakeKeys, load
 
-from tops.errors import ConfigError, NotAuthenticated
+from tops.model.errors import ConfigError, NotAuthenticated
 from tops.security import Authority, Credentials, Identity, Kind, Trust, utc_now, verify_audit
 from tops.security.authority import Status
 from tops.security.certificates import of_node

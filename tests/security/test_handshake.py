@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from security_keys import Keys, MakeKeys, load
 
-from tops.errors import ConfigError, NotAuthenticated
+from tops.model.errors import ConfigError, NotAuthenticated
 from tops.security import (
     PLAIN_WORDS,
     Acceptor,

@@ -7,7 +7,7 @@ from cryptography.x509.oid import NameOID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tops.errors import ConfigError, NotAuthenticated
+from tops.model.errors import ConfigError, NotAuthenticated
 from tops.security.identity import Identity, Kind, identity_of_certificate, identity_of_uri
 
 

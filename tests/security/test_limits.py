@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tops.errors import ConfigError, LimitExceeded, ProtocolError
+from tops.model.errors import ConfigError, LimitExceeded, ProtocolError
 from tops.security import ConnectionBudget, FrameLimits, KeyedBuckets, TokenBucket
 from tops.security.limits import network_of
 
@@ -90,12 +90,37 @@ def test_one_address_can_not_take_all_places() -> None:
 
     with pytest.raises(LimitExceeded, match=r"192\.0\.2\.1"):
         budget.admit("192.0.2.1", 0)
-    budget.admit("192.0.2.2", 0)
-    with pytest.raises(LimitExceeded):
-        budget.admit("192.0.2.3", 0)
-    budget.release(first)
+    assert budget.admit("192.0.2.2", 0).displaced is None
+    assert budget.admit("192.0.2.3", 0).displaced == first.number
+    with pytest.raises(LimitExceeded, match="3 connections wait"):
+        budget.admit("192.0.2.4", 0)
+    assert budget.waiting == 3
 
-    assert budget.admit("192.0.2.1", 0).network == "192.0.2.1"
+
+def test_who_waits_for_long_leaves_its_place_to_a_newcomer_from_the_same_address() -> None:
+    budget = ConnectionBudget(per_address=2, total=10, per_second=100, sure_s=1.0)
+    first, second = budget.admit("192.0.2.1", 0), budget.admit("192.0.2.1", 0.5)
+
+    with pytest.raises(LimitExceeded, match=r"192\.0\.2\.1"):
+        budget.admit("192.0.2.1", 0.9)
+
+    assert budget.admit("192.0.2.1", 1.0).displaced == first.number
+    budget.release(first)
+    assert budget.admit("192.0.2.1", 1.6).displaced == second.number
+    assert budget.waiting == 2
+
+
+def test_an_identity_has_so_many_connections_and_no_more() -> None:
+    budget = ConnectionBudget(per_identity=2)
+    budget.identify("alice")
+    budget.identify("alice")
+
+    with pytest.raises(LimitExceeded, match="alice has 2 connections"):
+        budget.identify("alice")
+    budget.identify("bob")
+    budget.leave("alice")
+
+    budget.identify("alice")
 
 
 def test_releasing_twice_frees_one_place() -> None:

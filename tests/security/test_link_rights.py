@@ -6,11 +6,11 @@ from typing import Any, get_args
 
 import pytest
 
-from tops.errors import ProtocolError
-from tops.ids import NodeId
-from tops.messages import Address, Dissemination, Envelope, Letter, LinkMessage, Publication
-from tops.runtime.guard import Guard
-from tops.runtime.rights import LINK_RIGHTS, links_table, roles_table
+from tops.model.errors import ProtocolError
+from tops.model.ids import NodeId
+from tops.protocol.messages import Address, Dissemination, Envelope, Letter, LinkMessage, Publication
+from tops.runtime.edge.guard import Guard
+from tops.runtime.edge.rights import LINK_RIGHTS, links_table, roles_table
 from tops.security import Identity, Kind, Permissions
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "security.md"
@@ -55,4 +55,4 @@ def test_the_documentation_shows_the_tables_as_they_are(name: str, table: object
     shown = re.search(rf"<!-- table: {name} -->\n(.*?)<!-- end -->", DOCS.read_text(), re.DOTALL)
 
     assert shown is not None
-    assert shown[1].strip() == table().strip(), f"put the output of tops.runtime.rights.{name}_table() there"  # type: ignore[operator]
+    assert shown[1].strip() == table().strip(), f"put the output of tops.runtime.edge.rights.{name}_table() there"  # type: ignore[operator]

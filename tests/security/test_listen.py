@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tops.errors import ConfigError
+from tops.model.errors import ConfigError
 from tops.security import PLAIN_WORDS, check_connect, check_listen, is_loopback
 
 LOOPBACK = ["127.0.0.1", "127.8.9.1", "::1", "[::1]", "localhost", "::ffff:127.0.0.1"]

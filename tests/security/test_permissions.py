@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tops.errors import ConfigError, PermissionDenied
+from tops.model.errors import ConfigError, PermissionDenied
 from tops.security import DEFAULT_ROLES, EVERYTHING, Identity, Kind, Pattern, Permissions, Role, Rule, Verb
 from tops.security.patterns import _segment_matches
 from tops.security.permissions import DECISIONS_MAX, require_broker

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from security_keys import Keys, MakeKeys, Node, load
 
-from tops.errors import ConfigError, NotAuthenticated
+from tops.model.errors import ConfigError, NotAuthenticated
 from tops.security import (
     Acceptor,
     Credentials,

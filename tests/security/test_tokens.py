@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
-from tops.errors import NotAuthenticated
+from tops.http.gate import shows
+from tops.model.errors import NotAuthenticated
 from tops.security import Secret, TokenKind, Tokens, make_token, request_subject
 
 SECRET = Secret(Path("file"), b"a secret of the broker, long enough")
@@ -93,3 +95,16 @@ def test_a_token_of_the_brokers_first_millisecond_counts() -> None:
     token = make_token(SECRET, TokenKind.REQUEST, subject, started + 0.0001)
 
     Tokens(SECRET, started).check(token, TokenKind.REQUEST, subject, started + 0.0002)
+
+
+@pytest.mark.parametrize("token", ["", "a-token-of-the-set"])
+@pytest.mark.parametrize("headers", [{}, {"Authorization": ""}, {"Authorization": "Bearer "}, {"Authorization": "x"}])
+def test_a_request_without_a_bearer_token_shows_none(headers: dict[str, str], token: str) -> None:
+    assert not shows(make_mocked_request("POST", "/", headers=headers), token)
+
+
+def test_a_request_shows_its_bearer_token_and_no_other() -> None:
+    request = make_mocked_request("POST", "/", headers={"Authorization": "Bearer a-token-of-the-set"})
+
+    assert shows(request, "a-token-of-the-set")
+    assert not shows(request, "another-token-of-the-set")

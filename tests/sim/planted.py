@@ -11,10 +11,12 @@ from tops.sim.runner import run_seed
 
 SEEDS = 500
 FOUND_BEFORE = {
-    "a_question_does_not_refuse_the_id": 105,
-    "a_second_copy_of_a_transaction_is_executed": 111,
+    "a_question_does_not_refuse_the_id": 272,
+    "a_second_copy_of_a_transaction_is_executed": 304,
+    "an_event_with_a_wrong_number_is_accepted": 411,
 }
 FAULTS = {  # the usual ones for the others
+    "a_peers_word_counts_without_a_signature": Faults(lying_site=1.0),
     "a_second_copy_of_a_transaction_is_executed": Faults.restless(),
     "an_older_journal_is_gone_on_from": Faults.restored_journals(),
 }

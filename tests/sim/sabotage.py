@@ -10,32 +10,34 @@ from typing import Any
 
 import msgspec
 
-from tops.core import ballot, epoch_queue, epochs, log_chain, log_opening
-from tops.core.ballot import Verdict
-from tops.core.callback_epoch import CallbackEpoch
-from tops.core.census import Census
-from tops.core.doubt import Doubt
-from tops.core.edge import Edge
-from tops.core.epoch_executor import EpochExecutor
-from tops.core.epoch_queue import EpochQueue
-from tops.core.epochs import EpochCoordinator, Stage
-from tops.core.event_log import EventLog, Relation, Repetition
-from tops.core.link_session import LinkSession
-from tops.core.local_relay import LocalRelay
-from tops.core.log_opening import LogOpenings
-from tops.core.outcomes import Outcomes
-from tops.core.participation import Participation
-from tops.core.rendezvous import Rendezvous
-from tops.core.standing import StandingAnswers
-from tops.core.sub_tx_executor import SubTxExecutor, SubTxState
-from tops.core.tx_coordinator import TxCoordinator
-from tops.digests import NO_DIGEST
-from tops.effects import Effect, Note, Persist
-from tops.ids import hashed, voter_key
-from tops.messages import EpochId, Sender
-from tops.sim import databases
+from tops.core.broker.edge import Edge
+from tops.core.commit import ballot, epoch_queue, epochs
+from tops.core.commit.ballot import Verdict
+from tops.core.commit.census import Census
+from tops.core.commit.epoch_queue import EpochQueue
+from tops.core.commit.epochs import EpochCoordinator, Stage
+from tops.core.commit.outcomes import Outcomes
+from tops.core.commit.standing import StandingAnswers
+from tops.core.coordinator import log_opening
+from tops.core.coordinator.local_relay import LocalRelay
+from tops.core.coordinator.log_opening import LogOpenings
+from tops.core.coordinator.rendezvous import Rendezvous
+from tops.core.coordinator.tx_coordinator import TxCoordinator
+from tops.core.link.session import LinkSession
+from tops.core.log import chain as log_chain
+from tops.core.log.event_log import EventLog, Relation, Repetition
+from tops.core.participant.callback_epoch import CallbackEpoch
+from tops.core.participant.doubt import Doubt
+from tops.core.participant.epoch_executor import EpochExecutor
+from tops.core.participant.participation import Participation
+from tops.core.participant.sub_tx_executor import SubTxExecutor, SubTxState
+from tops.model.ids import hashed, voter_key
+from tops.model.log_points import NO_DIGEST
+from tops.model.transactions import Scope
+from tops.protocol.effects import Effect, Note, Persist
+from tops.protocol.messages import EpochId, Sender
+from tops.sim import databases, nodes
 from tops.sim.databases import CallbackDatabase, Done
-from tops.transactions import Scope
 
 SABOTAGES: dict[str, Callable[[], Any]] = {}
 
@@ -190,6 +192,11 @@ def a_participant_in_doubt_guesses_abort() -> Any:
         return self.on_decided(frozenset()) if self.doubt.asked else honest(self)
 
     return _patched(CallbackEpoch, "on_timer", guess)
+
+
+@_sabotage
+def a_peers_word_counts_without_a_signature() -> Any:
+    return _patched(nodes, "check_proof", lambda text, broker, proof: "")
 
 
 @_sabotage

@@ -3,17 +3,17 @@
 from collections.abc import Callable
 from typing import Any
 
-from tops.core.participation import Wish
-from tops.effects import Effect
-from tops.ids import NodeId
-from tops.messages import Definitions
+from tops.core.participant.participation import Wish
+from tops.model.ids import NodeId
+from tops.model.transactions import Scope
+from tops.protocol.effects import Effect
+from tops.protocol.messages import Definitions
 from tops.sim.databases import CallbackDatabase, ReplicaDatabase
 from tops.sim.faults import Faults
 from tops.sim.nodes import SimSite
 from tops.sim.site_app import Script, SiteApp
 from tops.sim.workload import DEFINITIONS
 from tops.sim.world import World
-from tops.transactions import Scope
 
 ALL = tuple(DEFINITIONS.values())
 

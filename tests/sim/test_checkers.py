@@ -6,15 +6,15 @@ import msgspec
 import pytest
 
 from tests.scenarios.cluster import Cluster
-from tops.constraints import AtLeast, MinParticipants, OnlyFrom, Required
-from tops.effects import Memo
-from tops.errors import TransactionAborted
-from tops.ids import TxId, voter_of
-from tops.messages import EpochId
-from tops.records import AnyRecord, EpochCommitted, LogAppended
+from tops.model.constraints import AtLeast, MinParticipants, OnlyFrom, Required
+from tops.model.errors import TransactionAborted
+from tops.model.ids import TxId, voter_of
+from tops.model.transactions import LocalOutcome, Scope, ScopeLimit, TxType
+from tops.protocol.effects import Memo
+from tops.protocol.messages import EpochId
+from tops.protocol.records import AnyRecord, EpochCommitted, LogAppended
 from tops.sim import checkers
 from tops.sim.databases import CallbackDatabase, Done, ReplicaDatabase
-from tops.transactions import LocalOutcome, Scope, ScopeLimit, TxType
 
 
 class Run:

@@ -9,17 +9,17 @@ from collections.abc import Callable
 import pytest
 
 from tests.sim.small_worlds import SmallWorld
-from tops.core.participation import Wish
-from tops.digests import BEGINNING
-from tops.effects import Effect
-from tops.filters import Filter
-from tops.ids import NodeId
+from tops.core.participant.participation import Wish
+from tops.model.filters import Filter
+from tops.model.ids import NodeId
+from tops.model.log_points import BEGINNING
+from tops.model.transactions import Scope
+from tops.protocol.effects import Effect
 from tops.sim.checkers import violations
 from tops.sim.databases import CallbackDatabase
 from tops.sim.nodes import SimNode
 from tops.sim.site_app import Script, SiteApp
 from tops.sim.workload import DEFINITIONS
-from tops.transactions import Scope
 
 SETTLED_S = 2.0
 DOWN_S = 0.4

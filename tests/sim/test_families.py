@@ -1,11 +1,11 @@
 """Families of event types in a cluster whose nodes do not all know all members."""
 
 from tests.sim.small_worlds import SmallWorld
-from tops.core.participation import Wish
-from tops.filters import Filter
-from tops.messages import CensusPolicy, Event, TxSpec
+from tops.core.participant.participation import Wish
+from tops.model.filters import Filter
+from tops.model.transactions import Scope, TxType
+from tops.protocol.messages import CensusPolicy, Event, TxSpec
 from tops.sim.workload import DEFINITIONS
-from tops.transactions import Scope, TxType
 
 CHILD = DEFINITIONS["plain.child"]
 EVENT = Event("plain.child", {"mark": "m1", "key": "a"})

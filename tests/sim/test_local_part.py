@@ -1,11 +1,11 @@
 """Local subscribers of a mixed transaction go by the publisher's word, whatever the distributed part does."""
 
 from tests.sim.small_worlds import SmallWorld
-from tops.core.participation import Wish
-from tops.filters import Filter
-from tops.messages import CensusPolicy, Event, TxSpec
+from tops.core.participant.participation import Wish
+from tops.model.filters import Filter
+from tops.model.transactions import Scope, TxType
+from tops.protocol.messages import CensusPolicy, Event, TxSpec
 from tops.sim.workload import DEFINITIONS
-from tops.transactions import Scope, TxType
 
 
 def test_a_local_subscriber_that_asks_after_the_distributed_part_failed_still_commits() -> None:

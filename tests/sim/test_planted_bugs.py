@@ -12,6 +12,7 @@ QUICK = (
     "constraints_are_not_retested_after_the_votes",
     "compensation_runs_twice",
     "a_participant_in_doubt_guesses_commit",
+    "a_peers_word_counts_without_a_signature",
     "an_epoch_commits_with_differing_exclusions",
     "a_local_subscriber_is_rolled_back_by_a_distributed_abort",
     "a_lagging_replica_votes",

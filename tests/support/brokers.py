@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from adapters.ports import free_port
+from adapters.embedded.free_ports import free_port
 from tops import Broker
-from tops.config import parse_config
+from tops.runtime.config import parse_config
 
 
 @asynccontextmanager

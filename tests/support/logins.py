@@ -1,7 +1,7 @@
 """Databases of test servers with the logins that a replica set would have in production: nothing runs as superuser."""
 
 from adapters import EmbeddedPostgres, Logins, provision
-from adapters.postgres.grants import Tables
+from adapters.postgres.access.grants import Tables
 
 CHECK_PASSWORD = "check-7f3c9a51e2"  # to be looked for where it must not be
 PASSWORDS = ("agent", "read", "write", CHECK_PASSWORD)  # of servers that live as long as a test

@@ -1,0 +1,1 @@
+"""The `tops` command; the groups of replication are in `replication.cli`."""

@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from tops.errors import ConfigError, NotReachable, TopsError
+from tops.model.errors import ConfigError, NotReachable, TopsError
 
 app = typer.Typer(no_args_is_help=True, help="Measure TOPS and its peers; both sides alternate in one run.")
 

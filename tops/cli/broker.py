@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 import uvloop
 
-from tops.config import load_config
-from tops.errors import JournalFailed
-from tops.runtime.broker import Broker
+from tops.model.errors import JournalFailed
+from tops.runtime.config import load_config
 from tops.runtime.garbage import collect_rarely
 from tops.runtime.logs import configure_logging
+from tops.server.broker import Broker
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 
@@ -46,7 +46,7 @@ async def _serve(path: Path, name: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     # By name, as in the entry of the command line: replica sets have views at every broker.
-    routes = importlib.import_module("replication.http_sets").SetRoutes(path, name)
+    routes = importlib.import_module("replication.http.sets").SetRoutes(path, name)
     async with Broker.run(config, name, extend=routes.add_to) as serving:
         loop.add_signal_handler(signal.SIGHUP, serving.reload_keys)
         failed = asyncio.ensure_future(serving.wait())

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from tops.errors import ConfigError
 from tops.http.client import console_address
+from tops.model.errors import ConfigError
 
 
 def console_url(

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tops.errors import AuditBroken, ConfigError, TopsError
+from tops.model.errors import AuditBroken, ConfigError, TopsError
 from tops.security.audit import verify
 from tops.security.authority import Authority, Issued
 from tops.security.certificates import CLOCK_SKEW

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tops.cli.lazy import lazily
-from tops.errors import NotReachable, TopsError
+from tops.model.errors import NotReachable, TopsError
 
 COMMANDS = {
     "bench": ("tops.cli.bench:app", "Measure TOPS and its peers; both sides alternate in one run."),

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tops.errors import ConfigError
+from tops.model.errors import ConfigError
 from tops.sim.faults import Faults
 from tops.sim.runner import Result, Totals, run_seed, run_seeds, shortest_failing_prefix
 from tops.sim.workers import WorkerDied

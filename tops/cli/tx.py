@@ -13,12 +13,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tops.errors import NotReachable, UnknownTransaction
+from tops.client.site import Site
 from tops.http.client import get_json
-from tops.ids import TxId
-from tops.messages import TxOutcome, TxSpec
-from tops.site import Site
-from tops.transactions import Access, Outcome, TxType
+from tops.model.errors import NotReachable, UnknownTransaction
+from tops.model.ids import TxId
+from tops.model.transactions import Access, Outcome, TxType
+from tops.protocol.messages import TxOutcome, TxSpec
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 

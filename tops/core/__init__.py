@@ -1,0 +1,6 @@
+"""The protocol as machines without I/O: a message or a timer goes in, effects come out.
+
+`client` and `participant` run in a site, `broker`, `coordinator`, `commit` and `log` in a broker, `link` in both. A
+transaction passes through `client` -> `broker` -> `coordinator` -> `commit` -> `participant`. Machines import
+`tops.model`, `tops.protocol` and each other; they read no clock, draw no random number and wait for nothing.
+"""

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from tops.errors import NotAuthenticated
 from tops.http.gate import bearer_of
+from tops.model.errors import NotAuthenticated
 from tops.security import (
     Identity,
     Kind,

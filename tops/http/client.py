@@ -8,8 +8,8 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
-from tops.errors import NotAuthenticated, NotReachable, PermissionDenied
-from tops.runtime.identity import Self
+from tops.model.errors import NotAuthenticated, NotReachable, PermissionDenied
+from tops.runtime.links.identity import Self
 from tops.runtime.site_journal import new_incarnation
 from tops.security import TokenKind, find_secret, make_token, request_subject
 

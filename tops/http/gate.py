@@ -1,19 +1,22 @@
 """Decides on every HTTP request, WebSocket upgrades included, before its handler runs.
 
 In this order: was it meant for this listener (`Host`, `Origin`), which identity makes it, has that identity the right
-that the route's row asks for. Rejections are reported, for the audit log, and answered with 421 (`Host`) or 403.
+that the route's row asks for. Rejections are reported, for the audit log, and answered with 421 (`Host`) or 403. An
+address that shows wrong tokens may do so once a second; its further requests with a token are answered with 429.
 """
 
 import hmac
+import math
+import time
 from collections.abc import Callable, Sequence
 
 import msgspec
 from aiohttp import web
 
-from tops.errors import NotAuthenticated, PermissionDenied, TopsError
 from tops.http.names import Names, WrongHost
 from tops.http.rights import Access, Handler, Needs, Right, Routes, Table
-from tops.security import Identity, Permissions, is_loopback
+from tops.model.errors import NotAuthenticated, PermissionDenied, Retry, TopsError
+from tops.security import Identity, KeyedBuckets, Permissions, is_loopback, network_of
 
 Authenticate = Callable[[web.Request], Identity | None]  # None: shows nothing; NotAuthenticated: shows something wrong
 Report = Callable[[str, str, str], None]  # who, which request, why it was rejected
@@ -21,6 +24,8 @@ Report = Callable[[str, str, str], None]  # who, which request, why it was rejec
 PRINCIPAL = web.RequestKey("principal", Identity)  # where a handler finds the identity that makes the request
 _CLIENT_BYTES_MAX = 2**20
 _BEARER = "Bearer "
+_WRONG_TOKENS_PER_S = 1.0  # of one address
+_WRONG_TOKENS_AT_ONCE = 20
 
 
 class Gate:
@@ -31,6 +36,7 @@ class Gate:
     ) -> None:
         self._names, self._permissions, self._report = names, permissions, report
         self._authenticate = list(authenticate)
+        self._wrong_tokens = KeyedBuckets(_WRONG_TOKENS_PER_S, _WRONG_TOKENS_AT_ONCE)
 
     def authenticate_by(self, another: Authenticate) -> None:
         """Also take this proof of identity; asked before the others."""
@@ -41,6 +47,10 @@ class Gate:
 
         @web.middleware
         async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+            guesser = None if bearer_of(request) is None else network_of(request.remote or "")
+            wait_s = 0.0 if guesser is None else self._wrong_tokens.wait_s(guesser, 1, time.monotonic())
+            if wait_s > 0:
+                return _too_many(wait_s)
             try:
                 self._names.check(request)
                 right = routes.right_of(request)
@@ -48,6 +58,8 @@ class Gate:
                     request[PRINCIPAL] = principal
                 return await handler(request)
             except (NotAuthenticated, PermissionDenied) as error:
+                if guesser is not None:
+                    self._wrong_tokens.take(guesser, 1, time.monotonic())
                 return self._rejected(request, error)
 
         routes = Routes(web.Application(middlewares=[guarded], client_max_size=_CLIENT_BYTES_MAX), table)
@@ -80,6 +92,13 @@ class Gate:
         )
 
 
+def _too_many(wait_s: float) -> web.Response:
+    text = f"too many requests with a wrong token came from this address: wait {wait_s:.1f} s"
+    response = json_response({"error": text, "code": "too-many", "retry": Retry.SAFE.value}, 429)
+    response.headers["Retry-After"] = str(math.ceil(wait_s))
+    return response
+
+
 def bearer_of(request: web.Request) -> str | None:
     """The bearer token that a request shows."""
     given = request.headers.get("Authorization", "")
@@ -87,9 +106,9 @@ def bearer_of(request: web.Request) -> str | None:
 
 
 def shows(request: web.Request, token: str) -> bool:
-    """Whether the request shows this very bearer token."""
+    """Whether the request shows this very bearer token; one that shows none, or an empty one, never does."""
     shown = (bearer_of(request) or "").encode(errors="surrogateescape")  # a header may hold any bytes
-    return hmac.compare_digest(shown, token.encode())
+    return shown != b"" and hmac.compare_digest(shown, token.encode())
 
 
 def json_response(value: object, status: int = 200) -> web.Response:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from aiohttp import web
 
-from tops.errors import NotAuthenticated
+from tops.model.errors import NotAuthenticated
 from tops.security import split_address
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")

@@ -10,7 +10,7 @@ from enum import Enum
 
 from aiohttp import web
 
-from tops.errors import InvariantBroken
+from tops.model.errors import InvariantBroken
 from tops.security import EVERYTHING, Verb
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

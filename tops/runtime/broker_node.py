@@ -8,14 +8,16 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 
-from tops.config import Limits
-from tops.core.broker import BrokerCore
-from tops.effects import Alarm, CancelTimer, Effect, ReadLog, Reject, Send, SetTimer
-from tops.errors import ProtocolError
-from tops.ids import NodeId
-from tops.messages import (
+from tops.core.broker.broker import BrokerCore
+from tops.core.log.event_log import Feed, identity_of_feed
+from tops.model.errors import ProtocolError
+from tops.model.ids import NodeId
+from tops.model.sizes import UNMEASURED_BYTES_MAX
+from tops.protocol.effects import Alarm, CancelTimer, Effect, ReadLog, Reject, Send, SetTimer
+from tops.protocol.messages import (
     Dissemination,
     Envelope,
     EventConfirmed,
@@ -25,20 +27,22 @@ from tops.messages import (
     Published,
     type_of,
 )
-from tops.records import EpochCommitted, LogAppended
-from tops.runtime.guard import Guard
-from tops.runtime.link import Link
+from tops.protocol.records import EpochCommitted, LogAppended
+from tops.runtime.config import Limits
+from tops.runtime.edge.guard import Guard
+from tops.runtime.links.link import Link
+from tops.runtime.links.wire import AnyWord, Meet, Pressed, Refused, encode_message, meeting
 from tops.runtime.outbox import Outbox
 from tops.runtime.record_store import RecordStore
 from tops.runtime.timers import Timers
-from tops.runtime.wire import AnyWord, Meet, Pressed, Refused, encode_message, meeting
 from tops.security import AuditLog, KeyedBuckets, Kind, Peer
-from tops.sizes import UNMEASURED_BYTES_MAX
 
 JOURNAL_QUEUE_MAX = 50_000
 OUTBOX_MAX = 200_000
 ALARMS_KEPT = 100
 RATE_LOOK = 64  # messages of a site between two looks at its rate
+WATCHED_AGAIN_S = 1.0  # what counts at most as time between two looks: a broker that stood still blames no site
+TURN_S = 0.02  # for the messages of one link, before others have their turn
 
 log = logging.getLogger("tops.broker")
 
@@ -68,6 +72,7 @@ class BrokerNode:
             "sender_mismatches": 0,
             "dropped": 0,
             "slow_readers": 0,
+            "followers_dropped": 0,
             "alarms": 0,
             "decisions": 0,
             "resets": 0,
@@ -77,6 +82,8 @@ class BrokerNode:
         self._encoded: tuple[LinkMessage | None, bytes] = (None, b"")
         self._rates = KeyedBuckets(limits.messages_per_s, max(limits.messages_per_s, 1024))
         self._reads: set[asyncio.Task[None]] = set()
+        self._untaken: OrderedDict[Link, deque[tuple[LinkMessage, int]]] = OrderedDict()  # with the size of the frame
+        self._watched_at = _now()
         self._pressed = False
         self._pressed_changes = 0
         self._pressed_elsewhere: dict[str, Pressed] = {}
@@ -87,28 +94,64 @@ class BrokerNode:
     # -------------------------------------------------------------------------------------------------- what arrives
 
     def take(self, link: Link, messages: tuple[LinkMessage, ...], size: int) -> float:
-        """Messages of one frame of `size` bytes, from a neighbour."""
-        core, now, name = self.core, _now(), link.name
-        guard = self.guards.get(name)
-        for message in messages:
-            refusal = guard.refusal(message) if guard is not None else None
-            if refusal is None and guard is not None and size > UNMEASURED_BYTES_MAX:
-                refusal = guard.too_large(message)
-            if refusal is None:
-                if not (self.refusing and self._turned_away(link, message)):
-                    self.outbox.put(core.receive(name, message, now))
-            elif guard is not None:
-                error = refusal.error
-                for subject in refusal.subjects:
-                    self._refuse(link, subject, error.verb, error.event_type, str(error), refusal.code)
+        """Messages of one frame of `size` bytes, from a neighbour. When they take long, the rest is taken later."""
+        now = _now()
+        guard = self.guards.get(link.name)
+        waiting = self._untaken.get(link)
+        if waiting is not None:
+            waiting.extend((message, size) for message in messages)
+        else:
+            for taken, message in enumerate(messages):
+                if taken and _now() - now > TURN_S:
+                    self._take_later(link, deque((left, size) for left in messages[taken:]))
+                    break
+                self._act_on(link, guard, message, size, now)
+        pause_s = self.pause(link)
         if guard is None:
-            return 0.0
+            return pause_s
         guard.unreckoned += len(messages)
-        return self._pause(guard, now) if guard.unreckoned >= RATE_LOOK else 0.0
+        return max(pause_s, self._pause(guard, now)) if guard.unreckoned >= RATE_LOOK else pause_s
+
+    def _take_later(self, link: Link, waiting: deque[tuple[LinkMessage, int]]) -> None:
+        if not self._untaken:
+            asyncio.get_running_loop().call_soon(self._take_more)
+        self._untaken[link] = waiting
+
+    def _take_more(self) -> None:
+        """One turn of the link that has waited longest; the loop does other work between two turns."""
+        link, waiting = next(iter(self._untaken.items()))
+        now = _now()
+        try:
+            while waiting and _now() - now <= TURN_S:
+                if self.links.get(link.name) is not link:
+                    waiting.clear()  # its session is over, and what came with it is void
+                    break
+                message, size = waiting.popleft()
+                self._act_on(link, self.guards.get(link.name), message, size, now)
+        except Exception as error:  # of what arrived: the link's reader raises it
+            waiting.clear()
+            link.fail(error)
+        del self._untaken[link]
+        if waiting:
+            self._untaken[link] = waiting
+        if self._untaken:
+            asyncio.get_running_loop().call_soon(self._take_more)
+
+    def _act_on(self, link: Link, guard: Guard | None, message: LinkMessage, size: int, now: float) -> None:
+        refusal = guard.refusal(message, size) if guard is not None else None
+        if refusal is None and guard is not None and size > UNMEASURED_BYTES_MAX:
+            refusal = guard.too_large(message)
+        if refusal is None:
+            if not (self.refusing and self._turned_away(link, message)):
+                self.outbox.put(self.core.receive(link.name, message, now))
+        else:
+            error = refusal.error
+            for subject in refusal.subjects:
+                self._refuse(link, subject, error.verb, error.event_type, str(error), refusal.code)
 
     def pause(self, link: Link) -> float:
-        """A site's rate is reckoned when its messages are taken, not while it waits."""
-        return 0.0
+        """A site's rate is reckoned when its messages arrive, not while it waits; what arrived is taken first."""
+        return TURN_S if link in self._untaken else 0.0
 
     def _turned_away(self, link: Link, message: LinkMessage) -> bool:
         """There is no room for more durable events: their publisher hears it, and may try again later."""
@@ -129,7 +172,7 @@ class BrokerNode:
         bucket = self._rates
         taken = min(guard.unreckoned, bucket.burst)
         guard.unreckoned = 0
-        if bucket.take((guard.principal or guard.identity).name, taken, now):
+        if bucket.take(guard.accountable, taken, now):
             return 0.0
         return min(taken / bucket.rate, self.limits.heartbeat_s / 4)
 
@@ -145,6 +188,16 @@ class BrokerNode:
         principal = guard.principal if guard is not None else None
         who, through = (link.name, "") if principal is None else (principal.name, f" through {link.name}")
         self._audit_denied(who, f"{verb} {event_type}", f"{code}: {subject}{through}")
+
+    def follower_dropped(self, feed: Feed, last_number: int, most: int) -> None:
+        """A durable subscription was dropped because of what was kept for it."""
+        self.counters["followers_dropped"] += 1
+        text = (
+            f"the durable subscription {feed.key} was dropped at {feed.position} of {last_number} in "
+            f"{feed.event_type}: over {most} bytes of the journal were kept for it (follower_size)"
+        )
+        self.alarm("follower-dropped", text)
+        self._audit_denied(identity_of_feed(feed.key), f"follow {feed.event_type}", text)
 
     def _audit_denied(self, who: str, act: str, detail: str) -> None:
         if self.audit is not None:
@@ -211,7 +264,7 @@ class BrokerNode:
         if type(message) is Envelope and type(message.body) is EventConfirmed:
             link.send_now()  # its publisher waits; subscribers get the event after it
         if guard is not None and link.pending_bytes > self.limits.queue_bytes_max:
-            self._too_slow(link)
+            self._too_slow(link, "`queue_bytes_max`")
 
     async def _read_log(self, wanted: ReadLog) -> None:
         entries = await self.store.entries(wanted.event_type, wanted.first, wanted.last)
@@ -285,12 +338,36 @@ class BrokerNode:
         if self.links.get(link.name) is link:
             del self.links[link.name]
 
-    def _too_slow(self, link: Link) -> None:
+    def _too_slow(self, link: Link, why: str) -> None:
         self.counters["slow_readers"] += 1
         waiting = link.pending_bytes
-        log.warning("slow reader cut off", extra={"node": self.name, "site": link.name, "bytes": waiting})
-        link.close(f"you read too slowly: {waiting} bytes wait for you; connect again, or subscribe durably")
+        fields = {"node": self.name, "site": link.name, "bytes": waiting, "reason": why}
+        log.warning("slow reader cut off", extra=fields)
+        link.close(f"you read too slowly: {waiting} bytes wait for you ({why}); connect again, or subscribe durably")
         self._lose(link)
+
+    def _cut_off_slow_readers(self, passed_s: float) -> None:
+        """What waits for sites is bounded in time, and in bytes for each identity and in all. Of an identity that has
+        too much, the session that has most is disconnected first."""
+        limits = self.limits
+        waiting: dict[str, list[Link]] = {}
+        for name, guard in list(self.guards.items()):
+            link = self.links[name]
+            if link.unacknowledged_s(passed_s) > limits.acknowledge_s and link.connected:
+                self._too_slow(link, f"you acknowledged nothing for {limits.acknowledge_s:g} s, `acknowledge_s`")
+            elif link.pending_bytes:
+                waiting.setdefault(guard.accountable, []).append(link)
+        held = {who: sum(link.pending_bytes for link in links) for who, links in waiting.items()}
+        for links in waiting.values():
+            links.sort(key=lambda link: link.pending_bytes)
+        for who, links in waiting.items():
+            while held[who] > limits.identity_bytes_max:
+                held[who] -= links[-1].pending_bytes
+                self._too_slow(links.pop(), f"{who} has over `identity_bytes_max` waiting in all its sessions")
+        while sum(held.values()) > limits.sites_bytes_max:
+            who = max(held, key=held.__getitem__)
+            held[who] -= waiting[who][-1].pending_bytes
+            self._too_slow(waiting[who].pop(), "over `sites_bytes_max` wait for all sites of this broker")
 
     def _lose(self, link: Link) -> None:
         del self.links[link.name]
@@ -310,6 +387,9 @@ class BrokerNode:
 
     def watch(self) -> None:
         """Look at the queues; to be called several times a second."""
+        now = _now()
+        self._cut_off_slow_readers(min(now - self._watched_at, WATCHED_AGAIN_S))
+        self._watched_at = now
         limit = self.limits.link_bytes_max // (2 if self._pressed else 1)
         for link in list(self.broker_links()):
             if not link.connected and link.pending_bytes > self.limits.link_bytes_max:

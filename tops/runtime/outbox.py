@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from tops.effects import Effect, Note, Persist
-from tops.records import AnyRecord
+from tops.protocol.effects import Effect, Note, Persist
+from tops.protocol.records import AnyRecord
 
 
 class RecordKeeper(Protocol):

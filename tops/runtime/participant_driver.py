@@ -11,7 +11,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
-from tops.effects import (
+from tops.model.errors import InvariantBroken
+from tops.model.ids import TxId
+from tops.model.transactions import Scope
+from tops.protocol.effects import (
     AbortTxCall,
     ApplyEntries,
     AskJoin,
@@ -26,13 +29,10 @@ from tops.effects import (
     Promise,
     TakeEvent,
 )
-from tops.errors import InvariantBroken
-from tops.ids import TxId
-from tops.in_turn import InTurn
-from tops.messages import Event, Sender
-from tops.participants import BatchParticipant, Participant, Received
+from tops.protocol.messages import Event, Sender
+from tops.runtime.in_turn import InTurn
+from tops.runtime.participants import BatchParticipant, Participant, Received
 from tops.runtime.site_journal import Promised, SiteJournal
-from tops.transactions import Scope
 
 AGAIN_FIRST_S, AGAIN_MAX_S = 0.05, 5.0
 

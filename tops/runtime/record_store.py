@@ -10,10 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from tops.errors import ConfigError, JournalClosed, JournalCorrupt, JournalFailed, NotInJournal
-from tops.messages import PROTOCOL, LogEntry
-from tops.records import AnyRecord, LogAppended, LogCut, LogDecided, Started, TypeDefined
-from tops.runtime.journal import Journal, JournalOptions
+from tops.journal import Journal, JournalOptions
+from tops.model.errors import ConfigError, JournalClosed, JournalCorrupt, JournalFailed, NotInJournal
+from tops.model.sizes import BUNDLE_BYTES
+from tops.protocol.messages import PROTOCOL, LogEntry
+from tops.protocol.records import AnyRecord, LogAppended, LogCut, LogDecided, Started, TypeDefined
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)
@@ -39,10 +40,10 @@ class LogIndex:
         self._sequences[number - self.first] = sequence
 
     def between(self, first: int, last: int) -> list[int]:
-        """The journal's sequence numbers of these entries, in the order of the journal."""
+        """The journal's sequence numbers of these entries, in the order of the entries."""
         low = max(first - self.first, 0)
         found = self._sequences[low : max(last - self.first + 1, low)]
-        return sorted(sequence for sequence in found if sequence)
+        return [sequence for sequence in found if sequence]
 
     def first_from(self, sequence: int, undecided: Container[int]) -> int:
         """The lowest number whose entry, and every later one's that has one, lies at or behind this place in the
@@ -153,7 +154,8 @@ class RecordStore:
         self.journal.when_durable(sequence, callback)
 
     async def entries(self, event_type: str, first: int, last: int) -> tuple[LogEntry, ...]:
-        """Entries of a log from the disk, by ascending number; those that are not kept any more are left out."""
+        """Entries of a log from the disk, by ascending number; those that are not kept any more are left out, and the
+        last ones where all of them take much memory."""
         index = self.indexes.get(event_type)
         sequences = index.between(first, last) if index is not None else []
         if not sequences:
@@ -170,11 +172,13 @@ class RecordStore:
         return tuple(found[number] for number in sorted(found))
 
     def _payloads(self, sequences: list[int]) -> list[tuple[int, bytes]]:
-        wanted, found = set(sequences), []
-        for sequence, payload in self.journal.read(sequences[0]):
+        wanted, found, size = set(sequences), [], 0
+        in_order = sequences == sorted(sequences)
+        for sequence, payload in self.journal.read(min(sequences)):
             if sequence in wanted:
                 found.append((sequence, payload))
-                if len(found) == len(wanted):
+                size += len(payload)
+                if len(found) == len(wanted) or (in_order and size > BUNDLE_BYTES):
                     break
         return found
 

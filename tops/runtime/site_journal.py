@@ -10,11 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from tops.effects import Memo, Promise
-from tops.errors import JournalCorrupt
-from tops.ids import TxId
-from tops.participants import Received
-from tops.runtime.journal import Journal, JournalOptions
+from tops.journal import Journal, JournalOptions
+from tops.model.errors import JournalCorrupt
+from tops.model.ids import TxId
+from tops.protocol.effects import Memo, Promise
+from tops.runtime.participants import Received
 from tops.security import check_private_folder
 
 REWRITE_AFTER = 10_000  # ended promises

@@ -13,9 +13,20 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from tops.core.participation import SiteOptions
-from tops.core.site import SiteCore
-from tops.effects import (
+from tops.core.client.site import SiteCore
+from tops.core.participant.participation import SiteOptions
+from tops.model.errors import (
+    ConfigError,
+    InvariantBroken,
+    NotAuthenticated,
+    NotReachable,
+    PermissionDenied,
+    ProtocolError,
+    TopsError,
+)
+from tops.model.ids import NodeId, TxId
+from tops.model.sizes import MESSAGE_BYTES_MAX
+from tops.protocol.effects import (
     Alarm,
     Answer,
     Call,
@@ -31,27 +42,16 @@ from tops.effects import (
     SetTimer,
     TxEnded,
 )
-from tops.errors import (
-    ConfigError,
-    InvariantBroken,
-    NotAuthenticated,
-    NotReachable,
-    PermissionDenied,
-    ProtocolError,
-    TopsError,
-)
-from tops.ids import NodeId, TxId
-from tops.messages import Event, LinkMessage, TxOutcome, TxSpec, encode_body
-from tops.runtime.connections import client_session, open_socket
-from tops.runtime.identity import HANDSHAKE_TIMEOUT_S, Self
-from tops.runtime.link import Link, exchange_meet
+from tops.protocol.messages import Event, LinkMessage, TxOutcome, TxSpec, encode_body
+from tops.runtime.links.dialling import client_session, open_socket
+from tops.runtime.links.identity import HANDSHAKE_TIMEOUT_S, Self
+from tops.runtime.links.link import Link, exchange_meet
+from tops.runtime.links.sockets import Socket
+from tops.runtime.links.wire import AnyWord, Meet, Refused, encode_message, meeting
 from tops.runtime.outbox import Outbox
 from tops.runtime.participant_driver import ParticipantDriver
-from tops.runtime.sockets import Socket
 from tops.runtime.timers import Timers
-from tops.runtime.wire import AnyWord, Meet, Refused, encode_message, meeting
 from tops.security import Peer
-from tops.sizes import MESSAGE_BYTES_MAX
 
 REDIAL_FIRST_S, REDIAL_MAX_S = 0.05, 1.0
 BACKLOG_MAX = 100_000  # ordinary events that participants have not got to; beyond it nothing more is read
@@ -90,6 +90,7 @@ class SiteNode:
         self._first: asyncio.Future[None] | None = None
         self._up_since: float | None = None  # when the connection was made that we have, or had last
         self._closing = False
+        self._problem = ""  # why the last attempt to connect failed
         self._together: list[tuple[int, dict[str, Any], msgspec.Raw]] = []  # published in this turn of the loop
         self._together_type = ""
         self._together_bytes = 0
@@ -341,7 +342,8 @@ class SiteNode:
                 await self._first
         except TimeoutError:
             await self.close()
-            raise NotReachable(f"no broker answers at {', '.join(self.urls)}") from None
+            why = f": {self._problem}" if self._problem else ""
+            raise NotReachable(f"no broker answers at {', '.join(self.urls)}{why}") from None
         except BaseException:
             await self.close()
             raise
@@ -357,7 +359,8 @@ class SiteNode:
             except (NotAuthenticated, ConfigError) as error:
                 self._report(url, error)
             except (TopsError, aiohttp.ClientError, ConnectionError, OSError, RuntimeError, TimeoutError) as error:
-                log.info("no link", extra={"node": self.name, "url": url, "reason": str(error)})
+                self._problem = str(error)
+                log.info("no link", extra={"node": self.name, "url": url, "reason": self._problem})
             if self._up_since is not None and time.monotonic() - self._up_since > REDIAL_MAX_S:
                 pause_s = REDIAL_FIRST_S  # it was up: the same broker first
             else:
@@ -403,7 +406,14 @@ class SiteNode:
             raise ProtocolError("the broker did not say who the brokers of the cluster are")
         if not hasattr(self, "core"):
             brokers = [NodeId(b) for b in met.brokers]
-            self.core = SiteCore(self.name, self.own.party.incarnation, brokers, os.urandom, self.options)
+            self.core = SiteCore(
+                self.name,
+                self.own.party.incarnation,
+                brokers,
+                os.urandom,
+                self.options,
+                self.own.decision_checker(),
+            )
         elif tuple(sorted(met.brokers)) != self.core.brokers:
             raise ProtocolError("the broker names other members of the cluster than before: start this site again")
         self.urls += [url for url in met.urls if url not in self.urls]

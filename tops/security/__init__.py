@@ -11,17 +11,18 @@ Refusals:        `AuditLog.denied`. Logging: `install_redaction`, `register_secr
 from tops.security.audit import AuditLog
 from tops.security.audit import verify as verify_audit
 from tops.security.authority import Authority
+from tops.security.decisions import decision_checker, decision_signer
 from tops.security.files import check_private_folder
 from tops.security.handshake import FRAME_BYTES_MAX as HANDSHAKE_BYTES_MAX
 from tops.security.handshake import Acceptor, Channel, Initiator, Party, Peer, fresh_nonce, identity_of, plain_channel
 from tops.security.identity import Identity, Kind, kind_of_name, replica_name
-from tops.security.limits import ConnectionBudget, FrameLimits, KeyedBuckets, Ticket, TokenBucket
+from tops.security.limits import ConnectionBudget, FrameLimits, KeyedBuckets, Ticket, TokenBucket, network_of
 from tops.security.listen import PLAIN_WORDS, check_connect, check_listen, is_loopback, split_address
 from tops.security.patterns import EVERYTHING, Pattern
 from tops.security.permissions import DEFAULT_ROLES, Permissions, Role, Rule, Verb, require_broker
 from tops.security.redaction import RedactingFilter, install_redaction, redact, register_secret
 from tops.security.secret import Secret, find_secret, make_secret
-from tops.security.tls import client_context, peer_identity, server_context, tls_channel
+from tops.security.tls import client_context, peer_expiry, peer_identity, server_context, tls_channel
 from tops.security.tokens import TokenKind, Tokens, make_token, request_subject
 from tops.security.trust import Credentials, NodeKeys, Trust, utc_now
 
@@ -60,6 +61,8 @@ __all__ = [
     "check_listen",
     "check_private_folder",
     "client_context",
+    "decision_checker",
+    "decision_signer",
     "find_secret",
     "fresh_nonce",
     "identity_of",
@@ -68,6 +71,8 @@ __all__ = [
     "kind_of_name",
     "make_secret",
     "make_token",
+    "network_of",
+    "peer_expiry",
     "peer_identity",
     "plain_channel",
     "redact",

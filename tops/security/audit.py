@@ -20,7 +20,7 @@ from typing import Self
 
 import msgspec
 
-from tops.errors import AuditBroken, ConfigError
+from tops.model.errors import AuditBroken, ConfigError
 from tops.security.files import PRIVATE
 from tops.security.limits import KeyedBuckets
 from tops.security.redaction import redact

@@ -23,7 +23,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from tops.errors import ConfigError
+from tops.model.errors import ConfigError
 from tops.security import certificates
 from tops.security.audit import AuditLog
 from tops.security.files import PRIVATE, PUBLIC, locked, read_public, sync_folder, write_whole

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from tops.errors import ConfigError
+from tops.model.errors import ConfigError
 from tops.security.identity import Identity, Kind
 
 CLOCK_SKEW: Final = timedelta(minutes=5)  # a node whose clock is this much behind still accepts what is new

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tops.errors import ConfigError
+from tops.model.errors import ConfigError
 
 PRIVATE = 0o600
 PUBLIC = 0o644

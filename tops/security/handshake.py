@@ -25,9 +25,9 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from tops.errors import ConfigError, NotAuthenticated
-from tops.ids import NodeId, node_id
-from tops.messages import Principal, Sender
+from tops.model.errors import ConfigError, NotAuthenticated
+from tops.model.ids import NodeId, node_id
+from tops.protocol.messages import Principal, Sender
 from tops.security.identity import CANONICAL_MAX, NAME_MAX, Identity, Kind, check_name, kind_of_name, role_of_kind
 from tops.security.listen import accepts_insecure, is_loopback
 from tops.security.secret import Secret

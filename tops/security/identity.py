@@ -13,7 +13,7 @@ from enum import Enum
 
 from cryptography import x509
 
-from tops.errors import ConfigError, NotAuthenticated
+from tops.model.errors import ConfigError, NotAuthenticated
 
 NAME_MAX = 63
 

@@ -4,11 +4,11 @@ Plain data and arithmetic; the time is an argument, in seconds of any clock that
 """
 
 import ipaddress
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from tops.errors import ConfigError, LimitExceeded, ProtocolError
+from tops.model.errors import ConfigError, LimitExceeded, ProtocolError
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,11 @@ class KeyedBuckets:
     def take(self, key: Hashable, amount: float, now: float) -> bool:
         return self._bucket(key, now).take(amount, now)
 
+    def wait_s(self, key: Hashable, amount: float, now: float) -> float:
+        """How long until `take` succeeds; nothing is taken."""
+        bucket = self._buckets.get(key)
+        return 0.0 if bucket is None else bucket.wait_s(amount, now)
+
     def check(self, key: Hashable, amount: float, now: float) -> None:
         """`take`, or an error that says how long to wait."""
         bucket = self._bucket(key, now)
@@ -101,25 +106,42 @@ class Ticket:
 
     number: int
     network: str
+    since: float
     deadline: float
+    displaced: int | None = None  # the number of the connection whose place this is now, for the caller to close
 
 
 class ConnectionBudget:
-    """How many connections may wait for authentication, per address and in all, and for how long.
+    """How many connections may wait for authentication, per address and in all, and for how long; and how many an
+    identity may have.
 
     `admit` before anything is read, and give the ticket back through `release` when the connection has authenticated
-    or is gone. `overdue` names those that took too long, for the caller to close.
+    or is gone. `overdue` names those that took too long, for the caller to close. `identify` when it has
+    authenticated, and `leave` when it is gone.
+
+    Who says nothing locks nobody out. Where an address has no place left, its longest waiting connection has to leave,
+    once it has had `sure_s`: an honest one needs much less. Where no place is left at all, a connection of the address
+    that has most places has to leave for one of an address that has fewer.
     """
 
     def __init__(
-        self, *, per_address: int = 16, total: int = 256, per_second: float = 20.0, wait_s: float = 10.0
+        self,
+        *,
+        per_address: int = 16,
+        total: int = 256,
+        per_second: float = 20.0,
+        wait_s: float = 10.0,
+        sure_s: float = 1.0,
+        per_identity: int = 1_000,
     ) -> None:
-        if min(per_address, total, per_second, wait_s) <= 0:
-            raise ConfigError("every limit on waiting connections must be above zero")
-        self.per_address, self.total, self.wait_s = per_address, total, wait_s
+        if min(per_address, total, per_second, wait_s, sure_s, per_identity) <= 0:
+            raise ConfigError("every limit on connections must be above zero")
+        self.per_address, self.total, self.wait_s, self.sure_s = per_address, total, wait_s, sure_s
+        self.per_identity = per_identity
         self._arrivals = KeyedBuckets(per_second, max(per_second, per_address))
         self._waiting: dict[int, Ticket] = {}
-        self._by_network: dict[str, int] = {}
+        self._by_network: dict[str, dict[int, Ticket]] = {}  # the longest waiting first
+        self._by_identity: Counter[str] = Counter()
         self._next = 1
 
     @property
@@ -128,29 +150,57 @@ class ConnectionBudget:
 
     def admit(self, address: str, now: float) -> Ticket:
         network = network_of(address)
-        if len(self._waiting) >= self.total:
-            raise LimitExceeded(f"{self.total} connections wait for authentication; try again", self.wait_s)
-        if self._by_network.get(network, 0) >= self.per_address:
-            raise LimitExceeded(f"{network}: {self.per_address} connections wait for authentication", self.wait_s)
         self._arrivals.check(network, 1, now)
-        ticket = Ticket(self._next, network, now + self.wait_s)
+        displaced = self._displaced(network, now)
+        if displaced is not None:
+            self.release(displaced)
+        number = self._next
         self._next += 1
-        self._waiting[ticket.number] = ticket
-        self._by_network[network] = self._by_network.get(network, 0) + 1
+        ticket = Ticket(number, network, now, now + self.wait_s, displaced.number if displaced is not None else None)
+        self._waiting[number] = self._by_network.setdefault(network, {})[number] = ticket
         return ticket
+
+    def _displaced(self, network: str, now: float) -> Ticket | None:
+        """Who has to leave for a newcomer from this network; None if there is room. LimitExceeded: there is none."""
+        own = self._by_network.get(network, {})
+        if len(own) >= self.per_address:
+            oldest = next(iter(own.values()))
+            if now - oldest.since < self.sure_s:
+                raise LimitExceeded(f"{network}: {self.per_address} connections wait for authentication", self.sure_s)
+            return oldest
+        if len(self._waiting) < self.total:
+            return None
+        most = max(self._by_network.values(), key=len)
+        if len(most) <= len(own) + 1:
+            raise LimitExceeded(f"{self.total} connections wait for authentication; try again", self.wait_s)
+        return next(iter(most.values()))
 
     def release(self, ticket: Ticket) -> None:
         """Free the place; the second time does nothing, so every way out of a connection may call it."""
         if self._waiting.pop(ticket.number, None) is None:
             return
-        left = self._by_network[ticket.network] - 1
-        if left:
-            self._by_network[ticket.network] = left
-        else:
+        left = self._by_network[ticket.network]
+        del left[ticket.number]
+        if not left:
             del self._by_network[ticket.network]
 
     def overdue(self, now: float) -> list[Ticket]:
         return [ticket for ticket in self._waiting.values() if ticket.deadline <= now]
+
+    def identify(self, identity: str) -> None:
+        """A connection turned out to be of this identity, which may have so many and no more."""
+        if self._by_identity[identity] >= self.per_identity:
+            raise LimitExceeded(
+                f"{identity} has {self.per_identity} connections here, which is the quota: close some, or raise "
+                "`sessions_max` of the broker"
+            )
+        self._by_identity[identity] += 1
+
+    def leave(self, identity: str) -> None:
+        """A connection of this identity is gone."""
+        self._by_identity[identity] -= 1
+        if not self._by_identity[identity]:
+            del self._by_identity[identity]
 
 
 def network_of(address: str) -> str:

@@ -4,7 +4,7 @@ import hmac
 import ipaddress
 from urllib.parse import urlsplit
 
-from tops.errors import ConfigError
+from tops.model.errors import ConfigError
 
 PLAIN_WORDS = "I accept that anyone on the network can read and write"
 

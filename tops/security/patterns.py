@@ -11,7 +11,7 @@ seen, is one that no rule can speak of, and nobody has a right to it.
 
 from dataclasses import dataclass, field
 
-from tops.errors import ConfigError
+from tops.model.errors import ConfigError
 
 NAME_MAX = 255
 EVERYTHING = "**"

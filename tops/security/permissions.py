@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from tops.errors import ConfigError, PermissionDenied
-from tops.event_types import SETS_ROOT, set_of_log
+from tops.model.errors import ConfigError, PermissionDenied
+from tops.model.event_types import SETS_ROOT, set_of_log
 from tops.security.identity import BROKER_ROLE, REPLICA_ROLE, Identity, Kind, check_name
 from tops.security.patterns import EVERYTHING, NAME_MAX, Pattern, is_type_name
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tops.errors import ConfigError, NotAuthenticated
+from tops.model.errors import ConfigError, NotAuthenticated
 from tops.security.files import PRIVATE, check_private_folder, create_whole, write_whole
 from tops.security.listen import split_address
 from tops.security.redaction import register_secret

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Protocol
 
-from tops.errors import ConfigError, NotAuthenticated
+from cryptography import x509
+
+from tops.model.errors import ConfigError, NotAuthenticated
 from tops.security.files import as_private_file
 from tops.security.handshake import Channel
 from tops.security.identity import Identity, Kind
@@ -113,6 +115,11 @@ def peer_identity(connection: TlsConnection, trust: Trust, now: datetime) -> Ide
     Call it again after `trust.reload()` returned True, to find connections whose certificate was revoked since.
     """
     return trust.verify(_peer_certificate(connection), now)
+
+
+def peer_expiry(connection: TlsConnection) -> datetime:
+    """When the certificate ends that the other side showed."""
+    return x509.load_der_x509_certificate(_peer_certificate(connection)).not_valid_after_utc
 
 
 def tls_channel(connection: TlsConnection) -> Channel:

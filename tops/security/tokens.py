@@ -15,7 +15,7 @@ from enum import Enum
 
 import msgspec
 
-from tops.errors import NotAuthenticated
+from tops.model.errors import NotAuthenticated
 from tops.security.secret import Secret
 
 CLOCK_SKEW_S = 60.0

@@ -15,7 +15,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
-from tops.errors import ConfigError, NotAuthenticated
+from tops.model.errors import ConfigError, NotAuthenticated
 from tops.security.files import check_not_writable, read_private, read_public
 from tops.security.identity import Identity, check_name, identity_of_certificate
 
@@ -164,7 +164,7 @@ class Trust:
         try:
             public_key.verify(signature, message)
         except InvalidSignature:
-            raise NotAuthenticated("the signature does not fit this connection") from None
+            raise NotAuthenticated("the signature does not fit what was signed") from None
 
 
 class NodeKeys:

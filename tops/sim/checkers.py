@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from tops.constraints import constrains_participants, unmet
-from tops.core.epoch import hashed_all
-from tops.ids import NodeId, TxId, hashed
-from tops.messages import EpochId, LogEntry
-from tops.records import EpochCommitted, LogAppended
+from tops.core.commit.epoch import hashed_all
+from tops.model.constraints import constrains_participants, unmet
+from tops.model.ids import NodeId, TxId, hashed
+from tops.model.transactions import LocalOutcome, Scope, TxState, TxType
+from tops.protocol.messages import EpochId, LogEntry
+from tops.protocol.records import EpochCommitted, LogAppended
 from tops.sim.databases import CallbackDatabase, ReplicaDatabase, marks
 from tops.sim.site_app import SimSubscription
 from tops.sim.workload import DEFINITIONS
 from tops.sim.world import World
-from tops.transactions import LocalOutcome, Scope, TxState, TxType
 
 ENDS_LOST_MAX = 30  # a crash may take the news of a transaction's end with it
 

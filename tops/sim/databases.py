@@ -8,11 +8,11 @@ import hashlib
 
 import msgspec
 
-from tops.digests import NO_DIGEST, Digests, LogPoint
-from tops.digests import chained as chained_digest
-from tops.effects import BatchPrepared, Memo, Promise
-from tops.ids import TxId
-from tops.messages import EpochId, EpochMember, Event, LogEntry
+from tops.model.ids import TxId
+from tops.model.log_points import NO_DIGEST, Digests, LogPoint
+from tops.model.log_points import chained as chained_digest
+from tops.protocol.effects import BatchPrepared, Memo, Promise
+from tops.protocol.messages import EpochId, EpochMember, Event, LogEntry
 
 
 class Broken(Exception):

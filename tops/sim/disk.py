@@ -2,8 +2,8 @@
 
 from random import Random
 
-from tops.messages import LogEntry
-from tops.records import AnyRecord, LogAppended
+from tops.protocol.messages import LogEntry
+from tops.protocol.records import AnyRecord, LogAppended
 
 
 class SimDisk:

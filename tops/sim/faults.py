@@ -31,6 +31,7 @@ class Faults(msgspec.Struct, frozen=True):
     slow_call: float = 0.05  # chance that a participant takes long
     sick_replica: float = 0.1  # chance that a run has a replica that refuses what the others accept
     odd_replica: float = 0.1  # chance that a run has a replica that changes other numbers of rows than the others
+    lying_site: float = 0.1  # chance that a run has a site that lies to peers in doubt
     power_loss: float = 0.04  # everything at once
     crash_at_effect: float = 0.0006  # chance that a node crashes just before it carries out an effect
     slow_disk: float = 0.05  # chance that a record takes long to reach a broker's disk
@@ -55,6 +56,7 @@ class Faults(msgspec.Struct, frozen=True):
             slow_call=0,
             sick_replica=0,
             odd_replica=0,
+            lying_site=0,
             power_loss=0,
             crash_at_effect=0,
             slow_disk=0,
@@ -235,7 +237,7 @@ class Nemesis:
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tops.effects import Effect
+    from tops.protocol.effects import Effect
     from tops.sim.databases import CallbackDatabase, ReplicaDatabase
     from tops.sim.nodes import SimNode
 

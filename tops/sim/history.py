@@ -2,9 +2,9 @@
 
 import msgspec
 
-from tops.ids import NodeId, TxId
-from tops.messages import Event, TxSpec
-from tops.transactions import Scope
+from tops.model.ids import NodeId, TxId
+from tops.model.transactions import Scope
+from tops.protocol.messages import Event, TxSpec
 
 
 class TxHistory(msgspec.Struct):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tops.core.link_session import Frame, LinkSession
-from tops.ids import NodeId
-from tops.messages import Envelope, LinkMessage, Sender
+from tops.core.link.session import Frame, LinkSession
+from tops.model.ids import NodeId
+from tops.protocol.messages import Envelope, LinkMessage, Sender
 from tops.sim.nodes import SimBroker, SimNode, SimSite
 
 if TYPE_CHECKING:

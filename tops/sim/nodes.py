@@ -7,12 +7,17 @@ that later inputs want done.
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable
+from functools import partial
+from hashlib import blake2b
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from tops.core.broker import BrokerCore
-from tops.core.site import SiteCore
-from tops.effects import (
+import msgspec
+
+from tops.core.broker.broker import BrokerCore
+from tops.core.client.site import SiteCore
+from tops.model.ids import NodeId, hashed
+from tops.protocol.effects import (
     AbortTxCall,
     Alarm,
     Answer,
@@ -35,9 +40,8 @@ from tops.effects import (
     TakeEvent,
     TxEnded,
 )
-from tops.ids import NodeId
-from tops.messages import PROTOCOL, LinkMessage, LogEntry
-from tops.records import Started
+from tops.protocol.messages import PROTOCOL, Envelope, LinkMessage, LogEntry, PeerKnows, PeersAsked
+from tops.protocol.records import Started
 from tops.sim.disk import SimDisk
 
 if TYPE_CHECKING:
@@ -199,6 +203,29 @@ class SimNode(ABC):
         """What the machine does with a message."""
 
 
+def proof_of(broker: NodeId, text: bytes) -> bytes:
+    """What stands for a broker's signature here: nobody else makes it."""
+    return blake2b(text, key=broker.encode(), digest_size=8).digest()
+
+
+def check_proof(text: bytes, broker: NodeId, proof: bytes) -> str:
+    return "" if proof == proof_of(broker, text) else "the signature does not fit"
+
+
+class Liar:
+    """Makes up decisions for peers in doubt, and signs them as somebody else, or not at all."""
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+
+    def answer(self, asked: PeersAsked) -> PeerKnows:
+        committing = frozenset([hashed(asked.voter)] if self._rng.random() < 0.5 else [])
+        forged = PeerKnows(epoch=asked.epoch, digest=asked.digest, committing=committing)
+        if self._rng.random() < 0.5:
+            return forged
+        return msgspec.structs.replace(forged, proof=proof_of(NodeId("liar"), forged.text))
+
+
 class SimBroker(SimNode):
     """A broker with its journal."""
 
@@ -220,6 +247,8 @@ class SimBroker(SimNode):
             Random(f"{self.world.seed} {self.name} {self.incarnation}").randbytes,
             self.world.predicates,
             self.world.broker_options,
+            partial(proof_of, self.name),
+            # It does not check what participants pass on: a participant that believed a liar must not go unnoticed.
         )
         self.disk.append(Started(incarnation=self.incarnation, protocol=PROTOCOL))
         self.disk.sync()
@@ -264,6 +293,7 @@ class SimSite(SimNode):
         super().__init__(world, name)
         self.app = app
         self.core: SiteCore
+        self.liar: Liar | None = None  # what it tells peers in doubt besides what it knows
         self._perform |= dict.fromkeys(CALLS, lambda call: self.app.on_call(call))
         self._perform |= {
             Answer: self._answer,
@@ -282,6 +312,7 @@ class SimSite(SimNode):
             self.world.topology.brokers,
             self.world.entropy,
             self.world.site_options,
+            check_proof,
         )
         self.app.start(self)
 
@@ -298,4 +329,7 @@ class SimSite(SimNode):
         return self.core.timer(tuple(map(str, key)), self.world.clock.now)
 
     def _take(self, link: NodeId, message: LinkMessage) -> list[Effect]:
-        return self.core.receive(message, self.world.clock.now)
+        effects = self.core.receive(message, self.world.clock.now)
+        if self.liar is not None and type(message) is Envelope and type(message.body) is PeersAsked:
+            effects.append(Send(link, Envelope(to=message.reply_to, body=self.liar.answer(message.body))))
+        return effects

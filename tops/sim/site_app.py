@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tops.core.participation import Wish
-from tops.effects import (
+from tops.core.participant.participation import Wish
+from tops.model.errors import TopsError
+from tops.model.ids import TxId
+from tops.model.transactions import Access, Scope, granted_scope
+from tops.protocol.effects import (
     AbortTxCall,
     ApplyEntries,
     AskJoin,
@@ -23,11 +26,8 @@ from tops.effects import (
     PrepareTx,
     TakeEvent,
 )
-from tops.errors import TopsError
-from tops.ids import TxId
-from tops.messages import Definitions, Event, TxSpec
+from tops.protocol.messages import Definitions, Event, TxSpec
 from tops.sim.databases import Broken, CallbackDatabase, ReplicaDatabase
-from tops.transactions import Access, Scope, granted_scope
 
 if TYPE_CHECKING:
     from tops.sim.nodes import SimSite

@@ -7,10 +7,10 @@ acknowledged, or somebody was told.
 
 from collections.abc import Iterator
 
-from tops.ids import NodeId
+from tops.model.ids import NodeId
+from tops.model.transactions import TxType
 from tops.sim.databases import ReplicaDatabase
 from tops.sim.world import World
-from tops.transactions import TxType
 
 ALARMS = frozenset({"journal-stale", "other-history", "ahead-of-log", "replicas-silent"})
 

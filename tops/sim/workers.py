@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Generic, TypeVar
 
-from tops.errors import TopsError
+from tops.model.errors import TopsError
 
 HEARD_WITHIN_S = 0.1  # how soon a wish to stop is noticed
 

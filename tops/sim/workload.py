@@ -5,15 +5,23 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tops.constraints import AnyConstraint, AtLeast, Deadline, MaxParticipants, MinParticipants, OnlyFrom, Required
-from tops.effects import Effect
-from tops.errors import OutcomeUnknown, TopsError, TransactionAborted, TransactionClosed, UncheckedTransaction
-from tops.event_types import EventType
-from tops.ids import TxId
-from tops.messages import AskOutcome, CensusPolicy, Definitions, Event, TxSpec
+from tops.model.constraints import (
+    AnyConstraint,
+    AtLeast,
+    Deadline,
+    MaxParticipants,
+    MinParticipants,
+    OnlyFrom,
+    Required,
+)
+from tops.model.errors import OutcomeUnknown, TopsError, TransactionAborted, TransactionClosed, UncheckedTransaction
+from tops.model.event_types import EventType
+from tops.model.ids import TxId
+from tops.model.transactions import Access, LocalOutcome, Outcome, ScopeLimit, TxType
+from tops.protocol.effects import Effect
+from tops.protocol.messages import AskOutcome, CensusPolicy, Definitions, Event, TxSpec
 from tops.sim.history import TxHistory
 from tops.sim.site_app import Ask, Script, SiteApp, Sleep
-from tops.transactions import Access, LocalOutcome, Outcome, ScopeLimit, TxType
 
 if TYPE_CHECKING:
     from tops.sim.world import World

@@ -9,26 +9,26 @@ from random import Random
 
 import msgspec
 
-from tops.constraints import Predicate
-from tops.core.epochs import EpochOptions
-from tops.core.participation import SiteOptions, Wish
-from tops.core.rendezvous import RendezvousOptions
-from tops.core.routing import Topology
-from tops.digests import BEGINNING
-from tops.effects import Effect
-from tops.filters import Filter
-from tops.ids import NodeId
-from tops.messages import Definitions
+from tops.core.broker.routing import Topology
+from tops.core.commit.epochs import EpochOptions
+from tops.core.coordinator.rendezvous import RendezvousOptions
+from tops.core.participant.participation import SiteOptions, Wish
+from tops.model.constraints import Predicate
+from tops.model.filters import Filter
+from tops.model.ids import NodeId
+from tops.model.log_points import BEGINNING
+from tops.model.transactions import Scope
+from tops.protocol.effects import Effect
+from tops.protocol.messages import Definitions
 from tops.sim.clock import Clock
 from tops.sim.databases import CallbackDatabase, ReplicaDatabase
 from tops.sim.faults import Faults, Nemesis
 from tops.sim.history import History
 from tops.sim.network import Network
-from tops.sim.nodes import SimBroker, SimNode, SimSite
+from tops.sim.nodes import Liar, SimBroker, SimNode, SimSite
 from tops.sim.site_app import SimSubscription, SiteApp
 from tops.sim.trace import Trace
 from tops.sim.workload import DEFINITIONS, KEYS, Workload
-from tops.transactions import Scope
 
 LIVENESS_S = 60.0
 QUIET_S = 3  # so long must nothing be open before it is believed
@@ -102,6 +102,9 @@ class World:
                     database.sick.add(rng.choice(KEYS))
                 if rng.random() < self.faults.odd_replica / len(self.replicas):
                     database.odd.add(rng.choice(KEYS))
+        lies = Random(f"{self.seed} lies")  # apart from the rest: a run without a liar goes as it did
+        if lies.random() < self.faults.lying_site:
+            self.sites[lies.choice(names)].liar = Liar(lies)
 
     def build_brokers(self, links: dict[NodeId, list[NodeId]]) -> None:
         self.topology = Topology(links)

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import asyncpg
 
-from adapters.postgres import schema
-from adapters.postgres.catalog import Table, find_table
-from adapters.postgres.guard_triggers import SESSIONS
-from adapters.postgres.literals import TEXT_SETTINGS, identifier, quote
+from adapters.postgres.access.guard_triggers import SESSIONS
 from adapters.postgres.origin.slots import TABLE as SLOTS_TABLE
-from adapters.postgres.sqlstates import CAPTURED_NOTICE
+from adapters.postgres.sql import schema
+from adapters.postgres.sql.catalog import Table, find_table
+from adapters.postgres.sql.literals import TEXT_SETTINGS, identifier, quote
+from adapters.postgres.sql.sqlstates import CAPTURED_NOTICE
 
 TRIGGER = "tops_capture"
 # Only keys of registered sessions are kept: whoever else changes a row is the guard's business.

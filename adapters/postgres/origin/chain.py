@@ -22,20 +22,21 @@ from dataclasses import dataclass, field
 
 import asyncpg
 
-from adapters.postgres.catalog import Table, find_table
+from adapters.changes import Change, InvalidChange, Row, Statement
+from adapters.postgres.apply.orphans import Orphans
+from adapters.postgres.apply.session import Connection, Options, connect
 from adapters.postgres.origin import capture
 from adapters.postgres.origin.completeness import Changed, changed_rows, last_values, touched
 from adapters.postgres.origin.giving_way import Yielded, giving_way
 from adapters.postgres.origin.images import Image, Key, images_of, one_spelling
 from adapters.postgres.origin.outcomes import Captured, Executed, Interrupted, Rejected
 from adapters.postgres.origin.resolve import Request, Resolver
-from adapters.postgres.origin.session import OriginSession
+from adapters.postgres.origin.session import CLEAN, OriginSession
 from adapters.postgres.origin.slots import Slots
 from adapters.postgres.origin.write_set import Images, State, changes_between
-from adapters.postgres.session import Connection, Options, connect
-from adapters.postgres.sqlstates import is_connection_loss, is_passing, is_schema_change, sqlstate
-from tops.changes import Change, InvalidChange, Row, Statement
-from tops.errors import ConfigError
+from adapters.postgres.sql.catalog import Table, find_table
+from adapters.postgres.sql.sqlstates import is_connection_loss, is_passing, is_schema_change, sqlstate
+from tops.model.errors import ConfigError
 
 TOGETHER_S = 1.0  # a message of many requests that takes longer is cancelled: each gets its own time then
 CHAIN_S = 0.2  # after so long no further request is begun: the locks of the chain must not keep apply waiting
@@ -91,7 +92,8 @@ class Origin:
         """`slots`: other replicas commit what they execute without asking this one, so sequences are shared out."""
         self._write_dsn, self._agent_dsn, self._where, self._options = write_dsn, agent_dsn, where, options
         self._names, self._slots = tuple(tables), slots
-        self._resolver = Resolver(write_dsn, where, options, may_draw=slots is None)
+        self._orphans = Orphans(agent_dsn, where, options)
+        self._resolver = Resolver(write_dsn, where, options, self._orphans, may_draw=slots is None)
         self._agent: Connection | None = None
         self._session: OriginSession | None = None
         self._tables: dict[str, Table] = {}
@@ -119,31 +121,36 @@ class Origin:
             await self._slots.load(agent)
 
     async def close(self) -> None:
-        self._drop()
+        self._drop("")
         await self._resolver.close()
+        self._orphans.close()
         if self._agent is not None:
             self._agent.terminate()
             self._agent = None
 
-    async def resolve(self, requests: Sequence[Request]) -> list[Executed | None]:
+    async def resolve(self, requests: Sequence[Request], who: str = "") -> list[Executed | None]:
         """What requests do that only insert rows whose values can be computed ahead; None: it must be executed.
 
         One at a time, beside `execute`. That nothing is in the rows' way shows when they are applied."""
-        return await self._resolver.resolve(requests, [name for name in self._names if name not in self.unfit])
+        fit = [name for name in self._names if name not in self.unfit]
+        return await self._resolver.resolve(requests, fit, who)
 
-    async def execute(self, requests: Sequence[Request]) -> list[Outcome]:
-        """What the first requests did, in order; one at least. Nothing of it stays in the database.
+    async def execute(self, requests: Sequence[Request], who: str = "") -> list[Outcome]:
+        """What the first requests did, in order; one at least. Nothing of it stays in the database. `who`: the identity
+        whose requests they are; empty: they are of several.
 
-        Raises Interrupted or NotReachable if the database is not there."""
+        Raises Interrupted or NotReachable if the database is not there, QueriesLeft if too many earlier executions of
+        the identity do not end."""
+        self._orphans.check(who)
         try:
             for _ in range(LEARN_MAX):
                 with suppress(_TableChanged):
                     return await self._outcomes(requests)
-                self._drop()
+                self._drop(who)
                 self._learn_again()
             raise Interrupted(self._where, "definitions of tables change while the transaction is executed")
         except BaseException as error:
-            self._drop()
+            self._drop(who)
             if is_connection_loss(error) or isinstance(error, asyncpg.exceptions.InvalidCachedStatementError):
                 raise Interrupted(self._where, f"the session of the origin ended: {error}") from error
             raise
@@ -258,10 +265,11 @@ class Origin:
         self._settle = None
         self._learned_at = time.monotonic()
 
-    def _drop(self) -> None:
-        """The session's transaction ends with it."""
+    def _drop(self, who: str) -> None:
+        """The session's transaction ends with it, as soon as its backend does."""
         if self._session is not None:
             self._session.connection.terminate()
+            self._orphans.watch(self._session.pid, who)
             self._session = None
 
 
@@ -330,7 +338,7 @@ class _Chain:
             if is_connection_loss(error):
                 raise
             self.yielded.deadline = math.inf
-            await self._session.connection.execute("ROLLBACK;BEGIN;RESET ALL;SAVEPOINT tops_member")
+            await self._session.connection.execute(f"ROLLBACK;BEGIN;{CLEAN};SAVEPOINT tops_member")
             return []
         finally:
             self.yielded.deadline = math.inf
@@ -353,7 +361,7 @@ class _Chain:
             raise
 
     async def _undo(self) -> None:
-        await self._session.connection.execute("ROLLBACK TO SAVEPOINT tops_member;RESET ALL")
+        await self._session.connection.execute(f"ROLLBACK TO SAVEPOINT tops_member;{CLEAN}")
 
     async def look_at(self, outcomes: Sequence[_Done | Rejected]) -> bool:
         """Read the rows that these members have touched, as the last of them has left them; False if that is not what
@@ -427,7 +435,7 @@ async def _settle_sql(connection: Connection) -> str:
     if row is not None and row["any"]:
         texts = ["SET CONSTRAINTS ALL IMMEDIATE", "SET CONSTRAINTS ALL DEFERRED"]
         texts += [f"SET CONSTRAINTS {row['names']} IMMEDIATE"] if row["names"] else []
-    return ";".join([*texts, "RELEASE SAVEPOINT tops_member", "RESET ALL", _SO_FAR, "SAVEPOINT tops_member"])
+    return ";".join([*texts, "RELEASE SAVEPOINT tops_member", CLEAN, _SO_FAR, "SAVEPOINT tops_member"])
 
 
 def _is_transient(error: asyncpg.PostgresError) -> bool:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import asyncpg
 
-from adapters.postgres.stamps import stamp_sql
+from adapters.postgres.sql.stamps import stamp_sql
 
 _CHANGED = """
 select c.oid, changed.rows from pg_catalog.pg_class c, lateral (select

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import asyncpg
 
-from adapters.postgres.catalog import Table
-from adapters.postgres.literals import identifier
-from adapters.postgres.row_sql import row_digest
-from tops.changes import Row
+from adapters.changes import Row
+from adapters.postgres.sql.catalog import Table
+from adapters.postgres.sql.literals import identifier
+from adapters.postgres.sql.row_sql import row_digest
 
 Key = tuple[str, ...]  # the text of a row's key, one for all of its spellings
 

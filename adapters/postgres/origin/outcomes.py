@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import asyncpg
 
-from adapters.postgres.sqlstates import sqlstate
-from tops.changes import Row, RowChange
-from tops.errors import ResourceError
+from adapters.changes import Row, RowChange
+from adapters.postgres.sql.sqlstates import sqlstate
+from tops.model.errors import ResourceError
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,18 +18,19 @@ from dataclasses import dataclass, field
 import asyncpg
 from asyncpg.prepared_stmt import PreparedStatement
 
-from adapters.postgres.catalog import Table, find_table, find_types, sql_name
-from adapters.postgres.literals import SqlType, identifier, text_form
+from adapters.changes import Change, Insert, InvalidChange, Row, Statement
+from adapters.postgres.apply.orphans import Orphans
+from adapters.postgres.apply.reading import plain_rows
+from adapters.postgres.apply.session import Connection, Options, connect
 from adapters.postgres.origin.insert_text import Expression, InsertText, insert_text
 from adapters.postgres.origin.outcomes import Captured, Executed
 from adapters.postgres.proof import Prover
-from adapters.postgres.reading import plain_rows
-from adapters.postgres.session import Connection, Options, connect
-from adapters.postgres.sqlstates import is_connection_loss
-from adapters.postgres.stamps import stamp_sql
+from adapters.postgres.sql.catalog import Table, find_table, find_types, sql_name
+from adapters.postgres.sql.literals import SqlType, identifier, text_form
+from adapters.postgres.sql.sqlstates import is_connection_loss
+from adapters.postgres.sql.stamps import stamp_sql
 from adapters.sql import check_statement
-from tops.changes import Change, Insert, InvalidChange, Row, Statement
-from tops.errors import TopsError
+from tops.model.errors import TopsError
 
 RESOLVE_S = 1.0  # what takes longer is executed: others wait for their values meanwhile
 LEARN_AGAIN_S = 5.0  # until what a table's stamp does not tell is known, such as a domain's check
@@ -109,16 +110,23 @@ class _Computed:
 class Resolver:
     """Computes values in one database, as the write login; one `resolve` at a time."""
 
-    def __init__(self, write_dsn: str, where: str, options: Options, *, may_draw: bool = True) -> None:
+    def __init__(
+        self, write_dsn: str, where: str, options: Options, orphans: Orphans, *, may_draw: bool = True
+    ) -> None:
         """Not `may_draw`: only an execution tells whether the values of a sequence are this replica's."""
+        self._orphans = orphans
         self._dsn, self._where, self._options, self._may_draw = write_dsn, where, options, may_draw
         self._connection: Connection | None = None
+        self._pid = 0  # of the connection's backend
         self._prover: Prover | None = None
         self._queries: dict[str, _Query | None] = {}
         self._learned_at = 0.0
 
-    async def resolve(self, requests: Sequence[Request], tables: Collection[str]) -> list[Executed | None]:
-        """What the requests do, in order; None: that one must be executed. `tables`: those that write sets may name."""
+    async def resolve(
+        self, requests: Sequence[Request], tables: Collection[str], who: str = ""
+    ) -> list[Executed | None]:
+        """What the requests do, in order; None: that one must be executed. `tables`: those that write sets may name;
+        `who`: the identity whose requests they are."""
         calls: dict[str, list[_Call]] = defaultdict(list)
         for place, request in enumerate(requests):
             statements = [_statement(change) for change in request]
@@ -133,13 +141,13 @@ class Resolver:
             async with asyncio.timeout(RESOLVE_S):
                 return await self._resolved(requests, calls, tables)
         except BaseException as error:
-            self._drop()
+            self._drop(who)
             if isinstance(error, TopsError | asyncpg.PostgresError) or is_connection_loss(error):
                 return [None] * len(requests)  # an execution tells what is wrong
             raise
 
     async def close(self) -> None:
-        self._drop()
+        self._drop("")
 
     async def _resolved(
         self, requests: Sequence[Request], calls: Mapping[str, list[_Call]], tables: Collection[str]
@@ -212,13 +220,15 @@ class Resolver:
 
     async def _connected(self) -> Connection:
         if self._connection is None or self._connection.is_closed():
-            self._drop()
+            self._drop("")
             self._connection = await connect(self._dsn, self._where, "tops-resolve", self._options, _READ_ONLY)
+            self._pid = self._connection.get_server_pid()
         return self._connection
 
-    def _drop(self) -> None:
+    def _drop(self, who: str) -> None:
         if self._connection is not None:
             self._connection.terminate()
+            self._orphans.watch(self._pid, who)
         self._connection = self._prover = None
         self._queries.clear()
 
@@ -342,6 +352,8 @@ def _labels(text: InsertText, columns: Mapping[str, _Column]) -> list[tuple[str,
     labels: list[tuple[str, str]] = []
     for label, column in text.returned:
         labels += [(label, column)] if column is not None else [(each, each) for each in columns]
+    if any(column not in columns for _, column in labels):
+        return None  # the server says that there is no such column
     if any(columns[column].is_generated or columns[column].is_limited for _, column in labels):
         return None
     return labels

@@ -11,20 +11,22 @@ from typing import Any, NamedTuple
 import asyncpg
 from asyncpg.prepared_stmt import PreparedStatement
 
-from adapters.postgres.catalog import Table, find_types
-from adapters.postgres.literals import SqlType, literal
-from adapters.postgres.reading import BEYOND_PYTHON, RESULT_BYTES_MAX, plain_rows
-from adapters.postgres.row_sql import row_change_sql
-from adapters.postgres.session import Connection, Options, connect, meter_of
-from adapters.postgres.sqlstates import CAPTURED_NOTICE, ROWS_NOTICE, is_connection_loss
-from adapters.postgres.statements import TELL, Call
-from adapters.postgres.steps import Step, check, shape_of, traits_of
-from adapters.postgres.transactions import command_count
+from adapters.changes import CLOCK_STRINGS, Insert, InvalidChange, Row, RowChange, Statement
+from adapters.postgres.apply.reading import BEYOND_PYTHON, RESULT_BYTES_MAX, plain_rows
+from adapters.postgres.apply.session import Connection, Options, connect, meter_of
+from adapters.postgres.apply.statements import TELL, Call
+from adapters.postgres.apply.transactions import command_count
+from adapters.postgres.sql.catalog import Table, find_types
+from adapters.postgres.sql.literals import SqlType, literal
+from adapters.postgres.sql.row_sql import row_change_sql
+from adapters.postgres.sql.sqlstates import CAPTURED_NOTICE, ROWS_NOTICE, is_connection_loss
+from adapters.postgres.sql.steps import Step, check, shape_of, traits_of
 from adapters.sql import NotParsed, check_statement, is_truncate, parse
-from tops.changes import CLOCK_STRINGS, Insert, InvalidChange, Row, RowChange, Statement
-from tops.errors import ConfigError, ResultTooLarge
+from tops.model.errors import ConfigError, ResultTooLarge
 
 Prepared = PreparedStatement  # of plain records
+# What one client's transaction leaves in a session that the next one has: settings, and what currval and lastval give.
+CLEAN = "RESET ALL;DISCARD SEQUENCES"
 _TRUNCATE = (
     "TRUNCATE takes rows away without naming them, so that other replicas could not follow: use DELETE FROM, or "
     "TRUNCATE every database while the set is stopped"
@@ -96,7 +98,7 @@ class OriginSession:
 
     async def roll_back(self) -> None:
         """Confirmed by the server: nothing of the transaction is left, nor a lock of the session."""
-        await self.connection.execute(f"ROLLBACK;RESET ALL{self._unlock}")
+        await self.connection.execute(f"ROLLBACK;{CLEAN}{self._unlock}")
         if len(self._prepared) > _KEPT_MAX:
             self._prepared.clear()
         if len(self._counted) > _KEPT_MAX:

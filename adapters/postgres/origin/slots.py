@@ -17,8 +17,8 @@ from collections.abc import Sequence
 
 import asyncpg
 
-from adapters.postgres.literals import identifier
-from tops.changes import InvalidChange
+from adapters.changes import InvalidChange
+from adapters.postgres.sql.literals import identifier
 
 SLOTS = 16
 BLOCK = 65_536

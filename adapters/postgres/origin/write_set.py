@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from adapters.postgres.catalog import Table
+from adapters.changes import Delete, Insert, Row, RowChange, Update
 from adapters.postgres.origin.images import Image, Key
-from tops.changes import Delete, Insert, Row, RowChange, Update
+from adapters.postgres.sql.catalog import Table
 
 Images = dict[Key, Image | None]  # None: no such row
 

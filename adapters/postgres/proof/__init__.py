@@ -5,7 +5,7 @@
 `printed` has the server print the statement as it understands it, `tree` reads that text, `facts` loads from the
 catalogue what the tree mentions, and `commands`, `expressions` and `tables` decide, without I/O: what they do not know
 is not proved. `functions.txt` is the list of functions that are the same everywhere. From outside it imports nothing
-but `tops.changes` and `tops.errors`.
+but `adapters.changes` and `tops.model.errors`.
 """
 
 from adapters.postgres.proof.prover import MakeProver, Prover

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 from adapters.postgres.proof.facts import Facts
 from adapters.postgres.proof.functions import Collation
-from adapters.postgres.proof.texts import is_fixed_time
 from adapters.postgres.proof.tree import Node, Unreadable
 from adapters.postgres.proof.verdict import SHIPPED, NotProved, Reason, Verdict
+from adapters.postgres.sql.fixed_times import is_fixed_time
 
 _BYTE_ORDERED = frozenset({950, 951})  # the collations "C" and "POSIX", whatever the database's own is
 # Types whose order is that of their values on every machine; texts have it under "C" only.
@@ -33,6 +33,7 @@ _TYPE_FIELDS = {
 }
 _LIKE = frozenset({850, 851, 1569, 1570, 1631, 1632, 2005, 2006})  # LIKE and NOT LIKE: they fail only by their pattern
 _BACKSLASH = "92"
+_SHORT_BYTES = 256
 # What only passes on, chooses between or gathers the values of its parts.
 _NEUTRAL = frozenset(
     {"BOOLEXPR", "NULLTEST", "BOOLEANTEST", "RELABELTYPE", "COLLATEEXPR", "COALESCEEXPR", "CASEEXPR", "CASEWHEN"}
@@ -46,8 +47,10 @@ class Expressions:
     """Checks expressions against what is known; `literal` finds the text of a constant in the statement, None if the
     constant does not come from there."""
 
-    def __init__(self, facts: Facts, literal: Literal) -> None:
-        self._facts, self._literal = facts, literal
+    def __init__(self, facts: Facts, literal: Literal, *, of_client: bool = False) -> None:
+        """`of_client`: a client has written the expressions. One that may hold up a replica's own session is not proved
+        then: it is executed once, in a session that may be given up."""
+        self._facts, self._literal, self._of_client = facts, literal, of_client
 
     def check(self, node: Node, *, total: bool = False) -> Verdict:
         found: Verdict = SHIPPED
@@ -104,6 +107,8 @@ class Expressions:
             return NotProved(Reason.FUNCTION, f"{name} is not known to give the same result everywhere")
         if total and not allowed.total and not _is_safe_like(node, oid):
             return NotProved(Reason.MAY_FAIL, "a condition with a function or operator that may fail")
+        if self._of_client and allowed.slow and not all(map(_is_short, node.nodes("args")[1:])):
+            return NotProved(Reason.SLOW, "a function or operator that no time-out ends, with arguments of any length")
         return self.check_collation(node.number("inputcollid"), allowed.collation)
 
     def check_collation(self, oid: int, needed: Collation) -> Verdict:
@@ -192,3 +197,11 @@ def _is_safe_like(node: Node, oid: int) -> bool:
     pattern = node.nodes("args")[1]
     value = pattern.fields.get("constvalue") if pattern.kind == "CONST" else None
     return isinstance(value, list) and _BACKSLASH not in value
+
+
+def _is_short(argument: Node) -> bool:
+    """Whether an argument is a constant so short that a function of it and of a long value ends soon."""
+    if argument.kind != "CONST":
+        return False
+    value = argument.fields.get("constvalue")
+    return not isinstance(value, list) or len(value) <= _SHORT_BYTES

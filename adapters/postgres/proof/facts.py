@@ -9,8 +9,8 @@ import asyncpg
 
 from adapters.postgres.proof.functions import BUILT_IN_BELOW, Functions
 from adapters.postgres.proof.tree import Node, Unreadable, Value, nodes_of, parse
-from adapters.postgres.stamps import Stamps, read_stamps
-from tops.errors import InvariantBroken
+from adapters.postgres.sql.stamps import Stamps, read_stamps
+from tops.model.errors import InvariantBroken
 
 # Base types whose input function depends on the text alone, or on a setting that every session pins (interval).
 _PLAIN = frozenset(

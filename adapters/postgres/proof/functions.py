@@ -3,7 +3,8 @@
 `functions.txt` names them by signature. It was generated from `pg_proc` (immutable, built in) and then reviewed: what
 depends on the operating system's locale or mathematics, on time zone data, dictionaries, libxml or settings is not on
 it.
-Each line says whether the function may fail and what it asks of a collation.
+Each line says whether the function may fail and what it asks of a collation. Some of them take a time that grows with
+the product of their arguments' lengths, and a time-out does not end them (`SLOW`).
 """
 
 from collections.abc import Iterable
@@ -13,6 +14,13 @@ from functools import cache
 from pathlib import Path
 
 import asyncpg
+
+# By name: they do not look whether their statement was cancelled.
+SLOW = frozenset(
+    {"like", "notlike", "textlike", "textnlike", "bpcharlike", "bpcharnlike", "bytealike", "byteanlike"}
+    | {"position", "strpos", "replace", "translate", "split_part", "btrim", "ltrim", "rtrim"}
+    | {"jsonb_contains", "jsonb_contained", "jsonb_exists_any", "jsonb_exists_all", "jsonb_delete"}
+)
 
 _LIST = Path(__file__).with_name("functions.txt")
 BUILT_IN_BELOW = 10_000  # ids of what comes with every server; users' objects begin at 16384
@@ -39,6 +47,7 @@ class Collation(StrEnum):
 class Allowed:
     total: bool  # it can't fail, whatever its arguments
     collation: Collation
+    slow: bool = False
 
 
 @cache
@@ -48,7 +57,8 @@ def listed() -> dict[str, Allowed]:
     for line in _LIST.read_text().splitlines():
         if line and not line.startswith("#"):
             fails, collation, signature = line.split(" ", 2)
-            found[signature] = Allowed(fails == "total", Collation(collation))
+            slow = signature.partition("(")[0] in SLOW
+            found[signature] = Allowed(fails == "total", Collation(collation), slow)
     return found
 
 

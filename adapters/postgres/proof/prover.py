@@ -4,17 +4,17 @@ from collections.abc import Callable, Collection, Iterable
 
 import asyncpg
 
+from adapters.changes import Delete, Insert, RowChange, Update, Upsert
 from adapters.postgres.proof.commands import Commands, inserted_values, target_of
 from adapters.postgres.proof.expressions import Expressions
 from adapters.postgres.proof.facts import Facts
 from adapters.postgres.proof.printed import rewritten_tree
 from adapters.postgres.proof.resolvable import sequences_of
 from adapters.postgres.proof.tables import Tables
-from adapters.postgres.proof.texts import literal_at
 from adapters.postgres.proof.tree import Node, Unreadable, parse
 from adapters.postgres.proof.verdict import SHIPPED, NotProved, Reason, Verdict
-from adapters.postgres.stamps import Stamps
-from tops.changes import Delete, Insert, RowChange, Update, Upsert
+from adapters.postgres.sql.fixed_times import literal_at
+from adapters.postgres.sql.stamps import Stamps
 
 MakeProver = Callable[["asyncpg.Connection[asyncpg.Record]"], "Prover"]
 
@@ -47,7 +47,9 @@ class Prover:
                 return NotProved(Reason.RULE, "the statement is rewritten into several or none")
             await self._facts.load_for([query])
             text = sql.encode()
-            expressions = Expressions(self._facts, lambda node: literal_at(text, node.number("location")))
+            expressions = Expressions(
+                self._facts, lambda node: literal_at(text, node.number("location")), of_client=True
+            )
             return Commands(self._facts, expressions).check(query)
         except Unreadable as problem:
             return NotProved(Reason.UNREADABLE, str(problem))

@@ -12,9 +12,9 @@ import asyncpg
 from adapters.postgres.proof.expressions import Expressions, Literal
 from adapters.postgres.proof.facts import Facts
 from adapters.postgres.proof.functions import BUILT_IN_BELOW
-from adapters.postgres.proof.texts import is_fixed_time
 from adapters.postgres.proof.tree import Node
 from adapters.postgres.proof.verdict import NotProved, Reason
+from adapters.postgres.sql.fixed_times import is_fixed_time
 
 NEXTVAL = 1574  # nextval(regclass)
 _REGCLASS = 2205

@@ -16,6 +16,7 @@ class Reason(StrEnum):
     SYSTEM_COLUMN = "system-column"  # ctid, xmin, tableoid: about storage, not about data
     COLLATION = "collation"  # the order or the equality of text would depend on the operating system
     MAY_FAIL = "may-fail"  # a condition that raises an error for some rows does so or not by the plan
+    SLOW = "slow"  # a function that no time-out ends would run in the session that applies all writes
     LITERAL = "literal"  # a constant whose text may mean something else at another time or place
     TYPE = "type"  # a type whose values can't be proved to be read the same way everywhere
     EXPRESSION = "expression"  # a kind of expression that the proof does not know
@@ -44,9 +45,10 @@ _ADVICE = {
     Reason.UNIQUE_KEY: "write one row at a time, by its full primary key",
     Reason.SHAPE: "read first, then write the rows by their primary key",
     Reason.MAY_FAIL: "read first, then write the rows by their primary key",
+    Reason.SLOW: "give the pattern, or what is searched for, as a short literal",
     Reason.COLLATION: 'compare with =, or use COLLATE "C"',
     Reason.TRIGGER: "drop the trigger, or do its work in the application",
-    Reason.RULE: "drop the rule",
+    Reason.RULE: "drop the rule, and do its work with a trigger or in the application",
     Reason.TABLE_KIND: "write to an ordinary table",
 }
 

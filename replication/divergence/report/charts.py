@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from html import escape
 
-from replication.divergence.model import Kind, TableResult
+from replication.divergence.results.model import Kind, TableResult
 
 COLOURS: Mapping[str, str] = {
     Kind.MISSING.value: "#c0392b",

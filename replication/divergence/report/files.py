@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from replication.divergence.folder import load_result
-from replication.divergence.history import HISTORY
-from replication.divergence.model import CheckResult
 from replication.divergence.report.html import render
+from replication.divergence.results.folder import load_result
+from replication.divergence.results.history import HISTORY
+from replication.divergence.results.model import CheckResult
 
 
 def document(result: CheckResult) -> bytes:

@@ -9,8 +9,8 @@ import pyarrow as pa
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
-from replication.divergence.model import BASES, Basis, CheckResult, Difference, Kind, TableResult
 from replication.divergence.report import charts
+from replication.divergence.results.model import BASES, Basis, CheckResult, Difference, Kind, TableResult
 
 EXAMPLES_MAX = 40
 COLUMNS_SHOWN = 8

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from replication.divergence.model import BASES, Basis, CheckResult, Difference, Kind, TableResult, Verdict
+from replication.divergence.results.model import BASES, Basis, CheckResult, Difference, Kind, TableResult, Verdict
 
 _STYLES = {Verdict.EQUAL: "bold green", Verdict.DIFFERENT: "bold red", Verdict.PARTIAL: "bold yellow"}
 EXAMPLES_SHOWN = 10

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from adapters import EmbeddedPostgres
-from tops.errors import ConfigError, NotReachable
+from tops.model.errors import ConfigError, NotReachable
 
 OWNER = """
 import sys, time

@@ -10,10 +10,10 @@ import asyncpg
 import pytest
 
 from adapters import EmbeddedPostgres, PostgresAdapter, SqliteAdapter
+from adapters.changes import Insert
+from adapters.resource import Position
 from tests.contract.harness import SqliteDatabase, attempt, entry, epoch, member
-from tops.changes import Insert
-from tops.errors import OutcomeUnknown, ResourceRefused
-from tops.ports import Position
+from tops.model.errors import OutcomeUnknown, ResourceRefused
 
 SMALL_WAL = {"max_wal_size": "32MB", "min_wal_size": "32MB", "shared_buffers": "16MB", "wal_recycle": "off"}
 

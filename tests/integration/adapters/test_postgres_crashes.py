@@ -8,10 +8,10 @@ import asyncpg
 import pytest
 
 from adapters import EmbeddedPostgres, PostgresAdapter
+from adapters.changes import Change, Insert, Member, Statement, Update
+from adapters.resource import Position
 from tests.contract.harness import attempt, entry, epoch, member
-from tops.changes import Change, Insert, Member, Statement, Update
-from tops.errors import TopsError
-from tops.ports import Position
+from tops.model.errors import TopsError
 
 ROWS = 50
 STEPS = ["before prepare", "during prepare", "after prepare", "during commit", "after commit", "during apply"]

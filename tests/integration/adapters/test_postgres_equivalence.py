@@ -10,8 +10,8 @@ import asyncpg
 import pytest
 
 from adapters import PostgresAdapter
+from adapters.changes import Change, Delete, Insert, Member, Statement, Update, Upsert
 from tests.contract.harness import PostgresDatabase, attempt, entry, epoch, member
-from tops.changes import Change, Delete, Insert, Member, Statement, Update, Upsert
 
 SCHEMA = """
 create schema {schema};

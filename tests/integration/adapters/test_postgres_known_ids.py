@@ -5,13 +5,13 @@ from collections.abc import Iterable
 import pytest
 
 from adapters import Logins, PostgresAdapter
-from adapters.postgres import log
-from adapters.postgres.keys import known_keys
-from adapters.postgres.schema import IDS_PER_ROW, VERSION
+from adapters.changes import Member, content_digest
+from adapters.postgres.apply import log
+from adapters.postgres.apply.keys import known_keys
+from adapters.postgres.sql.schema import IDS_PER_ROW, VERSION
+from adapters.resource import KEPT_BEYOND_MS, Why
 from tests.contract.harness import PostgresDatabase, entry, member, numbered, settling, told
-from tops.changes import Member, content_digest
-from tops.errors import ConfigError
-from tops.ports import KEPT_BEYOND_MS, Why
+from tops.model.errors import ConfigError
 
 FOUND = "select series, block, seen, expires_ms from tops.known_ids order by series, block"
 

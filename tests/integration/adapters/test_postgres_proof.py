@@ -4,11 +4,11 @@ import asyncpg
 import pytest
 
 from adapters import EmbeddedPostgres, Logins, PostgresAdapter
+from adapters.changes import Insert, Statement
 from adapters.postgres.proof import NotProved, Prover, Reason, Shipped
 from adapters.postgres.proof.functions import listed
+from adapters.resource import Why
 from tests.contract.harness import PostgresDatabase, entry, epoch, member
-from tops.changes import Insert, Statement
-from tops.ports import Why
 
 _DECLARED = """
 select format('%s(%s)', p.proname, array_to_string(array(
@@ -42,6 +42,36 @@ async def test_names_do_not_pass_for_the_tree(database: PostgresDatabase, name: 
     # A name may be unreadable, which proves nothing; it never hides what is there.
     assert isinstance(shipped, Shipped) or shipped.reason is Reason.UNREADABLE
     assert isinstance(clocked, NotProved)
+
+
+_LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    ("condition", "ships"),
+    [
+        ("note like 'a%'", True),
+        (f"note like '%{_LONG}%'", False),
+        ("note like note", False),
+        ("strpos(note, 'x') > 0", True),
+        ("strpos(note, $1) > 0", False),
+        ("replace(note, 'a', repeat('b', 3)) = 'b'", False),
+        ("translate(note, 'abc', 'xyz') = 'x'", True),
+        ("btrim(note) = 'x'", True),
+        ("btrim(note, note) = 'x'", False),
+    ],
+)
+async def test_what_no_time_out_ends_does_not_run_in_the_agent_s_session(
+    database: PostgresDatabase, condition: str, ships: bool
+) -> None:
+    connection = await asyncpg.connect(database.dsn)
+    prover = Prover(connection)
+
+    verdict = await prover.statement(f"update acct set bal = case when {condition} then 1 else 2 end where id = 1")
+    await connection.close()
+
+    assert isinstance(verdict, Shipped) if ships else isinstance(verdict, NotProved)
+    assert isinstance(verdict, Shipped) or verdict.reason is Reason.SLOW
 
 
 async def test_nothing_of_the_proof_stays_in_the_session(database: PostgresDatabase) -> None:

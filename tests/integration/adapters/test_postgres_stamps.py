@@ -7,8 +7,8 @@ import asyncpg
 import pytest
 
 from adapters import PostgresAdapter
-from adapters.postgres.sqlstates import WRONG_COUNT
-from adapters.postgres.stamps import expect_sql, read_stamps
+from adapters.postgres.sql.sqlstates import WRONG_COUNT
+from adapters.postgres.sql.stamps import expect_sql, read_stamps
 from tests.contract.harness import PostgresDatabase
 
 CHANGES = [

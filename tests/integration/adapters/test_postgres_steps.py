@@ -3,10 +3,10 @@
 import asyncpg
 import pytest
 
-from adapters.postgres.statements import Statements
-from adapters.postgres.steps import Step, plan, shape_of
+from adapters.changes import Change, Delete, Insert, Statement, Update, Upsert
+from adapters.postgres.apply.statements import Statements
+from adapters.postgres.sql.steps import Step, plan, shape_of
 from tests.contract.harness import AlwaysShip, PostgresDatabase
-from tops.changes import Change, Delete, Insert, Statement, Update, Upsert
 
 MORE = """
 create table alone (id int primary key, v int);
@@ -16,6 +16,7 @@ create function nothing() returns trigger language plpgsql as $$ begin return ne
 create trigger nothing before insert on loud for each row execute function nothing();
 create table folded (id int primary key, name text, low text generated always as (lower(name)) stored unique);
 create table dated (at timestamptz primary key, v int);
+create table codes (id varchar(3) primary key, v int);
 """
 
 
@@ -96,6 +97,12 @@ async def test_changes_that_matter_to_each_other_run_in_their_order(steps, chang
     found = await steps(*changes)
 
     assert [step.changes for step in found] == [[change] for change in changes]
+
+
+async def test_nothing_moves_past_a_key_that_is_stored_without_its_blanks(steps) -> None:  # type: ignore[no-untyped-def]
+    found = await steps(Delete("codes", {"id": "x"}), Insert("codes", {"id": "abc  "}), Delete("codes", {"id": "abc"}))
+
+    assert sizes(found) == [1, 1, 1]
 
 
 async def test_nothing_moves_past_a_statement(steps) -> None:  # type: ignore[no-untyped-def]

@@ -1,9 +1,9 @@
 """Increments whose sums are kept beside the rows: both or neither, together or one by one."""
 
 from adapters import PostgresAdapter
+from adapters.changes import SUMS, Update
+from adapters.resource import Why
 from tests.contract.harness import PostgresDatabase, entry, member
-from tops.changes import SUMS, Update
-from tops.ports import Why
 
 FOUND = f"select table_name, key, column_name, amount::text from {SUMS} order by key, column_name"
 

@@ -10,11 +10,12 @@ import asyncpg
 import pytest
 
 from adapters import EmbeddedPostgres, Logins, PostgresAdapter
-from adapters.postgres.promises import Promises
+from adapters.changes import Change, Delete, Insert, Statement, Update
+from adapters.postgres.apply.promises import Promises
+from adapters.resource import Position, Why
 from tests.contract.harness import AlwaysShip, PostgresDatabase, attempt, entry, epoch, member
 from tests.support.logins import logins_in
-from tops.changes import Change, Delete, Insert, Statement, Update
-from tops.errors import (
+from tops.model.errors import (
     AgentReplaced,
     ConfigError,
     NotReachable,
@@ -23,7 +24,6 @@ from tops.errors import (
     ResourceRefused,
     TopsError,
 )
-from tops.ports import Position, Why
 
 
 def balance(row: int, add: int) -> Update:
@@ -64,7 +64,8 @@ async def test_an_epoch_to_which_the_server_answers_rollback_is_a_no(
 
 def test_no_transaction_block_of_the_driver_is_used_where_something_is_prepared() -> None:
     folder = Path(__file__).parents[3] / "adapters" / "postgres"
-    users = {path.name for path in folder.glob("*.py") if ".transaction(" in path.read_text()}
+    paths = [path for path in folder.rglob("*.py") if path.parent.name not in ("origin", "proof")]
+    users = {path.name for path in paths if ".transaction(" in path.read_text()}
 
     assert users == {"copying.py", "grants.py", "guard_triggers.py", "reading.py", "scripts.py"}
 

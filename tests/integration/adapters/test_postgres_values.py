@@ -13,10 +13,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adapters import PostgresAdapter
-from adapters.postgres.literals import SqlType, array_literal, literal
+from adapters.changes import (
+    Change,
+    Delete,
+    Insert,
+    InvalidChange,
+    Statement,
+    Update,
+    Upsert,
+    decode_member,
+    encode_member,
+)
+from adapters.postgres.sql.literals import SqlType, array_literal, literal
+from adapters.resource import Why
 from tests.contract.harness import PostgresDatabase, attempt, entry, epoch, member
-from tops.changes import Change, Delete, Insert, InvalidChange, Statement, Update, Upsert, decode_member, encode_member
-from tops.ports import Why
 
 COLUMNS: dict[str, tuple[str, list[Any]]] = {
     "n": ("numeric", [Decimal("0.10"), Decimal("-12345678901234567890.123456789"), "NaN", "1e-30", 7]),

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from adapters import SqliteAdapter
+from adapters.changes import Change, Delete, Insert, Statement, Update, Upsert
+from adapters.resource import Position, Why
 from adapters.sqlite.undo import OWN_TABLES
 from tests.contract.harness import SqliteDatabase, attempt, entry, epoch, member
-from tops.changes import Change, Delete, Insert, Statement, Update, Upsert
-from tops.errors import CompensationRefused, ConfigError, ResourceRefused
-from tops.ports import Position, Why
+from tops.model.errors import CompensationRefused, ConfigError, ResourceRefused
 
 TABLES = """
 create table plain (id integer primary key, v, w text);

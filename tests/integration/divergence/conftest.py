@@ -14,12 +14,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from adapters import EmbeddedPostgres
-from replication.divergence import jvm, session
-from replication.divergence.check import Check
-from replication.divergence.folder import read_differences
-from replication.divergence.model import CheckResult, Difference
-from replication.divergence.options import CheckOptions
-from replication.divergence.ports import ReplicaEndpoint
+from replication.divergence.check.check import Check
+from replication.divergence.check.options import CheckOptions
+from replication.divergence.read import jvm, session
+from replication.divergence.results.folder import read_differences
+from replication.divergence.results.model import CheckResult, Difference
+from replication.tables.endpoints import ReplicaEndpoint
 
 _numbers = itertools.count(1)
 QUICK = CheckOptions(settle_s=0.0)

@@ -11,23 +11,23 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from adapters import EmbeddedPostgres
+from adapters.changes import Change, Update, decode_member
 from replication import ReplicaSet
-from replication.divergence.check import Check
-from replication.divergence.folder import read_differences
-from replication.divergence.leads import SetKnowledge
-from replication.divergence.model import CheckResult, Difference, Kind
-from replication.divergence.options import CheckOptions
-from replication.divergence.repair import Plan, Planner, Repaired, Strategy
-from replication.divergence.set_barrier import SetBarrier
-from replication.divergence.set_link import SetLink, linked
-from replication.divergence.set_log import SetLog
-from replication.divergence.set_repair import SetRepair
-from replication.divergence.sets import load_set
-from replication.events import batch_in
-from replication.refusals import WriteRefused
+from replication.divergence.check.check import Check
+from replication.divergence.check.options import CheckOptions
+from replication.divergence.explain.leads import SetKnowledge
+from replication.divergence.explain.set_barrier import SetBarrier
+from replication.divergence.explain.set_link import SetLink, linked
+from replication.divergence.explain.set_log import SetLog
+from replication.divergence.read.sets import load_set
+from replication.divergence.repair.repair import Plan, Planner, Repaired, Strategy
+from replication.divergence.repair.set_repair import SetRepair
+from replication.divergence.results.folder import read_differences
+from replication.divergence.results.model import CheckResult, Difference, Kind
+from replication.model.events import batch_in
+from replication.rpc.refusals import WriteRefused
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
-from tops.changes import Change, Update, decode_member
-from tops.errors import OutcomeUnknown
+from tops.model.errors import OutcomeUnknown
 
 SCHEMA = "create table t (id bigint primary key, v int not null, label text, at timestamptz);"
 FILL = (

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replication.divergence.canonical import NotOfType, float_text, json_text, numeric_text, sqlite_text
-from replication.divergence.model import Kind, Verdict
-from replication.divergence.ports import ReplicaEndpoint
-from replication.divergence.schema import ValueKind
-from replication.divergence.snapshots import SnapshotBarrier
+from replication.divergence.read.snapshots import SnapshotBarrier
+from replication.divergence.results.model import Kind, Verdict
+from replication.tables.canonical import NotOfType, float_text, json_text, numeric_text, sqlite_text
+from replication.tables.endpoints import ReplicaEndpoint
+from replication.tables.schema import ValueKind
 from tests.integration.divergence.conftest import Databases, kinds
 
 

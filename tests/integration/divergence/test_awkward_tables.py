@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from replication.divergence.errors import CheckRefused
-from replication.divergence.model import Verdict
-from replication.divergence.options import Method
-from replication.divergence.ports import ReplicaEndpoint
+from replication.divergence.check.options import Method
+from replication.divergence.results.model import Verdict
+from replication.tables.endpoints import ReplicaEndpoint
+from replication.tables.errors import CheckRefused
 from tests.integration.divergence.conftest import QUICK, Databases, kinds
 
 METHODS = [Method.NATIVE, Method.CANONICAL]

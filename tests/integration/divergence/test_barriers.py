@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 
 from adapters import EmbeddedPostgres
-from replication.divergence.catalog import describe, postgres_at
-from replication.divergence.leads import SetKnowledge
-from replication.divergence.model import Basis, Difference, Kind
-from replication.divergence.ports import Key, SnapshotHandle
-from replication.divergence.repair import Planner, Strategy
-from replication.divergence.schema import CommonTable, common_table
-from replication.divergence.set_barrier import SetBarrier
-from replication.divergence.set_repair import SetRepair
-from replication.divergence.sets import load_set
+from replication.divergence.explain.leads import SetKnowledge
+from replication.divergence.explain.set_barrier import SetBarrier
+from replication.divergence.read.sets import load_set
+from replication.divergence.repair.repair import Planner, Strategy
+from replication.divergence.repair.set_repair import SetRepair
+from replication.divergence.results.model import Basis, Difference, Kind
+from replication.tables.catalog import describe, postgres_at
+from replication.tables.endpoints import Key, SnapshotHandle
+from replication.tables.schema import CommonTable, common_table
 from tests.integration.divergence.sets import CheckedSet, Writers, checked_set, writing
 from tests.integration.replication.clusters import eventually
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from replication.divergence import jvm
+from replication.divergence.read import jvm
 from tests.integration.divergence.conftest import Databases
 from tests.integration.divergence.test_command_line import addresses, tops
 

@@ -128,7 +128,7 @@ async def test_a_stopped_server_is_exit_code_three(databases: Databases, tmp_pat
 
 
 def test_help_does_not_load_spark(tmp_path: Path) -> None:
-    program = "import sys, replication.divergence.cli; print('pyspark' in sys.modules, 'pyarrow' in sys.modules)"
+    program = "import sys, replication.cli.divergence; print('pyspark' in sys.modules, 'pyarrow' in sys.modules)"
     answer = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from replication.divergence.continuous import Watch
-from replication.divergence.logs import write_log
-from replication.divergence.ports import LogRecord
+from replication.divergence.check.continuous import Watch
+from replication.divergence.explain.logs import write_log
+from replication.tables.endpoints import LogRecord
 from tests.integration.divergence.conftest import Databases
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from replication.divergence.explain import Circumstances, RowClock, explain, logged_row
-from replication.divergence.logs import ParquetLog, write_log
-from replication.divergence.model import Basis, Difference, Kind, LoggedWrite, Suspect
-from replication.divergence.ports import LogRecord, Values
-from replication.divergence.schema import CommonTable
+from replication.divergence.explain.explain import Circumstances, RowClock, explain, logged_row
+from replication.divergence.explain.logs import ParquetLog, write_log
+from replication.divergence.results.model import Basis, Difference, Kind, LoggedWrite, Suspect
+from replication.tables.endpoints import LogRecord, Values
+from replication.tables.schema import CommonTable
 from tests.integration.divergence.conftest import Databases
-from tops.errors import ConfigError
+from tops.model.errors import ConfigError
 
 NOON = datetime(2024, 6, 1, 12, tzinfo=UTC)
 KNOWN = Circumstances(("id", "v"), ("id",))

@@ -12,16 +12,16 @@ import pytest
 from pyspark.sql import SparkSession
 
 from adapters import EmbeddedPostgres
-from replication.divergence import jvm
-from replication.divergence.catalog import LostConnection
-from replication.divergence.check import Check
-from replication.divergence.errors import AlreadyRunning, CheckRefused, JavaMissing
-from replication.divergence.folder import RunFolder
-from replication.divergence.model import LimitKind, Verdict
-from replication.divergence.ports import ReplicaEndpoint, SnapshotHandle
-from replication.divergence.snapshots import SnapshotBarrier
+from replication.divergence.check.check import Check
+from replication.divergence.read import jvm
+from replication.divergence.read.snapshots import SnapshotBarrier
+from replication.divergence.results.folder import RunFolder
+from replication.divergence.results.model import LimitKind, Verdict
+from replication.tables.catalog import LostConnection
+from replication.tables.endpoints import ReplicaEndpoint, SnapshotHandle
+from replication.tables.errors import AlreadyRunning, CheckRefused, JavaMissing
 from tests.integration.divergence.conftest import QUICK, Databases
-from tops.errors import ConfigError, InvariantBroken, NotReachable
+from tops.model.errors import ConfigError, InvariantBroken, NotReachable
 
 ROWS = ("CREATE TABLE t (id int PRIMARY KEY, v int)", "INSERT INTO t SELECT i, i FROM generate_series(1, 2000) i")
 

@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from adapters import EmbeddedPostgres
-from replication.divergence.model import Verdict
-from replication.divergence.repair import Strategy
+from replication.divergence.repair.repair import Strategy
+from replication.divergence.results.model import Verdict
 from tests.integration.divergence.conftest import kinds
 from tests.integration.divergence.sets import CheckedSet, checked_set, writing
 

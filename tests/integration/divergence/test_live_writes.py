@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import asyncpg
 
-from replication.divergence.model import Verdict
+from replication.divergence.results.model import Verdict
 from tests.integration.divergence.conftest import QUICK, Databases, kinds
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v int)"

@@ -6,10 +6,10 @@ from dataclasses import replace
 import asyncpg
 import pytest
 
-from replication.divergence.buckets import HIGHEST, LOWEST, RangeBuckets, integer_buckets
-from replication.divergence.errors import CheckRefused
-from replication.divergence.model import Verdict
-from replication.divergence.options import Method
+from replication.divergence.check.options import Method
+from replication.divergence.results.model import Verdict
+from replication.tables.buckets import HIGHEST, LOWEST, RangeBuckets, integer_buckets
+from replication.tables.errors import CheckRefused
 from tests.integration.divergence.conftest import QUICK, Databases, kinds
 
 METHODS = [Method.NATIVE, Method.CANONICAL]
@@ -55,8 +55,8 @@ async def test_changes_that_would_cancel_out_do_not(databases: Databases, change
 async def test_what_sparks_workers_read_in_parts_is_the_same(
     databases: Databases, monkeypatch: pytest.MonkeyPatch, key: str, method: Method
 ) -> None:
-    monkeypatch.setattr("replication.divergence.table_check.ROWS_MAX", -1)
-    monkeypatch.setattr("replication.divergence.table_check.PARTITION_ROWS", 400)
+    monkeypatch.setattr("replication.divergence.check.table_check.ROWS_MAX", -1)
+    monkeypatch.setattr("replication.divergence.check.table_check.PARTITION_ROWS", 400)
     await databases.everywhere(
         f"CREATE TABLE t (k {key} PRIMARY KEY, v int)",
         "INSERT INTO t SELECT i, i FROM generate_series(-600, 600) i",
@@ -237,7 +237,7 @@ async def test_columns_whose_names_differ_in_case_only_are_two(databases: Databa
 async def test_a_partitioned_table_is_read_in_all_its_partitions(
     databases: Databases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("replication.divergence.table_check.PARTITION_ROWS", 100)
+    monkeypatch.setattr("replication.divergence.check.table_check.PARTITION_ROWS", 100)
     await databases.everywhere(
         "CREATE TABLE t (k text PRIMARY KEY, v int) PARTITION BY HASH (k)",
         *(f"CREATE TABLE t{i} PARTITION OF t FOR VALUES WITH (MODULUS 2, REMAINDER {i})" for i in (0, 1)),

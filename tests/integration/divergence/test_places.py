@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from replication.control import control_key
-from replication.divergence.at_replica import AtReplica, _Guard
-from replication.divergence.places import key_in, loose, place, tables_named_in
-from replication.events import member_in, write_body
-from replication.own_statements import REPAIR_CALL
-from tops.changes import Change, Delete, Insert, Member, Repair, Statement, Update, Upsert
-from tops.ids import TxId
-from tops.messages import Event
+from adapters.changes import Change, Delete, Insert, Member, Repair, Statement, Update, Upsert
+from replication.conflicts.own_statements import REPAIR_CALL
+from replication.model.events import member_in, write_body
+from replication.model.touched_rows import key_in, loose, place, tables_named_in
+from replication.replica.apply.checks import AtReplica, _Guard
+from replication.rpc.control import control_key
+from tops.model.ids import TxId
+from tops.protocol.messages import Event
 
 ID = frozenset({"id"})
 
@@ -23,10 +23,13 @@ ID = frozenset({"id"})
     ("sql", "args", "key"),
     [
         ("update t set v = $1 where id = $2", (5, 7), {"id": 7}),
-        ("UPDATE public.t SET v = v + 1 WHERE v > 3 AND id = 7;", (), {"id": "7"}),
+        ("UPDATE public.t SET v = v + 1 WHERE v > 3 AND id = 7;", (), {"id": 7}),
         ('delete from t where "id" = $1 returning *', (7,), {"id": 7}),
         ("insert into t (v, id) values ($1, $2) on conflict do nothing", (1, 7), {"id": 7}),
         ("update t set v = 1 where name = 'it''s' and id = 'x''y'", (), {"id": "x'y"}),
+        ('update U&"\\0074" as u set v = 1 where id = 7 -- or id = 8', (), {"id": 7}),
+        ("update t set id = 8 where id = 7", (), None),
+        ("insert into t (id, v) values (7, 1) on conflict (v) do update set v = 2", (), None),
         ("update t set v = 1", (), None),
         ("update t set v = 1 where id = $1 or v = 2", (7,), None),
         ("update t set v = 1 where id > $1", (7,), None),
@@ -48,15 +51,27 @@ def test_spellings_of_one_value_are_one_place() -> None:
     moment = datetime(2024, 1, 1, 12, tzinfo=UTC)
     assert loose(7) == loose("7") == loose(Decimal("7.0")) == loose("7.00")
     assert loose(moment) == loose("2024-01-01 12:00:00+00") == loose("2024-01-01T13:00:00+01:00")
+    assert loose(7) == loose("0x7") == loose(" +7 ")
+    assert loose(True) == loose("t") == loose("yes")
+    assert loose(b"\x0f") == loose("\\x0F")
+    ident = "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"
+    assert loose(ident) == loose(ident.upper()) == loose(f"{{{ident.replace('-', '')}}}")
     assert loose("7") != loose("8")
     assert place("public.t", {"a": 1, "b": "X"}) == place("t", {"b": "x", "a": "1"})
 
 
-def test_tables_are_found_in_statements_by_whole_words() -> None:
-    assert tables_named_in("update accounts set v = 1", ["accounts", "account", "shop.accounts"]) == [
-        "accounts",
-        "shop.accounts",
-    ]
+@pytest.mark.parametrize(
+    ("sql", "named"),
+    [
+        ("update accounts set v = 1", ["accounts"]),
+        ('update U&"\\0061ccounts" as account set v = 1', ["accounts"]),
+        ("update shop.accounts set v = 'accounts' /* accounts */", ["shop.accounts"]),
+        ("update account set v = (select max(v) from public.accounts)", ["accounts", "account"]),
+        ("no SQL that PostgreSQL knows", ["accounts", "account", "shop.accounts"]),
+    ],
+)
+def test_tables_are_found_in_statements_as_postgresql_reads_them(sql: str, named: list[str]) -> None:
+    assert tables_named_in(sql, ["accounts", "account", "shop.accounts"]) == named
 
 
 def repair_of_row(key: int) -> Change:

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from replication.divergence.model import Kind, Verdict
-from replication.divergence.options import Method
+from replication.divergence.check.options import Method
+from replication.divergence.results.model import Kind, Verdict
 from tests.integration.divergence.conftest import QUICK, Databases, kinds
 
 EVERY_TYPE = """

@@ -11,12 +11,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from adapters import EmbeddedPostgres
-from adapters.postgres.guard_triggers import TRIGGER
-from replication.divergence.model import Basis, Kind, Verdict
-from replication.divergence.options import CheckOptions
-from replication.divergence.repair import Strategy
+from adapters.changes import Delete, Insert, Update
+from adapters.postgres.access.guard_triggers import TRIGGER
+from replication.divergence.check.options import CheckOptions
+from replication.divergence.repair.repair import Strategy
+from replication.divergence.results.model import Basis, Kind, Verdict
 from tests.integration.divergence.sets import CheckedSet, checked_set
-from tops.changes import Delete, Insert, Update
 
 QUORUM = 'policy = "quorum"\nwrite_quorum = 2'
 PEERS = 'policy = "peer-to-peer"'

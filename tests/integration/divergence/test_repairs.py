@@ -6,15 +6,15 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from replication.divergence.errors import CheckRefused, RowMoved
-from replication.divergence.folder import read_differences
-from replication.divergence.model import CheckResult, Verdict
-from replication.divergence.ports import ReplicaEndpoint
-from replication.divergence.repair import Planner, Repaired, Strategy, carry_out
-from replication.divergence.writer import DirectWriter
+from replication.divergence.repair.repair import Planner, Repaired, Strategy, carry_out
+from replication.divergence.repair.writer import DirectWriter
+from replication.divergence.results.folder import read_differences
+from replication.divergence.results.model import CheckResult, Verdict
+from replication.tables.endpoints import ReplicaEndpoint
+from replication.tables.errors import CheckRefused, RowMoved
 from tests.integration.divergence.conftest import Databases
 from tests.integration.divergence.test_planted_differences import CHANGES, EVERY_TYPE
-from tops.errors import ConfigError
+from tops.model.errors import ConfigError
 
 
 async def repaired(

@@ -10,16 +10,16 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from replication.divergence.folder import load_result, write_parquet
-from replication.divergence.history import Trends, history_table
-from replication.divergence.logs import ParquetLog, write_log
-from replication.divergence.model import CheckResult, Limit, LimitKind, Verdict
-from replication.divergence.ports import LogRecord
+from replication.divergence.explain.logs import ParquetLog, write_log
 from replication.divergence.report.files import write_report
 from replication.divergence.report.terminal import summary
+from replication.divergence.results.folder import load_result, write_parquet
+from replication.divergence.results.history import Trends, history_table
+from replication.divergence.results.model import CheckResult, Limit, LimitKind, Verdict
+from replication.tables.endpoints import LogRecord
 from tests.integration.divergence.conftest import Databases
 from tests.integration.divergence.test_failures import nowhere
-from tops.errors import ConfigError
+from tops.model.errors import ConfigError
 
 ROWS = (
     "CREATE TABLE accounts (id int PRIMARY KEY, owner text, balance numeric)",

@@ -9,14 +9,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from adapters import EmbeddedPostgres
-from replication.divergence import rows
-from replication.divergence.buckets import HashBuckets
-from replication.divergence.catalog import describe
-from replication.divergence.diff import canonical_rows
-from replication.divergence.options import CheckOptions
-from replication.divergence.schema import common_table
-from replication.divergence.sets import load_set
-from replication.divergence.snapshots import SnapshotBarrier
+from replication.divergence.check.diff import canonical_rows
+from replication.divergence.check.options import CheckOptions
+from replication.divergence.read import rows
+from replication.divergence.read.sets import load_set
+from replication.divergence.read.snapshots import SnapshotBarrier
+from replication.tables.buckets import HashBuckets
+from replication.tables.catalog import describe
+from replication.tables.schema import common_table
 from tests.integration.divergence.sets import checked_set
 from tests.support.logins import CHECK_PASSWORD
 

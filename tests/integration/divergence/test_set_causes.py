@@ -7,14 +7,14 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from adapters import EmbeddedPostgres
-from replication.divergence.model import Kind, LimitKind, Verdict
-from replication.divergence.ports import ReplicaEndpoint, SnapshotHandle
-from replication.divergence.repair import Strategy
-from replication.divergence.set_barrier import SetBarrier
-from replication.divergence.set_repair import SetRepair
+from adapters.changes import Row, Update
+from replication.divergence.explain.set_barrier import SetBarrier
+from replication.divergence.repair.repair import Strategy
+from replication.divergence.repair.set_repair import SetRepair
+from replication.divergence.results.model import Kind, LimitKind, Verdict
+from replication.tables.endpoints import ReplicaEndpoint, SnapshotHandle
 from tests.integration.divergence.conftest import kinds
 from tests.integration.divergence.sets import checked_set
-from tops.changes import Row, Update
 
 QUORUM = 'policy = "quorum"\nwrite_quorum = 2'
 

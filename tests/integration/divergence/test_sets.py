@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from adapters.embedded_postgres import logins_file
-from replication.divergence.ports import Engine, ReplicaEndpoint
-from replication.divergence.sets import endpoint_of, load_set
-from tops.errors import ConfigError
+from adapters.embedded.servers import logins_file
+from replication.divergence.read.sets import endpoint_of, load_set
+from replication.tables.endpoints import Engine, ReplicaEndpoint
+from tops.model.errors import ConfigError
 
 FILE = """
 [cluster]

@@ -9,12 +9,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrameReader, SparkSession
 from pyspark.sql import functions as f
 
-from replication.divergence.buckets import HashBuckets, KeyRange, RangeBuckets
-from replication.divergence.ports import Engine, Key, SnapshotHandle
-from replication.divergence.rows import RowsRequest, Where, postgres_query
-from replication.divergence.schema import Column, TableSchema, ValueKind
-from replication.divergence.session import register
-from replication.divergence.snapshots import SnapshotBarrier
+from replication.divergence.read.rows import RowsRequest, Where, postgres_query
+from replication.divergence.read.session import register
+from replication.divergence.read.snapshots import SnapshotBarrier
+from replication.tables.buckets import HashBuckets, KeyRange, RangeBuckets
+from replication.tables.endpoints import Engine, Key, SnapshotHandle
+from replication.tables.schema import Column, TableSchema, ValueKind
 from tests.integration.divergence.conftest import Databases
 
 TABLE = (

@@ -2,8 +2,8 @@
 
 import pytest
 
-from replication.divergence.statement_rows import as_row_change
-from tops.changes import Delete, Insert, RowChange, Statement, Update
+from adapters.changes import Delete, Insert, RowChange, Statement, Update
+from replication.divergence.explain.statement_rows import as_row_change
 
 KEY = frozenset({"id"})
 

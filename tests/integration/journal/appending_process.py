@@ -4,7 +4,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from tops.runtime.journal import Journal, JournalOptions
+from tops.journal import Journal, JournalOptions
 
 
 def record_for(sequence: int) -> bytes:

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from tops.runtime.journal import Disk, JournalOptions
-from tops.runtime.journal.reader import read_records
-from tops.runtime.journal.store import Store
+from tops.journal import Disk, JournalOptions
+from tops.journal.reader import read_records
+from tops.journal.store import Store
 
 SMALL = JournalOptions(segment_bytes=200, batch_bytes_max=100)
 ROOMY = replace(SMALL, room_bytes=64)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from journal_support import ROOMY, SMALL, PowerCut, PowerCutDisk, opened, records_in, write_sample
 
-from tops.runtime.journal import JournalOptions
-from tops.runtime.journal.store import Store
+from tops.journal import JournalOptions
+from tops.journal.store import Store
 
 Operation = Callable[[Store], object]
 COMMITS = [[b"alpha", b"beta"], [b"x" * 150], [b"gamma"], [b"y" * 150], [b"delta"]]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from journal_support import ROOMY, SMALL, UnsyncedDisk, files_in, opened, records_in, write_sample
 
-from tops.errors import JournalCorrupt
-from tops.runtime.journal import Journal
-from tops.runtime.journal.format import SEGMENT_HEADER_BYTES
+from tops.journal import Journal
+from tops.journal.format import SEGMENT_HEADER_BYTES
+from tops.model.errors import JournalCorrupt
 
 COMMITS = [
     [b"alpha", b""],

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from journal_support import FailingDisk, GatedDisk
 
-from tops.errors import JournalClosed, JournalFailed
-from tops.runtime.journal import Journal, JournalOptions
+from tops.journal import Journal, JournalOptions
+from tops.model.errors import JournalClosed, JournalFailed
 
 
 @pytest.fixture

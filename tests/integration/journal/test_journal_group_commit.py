@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from journal_support import SMALL, GatedDisk, opened
 
-from tops.errors import JournalLocked, NotInJournal, RecordTooLarge
-from tops.runtime.journal import Disk, Journal, JournalOptions
-from tops.runtime.journal.format import RECORD_BYTES_MAX
+from tops.journal import Disk, Journal, JournalOptions
+from tops.journal.format import RECORD_BYTES_MAX
+from tops.model.errors import JournalLocked, NotInJournal, RecordTooLarge
 
 
 async def test_records_come_back_in_order_with_gap_free_numbers(tmp_path: Path) -> None:

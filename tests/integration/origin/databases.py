@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 import asyncpg
 
 from adapters import EmbeddedPostgres, Logins, PostgresAdapter
+from adapters.changes import Change, Member, Row, Statement
+from adapters.postgres.apply.session import Options
+from adapters.postgres.copy.scripts import user_tables
 from adapters.postgres.origin import Executed, Origin, Rejected
-from adapters.postgres.scripts import user_tables
-from adapters.postgres.session import Options
+from adapters.resource import MemberVote
 from tests.support.logins import logins_in
-from tops.changes import Change, Member, Row, Statement
-from tops.ids import TxId
-from tops.ports import MemberVote
+from tops.model.ids import TxId
 
 _numbers = itertools.count(1)
 OPTIONS = Options(lock_timeout_s=1.0, statement_timeout_s=10.0, connect_timeout_s=10.0)

@@ -6,8 +6,8 @@ import asyncpg
 import pytest
 
 from adapters import EmbeddedPostgres
+from adapters.postgres.copy.scripts import user_tables
 from adapters.postgres.origin import Executed
-from adapters.postgres.scripts import user_tables
 from tests.integration.origin.databases import OriginDatabase, rows_of
 
 SHOP = """

@@ -5,10 +5,11 @@ import asyncio
 import pytest
 
 from adapters import EmbeddedPostgres
+from adapters.changes import Delete, Insert, Statement, Update
+from adapters.postgres.apply.orphans import ORPHANS_MAX, QueriesLeft
 from adapters.postgres.origin import Executed, Rejected
+from adapters.resource import Why
 from tests.integration.origin.databases import OriginDatabase
-from tops.changes import Delete, Insert, Update
-from tops.ports import Why
 
 SCHEMA = """
 create table counters (id int primary key, n int not null check (n < 100), at timestamptz);
@@ -153,3 +154,32 @@ async def test_a_literal_that_is_a_clock_is_read_at_each_execution(database: Ori
 
     assert times[0] < times[2]
     assert times[1] < times[3]
+
+
+async def test_an_identity_whose_executions_can_t_be_cancelled_is_rejected_until_they_end(made: OriginDatabase) -> None:
+    await made.begin()
+    await made.sql(ROWS)
+    endless = Statement(
+        "update counters set n = length(translate(repeat('a', 200000), repeat('b', 16000), '')) where id = $1", (2,)
+    )
+    harmless = Statement("update counters set n = n + 1 where id = $1", (1,))
+    for _ in range(ORPHANS_MAX):
+        executing = asyncio.ensure_future(made.origin.execute([(endless,)], "greedy"))
+        await asyncio.sleep(0.4)
+        executing.cancel()
+        await asyncio.gather(executing, return_exceptions=True)
+    await asyncio.sleep(1.1)  # after which a backend counts as one that does not end
+
+    with pytest.raises(QueriesLeft, match="greedy"):
+        await made.origin.execute([(harmless,)], "greedy")
+    (done,) = await made.origin.execute([(harmless,)], "calm")
+    assert isinstance(done, Executed)
+    async with asyncio.timeout(120):
+        while True:
+            try:
+                (done,) = await made.origin.execute([(harmless,)], "greedy")
+                break
+            except QueriesLeft:
+                await asyncio.sleep(0.2)
+    assert isinstance(done, Executed)
+    await made.close()

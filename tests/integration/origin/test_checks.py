@@ -7,7 +7,7 @@ import pytest
 
 from adapters import EmbeddedPostgres
 from adapters.postgres.origin import Executed
-from replication.refusals import WriteRefused
+from replication.rpc.refusals import WriteRefused
 from tests.integration.origin.databases import OriginDatabase
 from tests.integration.origin.policies import POLICIES
 from tests.integration.origin.test_executed_once import all_equal

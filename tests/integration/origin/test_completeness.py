@@ -1,8 +1,10 @@
 """What is not captured is not acknowledged: whatever a transaction does besides changing rows of the set rejects it."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
 from adapters import EmbeddedPostgres
 from adapters.postgres.origin import Executed, Rejected, chain
@@ -13,6 +15,7 @@ SCHEMA = """
 create table items (id int primary key, n int not null default 0);
 create table keyless (n int);
 create unlogged table scratch (id int primary key);
+create table timed (id int primary key, at timestamptz, f float8);
 create table unnoticed (id int primary key, n int);
 insert into items select g from generate_series(1, 5) as g;
 insert into unnoticed values (1, 1);
@@ -50,29 +53,38 @@ REJECTED = {
 
 
 @pytest.fixture(scope="module")
-def prepared(server: EmbeddedPostgres) -> OriginDatabase:
-    async def made() -> OriginDatabase:
+def made(server: EmbeddedPostgres) -> OriginDatabase:
+    async def make() -> OriginDatabase:
         database = await OriginDatabase.make(server)
         await database.set_up(SCHEMA)
-        await database.begin()
-        await database.sql("alter table unnoticed disable trigger tops_capture")
-        await database.close()
+        try:
+            await database.begin()
+            await database.sql("alter table unnoticed disable trigger tops_capture")
+        finally:
+            await database.close()
         return database
 
-    return asyncio.run(made())
+    return asyncio.run(make())
+
+
+@pytest_asyncio.fixture
+async def prepared(made: OriginDatabase) -> AsyncIterator[OriginDatabase]:
+    """Ready to execute. Closed also after a test that failed: what it left open would hold locks against the others."""
+    await made.begin()
+    try:
+        yield made
+    finally:
+        await made.close()
 
 
 @pytest.mark.parametrize("case", REJECTED)
 async def test_what_is_not_captured_is_rejected(prepared: OriginDatabase, case: str) -> None:
     sql, problem = REJECTED[case]
-    await prepared.begin()
-
     outcome = await prepared.execute("update items set n = n + 1 where id = 1", sql)
 
     assert isinstance(outcome, Rejected), outcome
     assert outcome.sqlstate == "0A000"
     assert problem in outcome.message
-    await prepared.close()
 
 
 async def test_without_the_check_it_would_be_acknowledged(
@@ -82,37 +94,27 @@ async def test_without_the_check_it_would_be_acknowledged(
         return Touched("", (), {})
 
     monkeypatch.setattr(chain, "touched", nothing)
-    await prepared.begin()
-
     assert isinstance(await prepared.execute("insert into keyless values (1)"), Executed)
-    await prepared.close()
 
 
 async def test_a_statement_that_the_driver_does_not_understand_is_rejected_and_the_session_stays(
     prepared: OriginDatabase,
 ) -> None:
-    await prepared.begin()
-
     outcomes = await prepared.execute_all(
         ["select * from pg_catalog.pg_statistic"], ["update items set n = 3 where id = 4"]
     )
 
     assert [type(outcome) for outcome in outcomes] == [Rejected, Executed]
-    await prepared.close()
 
 
 async def test_what_was_taken_back_inside_is_no_change(prepared: OriginDatabase) -> None:
-    await prepared.begin()
-
     outcome = await prepared.execute("update items set n = fails_inside() where id = 1")
 
     assert isinstance(outcome, Executed), outcome
     assert len(outcome.write_set.changes) == 1
-    await prepared.close()
 
 
 async def test_only_the_member_that_is_not_captured_is_rejected(prepared: OriginDatabase) -> None:
-    await prepared.begin()
     requests = [
         ["update items set n = 7 where id = 1"],
         ["insert into keyless values (1)"],
@@ -122,14 +124,9 @@ async def test_only_the_member_that_is_not_captured_is_rejected(prepared: Origin
     outcomes = await prepared.execute_all(*requests)
 
     assert [type(outcome) for outcome in outcomes] == [Executed, Rejected, Executed]
-    await prepared.close()
 
 
 async def test_settings_that_a_statement_changes_do_not_reach_the_images(prepared: OriginDatabase) -> None:
-    await prepared.sql("create table if not exists timed (id int primary key, at timestamptz, f float8)")
-    await prepared.set_up("select 1")
-    await prepared.begin()
-
     outcome = await prepared.execute(
         "insert into timed values (spoils_settings(), '2026-02-03 04:05:06+00', 0.1::float8 + 0.2)"
     )
@@ -137,4 +134,3 @@ async def test_settings_that_a_statement_changes_do_not_reach_the_images(prepare
     assert isinstance(outcome, Executed), outcome
     (change,) = outcome.write_set.changes
     assert change.values == {"id": 1, "at": "2026-02-03 04:05:06+00", "f": "0.30000000000000004"}  # type: ignore[union-attr]
-    await prepared.close()

@@ -6,14 +6,14 @@ import asyncpg
 import pytest
 
 from adapters import EmbeddedPostgres, PostgresAdapter
+from adapters.changes import Change, Insert, Member, Statement, Update
 from adapters.postgres.origin import Executed
 from adapters.postgres.proof import Prover, Verdict
 from tests.integration.origin.databases import OriginDatabase
 from tests.integration.origin.policies import POLICIES
 from tests.integration.origin.test_executed_once import all_equal
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
-from tops.changes import Change, Insert, Member, Statement, Update
-from tops.ids import TxId
+from tops.model.ids import TxId
 
 TABLE = "create table a (id int primary key, v int, r float8)"
 UPDATE = "update a set r = random() where id = 1"

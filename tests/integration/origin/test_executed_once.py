@@ -6,7 +6,7 @@ import pytest
 
 from adapters import EmbeddedPostgres
 from replication import ReplicaSet
-from replication.refusals import WriteRefused
+from replication.rpc.refusals import WriteRefused
 from tests.integration.origin.policies import POLICIES
 from tests.integration.replication.clusters import eventually, rows_everywhere
 from tests.integration.replication.inprocess import small_cluster

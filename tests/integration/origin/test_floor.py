@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 
 from adapters import EmbeddedPostgres
-from replication.calls import Execute
-from replication.origin import executor
-from replication.origin.executor import OriginExecutor
+from adapters.changes import Member, Statement, encode_member
+from replication.replica.origin import executor
+from replication.replica.origin.executor import OriginExecutor
+from replication.rpc.calls import Execute
 from tests.integration.origin.policies import POLICIES
 from tests.integration.origin.test_executed_once import SCHEMA
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
-from tops.changes import Member, Statement, encode_member
-from tops.errors import NotReachable
-from tops.ids import TxId
+from tops.model.errors import NotReachable
+from tops.model.ids import TxId
 
 TOUCH = Member(TxId(""), (Statement("update counters set touched = now() where id = 99"),))
 

@@ -5,11 +5,11 @@ import time
 
 import asyncpg
 
+from adapters.changes import Member, Update
+from adapters.postgres.apply.session import Options
 from adapters.postgres.origin import Executed, Rejected
-from adapters.postgres.session import Options
 from tests.integration.origin.databases import OriginDatabase
-from tops.changes import Member, Update
-from tops.ids import TxId
+from tops.model.ids import TxId
 
 SCHEMA = """
 create table counters (id int primary key, n int not null);

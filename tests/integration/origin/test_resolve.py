@@ -7,13 +7,13 @@ import asyncpg
 import pytest
 
 from adapters import EmbeddedPostgres
+from adapters.changes import Change, Delete, Insert, Statement, Update
 from adapters.postgres.origin import Executed
-from replication.refusals import WriteRefused
+from replication.rpc.refusals import WriteRefused
 from tests.integration.origin.databases import OriginDatabase
 from tests.integration.origin.policies import POLICIES
 from tests.integration.origin.test_executed_once import all_equal
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
-from tops.changes import Change, Delete, Insert, Statement, Update
 
 SCHEMA = """
 create type mood as enum ('glad', 'sad');

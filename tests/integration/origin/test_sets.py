@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from adapters import EmbeddedPostgres
-from replication.refusals import SerializationFailure, WriteRefused
+from replication.rpc.refusals import SerializationFailure, WriteRefused
 from tests.integration.origin.policies import POLICIES
 from tests.integration.origin.test_executed_once import SCHEMA, all_equal
 from tests.integration.replication.inprocess import small_cluster

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from adapters import EmbeddedPostgres
+from adapters.changes import Statement
+from adapters.postgres.copy.scripts import user_tables
 from adapters.postgres.origin import Executed, Origin, Rejected, Slots
 from adapters.postgres.origin.slots import BLOCK, SLOTS
-from adapters.postgres.scripts import user_tables
 from tests.integration.origin.databases import OPTIONS, OriginDatabase
 from tests.integration.origin.policies import POLICIES
 from tests.integration.replication.clusters import rows_everywhere
 from tests.integration.replication.inprocess import small_cluster
-from tops.changes import Statement
 
 SCHEMA = "create table orders (id serial primary key, note text)"
 

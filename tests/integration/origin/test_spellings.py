@@ -3,9 +3,9 @@
 import asyncpg
 import pytest
 
+from adapters.changes import Delete, Insert
 from adapters.postgres.origin import Executed
 from tests.integration.origin.databases import OriginDatabase
-from tops.changes import Delete, Insert
 
 SPELLINGS = {
     "interval": ("1 day", "24:00:00"),

@@ -16,10 +16,11 @@ from typing import Any
 
 import uvloop
 
-from tops import EventType, Participant, Received, Scope, Site, TopsError, TxType, constraints
-from tops.core.participation import SiteOptions
-from tops.ids import TxId
-from tops.messages import CensusPolicy, TxSpec
+from tops import EventType, Participant, Received, Scope, Site, TopsError, TxType
+from tops.core.participant.participation import SiteOptions
+from tops.model import constraints
+from tops.model.ids import TxId
+from tops.protocol.messages import CensusPolicy, TxSpec
 
 OPTIONS = SiteOptions(renew_s=0.3, quiet_s=1.0, doubt_s=0.3, retry_s=0.3, give_up_s=20.0)
 EVENTS = 3

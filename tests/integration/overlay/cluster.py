@@ -13,13 +13,13 @@ from typing import Any
 
 import aiohttp
 
-from adapters.ports import free_port
+from adapters.embedded.free_ports import free_port
 from tops import EventType, Participant, Received, Scope, Site
-from tops.core.participation import SiteOptions
-from tops.errors import NotReachable
+from tops.core.participant.participation import SiteOptions
 from tops.http.client import get_json
-from tops.ids import TxId
-from tops.messages import TxSpec
+from tops.model.errors import NotReachable
+from tops.model.ids import TxId
+from tops.protocol.messages import TxSpec
 
 ROOT = Path(__file__).parents[3]
 START_S = 180.0

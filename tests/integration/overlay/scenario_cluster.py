@@ -17,13 +17,13 @@ import msgspec
 from tests.integration.overlay.cluster import Cluster, until
 from tests.scenarios.cluster import ATTRIBUTES, tx_spec
 from tops import EventType, Participant, Received, Scope, Site, Subscription, TxType
-from tops.constraints import AnyConstraint, AtLeast, Deadline, OnlyFrom, Required
-from tops.core.sub_tx_executor import SubTxExecutor
-from tops.errors import InvalidTransaction, TopsError
-from tops.ids import TxId, tx_id
-from tops.messages import CensusPolicy, TxOutcome, TxSpec
-from tops.site_transactions import Transaction
-from tops.transactions import granted_scope
+from tops.client.transactions import Transaction
+from tops.core.participant.sub_tx_executor import SubTxExecutor
+from tops.model.constraints import AnyConstraint, AtLeast, Deadline, OnlyFrom, Required
+from tops.model.errors import InvalidTransaction, TopsError
+from tops.model.ids import TxId, tx_id
+from tops.model.transactions import granted_scope
+from tops.protocol.messages import CensusPolicy, TxOutcome, TxSpec
 
 WAIT_S = 60.0
 SLOWER = 8.0  # times of a scenario, when something ends by itself, are so much longer on a machine that may be busy

@@ -7,10 +7,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from adapters.ports import free_port
+from adapters.embedded.free_ports import free_port
 from tests.integration.overlay.cluster import QUICK
 from tops import Broker, Site
-from tops.config import parse_config
+from tops.runtime.config import parse_config
 from tops.security import Authority, Identity, Kind, kind_of_name, utc_now
 from tops.security.identity import role_of_kind
 
@@ -44,11 +44,12 @@ def issue(
     kind: Kind | None = None,
     begins: timedelta = timedelta(minutes=-5),
     ends: timedelta = timedelta(days=1),
+    renew: bool = False,
 ) -> Path:
     """The folder of a certificate; a name with a slash is a replica's."""
     now, kind = utc_now(), kind or kind_of_name(name)
     identity = Identity(authority.cluster, kind, name, role_of_kind(kind, role))
-    return authority.issue(identity, ["127.0.0.1"], now + begins, now + ends, now=now)
+    return authority.issue(identity, ["127.0.0.1"], now + begins, now + ends, now=now, renew=renew)
 
 
 @asynccontextmanager

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from adapters.ports import free_port
+from adapters.embedded.free_ports import free_port
 from tests.integration.overlay.cluster import QUICK, Cluster, Recorder, event_type, until
 from tops import Broker, EventType, Outcome, Participant, Received, Scope, Site
-from tops.config import Config, parse_config
-from tops.core.rendezvous import RendezvousOptions
-from tops.effects import Post
-from tops.errors import JournalFailed, LimitExceeded, NotReachable
-from tops.ids import NodeId, TxId
-from tops.messages import Address, AskEpoch, EpochId, Sender
-from tops.records import MembersDeclared, PlansDeclared, PublishersKept
-from tops.runtime import retention
-from tops.set_types import set_definition
+from tops.core.coordinator.rendezvous import RendezvousOptions
+from tops.model.errors import JournalFailed, LimitExceeded, NotReachable
+from tops.model.ids import NodeId, TxId
+from tops.protocol.effects import Post
+from tops.protocol.messages import Address, AskEpoch, EpochId, Sender
+from tops.protocol.records import MembersDeclared, PlansDeclared, PublishersKept
+from tops.protocol.set_types import set_definition
+from tops.runtime.config import Config, parse_config
+from tops.server import retention
 
 
 def config_at(directory: Path, extra: str = "") -> Config:
@@ -94,7 +94,9 @@ async def test_what_everybody_has_taken_is_dropped_and_the_rest_survives_a_resta
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("when_full", ["refuse", "warn"])
 async def test_what_a_durable_subscriber_needs_is_never_dropped(tmp_path: Path, when_full: str) -> None:
-    config = config_at(tmp_path, f'[broker.retention]\nsize = "4 MiB"\nwhen_full = "{when_full}"')
+    config = config_at(
+        tmp_path, f'[broker.retention]\nsize = "4 MiB"\nfollower_size = "64 MiB"\nwhen_full = "{when_full}"'
+    )
     async with Broker.run(config, "b1") as broker, site_at(broker, "writer") as writer:
         await writer.advertise(BULK)
         async with site_at(broker, "reader") as site:
@@ -109,6 +111,50 @@ async def test_what_a_durable_subscriber_needs_is_never_dropped(tmp_path: Path, 
             assert await writer.publish(BULK, {"data": b"more"})
         assert any(kind == "journal-full" and "reader" in text for _, kind, text in broker.node.alarms)
         assert broker.node.core.rendezvous.logs["bulk"].oldest == 1
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("retained", ['when_full = "refuse"', 'follower_size = "4 MiB"'])
+async def test_a_follower_that_takes_nothing_is_dropped_for_the_others_and_hears_why(
+    tmp_path: Path, retained: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = EventType("other", {"data": bytes}, durable=True)
+    config = config_at(tmp_path, f'[broker.retention]\nsize = "4 MiB"\n{retained}')
+    async with AsyncExitStack() as stack:
+        async with Broker.run(config, "b1") as broker, site_at(broker, "writer") as writer:
+            await writer.advertise(BULK)
+            await writer.advertise(other)
+            honest = await stack.enter_async_context(site_at(broker, "honest"))
+            taken = Recorder()
+            await honest.subscribe(BULK, participant=taken, durable="all")
+            async with site_at(broker, "hoarder") as site:
+                await site.subscribe(BULK, participant=Busy(), durable="mine")
+                await site.subscribe(other, participant=Busy(), durable="mine")
+            confirmed = 0
+            for _ in range(12):
+                confirmed += await publish_bulk(writer, 1)
+                await broker.retainer.step()
+            await until(lambda: len(taken.ordinary) == confirmed, 30)
+            await until(lambda: broker.retainer.room is retention.Room.ENOUGH, 30)
+
+            assert confirmed == 12 * 16
+            assert await writer.publish(other, {"data": b"more"})
+            assert broker.node.store.journal.size_bytes < 8 * 2**20
+            log = broker.node.core.rendezvous.logs["bulk"]
+            assert [feed.key for feed in log.subscribers] == ["honest.all"] and list(log.dropped) == ["hoarder.mine"]
+            assert any(kind == "follower-dropped" and "hoarder.mine" in text for _, kind, text in broker.node.alarms)
+            assert broker.node.counters["followers_dropped"] == 1
+            await stack.aclose()
+        assert "hoarder" in (tmp_path / "data" / "audit.log").read_text()
+
+    async with Broker.run(config, "b1") as broker, site_at(broker, "hoarder") as site:
+        back = Recorder()
+        subscription = await site.subscribe(BULK, participant=back, durable="mine", start="oldest")
+        await until(lambda: any("mine: it was dropped" in text for text in caplog.messages))
+        assert back.ordinary == []
+        await subscription.unsubscribe(forget=True)
+        await site.subscribe(BULK, participant=back, durable="mine", start="oldest")
+        await until(lambda: bool(back.ordinary))
 
 
 @pytest.mark.usefixtures("eager")

@@ -15,7 +15,7 @@ from tests.integration.overlay.scenario_cluster import ProcessCluster
 from tests.scenarios import test_constraints as at
 from tests.scenarios import test_hts as hts
 from tests.scenarios import test_thesis as thesis
-from tops.constraints import AtLeast, Required
+from tops.model.constraints import AtLeast, Required
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

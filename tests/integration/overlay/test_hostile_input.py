@@ -12,14 +12,13 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from adapters.ports import free_port
+from adapters.embedded.free_ports import free_port
 from tests.integration.overlay.cluster import TOPOLOGIES, Cluster, Recorder, event_type, until
 from tops import Broker, EventType, Filter, Participant, Received, Scope, Site, TxType
-from tops.config import parse_config
-from tops.core.link_session import Frame
-from tops.errors import ProtocolError
-from tops.ids import NodeId, Pseudonym, TxId
-from tops.messages import (
+from tops.core.link.session import Frame
+from tops.model.errors import ProtocolError
+from tops.model.ids import NodeId, Pseudonym, TxId
+from tops.protocol.messages import (
     AbortTx,
     Address,
     AskOutcome,
@@ -51,12 +50,13 @@ from tops.messages import (
     TypeAdvertised,
 )
 from tops.runtime import site_node
-from tops.runtime.connections import client_session, open_socket
-from tops.runtime.guard import GRANTED_MAX, Guard
-from tops.runtime.identity import Self
-from tops.runtime.link import exchange_meet, receive_bytes
-from tops.runtime.sockets import DialledSocket
-from tops.runtime.wire import decode, encode_frame, encode_message, encode_word, meeting
+from tops.runtime.config import parse_config
+from tops.runtime.edge.guard import GRANTED_MAX, Guard
+from tops.runtime.links.dialling import client_session, open_socket
+from tops.runtime.links.identity import Self
+from tops.runtime.links.link import exchange_meet, receive_bytes
+from tops.runtime.links.sockets import DialledSocket
+from tops.runtime.links.wire import decode, encode_frame, encode_message, encode_word, meeting
 from tops.security import HANDSHAKE_BYTES_MAX, Identity, Kind, Permissions
 
 FUZZ_INPUTS = 100_000

@@ -9,7 +9,7 @@ import aiohttp
 from tests.integration.overlay.cluster import ROOT, Cluster, Recorder, event_type, until
 from tops import Scope, TxType
 from tops.http.client import bearer_for, http_address
-from tops.messages import CensusPolicy
+from tops.protocol.messages import CensusPolicy
 
 
 async def tops(*arguments: str) -> tuple[int, str, str]:

@@ -8,14 +8,14 @@ from contextlib import suppress
 import asyncpg
 import pytest
 
-from adapters.embedded_postgres import EmbeddedPostgres
+from adapters.embedded.servers import EmbeddedPostgres
 from tests.integration.overlay.cluster import Cluster, Recorder, event_type, until
 from tests.integration.overlay.test_http_and_cli import tops
 from tops import EventType, Outcome, Site, TxType
-from tops.errors import UncheckedTransaction
-from tops.ids import TxId
-from tops.messages import CensusPolicy, TxOutcome, TxSpec
-from tops.site_transactions import Transaction
+from tops.client.transactions import Transaction
+from tops.model.errors import UncheckedTransaction
+from tops.model.ids import TxId
+from tops.protocol.messages import CensusPolicy, TxOutcome, TxSpec
 
 
 class Table(Recorder):

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from adapters.ports import free_port
+from adapters.embedded.free_ports import free_port
 from tests.integration.overlay.cluster import Cluster, Recorder, event_type, until
 from tops import Broker, EventType, Filter, Scope, Site
-from tops.config import parse_config
-from tops.core.participation import SiteOptions
-from tops.core.routing import rendezvous_of
-from tops.errors import NotReachable, TransactionAborted
-from tops.ids import NodeId
-from tops.messages import CensusPolicy, TxSpec
+from tops.core.broker.routing import rendezvous_of
+from tops.core.participant.participation import SiteOptions
+from tops.model.errors import NotReachable, TransactionAborted
+from tops.model.ids import NodeId
+from tops.model.transactions import Outcome, TxType
+from tops.protocol.messages import CensusPolicy, TxSpec
 from tops.runtime import site_node
-from tops.runtime.wire import Pressed
-from tops.transactions import Outcome, TxType
+from tops.runtime.config import parse_config
+from tops.runtime.links.wire import Pressed
 
 
 @asynccontextmanager

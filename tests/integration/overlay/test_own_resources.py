@@ -4,8 +4,8 @@ import pytest
 
 from tests.integration.overlay.cluster import Cluster, Recorder, event_type, until
 from tops import Outcome, TxType
-from tops.errors import TransactionAborted
-from tops.messages import CensusPolicy
+from tops.model.errors import TransactionAborted
+from tops.protocol.messages import CensusPolicy
 
 pytestmark = pytest.mark.asyncio
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tops.effects import AbortTxCall, Call, CommitTxCall, Memo, NotifyTx, PrepareTx
-from tops.ids import NodeId, TxId
-from tops.messages import EpochId, Event
-from tops.participants import Participant, Received
+from tops.model.ids import NodeId, TxId
+from tops.protocol.effects import AbortTxCall, Call, CommitTxCall, Memo, NotifyTx, PrepareTx
+from tops.protocol.messages import EpochId, Event
 from tops.runtime.participant_driver import ParticipantDriver
+from tops.runtime.participants import Participant, Received
 from tops.runtime.site_journal import SiteJournal
 
 TX, OTHER = TxId("client.1.1"), TxId("client.1.2")

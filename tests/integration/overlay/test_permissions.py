@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from tests.attack.raw_link import Verdict, raw_link
 from tests.integration.overlay.cluster import Recorder, event_type, until
 from tests.integration.overlay.secured import CLUSTER, Secured, issue, secured_broker
 from tops import EventType, Outcome, Scope, TxType
-from tops.errors import ConfigError, NotAuthenticated, NotReachable, PermissionDenied, ProtocolError, TopsError
-from tops.messages import CensusPolicy
-from tops.runtime.connections import client_session, open_socket
-from tops.runtime.identity import Self
-from tops.runtime.link import receive_bytes
+from tops.model.errors import ConfigError, NotAuthenticated, NotReachable, PermissionDenied, ProtocolError, TopsError
+from tops.protocol.messages import CensusPolicy
+from tops.runtime.links.dialling import client_session, open_socket
+from tops.runtime.links.identity import Self
+from tops.runtime.links.link import receive_bytes
 from tops.security import Authority, Initiator, fresh_nonce, tls_channel, utc_now
 
 ROLES = [
@@ -175,6 +176,30 @@ async def test_refusals_are_audited(secured: Secured) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ who gets in
+
+
+async def test_a_link_ends_with_its_certificate(secured: Secured) -> None:
+    keys = secured.keys("short", ends=timedelta(seconds=3))
+    async with raw_link(secured.broker.url, "b1", keys, "s1") as link:
+        secured.broker.reload_keys()  # which it does by itself every few seconds
+        assert await link.send() is Verdict.TAKEN
+
+        await asyncio.sleep(4)
+        secured.broker.reload_keys()
+
+        assert await link.send() is Verdict.CLOSED
+        assert "the certificate is valid from" in link.closed_because
+
+
+async def test_a_site_goes_on_with_a_renewed_certificate_when_the_old_one_ends(secured: Secured) -> None:
+    keys = secured.keys("renewed", ends=timedelta(seconds=3))
+    async with secured.site("renewed", keys=keys) as site:
+        secured.keys("renewed", renew=True)
+        await asyncio.sleep(4)
+        secured.broker.reload_keys()
+
+        await site.advertise(shop_type("shop.renewed"))
+        assert site._node.link is not None and site._node.link.connected
 
 
 async def test_an_expired_certificate_is_refused_before_it_is_used(secured: Secured) -> None:

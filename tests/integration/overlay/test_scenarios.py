@@ -6,9 +6,10 @@ from contextlib import AsyncExitStack
 import pytest
 
 from tests.integration.overlay.cluster import Cluster, Recorder, event_type, until
-from tops import Access, EventType, Filter, Outcome, Scope, ScopeLimit, Site, TxType, constraints
-from tops.errors import InvalidEvent, NotAdvertised, TransactionAborted, TransactionClosed
-from tops.messages import CensusPolicy
+from tops import Access, EventType, Filter, Outcome, Scope, ScopeLimit, Site, TxType
+from tops.model import constraints
+from tops.model.errors import InvalidEvent, NotAdvertised, TransactionAborted, TransactionClosed
+from tops.protocol.messages import CensusPolicy
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

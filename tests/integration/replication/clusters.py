@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from adapters import postgres_programs as programs
-from adapters.ports import free_port
+from adapters.embedded import programs
+from adapters.embedded.free_ports import free_port
 from replication import ReplicaSet, connect
-from replication.config import Cluster
-from replication.processes import Processes, wait_ready
+from replication.model.config import Cluster
+from replication.operations.processes import Processes, wait_ready
 
 SCHEMA = """
 create table accounts (

@@ -10,13 +10,13 @@ from pathlib import Path
 import asyncpg
 
 from adapters import EmbeddedPostgres, Logins
-from adapters.ports import free_port
+from adapters.embedded.free_ports import free_port
 from replication import ReplicaSet, connect
-from replication.agent import Agent
-from replication.config import Cluster, login_keys
+from replication.model.config import Cluster, login_keys
+from replication.replica.agent import Agent
 from tests.integration.replication.clusters import SCHEMA
 from tests.support.logins import logins_in
-from tops.runtime.broker import Broker
+from tops.server.broker import Broker
 
 Provisioner = Callable[[EmbeddedPostgres, str], Awaitable[Logins]]
 
@@ -52,7 +52,7 @@ class SmallCluster:
                 agent = await stack.enter_async_context(Agent.open(self.cluster, "shop", replica))
                 self.agents[replica] = agent
                 if joined:
-                    await agent.wait_joined()
+                    await _joined(agent)
                 self._stacks[replica] = stack.pop_all()
 
         await asyncio.gather(*map(one, replicas))
@@ -101,6 +101,16 @@ class SmallCluster:
             yield shop
 
 
+async def _joined(agent: Agent) -> None:
+    """Bounded, so that an agent that does not join fails its test with the reason."""
+    try:
+        async with asyncio.timeout(JOIN_S):
+            await agent.wait_joined()
+    except TimeoutError:
+        raise AssertionError(f"{agent.replica.name} did not join within {JOIN_S:g} s: {agent.not_started}") from None
+
+
+JOIN_S = 120.0
 _made = 0
 VOTE_S = 5.0  # a busy machine is no silent replica
 LIMITS = f"heartbeat_s = 5\nsite_grace_s = 0.5\nvote_s = {VOTE_S}\nfinish_s = {VOTE_S}"

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+from adapters.changes import Insert
 from replication import ReplicaSet
-from replication.refusals import WriteRefused
+from replication.rpc.refusals import WriteRefused
 from tests.integration.replication.history import Tx, Version
-from tops.changes import Insert
-from tops.errors import NotReachable, OutcomeUnknown
+from tops.model.errors import NotReachable, OutcomeUnknown
 
 SITES = ("r1", "r2", "r3")
 SETTLE_S = 60.0

@@ -1,7 +1,10 @@
 """What an operator asks and orders: plans, checks before go-live, health and metrics, writes over HTTP."""
 
 import asyncio
+import contextlib
 import json
+import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +14,23 @@ import pytest
 from aiohttp import web
 
 from adapters import EmbeddedPostgres
-from adapters.ports import free_port
-from replication.config import Cluster
-from replication.doctor import Finding, examine
-from replication.events import log_type, write_body
-from replication.http import serve_agent
-from replication.http_sets import SetRoutes
-from replication.refusals import TooFewReplicas
+from adapters.changes import Insert, Member, Update, Upsert
+from adapters.embedded.free_ports import free_port
+from replication.http.agent import CONNECTIONS_MAX, serve_agent
+from replication.http.sets import SetRoutes
+from replication.model.config import Cluster
+from replication.model.events import log_type, write_body
+from replication.operations.doctor import Finding, examine
+from replication.replica.agent import Agent
+from replication.rpc.refusals import TooFewReplicas
 from tests.integration.replication.clusters import eventually
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tests.integration.replication.test_command_line import tops
 from tops import Site
-from tops.changes import Insert, Member, Update, Upsert
-from tops.errors import TopsError
 from tops.http.gate import Gate
 from tops.http.names import Names
-from tops.ids import TxId
+from tops.model.errors import TopsError
+from tops.model.ids import TxId
 from tops.security import Identity, Kind, Permissions
 
 HEALTHY = {"level": "ok", "replica": "", "finding": "nothing was found that would go wrong", "remedy": ""}
@@ -274,6 +278,34 @@ async def test_an_agent_tells_its_health_readiness_and_figures(server: EmbeddedP
             assert (await get(f"{base}/readyz?max_lag=1"))[0] == 200
 
 
+async def test_silent_connections_to_an_agent_are_bounded_and_keep_no_probe_out(
+    server: EmbeddedPostgres, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("replication.http.agent.REQUEST_S", 2.0)
+    async with small_cluster(server, folder, QUORUM) as cluster, contextlib.AsyncExitStack() as opened:
+        agent = cluster.agents["r3"]
+        agent.replica = agent.replica.model_copy(update={"listen": f"127.0.0.1:{free_port()}"})
+        before = len(os.listdir("/proc/self/fd"))
+        async with serve_agent(agent):
+            silent = [opened.enter_context(socket.socket()) for _ in range(3 * CONNECTIONS_MAX)]
+            for each in silent:
+                each.setblocking(False)
+                await asyncio.get_running_loop().sock_connect(each, agent_address(agent))
+            await asyncio.sleep(1.1)  # after which a silent connection makes room
+
+            assert (await get(f"http://{agent.replica.listen}/metrics"))[0] == 200
+            assert len(os.listdir("/proc/self/fd")) - before - len(silent) <= CONNECTIONS_MAX + 20
+            async with asyncio.timeout(5):
+                for each in silent:
+                    with contextlib.suppress(ConnectionError):
+                        assert await asyncio.get_running_loop().sock_recv(each, 1) == b""
+
+
+def agent_address(agent: Agent) -> tuple[str, int]:
+    host, _, port = str(agent.replica.listen).rpartition(":")
+    return host, int(port)
+
+
 # ------------------------------------------------------------------------------------------------- writes over HTTP
 
 
@@ -297,12 +329,12 @@ async def test_writes_over_http_need_the_token_and_count_once_per_key(
     server: EmbeddedPostgres, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "tops.replication")
-    keys = f'{QUORUM}\nwrite_token = "secret"'
+    keys = f'{QUORUM}\nwrite_token = "secret-of-the-set"'
     async with small_cluster(server, folder, keys) as cluster, aiohttp.ClientSession() as session:
         runner, url = await http_side(cluster)
 
         async def post(
-            body: Any, token: str | None = "secret", key: str = "", name: str = "shop"
+            body: Any, token: str | None = "secret-of-the-set", key: str = "", name: str = "shop"
         ) -> tuple[int, dict[str, Any]]:
             headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
             headers |= {"Idempotency-Key": key} if key else {}
@@ -312,7 +344,7 @@ async def test_writes_over_http_need_the_token_and_count_once_per_key(
         insert = {"changes": [{"kind": "insert", "table": "accounts", "key": {"id": 1}, "values": {"balance": 0}}]}
         add = {"changes": [{"kind": "update", "table": "accounts", "key": {"id": 1}, "add": {"balance": 5}}]}
         try:
-            for token in (None, "", "Secret", "secret2"):
+            for token in (None, "", "Secret-of-the-set", "secret-of-the-set2"):
                 assert (await post(insert, token))[0] == 403
             path = cluster.cluster.path
             away = "[[replica_set]]\nname = 'away'\npolicy = 'quorum'\n[[replica_set.replica]]\nname='a'\nbroker='b1'"

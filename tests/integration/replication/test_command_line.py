@@ -14,10 +14,10 @@ import psutil
 from yarl import URL
 
 from adapters import EmbeddedPostgres
-from adapters.ports import free_port
+from adapters.embedded.free_ports import free_port
 from replication import connect
-from replication.config import SUPERUSER_ACCEPTED, Cluster
-from replication.processes import STOP_PATIENCE_S
+from replication.model.config import SUPERUSER_ACCEPTED, Cluster
+from replication.operations.processes import STOP_PATIENCE_S
 from tests.integration.replication.clusters import RunningCluster, running, toml
 from tops.http.client import bearer_for
 
@@ -40,7 +40,7 @@ async def tops(cluster: Cluster, *arguments: str) -> tuple[int, str, str]:
 
 
 async def test_the_command_line_and_http_work_on_a_running_set(folder: Path) -> None:
-    keys = 'policy = "quorum"\nwrite_quorum = 2\nwrite_token = "secret-token"'
+    keys = 'policy = "quorum"\nwrite_quorum = 2\nwrite_token = "secret-token-of-the-set"'
     async with running(folder, {"shop": keys}, brokers=1) as cluster:
         await write_read_status(cluster)
         await wrong_use(cluster)
@@ -75,6 +75,17 @@ async def write_read_status(cluster: RunningCluster) -> None:
         "--consistency", "quorum", "--after", token, "--format", "json",
     )  # fmt: skip
     assert (code, json.loads(out)) == (0, [{"owner": "anna"}]), err
+    returning = "insert into accounts values (2, 'berta', 7) returning id, owner, 50000::numeric as n"
+    code, out, err = await tops(cluster.cluster, "write", "shop", "--sql", returning, "--format", "json")
+    assert (code, json.loads(out)[0]["returned"]) == (0, [{"id": 2, "owner": "berta", "n": "50000"}]), err
+    code, out, err = await tops(
+        cluster.cluster, "write", "shop", "--sql", "delete from accounts where id = 2 returning owner"
+    )
+    assert (code, "berta" in out, "token" in out) == (0, True, True), err
+    code, out, err = await tops(
+        cluster.cluster, "read", "shop", "--sql", "select 50000::numeric as n, null as x", "--format", "json"
+    )
+    assert (code, json.loads(out)) == (0, [{"n": "50000", "x": None}]), err
     code, out, err = await tops(cluster.cluster, "write", "shop", "--sql", "update accounts set balance = -1")
     assert code == 1
     assert "constraint" in err
@@ -94,7 +105,7 @@ async def write_read_status(cluster: RunningCluster) -> None:
 async def http(cluster: RunningCluster) -> None:
     base = cluster.cluster.urls()[0].replace("ws", "http", 1) + "/v1/replica-sets/shop"
     body: dict[str, Any] = {"sql": "update accounts set balance = balance + $1 where id = 1", "args": [5]}
-    headers = {"Authorization": "Bearer secret-token", "Idempotency-Key": "once"}
+    headers = {"Authorization": "Bearer secret-token-of-the-set", "Idempotency-Key": "once"}
     async with aiohttp.ClientSession() as session:
         async with session.post(f"{base}/write", json=body) as refused:
             assert refused.status == 403
@@ -143,6 +154,8 @@ async def test_the_five_minutes_of_the_readme_work_as_they_are_pasted(folder: Pa
         out, err = await told.communicate()
         assert told.returncode == 0, err.decode()
         assert "100" in out.decode()
+        returned, first, second = re.findall(r"[0-9a-f]{8}-[0-9a-f-]{27}.*?(\d\d:\d\d:\d\d\.\d+)", out.decode())
+        assert returned == first == second
         asked = await asyncio.create_subprocess_exec(
             sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE, env=environment()
         )
@@ -223,6 +236,21 @@ async def test_tops_up_says_why_a_set_has_not_started_and_who_is_missing(folder:
         assert await process.wait() == 0
 
 
+async def test_tops_up_ends_when_only_brokers_are_left(server: EmbeddedPostgres, folder: Path) -> None:
+    path = toml(folder, {"shop": 'policy = "quorum"\nwrite_quorum = 2'}, brokers=1, replicas=2)
+    for name, database in (("r1", "postgres"), ("r2", "template1")):  # a superuser's, which the file does not allow
+        dsn = f'name = "{name}"\ndsn = "{server.dsn_for(database)}"'
+        path.write_text(path.read_text().replace(f'name = "{name}"', dsn))
+    process = await up(Cluster.load(path), folder)
+    try:
+        await says(process, "no replica is left running (shop/")
+        async with asyncio.timeout(STOP_PATIENCE_S):
+            assert await process.wait() == 1
+    finally:
+        if process.returncode is None:
+            process.kill()
+
+
 async def test_a_second_agent_needs_to_be_told_to_take_over_and_the_rest_goes_on(folder: Path) -> None:
     cluster = Cluster.load(toml(folder, {"shop": 'policy = "quorum"\nwrite_quorum = 2'}, brokers=1, replicas=3))
     servers = [EmbeddedPostgres(folder / f"pg{number}") for number in (1, 2, 3)]
@@ -264,6 +292,13 @@ async def test_tops_up_runs_everything_and_stops_it_on_an_interrupt(folder: Path
         await says(process, "ready")
         code, _, err = await tops(cluster, "up")
         assert (code, "somebody listens there already" in err) == (2, True)
+        first = next(p for p in psutil.Process(process.pid).children() if "shop/r1" in p.cmdline())
+        confs = {file: file.read_text() for file in folder.rglob("tops.conf")}
+        for options in ([], ["--take-over"]):
+            async with asyncio.timeout(20.0):
+                code, _, err = await tops(cluster, "replica", "run", "--name", "shop/r1", *options)
+            assert (code, f"process {first.pid} on host" in err, "stop that one first" in err) == (2, True, True), err
+        assert {file: file.read_text() for file in confs} == confs, "a running server's settings were changed"
         async with connect(cluster.urls(), "shop") as shop:
             await shop.execute("insert into accounts values (1, '', 1)")
             pids = [int(pid.read_text().split()[0]) for pid in folder.rglob("postmaster.pid")]

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from adapters import EmbeddedPostgres
-from replication.agent import complaint
-from replication.certification import WRITE_SETS
+from adapters.changes import Upsert
 from replication.cli import replica
 from replication.conflicts.tables import CLOCKS
-from replication.doctor import examine
-from replication.events import log_type
+from replication.model.events import log_type
+from replication.operations.doctor import examine
+from replication.replica.agent import complaint
+from replication.replica.apply.certification import WRITE_SETS
 from tests.integration.replication.clusters import eventually
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tests.integration.replication.test_command_line import tops
-from tops.changes import Upsert
-from tops.errors import NotReachable, TopsError
+from tops.model.errors import NotReachable, TopsError
 
 MEMBERS = {"shop/r1", "shop/r2"}  # without the one that failed
 SERIALIZABLE, PEERS = 'policy = "serializable"', 'policy = "peer-to-peer"'

@@ -7,9 +7,9 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from adapters.embedded_postgres import kept_logins
+from adapters.embedded.servers import kept_logins
 from replication import ReplicaSet
-from replication.reads import Consistency
+from replication.client.reads import Consistency
 from tests.integration.replication.clusters import RunningCluster, rows_everywhere, running
 from tests.integration.replication.observations import violations
 from tests.integration.replication.workloads import ACCOUNTS, START, Record, fill, read_until, write_until

@@ -7,16 +7,16 @@ import asyncpg
 import pytest
 
 from adapters import EmbeddedPostgres, Logins, PostgresAdapter
-from adapters.embedded_postgres import kept_logins, logins_file
-from adapters.ports import free_port
-from adapters.postgres.logins import Roles, user_of, with_login
-from replication.agent import Agent
-from replication.config import HIDDEN, SUPERUSER_ACCEPTED, Cluster, login_keys
-from replication.databases import ReplicaDatabase, given_logins
-from replication.doctor import Finding, examine
-from replication.login_grants import grants_text
+from adapters.embedded.free_ports import free_port
+from adapters.embedded.servers import kept_logins, logins_file
+from adapters.postgres.sql.logins import Roles, user_of, with_login
+from replication.model.config import HIDDEN, SUPERUSER_ACCEPTED, Cluster, login_keys
+from replication.operations.doctor import Finding, examine
+from replication.operations.login_grants import grants_text
+from replication.replica.agent import Agent
+from replication.replica.databases import ReplicaDatabase, given_logins
 from tests.support.logins import PASSWORDS, logins_in
-from tops.errors import ConfigError, TopsError
+from tops.model.errors import ConfigError, TopsError
 
 TABLES = "create table t (id serial primary key, v int); create table other (id int primary key)"
 

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from adapters import EmbeddedPostgres
+from adapters.changes import Change, Insert, Update
 from replication import ReplicaSet, connect
-from replication.refusals import WriteRefused
+from replication.rpc.refusals import WriteRefused
 from tests.integration.replication.clusters import rows_everywhere
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tests.integration.replication.test_kills import POLICIES
 from tests.integration.replication.wires import Loss, Wire, wire_to
-from tops.changes import Change, Insert, Update
-from tops.errors import OutcomeUnknown, Retry, TopsError
+from tops.model.errors import OutcomeUnknown, Retry, TopsError
 
 
 async def balance(shop: ReplicaSet, row: int) -> int:

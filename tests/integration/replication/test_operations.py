@@ -9,19 +9,19 @@ import msgspec
 import pytest
 
 from adapters import EmbeddedPostgres
+from adapters.changes import Insert, Update, Upsert
+from adapters.resource import Epoch, Prepared
 from replication import connect
-from replication.agent import complaint
-from replication.participant import ReplicaParticipant
-from replication.refusals import TooFewReplicas, WriteRefused
+from replication.replica.agent import complaint
+from replication.replica.apply.participant import ReplicaParticipant
+from replication.rpc.refusals import TooFewReplicas, WriteRefused
 from tests.integration.replication.clusters import eventually, rows_everywhere
 from tests.integration.replication.inprocess import small_cluster
 from tests.integration.replication.test_command_line import tops
 from tests.integration.replication.workloads import fill, transfer
-from tops.changes import Insert, Update, Upsert
-from tops.core.routing import rendezvous_of
-from tops.errors import OutcomeUnknown
-from tops.ids import NodeId
-from tops.ports import Epoch, Prepared
+from tops.core.broker.routing import rendezvous_of
+from tops.model.errors import OutcomeUnknown
+from tops.model.ids import NodeId
 
 HELD = """
 select from pg_locks where relation = 'accounts'::regclass and pid <> pg_backend_pid()

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from adapters import EmbeddedPostgres
+from adapters.changes import Insert, Update
 from replication import ReplicaSet, connect
-from replication.refusals import WriteRefused
+from replication.rpc.refusals import WriteRefused
 from tests.integration.replication.clusters import eventually
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tests.integration.replication.wires import Wire, wire_to
-from tops.changes import Insert, Update
-from tops.errors import OutcomeUnknown
+from tops.model.errors import OutcomeUnknown
 
 POLICIES = {
     "write-all": 'policy = "write-all"',

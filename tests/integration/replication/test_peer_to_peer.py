@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from adapters import EmbeddedPostgres
+from adapters.changes import Change, Delete, Insert, Member, Row, Update
 from replication import ReplicaSet
 from replication.conflicts.clock import wall_ms
 from replication.conflicts.tables import rows_of, version_in
-from replication.participant import entry_of
+from replication.replica.apply.participant import entry_of
 from tests.integration.replication.clusters import eventually, rows_everywhere
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
-from tops.changes import Change, Delete, Insert, Member, Row, Update
-from tops.digests import Digests, LogPoint
-from tops.errors import NotReachable, OutcomeUnknown
-from tops.messages import LogEntry
+from tops.model.errors import NotReachable, OutcomeUnknown
+from tops.model.log_points import Digests, LogPoint
+from tops.protocol.messages import LogEntry
 
 HOT, DOOMED, COUNTER, WRITERS = range(8), range(20, 28), 50, 12
 SKEW_MS = {"r1": 0, "r2": 5_000, "r3": -5_000}

@@ -14,12 +14,12 @@ import asyncpg
 import pytest
 
 from adapters import EmbeddedPostgres
+from adapters.changes import Update, Upsert
 from replication import ReplicaSet
-from replication.reads import TooFewReaders
-from replication.refusals import TooFewReplicas, WriteRefused
+from replication.client.reads import TooFewReaders
+from replication.rpc.refusals import TooFewReplicas, WriteRefused
 from tests.integration.replication.clusters import eventually
 from tests.integration.replication.inprocess import VOTE_S, SmallCluster, small_cluster
-from tops.changes import Update, Upsert
 
 SIZES = [(m, n) for n in range(1, 6) for m in range(1, n + 1)]
 BALANCE = "select balance from accounts where id = 1"

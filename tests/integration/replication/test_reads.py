@@ -9,14 +9,14 @@ from uuid import UUID
 import pytest
 
 from adapters import EmbeddedPostgres
-from replication.calls import ReplicaFailed
-from replication.events import log_type
-from replication.refusals import VersionConflict, WriteRefused
+from adapters.changes import Insert, Update, Upsert
+from adapters.resource import Attempt
+from replication.model.events import log_type
+from replication.rpc.calls import ReplicaFailed
+from replication.rpc.refusals import VersionConflict, WriteRefused
 from tests.integration.replication.clusters import eventually
 from tests.integration.replication.inprocess import small_cluster
-from tops.changes import Insert, Update, Upsert
-from tops.errors import InvalidTransaction, NotReachable
-from tops.ports import Attempt
+from tops.model.errors import InvalidTransaction, NotReachable
 
 BALANCE = "select balance from accounts where id = 1"
 PROMISES = {
@@ -212,3 +212,25 @@ async def test_a_current_read_does_not_wait_for_a_replica_that_is_gone(server: E
         await eventually(is_gone, what="the loss of r3")
         async with asyncio.timeout(3.0):
             assert await shop.fetchval(BALANCE, consistency="current") == 1
+
+
+async def test_a_materialized_view_is_read_only_at_a_replica_that_the_client_names(
+    server: EmbeddedPostgres, folder: Path
+) -> None:
+    async with small_cluster(server, folder, 'policy = "write-all"') as cluster, cluster.connect() as shop:
+        for replica in cluster.databases:
+            await cluster.script(
+                replica,
+                "create materialized view counted as select count(*) as n from accounts;"
+                "create view shown as select * from counted; grant select on counted, shown to public;",
+            )
+        await shop.write([Insert("accounts", {"id": 71, "balance": 1})])
+        await cluster.script("r2", "refresh materialized view counted")
+
+        for sql in ("select n from counted", "select n from public.counted", "select * from shown"):
+            with pytest.raises(ReplicaFailed, match="counted is a materialized view, which is not replicated") as told:
+                await shop.fetch(sql)
+            assert "--replica" in str(told.value)
+        first, second = [await shop.fetchval("select n from shown", replica=name) for name in ("r1", "r2")]
+        assert second == first + 1
+        assert await shop.fetchval("with counted as (select 3 as n) select n from counted") == 3

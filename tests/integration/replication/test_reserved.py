@@ -5,15 +5,7 @@ from pathlib import Path
 import pytest
 
 from adapters import EmbeddedPostgres
-from replication.control import control_key
-from replication.events import log_type
-from replication.own_statements import DROP_SUMS, DROP_WRITE_SETS, REPAIR_CALL
-from replication.policies import policy_of
-from replication.policies.base import write_spec
-from tests.integration.replication.inprocess import SmallCluster, small_cluster
-from tests.support.hostile_client import unchecked
-from tops import Site
-from tops.changes import (
+from adapters.changes import (
     SETTLED,
     Change,
     Delete,
@@ -26,8 +18,16 @@ from tops.changes import (
     encode_member,
     own_key,
 )
-from tops.errors import TopsError, TransactionAborted
-from tops.ids import TxId, counted_id
+from replication.conflicts.own_statements import DROP_SUMS, DROP_WRITE_SETS, REPAIR_CALL
+from replication.model.events import log_type
+from replication.policies import policy_of
+from replication.policies.base import write_spec
+from replication.rpc.control import control_key
+from tests.integration.replication.inprocess import SmallCluster, small_cluster
+from tests.support.hostile_client import unchecked
+from tops import Site
+from tops.model.errors import TopsError, TransactionAborted
+from tops.model.ids import TxId, counted_id
 
 POLICIES = {
     "write-all": 'policy = "write-all"',

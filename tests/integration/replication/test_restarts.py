@@ -13,19 +13,19 @@ import asyncpg
 import pytest
 
 from adapters import EmbeddedPostgres
-from adapters.ports import free_port
+from adapters.changes import Upsert
+from adapters.embedded.free_ports import free_port
+from adapters.resource import Resource
 from replication import connect
-from replication.agent import Agent
-from replication.config import Cluster, login_keys
-from replication.databases import ReplicaDatabase
-from replication.reads import TooFewReaders
+from replication.client.reads import TooFewReaders
+from replication.model.config import Cluster, login_keys
+from replication.replica.agent import Agent
+from replication.replica.databases import ReplicaDatabase
 from tests.integration.replication.clusters import SCHEMA, eventually
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tests.support.logins import logins_in
-from tops.changes import Upsert
-from tops.errors import AgentReplaced, NotReachable, TopsError
-from tops.ports import Resource
-from tops.runtime.broker import Broker
+from tops.model.errors import AgentReplaced, NotReachable, TopsError
+from tops.server.broker import Broker
 
 BALANCE = "select balance from accounts where id = 1"
 PARTS = ("b1", "b2", "r1", "r2", "r3")

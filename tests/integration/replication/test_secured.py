@@ -9,8 +9,8 @@ from pathlib import Path
 
 import aiohttp
 
-from adapters.ports import free_port
-from replication.config import Cluster
+from adapters.embedded.free_ports import free_port
+from replication.model.config import Cluster
 from tests.integration.overlay.secured import issue
 from tests.integration.replication.clusters import SCHEMA
 from tests.integration.replication.test_command_line import says, tops
@@ -29,7 +29,7 @@ def secured_file(folder: Path) -> tuple[Path, Authority]:
         '[cluster]\nname = "test"',
         f'[[broker]]\nname = "b1"\nlisten = "127.0.0.1:{free_port()}"\ndata = "data"\nkeys = "{broker}"',
         '[[replica_set]]\nname = "shop"\npolicy = "write-all"\nschema = "schema.sql"',
-        'write_token = "secret-token"\nhttp_keys = "keys/nodes/http-{broker}"',
+        'write_token = "secret-token-of-the-set"\nhttp_keys = "keys/nodes/http-{broker}"',
         *(
             f'[[replica_set.replica]]\nname = "{name}"\nbroker = "b1"\nkeys = "keys/nodes/shop.{name}"'
             for name in ("r1", "r2")
@@ -91,7 +91,7 @@ def certified(keys: str) -> ssl.SSLContext:
 async def over_http(cluster: Cluster, operator: str, reader: str) -> None:
     url = cluster.urls()[0].replace("ws", "http", 1) + "/v1/replica-sets/shop/write"
     body = {"sql": "update accounts set balance = balance + $1 where id = 1", "args": [5]}
-    headers = {"Authorization": "Bearer secret-token", "Idempotency-Key": "once"}
+    headers = {"Authorization": "Bearer secret-token-of-the-set", "Idempotency-Key": "once"}
     async with aiohttp.ClientSession() as session:
         async with session.post(url, json=body, ssl=certified(reader)) as refused:
             assert (refused.status, "auditor (reader) may not" in await refused.text()) == (403, True)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from replication import ReplicaSet
-from replication.reads import Consistency, TooFewReaders
-from replication.refusals import WriteRefused
+from replication.client.reads import Consistency, TooFewReaders
+from replication.rpc.refusals import WriteRefused
 from tests.integration.replication.clusters import eventually
 from tests.integration.replication.observations import QUERY, Observations, Seen, transfer_id
-from tops.errors import NotReachable, OutcomeUnknown, TopsError
+from tops.model.errors import NotReachable, OutcomeUnknown, TopsError
 
 ACCOUNTS = 10
 START = 1_000_000

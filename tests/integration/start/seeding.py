@@ -7,11 +7,11 @@ from pathlib import Path
 import asyncpg
 
 from adapters import EmbeddedPostgres
-from adapters.ports import free_port
-from replication.agent import Agent
-from replication.config import Cluster
+from adapters.embedded.free_ports import free_port
+from replication.model.config import Cluster
+from replication.replica.agent import Agent
 from tests.integration.replication.clusters import give_databases
-from tops.runtime.broker import Broker
+from tops.server.broker import Broker
 
 LINES = """
 [cluster]

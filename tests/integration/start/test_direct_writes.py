@@ -11,18 +11,18 @@ import asyncpg
 import pytest
 
 from adapters import EmbeddedPostgres
-from adapters.ports import free_port
-from adapters.postgres.guard_triggers import TRIGGER, remove_everything
-from adapters.postgres.logins import with_login
+from adapters.changes import Insert
+from adapters.embedded.free_ports import free_port
+from adapters.postgres.access.guard_triggers import TRIGGER, remove_everything
+from adapters.postgres.sql.logins import with_login
 from replication import connect
-from replication.agent import Agent
-from replication.config import Cluster
-from replication.http import serve_agent
+from replication.http.agent import serve_agent
+from replication.model.config import Cluster
+from replication.replica.agent import Agent
 from tests.integration.replication.clusters import SCHEMA, eventually, rows_everywhere
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tests.integration.replication.test_command_line import tops
-from tops.changes import Insert
-from tops.runtime.broker import Broker
+from tops.server.broker import Broker
 
 QUORUM = 'policy = "quorum"\nwrite_quorum = 2\ntables = "*"'
 PARTS = """

@@ -9,16 +9,16 @@ import aiohttp
 import pytest
 
 from adapters import EmbeddedPostgres
-from adapters.ports import free_port
-from replication.agent import Agent
-from replication.http import serve_agent
-from replication.refusals import NotStarted
-from replication.start.decisions import State
-from replication.start.record import StartRecord
+from adapters.changes import Insert
+from adapters.embedded.free_ports import free_port
+from replication.http.agent import serve_agent
+from replication.replica.agent import Agent
+from replication.replica.start.decisions import State
+from replication.replica.start.record import StartRecord
+from replication.rpc.refusals import NotStarted
 from tests.integration.replication.clusters import eventually, rows_everywhere
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tests.integration.replication.test_command_line import tops
-from tops.changes import Insert
 
 QUORUM = 'policy = "quorum"\nwrite_quorum = 2'
 POLICIES = [

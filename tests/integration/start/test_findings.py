@@ -6,14 +6,14 @@ import asyncpg
 import pytest
 
 from adapters import EmbeddedPostgres
-from adapters.ports import free_port
-from replication.config import Cluster
-from replication.doctor import examine
-from replication.start.findings import of_file
+from adapters.embedded.free_ports import free_port
+from replication.model.config import Cluster
+from replication.operations.doctor import examine
+from replication.operations.findings import of_file
 from tests.integration.replication.test_administration import database_with, findings_about
 from tests.integration.replication.test_command_line import tops
 from tests.integration.start.seeding import seeded_set
-from tops.errors import ConfigError
+from tops.model.errors import ConfigError
 
 GOOD = "create table parent (id int primary key); create table good (id int primary key, p int references parent);"
 BAD = """

@@ -7,8 +7,8 @@ import asyncpg
 import pytest
 
 from adapters import EmbeddedPostgres
-from replication.start import comparing, fingerprint
-from replication.start.fingerprint import Described, Progress
+from replication.replica.start import comparing, fingerprint
+from replication.replica.start.fingerprint import Described, Progress
 from tests.integration.replication.inprocess import _database, _give_back
 
 BASE = """

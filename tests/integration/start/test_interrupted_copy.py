@@ -6,11 +6,11 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from adapters.postgres.guard_triggers import REJECTED
+from adapters.changes import Insert
+from adapters.postgres.access.guard_triggers import REJECTED
 from replication import connect
 from tests.integration.replication.clusters import eventually
 from tests.integration.start.seeding import SeededSet, listed, seeded_set
-from tops.changes import Insert
 
 KEYS = 'policy = "quorum"\nwrite_quorum = 2\nseed = "r1"\ntables = "*"'
 TABLES = """

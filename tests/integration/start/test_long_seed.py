@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from adapters import EmbeddedPostgres
-from replication.config import Cluster
-from replication.processes import Processes, wait_ready
-from replication.replica_set import connect_by_file
+from replication.client.replica_set import connect_by_file
+from replication.model.config import Cluster
+from replication.operations.processes import Processes, wait_ready
 from tests.integration.replication.clusters import eventually, give_databases, toml
 from tests.integration.start.seeding import _run
 

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from adapters import EmbeddedPostgres
-from replication.config import Cluster
+from adapters.changes import Insert
+from replication.model.config import Cluster
 from tests.integration.replication.clusters import rows_everywhere
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tests.integration.replication.test_command_line import tops
-from tops.changes import Insert
 
 QUORUM, PEERS = 'policy = "quorum"\nwrite_quorum = 2', 'policy = "peer-to-peer"'
 

@@ -7,8 +7,8 @@ import pytest
 
 from adapters import EmbeddedPostgres
 from replication import ReplicaSet
-from replication.doctor import examine
-from replication.start import drift
+from replication.operations.doctor import examine
+from replication.replica.start import drift
 from tests.integration.replication.clusters import eventually
 from tests.integration.replication.inprocess import small_cluster
 
@@ -18,6 +18,8 @@ TRIGGER = """
 create function doubled() returns trigger language plpgsql as 'begin new.v := new.v * 2; return new; end';
 create trigger doubling before insert on a for each row execute function doubled()
 """
+
+ADDED = "alter table a add column w int"
 
 
 @pytest.fixture(autouse=True)
@@ -73,27 +75,37 @@ async def test_a_table_that_one_replica_has_changed_is_reported(
 
 
 async def test_a_definition_that_comes_to_one_replica_after_the_other_is_not_reported(
-    server: EmbeddedPostgres, folder: Path
+    server: EmbeddedPostgres, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with small_cluster(server, folder, WRITE_ALL, schema=TABLES) as cluster, cluster.connect() as shop:
+        await shop.wait_in_sync()
         watch = cluster.agents["r1"].drift
         assert watch is not None
-        seen: list[str] = []
-        looked = watch._tell
+        found: list[dict[str, str]] = []  # by each look: what differs, reported or not
+        reported: list[str] = []
+        told_before, one_look = watch._tell, asyncio.Event()
 
         def tell(texts: list[str]) -> None:
-            looked(texts)
-            seen.append(watch.warning)
+            told_before(texts)
+            found.append(dict(watch._last))
+            reported.append(watch.warning)
+            if found[-1]:
+                monkeypatch.setattr(drift, "LOOK_S", 2.0)  # the next look comes after the other changes
+                one_look.set()
 
         watch._tell = tell  # type: ignore[assignment, method-assign]
-        await asyncio.gather(*(cluster.script(r, "alter table a add column w int") for r in cluster.databases))
-        count = len(seen)
+        first, *others = cluster.databases
+        await cluster.script(first, ADDED)
+        await asyncio.wait_for(one_look.wait(), 20.0)
+        await asyncio.gather(*(cluster.script(r, ADDED) for r in others))
+        count = len(found)
 
         async def has_looked() -> bool:
-            return len(seen) > count + 3
+            return len(found) > count + 1
 
-        await eventually(has_looked, 20.0, "some looks")
-        assert set(seen) == {""}
+        await eventually(has_looked, 20.0, "two more looks")
+        assert [look for look in found if look], "a look came between the two changes"
+        assert set(reported) == {""}
         assert all(in_sync for in_sync, _ in (await told(shop)).values())
 
 

@@ -1,19 +1,21 @@
 """Empty replicas take schema, rows and sequences from the seed, or from a live replica when they come later."""
 
 import asyncio
+import logging
 from pathlib import Path
 
 import pytest
 
 from adapters import EmbeddedPostgres
-from adapters.postgres.schema_dump import plain_sql
+from adapters.changes import Insert, Update
+from adapters.postgres.copy.schema_dump import plain_sql
+from adapters.postgres.copy.scripts import run_script
 from replication import connect
-from replication.config import Cluster
+from replication.model.config import Cluster
 from tests.integration.replication.clusters import eventually
 from tests.integration.start.seeding import SeededSet, _run, listed, seeded_set
 from tests.integration.start.test_fingerprints import BASE
-from tops.changes import Insert, Update
-from tops.errors import ConfigError
+from tops.model.errors import ConfigError
 
 KEYS = 'policy = "quorum"\nwrite_quorum = 2\nseed = "r1"'
 MORE = """
@@ -218,3 +220,36 @@ async def test_what_pg_dump_writes_is_accepted_as_the_schema_file_of_a_set(folde
             await shop.write([Insert("bills", {"id": 1}), Insert("lines", {"bill": 1, "n": 1})])
             await shop.wait_in_sync()
         await all_equal(seeded, SHAPE.replace("'app'", "'public'"), "select * from bills", "select * from totals")
+
+
+async def test_a_healthy_start_warns_about_nothing(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with seeded_set(folder, f'{KEYS}\ntables = "*"', replicas=2) as seeded:
+        await seeded.before("r1", "create table t (id int primary key); insert into t values (1);")
+        await seeded.start("r2", "r1")
+        await seeded.joined()
+
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def test_a_dump_of_a_database_that_is_in_a_set_is_a_schema_file(folder: Path, server: EmbeddedPostgres) -> None:
+    await _run(server.dsn, "drop database if exists again with (force)")
+    await _run(server.dsn, "create database again")
+    async with seeded_set(folder, 'policy = "write-all"\ntables = "*"', replicas=1) as seeded:
+        await seeded.before("r1", "create table t (id serial primary key, n int); create index on t (n);")
+        await seeded.start("r1")
+        await seeded.joined()
+        dsn = seeded.agents["r1"].database.admin_dsn
+        dump = await asyncio.create_subprocess_exec(
+            str(server.binary("pg_dump")), "-s", "-d", dsn, stdout=asyncio.subprocess.PIPE
+        )
+        script, _ = await dump.communicate()
+    assert b"tops_guard" in script
+
+    await _run(server.dsn_for("again"), "create schema tops; create table tops.position (id int)")  # the agent's
+    await run_script(server.dsn_for("again"), script.decode())
+
+    await _run(server.dsn_for("again"), "insert into t (n) values (1)")
+    left = "do $$ begin assert not exists (select from pg_trigger where not tgisinternal); end $$"
+    await _run(server.dsn_for("again"), left)
+    one = "do $$ begin assert (select count(*) = 1 from pg_class where relnamespace = 'tops'::regnamespace); end $$"
+    await _run(server.dsn_for("again"), one)

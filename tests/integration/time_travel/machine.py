@@ -10,13 +10,13 @@ from typing import Any
 
 import asyncpg
 
-from replication.events import log_type
-from replication.refusals import WriteRefused
+from adapters.changes import Insert
+from replication.model.events import log_type
+from replication.rpc.refusals import WriteRefused
 from tests.integration.replication.clusters import eventually
 from tests.integration.replication.inprocess import SmallCluster, _forget_promises
-from tops.changes import Insert
-from tops.errors import NotReachable, OutcomeUnknown, TopsError
-from tops.messages import LogRecovered
+from tops.model.errors import NotReachable, OutcomeUnknown, TopsError
+from tops.protocol.messages import LogRecovered
 
 IDS = "select id from accounts order by id"
 _copies = itertools.count(1)

@@ -1,0 +1,1 @@
+"""Real PostgreSQL servers from a wheel: their programs, their data directories, their ports."""

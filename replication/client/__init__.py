@@ -1,0 +1,1 @@
+"""What an application holds: `connect()`, a replica set, transactions, reads and writes."""

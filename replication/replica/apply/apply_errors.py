@@ -1,0 +1,100 @@
+"""A change of the log that a replica can't apply does what the set says, and is never tried in a silent loop.
+
+`stop`: nothing more is applied until somebody resumes, and the reason is shown. `skip`: the transaction is left out
+and recorded. `set-aside`: it is kept for `tops rs retry`. Under policies where every replica refuses the same, the
+transaction is skipped; a peer-to-peer set sets it aside and is marked divergent.
+"""
+
+import logging
+from datetime import UTC, datetime
+
+from adapters import PostgresAdapter
+from adapters.changes import Row, decode_member, encode_member
+from adapters.postgres.aside import apply_aside
+from adapters.postgres.copy.scripts import run_own_script
+from adapters.resource import Entry, EntryFailed, Resource
+from replication.conflicts.tables import CONFLICTS, DDL, SET_ASIDE, aside_row, record_of, refusal
+from replication.model.config import ReplicaSetConfig
+from replication.replica.apply.agreement import Agreement
+from replication.replica.apply.participant import ReplicaParticipant
+from replication.rpc.refusals import describe
+
+_FORGET = f"delete from {SET_ASIDE} where tx = $1"
+
+log = logging.getLogger("tops.replication")
+
+
+class ApplyErrors:
+    """What one replica does about changes that it can't apply, and what it remembers of them."""
+
+    def __init__(self, config: ReplicaSetConfig, replica: str, dsn: str, participant: ReplicaParticipant) -> None:
+        self._config, self._replica, self._dsn, self._participant = config, replica, dsn, participant
+        self.conflict_count = 0
+        self.set_aside_count = 0
+        self.agreement: Agreement | None = None  # where every replica must reject the same
+        participant.on_failed_entry = self._on_failed
+
+    @property
+    def divergent(self) -> bool:
+        return self.set_aside_count > 0 and self._config.policy == "peer-to-peer"
+
+    async def start(self) -> None:
+        """Make the tables, and remember what is in them."""
+        if self._dsn.startswith("sqlite:"):
+            return
+        await run_own_script(self._dsn, DDL)
+        await self.count()
+
+    async def count(self) -> None:
+        read = self._participant.resource.read_own
+        counts = (await read(f"select (select count(*) from {CONFLICTS}) c, (select count(*) from {SET_ASIDE}) a")).rows
+        self.conflict_count, self.set_aside_count = counts[0]["c"], counts[0]["a"]
+
+    def _reaction(self) -> str:
+        if self._config.policy == "serializable" or self._config.order == "ordered":
+            return "skip"
+        if self._config.policy == "peer-to-peer":
+            return "set-aside"
+        return self._config.on_apply_error
+
+    async def _on_failed(self, entry: Entry, failed: EntryFailed) -> Entry | None:
+        reason = f"number {entry.number}, transaction {failed.tx}: {describe(failed.reason)}"
+        reaction = self._reaction()
+        if reaction == "stop":
+            self._participant.stop(f"{reason}; mend it and `tops rs resume`, or let the set skip or set aside")
+            await self._participant.resumed.wait()
+            return None
+        log.error(f"a transaction was not applied ({reaction})", extra={"replica": self._replica, "reason": reason})
+        left = tuple(member for member in entry.members if member.tx != failed.tx)
+        culprit = next(member for member in entry.members if member.tx == failed.tx)
+        if reaction == "skip":
+            self.conflict_count += 1
+            note = refusal(entry.number, failed.tx, "apply_error", describe(failed.reason), "skip")
+            if self.agreement is not None:
+                self.agreement.rejected(entry.number, failed.tx, describe(failed.reason))
+        else:
+            self.set_aside_count += 1
+            at = datetime.now(UTC).isoformat()
+            line = aside_row(failed.tx, at, entry.number, encode_member(culprit), describe(failed.reason))
+            note = record_of(failed.tx, line)
+        return Entry(entry.number, (*left, note), entry.at_ms)
+
+    async def conflicts(self, limit: int) -> list[Row]:
+        """The newest conflicts and apply errors, with both versions."""
+        sql = f"select * from {CONFLICTS} order by at desc, id desc limit $1"
+        aside = f"select tx, at, number, reason from {SET_ASIDE} order by at desc limit $1"
+        found = (await self._participant.resource.read_own(sql, (limit,))).rows
+        waiting = (await self._participant.resource.read_own(aside, (limit,))).rows
+        return [*found, *({**row, "kind": "set_aside", "table_name": "", "key": ""} for row in waiting)]
+
+    async def retry(self, resource: Resource) -> str:
+        """Try what was set aside once more, as writes of this replica that only it carries out."""
+        rows = (await resource.read_own(f"select tx, number, member from {SET_ASIDE} order by number, tx")).rows
+        done = 0
+        for row in rows:
+            if isinstance(resource, PostgresAdapter):
+                vote = await apply_aside(resource, decode_member(row["member"]), _FORGET)
+                done += vote.excluded is None
+        await self.count()
+        left = f"{self.set_aside_count} are still set aside"
+        return f"{self._replica}: {done} of {len(rows)} transactions were applied; {left}"

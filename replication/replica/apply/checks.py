@@ -1,0 +1,220 @@
+"""What a replica's agent does for a check: holds a snapshot at a barrier, and guards rows that are to be repaired.
+
+Nobody waits for a check: the replica takes its snapshot between two transactions and goes on. The guard remembers which
+of some rows were written since it was set, by the transactions that pass; a repair of such a row is not carried out,
+since what it would write was looked at before.
+"""
+
+import asyncio
+import logging
+import math
+import sqlite3
+import tempfile
+from contextlib import AsyncExitStack, closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import assert_never
+
+import msgspec
+
+from adapters import PostgresAdapter
+from adapters.changes import Change, Member, Repair, Statement
+from adapters.postgres.copy.scripts import run_own_script
+from adapters.resource import Resource
+from replication.conflicts.own_statements import REPAIR_CALL
+from replication.model.touched_rows import Place, columns_of, keys_of, place, table_name, tables_named_in
+from replication.rpc import calls
+from tops.model.errors import ConfigError, NotReachable
+
+HOLD_S = 600.0  # a check that died keeps a database's dead rows alive for no longer
+TAKE_S = 5.0  # the replica waits for its snapshot, and for no longer
+GUARDS_MAX = 64
+# Text forms must not depend on the session that happens to run it. A row that breaks a constraint, or that can't be
+# written for another reason of its own, is left as it is: nothing else waits for it. What is wrong with the moment
+# (locks, time, space) is not the row's fault: the whole transaction is tried again.
+REPAIR_FUNCTION = """
+create or replace function tops.repair_row(place text, statements text[]) returns void language plpgsql
+    set timezone = 'UTC' set datestyle = 'ISO, YMD' set intervalstyle = 'iso_8601' set extra_float_digits = 1
+    set bytea_output = 'hex' set lc_monetary = 'C' as $$
+declare one text;
+begin
+    foreach one in array statements loop
+        execute one;
+    end loop;
+    set constraints all immediate;
+exception when others then
+    if left(sqlstate, 2) in ('40', '53', '57', '58', 'XX') or sqlstate in ('25006', '55006', '55P03') then
+        raise;
+    end if;
+    raise notice 'row % is not repaired: %', place, sqlerrm;
+end $$;
+"""
+
+log = logging.getLogger("tops.replication")
+
+Question = calls.BarrierWanted | calls.BarrierSnapshot | calls.BarrierDone | calls.GuardWanted | calls.GuardDone
+
+
+class AtReplica:
+    """The visitor in one replica's agent."""
+
+    def __init__(self, replica: str, resource: Resource, dsn: str) -> None:
+        self._replica, self._resource, self._dsn = replica, resource, dsn
+        self._stops: dict[str, _Stop] = {}
+        self._guards: dict[str, _Guard] = {}
+        self._expiring: asyncio.Future[None] | None = None
+
+    async def answer(self, question: Question) -> calls.AnyAnswer:
+        match question:
+            case calls.BarrierWanted(barrier=barrier):
+                await self._resource.read_own("select 1")  # a connection is at hand when the moment comes
+                self._stops[barrier] = _Stop()
+                asyncio.get_running_loop().call_later(HOLD_S, self._expire, barrier)
+                return calls.Told(text=self._replica)
+            case calls.BarrierSnapshot(barrier=barrier, wait_s=wait_s):
+                return await self._snapshot(barrier, wait_s)
+            case calls.BarrierDone(barrier=barrier):
+                await self._end(barrier)
+                return calls.Told(text=self._replica)
+            case calls.GuardWanted(repair=repair, places=places):
+                return await self._guard(repair, places)
+            case calls.GuardDone(repair=repair):
+                self._guards.pop(repair, None)
+                return calls.Told(text=self._replica)
+        assert_never(question)
+
+    async def close(self) -> None:
+        for barrier in list(self._stops):
+            await self._end(barrier)
+
+    # ----------------------------------------------------------------------------------------------------- barriers
+
+    def expects(self, barrier: str) -> bool:
+        return barrier in self._stops
+
+    async def reached(self, barrier: str, position: int) -> None:
+        stop = self._stops.get(barrier)
+        if stop is None or stop.taken.done():
+            return
+        try:
+            async with asyncio.timeout(TAKE_S):
+                told = await self._take(stop, position)
+        except Exception as error:  # whatever it is, it is the check's trouble and not the replica's
+            log.warning("no snapshot at a barrier", extra={"replica": self._replica, "reason": str(error)})
+            stop.taken.set_exception(NotReachable(f"replica {self._replica} could not take a snapshot: {error}"))
+        else:
+            stop.taken.set_result(told)
+
+    async def _take(self, stop: "_Stop", position: int) -> calls.SnapshotTold:
+        if not isinstance(self._resource, PostgresAdapter):
+            folder = stop.held.enter_context(tempfile.TemporaryDirectory(prefix="tops-snapshot-"))
+            copy = Path(folder) / "snapshot.db"
+            await asyncio.to_thread(_copy, self._dsn.removeprefix("sqlite://"), copy)
+            return self._told("", str(copy), position)
+        snapshot = await stop.held.enter_async_context(self._resource.snapshot())
+        name = await snapshot.connection.fetchval("select pg_export_snapshot()")
+        return self._told(name, "", snapshot.position.prefix)
+
+    def _told(self, snapshot: str, path: str, position: int) -> calls.SnapshotTold:
+        at = datetime.now(UTC).isoformat()
+        return calls.SnapshotTold(replica=self._replica, snapshot=snapshot, path=path, position=position, at=at)
+
+    async def _snapshot(self, barrier: str, wait_s: float) -> calls.SnapshotTold:
+        stop = self._stops.get(barrier)
+        if stop is None:
+            raise NotReachable(f"replica {self._replica} does not know barrier {barrier}: it was restarted since")
+        try:
+            async with asyncio.timeout(wait_s):
+                return await asyncio.shield(stop.taken)
+        except TimeoutError:
+            raise NotReachable(f"replica {self._replica} did not reach the barrier within {wait_s:g} s") from None
+
+    def _expire(self, barrier: str) -> None:
+        if barrier in self._stops:
+            self._expiring = asyncio.ensure_future(self._end(barrier))
+
+    async def _end(self, barrier: str) -> None:
+        stop = self._stops.pop(barrier, None)
+        if stop is not None:
+            await stop.held.aclose()
+            if not stop.taken.done():
+                stop.taken.set_exception(NotReachable(f"barrier {barrier} was given up"))
+            stop.taken.exception()  # told, or nobody asks any more
+
+    # ------------------------------------------------------------------------------------------------------- repairs
+
+    async def _guard(self, repair: str, places: tuple[Place, ...]) -> calls.Told:
+        if not isinstance(self._resource, PostgresAdapter):
+            raise ConfigError(f"replica {self._replica}: only PostgreSQL replicas are repaired through the set")
+        await run_own_script(self._dsn, REPAIR_FUNCTION)
+        while len(self._guards) >= GUARDS_MAX:
+            del self._guards[next(iter(self._guards))]
+        self._guards[repair] = _Guard(frozenset(places))
+        return calls.Told(text=self._replica)
+
+    @property
+    def watches(self) -> bool:
+        return bool(self._guards)
+
+    def saw(self, member: Member, number: int) -> None:
+        for guard in self._guards.values():
+            guard.saw(member, number)
+
+    def saw_local(self, member: Member) -> None:
+        """A write that commits here first: its number is not known yet, and later than any look."""
+        for guard in self._guards.values():
+            guard.saw(member, math.inf)
+
+    def permitted(self, member: Member, repair: Repair) -> Member:
+        guard = self._guards.get(repair.ident)
+        if guard is None:
+            return msgspec.structs.replace(member, changes=())
+        kept = tuple(change for change in member.changes if guard.untouched(change, repair.position))
+        return msgspec.structs.replace(member, changes=kept)
+
+
+class _Stop:
+    """A barrier that is waited for, and then the snapshot."""
+
+    def __init__(self) -> None:
+        self.taken: asyncio.Future[calls.SnapshotTold] = asyncio.get_running_loop().create_future()
+        self.held = AsyncExitStack()
+
+
+class _Guard:
+    """When each of some rows was last written."""
+
+    def __init__(self, places: frozenset[Place]) -> None:
+        self._places = places
+        self._columns = {table: columns_of(key) for table, key in places}
+        self._written: dict[Place, float] = {}
+        self._whole: dict[str, float] = {}  # a table of which some row, nobody knows which, was written
+
+    def saw(self, member: Member, number: float) -> None:
+        for change in member.changes:
+            for table in self._tables(change):
+                keys = keys_of(change, self._columns[table])
+                if keys is None:
+                    self._whole[table] = number
+                    continue
+                for key in keys:
+                    touched = place(table, key)
+                    if touched in self._places:
+                        self._written[touched] = number
+
+    def _tables(self, change: Change) -> list[str]:
+        if isinstance(change, Statement):
+            return tables_named_in(change.sql, self._columns)
+        name = table_name(change.table)
+        return [name] if name in self._columns else []
+
+    def untouched(self, change: Change, position: int) -> bool:
+        if not isinstance(change, Statement) or change.sql != REPAIR_CALL:
+            return False
+        table, key = msgspec.json.decode(change.args[0], type=Place)
+        return max(self._written.get((table, key), 0), self._whole.get(table, 0)) <= position
+
+
+def _copy(path: str, copy: Path) -> None:
+    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(copy)) as target:
+        source.backup(target)

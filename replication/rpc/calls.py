@@ -1,0 +1,479 @@
+"""Requests from clients to replicas, and their responses; `replication.rpc.conversation` carries them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from tops.model.errors import NotListed, PermissionDenied, ProtocolError, Retry, TopsError
+from tops.model.log_points import BEGINNING, LogPoint
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+    """Something a client asks a replica."""
+
+
+class Describe(Question, frozen=True):
+    """What is this set? Answer: `Described`."""
+
+
+class Where(Question, frozen=True):
+    """How far are you? Answer: `Located`."""
+
+
+class Read(Question, frozen=True):
+    """A query, once the replica's position has reached `at_least`. Answer: `ReadDone`.
+
+    `settled`: not before the outcome of what this replica has promised is known here, too. `chosen`: the client has
+    named this replica, and wants what it shows even if others show something else."""
+
+    sql: str
+    args: bytes
+    at_least: int = 0
+    wait_s: float = 5.0
+    max_lag_s: float | None = None
+    settled: bool = False
+    chosen: bool = False
+
+
+class LockedRead(Question, frozen=True):
+    """A query inside a serializable transaction, once the replica's position has reached `at_least`. Answer:
+    `LockedReadDone`, with what of the data it depends on."""
+
+    sql: str
+    args: bytes
+    at_least: int = 0
+    wait_s: float = 5.0
+
+
+class Judgement(Question, frozen=True):
+    """What became of logged transactions (number, id), once the last of them is applied. Answer: `Judged`."""
+
+    asked: tuple[tuple[int, str], ...]
+    wait_s: float = 5.0
+
+
+class Write(Question, frozen=True):
+    """Changes to commit at this replica first. Answer: `WriteDone`."""
+
+    tx: str
+    member: bytes
+
+
+class Execute(Question, frozen=True):
+    """Execute the member's changes once, here, and replicate the rows that they change. Response: `ExecuteDone`.
+
+    Known by the member's idempotency key, or by `tx`; begins at a position of at least `at_least`. `reads`: what a
+    serializable transaction depends on."""
+
+    tx: str
+    member: bytes
+    at_least: int = 0
+    reads: bytes = b""
+
+
+class Held(Question, frozen=True):
+    """Whether anything is committed under an idempotency key, once the replica's position has reached `at_least`.
+    Answer: `HeldTold`."""
+
+    key: str
+    at_least: int = 0
+    wait_s: float = 5.0
+
+
+class Status(Question, frozen=True):
+    """Answer: `StatusTold`."""
+
+
+class Pause(Question, frozen=True):
+    """Apply nothing more until `Resume`; the reason is shown with the status. Response: `Told`."""
+
+    reason: str = ""
+
+
+class Resume(Question, frozen=True):
+    """Apply again. Response: `Told`."""
+
+
+class RetryErrors(Question, frozen=True):
+    """Apply again what could not be applied. Response: `Told`."""
+
+
+class Reload(Question, frozen=True):
+    """Read the configuration file again. Response: `Told`."""
+
+
+class Quarantine(Question, frozen=True):
+    """Take a transaction that can't be published out of the outbox, and publish what is behind it. Response: `Told`."""
+
+
+class CheckDone(Question, frozen=True):
+    """A check has compared these tables wholly; `found`: how this replica differs, by table. Response: `Told`."""
+
+    tables: tuple[str, ...]
+    found: dict[str, str]
+
+
+class Conflicts(Question, frozen=True):
+    """The newest entries of the conflict log. Answer: `RowsTold`."""
+
+    limit: int = 100
+
+
+class OpenCopy(Question, frozen=True):
+    """Hold a snapshot of the set's tables for a copy of this name; one that is held already is gone on with, and any
+    other that the same target has asked for is let go. Response: `CopyOpened`."""
+
+    copy: str
+    target: str = ""
+
+
+class CopyWanted(Question, frozen=True):
+    """Chunk `number`, counted from 0, of a copy's piece. Response: `CopyChunk`."""
+
+    copy: str
+    piece: int
+    number: int
+
+
+class CloseCopy(Question, frozen=True):
+    """The copy is loaded, or given up. Response: `Told`."""
+
+    copy: str
+
+
+class GetSchema(Question, frozen=True):
+    """The schema of a replica's database. Response: `SchemaDumped`."""
+
+
+class GetStartState(Question, frozen=True):
+    """How far the start of the set has come at a replica. Response: `StartState`."""
+
+
+class GetTableFingerprint(Question, frozen=True):
+    """What a replica's fingerprint of one table was made of. Response: `TableFingerprint`."""
+
+    table: str
+
+
+class GetSchemaDigests(Question, frozen=True):
+    """How a replica's tables are defined at the moment. Response: `SchemaDigests`."""
+
+
+class BarrierWanted(Question, frozen=True):
+    """Be ready to take a snapshot when this barrier is reached in the log. Answer: `Told`."""
+
+    barrier: str
+
+
+class BarrierSnapshot(Question, frozen=True):
+    """The snapshot that was taken at the barrier, once it is. Answer: `SnapshotTold`."""
+
+    barrier: str
+    wait_s: float
+
+
+class BarrierDone(Question, frozen=True):
+    """The snapshot need not be held any more. Answer: `Told`."""
+
+    barrier: str
+
+
+class GuardWanted(Question, frozen=True):
+    """Remember from now on which of these rows (table, key) are written, until a repair asks. Answer: `Told`."""
+
+    repair: str
+    places: tuple[tuple[str, str], ...]
+
+
+class GuardDone(Question, frozen=True):
+    """Answer: `Told`."""
+
+    repair: str
+
+
+class Answered(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+    """Something a replica answers."""
+
+
+class Failed(Answered, frozen=True):
+    """An error of the family, by name; raised again at the client."""
+
+    kind: str
+    text: str
+    retry: str
+
+    @classmethod
+    def because(cls, error: TopsError) -> "Failed":
+        return cls(kind=type(error).__name__, text=str(error), retry=error.retry.value)
+
+
+class Denied(Answered, frozen=True):
+    """The sender of the request lacks the right that it needs; raised as PermissionDenied at the client."""
+
+    code: str
+    text: str
+    identity: str
+    verb: str
+    event_type: str
+
+    @classmethod
+    def because(cls, error: PermissionDenied) -> "Denied":
+        return cls(
+            code=error.code,
+            text=str(error),
+            identity=error.who,
+            verb=error.verb,
+            event_type=error.event_type,
+        )
+
+    def error(self) -> PermissionDenied:
+        kind = NotListed if self.code == NotListed.code else PermissionDenied
+        return kind(self.text, who=self.identity, verb=self.verb, event_type=self.event_type)
+
+
+class Described(Answered, frozen=True):
+    replica: str
+    config: bytes  # the set's configuration as JSON, without addresses and secrets
+    not_started: str = ""  # why the replica has not started
+
+
+class Located(Answered, frozen=True):
+    replica: str
+    position: int
+    prepared: tuple[int, ...]
+
+
+class ReadDone(Answered, frozen=True):
+    replica: str
+    rows: bytes
+    position: int
+
+
+class LockedReadDone(Answered, frozen=True):
+    """`locks`: table and key (empty: the whole table)."""
+
+    replica: str
+    rows: bytes
+    position: int
+    locks: tuple[tuple[str, str], ...]
+
+
+class Judged(Answered, frozen=True):
+    """Why which of the transactions were refused."""
+
+    refused: dict[str, str]
+
+
+class WriteDone(Answered, frozen=True):
+    replica: str
+    tx: str
+    rows: tuple[int, ...]
+    returned: bytes = b""
+    position: int | None = None
+    duplicate: bool = False
+    refused: str = ""  # why it is nowhere, as `refusals.describe` says it
+
+
+class DatabaseError(msgspec.Struct, frozen=True, array_like=True):
+    """What PostgreSQL has said."""
+
+    sqlstate: str
+    message: str
+    detail: str = ""
+    hint: str = ""
+    table: str = ""
+    constraint: str = ""
+
+
+class ExecuteDone(Answered, frozen=True):
+    """Committed, unless `error` tells why the database has rejected it, or `refused` why the set has."""
+
+    replica: str
+    tx: str
+    rows: tuple[int, ...] = ()
+    returned: bytes = b""
+    notices: tuple[str, ...] = ()
+    position: int | None = None
+    pending: tuple[str, ...] = ()
+    duplicate: bool = False
+    error: DatabaseError | None = None
+    refused: str = ""
+
+
+class HeldTold(Answered, frozen=True):
+    held: bool
+
+
+class StatusTold(Answered, frozen=True):
+    replica: str
+    fields: dict[str, Any]
+
+
+class Told(Answered, frozen=True):
+    text: str
+
+
+class RowsTold(Answered, frozen=True):
+    replica: str
+    rows: bytes
+
+
+class CopyOpened(Answered, frozen=True):
+    """What a copy consists of, all as of one snapshot; `pieces` are packed (`replication.replica.copies`).
+
+    `data` names rows that do not change before the set starts: a later snapshot with the same name has the same rows.
+    It is empty once they may change."""
+
+    replica: str
+    snapshot: str
+    data: str
+    pieces: bytes
+    point: LogPoint = BEGINNING
+    sequences: dict[str, int] = {}
+
+
+class CopyChunk(Answered, frozen=True):
+    """Some of a piece's rows; `is_last`: the piece ends with them."""
+
+    data: bytes
+    is_last: bool
+
+
+class SchemaDumped(Answered, frozen=True):
+    """SQL, compressed: what comes before the rows and what comes after them; and what it needs of the server."""
+
+    replica: str
+    pre_data: bytes
+    post_data: bytes
+    extensions: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
+
+
+class StartState(Answered, frozen=True):
+    """`fingerprint` is empty before there is one; `problem` says why the replica is not further."""
+
+    replica: str
+    state: str
+    attempt: str = ""
+    basis: str = ""
+    fingerprint: bytes = b""
+    problem: str = ""
+
+
+class TableFingerprint(Answered, frozen=True):
+    """`detail` is empty if the replica has no such table."""
+
+    replica: str
+    detail: bytes = b""
+
+
+class SchemaDigests(Answered, frozen=True):
+    """Digests of the definitions of all tables of the set that the replica has, by name."""
+
+    replica: str
+    tables: dict[str, str]
+
+
+class SnapshotTold(Answered, frozen=True):
+    """A snapshot in which exactly the log up to `position` is applied: to be imported, or a file to be read."""
+
+    replica: str
+    snapshot: str
+    path: str
+    position: int
+    at: str
+
+
+AnyQuestion = (
+    Describe
+    | Where
+    | Read
+    | LockedRead
+    | Judgement
+    | Write
+    | Execute
+    | Held
+    | Status
+    | Pause
+    | Resume
+    | RetryErrors
+    | Reload
+    | Quarantine
+    | CheckDone
+    | Conflicts
+    | OpenCopy
+    | CopyWanted
+    | CloseCopy
+    | GetSchema
+    | GetStartState
+    | GetTableFingerprint
+    | GetSchemaDigests
+    | BarrierWanted
+    | BarrierSnapshot
+    | BarrierDone
+    | GuardWanted
+    | GuardDone
+)
+AnyAnswer = (
+    Failed
+    | Denied
+    | Described
+    | Located
+    | ReadDone
+    | LockedReadDone
+    | Judged
+    | WriteDone
+    | ExecuteDone
+    | HeldTold
+    | StatusTold
+    | Told
+    | RowsTold
+    | CopyOpened
+    | CopyChunk
+    | SchemaDumped
+    | StartState
+    | TableFingerprint
+    | SchemaDigests
+    | SnapshotTold
+)
+RequestId = bytes  # drawn at random by the client: only a replica that received the request can respond to it
+_encoder = msgspec.msgpack.Encoder()
+_question: msgspec.msgpack.Decoder[AnyQuestion] = msgspec.msgpack.Decoder(AnyQuestion)
+_questions = msgspec.msgpack.Decoder(list[tuple[RequestId, AnyQuestion]])
+_answers = msgspec.msgpack.Decoder(list[tuple[RequestId, AnyAnswer]])
+_undecoded = msgspec.msgpack.Decoder(list[tuple[RequestId, msgspec.Raw]])
+
+
+def encode_bundle(said: Sequence[tuple[RequestId, AnyQuestion | AnyAnswer]]) -> bytes:
+    """Requests or responses with their ids, in one piece; ProtocolError if one of them can't be written down."""
+    try:
+        return _encoder.encode(said)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ProtocolError(f"what is to be said can't be written down: {error}") from error
+
+
+def decode_questions(bundle: bytes) -> list[tuple[RequestId, AnyQuestion]]:
+    return _questions.decode(bundle)
+
+
+def decode_answers(bundle: bytes) -> list[tuple[RequestId, AnyAnswer]]:
+    return _answers.decode(bundle)
+
+
+def undecoded(bundle: bytes) -> list[tuple[RequestId, msgspec.Raw]]:
+    """For a bundle in which something can't be read: each by itself."""
+    return _undecoded.decode(bundle)
+
+
+def decode_question(encoded: msgspec.Raw) -> AnyQuestion:
+    return _question.decode(encoded)
+
+
+class ReplicaFailed(TopsError):
+    """A replica could not do what was asked; `kind` is its error's name."""
+
+    def __init__(self, replica: str, failed: Failed) -> None:
+        self.replica, self.kind = replica, failed.kind
+        self.retry = Retry(failed.retry)
+        super().__init__(f"{replica}: {failed.text}")

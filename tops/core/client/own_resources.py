@@ -1,0 +1,70 @@
+"""Resources that a publisher enlists in its own transactions: participants of this site that need no subscription.
+
+They see every event that the site publishes in the transaction, vote under a name that is new for each, and must
+commit for the transaction to commit; no constraint counts them.
+"""
+
+from collections.abc import Callable, Sequence
+
+from tops.core.participant.promises import Promises
+from tops.core.participant.sub_transactions import SubTransactions
+from tops.core.participant.voters import Voters
+from tops.model.ids import NodeId, Pseudonym, TxId
+from tops.model.transactions import Scope
+from tops.protocol.effects import Effect, Memo, Promise
+from tops.protocol.messages import Event, TxSpec
+
+
+class OwnResources:
+    """The participants that one site has enlisted, each by the number under which it is called."""
+
+    def __init__(
+        self,
+        sub_transactions: SubTransactions,
+        promises: Promises,
+        voters: Voters,
+        entropy: Callable[[int], bytes],
+    ) -> None:
+        self._sub_transactions, self._promises, self._voters = sub_transactions, promises, voters
+        self._entropy = entropy
+
+    def enlist(
+        self, number: int, promises: Sequence[Promise], kept: Sequence[Memo], *, compensatable: bool
+    ) -> list[Effect]:
+        """One more; what an earlier life of the site promised through it is settled first."""
+        self._voters.own.add(number)
+        if compensatable:
+            self._voters.serial.add(number)
+        return self._promises.recover(number, promises, kept)
+
+    def dismiss(self, number: int) -> list[Effect]:
+        """It takes part in nothing new; what is promised is kept."""
+        self._voters.own.discard(number)
+        effects: list[Effect] = []
+        for executors in list(self._sub_transactions.executors.values()):
+            if number in executors:
+                effects += executors[number].give_up("the publisher's resources were dismissed")
+        return effects
+
+    def knows(self, number: int) -> bool:
+        return number in self._voters.own
+
+    def new_name(self) -> Pseudonym:
+        """What it is going to vote under in one transaction."""
+        return Pseudonym(self._entropy(16).hex())
+
+    def begin(self, number: int, tx: TxId, spec: TxSpec, coordinator: NodeId, name: Pseudonym) -> list[Effect]:
+        """The transaction is open: events may come."""
+        executor = self._sub_transactions.open_at(number, coordinator, tx, spec, name)
+        effects = executor.take(Scope.DISTRIBUTED)
+        executor.begin()
+        return effects
+
+    def on_event(self, number: int, tx: TxId, sequence: int, event: Event) -> list[Effect]:
+        executor = self._sub_transactions.get(tx, number)
+        return executor.on_event(sequence, event) if executor is not None else []
+
+    def abandon(self, number: int, tx: TxId, reason: str) -> list[Effect]:
+        """The transaction aborted before anything was promised; after that only the decision counts."""
+        executor = self._sub_transactions.get(tx, number)
+        return executor.abandon(reason) if executor is not None else []

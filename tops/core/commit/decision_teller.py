@@ -1,0 +1,57 @@
+"""Tells voters what was decided about an epoch, with the coordinator's signature where the cluster has keys.
+
+A voter that hears the decision can pass it on, signature and all, to a peer that is in doubt while the coordinator is
+silent. So a signature must stay true for ever: the coordinator signs what it decides, and in answers to questions only
+what it can't decide otherwise any more.
+"""
+
+from collections.abc import Callable
+
+from tops.core.log.event_log import EventLog
+from tops.model.ids import NodeId
+from tops.protocol.effects import Effect, Post
+from tops.protocol.messages import Address, EpochDecided, EpochId, decision_text
+
+Sign = Callable[[bytes], bytes]  # a text -> the proof that this broker wrote it
+CheckProof = Callable[[bytes, NodeId, bytes], str]  # a text, its broker, the proof -> why it proves nothing, or empty
+
+
+class DecisionTeller:
+    """The decisions of one event type's coordinator, as letters."""
+
+    def __init__(self, log: EventLog | None, sign: Sign | None, is_over: Callable[[EpochId], bool]) -> None:
+        """`sign` is None in a cluster without keys; `is_over`: whether an attempt can't be decided any more."""
+        self._log, self._sign, self._is_over = log, sign, is_over
+        self._latest = (b"", b"")  # text and proof: one signature for all voters of an epoch
+
+    def decided(self, epoch: EpochId, digest: str, voter: str, committing: frozenset[str], to: Address) -> Effect:
+        """To a voter of an epoch that has just been decided, or is being finished."""
+        return self._told(epoch, digest, voter, committing, to, self._sign)
+
+    def answered(self, epoch: EpochId, digest: str, voter: str, committing: frozenset[str], to: Address) -> Effect:
+        """To one who asks about an epoch that is not in flight.
+
+        Of an attempt that was not given out yet, whose id and members can be foreseen, "abort" is true only now: such
+        an answer is not signed, or whoever asked in advance could show it when that attempt has committed."""
+        return self._told(epoch, digest, voter, committing, to, self._sign if self._is_over(epoch) else None)
+
+    def _told(
+        self,
+        epoch: EpochId,
+        digest: str,
+        voter: str,
+        committing: frozenset[str],
+        to: Address,
+        sign: Sign | None,
+    ) -> Effect:
+        log_digest = (self._log.chain.at(epoch.number) or "") if self._log is not None and committing else ""
+        proof = b""
+        if sign is not None:
+            text = decision_text(epoch, digest, committing, log_digest)
+            if text != self._latest[0]:
+                self._latest = (text, sign(text))
+            proof = self._latest[1]
+        decided = EpochDecided(
+            epoch=epoch, digest=digest, voter=voter, committing=committing, log_digest=log_digest, proof=proof
+        )
+        return Post(to, decided)

@@ -1,0 +1,252 @@
+"""Distributed transactions at their rendezvous, from the census to the hand-over to an epoch, and after its end."""
+
+from collections.abc import Iterable
+
+from tops.core.commit.ballot import ReadyTx
+from tops.core.commit.census import Census, Member
+from tops.core.commit.outcomes import Outcomes
+from tops.core.coordinator.event_coordinator import EventCoordinator
+from tops.core.coordinator.known_types import KnownTypes
+from tops.core.coordinator.open_transactions import OpenTransactions, RendezvousNode
+from tops.core.coordinator.tx_coordinator import TxCoordinator
+from tops.model.constraints import needs_identity
+from tops.model.ids import NodeId, TxId, voter_key
+from tops.model.transactions import LocalOutcome, Outcome, ScopeLimit, TxState
+from tops.protocol.effects import Disseminate, Effect, Post, Reject
+from tops.protocol.messages import (
+    Address,
+    BeginTx,
+    CensusOpened,
+    CensusReplied,
+    LocalCommitOrdered,
+    MembershipAnswered,
+    OneShot,
+    ParticipantAborted,
+    RunOneShots,
+    Sender,
+    TxAbandoned,
+    TxOpened,
+    TxOutcome,
+    TxPublished,
+    TxSpec,
+)
+
+COMMITTING, FOLLOWS = TxState.COMMITTING, LocalOutcome.FOLLOWS  # looked at with every transaction
+
+
+class DistributedTransactions:
+    """The tx coordinators of one rendezvous."""
+
+    def __init__(
+        self, node: RendezvousNode, known: KnownTypes, transactions: OpenTransactions, outcomes: Outcomes
+    ) -> None:
+        self._node, self._known, self._open, self._outcomes = node, known, transactions, outcomes
+
+    def on_begin(self, m: BeginTx, sender: Sender, at: Address, now: float) -> list[Effect]:
+        known = self._open.coordinators.get(m.tx)
+        if known is not None:  # asked again: the answer may have been lost
+            opened = TxOpened(tx=m.tx, state=known.state, life=known.life)
+            return [] if known.state is TxState.CENSUS else [Post(at, opened)]
+        if self.holds(m.tx, m.spec.event_type):
+            return []  # a late repetition: it is decided, and its end is about to be told
+        if self._outcomes.is_refused(m.tx):
+            return [Post(at, TxOpened(tx=m.tx, state=TxState.ABORTED, reason="it ended already"))]
+        refusal = self._known.refusal(m.spec)
+        if refusal is not None:
+            return [Post(at, TxOpened(tx=m.tx, state=TxState.ABORTED, reason=refusal))]
+        if (rejection := self._open.rejection(m.tx, m.spec, sender)) is not None:
+            return [rejection, Post(at, TxOpened(tx=m.tx, state=TxState.ABORTED, reason=rejection.reason))]
+        coordinator = self.coordinator(m.tx, m.spec, sender, at)
+        self._open.publishers[m.tx] = (sender.node, sender.incarnation)
+        if m.own is not None:
+            own = Member(voter_key(sender.identity, m.own), m.own, None, at, sender.incarnation, counts=False)
+            coordinator.census.answer(own)
+        return self.open(coordinator)
+
+    def coordinator(
+        self, tx: TxId, spec: TxSpec, sender: Sender, at: Address, numbering: EventCoordinator | None = None
+    ) -> TxCoordinator:
+        census = Census(tx, spec, self._node.predicates)
+        keep_events = spec.event_type in self._known.logs_of
+        coordinator = TxCoordinator(tx, spec, sender, at, census, keep_events, numbering)
+        self._open.coordinators[tx] = coordinator
+        return coordinator
+
+    def open(self, coordinator: TxCoordinator) -> list[Effect]:
+        standing = self._known.epochs_of(coordinator.spec).standing
+        members = [standing.pseudonymous(m, coordinator.tx) for m in standing.voters(coordinator.spec).values()]
+        return self._go_on(coordinator, coordinator.open(self._node.me, self._node.incarnation, members))
+
+    def _go_on(self, coordinator: TxCoordinator, effects: list[Effect]) -> list[Effect]:
+        """Go on with a coordinator after one of its steps: end it if it failed, run a one-shot that has begun."""
+        if coordinator.failed is not None:
+            return effects + self._end_failed(coordinator)
+        if coordinator.one_shot is not None and coordinator.state is TxState.ACTIVE and coordinator.numbering:
+            for event in coordinator.one_shot:
+                published = coordinator.numbering.admit(event)
+                effects += [*coordinator.on_event(published), Disseminate(published)]
+            return effects + self.commit(coordinator, None)
+        return effects
+
+    def on_one_shots(self, m: RunOneShots, sender: Sender, at: Address) -> list[Effect]:
+        spec, effects = m.spec, list[Effect]()
+        refusal = self._known.refusal(spec)
+        ready: dict[TxId, ReadyTx] = {}
+        at_it = self._known.epochs_if_known(spec.event_type)
+        for one in m.transactions:
+            tx = one.tx
+            alive = tx in self._open or (at_it is not None and at_it.holds(tx))
+            if alive or self._outcomes.is_refused(tx):
+                effects += self._outcomes.ask(tx, at, alive)
+            elif refusal is not None:
+                effects += self._outcomes.settle(TxOutcome(tx=tx, outcome=Outcome.ABORTED, reason=refusal), at)
+            elif spec.census is not None:
+                coordinator = self.coordinator(tx, spec, sender, at, EventCoordinator(tx, spec.event_type))
+                coordinator.one_shot = one.events
+                effects += self.open(coordinator)
+            else:
+                ready.setdefault(tx, ReadyTx(tx, spec, at, len(one.events), one.events, one.events))
+        if not ready:
+            return effects
+        epochs = self._known.epochs_of(spec)
+        if epochs.log is None:
+            for r in ready.values():
+                effects += self._announce_one_shot(OneShot(r.tx, r.logged_events), spec, at)
+        return effects + epochs.submit(*ready.values())
+
+    def _announce_one_shot(self, one: OneShot, spec: TxSpec, at: Address) -> list[Effect]:
+        """Local and non-transactional subscribers take a one-shot as they take any transaction."""
+        if spec.limit is ScopeLimit.DISTRIBUTED:
+            return []
+        census = CensusOpened(
+            tx=one.tx, spec=spec, coordinator=self._node.me, incarnation=self._node.incarnation, initiator=at
+        )
+        effects: list[Effect] = [Disseminate(census)]
+        for sequence, event in enumerate(one.events, start=1):
+            published = TxPublished(tx=one.tx, event_type=spec.event_type, sequence=sequence, event=event)
+            effects.append(Disseminate(published))
+        if spec.local_outcome is LocalOutcome.INDEPENDENT:
+            order = LocalCommitOrdered(tx=one.tx, event_type=spec.event_type, last_sequence=len(one.events))
+            effects.append(Disseminate(order))
+        return effects
+
+    def on_replied(self, m: CensusReplied, sender: Sender, at: Address, now: float) -> list[Effect]:
+        coordinator = self._open.coordinators.get(m.tx)
+        if coordinator is None:
+            return [membership(m.tx, m.pseudonym, TxState.ABORTED, at)]
+        if m.event_type != coordinator.spec.event_type:
+            return []  # its right to take part was looked up under another type
+        problem = self._known.no_member(self._known.families.get(m.event_type, m.event_type), sender)
+        if problem is not None:
+            reason = f"{problem}: only its replicas take part in {m.event_type!r}"
+            return [Reject(sender, "participate", m.event_type, reason, f"tx {m.tx}")]
+        named = needs_identity(coordinator.spec.constraints)
+        key, identity = voter_key(sender.identity, m.pseudonym), sender.identity if named else None
+        member = Member(key, m.pseudonym, identity, at, sender.incarnation)
+        return self._go_on(coordinator, coordinator.on_replied(member))
+
+    def on_event(self, coordinator: TxCoordinator, published: TxPublished) -> list[Effect]:
+        effects = coordinator.on_event(published)
+        if coordinator.failed is not None and not coordinator.detached:
+            return effects + self._end_failed(coordinator)
+        return [*effects, Disseminate(published)]
+
+    def commit(self, coordinator: TxCoordinator, last_sequence: int | None) -> list[Effect]:
+        effects = coordinator.commit(last_sequence)
+        if coordinator.state is COMMITTING:
+            return effects + self._known.epochs_of(coordinator.spec).submit(coordinator.ready())
+        if coordinator.failed is not None:
+            return effects + self._end_failed(coordinator)
+        return effects
+
+    def settled(self, ready: ReadyTx, committed: bool) -> list[Effect]:
+        """An epoch decided one of its members."""
+        coordinator = self._open.coordinators.get(ready.tx)
+        if coordinator is not None:
+            del self._open.coordinators[ready.tx]
+        self._open.publishers.pop(ready.tx, None)
+        if coordinator is not None:
+            return coordinator.settled(committed)
+        follows = ready.spec.local_outcome is FOLLOWS and ready.spec.event_type not in self._known.logs_of
+        if not follows or ready.spec.limit is ScopeLimit.DISTRIBUTED:
+            return []
+        order = LocalCommitOrdered(tx=ready.tx, event_type=ready.spec.event_type, last_sequence=ready.last_sequence)
+        reason = "the transaction aborted"
+        abandoned = TxAbandoned(tx=ready.tx, event_type=ready.spec.event_type, reason=reason)
+        return [Disseminate(order if committed else abandoned)]
+
+    def _end_failed(self, coordinator: TxCoordinator) -> list[Effect]:
+        """A coordinator failed before its transaction was voted on."""
+        outcome = TxOutcome(
+            tx=coordinator.tx,
+            outcome=Outcome.ABORTED,
+            reason=coordinator.failed or "",
+            locals_wait=coordinator.detached,
+        )
+        if coordinator.detached:
+            return [Post(coordinator.initiator, outcome)]
+        del self._open.coordinators[coordinator.tx]
+        self._open.publishers.pop(coordinator.tx, None)
+        return self._outcomes.settle(outcome, coordinator.initiator)
+
+    def abort(self, coordinator: TxCoordinator, reason: str, asker: Address | None) -> list[Effect]:
+        """Whoever asked hears the outcome: an abort that comes after the decision changes nothing."""
+        tx = coordinator.tx
+        if asker is not None and asker != coordinator.initiator:
+            self._outcomes.askers.setdefault(tx, []).append(asker)
+        if coordinator.state is not TxState.COMMITTING:
+            effects = coordinator.abort(reason)
+            return effects + self._end_failed(coordinator)
+        epochs = self._known.epochs_of(coordinator.spec)
+        if epochs.withdraw(tx):
+            outcome = TxOutcome(tx=tx, outcome=Outcome.ABORTED, reason=reason)
+            return self.settled(coordinator.ready(), False) + self._outcomes.settle(outcome, coordinator.initiator)
+        epoch = epochs.voting(tx)
+        if epoch is not None and len(epoch.members) == 1:
+            return epochs.abort(tx, reason)
+        return []
+
+    def on_participant_aborted(self, m: ParticipantAborted, sender: Sender, at: Address, now: float) -> list[Effect]:
+        coordinator, key = self._open.coordinators.get(m.tx), voter_key(sender.identity, m.voter)
+        member = coordinator.members.get(key) if coordinator is not None else None
+        if coordinator is None or member is None or member.incarnation != sender.incarnation:
+            return []
+        if m.event_type != coordinator.spec.event_type:
+            return []
+        if coordinator.state is TxState.COMMITTING:
+            return self._known.epochs_of(coordinator.spec).drop([key], m.reason)
+        return self._go_on(coordinator, coordinator.on_participant_lost(key, m.reason))
+
+    def on_census_over(self, tx: TxId) -> list[Effect]:
+        """The census's time has passed."""
+        coordinator = self._open.coordinators.get(tx)
+        return [] if coordinator is None else self._go_on(coordinator, coordinator.close_census())
+
+    def on_lost(self, keys: Iterable[str], reason: str) -> list[Effect]:
+        """Participants that are gone take no part in what is not being voted on yet."""
+        effects: list[Effect] = []
+        for coordinator in list(self._open.coordinators.values()):
+            for key in keys:
+                if key in coordinator.members and coordinator.tx in self._open.coordinators:
+                    effects += self._go_on(coordinator, coordinator.on_participant_lost(key, reason))
+        return effects
+
+    def on_publisher_lost(self, life: tuple[NodeId, int], reason: str) -> list[Effect]:
+        effects: list[Effect] = []
+        for coordinator in list(self._open.coordinators.values()):
+            # The abort of one makes room for the next, which may end at once and be another one of the list.
+            still_open = coordinator.tx in self._open.coordinators
+            lost = self._open.published_by(coordinator.tx, coordinator.numbering, life)
+            if still_open and lost and coordinator.one_shot is None:
+                effects += self.abort(coordinator, reason, None)
+        return effects
+
+    def holds(self, tx: TxId, event_type: str) -> bool:
+        """Whether this rendezvous is at it: its census, its events, its votes, or its end."""
+        epochs = self._known.epochs_if_known(event_type)
+        return tx in self._open or (epochs is not None and epochs.holds(tx))
+
+
+def membership(tx: TxId, voter: str, state: TxState, to: Address) -> Effect:
+    """What the coordinator knows of a participant's transaction."""
+    return Post(to, MembershipAnswered(tx=tx, voter=voter, state=state))

@@ -1,0 +1,318 @@
+"""A log after a start of its broker: is this journal as new as what was acknowledged?
+
+A journal can be older than its replicas: somebody restored a backup of it, or a disk lost what it had confirmed. It
+looks like any other journal, and whoever went on from it would give out indexes again. So on every start the replicas
+that were in sync (on a log without voters: those that follow it) are asked where they are before an index is given out,
+an abort is presumed or an entry is served.
+
+    OPENING -> open      everybody told, and each holds a prefix of this log
+    OPENING -> open      `tail_wait_s` is over: who is silent takes no part before it has told
+    OPENING -> STALE     somebody is ahead, or holds another history that nobody contradicts
+    STALE   -> open      an operator begins a new history, or ends the durable subscription of that replica
+
+Why going on without the silent ones is bearable. A commit behind our end needs the vote of a replica that was in sync
+at our end (joiners never decide alone), so whoever hears all of them hears of it; under write-all each of them has it,
+so one is enough. Under a quorum, or where replicas only follow, the silent one may be the only one that knows. It is
+waited for, for a while: a broker and a replica that lose power together must not stop the others for ever. After that
+the price of being wrong is paid loudly: the silent replica is out of the in-sync set, on disk, before the first index
+is given out without it, and when it comes back ahead of our end it is named in an alarm and stays out. Nobody hears
+nothing: while not a single replica has told, the log stays closed, for there is nothing to go on with.
+
+A torn end is no exception: what a crash cuts off was never acknowledged, so replicas are not ahead of it. If they are,
+the journal lost what it had confirmed, or it is a copy that was taken while the broker was running.
+"""
+
+from tops.core.commit.epochs import EpochCoordinator
+from tops.core.coordinator.known_types import KnownTypes
+from tops.core.coordinator.open_transactions import RendezvousNode
+from tops.core.log.event_log import EventLog, Feed, Opening, Relation, Unheard
+from tops.model.log_points import LogPoint
+from tops.protocol.effects import Alarm, Effect, Persist, Post, Reject, SetTimer
+from tops.protocol.messages import (
+    Address,
+    AskReached,
+    HistoryDiffers,
+    HistoryRejected,
+    LogEntry,
+    ReachedTold,
+    Sender,
+    StaleJournal,
+)
+from tops.protocol.records import HistoryBegun, InSyncChanged, LogAppended, LogStale, ReplicasUnheard
+
+
+class LogOpenings:
+    """The logs of one rendezvous, and how its replicas' points compare with them."""
+
+    def __init__(self, node: RendezvousNode, known: KnownTypes) -> None:
+        self._node, self._known = node, known
+        self._ahead: set[tuple[str, str]] = set()  # logs, and who was ahead of them when they went on without it
+
+    # --------------------------------------------------------------------------------------------------- the start
+
+    def recover(self, record: LogStale | HistoryBegun | ReplicasUnheard) -> None:
+        log = self._known.logs[record.event_type]
+        match record:
+            case LogStale(replica=replica, point=point):
+                log.stale = StaleJournal(log.event_type, log.chain.end.index, replica, point.index)
+            case HistoryBegun(point=point, end=end, incarnation=incarnation):
+                log.begin_history(point, end, incarnation)
+            case ReplicasUnheard(ends=ends, incarnations=incarnations):
+                log.unheard = {name: Unheard(end, incarnations[name]) for name, end in ends.items()}
+
+    def recovered(self) -> list[Effect]:
+        """The journal is read: ask whoever can tell whether it is the newest one."""
+        effects: list[Effect] = []
+        for log in self._known.logs.values():
+            voters = self._epochs(log).standing.in_sync
+            asked = voters or frozenset([feed.replica for feed in log.feeds.values() if feed.replica])
+            if asked or log.stale is not None:
+                log.opening = Opening(log.chain.end.index, asked, told={}, feeds={}, waiting=[])
+                effects.append(SetTimer(("tail", log.event_type), self._node.options.tail_wait_s))
+            else:
+                effects += _fill_gaps(log)
+        return effects
+
+    def on_timer(self, event_type: str) -> list[Effect]:
+        log = self._known.logs[event_type]
+        opening = log.opening
+        if opening is None or log.stale is not None:
+            return []
+        if opening.told:
+            return self._finish(log, opening)
+        text = f"{log.event_type} gives out no index: waiting to hear from {names(opening.silent)}"
+        return [Alarm("replicas-silent", text), SetTimer(("tail", event_type), self._node.options.tail_wait_s)]
+
+    # ------------------------------------------------------------------------------------------ who tells, and what
+
+    def must_tell(self, log: EventLog, site: str) -> bool:
+        """Whether a replica has to tell where it is before it is served or counted."""
+        return site in log.unheard or (log.opening is not None and site not in log.opening.told)
+
+    def ask(self, log: EventLog, feed: Feed) -> list[Effect]:
+        """Ask the replica behind a durable subscription. One that was too far, and still holds that, is told so each
+        time; a copy of another one may be in its place by now."""
+        end, went_on_in = (log.opening.end, None) if log.opening is not None else log.unheard[feed.replica]
+        asked = AskReached(
+            name=feed.name,
+            event_type=log.event_type,
+            incarnation=self._node.incarnation,
+            end=end,
+            went_on_in=went_on_in,
+            since=log.began_in,
+        )
+        if (log.event_type, feed.replica) not in self._ahead or feed.told is None or _holds(log, feed.told):
+            return [Post(feed.address, asked)]
+        return [Post(feed.address, asked), _rejected(log, feed, log.chain.end)]
+
+    def knows(self, log: EventLog, site: str) -> bool:
+        """Whether a replica stands in the log's way although nothing is kept for it."""
+        return site in log.unheard or site in log.differing or (log.stale is not None and log.stale.replica == site)
+
+    def hold(self, log: EventLog, feed: Feed) -> None:
+        """A replica's feed is served when the log is open."""
+        if log.opening is not None:
+            log.opening.feeds[feed.key] = feed
+
+    def on_told(self, m: ReachedTold, sender: Sender, at: Address, now: float) -> list[Effect]:
+        log, identity = self._known.logs.get(m.event_type), sender.identity
+        if log is None or m.incarnation != self._node.incarnation:
+            return []
+        if self._known.no_member(log.event_type, sender) is not None:
+            return [_no_member(log, sender)]
+        if log.opening is None:
+            return self._told_late(log, identity, m) if identity in log.unheard else []
+        follows = any(feed.replica == identity for feed in [*log.opening.feeds.values(), *log.feeds.values()])
+        if identity not in log.opening.asked and not follows:
+            return [_no_member(log, sender)]  # it was neither in sync, nor does it follow the log as a replica
+        log.opening.told[identity] = m
+        return [] if log.stale is not None else self._look(log, log.opening)
+
+    def _told_late(self, log: EventLog, site: str, m: ReachedTold) -> list[Effect]:
+        end = log.unheard[site].end
+        # Behind the end, only the digest tells a copy that followed the log from a database that went its own way.
+        is_ours = m.point.index <= end or _holds(log, m.point)
+        if m.decided <= max(end, m.point.index) and is_ours and log.relation(m.point) is Relation.PREFIX:
+            self._ahead.discard((log.event_type, site))
+            del log.unheard[site]
+            return [Persist(replicas_unheard(log))]
+        if (log.event_type, site) in self._ahead:
+            return []
+        self._ahead.add((log.event_type, site))
+        text = (
+            f"{site} is at {m.point} of {log.event_type}, and the log went on without it behind {end}: what it alone "
+            f"holds was perhaps acknowledged; look at it, then stop it, empty its database and start it again: it gets "
+            f"a copy of another one"
+        )
+        return [Alarm("ahead-of-log", text)]
+
+    def _look(self, log: EventLog, opening: Opening) -> list[Effect]:
+        for site, told in opening.told.items():
+            ahead = told.decided > opening.end and told.point.history == log.chain.history
+            if ahead or log.relation(told.point) is Relation.AHEAD:
+                return self._stale(log, opening, site, told)
+        return [] if opening.silent else self._finish(log, opening)
+
+    def _finish(self, log: EventLog, opening: Opening) -> list[Effect]:
+        """Everybody has told, or had the time to."""
+        others = {s: t for s, t in opening.told.items() if log.relation(t.point) is Relation.OTHER}
+        confirmed = max([t.point.index for s, t in opening.told.items() if s not in others], default=-1)
+        for site in sorted(others.keys() & opening.asked):
+            # Another replica that holds our log at least as far shows that this one is the odd one. Else it is us: an
+            # index that we would call void may be what it has committed.
+            if others[site].point.index > confirmed:
+                return self._stale(log, opening, site, others[site])
+        return self._open(log, opening, frozenset(others))
+
+    def _open(self, log: EventLog, opening: Opening, others: frozenset[str]) -> list[Effect]:
+        epochs, silent = self._epochs(log), opening.silent
+        effects: list[Effect] = []
+        if silent:
+            for name in silent:
+                log.unheard.setdefault(name, Unheard(opening.end, self._node.incarnation))
+            text = f"{names(silent)} did not tell in time how far {log.event_type} is: it goes on behind {opening.end}"
+            effects += [Persist(replicas_unheard(log)), Alarm("replicas-silent", text)]
+        effects += self._without(epochs, log, silent | others)
+        log.opening = None
+        effects += _fill_gaps(log) + epochs.start()
+        for then in opening.waiting:
+            effects += then()
+        for feed in opening.feeds.values():
+            if feed.told is not None and not self.must_tell(log, feed.replica):
+                fits, problem = self.judge(log, feed.replica, feed.told)
+                effects += log.want(feed) if fits else problem + self.reject(log, feed, feed.told)
+        return effects
+
+    # ---------------------------------------------------------------------------------------- whoever comes later
+
+    def reject(self, log: EventLog, feed: Feed, told: LogPoint) -> list[Effect]:
+        """Nothing is served to, or kept for, a replica that holds another history; it is told so each time it asks."""
+        log.end(feed.key)
+        if feed.replica not in log.differing:
+            return []
+        own = log.chain.end if told.index > log.chain.end.index else _at(log, told.index)
+        return [_rejected(log, feed, own)]
+
+    def judge(self, log: EventLog, site: str, point: LogPoint) -> tuple[bool, list[Effect]]:
+        """Compare a replica with an open log: whether it may be served and counted."""
+        match log.relation(point):
+            case Relation.PREFIX:
+                log.differing.discard(site)
+                return True, []
+            case Relation.AHEAD:
+                return False, self._overtaken(log, site, point)
+            case Relation.OTHER:
+                return False, self._exclude(log, site, point)
+
+    def on_differs(self, m: HistoryDiffers, sender: Sender, at: Address, now: float) -> list[Effect]:
+        """A replica found out by itself that it holds another history."""
+        log = self._known.logs.get(m.event_type)
+        if log is None or log.opening is not None:
+            return []
+        if self._known.no_member(log.event_type, sender) is not None:
+            return [_no_member(log, sender)]
+        return self._exclude(log, sender.identity, m.point)
+
+    def _exclude(self, log: EventLog, site: str, point: LogPoint) -> list[Effect]:
+        if site in log.differing:
+            return []
+        log.differing.add(site)
+        text = (
+            f"{site} holds {point} of {log.event_type}, which is not what the log has there: it takes no part; stop "
+            f"it, empty its database and start it again, then it gets a copy of another one"
+        )
+        return [*self._without(self._epochs(log), log, frozenset([site])), Alarm("other-history", text)]
+
+    def _overtaken(self, log: EventLog, site: str, point: LogPoint) -> list[Effect]:
+        """The log is open, and a replica that nobody knew of is ahead of it."""
+        log.opening = opening = Opening(log.chain.end.index, frozenset([site]), told={}, feeds={}, waiting=[])
+        told = ReachedTold(
+            event_type=log.event_type,
+            incarnation=self._node.incarnation,
+            point=point,
+            decided=point.index,
+            transactions=(),
+        )
+        opening.told[site] = told
+        return self._stale(log, opening, site, told)
+
+    def _stale(self, log: EventLog, opening: Opening, site: str, told: ReachedTold) -> list[Effect]:
+        index = max(told.point.index, told.decided)
+        log.stale = stale = StaleJournal(log.event_type, opening.end, site, index)
+        record = LogStale(event_type=log.event_type, replica=site, point=told.point)
+        effects: list[Effect] = [Persist(record), Alarm("journal-stale", str(stale))]
+        effects += self._epochs(log).reject_all(stale)
+        waiting, opening.waiting = opening.waiting, []
+        for then in waiting:
+            effects += then()
+        return effects
+
+    def ended(self, log: EventLog, site: str) -> None:
+        """The durable subscription of a replica has ended: it is not waited for, and not looked at."""
+        log.unheard.pop(site, None)
+        log.differing.discard(site)
+        self._ahead.discard((log.event_type, site))
+        if log.stale is not None and log.stale.replica == site:
+            log.stale = None
+        if log.opening is not None:
+            log.opening.asked -= {site}
+            log.opening.told.pop(site, None)
+
+    def on_ended(self, log: EventLog, site: str) -> list[Effect]:
+        """An operator has ended the durable subscription of a replica that is gone for good."""
+        unheard = site in log.unheard
+        self.ended(log, site)
+        effects: list[Effect] = [Persist(replicas_unheard(log))] if unheard else []
+        effects += self._without(self._epochs(log), log, frozenset([site]))
+        if log.opening is None or log.stale is not None:
+            return effects
+        return effects + self._look(log, log.opening)
+
+    def _without(self, epochs: EpochCoordinator, log: EventLog, sites: frozenset[str]) -> list[Effect]:
+        in_sync = epochs.standing.in_sync - sites
+        if in_sync == epochs.standing.in_sync:
+            return []
+        epochs.standing.in_sync = in_sync
+        return [Persist(InSyncChanged(event_type=log.event_type, in_sync=in_sync))]
+
+    def _epochs(self, log: EventLog) -> EpochCoordinator:
+        return self._known.epochs[log.event_type]
+
+
+def _holds(log: EventLog, point: LogPoint) -> bool:
+    """Whether the log is known to have held the same as a replica at its index."""
+    return log.chain.at(point.index) == point.digest
+
+
+def _rejected(log: EventLog, feed: Feed, own: LogPoint) -> Effect:
+    return Post(feed.address, HistoryRejected(name=feed.name, event_type=log.event_type, point=own))
+
+
+def _no_member(log: EventLog, sender: Sender) -> Effect:
+    reason = f"{sender.node} says how far it is in {log.event_type!r}, and is none of those who follow it as replicas"
+    return Reject(sender, "participate", log.event_type, reason)
+
+
+def _fill_gaps(log: EventLog) -> list[Effect]:
+    """Indexes that an earlier incarnation gave out and never decided are void."""
+    effects: list[Effect] = []
+    for number in log.missing_numbers():
+        entry = LogEntry(number=number)
+        log.fill(entry)
+        effects.append(Persist(LogAppended(event_type=log.event_type, entry=entry)))
+    return effects
+
+
+def _at(log: EventLog, index: int) -> LogPoint:
+    return LogPoint(log.chain.history, index, log.chain.at(index) or "")
+
+
+def replicas_unheard(log: EventLog) -> ReplicasUnheard:
+    """For the journal: who of this log is still to be heard."""
+    ends = {name: unheard.end for name, unheard in log.unheard.items()}
+    incarnations = {name: unheard.incarnation for name, unheard in log.unheard.items()}
+    return ReplicasUnheard(event_type=log.event_type, ends=ends, incarnations=incarnations)
+
+
+def names(sites: frozenset[str]) -> str:
+    return ", ".join(sorted(sites)) or "nobody"

@@ -1,0 +1,109 @@
+"""A stale journal, and an operator who lets its log go on: a new history behind what the replicas hold.
+
+The entries that the journal lost are not brought back: replicas hold rows, not entries. The replicas at the most
+advanced point go on at once; whoever is not there lacks something that the log no longer has, and must be copied from
+one of them.
+"""
+
+from collections.abc import Mapping
+
+from tops.core.commit.outcomes import Outcomes
+from tops.core.coordinator.known_types import KnownTypes
+from tops.core.coordinator.log_opening import names
+from tops.core.coordinator.open_transactions import RendezvousNode
+from tops.core.log.event_log import EventLog, Opening
+from tops.model.log_points import BEGINNING, LogPoint
+from tops.model.transactions import Outcome
+from tops.protocol.effects import Alarm, Effect, Persist, Post
+from tops.protocol.messages import Address, LogRecovered, ReachedTold, RecoverLog, Sender, TxOutcome
+from tops.protocol.records import HistoryBegun, InSyncChanged
+
+
+class LogRecovery:
+    """Begins new histories of the logs of one rendezvous."""
+
+    def __init__(self, node: RendezvousNode, known: KnownTypes, outcomes: Outcomes) -> None:
+        self._node, self._known, self._outcomes = node, known, outcomes
+
+    def on_recover(self, m: RecoverLog, sender: Sender, at: Address, now: float) -> list[Effect]:
+        log = self._known.logs_of.get(m.event_type)
+        if log is None or log.opening is None or log.stale is None:
+            problem = f"the journal of {m.event_type} is not stale here: there is nothing to recover"
+            return [Post(at, LogRecovered(request=m.request, problem=problem, point=BEGINNING))]
+        told = {site: t for site, t in log.opening.told.items() if site in m.replicas}
+        silent = tuple(sorted(set(m.replicas) - told.keys()))
+        problem = _problem(log, m, told)
+        if problem:
+            refused = LogRecovered(request=m.request, problem=problem, point=log.chain.end, silent=silent)
+            return [Post(at, refused)]
+        furthest = _furthest(told)
+        point = LogPoint(self._node.entropy(16).hex(), furthest.index, furthest.digest)
+        at_point = frozenset(site for site, t in told.items() if _same(t.point, point))
+        effects = self._begin(log, log.opening, point, at_point)
+        recovered = LogRecovered(
+            request=m.request,
+            problem="",
+            point=point,
+            following=tuple(sorted(at_point)),
+            behind=tuple(sorted(told.keys() - at_point)),
+            silent=silent,
+        )
+        return [*effects, Post(at, recovered)]
+
+    def _begin(self, log: EventLog, opening: Opening, point: LogPoint, at_point: frozenset[str]) -> list[Effect]:
+        epochs, end = self._known.epochs[log.event_type], log.chain.end.index
+        log.begin_history(point, end, self._node.incarnation)
+        voters = frozenset(s.identity for s in epochs.standing.answers.values() if s.replica and s.identity)
+        epochs.standing.in_sync = in_sync = at_point & voters
+        text = (
+            f"{log.event_type} goes on in a new history behind index {point.index}, with {names(at_point)}; the "
+            f"journal ended at {end}, and whoever else follows the log must be copied from one of them"
+        )
+        effects: list[Effect] = [
+            Persist(HistoryBegun(event_type=log.event_type, point=point, end=end, incarnation=self._node.incarnation)),
+            Persist(InSyncChanged(event_type=log.event_type, in_sync=in_sync)),
+            Alarm("history-begun", text),
+        ]
+        # What the replicas remember to have committed in the lost part is known again to whoever asks for it.
+        for told in opening.told.values():
+            for tx in told.transactions if _same(told.point, point) else ():
+                effects += self._outcomes.settle(TxOutcome(tx=tx, outcome=Outcome.COMMITTED), None)
+        for feed in opening.feeds.values():
+            effects += log.want(feed)
+        return effects + epochs.start()
+
+
+def _problem(log: EventLog, m: RecoverLog, told: Mapping[str, ReachedTold]) -> str:
+    """Why the log can't go on from what these replicas told; empty if it can."""
+    silent = frozenset(m.replicas) - told.keys()
+    if not told:
+        return f"no replica has told where it is: start at least one of {names(silent)}"
+    furthest = _furthest(told)
+    differing = {t.point.digest for t in told.values() if t.point.index == furthest.index}
+    if len(differing) > 1:
+        equal = frozenset(site for site, t in told.items() if t.point.index == furthest.index)
+        return (
+            f"{names(equal)} are all at index {furthest.index} and hold different data: compare them, and end the "
+            f"durable subscription of those that are wrong"
+        )
+    if furthest.index < log.chain.end.index:
+        return (
+            f"the journal ends at index {log.chain.end.index}, behind every replica, and is another log's: move its "
+            f"directory away, start the broker without it, and recover again"
+        )
+    heard = max(t.decided for t in told.values())
+    if m.accept_loss or (len(told) >= m.needed and heard <= furthest.index):
+        return ""
+    return (
+        f"{len(told)} of the {m.needed} replicas that are needed have told where they are, and the furthest is at "
+        f"index {furthest.index}{f' although {heard} was decided' if heard > furthest.index else ''}: what was "
+        f"acknowledged may be at {names(silent)} alone; start them, or accept the loss of what only they hold"
+    )
+
+
+def _furthest(told: Mapping[str, ReachedTold]) -> LogPoint:
+    return max((t.point for t in told.values()), key=lambda point: (point.index, point.digest))
+
+
+def _same(point: LogPoint, other: LogPoint) -> bool:
+    return (point.index, point.digest) == (other.index, other.digest)

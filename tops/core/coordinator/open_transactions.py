@@ -1,0 +1,117 @@
+"""What a rendezvous coordinates at the moment: who it is, and which transactions are open at it."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import msgspec
+
+from tops.core.commit.decision_teller import Sign
+from tops.core.commit.epoch import EpochOptions
+from tops.core.coordinator.event_coordinator import EventCoordinator
+from tops.core.coordinator.local_relay import LocalRelay
+from tops.core.coordinator.tx_coordinator import TxCoordinator
+from tops.model.constraints import Predicate
+from tops.model.ids import NodeId, TxId
+from tops.model.transactions import Access
+from tops.protocol.effects import Reject
+from tops.protocol.messages import Sender, TxSpec
+
+
+class Quotas(msgspec.Struct, frozen=True):
+    """How much one identity may have here, all its sessions together."""
+
+    subscriptions: int = 10_000
+    filter_bytes: int = 4 * 2**20  # of all its subscriptions at a broker, and of all followers of a log
+    types: int = 10_000
+    type_bytes: int = 16 * 2**20  # of their definitions
+    followers: int = 1_000
+    transactions: int = 50_000
+    participants: int = 1_000
+
+
+class RendezvousOptions(msgspec.Struct, frozen=True):
+    epochs: EpochOptions = EpochOptions()
+    tail_wait_s: float = 10.0  # how long silent replicas are waited for after a start
+    lease_s: float = 5.0  # a standing answer that is not renewed for so long is withdrawn
+    keep_outcomes: int = 100_000
+    log_tail: int = 4096
+    quotas: Quotas = Quotas()
+
+
+class RendezvousNode(msgspec.Struct):
+    """Which life of which broker coordinates, and how."""
+
+    me: NodeId
+    incarnation: int
+    predicates: Mapping[str, Predicate]
+    options: RendezvousOptions
+    entropy: Callable[[int], bytes]
+    sign: Sign | None = None  # what it decides; None in a cluster without keys
+
+
+Owner = TypeVar("Owner", bound=TxCoordinator | LocalRelay)
+
+
+class Begun(dict[TxId, Owner]):
+    """Open transactions of one kind, counted by the identity that began them."""
+
+    def __init__(self, counts: Counter[str]) -> None:
+        super().__init__()
+        self._counts = counts
+
+    def __setitem__(self, tx: TxId, owner: Owner) -> None:
+        super().__setitem__(tx, owner)
+        self._counts[owner.begun_by.accountable] += 1
+
+    def __delitem__(self, tx: TxId) -> None:
+        owner = self[tx]
+        super().__delitem__(tx)
+        self._counts[owner.begun_by.accountable] -= 1
+        if not self._counts[owner.begun_by.accountable]:
+            del self._counts[owner.begun_by.accountable]
+
+
+class OpenTransactions:
+    """The transactions that have begun at this rendezvous and not ended."""
+
+    def __init__(self, quota: int, unlisted: Callable[[str, Sender], str | None]) -> None:
+        """`unlisted`: see `KnownTypes.unlisted`."""
+        self._quota, self._unlisted = quota, unlisted
+        self._counts: Counter[str] = Counter()
+        self.coordinators: Begun[TxCoordinator] = Begun(self._counts)
+        self.relays: Begun[LocalRelay] = Begun(self._counts)
+        self.publishers: dict[TxId, tuple[NodeId, int]] = {}  # whose death ends a private transaction
+
+    def rejection(self, tx: str, spec: TxSpec, sender: Sender) -> Reject | None:
+        """Why this sender can't begin one more, or None."""
+        if (problem := self._unlisted(spec.event_type, sender)) is not None:
+            return Reject(sender, "originate", spec.event_type, problem, f"tx {tx}", code="not-listed")
+        if self._counts[sender.accountable] < self._quota:
+            return None
+        reason = f"{sender.accountable} has {self._quota} transactions open, which is the quota: end some first"
+        return Reject(sender, "begin", spec.event_type, reason, f"tx {tx}", code="quota")
+
+    def __contains__(self, tx: TxId) -> bool:
+        return tx in self.coordinators or tx in self.relays
+
+    def owner(self, tx: TxId) -> TxCoordinator | LocalRelay | None:
+        return self.coordinators.get(tx) or self.relays.get(tx)
+
+    def is_initiator(self, owner: TxCoordinator | LocalRelay, sender: Sender) -> bool:
+        """Whether this incarnation of this site began the transaction; where it is connected may have changed."""
+        begun_by = owner.begun_by
+        return sender is begun_by or (sender.node, sender.incarnation) == (begun_by.node, begun_by.incarnation)
+
+    def may_publish(self, owner: TxCoordinator | LocalRelay, sender: Sender) -> bool:
+        """Everybody who knows of it may in a public transaction, else its initiator alone."""
+        return owner.spec.access is Access.PUBLIC or self.is_initiator(owner, sender)
+
+    def may_end(self, owner: TxCoordinator | LocalRelay, sender: Sender) -> bool:
+        """Whoever began it, and whoever published in it, which only a public one lets others do."""
+        contributed = owner.numbering is not None and sender.node in owner.numbering.contributors
+        return contributed or self.is_initiator(owner, sender)
+
+    def published_by(self, tx: TxId, numbering: EventCoordinator | None, life: tuple[NodeId, int]) -> bool:
+        """Whether the death of this life of a site ends the transaction."""
+        return self.publishers.get(tx) == life or (numbering is not None and life in numbering.publishing)

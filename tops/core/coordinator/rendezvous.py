@@ -1,0 +1,416 @@
+"""What a broker does for the event types whose rendezvous it is: number, log, coordinate, remember.
+
+It composes the parts that do so: `KnownTypes` (epochs and logs per family), `LogKeeper` (ordinary events),
+`LocalTransactions`, `DistributedTransactions` and `PublicTransactions`, `StandingDesk` and `Outcomes`. It answers
+letters and looks at publications on their way through; it knows nothing of links.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tops.core.commit.ballot import ReadyTx
+from tops.core.commit.decision_teller import Sign
+from tops.core.commit.outcomes import Outcomes
+from tops.core.coordinator.distributed_transactions import DistributedTransactions, membership
+from tops.core.coordinator.known_types import KnownTypes
+from tops.core.coordinator.local_relay import LocalRelay
+from tops.core.coordinator.local_transactions import LocalTransactions
+from tops.core.coordinator.log_keeper import LogKeeper
+from tops.core.coordinator.log_opening import LogOpenings
+from tops.core.coordinator.log_recovery import LogRecovery
+from tops.core.coordinator.open_transactions import OpenTransactions, RendezvousNode, RendezvousOptions
+from tops.core.coordinator.public_transactions import PublicTransactions
+from tops.core.coordinator.standing_desk import StandingDesk
+from tops.core.coordinator.tx_coordinator import TxCoordinator
+from tops.core.log.event_log import Feed
+from tops.model.constraints import Predicate
+from tops.model.event_types import set_of_log
+from tops.model.filters import Filter
+from tops.model.ids import NodeId, TxId, voter_key
+from tops.model.transactions import Outcome, TxState, TxType
+from tops.protocol.effects import Effect, Post, Reject
+from tops.protocol.messages import (
+    AbortTx,
+    Address,
+    AskEpoch,
+    AskLog,
+    AskMembership,
+    AskOutcome,
+    BeginPublic,
+    BeginTx,
+    CensusOpened,
+    CensusReplied,
+    CommitTx,
+    EndLog,
+    EpochFinished,
+    EpochVoted,
+    EventsPublished,
+    HistoryDiffers,
+    LogEntry,
+    LogWanted,
+    MembershipAnswered,
+    OneShot,
+    ParticipantAborted,
+    ParticipantLost,
+    Publication,
+    Published,
+    PublisherDone,
+    PublisherLost,
+    PublishInTx,
+    ReachedTold,
+    RecoverLog,
+    RouteAsked,
+    RouteStands,
+    RunOneShot,
+    RunOneShots,
+    Sender,
+    StandingAnswered,
+    StandingWithdrawn,
+    TxOutcome,
+    TxPublished,
+    TypeAdvertised,
+)
+from tops.protocol.records import (
+    AnyRecord,
+    EpochCommitted,
+    FinishesNoted,
+    HistoryBegun,
+    InSyncChanged,
+    LogAppended,
+    LogCut,
+    LogDecided,
+    LogStale,
+    MembersDeclared,
+    OutcomesForgotten,
+    PlansDeclared,
+    PublishersKept,
+    ReplicasUnheard,
+    Started,
+    SubscriptionKept,
+    TxRefused,
+    TypeDefined,
+)
+
+__all__ = ["BROKER_ROLE", "Rendezvous", "RendezvousOptions"]
+
+BROKER_ROLE = "broker"
+
+COMMITTING = TxState.COMMITTING  # looked at with every commit
+
+
+class Rendezvous:
+    """The coordinator's side of all event types that meet at this broker."""
+
+    def __init__(
+        self,
+        me: NodeId,
+        incarnation: int,
+        predicates: Mapping[str, Predicate],
+        options: RendezvousOptions,
+        entropy: Callable[[int], bytes],
+        sign: Sign | None = None,
+    ) -> None:
+        node = self.node = RendezvousNode(me, incarnation, predicates, options, entropy, sign)
+        outcomes = self.outcomes = Outcomes(options.keep_outcomes)
+        known = self.known = KnownTypes(node, outcomes, self._settled)
+        self.types, self.families = known.types, known.families
+        self.epochs, self.logs, self.logs_of = known.epochs, known.logs, known.logs_of
+        transactions = self.open = OpenTransactions(options.quotas.transactions, known.unlisted)
+        self.coordinators, self.relays = transactions.coordinators, transactions.relays
+        self.publishers = transactions.publishers
+        self.openings = LogOpenings(node, known)
+        self.log_keeper = LogKeeper(known, self.openings, options.quotas)
+        recovery = LogRecovery(node, known, outcomes)
+        self.local = LocalTransactions(node, known, transactions, outcomes)
+        self.distributed = DistributedTransactions(node, known, transactions, outcomes)
+        self.public = PublicTransactions(node, known, transactions, outcomes, self.local, self.distributed)
+        self.standing = StandingDesk(node, known, self.openings, self._lose)
+        self.letters: dict[type, Callable[[Any, Sender, Address, float], list[Effect]]] = {
+            TypeAdvertised: known.on_advertised,
+            BeginTx: self.distributed.on_begin,
+            BeginPublic: self.public.on_begin,
+            RunOneShot: self._run_one_shot,
+            RunOneShots: self._run_one_shots,
+            CensusReplied: self.distributed.on_replied,
+            StandingAnswered: self.standing.on_answered,
+            StandingWithdrawn: self.standing.on_withdrawn,
+            PublishInTx: self._publish_in_tx,
+            PublisherDone: self.public.on_done,
+            CommitTx: self._commit,
+            AbortTx: self._abort,
+            ParticipantAborted: self.distributed.on_participant_aborted,
+            ParticipantLost: self._participant_lost,
+            PublisherLost: self._publisher_lost,
+            EpochVoted: self._voted,
+            EpochFinished: self._finished,
+            AskEpoch: self._ask_epoch,
+            AskMembership: self._ask_membership,
+            AskOutcome: self._ask_outcome,
+            LogWanted: self.log_keeper.on_wanted,
+            AskLog: self.log_keeper.on_asked,
+            EndLog: self.log_keeper.on_end,
+            ReachedTold: self.openings.on_told,
+            HistoryDiffers: self.openings.on_differs,
+            RecoverLog: recovery.on_recover,
+            RouteAsked: self._route_asked,
+        }
+
+    def on_letter(self, letter: object, sender: Sender, at: Address, now: float) -> list[Effect]:
+        """A letter that is addressed to this broker as a rendezvous; its `sender` is stamped, and reached `at`."""
+        handler = self.letters.get(type(letter))
+        return handler(letter, sender, at, now) if handler is not None else []
+
+    def on_publication(self, publication: Publication, sender: Sender, at: Address, now: float) -> list[Effect]:
+        """A publication that a site sent up the tree; what is to go down again is among the effects."""
+        if type(publication) is TxPublished:
+            if (misfit := self.known.misfit(publication.event, sender, f"tx {publication.tx}")) is not None:
+                return [misfit]  # without it the transaction is not whole, and can't commit
+            owner = self.open.owner(publication.tx)
+            if owner is None or not self.open.is_initiator(owner, sender):
+                return []
+            return self.public.on_event(owner, publication)
+        if type(publication) is Published:
+            return self.log_keeper.on_published(publication, sender, at)
+        if type(publication) is EventsPublished:
+            return self.log_keeper.on_published_together(publication, sender, at)
+        if type(publication) is CensusOpened:
+            return self.local.on_announced(publication, sender, at)
+        return []
+
+    # --------------------------------------------------------------------------------------------------- commitment
+
+    def _run_one_shot(self, m: RunOneShot, sender: Sender, at: Address, now: float) -> list[Effect]:
+        one = RunOneShots(spec=m.spec, transactions=(OneShot(m.tx, m.events),))
+        return self._run_one_shots(one, sender, at, now)
+
+    def _run_one_shots(self, m: RunOneShots, sender: Sender, at: Address, now: float) -> list[Effect]:
+        if (reason := self.known.against_plan(m.spec, sender)) is not None:
+            return self._unplanned(m, reason, sender, at)
+        if not set_of_log(m.spec.event_type) and (misfit := self._misfit(m, sender)) is not None:
+            return [misfit, *(Post(at, _aborted(one.tx, misfit.reason)) for one in m.transactions)]
+        if m.spec.tx_type is TxType.LOCAL:
+            return self.local.on_one_shots(m, sender, at)
+        return self.distributed.on_one_shots(m, sender, at)
+
+    def _misfit(self, m: RunOneShots, sender: Sender) -> Reject | None:
+        """The rejection of the whole letter if one of its events does not fit its type: no library sends such one."""
+        events = ((one.tx, event) for one in m.transactions for event in one.events)
+        found = (self.known.misfit(event, sender, f"tx {tx}") for tx, event in events)
+        return next((misfit for misfit in found if misfit is not None), None)
+
+    def _publish_in_tx(self, m: PublishInTx, sender: Sender, at: Address, now: float) -> list[Effect]:
+        misfit = self.known.misfit(m.event, sender, f"tx {m.tx}")
+        return self.public.on_publish(m, sender, at, now) if misfit is None else [misfit]
+
+    def _unplanned(self, m: RunOneShots, reason: str, sender: Sender, at: Address) -> list[Effect]:
+        aborted = [_aborted(one.tx, reason) for one in m.transactions]
+        code, _, text = reason.partition(": ")
+        rejected = Reject(sender, "run", m.spec.event_type, f"{sender.node} ran a transaction: {text}", code=code)
+        return [rejected, *(Post(at, outcome) for outcome in aborted)]
+
+    def _commit(self, m: CommitTx, sender: Sender, at: Address, now: float) -> list[Effect]:
+        owner = self.open.owner(m.tx)
+        if owner is None:
+            return self._ended(m, at)
+        if not self.open.may_end(owner, sender):
+            return [_foreign(m.tx, "commit", owner, sender)]
+        if isinstance(owner, LocalRelay):
+            return self.local.commit(owner, m.last_sequence)
+        if m.life and m.life != owner.life:
+            # Its begin came again after a restart, when its publisher may have heard of an abort.
+            return self.distributed.abort(owner, "its coordinator was restarted", at)
+        if owner.state is COMMITTING:
+            return self.known.epochs_of(owner.spec).wait_again(m.tx)
+        return self.distributed.commit(owner, m.last_sequence)
+
+    def _settled(self, ready: ReadyTx, committed: bool) -> list[Effect]:
+        """An epoch decided one of its members."""
+        return self.distributed.settled(ready, committed)
+
+    def _voted(self, m: EpochVoted, sender: Sender, at: Address, now: float) -> list[Effect]:
+        epochs = self.epochs.get(m.epoch.event_type)
+        return epochs.on_voted(m, sender) if epochs is not None else []
+
+    def _finished(self, m: EpochFinished, sender: Sender, at: Address, now: float) -> list[Effect]:
+        epochs = self.epochs.get(m.epoch.event_type)
+        return epochs.on_finished(m, sender, at) if epochs is not None else []
+
+    # ------------------------------------------------------------------------------------------- aborts and losses
+
+    def _abort(self, m: AbortTx, sender: Sender, at: Address, now: float) -> list[Effect]:
+        owner = self.open.owner(m.tx)
+        if owner is None:
+            return self._ended(m, at)
+        # An operator's right was looked up under the type that the message names: it must be the transaction's.
+        operated = m.operator and m.event_type == owner.spec.event_type
+        if not operated and not self.open.may_end(owner, sender):
+            return [_foreign(m.tx, "abort", owner, sender)]
+        if isinstance(owner, LocalRelay):
+            return self.local.end(owner, Outcome.ABORTED, m.reason)
+        return self.distributed.abort(owner, m.reason, at)
+
+    def _participant_lost(self, m: ParticipantLost, sender: Sender, at: Address, now: float) -> list[Effect]:
+        """A broker speaks for its own sites; who has moved to another broker since is reached elsewhere."""
+        if m.address.broker != sender.identity:
+            reason = f"{sender.node} says that a site of {m.address.broker} is gone, and is not that broker"
+            return [Reject(sender, "participate", "", reason)]
+        members = [m for c in self.coordinators.values() for m in c.members.values()]
+        for epochs in self.epochs.values():
+            members += [voter for epoch in epochs.in_flight.values() for voter in epoch.voters.values()]
+        keys = {member.key: None for member in members if member.address == m.address}
+        standing = [s for epochs in self.epochs.values() for s in epochs.standing.answers.values()]
+        keys |= {s.key: None for s in standing if s.address == m.address}
+        return self._lose(tuple(keys), "the participant died")
+
+    def _lose(self, keys: tuple[str, ...], reason: str) -> list[Effect]:
+        effects = self.distributed.on_lost(keys, reason)
+        for epochs in self.epochs.values():
+            for key in keys:
+                epochs.standing.withdraw(key)
+            effects += epochs.drop(keys, reason)
+        return effects
+
+    def _publisher_lost(self, m: PublisherLost, sender: Sender, at: Address, now: float) -> list[Effect]:
+        """An undecided transaction of a dead publisher is aborted, behind its last accepted event."""
+        if sender.role != BROKER_ROLE:
+            return [Reject(sender, "publish", "", f"{sender.node} says that {m.site} is gone, and is no broker")]
+        life, reason = (m.site, m.incarnation), "a publisher died, or moved to another broker"
+        return self.local.on_publisher_lost(life, reason) + self.distributed.on_publisher_lost(life, reason)
+
+    # --------------------------------------------------------------------------------------------------- questions
+
+    def _ask_epoch(self, m: AskEpoch, sender: Sender, at: Address, now: float) -> list[Effect]:
+        epochs = self.epochs.get(m.epoch.event_type)
+        if epochs is None or m.epoch.coordinator != self.node.me:
+            return []
+        return epochs.on_asked(m.epoch, m.digest, voter_key(sender.identity, m.voter), at)
+
+    def _ask_membership(self, m: AskMembership, sender: Sender, at: Address, now: float) -> list[Effect]:
+        if m.tx in self.relays:
+            return [membership(m.tx, m.voter, TxState.ACTIVE, at)]
+        coordinator, key = self.coordinators.get(m.tx), voter_key(sender.identity, m.voter)
+        epochs = self.known.epochs_if_known(m.event_type)
+        if coordinator is None and epochs is not None and epochs.holds(m.tx):
+            return []  # a one-shot's end is still to come
+        if coordinator is not None and coordinator.detached and key not in coordinator.joined:
+            return []  # a local subscriber: it goes by the publisher's word, which is still to come
+        if coordinator is None or coordinator.failed is not None:
+            return [membership(m.tx, m.voter, TxState.ABORTED, at)]
+        if key in coordinator.members:
+            coordinator.members[key].address = at  # it may have moved to another broker
+        if coordinator.state is TxState.CENSUS:
+            return []
+        answer = MembershipAnswered(
+            tx=m.tx, voter=m.voter, state=coordinator.state, members=coordinator.census.hashed_members()
+        )
+        return [Post(at, answer)]
+
+    def _ask_outcome(self, m: AskOutcome, sender: Sender, at: Address, now: float) -> list[Effect]:
+        return self._ended(m, at)
+
+    def _ended(self, m: AskOutcome | CommitTx | AbortTx, at: Address) -> list[Effect]:
+        """What became of a transaction that is not being coordinated any more, or never was."""
+        alive = self.distributed.holds(m.tx, m.event_type)
+        remembered = m.tx_type is TxType.DISTRIBUTED or m.event_type in self.logs_of
+        if not alive and not remembered and not self.outcomes.is_refused(m.tx):
+            reason = "the broker keeps no record of local transactions, and was restarted"
+            return [Post(at, TxOutcome(tx=m.tx, outcome=Outcome.UNKNOWN, reason=reason))]
+        log = self.logs_of.get(m.event_type)
+        if log is not None and log.opening is not None and not alive and not self.outcomes.is_refused(m.tx):
+            return []  # a replica may have committed it: who asks does so again
+        return self.outcomes.ask(m.tx, at, alive, presume=log is None or not log.missing)
+
+    def _route_asked(self, m: RouteAsked, sender: Sender, at: Address, now: float) -> list[Effect]:
+        return [Post(at, RouteStands(subscription=m.subscription))]
+
+    # ------------------------------------------------------------------------------------------------ time, recovery
+
+    def on_timer(self, key: tuple[str, ...], now: float) -> list[Effect]:
+        match key:
+            case ("census", tx):
+                return self.distributed.on_census_over(TxId(tx))
+            case ("deadline", tx):
+                return self._deadline(TxId(tx))
+            case ("epoch", event_type, number):
+                return self.epochs[event_type].on_timer(int(number))
+            case ("notes", event_type):
+                return self.epochs[event_type].write_notes()
+            case ("tail", event_type):
+                return self.openings.on_timer(event_type)
+            case ("lease", event_type):
+                return self.standing.on_lease(event_type, now)
+        return []
+
+    def _deadline(self, tx: TxId) -> list[Effect]:
+        reason = "it was not decided in time"
+        relay = self.relays.get(tx)
+        if relay is not None:
+            return self.local.end(relay, Outcome.ABORTED, reason)
+        coordinator = self.coordinators.get(tx)
+        if coordinator is None:
+            return []
+        coordinator.detached = False
+        return self.distributed.abort(coordinator, reason, None)
+
+    def log_read(self, event_type: str, feed: str, entries: tuple[LogEntry, ...]) -> list[Effect]:
+        """What a `ReadLog` brought."""
+        return self.log_keeper.on_read(event_type, feed, entries)
+
+    def recover(self, record: AnyRecord) -> None:
+        """Replay one record of the journal, in order."""
+        match record:
+            case Started(incarnation=incarnation):
+                self.node.incarnation = max(self.node.incarnation, incarnation)
+            case TypeDefined():
+                self.known.recover(record)
+            case PlansDeclared(event_type=name, plans=plans):
+                self.known.plans[name] = plans
+            case MembersDeclared(event_type=name, members=members):
+                self.known.members[name] = members
+            case LogAppended(event_type=name) | InSyncChanged(event_type=name):
+                self.epochs[name].recover(record)
+            case EpochCommitted(epoch=epoch):
+                self.epochs[epoch.event_type].recover(record)
+            case LogStale() | HistoryBegun() | ReplicasUnheard():
+                self.openings.recover(record)
+            case FinishesNoted(event_type=name):
+                self.epochs[name].recover(record)
+            case TxRefused(tx=tx):
+                self.outcomes.refuse(tx)
+            case OutcomesForgotten(lives=lives):
+                for life, counter in lives.items():
+                    self.outcomes.forget(TxId(f"{life}.{counter}"))
+            case LogDecided(event_type=name, upto=upto):
+                self.logs[name].last_number = max(self.logs[name].last_number, upto)
+            case LogCut(event_type=name, point=point):
+                self.logs[name].chain.begin(point)
+            case PublishersKept(event_type=name, published=published):
+                self.logs[name].published.update(published)
+            case SubscriptionKept():
+                self._recover_subscription(record)
+
+    def _recover_subscription(self, record: SubscriptionKept) -> None:
+        log, key, position = self.logs[record.event_type], record.name, record.position
+        known = log.feeds.get(key)
+        if record.dropped:
+            log.drop(key, position)
+        elif position >= 0:
+            nobody, nothing = Address(self.node.me), Filter.nothing()
+            feed = Feed(key, "", log.event_type, nobody, nothing, position, position, 0, replica=record.replica)
+            log.feeds[key] = feed
+        else:
+            log.end(key)
+            self.openings.ended(log, known.replica if known is not None and known.replica else key)
+
+    def recovered(self) -> list[Effect]:
+        """The journal is read: its replicas are asked whether it is the newest one."""
+        return self.openings.recovered()
+
+
+def _aborted(tx: TxId, reason: str) -> TxOutcome:
+    return TxOutcome(tx=tx, outcome=Outcome.ABORTED, reason=reason)
+
+
+def _foreign(tx: TxId, verb: str, owner: TxCoordinator | LocalRelay, sender: Sender) -> Effect:
+    reason = f"{sender.node} neither began {tx} nor published in it"
+    return Reject(sender, verb, owner.spec.event_type, reason, f"tx {tx}")

@@ -1,0 +1,219 @@
+"""The tx coordinator of a distributed transaction, at the rendezvous broker of its event type.
+
+    CENSUS -> ACTIVE -> COMMITTING -> gone
+       |         |
+       +---------+----> gone (unfulfilled, aborted)
+                 +----> detached: the distributed part aborted by itself; its local subscribers still wait for the
+                        publisher's word, and go by that alone
+
+It opens the census, checks the sequence of events, tests the constraints when the census closes and when somebody
+drops out, and hands the transaction to the epochs of its type when commitment is asked for.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from tops.core.commit.ballot import ReadyTx, shortfall
+from tops.core.commit.census import Census, Member
+from tops.core.coordinator.event_coordinator import EventCoordinator
+from tops.model.constraints import deadline_of
+from tops.model.ids import NodeId, TxId
+from tops.model.sizes import encoded_bytes, logged_bytes, over_limit
+from tops.model.transactions import LocalOutcome, ScopeLimit, TxState
+from tops.protocol.effects import CancelTimer, Disseminate, Effect, Post, SetTimer
+from tops.protocol.messages import (
+    Address,
+    CensusOpened,
+    Event,
+    LocalCommitOrdered,
+    Sender,
+    TxAbandoned,
+    TxBegan,
+    TxOpened,
+    TxPublished,
+    TxSpec,
+)
+
+# Looked at with every message, and an enum's members take long to find by their class.
+CENSUS, CENSUS_UNFULFILLED, ACTIVE, COMMITTING, COMMITTED, ABORTED = TxState
+INDEPENDENT, FOLLOWS = LocalOutcome
+
+
+def decided_within_s(spec: TxSpec) -> float:
+    """How long after `begin` a transaction is given up unless it is decided; a deadline can only shorten it."""
+    deadline = deadline_of(spec.constraints)
+    return spec.decide_within_s if deadline is None else min(deadline, spec.decide_within_s)
+
+
+class TxCoordinator(msgspec.Struct, eq=False):
+    """One distributed transaction, from its census to its hand-over to an epoch.
+
+    Methods that end the transaction set `failed` to the reason; the owner tells the publishers.
+    """
+
+    tx: TxId
+    spec: TxSpec
+    begun_by: Sender
+    initiator: Address
+    census: Census
+    keep_events: bool
+    numbering: EventCoordinator | None = None  # where the event coordinator sits here: public and one-shot transactions
+    one_shot: tuple[Event, ...] | None = None
+    state: TxState = CENSUS
+    events: list[Event] = []
+    last_sequence: int = 0
+    joined: frozenset[str] = frozenset()
+    failed: str | None = None
+    detached: bool = False
+    life: int = 0  # of the broker that coordinates
+    size: int = 0  # in bytes, with all its events
+
+    def __post_init__(self) -> None:
+        self.size = logged_bytes(self.tx, self.spec.event_type, self.spec.attributes)
+
+    @property
+    def members(self) -> dict[str, Member]:
+        return self.census.members
+
+    # ------------------------------------------------------------------------------------------------------ census
+
+    def open(self, me: NodeId, incarnation: int, standing: Iterable[Member]) -> list[Effect]:
+        """Announce the transaction; standing answers count at once."""
+        self.life = incarnation
+        for member in standing:
+            self.census.answer(member)
+        announced = CensusOpened(
+            tx=self.tx, spec=self.spec, coordinator=me, incarnation=incarnation, initiator=self.initiator
+        )
+        effects: list[Effect] = [Disseminate(announced)]
+        effects.append(SetTimer(("deadline", self.tx), decided_within_s(self.spec)))
+        if self.census.may_close():
+            return effects + self.close_census()
+        policy = self.spec.census
+        effects.append(SetTimer(("census", self.tx), policy.timeout_s if policy is not None else 0))
+        return effects
+
+    def on_replied(self, member: Member) -> list[Effect]:
+        if self.state is not CENSUS:
+            return []  # it finds out from the published list that it is not on it
+        self.census.answer(member)
+        return self.close_census() if self.census.may_close() else []
+
+    def close_census(self) -> list[Effect]:
+        """The first test of the constraints."""
+        if self.state is not CENSUS:
+            return []
+        effects: list[Effect] = [CancelTimer(("census", self.tx))]
+        lacking = self.census.unfulfilled()
+        if lacking is not None:
+            return effects + self._fail(f"census: {lacking}", CENSUS_UNFULFILLED)
+        self.state = ACTIVE
+        self.joined = frozenset(self.members)
+        if self.numbering is not None:
+            self.numbering.open()
+        began = TxBegan(tx=self.tx, event_type=self.spec.event_type, members=self.census.hashed_members())
+        effects.append(Disseminate(began))
+        if self.one_shot is None:
+            effects.append(Post(self.initiator, TxOpened(tx=self.tx, state=self.state, life=self.life)))
+        return effects
+
+    # --------------------------------------------------------------------------------------------------- execution
+
+    def on_event(self, published: TxPublished) -> list[Effect]:
+        """The sequence is checked here as well as at every participant."""
+        if self.state is not ACTIVE and not self.detached:
+            return []
+        if published.sequence != self.last_sequence + 1:
+            return self._fail(f"event {published.sequence} arrived after event {self.last_sequence}")
+        self.last_sequence += 1
+        self.size += encoded_bytes(published.event)
+        if self.keep_events:
+            self.events.append(published.event)
+        if self.one_shot is None and (reason := over_limit(self.size)) is not None:
+            return self._fail(reason)
+        return []
+
+    def on_participant_lost(self, voter: str, reason: str) -> list[Effect]:
+        """A participant gave up or died: the second test of the constraints."""
+        member = self.members.get(voter)
+        if member is None or self.state not in (CENSUS, ACTIVE):
+            return []
+        del self.members[voter]
+        if self.state is CENSUS:
+            return []
+        lacking = shortfall(self.ready(), self.joined, self.members, self.census.predicates)
+        if lacking is None and not member.counts:
+            lacking = "the publisher's own resources failed"
+        if lacking is not None:
+            return self._fail(f"{reason}: {lacking}", distributed_only=True)
+        return []
+
+    def abort(self, reason: str) -> list[Effect]:
+        """A publisher aborted or died, or the time is up: everyone who has not voted forgets the transaction."""
+        return self._fail(reason)
+
+    # -------------------------------------------------------------------------------------------------- commitment
+
+    def commit(self, last_sequence: int | None) -> list[Effect]:
+        """Commitment is asked for; if nothing is wrong the state is COMMITTING afterwards, and `ready()` is due."""
+        if self.detached and last_sequence in (None, self.last_sequence):
+            self.detached = False
+            return [CancelTimer(("deadline", self.tx)), self._local_commit()]
+        if self.state is not ACTIVE:
+            return []
+        if last_sequence is not None and last_sequence != self.last_sequence:
+            return self._fail(f"{self.last_sequence} of {last_sequence} events arrived")
+        self.state = COMMITTING
+        if self.numbering is not None:
+            self.numbering.close(self.state)
+        if self.spec.local_outcome is INDEPENDENT:
+            return [self._local_commit()]
+        return []
+
+    def ready(self) -> ReadyTx:
+        """What the epochs need to know of this transaction."""
+        return ReadyTx(
+            tx=self.tx,
+            spec=self.spec,
+            publisher=self.initiator,
+            last_sequence=self.last_sequence,
+            events=tuple(self.events) if self.keep_events else None,  # replicas have no route that events would take
+            logged_events=tuple(self.events),
+            members=dict(self.members),
+        )
+
+    def settled(self, committed: bool) -> list[Effect]:
+        """The epoch ended; local subscribers that follow hear of it now."""
+        self.state = COMMITTED if committed else ABORTED
+        effects: list[Effect] = [CancelTimer(("deadline", self.tx))]
+        if self.spec.local_outcome is FOLLOWS:
+            effects.append(self._local_commit() if committed else self._abandoned("the transaction aborted", False))
+        return effects
+
+    def _has_independent_locals(self) -> bool:
+        independent = self.spec.local_outcome is INDEPENDENT
+        return independent and self.spec.limit is not ScopeLimit.DISTRIBUTED
+
+    def _local_commit(self) -> Effect:
+        order = LocalCommitOrdered(tx=self.tx, event_type=self.spec.event_type, last_sequence=self.last_sequence)
+        return Disseminate(order)
+
+    def _fail(self, reason: str, state: TxState = ABORTED, *, distributed_only: bool = False) -> list[Effect]:
+        distributed_only = distributed_only and self._has_independent_locals()
+        self.state, self.failed, self.detached = state, reason, distributed_only
+        effects: list[Effect] = [CancelTimer(("census", self.tx)), self._abandoned(reason, distributed_only)]
+        if self.detached:
+            return effects
+        if self.numbering is not None:
+            self.numbering.close(state)
+        effects.append(CancelTimer(("deadline", self.tx)))
+        if state is CENSUS_UNFULFILLED and self.one_shot is None:
+            effects.append(Post(self.initiator, TxOpened(tx=self.tx, state=state, reason=reason)))
+        return effects
+
+    def _abandoned(self, reason: str, distributed_only: bool) -> Effect:
+        abandoned = TxAbandoned(
+            tx=self.tx, event_type=self.spec.event_type, reason=reason, distributed_only=distributed_only
+        )
+        return Disseminate(abandoned)

@@ -1,0 +1,1 @@
+"""The session of a link: what was sent is numbered and kept until the other end has acknowledged it."""

@@ -1,0 +1,166 @@
+"""One epoch at a participant that works by callbacks: several sub-transactions, one vote, one end.
+
+States: VOTING -> PROMISED -> FINISHING -> FINISHED -> gone.
+
+A commit that is carried out is told to the coordinator until it has noted it: it must remember the decision for as
+long as somebody may ask. That it has is mostly heard with the next prepare, see `Promises`.
+"""
+
+from collections.abc import Callable, Container, Sequence
+from enum import Enum
+from functools import partial
+
+import msgspec
+
+from tops.core.participant.doubt import Doubt
+from tops.core.participant.sub_tx_executor import SubTxExecutor
+from tops.model.ids import TxId, hashed
+from tops.model.sizes import TEXT_MAX
+from tops.protocol.effects import CancelTimer, Effect, ForgetPromise, Memo, Post
+from tops.protocol.messages import Address, EpochFinished, EpochId, EpochMember, EpochVoted
+
+
+class EpochStage(Enum):
+    VOTING = "voting"  # ends when every sub-transaction has voted
+    PROMISED = "promised"  # ends with the decision
+    FINISHING = "finishing"  # the decision is being carried out
+    FINISHED = "finished"  # committed; ends when the coordinator has noted it
+    ENDED = "ended"
+
+
+VOTING, PROMISED, FINISHING, FINISHED, ENDED = EpochStage  # looked at with every message
+
+
+EpochKey = tuple[str, int, int, int]  # what is voted under; the coordinator's incarnation, the number, the attempt
+
+
+def epoch_key(voter: str, epoch: EpochId) -> EpochKey:
+    return (voter, epoch.incarnation, epoch.number, epoch.attempt)
+
+
+class CallbackEpoch(msgspec.Struct, eq=False):
+    """Collects the votes of the sub-transactions of one epoch and hands them its decision."""
+
+    subscription: int
+    memo: Memo
+    key: EpochKey
+    executors: dict[TxId, SubTxExecutor]
+    doubt: Doubt
+    _finished_here: "Callable[[CallbackEpoch], None]"
+    _ended: "Callable[[CallbackEpoch], None]"
+    _settled: Callable[[int], list[Effect]]
+    stage: EpochStage = VOTING
+    _votes: dict[TxId, str | None] = {}
+    _unfinished: set[TxId] = set()
+
+    def prepare(self, members: Sequence[EpochMember]) -> list[Effect]:
+        """Ask every sub-transaction for its promise; one that is unknown here is excluded."""
+        effects: list[Effect] = []
+        for member in members:
+            executor = self.executors.get(member.tx)
+            if executor is None:
+                effects += self._voted(member.tx, f"{member.tx} is unknown here")
+            else:
+                effects += executor.prepare(self.memo, member.last_sequence, partial(self._voted, member.tx))
+        return effects
+
+    def _voted(self, tx: TxId, reason: str | None) -> list[Effect]:
+        self._votes[tx] = reason
+        if self.stage is not VOTING or len(self._votes) < len(self.memo.transactions):
+            return []
+        self.stage = PROMISED
+        memo = self.memo
+        excluded = {t: why[:TEXT_MAX] for t in memo.transactions if (why := self._votes[t]) is not None}
+        vote = EpochVoted(epoch=memo.epoch, digest=memo.digest, voter=memo.voter, excluded=excluded)
+        told = Post(Address(memo.epoch.coordinator), vote)
+        if len(excluded) == len(memo.transactions):
+            self._end()  # nothing was promised, there is no decision to wait for
+            return [told, *self._settled(self.subscription)]
+        return [told, self.doubt.wait]
+
+    def on_decided(self, committing: frozenset[str]) -> list[Effect]:
+        """The decision, from the coordinator or from a peer who heard it."""
+        if self.stage not in (VOTING, PROMISED):
+            return []
+        self.stage = FINISHING
+        committed = hashed(self.memo.voter) in committing
+        live = self._live()
+        self._unfinished = set(live)
+        # A commit sets the timer anew when it is carried out, and until then the timer changes nothing.
+        effects: list[Effect] = [] if committed and live else [CancelTimer(self.doubt.timer)]
+        if not live:
+            self._end()
+            return effects + self._settled(self.subscription)
+        if not committed:
+            return effects + self._undo(list(live.items()))
+        for tx, executor in live.items():
+            effects += executor.finish(True, partial(self._finished, tx, True))
+        return effects
+
+    def _live(self) -> dict[TxId, SubTxExecutor]:
+        """Those that the decision is about."""
+        return {tx: e for tx, e in self.executors.items() if self._votes.get(tx) is None and self.holds(e)}
+
+    def _undo(self, left: list[tuple[TxId, SubTxExecutor]]) -> list[Effect]:
+        """The latest first, one after the other: what was committed early is compensated in reverse order."""
+        if not left:
+            return []
+        tx, executor = left.pop()
+        if not self.holds(executor):  # prepared anew meanwhile
+            return self._finished(tx, False) + self._undo(left)
+        return executor.finish(False, lambda: self._finished(tx, False) + self._undo(left))
+
+    def holds(self, executor: SubTxExecutor) -> bool:
+        """Whether the sub-transaction was last prepared here: a later epoch may have prepared it anew, and owns it."""
+        return executor.epoch == self.memo.epoch
+
+    def _finished(self, tx: TxId, committed: bool) -> list[Effect]:
+        self._unfinished.discard(tx)
+        if self._unfinished or self.stage is not FINISHING:
+            return []
+        if not committed:
+            self._end()
+            return self._settled(self.subscription)
+        self.stage = FINISHED
+        self._finished_here(self)
+        return self.on_timer() + self._settled(self.subscription)
+
+    def on_timer(self) -> list[Effect]:
+        """Ask for the decision, or tell that it is carried out, once more."""
+        if self.stage is PROMISED:
+            return self.doubt.ask()
+        if self.stage is not FINISHED:
+            return []
+        epoch = self.memo.epoch
+        finished = EpochFinished(epoch=epoch, voter=self.memo.voter, note=True)
+        return [Post(Address(epoch.coordinator), finished), self.doubt.wait]
+
+    def on_noted(self) -> list[Effect]:
+        if self.stage is not FINISHED:
+            return []
+        self._end()
+        return [CancelTimer(self.doubt.timer), ForgetPromise(self.subscription, self.memo)]
+
+    def loses_one(self, members: Container[TxId]) -> bool:
+        """Whether something that is promised here, or going to be, is not among these."""
+        return self.stage in (VOTING, PROMISED) and any(tx not in members for tx in self._live())
+
+    def superseded(self, members: Container[TxId]) -> list[Effect]:
+        """A newer attempt takes over: its prepare renews the promises of its members, the others end here."""
+        if self.stage not in (VOTING, PROMISED):
+            return []
+        self._end()
+        effects: list[Effect] = [CancelTimer(self.doubt.timer)]
+        for tx, executor in self.executors.items():
+            if tx not in members and self.holds(executor):
+                effects += executor.finish(False, list)
+        return effects
+
+    @property
+    def settled(self) -> bool:
+        """Whether its outcome has been carried out here."""
+        return self.stage is FINISHED or self.stage is ENDED
+
+    def _end(self) -> None:
+        self.stage = ENDED
+        self._ended(self)

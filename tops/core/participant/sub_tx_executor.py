@@ -1,0 +1,373 @@
+"""The sub-tx executor: one transaction at one subscription, from the census to its end.
+
+    ASKED -> ENLISTED -> ACTIVE -> PROMISED -> gone        a distributed participant
+    ASKED -> ACTIVE -> gone                                a local one: its own tx coordinator, in effect
+
+The application is called for one thing at a time. Before its promise a participant may give up at any moment; after
+it only the decision counts, and that is the business of the epoch it promised in.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from functools import partial
+from typing import ParamSpec
+
+from tops.core.participant.calls import Calls
+from tops.model.errors import InvariantBroken
+from tops.model.ids import NodeId, Pseudonym, TxId, hashed
+from tops.model.sizes import TEXT_MAX
+from tops.model.transactions import Scope, TxState, TxType, granted_scope
+from tops.protocol.effects import (
+    AbortTxCall,
+    Alarm,
+    AskJoin,
+    CancelTimer,
+    CommitTxCall,
+    Deliver,
+    Effect,
+    Memo,
+    NotifyTx,
+    Post,
+    PrepareTx,
+    SetTimer,
+)
+from tops.protocol.messages import (
+    Address,
+    AskMembership,
+    CensusReplied,
+    EpochId,
+    Event,
+    MembershipAnswered,
+    ParticipantAborted,
+    TxSpec,
+)
+
+
+class SubTxState(Enum):
+    ASKED = "asked"  # the application is choosing a scope
+    ENLISTED = "enlisted"  # asked to take part; ends with the published list
+    ACTIVE = "active"  # events arrive; ends with prepare, a local commit order, or an abort
+    PROMISED = "promised"  # prepared and durable; only the decision ends it
+    ENDED = "ended"
+
+
+# Looked at with every message, and an enum's members take long to find by their class.
+ASKED, ENLISTED, ACTIVE, PROMISED, ENDED = SubTxState
+NONE, NON_TRANSACTIONAL, LOCAL, DISTRIBUTED = Scope
+LOCAL_TX = TxType.LOCAL
+
+
+Voted = Callable[[str | None], list[Effect]]
+P = ParamSpec("P")
+
+
+class SubTxExecutor:
+    """Carries one sub-transaction; everything it wants of the world is in the effects it returns."""
+
+    def __init__(
+        self,
+        tx: TxId,
+        subscription: int,
+        spec: TxSpec,
+        coordinator: NodeId,
+        calls: Calls,
+        *,
+        voter: str,
+        pseudonym: Pseudonym,
+        quiet_s: float,
+        delivery_attempts: int,
+        ended: "Callable[[SubTxExecutor], list[Effect]]",
+    ) -> None:
+        self.tx, self.subscription, self.spec, self.coordinator = tx, subscription, spec, coordinator
+        self.voter, self.pseudonym = voter, pseudonym
+        self.quiet_s, self.delivery_attempts = quiet_s, delivery_attempts
+        self.state = ASKED
+        self.scope = NONE
+        self.last_sequence = 0
+        self.events: list[Event] = []
+        self._calls, self._ended = calls, ended
+        self._steps: deque[Callable[[], list[Effect]]] = deque()
+        self._busy = False
+        self._failed: str | None = None
+        self._armed = False  # whether the timer runs that asks when nothing is heard
+        self._notifying: tuple[int, Event, int] | None = None  # what the application is at, and which attempt it is
+        self._preparing: Voted | None = None  # what follows when the application has prepared
+        self._voting: Voted | None = None  # who waits for the vote
+        self._when_ended: list[Callable[[], list[Effect]]] = []
+        self.log_number: int | None = None  # where it comes from a log
+        self.epoch: EpochId | None = None  # the latest one that it was prepared in; only that one's decision counts
+        self.undoing = False  # a promise is being taken back by the decision
+        self._successor: SubTxExecutor | None = None  # the same transaction, prepared once more
+
+    # ------------------------------------------------------------------------------------------------------ census
+
+    def ask(self, initiator: Address, chosen: Callable[["SubTxExecutor"], list[Effect]]) -> list[Effect]:
+        """Let the application choose its scope."""
+
+        def answered(asked: Scope) -> list[Effect]:
+            if self.state is not ASKED:
+                return []
+            spec = self.spec
+            if asked is DISTRIBUTED and spec.tx_type is LOCAL_TX:
+                alarm = Alarm("wrong-scope", f"{self.tx} is local: on_join asked for the distributed scope")
+                return [alarm, *self.take(NONE), *chosen(self)]
+            return self.take(granted_scope(asked, spec.limit, spec.tx_type)) + chosen(self)
+
+        call = self._calls.open(answered)
+        return [AskJoin(self.subscription, call, self.tx, self.spec, initiator)]
+
+    def take(self, scope: Scope) -> list[Effect]:
+        """The scope is known."""
+        self.scope = scope
+        if scope is NONE:
+            return self._end()
+        self.state = ENLISTED if scope is DISTRIBUTED else ACTIVE
+        return [self._arm()]
+
+    def reply(self) -> list[Effect]:
+        """Ask the coordinator to be a distributed participant."""
+        replied = CensusReplied(tx=self.tx, pseudonym=self.pseudonym, event_type=self.spec.event_type)
+        return [Post(Address(self.coordinator), replied)]
+
+    def on_began(self, members: frozenset[str]) -> list[Effect]:
+        if self.state is not ENLISTED:
+            return []
+        if hashed(self.pseudonym) not in members:
+            return self._end()
+        self.state = ACTIVE
+        return []  # the timer runs since the census
+
+    def begin(self) -> None:
+        """A one-shot's standing participant begins without a census."""
+        self.scope, self.state = DISTRIBUTED, ACTIVE
+
+    # --------------------------------------------------------------------------------------------------- execution
+
+    def on_event(self, sequence: int, event: Event) -> list[Effect]:
+        if self.scope is NON_TRANSACTIONAL:
+            return [Deliver(self.subscription, event, self.tx)]
+        if self.state is not ACTIVE or self._failed is not None:
+            return []
+        if sequence != self.last_sequence + 1:
+            return self.give_up(f"event {sequence} arrived after event {self.last_sequence}")
+        self.last_sequence = sequence
+        self.events.append(event)
+        if self._busy:
+            self._steps.append(partial(self._notify, sequence, event, 1))
+            return []
+        return self._notify(sequence, event, 1)
+
+    def _notify(self, sequence: int, event: Event, attempt: int) -> list[Effect]:
+        self._busy, self._notifying = True, (sequence, event, attempt)
+        call = self._calls.open(self._notified)
+        return [NotifyTx(self.subscription, call, self.tx, sequence, event)]
+
+    def _notified(self, reason: str | None) -> list[Effect]:
+        if reason is not None and self._failed is None and self._notifying is not None:
+            sequence, event, attempt = self._notifying
+            if attempt < self.delivery_attempts:
+                return self._notify(sequence, event, attempt + 1)
+            self._busy = False
+            return self.give_up(reason)
+        self._busy = False
+        return self._next() if self._steps else []
+
+    def give_up(self, reason: str) -> list[Effect]:
+        """This participant fails, by itself; nobody is bound yet."""
+        if self._failed is not None or self.state in (PROMISED, ENDED):
+            return []
+        effects: list[Effect] = []
+        if self.scope is DISTRIBUTED:
+            aborted = ParticipantAborted(
+                tx=self.tx, voter=self.voter, reason=reason[:TEXT_MAX], event_type=self.spec.event_type
+            )
+            effects.append(Post(Address(self.coordinator), aborted))
+        return effects + self.abandon(reason)
+
+    def abandon(self, reason: str) -> list[Effect]:
+        """The transaction is over for whoever has not promised: undo what was done."""
+        if self._failed is not None or self.state is ENDED or self.state is PROMISED:
+            return []
+        if self.scope is NON_TRANSACTIONAL or self.state is ASKED:
+            return self._end()  # it keeps what it received, or has received nothing
+        self._failed = reason
+        self._steps.clear()
+        voted, self._voting = self._voting, None
+        vote = voted(reason) if voted is not None else []
+        return vote + self._do(self._finish, False, reason)
+
+    # -------------------------------------------------------------------------------------------------- commitment
+
+    def on_local_commit(self, last_sequence: int) -> list[Effect]:
+        """A local subscriber coordinates itself: everything or nothing, here."""
+        if self.scope is NON_TRANSACTIONAL:
+            return self._end()
+        if self.scope is not LOCAL or self._failed is not None or self.state is not ACTIVE:
+            return []
+        if last_sequence != self.last_sequence:
+            return self.abandon(f"{self.last_sequence} of {last_sequence} events arrived")
+
+        def voted(reason: str | None) -> list[Effect]:
+            if reason is not None:
+                return self.abandon(reason)
+            return self._do(self._finish, True, "")
+
+        return self._do(self._prepare, None, voted)
+
+    def prepare(self, memo: Memo, last_sequence: int, voted: Voted) -> list[Effect]:
+        """Promise, or say why not; a new attempt of the epoch renews the promise."""
+        if self._failed is not None or self.undoing or self.state not in (ACTIVE, PROMISED):
+            return voted(self._failed or f"{self.tx} is {self.state.value} here")
+        if self.epoch is not None and not memo.epoch.newer_than(self.epoch):
+            return voted("it is prepared in a later epoch")
+        former, self._voting, self.epoch = self._voting, voted, memo.epoch
+        overtaken = former("it is prepared in a later epoch") if former is not None else []
+        if last_sequence != self.last_sequence:
+            return overtaken + self._refuse(f"{self.last_sequence} of {last_sequence} events arrived")
+
+        def prepared(reason: str | None) -> list[Effect]:
+            if self._voting is not voted:
+                return []  # the vote has been a NO meanwhile
+            if reason is not None:
+                return self._refuse(reason)
+            self.state, self._voting = PROMISED, None
+            return voted(None)
+
+        effects = overtaken + self._disarm() if self._armed else overtaken
+        if self._busy:
+            self._steps.append(partial(self._prepare, memo, prepared))
+            return effects
+        return effects + self._prepare(memo, prepared)
+
+    def _refuse(self, reason: str) -> list[Effect]:
+        """A NO. It ends what was promised in an attempt before, which may be committed: the vote comes after that."""
+        voted = self._voting
+        if self.state is not PROMISED or voted is None:
+            return self.abandon(reason)
+        self._voting = None
+        return self.finish(False, partial(voted, reason))
+
+    def _prepare(self, memo: Memo | None, then: Voted) -> list[Effect]:
+        self._busy, self._preparing = True, then
+        call = self._calls.open(self._prepared)
+        return [PrepareTx(self.subscription, call, self.tx, memo, tuple(self.events))]
+
+    def _prepared(self, reason: str | None) -> list[Effect]:
+        then, self._preparing, self._busy = self._preparing, None, False
+        if then is None:
+            raise InvariantBroken(f"{self.tx} was prepared, and nobody asked for it")
+        effects = then(reason)
+        return effects + self._next() if self._steps else effects
+
+    def finish(self, committed: bool, done: Callable[[], list[Effect]]) -> list[Effect]:
+        """The decision, for whoever has promised."""
+        if self.state is ENDED:
+            return done()
+        self._when_ended.append(done)
+        reason = "the transaction aborted"
+        if self.state is not PROMISED:
+            return self.abandon(reason)
+        self.undoing = not committed
+        if self._busy:
+            self._steps.append(partial(self._finish, committed, reason))
+            return []
+        return self._finish(committed, reason)
+
+    def _finish(self, committed: bool, reason: str) -> list[Effect]:
+        self._busy = True
+        call = self._calls.open(self._finished)
+        if committed:
+            return [CommitTxCall(self.subscription, call, self.tx, self.log_number)]
+        return [AbortTxCall(self.subscription, call, self.tx, reason)]
+
+    def _finished(self, _: object) -> list[Effect]:
+        self._busy = False
+        return self._end()
+
+    # ------------------------------------------------------------------------------------------------------- doubt
+
+    def _arm(self) -> Effect:
+        self._armed = True
+        return SetTimer(("quiet", self.tx, self.subscription), self.quiet_s)
+
+    def _disarm(self) -> list[Effect]:
+        if not self._armed:
+            return []
+        self._armed = False
+        return [CancelTimer(("quiet", self.tx, self.subscription))]
+
+    def on_quiet(self) -> list[Effect]:
+        """Nothing was heard for long; before the promise the coordinator's word is enough to end it."""
+        if self.state not in (ENLISTED, ACTIVE) or self._voting is not None:
+            return []
+        question = AskMembership(tx=self.tx, event_type=self.spec.event_type, voter=self.voter)
+        return [Post(Address(self.coordinator), question), self._arm()]
+
+    def on_membership(self, answered: MembershipAnswered) -> list[Effect]:
+        if self.state not in (ENLISTED, ACTIVE) or self._voting is not None:
+            return []
+        if answered.state in (TxState.ABORTED, TxState.CENSUS_UNFULFILLED, TxState.COMMITTED):
+            return self.abandon("the coordinator no longer knows the transaction")
+        listed = answered.state is TxState.ACTIVE and self.scope is DISTRIBUTED
+        return self.on_began(answered.members) if listed else []
+
+    # ------------------------------------------------------------------------------------------------------- steps
+
+    def _do(self, step: Callable[P, list[Effect]], *args: P.args, **named: P.kwargs) -> list[Effect]:
+        """Now, or when the application has answered what it was asked before."""
+        if self._busy:
+            self._steps.append(partial(step, *args, **named))
+            return []
+        return step(*args, **named)
+
+    def _next(self) -> list[Effect]:
+        effects: list[Effect] = []
+        steps = self._steps
+        while steps and not self._busy:
+            effects += steps.popleft()()
+        return effects
+
+    def _end(self) -> list[Effect]:
+        if self.state is ENDED:
+            return []
+        self.state = ENDED
+        effects = self._disarm() + self._ended(self) if self._armed else self._ended(self)
+        waiting, self._when_ended = self._when_ended, []
+        for done in waiting:
+            effects += done()
+        if self._successor is not None:
+            self._successor._busy = False
+            effects += self._successor._next()
+        return effects
+
+    def follow(self, former: "SubTxExecutor") -> None:
+        """Do nothing before `former`, which is being undone, has ended: the application knows both by one id."""
+        self._busy = True
+        former._successor = self
+
+    @classmethod
+    def recovered(
+        cls,
+        tx: TxId,
+        subscription: int,
+        spec: TxSpec,
+        memo: Memo,
+        calls: Calls,
+        ended: "Callable[[SubTxExecutor], list[Effect]]",
+    ) -> "SubTxExecutor":
+        """A promise that was found again after a crash."""
+        executor = cls(
+            tx,
+            subscription,
+            spec,
+            memo.epoch.coordinator,
+            calls,
+            voter=memo.voter,
+            pseudonym=Pseudonym(memo.voter),
+            quiet_s=0,
+            delivery_attempts=1,
+            ended=ended,
+        )
+        executor.scope, executor.state, executor.epoch = DISTRIBUTED, PROMISED, memo.epoch
+        return executor

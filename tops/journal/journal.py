@@ -1,0 +1,291 @@
+"""The journal as the asyncio runtime uses it: appends cost no wait, and one sync makes many of them durable.
+
+The event loop's thread queues records and hears what became durable; one writer thread owns the files. While a sync
+runs, the records appended meanwhile gather into the next batch, so batches grow with the load.
+"""
+
+import asyncio
+import heapq
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tops.journal.disk import Disk
+from tops.journal.format import RECORD_BYTES_MAX
+from tops.journal.reader import read_records
+from tops.journal.store import JournalOptions, JournalStatistics, Store
+from tops.journal.writer import Job, Writer
+from tops.model.errors import JournalClosed, JournalFailed, NotInJournal, RecordTooLarge
+
+UNHURRIED_S = 0.05
+
+
+class Journal:
+    """An append-only log of byte strings, numbered without gaps, that survives whatever it has acknowledged.
+
+    Use it from one event loop. After a failed write or sync nothing more is acknowledged, every call raises
+    JournalFailed, and the process must stop: only a new open can tell what is on disk.
+    """
+
+    def __init__(self, store: Store) -> None:
+        """Journal.open is the way to get one."""
+        self._store = store
+        self._writer = Writer(
+            store,
+            on_durable=lambda sequence: self._post(self._durable, sequence),
+            on_failure=lambda failure: self._post(self._fail, failure),
+        )
+        self.recovery = store.recovery
+        self._next_sequence = self._durable_sequence = store.next_sequence
+        self._wake_is_scheduled = False
+        self._wake_later: asyncio.TimerHandle | None = None
+        self._waiting: list[tuple[int, int, Callable[[], object]]] = []  # a heap: sequence, order of arrival, callback
+        self._arrivals = 0
+        self._futures: set[asyncio.Future[Any]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._failure: JournalFailed | None = None
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        options: JournalOptions | None = None,
+        now: Callable[[], float] = time.time,
+        disk: Disk | None = None,
+    ) -> Self:
+        """Opens or creates the journal and checks all of it; `recovery` says what was found, `read` gives the records.
+
+        Blocks while it reads. Raises JournalCorrupt or JournalLocked, and then has changed nothing.
+        """
+        return cls(Store(directory, options or JournalOptions(), now, disk or Disk()))
+
+    @property
+    def first_sequence(self) -> int:
+        """The number of the oldest record kept; equal to `next_sequence` in an empty journal."""
+        return self._store.first_sequence
+
+    @property
+    def next_sequence(self) -> int:
+        """The number that the next appended record gets."""
+        return self._next_sequence
+
+    @property
+    def durable_sequence(self) -> int:
+        """Every record below this number is on disk."""
+        return self._durable_sequence
+
+    @property
+    def size_bytes(self) -> int:
+        """What the segments take on disk."""
+        return self._store.size_bytes
+
+    @property
+    def queued(self) -> int:
+        """How many records wait for the writer; a caller that outruns its disk sees this grow."""
+        return len(self._writer)
+
+    @property
+    def statistics(self) -> JournalStatistics:
+        return replace(self._store.statistics)
+
+    def append(self, record: bytes, *, soon: bool = True) -> int:
+        """Queues a record and returns its number; what one turn of the loop appends shares a group commit.
+
+        One that nobody waits for need not be written `soon`: it goes with the next one that must, or after a while.
+        """
+        self._check_usable()
+        _check_size(record)
+        sequence = self._next_sequence
+        self._next_sequence += 1
+        if soon:
+            self._enqueue(record)
+        else:
+            self._writer.put(record)
+            if self._wake_later is None:
+                self._wake_later = self._running_loop().call_later(UNHURRIED_S, self._wake)
+        return sequence
+
+    def when_durable(self, sequence: int, callback: Callable[[], object]) -> None:
+        """Calls back, in the loop, once that record is on disk: by number, then in the order of these calls.
+
+        A journal that fails first never calls; `failed` tells.
+        """
+        self._check_usable()
+        self._arrivals += 1
+        heapq.heappush(self._waiting, (sequence, self._arrivals, callback))
+        if sequence < self._durable_sequence:
+            self._running_loop().call_soon(self._call_back)
+
+    async def sync(self) -> None:
+        """Returns once everything appended so far is on disk."""
+        self._check_usable()
+        if self._next_sequence == self._durable_sequence:
+            return
+        self._wake_soon()
+        future = self._future()
+        self.when_durable(self._next_sequence - 1, lambda: _resolve(future, None))
+        await future
+
+    async def failed(self) -> JournalFailed:
+        """Waits for the journal to fail: a node stops when this returns. Raises JournalClosed when it is closed."""
+        if self._failure is None:
+            try:
+                await self._future()
+            except JournalFailed as failure:
+                return failure
+        assert self._failure is not None
+        return self._failure
+
+    def kept_from(self, sequence: int) -> int:
+        """The first record that `drop_before` would leave."""
+        return self._store.kept_from(sequence)
+
+    def within(self, size_bytes: int) -> int:
+        """The first record of the newest segments that take no more than this on disk."""
+        return self._store.within(size_bytes)
+
+    async def drop_before(self, sequence: int) -> int:
+        """Deletes whole segments of records below `sequence`; returns how many segments went."""
+        self._check_usable()
+        return int(await self._run(lambda: self._store.drop_before(sequence)))
+
+    async def rewrite(self, records: Sequence[bytes]) -> int:
+        """Replaces every record appended before this call by these, atomically; returns the first one's number.
+
+        The caller hands over its whole state as records; what it appends afterwards comes behind them.
+        """
+        self._check_usable()
+        for record in records:
+            _check_size(record)
+        first = self._next_sequence
+        self._next_sequence += len(records)
+        await self._run(lambda: self._store.rewrite(records))
+        return first
+
+    def read(self, from_sequence: int) -> Iterator[tuple[int, bytes]]:
+        """The durable records from that number on, checked, a batch in memory at a time; ends at the last of them.
+
+        Reads files as it is iterated, from any thread. Raises NotInJournal for a number that is not kept any more or
+        not given yet, also when a drop or a rewrite overtakes the reader, and JournalCorrupt for damage.
+        """
+        if not self.first_sequence <= from_sequence <= self._next_sequence:
+            raise NotInJournal(str(self._store.directory), from_sequence, self.first_sequence, self._next_sequence)
+        return read_records(str(self._store.directory), lambda: self._store.segments, from_sequence)
+
+    async def close(self) -> None:
+        """Writes and syncs what was appended, then releases files and lock; after a failure it only releases.
+
+        Raises JournalFailed if the last records could not be made durable.
+        """
+        if self._closed:
+            return
+        had_failed, self._closed = self._failure is not None, True
+        await asyncio.to_thread(self._writer.join)
+        # What the writer posted before it ended runs before this goes on: to_thread's answer was posted later.
+        self._store.close()
+        self._end_waiting(JournalClosed(str(self._store.directory)))
+        if self._failure is not None and not had_failed:
+            raise self._failure
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _check_usable(self) -> None:
+        if self._failure is not None:
+            raise JournalFailed(self._failure.directory, self._failure.problem) from self._failure
+        if self._closed:
+            raise JournalClosed(str(self._store.directory))
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return self._loop
+
+    def _future(self) -> asyncio.Future[Any]:
+        """A future that fails with the journal."""
+        future = self._running_loop().create_future()
+        self._futures.add(future)
+        future.add_done_callback(self._futures.discard)
+        return future
+
+    async def _run(self, work: Callable[[], object]) -> Any:
+        future = self._future()
+        self._enqueue(Job(work, lambda result: self._post(_resolve, future, result)))
+        return await future
+
+    def _enqueue(self, item: bytes | Job) -> None:
+        self._writer.put(item)
+        self._wake_soon()
+
+    def _wake_soon(self) -> None:
+        if not self._wake_is_scheduled:
+            # Woken at the end of the loop's turn, the writer finds all that the turn appended: one sync for it.
+            self._wake_is_scheduled = True
+            self._running_loop().call_soon(self._wake)
+
+    def _wake(self) -> None:
+        self._wake_is_scheduled = False
+        if self._wake_later is not None:
+            self._wake_later.cancel()
+            self._wake_later = None
+        if self._closed or self._failure is not None:
+            return
+        if self._writer.commit_here():
+            self._durable(self._store.next_sequence)
+        else:
+            self._writer.wake()
+
+    def _post(self, callback: Callable[..., object], *arguments: object) -> None:
+        """From the writer's thread to the loop's; a loop that is gone has nobody left to tell."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(callback, *arguments)
+
+    def _durable(self, sequence: int) -> None:
+        self._durable_sequence = sequence
+        self._call_back()
+
+    def _call_back(self) -> None:
+        while self._waiting and self._waiting[0][0] < self._durable_sequence:
+            _, _, callback = heapq.heappop(self._waiting)
+            try:
+                callback()
+            except Exception as error:
+                # One caller's bug must not keep the others waiting for ever.
+                context = {"message": "a journal callback raised", "exception": error}
+                self._running_loop().call_exception_handler(context)
+
+    def give_up(self, problem: str) -> JournalFailed:
+        """The caller can't append what it must: from here on it is as if a write had failed. Returns the failure."""
+        if self._failure is None:
+            self._fail(JournalFailed(str(self._store.directory), problem))
+        assert self._failure is not None
+        return self._failure
+
+    def _fail(self, failure: JournalFailed) -> None:
+        self._failure = failure
+        self._end_waiting(failure)
+
+    def _end_waiting(self, error: JournalFailed | JournalClosed) -> None:
+        self._waiting.clear()
+        for future in tuple(self._futures):
+            if not future.done():
+                future.set_exception(error)
+
+
+def _resolve(future: asyncio.Future[Any], result: object) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _check_size(record: bytes) -> None:
+    if len(record) > RECORD_BYTES_MAX:
+        raise RecordTooLarge(len(record), RECORD_BYTES_MAX)

@@ -1,0 +1,304 @@
+"""Everything TOPS raises on purpose, as one family.
+
+Each class says what happened, keeps the ids as attributes and tells the caller through `retry` what is safe next.
+A bug in TOPS itself raises `InvariantBroken`, which is outside the family so that no retry hides it.
+"""
+
+import re
+from enum import Enum
+
+
+class Retry(Enum):
+    """What a caller may do after an error."""
+
+    SAFE = "safe"  # nothing happened
+    ASK_FIRST = "ask-first"  # it may have happened: look the transaction up, then decide
+    NEVER = "never"  # it would fail again
+
+
+class InvariantBroken(Exception):
+    """TOPS caught itself breaking a promise; a bug, never the caller's fault."""
+
+
+class TopsError(Exception):
+    """Everything TOPS raises on purpose; `retry` is part of the contract."""
+
+    retry = Retry.NEVER
+
+
+def error_code(kind: str) -> str:
+    """The code of an error that has no other, from the name of its class."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", kind).lower()
+
+
+class ConfigError(TopsError):
+    """The configuration can't be used; the message names the file, the key and the remedy."""
+
+
+class InvalidEvent(TopsError):
+    """An event does not fit its type."""
+
+    def __init__(self, event_type: str, attribute: str, problem: str) -> None:
+        self.event_type, self.attribute = event_type, attribute
+        super().__init__(f"event of type {event_type!r}: attribute {attribute!r} {problem}")
+
+
+class InvalidEventType(TopsError):
+    """An event type's definition is not usable, or differs from the one already known by that name."""
+
+
+class InvalidFilter(TopsError):
+    """A filter can't be evaluated on the type that it is meant for."""
+
+
+class NotAdvertised(TopsError):
+    """A site publishes an event type that it has not advertised."""
+
+    def __init__(self, event_type: str) -> None:
+        self.event_type = event_type
+        super().__init__(f"event type {event_type!r} is not advertised by this site: call advertise() first")
+
+
+class InvalidTransaction(TopsError):
+    """The properties given to `begin` contradict each other; nothing was started."""
+
+
+class TransactionClosed(TopsError):
+    """The transaction no longer takes events or requests: a commit or an abort is under way or done."""
+
+    def __init__(self, tx: str, state: str) -> None:
+        self.tx, self.state = tx, state
+        super().__init__(f"transaction {tx} is {state} and takes no more events or requests")
+
+
+class UnknownTransaction(TopsError):
+    """No transaction by that id is known here."""
+
+    def __init__(self, tx: str) -> None:
+        self.tx = tx
+        super().__init__(f"no transaction {tx} is known here")
+
+
+class TransactionAborted(TopsError):
+    """The transaction ended without effect."""
+
+    retry = Retry.SAFE
+
+    def __init__(self, tx: str, reason: str) -> None:
+        self.tx, self.reason = tx, reason
+        super().__init__(f"transaction {tx} aborted: {reason}")
+
+
+class JournalStale(TransactionAborted):
+    """The coordinator's journal is older than what a replica holds, so it gives out no index: an operator is needed."""
+
+    code = "journal-stale"
+    retry = Retry.NEVER
+
+    def __init__(self, tx: str, reason: str, event_type: str, index: int, replica: str, replica_index: int) -> None:
+        super().__init__(tx, reason)
+        self.event_type, self.index, self.replica, self.replica_index = event_type, index, replica, replica_index
+
+
+class CensusUnfulfilled(TransactionAborted):
+    """Too few or the wrong participants answered the census; no event was sent."""
+
+
+class UncheckedTransaction(TopsError):
+    """Votes are missing after the time-out: wait again, or abort."""
+
+    retry = Retry.ASK_FIRST
+
+    def __init__(self, tx: str, missing: int) -> None:
+        self.tx, self.missing = tx, missing
+        super().__init__(f"transaction {tx}: {missing} participant(s) have not voted yet; wait() again or abort()")
+
+
+class OutcomeUnknown(TopsError):
+    """The connection or a party went silent between our order and its answer."""
+
+    retry = Retry.ASK_FIRST
+
+    def __init__(self, tx: str, node: str) -> None:
+        self.tx, self.node = tx, node
+        super().__init__(f"{tx}: no answer from {node}; ask for the outcome of {tx} before retrying")
+
+
+class NotReachable(TopsError):
+    """Nobody answers at that address, or the party that must decide is down."""
+
+    retry = Retry.SAFE
+
+
+class PermissionDenied(TopsError):
+    """The identity lacks the right for that verb on that event type; the attempt is audited."""
+
+    code = "permission-denied"
+
+    def __init__(self, message: str, *, who: str = "", verb: str = "", event_type: str = "") -> None:
+        self.who, self.verb, self.event_type = who, verb, event_type
+        super().__init__(message)
+
+
+class NotListed(PermissionDenied):
+    """A replica with a certificate of the set is not in the set's list of replicas, and asks for more than to join."""
+
+    code = "not-listed"
+
+
+class NotAuthenticated(TopsError):
+    """The other side did not prove who it is, or is not allowed to be here at all; nothing of it was acted on."""
+
+
+class LimitExceeded(TopsError):
+    """Too many connections or requests; the caller may try again after `wait_s` seconds."""
+
+    retry = Retry.SAFE
+
+    def __init__(self, message: str, wait_s: float = 0.0) -> None:
+        self.wait_s = wait_s
+        super().__init__(message)
+
+
+class TransactionTooLarge(LimitExceeded):
+    """An event was not added to its transaction, which would be longer than a transaction may be; it stays open."""
+
+    code = "too-large"
+    retry = Retry.NEVER
+
+    def __init__(self, tx: str, reason: str) -> None:
+        self.tx = tx
+        super().__init__(f"transaction {tx}: {reason}")
+
+
+class ResultTooLarge(LimitExceeded):
+    """A query returns more than one response takes; it was ended when that showed."""
+
+    retry = Retry.NEVER
+
+    def __init__(self, where: str, bytes_max: int) -> None:
+        self.where, self.bytes_max = where, bytes_max
+        super().__init__(
+            f"{where}: the result is larger than {bytes_max / 2**20:g} MiB: add LIMIT and read it in parts, or read it "
+            "directly from the database"
+        )
+
+
+class AuditBroken(TopsError):
+    """An audit log does not verify: a record was changed, removed or put in."""
+
+
+class ProtocolError(TopsError):
+    """The other side sent something that is not ours: garbage, an unknown type, an oversized frame."""
+
+
+class EventTooLarge(ProtocolError):
+    """What is to be published does not fit into a message; nothing of it was sent."""
+
+    def __init__(self, size: int, size_max: int) -> None:
+        self.size, self.size_max = size, size_max
+        super().__init__(f"{size} bytes of events are over the limit of {size_max} for a message: split it")
+
+
+class Undecodable(ProtocolError):
+    """A frame or a word holds no message of this version. Sent again, it would be the same bytes."""
+
+
+class JournalCorrupt(TopsError):
+    """What is in a journal is not what was written; nothing was opened, served or changed."""
+
+    def __init__(self, file: str, offset: int, problem: str) -> None:
+        self.file, self.offset, self.problem = file, offset, problem
+        super().__init__(
+            f"{file}, byte {offset}: {problem}. Nothing was opened or changed: keep the directory as evidence and "
+            "restore it from a copy, or rebuild this node from the others; editing or deleting files loses "
+            "acknowledged records"
+        )
+
+
+class JournalFailed(TopsError):
+    """A write or a sync failed; whether the records that were under way survived shows at the next open."""
+
+    retry = Retry.ASK_FIRST
+
+    def __init__(self, directory: str, problem: str) -> None:
+        self.directory, self.problem = directory, problem
+        super().__init__(
+            f"journal {directory}: {problem}. No more is written or acknowledged: stop this process, mend the disk "
+            "or make room, and start it again"
+        )
+
+
+class JournalClosed(TopsError):
+    """The journal was closed; what was appended before is on disk."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        super().__init__(f"journal {directory} is closed and takes no more records")
+
+
+class JournalLocked(TopsError):
+    """Another process has this journal open."""
+
+    def __init__(self, directory: str, holder: str) -> None:
+        self.directory, self.holder = directory, holder
+        super().__init__(
+            f"journal {directory} is open in process {holder}: stop that process, or give this one its own directory"
+        )
+
+
+class NotInJournal(TopsError):
+    """A reader asks for a record that was dropped, replaced by a rewrite, or not appended yet."""
+
+    def __init__(self, directory: str, sequence: int, first: int, following: int) -> None:
+        self.directory, self.sequence, self.first, self.following = directory, sequence, first, following
+        super().__init__(
+            f"journal {directory} keeps records {first} up to, not including, {following}: record {sequence} is not "
+            "among them"
+        )
+
+
+class RecordTooLarge(TopsError):
+    """A record is larger than the journal takes; it was not appended."""
+
+    def __init__(self, size: int, size_max: int) -> None:
+        self.size, self.size_max = size, size_max
+        super().__init__(f"a record of {size} bytes is over the journal's limit of {size_max}: split it")
+
+
+class ResourceError(TopsError):
+    """A database did not do what was asked of it; `where` names it."""
+
+    def __init__(self, where: str, problem: str) -> None:
+        self.where = where
+        super().__init__(f"{where}: {problem}")
+
+
+class ResourceRefused(ResourceError):
+    """The resource votes NO to the whole of an epoch or batch: locks, time, space; it has undone everything."""
+
+    retry = Retry.SAFE
+
+
+class MemberRefused(ResourceError):
+    """One transaction can't be carried out here; it left nothing behind."""
+
+    def __init__(self, where: str, tx: str, reason: str, sqlstate: str = "") -> None:
+        self.tx, self.reason, self.sqlstate = tx, reason, sqlstate
+        super().__init__(where, f"transaction {tx}: {reason}")
+
+
+class StaleAttempt(ResourceError):
+    """The order is about an attempt that a later one, or its end, has overtaken; nothing was done."""
+
+
+class PromiseLost(ResourceError):
+    """A commit was ordered of something neither prepared nor applied here: the data may be diverging; an alarm."""
+
+
+class CompensationRefused(ResourceError):
+    """Something later is committed, so that the earlier part can't be taken back any more; an alarm."""
+
+
+class AgentReplaced(ResourceError):
+    """Another agent has taken over this database; this one must not touch it again."""

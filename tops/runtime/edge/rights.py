@@ -1,0 +1,309 @@
+"""Which right a site needs for each message that it sends: the first of the three tables of rights.
+
+The table is complete: a message that has no entry can't be sent by a site, and neither can one whose entry says that
+only brokers send it. A right is checked under the event type that the message itself names. That a message speaks for
+its own sender and for nobody else is not a matter of rights: brokers stamp who sent it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from tops.model.event_types import SetPart, set_part
+from tops.protocol.messages import (
+    AbortTx,
+    AskEpoch,
+    AskLog,
+    AskMembership,
+    AskOutcome,
+    AskReached,
+    BeginPublic,
+    BeginTx,
+    CensusOpened,
+    CensusReplied,
+    CommitTx,
+    Definitions,
+    Dissemination,
+    EndLog,
+    Envelope,
+    EpochDecided,
+    EpochFinished,
+    EpochVoted,
+    Event,
+    EventConfirmed,
+    EventsPublished,
+    EventsRefused,
+    FinishNoted,
+    HistoryDiffers,
+    HistoryRejected,
+    LocalCommitOrdered,
+    LogDelivered,
+    LogEnded,
+    LogRecovered,
+    LogRefused,
+    LogTold,
+    LogWanted,
+    MembershipAnswered,
+    ParticipantAborted,
+    ParticipantLost,
+    PeerKnows,
+    PeersAsked,
+    PrepareEpoch,
+    Published,
+    PublisherDone,
+    PublisherLost,
+    PublishInTx,
+    PublishInTxAnswered,
+    ReachedTold,
+    RecoverLog,
+    RouteAdded,
+    RouteAsked,
+    RouteRemoved,
+    RoutesReset,
+    RouteStands,
+    RunOneShot,
+    RunOneShots,
+    ScopeChosen,
+    StandingAccepted,
+    StandingAnswered,
+    StandingWithdrawn,
+    SubscriptionChanged,
+    TxAbandoned,
+    TxBegan,
+    TxOpened,
+    TxOutcome,
+    TxOutcomes,
+    TxPublished,
+    TxSpec,
+    TypeAdvertised,
+    TypeAnswered,
+    VotesMissing,
+)
+from tops.protocol.set_types import BATCH, MARKS, ORIGIN
+from tops.security import DEFAULT_ROLES, Verb
+
+Right = tuple[tuple[Verb, ...], str]  # one of these verbs, on this event type
+
+
+class Need(NamedTuple):
+    """What a message needs; `words` says it in the documentation."""
+
+    words: str
+    rights: Callable[[Any], Iterable[Right]]
+
+
+REQUESTING = (Verb.READ, Verb.WRITE, Verb.OPERATE)
+
+
+def publishing(event_type: str) -> Right:
+    """What it takes to publish single events of a type, and to advertise it as a publisher of single events."""
+    match set_part(event_type):
+        case SetPart.LOG:
+            return ((Verb.ORIGINATE,), event_type)
+        case SetPart.REQUESTS:
+            return (REQUESTING, event_type)
+        case SetPart.RESPONSES:
+            return ((Verb.RESPOND,), event_type)
+    return ((Verb.PUBLISH,), event_type)
+
+
+def receiving(event_type: str) -> Right:
+    """What it takes to receive events of a type."""
+    match set_part(event_type):
+        case SetPart.REQUESTS:
+            return ((Verb.RESPOND,), event_type)
+        case SetPart.RESPONSES:
+            return (REQUESTING, event_type)
+    return ((Verb.SUBSCRIBE,), event_type)
+
+
+def advertising(event_type: str) -> Right:
+    """Whoever may send requests, or answer them, may say that it is going to."""
+    if set_part(event_type) is SetPart.LOG:
+        return (REQUESTING, event_type)  # its definition is fixed, and running or publishing something needs more
+    if set_part(event_type) in (SetPart.REQUESTS, SetPart.RESPONSES):
+        return publishing(event_type)
+    return ((Verb.ADVERTISE,), event_type)
+
+
+def extending(definitions: Definitions) -> Iterable[Right]:
+    """What it takes to declare a child of these types: their subscribers receive the child's events from then on."""
+    return [((Verb.ADVERTISE, Verb.PUBLISH), ancestor.name) for ancestor in definitions[:-1]]
+
+
+def _on(verb: Verb, event_type: str) -> Right:
+    return ((verb,), event_type)
+
+
+def _subscribing(m: SubscriptionChanged) -> Iterable[Right]:
+    if m.filter is None:
+        return ()  # an end
+    name = m.definitions[-1].name
+    return (receiving(name), _on(Verb.FOLLOW, name)) if m.durable else (receiving(name),)
+
+
+def _following(m: LogWanted) -> Iterable[Right]:
+    name = m.definitions[-1].name
+    return (receiving(name),) if m.passing else (receiving(name), _on(Verb.FOLLOW, name))
+
+
+def _recovering(m: RecoverLog) -> Iterable[Right]:
+    return (_on(Verb.ADMINISTER, m.event_type),)
+
+
+def _ending_log(m: EndLog) -> Iterable[Right]:
+    return (_on(Verb.OPERATE if m.operator else Verb.FOLLOW, m.event_type),)
+
+
+def _voting(m: EpochVoted | EpochFinished | AskEpoch | PeersAsked | PeerKnows) -> Iterable[Right]:
+    return (_on(Verb.PARTICIPATE, m.epoch.event_type),)
+
+
+def _taking_part(
+    m: StandingAnswered | StandingWithdrawn | CensusReplied | ParticipantAborted | ReachedTold | HistoryDiffers,
+) -> Iterable[Right]:
+    return (_on(Verb.PARTICIPATE, m.event_type),)
+
+
+def _running(spec: TxSpec, events: Iterable[Event]) -> Iterable[Right]:
+    """On a set's log writes need `write`; what was captured elsewhere, and what is no write, comes from replicas.
+    What is not bound by the set's plans needs `operate`, whatever it carries."""
+    name = spec.event_type
+    if set_part(name) is not SetPart.LOG:
+        return (_on(Verb.BEGIN, name), *(_on(Verb.PUBLISH, other) for other in {event.type for event in events}))
+    operated = (_on(Verb.OPERATE, name),) if spec.operator else ()
+    marked = [event for event in events if event.type != name or not MARKS.isdisjoint(event.body)]
+    if [event for event in marked if event.type != name or BATCH in event.body or ORIGIN in event.body]:
+        return (_on(Verb.ORIGINATE, name), *operated)
+    if operated:
+        return operated
+    if marked:
+        return (((Verb.OPERATE, Verb.ORIGINATE), name),)
+    return (_on(Verb.WRITE, name),)
+
+
+def _one_shots(m: RunOneShots) -> Iterable[Right]:
+    return _running(m.spec, [event for one in m.transactions for event in one.events])
+
+
+def _begins(m: BeginTx | BeginPublic | CensusOpened) -> Iterable[Right]:
+    name = m.spec.event_type
+    return (((Verb.ORIGINATE,), name) if set_part(name) is SetPart.LOG else _on(Verb.BEGIN, name),)
+
+
+def _advertises(m: TypeAdvertised) -> Iterable[Right]:
+    name = m.definitions[-1].name
+    rights = [advertising(name), *extending(m.definitions)]
+    return rights if m.plans is None and m.members is None else [*rights, _on(Verb.ORIGINATE, name)]
+
+
+def _nothing(m: object) -> Iterable[Right]:
+    return ()
+
+
+_PUBLISHES = "publish; on a set's log originate, requests read, write or operate, responses respond"
+_RECEIVES = "subscribe; requests respond, responses read, write or operate"
+_OWN = "none: only for transactions that are the sender's own, or that it published in"
+_VOTES = Need("participate", _voting)
+_TAKES_PART = Need("participate", _taking_part)
+_BEGINS = Need("begin; on a set's log originate", _begins)
+_RUNS = (
+    "begin, and publish for each event; on a set's log write, past its plans operate, what was captured originate, "
+    "barriers, repairs and housekeeping operate or originate"
+)
+_SUBSCRIBES = Need("subscribe", lambda m: (receiving(m.event_type),))
+
+LINK_RIGHTS: Mapping[type, Need | None] = {
+    # what carries other messages: each is checked by what it carries
+    Envelope: Need("as its body", _nothing),
+    Dissemination: Need("as its publication", _nothing),
+    # publications
+    Published: Need(_PUBLISHES, lambda m: (publishing(m.event.type),)),
+    EventsPublished: Need(_PUBLISHES, lambda m: (publishing(m.event_type),)),
+    CensusOpened: _BEGINS,
+    TxPublished: Need("publish", lambda m: (_on(Verb.PUBLISH, m.event.type),)),
+    TxBegan: None,
+    LocalCommitOrdered: None,
+    TxAbandoned: None,
+    # subscriptions
+    SubscriptionChanged: Need(f"{_RECEIVES}; durable also follow", _subscribing),
+    ScopeChosen: Need("none: only what the site takes of a transaction that it was told of", _nothing),
+    RouteAsked: Need("none: only when one's own subscription is in place", _nothing),
+    RouteAdded: None,
+    RouteRemoved: None,
+    RoutesReset: None,
+    RouteStands: None,
+    # event types and logs
+    TypeAdvertised: Need(
+        "advertise, and advertise or publish on each ancestor; a set's log read, write or operate, its requests and "
+        "responses as publishing them; with plans or members originate",
+        _advertises,
+    ),
+    TypeAnswered: None,
+    EventConfirmed: None,
+    EventsRefused: None,
+    LogWanted: Need("subscribe and follow; in passing subscribe", _following),
+    LogDelivered: None,
+    LogRefused: None,
+    AskLog: _SUBSCRIBES,
+    LogTold: None,
+    EndLog: Need("follow for one's own, operate for another's", _ending_log),
+    LogEnded: None,
+    AskReached: None,
+    ReachedTold: _TAKES_PART,
+    HistoryDiffers: _TAKES_PART,
+    HistoryRejected: None,
+    RecoverLog: Need("administer", _recovering),
+    LogRecovered: None,
+    # a publisher's transactions
+    BeginTx: _BEGINS,
+    BeginPublic: _BEGINS,
+    RunOneShot: Need(_RUNS, lambda m: _running(m.spec, m.events)),
+    RunOneShots: Need(_RUNS, _one_shots),
+    PublishInTx: Need("publish", lambda m: (_on(Verb.PUBLISH, m.event.type),)),
+    PublisherDone: Need(_OWN, _nothing),
+    CommitTx: Need(_OWN, _nothing),
+    AbortTx: Need(f"{_OWN}; operate for another's", lambda m: (_on(Verb.OPERATE, m.event_type),) if m.operator else ()),
+    AskOutcome: Need("begin for one's own and for public ones, resolve for another's", _nothing),
+    TxOpened: None,
+    PublishInTxAnswered: None,
+    VotesMissing: None,
+    TxOutcome: None,
+    TxOutcomes: None,
+    PublisherLost: None,
+    # participants
+    CensusReplied: _TAKES_PART,
+    StandingAnswered: _TAKES_PART,
+    StandingWithdrawn: _TAKES_PART,
+    ParticipantAborted: _TAKES_PART,
+    AskMembership: _SUBSCRIBES,
+    EpochVoted: _VOTES,
+    EpochFinished: _VOTES,
+    AskEpoch: _VOTES,
+    PeersAsked: _VOTES,
+    PeerKnows: _VOTES,
+    ParticipantLost: None,
+    StandingAccepted: None,
+    MembershipAnswered: None,
+    PrepareEpoch: None,
+    EpochDecided: None,
+    FinishNoted: None,
+}
+
+
+def links_table() -> str:
+    """The table as the documentation shows it."""
+    sent = [(kind.__name__, need.words) for kind, need in LINK_RIGHTS.items() if need is not None]
+    lines = ["| message | right that a site needs |", "|---|---|", *(f"| `{name}` | {words} |" for name, words in sent)]
+    brokers = ", ".join(f"`{kind.__name__}`" for kind, need in LINK_RIGHTS.items() if need is None)
+    return "\n".join([*lines, "", f"Only brokers send {brokers}.", ""])
+
+
+def roles_table() -> str:
+    """Which verbs the default roles have."""
+    verbs = list(Verb)
+    lines = [f"| role | on | {' | '.join(verb.value for verb in verbs)} |", "|---|---|" + "---|" * len(verbs)]
+    for role in DEFAULT_ROLES.values():
+        granted = {rule.verb for rule in role.allow}
+        marks = " | ".join("yes" if verb in granted else "" for verb in verbs)
+        lines.append(f"| `{role.name}` | `{role.allow[0].pattern.text}` | {marks} |")
+    return "\n".join([*lines, ""])

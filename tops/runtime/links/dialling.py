@@ -1,0 +1,49 @@
+"""Opens a connection to a broker, for sites and for other brokers."""
+
+import logging
+from http import HTTPStatus
+
+import aiohttp
+from yarl import URL
+
+from tops.model.errors import ConfigError, NotAuthenticated
+from tops.model.sizes import FRAME_BYTES_MAX
+from tops.runtime.links.identity import Self
+from tops.runtime.links.sockets import DialledSocket
+
+log = logging.getLogger("tops.site")
+
+
+def client_session() -> aiohttp.ClientSession:
+    """What `open_socket` needs."""
+    return aiohttp.ClientSession(ws_response_class=DialledSocket)
+
+
+async def open_socket(session: aiohttp.ClientSession, url: str, own: Self, heartbeat_s: float) -> DialledSocket:
+    """A connection to a broker's link path, by its `ws://` or `wss://` address."""
+    tls = None
+    if url.startswith("wss:"):
+        try:
+            own.reload()  # a node whose certificate ended while it was away comes back with the renewed one
+        except ConfigError as error:
+            log.warning("keys not reloaded", extra={"node": own.party.identity.name, "reason": str(error)})
+        tls = own.client_tls()
+    try:
+        socket = await session.ws_connect(
+            f"{url.rstrip('/')}/link",
+            heartbeat=heartbeat_s,
+            max_msg_size=FRAME_BYTES_MAX,
+            compress=0,
+            ssl=tls if tls is not None else True,
+            timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
+        )
+    except aiohttp.WSServerHandshakeError as error:
+        if error.status == HTTPStatus.MISDIRECTED_REQUEST:
+            raise NotAuthenticated(
+                f"{url}: the broker there does not go by this name: use its own, or add this one to its 'hosts'"
+            ) from None
+        raise
+    assert isinstance(socket, DialledSocket), "the session is one of `client_session`"
+    socket.address = URL(url).host_port_subcomponent or ""
+    socket.read_up_to(FRAME_BYTES_MAX)
+    return socket

@@ -1,0 +1,189 @@
+"""Accepts the connections of one listener. Each counts against the budget from the moment it is accepted, and gives its
+place back when it has proved an identity or is closed; what takes longer than the budget allows is cut off, and what
+says nothing makes room for others when places run out. From then on it counts against the quota of its identity.
+
+The library's own listener has no such limits: a silent stranger keeps a connection for as long as it likes.
+"""
+
+import asyncio
+import logging
+import socket
+import ssl
+import time
+from typing import Any
+from weakref import WeakValueDictionary
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+from aiohttp.web_protocol import RequestHandler
+
+from tops.http.gate import PRINCIPAL, Report, json_response
+from tops.http.rights import Handler
+from tops.model.errors import LimitExceeded
+from tops.security import ConnectionBudget, Ticket
+
+BACKLOG = 1024
+ACCEPT_AGAIN_S = 0.5  # after the system had no descriptor or memory left for one more
+
+log = logging.getLogger("tops.broker")
+
+
+class Connection(RequestHandler):
+    """One accepted connection; a request finds it as its `protocol`."""
+
+    __slots__ = ("__weakref__", "_budget", "_deadline", "_identity", "ticket")
+
+    def __init__(self, server: web.Server, budget: ConnectionBudget, ticket: Ticket) -> None:
+        loop = asyncio.get_running_loop()
+        super().__init__(server, loop=loop, **server._kwargs)
+        self._budget, self.ticket = budget, ticket
+        self._identity = ""  # the one whose quota it counts against
+        self._deadline = loop.call_later(budget.wait_s, self.cut_off)
+
+    def identified(self, identity: str) -> None:
+        """It has proved an identity, and counts as its connection until it is gone. LimitExceeded: it has too many."""
+        if identity and not self._identity:
+            self._budget.identify(identity)
+            self._identity = identity
+        self.admitted()
+
+    def admitted(self) -> None:
+        """It waits for authentication no longer, one way or the other; the second time does nothing."""
+        self._deadline.cancel()
+        self._budget.release(self.ticket)
+
+    def cut_off(self) -> None:
+        """It has used up its time, or another one gets its place."""
+        if self.transport is not None:  # else it is in the TLS handshake, which its listener ends
+            self.transport.abort()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.admitted()
+        if self._identity:
+            self._budget.leave(self._identity)
+            self._identity = ""
+        super().connection_lost(exc)
+
+
+def admit(request: web.Request, identity: str) -> None:
+    """The connection of this request has proved an identity (empty: one without a quota), see `identified`."""
+    if isinstance(request.protocol, Connection):
+        request.protocol.identified(identity)
+
+
+def admit_identified(rejected: Report) -> Middleware:
+    """Behind a gate: a request of a known identity admits its connection. Others are served, and do not keep it."""
+
+    @web.middleware
+    async def admitting(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if PRINCIPAL in request:
+            name = request[PRINCIPAL].name
+            try:
+                admit(request, name)
+            except LimitExceeded as error:
+                rejected(name, f"{request.method} {request.path}", str(error))
+                response = json_response({"error": str(error), "retry": error.retry.value}, 429)
+                response.force_close()
+                return response
+        return await handler(request)
+
+    return admitting
+
+
+class BoundedSite(web.BaseSite):
+    """A listener at one address for a runner's application."""
+
+    __slots__ = ("_address", "_arriving", "_budget", "_rejected", "_sockets", "_tasks", "_waiting")
+
+    def __init__(
+        self,
+        runner: web.AppRunner,
+        address: tuple[str, int | None],
+        budget: ConnectionBudget,
+        rejected: Report,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        super().__init__(runner, ssl_context=tls, backlog=BACKLOG)
+        self._address, self._budget, self._rejected = address, budget, rejected
+        self._sockets: list[socket.socket] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._arriving: dict[int, asyncio.Task[None]] = {}  # by the number of its ticket: until its TLS stands
+        self._waiting: WeakValueDictionary[int, Connection] = WeakValueDictionary()  # by the number of its ticket
+
+    @property
+    def name(self) -> str:
+        return f"{self._address[0]}:{self._address[1]}"
+
+    async def start(self) -> None:
+        """Raises OSError, with nothing left open, when it can't listen."""
+        await super().start()
+        host, port = self._address
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
+            self._sockets.append(listening := socket.socket(family, socket.SOCK_STREAM))
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listening.setblocking(False)
+            listening.bind(address)
+            listening.listen(BACKLOG)
+        self._tasks = [asyncio.ensure_future(self._accept(listening)) for listening in self._sockets]
+
+    async def stop(self) -> None:
+        tasks = [*self._tasks, *self._arriving.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for listening in self._sockets:
+            listening.close()
+        await super().stop()
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, address = await loop.sock_accept(listening)
+            except ConnectionAbortedError:
+                continue  # gone before it was accepted
+            except OSError as error:
+                log.error("no connection can be accepted", extra={"listen": self.name, "reason": str(error)})
+                await asyncio.sleep(ACCEPT_AGAIN_S)
+                continue
+            self._arrived(accepted, address[0])
+            await asyncio.sleep(0)  # a flood of connections leaves the loop to others
+
+    def _arrived(self, accepted: socket.socket, host: str) -> None:
+        try:
+            ticket = self._budget.admit(host, time.monotonic())
+        except LimitExceeded as error:
+            accepted.close()
+            self._rejected(host, "connect", str(error))
+            return
+        if ticket.displaced is not None:
+            self._cut_off(ticket.displaced)
+        arriving = self._arriving[ticket.number] = asyncio.ensure_future(self._open(accepted, ticket))
+        arriving.add_done_callback(lambda _: self._arriving.pop(ticket.number))
+
+    def _cut_off(self, number: int) -> None:
+        """A connection that has said nothing for long leaves its place to another one."""
+        if (arriving := self._arriving.get(number)) is not None:
+            arriving.cancel()
+        if (connection := self._waiting.get(number)) is not None:
+            connection.cut_off()
+            reason = "it did not authenticate, and another connection needed its place"
+            self._rejected(connection.ticket.network, "connect", reason)
+
+    async def _open(self, accepted: socket.socket, ticket: Ticket) -> None:
+        server, tls = self._runner.server, self._ssl_context
+        assert server is not None, "a site starts after its runner"
+        connection = self._waiting[ticket.number] = Connection(server, self._budget, ticket)
+        options: dict[str, Any] = {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": self._budget.wait_s}
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.connect_accepted_socket(lambda: connection, accepted, **options)
+        except (OSError, asyncio.CancelledError) as error:  # no TLS, or not in time; rejections were reported
+            connection.admitted()
+            accepted.close()
+            if isinstance(error, asyncio.CancelledError):
+                raise
