@@ -160,7 +160,13 @@ async def _give_back(server: EmbeddedPostgres, database: str) -> None:
     await _forget_promises(server, database)
     connection = await asyncpg.connect(server.dsn_for(database))
     try:
-        await connection.execute("drop schema public cascade; drop schema if exists tops cascade; create schema public")
+        # Every schema of a test, not only `public`: the next set would not start with unequal databases.
+        for left in await connection.fetch(
+            "select quote_ident(nspname) as name from pg_namespace"
+            " where nspname !~ '^pg_' and nspname <> 'information_schema'"
+        ):
+            await connection.execute(f"drop schema {left['name']} cascade")
+        await connection.execute("create schema public")
     finally:
         await connection.close()
     _free.setdefault(server.dsn, []).append(database)
