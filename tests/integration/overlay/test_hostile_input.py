@@ -310,15 +310,22 @@ async def test_a_reader_that_never_reads_is_cut_off_and_costs_no_memory(tmp_path
             await until(lambda: _subscribed(cluster, "sleeper"))
             before = process.memory_info().rss
 
-            for _ in range(2000):
+            for _ in range(8000):
                 await publisher.publish(payload, {"data": bytes(32 * 1024)})
             await publisher.flush()
 
             await until(lambda: _lost(cluster, "sleeper"))
-            grown = process.memory_info().rss - before
-            assert grown < 40 * 2**20, f"{grown} bytes for a queue of 2 MiB, after 64 MiB of events"
+            grown = _peak_memory(process.pid) - before  # at the end the broker may have given memory back
+            # A busy machine lets the publisher's own window fill (tens of MiB); a queue without a bound takes all 256.
+            assert grown < 96 * 2**20, f"{grown} bytes for a queue of 2 MiB, after 256 MiB of events"
     finally:
         await cluster.stop()
+
+
+def _peak_memory(pid: int) -> int:
+    """Most bytes that the process has ever held in memory."""
+    (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
 
 
 class Stuck(Participant):
