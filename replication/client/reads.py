@@ -81,7 +81,7 @@ class Reader:
             at_least=floor,
             wait_s=wait,
             max_lag_s=max_lag_s,
-            settled=self._config.policy == "write-all",
+            settled=self._policy.reads_await_prepared,
             chosen=replica is not None,
         )
         chosen = [self._config.replica_named(replica).name] if replica is not None else None

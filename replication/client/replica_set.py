@@ -20,7 +20,7 @@ from replication.client.writes import Writer, WriteResult
 from replication.model.config import Cluster, ReplicaSetConfig
 from replication.model.events import log_type
 from replication.model.values import unpack_rows
-from replication.policies import policy_of
+from replication.policies import EntryKind, policy_of
 from replication.rpc.calls import (
     AnyQuestion,
     Describe,
@@ -92,7 +92,8 @@ class ReplicaSet:
     @asynccontextmanager
     async def transaction(self, *, idempotency_key: str = "") -> AsyncIterator[Transaction]:
         """Collects changes and commits them on leaving; an exception drops them."""
-        tx = Transaction(self._writer, self._reader, idempotency_key, serializable=self.config.policy == "serializable")
+        serializable = self.policy.entry_kind is EntryKind.CERTIFIED
+        tx = Transaction(self._writer, self._reader, idempotency_key, serializable=serializable)
         yield tx
         if tx.result is None:
             await tx.commit()
@@ -195,7 +196,7 @@ class ReplicaSet:
         """Let the log of a coordinator whose journal is stale go on in a new history, behind the most advanced
         replica; what was written before stays as it is there."""
         sites = [self.config.site_of(name) for name in self.config.names]
-        needed = policy_of(self.config).responses_needed()
+        needed = self.policy.responses_needed()
         return await self._site.recover_log(log_type(self.name), sites, needed, accept_loss=accept_loss)
 
     async def wait_in_sync(self, timeout_s: float = 30.0) -> None:

@@ -17,7 +17,7 @@ from adapters.postgres.sql.catalog import sql_name
 from replication.client.replica_set import connect_by_file
 from replication.model.config import Cluster, ReplicaConfig, ReplicaSetConfig
 from replication.operations import findings as table_findings
-from replication.policies import Route, policy_of
+from replication.policies import EntryKind, Route, policy_of
 from replication.replica.agent import OTHER_HISTORY, UNPUBLISHABLE
 from replication.replica.databases import given_logins
 from replication.replica.start import fingerprint
@@ -168,7 +168,7 @@ async def _look(
     for table in tables:
         findings += await _table(config, name, connection, table, seen)
         findings += [_finding(name, f) for f in await table_findings.of_table(connection, table)]
-        if config.policy == "peer-to-peer" and config.order == "local-first" and table in seen.tables:
+        if policy_of(config).entry_kind is EntryKind.VERSIONED and table in seen.tables:
             findings += [_finding(name, f) for f in await table_findings.of_key(connection, table)]
     others = await table_findings.of_database(connection, all_tables=config.tables == "*")
     findings += [_finding(name, f) for f in others]

@@ -146,7 +146,7 @@ def missing(tables: Mapping[str, Sequence[str]]) -> list[tuple[str, Found]]:
 def of_file(config: ReplicaSetConfig) -> list[Found]:
     """What a file permits and its writer may not have meant."""
     told = []
-    if config.policy == "quorum" and config.write_quorum == 1 and len(config.replica) > 1:
+    if config.write_quorum == 1 and len(config.replica) > 1:
         text = "write_quorum is 1: an acknowledged write is at one replica, and lost with it"
         told.append(Found("warning", text, f"make it {len(config.replica) // 2 + 1}"))
     if config.direct_writes == "allow":

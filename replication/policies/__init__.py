@@ -1,7 +1,7 @@
 """The policies: each a small value that maps to transaction properties."""
 
 from replication.model.config import ReplicaSetConfig
-from replication.policies.base import Policy, Route, TxPlan, client_plans, write_spec
+from replication.policies.base import EntryKind, OnApplyFailure, Policy, Route, TxPlan, client_plans, write_spec
 from replication.policies.combined import Combined
 from replication.policies.peer_to_peer import Ordered, PeerToPeer
 from replication.policies.primary_site import PrimarySite
@@ -9,7 +9,7 @@ from replication.policies.quorum import Quorum
 from replication.policies.serializable import Serializable
 from replication.policies.write_all import WriteAll
 
-__all__ = ["Policy", "Route", "TxPlan", "client_plans", "policy_of", "write_spec"]
+__all__ = ["EntryKind", "OnApplyFailure", "Policy", "Route", "TxPlan", "client_plans", "policy_of", "write_spec"]
 
 
 def policy_of(config: ReplicaSetConfig) -> Policy:

@@ -1,14 +1,31 @@
 """What a policy decides: the properties of the transaction that carries a write, and where a write goes first."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import ClassVar
 
 from replication.model.config import ReplicaSetConfig
 from tops.model.constraints import AnyConstraint, AtLeast, OnlyFrom
 from tops.model.event_types import EventType
 from tops.model.transactions import Access, LocalOutcome, Scope, ScopeLimit, TxType
 from tops.protocol.messages import TxSpec
+
+
+class OnApplyFailure(Enum):
+    """What a replica does with a transaction of the log that it can't apply."""
+
+    STOP = "stop"  # apply nothing more until an operator resumes
+    SKIP = "skip"  # leave it out and record it
+    SET_ASIDE = "set-aside"  # keep it for `tops rs retry`
+
+
+class EntryKind(Enum):
+    """How entries of a log are applied; a replica can't follow entries of one kind by the rules of another."""
+
+    PLAIN = "plain"  # as they are
+    CERTIFIED = "serializable"  # write sets, each with what its writer has read
+    VERSIONED = "peer-to-peer"  # with the versions of rows
 
 
 class Route(Enum):
@@ -46,25 +63,48 @@ class TxPlan:
         )
 
 
-class Policy(Protocol):
-    """One way of replicating; a value made from the set's configuration."""
+@dataclass(frozen=True, slots=True)
+class Policy(ABC):
+    """One way of replicating: a value made from the set's configuration, which the rest of the code asks.
 
-    route: Route
-    local_first: bool  # a replica commits before it publishes
+    What is said here holds for most policies; a policy overrides what it does differently."""
 
-    def plan(self) -> TxPlan: ...
+    config: ReplicaSetConfig
+    route: ClassVar[Route]
+    local_first: ClassVar[bool] = False  # a replica commits before it publishes
+    entry_kind: ClassVar[EntryKind] = EntryKind.PLAIN
+    # Whether a read waits until the outcome of everything that its replica has prepared is known there.
+    reads_await_prepared: ClassVar[bool] = False
+
+    @abstractmethod
+    def plan(self) -> TxPlan:
+        """The properties of the transactions that carry the set's writes."""
+
+    @abstractmethod
+    def consistencies(self) -> frozenset[str]:
+        """Which reads the set can promise."""
 
     def scope_of(self, replica: str) -> Scope:
         """How a replica takes part: with a vote, or by following the log."""
-        ...
-
-    def consistencies(self) -> frozenset[str]:
-        """Which reads the set can promise."""
-        ...
+        return Scope.LOCAL
 
     def responses_needed(self) -> int:
         """How many replicas must say where they are, so that one of them surely has everything acknowledged."""
-        ...
+        return len(self.config.replica)
+
+    def on_apply_failure(self) -> OnApplyFailure:
+        """What a replica does with a transaction of the log that it can't apply."""
+        return OnApplyFailure(self.config.on_apply_error)
+
+    @property
+    def acknowledges_from_log(self) -> bool:
+        """Whether a replica that commits first responds to the writer only once the log has the write."""
+        return False
+
+    @property
+    def merges_rows(self) -> bool:
+        """Whether a row can become what no single writer has written."""
+        return False
 
 
 def write_spec(log_type: EventType, policy: Policy) -> TxSpec:
@@ -78,12 +118,10 @@ def client_plans(log_type: EventType, policy: Policy) -> tuple[TxSpec, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Voting:
+class Voting(Policy):
     """What the synchronous policies share: replicas vote on a write, and whoever has not voted follows from the log."""
 
-    config: ReplicaSetConfig
     route = Route.COORDINATOR
-    local_first = False
 
     @property
     def decide_when_met(self) -> bool:
@@ -106,43 +144,30 @@ class Voting:
     def consistencies(self) -> frozenset[str]:
         return frozenset({"any", "current", "quorum"})
 
-    def responses_needed(self) -> int:
-        return len(self.config.replica)
-
 
 @dataclass(frozen=True, slots=True)
-class LocalFirst:
+class LocalFirst(Policy):
     """What the asynchronous policies share: a replica commits and publishes then; the others follow the log."""
 
-    config: ReplicaSetConfig
     local_first = True
 
     def plan(self) -> TxPlan:
         return TxPlan(TxType.LOCAL, Access.PRIVATE, ScopeLimit.LOCAL)
 
-    def scope_of(self, replica: str) -> Scope:
-        return Scope.LOCAL
-
-    def responses_needed(self) -> int:
-        return len(self.config.replica)
-
 
 @dataclass(frozen=True, slots=True)
-class LogFirst:
-    """What the ordered policies share: nothing is applied before it comes back from the log, in one order."""
+class LogFirst(Policy):
+    """What the ordered policies share: nothing is applied before it comes back from the log, in one order.
 
-    config: ReplicaSetConfig
+    A write is acknowledged once any one replica has applied it."""
+
     route = Route.COORDINATOR
-    local_first = False
 
     def plan(self) -> TxPlan:
         return TxPlan(TxType.LOCAL, Access.PUBLIC, ScopeLimit.LOCAL)
 
-    def scope_of(self, replica: str) -> Scope:
-        return Scope.LOCAL
-
     def consistencies(self) -> frozenset[str]:
         return frozenset({"any", "current"})
 
-    def responses_needed(self) -> int:
-        return len(self.config.replica)  # a write is answered once any one of them has it
+    def on_apply_failure(self) -> OnApplyFailure:
+        return OnApplyFailure.SKIP  # every replica finds the same rows, so every replica fails in the same way

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from replication.policies.base import LocalFirst, LogFirst, Route
+from replication.policies.base import EntryKind, LocalFirst, LogFirst, OnApplyFailure, Route
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,9 +13,18 @@ class PeerToPeer(LocalFirst):
     the conflict log then shows."""
 
     route = Route.REPLICA
+    entry_kind = EntryKind.VERSIONED
+
+    @property
+    def merges_rows(self) -> bool:
+        """Columns of several writers, or what a function of the user's returns."""
+        return self.config.resolver == "per-column" or ":" in self.config.resolver
 
     def consistencies(self) -> frozenset[str]:
         return frozenset({"any"})
+
+    def on_apply_failure(self) -> OnApplyFailure:
+        return OnApplyFailure.SET_ASIDE  # the replica goes on, and is marked as divergent
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,5 +13,9 @@ class PrimarySite(LocalFirst):
 
     route = Route.PRIMARY
 
+    @property
+    def acknowledges_from_log(self) -> bool:
+        return self.config.ack == "logged"
+
     def consistencies(self) -> frozenset[str]:
         return frozenset({"any", "primary"})

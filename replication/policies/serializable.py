@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from replication.policies.base import LogFirst
+from replication.policies.base import EntryKind, LogFirst
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,3 +11,5 @@ class Serializable(LogFirst):
 
     A transaction whose reads an earlier write set has changed is aborted with an error that is safe to retry; every
     replica comes to that verdict by itself, since the entry tells what was read."""
+
+    entry_kind = EntryKind.CERTIFIED

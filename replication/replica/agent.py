@@ -22,7 +22,7 @@ from replication.conflicts.tables import KEYS
 from replication.model.config import HIDDEN, Cluster, ReplicaSetConfig
 from replication.model.events import log_type
 from replication.model.values import pack_result, pack_rows, unpack_values
-from replication.policies import Route, client_plans, policy_of
+from replication.policies import EntryKind, Route, client_plans, policy_of
 from replication.replica import bootstrap
 from replication.replica.apply.agreement import Agreement
 from replication.replica.apply.apply_errors import ApplyErrors
@@ -42,7 +42,7 @@ from replication.replica.pruning import Flushed, Pruning
 from replication.replica.start import holder
 from replication.replica.start.drift import SchemaDrift
 from replication.replica.start.guarding import Guarding
-from replication.replica.start.policy_change import crossing, kind_of
+from replication.replica.start.policy_change import crossing
 from replication.replica.start.record import StartRecord
 from replication.replica.start.starter import Starter
 from replication.rpc import calls
@@ -216,7 +216,7 @@ class Agent:
             self.participant.reserved = reserved
         self.visitor = self.participant.visitor = AtReplica(self.replica.name, self.resource, self.database.dsn)
         stack.push_async_callback(self.visitor.close)
-        self.errors = ApplyErrors(self.config, self.replica.name, self.database.dsn, self.participant)
+        self.errors = ApplyErrors(self.policy, self.replica.name, self.database.dsn, self.participant)
         await patiently(self.errors.start, self.name)
         self.differences = Differences(self.config.name, self.database.dsn, self.resource)
         await patiently(self.differences.start, self.name)
@@ -241,7 +241,7 @@ class Agent:
 
     async def _declare(self) -> None:
         """What the log takes from clients, and which replicas the set has, as the file says it."""
-        plans = client_plans(self.log_type, policy_of(self.config))
+        plans = client_plans(self.log_type, policy_of(self.config))  # the file may have been read again
         await self.site.advertise(self.log_type, plans=plans, members=self.config.sites())
 
     async def _check_free(self) -> None:
@@ -286,12 +286,12 @@ class Agent:
         config = self.config
         stack.callback(self._cancel)
         if self.policy.local_first:
-            awaited, plan = LocalWrites.await_the_log(config), self.policy.plan()
+            awaited, plan = self.policy.acknowledges_from_log, self.policy.plan()
             publisher = OutboxPublisher(self.site, self.log_type, self.resource, plan, awaited=awaited)
-            self.writes = LocalWrites(config, self.replica.name, self.site, self.resource, publisher, self.errors)
+            self.writes = LocalWrites(self.policy, self.replica.name, self.site, self.resource, publisher, self.errors)
             await self.writes.start(self.participant)
             self._spawn(publisher.run())
-        if config.policy == "serializable":
+        if self.policy.entry_kind is EntryKind.CERTIFIED:
             self.certifier = Certifier(self.resource, config.name)
             await self.certifier.start()
             self.participant.translate = self.certifier.certified
@@ -313,13 +313,12 @@ class Agent:
         if not self.database.is_sqlite:
             self.flushed = Flushed(self.resource, config.name, self.participant)
             self.pruning = Pruning(
-                config,
+                self.policy,
                 self.replica.name,
                 self.site,
                 self.log_type,
                 self.database.dsn,
                 self.resource,
-                self.policy.plan(),
             )
             self._spawn(self.pruning.run())
         log.info("replica serves", extra={"replica": self.name, "position": self.participant.reached})
@@ -332,12 +331,12 @@ class Agent:
 
     async def _crossing(self, starter: Starter) -> str:
         """Why this replica can't follow the log under the policy that the set has now; empty if it can."""
-        kind = kind_of(self.config)
+        kind = self.policy.entry_kind.value
         before = await starter.record.policy_kind()
         decided = 0
         if before not in ("", kind):
             decided = (await self.site.ask_log(self.log_type, timeout_s=30.0)).decided
-        reason = crossing(before, self.config, (await self.resource.applied()).prefix, decided)
+        reason = crossing(before, self.policy, (await self.resource.applied()).prefix, decided)
         if not reason and before != kind:
             await starter.record.follow(kind)
         starter.close()
@@ -534,7 +533,7 @@ class Agent:
         self._check_current()
         if self.writes is None:
             raise ConfigError(f"replica set {self.config.name!r} takes writes at its coordinator")
-        if LocalWrites.await_the_log(self.config) and self.lag.told is not None and self.lag.told.stale is not None:
+        if self.policy.acknowledges_from_log and self.lag.told is not None and self.lag.told.stale is not None:
             raise NotReachable(str(self.lag.told.stale))  # it would be committed here, and wait for the log in vain
         try:
             answers = await self.writes.write(asked, self.visitor)

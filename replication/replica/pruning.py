@@ -17,9 +17,8 @@ from replication.conflicts.clock import reading_at, wall_ms
 from replication.conflicts.own_statements import DROP_SUMS, DROP_TOMBSTONES
 from replication.conflicts.tables import CLOCKS, CONFLICTS, KEYS, LOGGED_KEYS
 from replication.conflicts.verdicts import REFUSALS
-from replication.model.config import ReplicaSetConfig
 from replication.model.events import write_body
-from replication.policies import TxPlan
+from replication.policies import EntryKind, Policy
 from replication.replica.apply.participant import ReplicaParticipant
 from replication.rpc.calls import Status, StatusTold
 from replication.rpc.conversation import Caller
@@ -67,16 +66,18 @@ class Pruning:
 
     def __init__(
         self,
-        config: ReplicaSetConfig,
+        policy: Policy,
         replica: str,
         site: Site,
         log_type: EventType,
         dsn: str,
         resource: Resource,
-        plan: TxPlan,
     ) -> None:
-        self._config, self._replica, self._site, self._log_type = config, replica, site, log_type
-        self._dsn, self._resource, self._plan = dsn, resource, plan
+        self._config, self._replica, self._site, self._log_type = policy.config, replica, site, log_type
+        self._dsn, self._resource, self._plan = dsn, resource, policy.plan()
+        # Tombstones are versions of deleted rows. One replica deletes them for all, by a transaction of the log.
+        versioned = policy.entry_kind is EntryKind.VERSIONED
+        self._deletes_tombstones = versioned and replica == policy.config.names[0]
         self.rounds = 0
         self._caller: Caller | None = None
 
@@ -86,7 +87,7 @@ class Pruning:
             await asyncio.sleep(min(ROUND_MAX_S, max(ROUND_MIN_S, shortest_s / 4)))
             try:
                 await self._conflicts()
-                if self._config.policy == "peer-to-peer" and self._replica == self._config.names[0]:
+                if self._deletes_tombstones:
                     await self._tombstones()
             except TopsError as error:
                 log.info("nothing was pruned this time", extra={"replica": self._replica, "reason": str(error)})

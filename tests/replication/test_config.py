@@ -1,16 +1,20 @@
 """A wrong file is refused with file, line and key; nothing has been started then."""
 
+import ast
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from replication.model.config import Cluster
+import replication
+from replication.model.config import Cluster, PolicyName
 from replication.operations.plan import steps_between
 from replication.policies import policy_of
 from tops.model.constraints import AtLeast
 from tops.model.errors import ConfigError
 from tops.model.transactions import Scope, TxType
 
+NAMES = frozenset(get_args(PolicyName))
 HEAD = '[cluster]\nname = "c"\n[[broker]]\nname = "b1"\nlisten = "127.0.0.1:7420"\ndata = "./b1"\n'
 
 
@@ -136,3 +140,28 @@ def test_a_write_token_that_is_empty_or_short_is_refused_with_its_line(
 
 def test_a_write_token_of_sixteen_characters_is_accepted(tmp_path: Path) -> None:
     assert load(tmp_path, 'policy = "quorum"\nwrite_token = "sixteen-letters-"').replica_sets[0].write_token
+
+
+def test_no_code_but_the_policies_asks_for_a_policy_by_its_name() -> None:
+    """What policies differ in is a method of theirs; the file's own keys are checked where they are read."""
+    root = Path(replication.__file__).parent
+    allowed = {root / "policies" / "__init__.py", root / "model" / "config.py"}
+    found = [
+        f"{path.relative_to(root)}:{node.lineno}"
+        for path in sorted(root.rglob("*.py"))
+        if path not in allowed
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Compare) and _names_a_policy(node)
+    ]
+
+    assert found == []
+
+
+def _names_a_policy(node: ast.Compare) -> bool:
+    return any(isinstance(side, ast.Constant) and side.value in NAMES for side in (node.left, *node.comparators))
+
+
+def test_a_comparison_with_the_name_of_a_policy_is_found() -> None:
+    (found,) = [node for node in ast.walk(ast.parse('config.policy == "quorum"')) if isinstance(node, ast.Compare)]
+
+    assert _names_a_policy(found)

@@ -23,6 +23,7 @@ from replication.divergence.explain.explain import RowClock
 from replication.divergence.explain.log_records import Origin, TableRecords, members_of
 from replication.divergence.explain.set_link import SetLink
 from replication.model.touched_rows import table_name
+from replication.policies import EntryKind
 from replication.tables.catalog import postgres_at
 from replication.tables.endpoints import Key, LogRecord, SnapshotHandle
 from replication.tables.schema import CommonTable
@@ -71,9 +72,7 @@ class SetKnowledge:
     @property
     def log_decides(self) -> bool:
         """Whether the last write in the log is what every replica should hold; a merged row is in no entry."""
-        config = self._link.config
-        merges = config.policy == "peer-to-peer" and (config.resolver == "per-column" or ":" in config.resolver)
-        return not merges
+        return not self._link.policy.merges_rows
 
     async def leads(self, table: CommonTable, handles: Mapping[str, SnapshotHandle]) -> dict[str, Lead]:
         if not self._link.policy.local_first:
@@ -115,7 +114,7 @@ class SetKnowledge:
         """The versions of rows in a peer-to-peer set, by row and replica."""
         config = self._link.config
         found: dict[Key, dict[str, RowClock]] = {}
-        if config.policy != "peer-to-peer" or config.order != "local-first":
+        if self._link.policy.entry_kind is not EntryKind.VERSIONED:
             return found
         if any(handle.snapshot is None for handle in handles.values()):
             return found  # versions of some replicas alone say nothing

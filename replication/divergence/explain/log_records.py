@@ -21,6 +21,7 @@ from replication.divergence.explain.statement_rows import as_row_change
 from replication.model.config import ReplicaSetConfig
 from replication.model.events import batch_in, member_in
 from replication.model.touched_rows import Place, keys_of, place, table_name, tables_named_in
+from replication.policies import EntryKind, policy_of
 from replication.rpc.control import repair_of
 from replication.tables.canonical import NotOfType, sqlite_text
 from replication.tables.endpoints import Key, LogRecord
@@ -77,7 +78,8 @@ class TableRecords:
         self._columns = {column.name: column for column in table.columns}
         self._key = frozenset(table.key)
         self._name = table_name(table.label)
-        self._ranking = Ranking(config.resolver, config.site_priority) if config.policy == "peer-to-peer" else None
+        versioned = policy_of(config).entry_kind is EntryKind.VERSIONED
+        self._ranking = Ranking(config.resolver, config.site_priority) if versioned else None
 
     def of(self, origin: Origin, member: Member) -> Iterator[tuple[Key | None, LogRecord]]:
         """Records with the row that they are about; None for a statement that may be about any."""

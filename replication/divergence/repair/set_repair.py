@@ -35,6 +35,7 @@ from replication.divergence.repair.as_images import OFF, ON, AsImages, fails
 from replication.divergence.repair.repair import Planner, Repaired
 from replication.divergence.results.model import Difference, Kind, Suspect
 from replication.model.touched_rows import Place, place, table_name
+from replication.policies import EntryKind
 from replication.rpc import calls
 from replication.tables.buckets import HashBuckets
 from replication.tables.canonical import postgres_text
@@ -273,7 +274,7 @@ class SetRepair:
 
     async def _versions(self, table: CommonTable, look: _Look, change: RowChange) -> list[str]:
         """In a peer-to-peer set the row's version is copied with the row, so that later writes follow it."""
-        if self._link.config.policy != "peer-to-peer" or self._link.config.order != "local-first":
+        if self._link.policy.entry_kind is not EntryKind.VERSIONED:
             return []
         known = look.clocks.get(change.key, {})
         source = change.source or max(known, key=lambda name: known[name].rank, default=change.replica)

@@ -14,7 +14,7 @@ from adapters.postgres.aside import apply_aside
 from adapters.postgres.copy.scripts import run_own_script
 from adapters.resource import Entry, EntryFailed, Resource
 from replication.conflicts.tables import CONFLICTS, DDL, SET_ASIDE, aside_row, record_of, refusal
-from replication.model.config import ReplicaSetConfig
+from replication.policies import EntryKind, OnApplyFailure, Policy
 from replication.replica.apply.agreement import Agreement
 from replication.replica.apply.participant import ReplicaParticipant
 from replication.rpc.refusals import describe
@@ -27,8 +27,10 @@ log = logging.getLogger("tops.replication")
 class ApplyErrors:
     """What one replica does about changes that it can't apply, and what it remembers of them."""
 
-    def __init__(self, config: ReplicaSetConfig, replica: str, dsn: str, participant: ReplicaParticipant) -> None:
-        self._config, self._replica, self._dsn, self._participant = config, replica, dsn, participant
+    def __init__(self, policy: Policy, replica: str, dsn: str, participant: ReplicaParticipant) -> None:
+        self._reaction = policy.on_apply_failure()
+        self._replica, self._dsn, self._participant = replica, dsn, participant
+        self._diverges = policy.entry_kind is EntryKind.VERSIONED  # when something is set aside: nobody else does it
         self.conflict_count = 0
         self.set_aside_count = 0
         self.agreement: Agreement | None = None  # where every replica must reject the same
@@ -36,7 +38,7 @@ class ApplyErrors:
 
     @property
     def divergent(self) -> bool:
-        return self.set_aside_count > 0 and self._config.policy == "peer-to-peer"
+        return self.set_aside_count > 0 and self._diverges
 
     async def start(self) -> None:
         """Make the tables, and remember what is in them."""
@@ -50,24 +52,19 @@ class ApplyErrors:
         counts = (await read(f"select (select count(*) from {CONFLICTS}) c, (select count(*) from {SET_ASIDE}) a")).rows
         self.conflict_count, self.set_aside_count = counts[0]["c"], counts[0]["a"]
 
-    def _reaction(self) -> str:
-        if self._config.policy == "serializable" or self._config.order == "ordered":
-            return "skip"
-        if self._config.policy == "peer-to-peer":
-            return "set-aside"
-        return self._config.on_apply_error
-
     async def _on_failed(self, entry: Entry, failed: EntryFailed) -> Entry | None:
         reason = f"number {entry.number}, transaction {failed.tx}: {describe(failed.reason)}"
-        reaction = self._reaction()
-        if reaction == "stop":
+        reaction = self._reaction
+        if reaction is OnApplyFailure.STOP:
             self._participant.stop(f"{reason}; mend it and `tops rs resume`, or let the set skip or set aside")
             await self._participant.resumed.wait()
             return None
-        log.error(f"a transaction was not applied ({reaction})", extra={"replica": self._replica, "reason": reason})
+        log.error(
+            f"a transaction was not applied ({reaction.value})", extra={"replica": self._replica, "reason": reason}
+        )
         left = tuple(member for member in entry.members if member.tx != failed.tx)
         culprit = next(member for member in entry.members if member.tx == failed.tx)
-        if reaction == "skip":
+        if reaction is OnApplyFailure.SKIP:
             self.conflict_count += 1
             note = refusal(entry.number, failed.tx, "apply_error", describe(failed.reason), "skip")
             if self.agreement is not None:

@@ -22,8 +22,8 @@ from replication.conflicts.peer_writes import NamedWrite, PeerWrites
 from replication.conflicts.resolvers import own_function
 from replication.conflicts.tables import CLOCKS, Shapes
 from replication.conflicts.versions import Ranking
-from replication.model.config import ReplicaSetConfig
 from replication.model.values import pack_rows
+from replication.policies import EntryKind, Policy
 from replication.replica.apply.apply_errors import ApplyErrors
 from replication.replica.apply.checks import AtReplica
 from replication.replica.apply.participant import ReplicaParticipant
@@ -53,7 +53,7 @@ class LocalWrites:
 
     def __init__(
         self,
-        config: ReplicaSetConfig,
+        policy: Policy,
         replica: str,
         site: Site,
         resource: Resource,
@@ -61,15 +61,16 @@ class LocalWrites:
         errors: ApplyErrors,
         clock: HybridClock | None = None,
     ) -> None:
+        config = policy.config
         self._config, self._replica, self._resource, self._errors = config, replica, resource, errors
         self.publisher, self.clock = publisher, clock or HybridClock(wall_ms)
         self._turn = asyncio.Lock()
         self._waiting: list[Waiting] = []
         self._worker: asyncio.Task[None] | None = None
-        self._await_log = self.await_the_log(config)
+        self._await_log = policy.acknowledges_from_log
         self._peer: PeerWrites | None = None
         self._apply: PeerApply | Folding | None = None
-        if config.policy == "peer-to-peer":
+        if policy.entry_kind is EntryKind.VERSIONED:
             ranking, shapes = Ranking(config.resolver, config.site_priority), Shapes(resource)
             own = own_function(config.resolver)
             self._peer = PeerWrites(replica, resource, self.clock, ranking, shapes, folding=own is not None)
@@ -77,11 +78,6 @@ class LocalWrites:
                 self._apply = PeerApply(config.name, resource, self.clock, ranking, shapes)
             else:
                 self._apply = Folding(config.name, resource, self.clock, ranking, shapes, own)
-
-    @staticmethod
-    def await_the_log(config: ReplicaSetConfig) -> bool:
-        """Whether writers are answered only when the log has their writes."""
-        return config.policy != "peer-to-peer" and config.ack == "logged"
 
     @property
     def warning(self) -> str:

@@ -3,27 +3,20 @@
 from collections.abc import Mapping
 from typing import Any
 
-from replication.model.config import ReplicaSetConfig
+from replication.policies import Policy
 
 DECIDING = frozenset({"policy", "order"})  # the keys of a set that say what an entry of its log means
 
 
-def kind_of(config: ReplicaSetConfig) -> str:
-    """Policies whose entries are applied alike: row clocks, certified write sets, or plain changes."""
-    if config.policy == "serializable":
-        return "serializable"
-    if config.policy == "peer-to-peer" and config.order == "local-first":
-        return "peer-to-peer"
-    return "plain"
+def crossing(before: str, policy: Policy, position: int, decided: int) -> str:
+    """Why a replica at `position` can't follow a log that other policies wrote up to `decided`; empty if it can.
 
-
-def crossing(before: str, config: ReplicaSetConfig, position: int, decided: int) -> str:
-    """Why a replica at `position` can't follow a log that other policies wrote up to `decided`; empty if it can."""
-    if not before or before == kind_of(config) or position >= decided:
+    `before`: the kind of entries that the replica followed last; empty if it followed none."""
+    if not before or before == policy.entry_kind.value or position >= decided:
         return ""
     return (
-        f"the set's policy is now {config.policy}, and entries {position + 1} to {decided} of the log, which this "
-        f"replica lacks, were written under another one ({before}): run the set with the former policy until all "
+        f"the set's policy is now {policy.config.policy}, and entries {position + 1} to {decided} of the log, which "
+        f"this replica lacks, were written under another one ({before}): run the set with the former policy until all "
         "replicas are in sync, or empty this database, then it takes a copy of another replica"
     )
 
