@@ -74,7 +74,7 @@ class SiteNode:
         self.name, self.own, self.options, self.heartbeat_s = NodeId(name), own, options, heartbeat_s
         self.urls = list(urls)
         self._loop = asyncio.get_running_loop()  # kept: to ask for it costs a system call each time
-        self.core: SiteCore
+        self._core: SiteCore | None = None  # made when the first broker has said who the brokers are
         self.link: Link | None = None
         self.broker = ""
         self.drivers: dict[int, ParticipantDriver] = {}
@@ -100,6 +100,12 @@ class SiteNode:
         self._taken = 0  # messages since the last look at the backlog
         self._looked_bytes = 0  # what the link had received at that look
         self._backlog_bytes = 0  # at most so much of what was received has not been got to
+
+    @property
+    def core(self) -> SiteCore:
+        """The site's machine; a site is used only after `connect` has returned."""
+        assert self._core is not None, "a site has a machine once it has connected"
+        return self._core
 
     # ------------------------------------------------------------------------------------------------------ requests
 
@@ -297,33 +303,15 @@ class SiteNode:
         if word.subject.startswith("events "):
             self.act(self.core.refuse_events(word.event_type, error))
             return
-        for request in self._forget(word.subject):
+        for request in self._waiting_for(word.subject):
             answer = self._answers.pop(request, None)
             if answer is not None and not answer.done():
                 answer.set_exception(error)
 
-    def _forget(self, subject: str) -> list[int]:
-        """A broker did not act on a message of ours: the machine must not go on repeating it. Returns who waits."""
-        kind, _, name = subject.partition(" ")
-        core = self.core
-        known = [self._subjects[subject]] if subject in self._subjects else []
-        if kind == "type":
-            core.advertised.pop(name, None)
-            return core.advertising.pop(name, []) or known
-        if kind == "tx":
-            own = core.transactions.pop(TxId(name), None)
-            return [*own.waiting, *known] if own else known
-        if kind == "voter":
-            refused = core.participation.subscribed.by_voter(name)
-            request = refused.request if refused is not None else None
-            if refused is None or request is None:
-                return known
-            refused.request = None
-            return [request]
-        if kind == "begin":
-            core.opening.pop(int(name), None)
-            return [int(name)]
-        return known
+    def _waiting_for(self, subject: str) -> set[int]:
+        """The requests that a message of ours belonged to, on which a broker did not act."""
+        known = {self._subjects[subject]} if subject in self._subjects else set()
+        return known.union(self.core.stop_repeating(subject))
 
     def check_refused(self, verb: str, event_type: str) -> None:
         """A broker refused this before: raise at once instead of sending it again."""
@@ -404,9 +392,9 @@ class SiteNode:
     def _learn(self, met: Meet) -> None:
         if not met.brokers:
             raise ProtocolError("the broker did not say who the brokers of the cluster are")
-        if not hasattr(self, "core"):
+        if self._core is None:
             brokers = [NodeId(b) for b in met.brokers]
-            self.core = SiteCore(
+            self._core = SiteCore(
                 self.name,
                 self.own.party.incarnation,
                 brokers,
@@ -414,7 +402,7 @@ class SiteNode:
                 self.options,
                 self.own.decision_checker(),
             )
-        elif tuple(sorted(met.brokers)) != self.core.brokers:
+        elif tuple(sorted(met.brokers)) != self._core.brokers:
             raise ProtocolError("the broker names other members of the cluster than before: start this site again")
         self.urls += [url for url in met.urls if url not in self.urls]
 

@@ -9,7 +9,7 @@ import logging
 import os
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from time import time
 
 from aiohttp import web
@@ -64,8 +64,7 @@ class Broker:
         self._predicates, self._extend = predicates, extend
         self._tasks: list[asyncio.Task[None]] = []
         self._runners: list[web.AppRunner] = []
-        self._audit: AuditLog | None = None
-        self._store: RecordStore | None = None
+        self._open = AsyncExitStack()  # what was opened so far, and how to close it, the last one first
         self._failed: asyncio.Future[None] | None = None
         self._keys_problem = ""  # why the files of its keys can't be used
         self.ready = False
@@ -112,7 +111,10 @@ class Broker:
     async def _start(self) -> None:
         table, config = self.table, self.config
         check_private_folder(table.data / "journal")
-        store = self._store = RecordStore.open(table.data / "journal", _journal_options(table))
+        store = RecordStore.open(table.data / "journal", _journal_options(table))
+        self._open.push_async_callback(self._close_store, store)
+        audit = AuditLog(table.data / "audit.log", time())
+        self._open.callback(audit.close)
         self._report_recovery(store)
         types = store.scan()
         # Not only from the journal: one that was restored from a backup has forgotten the last ones.
@@ -129,9 +131,9 @@ class Broker:
             own.decision_signer(),
             own.decision_checker(),
         )
-        self._audit = AuditLog(table.data / "audit.log", time())
         addresses = {NodeId(b.name): b.url for b in config.broker}
-        self.node = BrokerNode(core, store, table.limits, self._audit, config.cluster.name, addresses)
+        self.node = BrokerNode(core, store, table.limits, audit, config.cluster.name, addresses)
+        self._open.callback(self.node.stop)
         store.append(Started(incarnation=incarnation, protocol=PROTOCOL))
         await store.journal.sync()
         for record in (*types, *store.replay()):
@@ -140,9 +142,13 @@ class Broker:
         self.retainer.recovered()
         self.node.act(core.recovered(asyncio.get_running_loop().time()))
         self.connections = Connections(self.node, own, config.permissions())
+        # Connections end before the servers that accepted them: else each server waits for its own ones to end.
+        self._open.push_async_callback(self._close_servers)
+        self._open.push_async_callback(self.connections.close, f"broker {table.name} stops")
         await self._listen(own)
         self.connections.dial(addresses)
         self._tasks = [asyncio.ensure_future(step) for step in (self._watch(), self._follow_keys(), self._journal())]
+        self._open.push_async_callback(self._cancel_tasks)
         self.ready = True
         log.info("serving", extra={"node": table.name, "listen": table.listen, "incarnation": incarnation})
 
@@ -244,25 +250,24 @@ class Broker:
     async def stop(self) -> None:
         """Close connections, then the journal: what was acknowledged is on disk already."""
         self.ready = False
+        await self._open.aclose()
+        if self._failed is not None and self._failed.done() and not self._failed.cancelled():
+            self._failed.exception()  # else asyncio would report at its end that no one has looked at it
+
+    async def _cancel_tasks(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if hasattr(self, "connections"):
-            await self.connections.close(f"broker {self.table.name} stops")
+
+    async def _close_servers(self) -> None:
         for runner in self._runners:
             await runner.cleanup()
-        if hasattr(self, "node"):
-            self.node.stop()
-        if self._store is not None:
-            try:
-                await self._store.close()
-            except TopsError as error:
-                log.error("the journal's end", extra={"node": self.table.name, "reason": str(error)})
-        if self._audit is not None:
-            self._audit.close()
-            self._audit = None
-        if self._failed is not None and self._failed.done() and not self._failed.cancelled():
-            self._failed.exception()  # seen
+
+    async def _close_store(self, store: RecordStore) -> None:
+        try:
+            await store.close()
+        except TopsError as error:
+            log.error("the journal was not closed in order", extra={"node": self.table.name, "reason": str(error)})
 
 
 def _options(table: BrokerTable) -> RendezvousOptions:

@@ -66,6 +66,11 @@ class EventPublisher:
         self.directory.advertised.pop(answered.event_type, None)
         return [Answer(request, error=InvalidEventType(answered.refusal)) for request in waiting]
 
+    def stop_advertising(self, name: str) -> list[int]:
+        """The broker did not act on the advertisement of this type. Returns the requests that waited for it."""
+        self.directory.advertised.pop(name, None)
+        return self.advertising.pop(name, [])
+
     def publish(self, request: int, event: Event) -> list[Effect]:
         """An ordinary event; for a durable type the answer means that it is on disk."""
         error = self._problem(event)

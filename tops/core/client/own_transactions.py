@@ -269,6 +269,16 @@ class OwnTransactions:
             return []
         return known.on_published(letter) if isinstance(letter, PublishInTxAnswered) else known.on_votes_missing(letter)
 
+    def stop_repeating(self, tx: TxId) -> list[int]:
+        """The broker did not act on a message about this transaction. Returns the requests that waited for it."""
+        known = self.transactions.pop(tx, None)
+        return known.waiting if known is not None else []
+
+    def stop_opening(self, request: int) -> list[int]:
+        """The broker did not begin the public transaction of this request."""
+        self.opening.pop(request, None)
+        return [request]
+
     def repeat_openings(self, elapsed_s: float) -> list[Effect]:
         effects: list[Effect] = []
         for request, (begin, waited_s) in list(self.opening.items()):

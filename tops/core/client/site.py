@@ -197,6 +197,21 @@ class SiteCore:
         each."""
         return self._carry_out(self.events.publish_all(event_type, bodies))
 
+    def stop_repeating(self, subject: str) -> list[int]:
+        """A broker did not act on a message about this subject, a kind and a name: it must not be sent again. Returns
+        the requests that waited for the response."""
+        kind, _, name = subject.partition(" ")
+        match kind:
+            case "type":
+                return self.events.stop_advertising(name)
+            case "tx":
+                return self.own.stop_repeating(TxId(name))
+            case "voter":
+                return self.participation.subscribed.stop_registering(name)
+            case "begin":
+                return self.own.stop_opening(int(name))
+        return []
+
     def refuse_events(self, event_type: str, error: TopsError) -> list[Effect]:
         """Durable events of this type that wait for a confirmation get none."""
         return self.events.refuse_events(event_type, error)

@@ -182,6 +182,14 @@ class Subscriptions:
         """The subscription that votes under this name."""
         return self.all.get(self.voters.subscription(voter))
 
+    def stop_registering(self, voter: str) -> list[int]:
+        """The broker did not register this voter. Returns the request that waited for it."""
+        s = self.by_voter(voter)
+        if s is None or s.request is None:
+            return []
+        request, s.request = s.request, None
+        return [request]
+
     def replica_of(self, voter: str) -> EpochExecutor | None:
         """Who promised under this name, also one whose subscription has ended."""
         number = self.voters.subscription(voter)
