@@ -11,6 +11,7 @@ import msgspec
 from tops.model.ids import TxId
 from tops.model.log_points import NO_DIGEST, Digests, LogPoint
 from tops.model.log_points import chained as chained_digest
+from tops.model.rejections import Rejection, RejectionCode
 from tops.protocol.effects import BatchPrepared, Memo, Promise
 from tops.protocol.messages import EpochId, EpochMember, Event, LogEntry
 
@@ -181,12 +182,12 @@ class ReplicaDatabase:
     def _rows(self, event: Event) -> int:
         return 2 if event.body["key"] in self.odd else 1
 
-    def _refusal(self, events: tuple[Event, ...]) -> str | None:
+    def _refusal(self, events: tuple[Event, ...]) -> Rejection | None:
         for event in events:
             if event.body.get("bad"):
-                return "violates a constraint"
+                return Rejection(RejectionCode.CONSTRAINT, "violates a constraint")
             if event.body["key"] in self.sick:
-                return "this replica's disk is sick"
+                return Rejection(RejectionCode.ERROR, "this replica's disk is sick")
         return None
 
     def finish(self, memo: Memo, committed: bool) -> LogPoint | None:

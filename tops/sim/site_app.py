@@ -260,10 +260,10 @@ class SiteApp:
                 return None
             case CommitTxCall(tx=tx, number=number):
                 return database.commit(tx, number)
-            case AbortTxCall(tx=tx, reason=reason):
+            case AbortTxCall(tx=tx, rejection=rejection):
                 chosen = world.history.scopes.get((tx, self.site.name, s.number, self.site.incarnation), s.wish.scope)
                 if chosen is Scope.LOCAL:
-                    world.history.local_aborts.append((tx, self.site.name, reason))
+                    world.history.local_aborts.append((tx, self.site.name, rejection))
                 return database.abort(tx)
         raise Broken(f"a participant was asked for {type(call).__name__}")
 
