@@ -34,6 +34,7 @@ class History:
         self.local_aborts: list[tuple[TxId, NodeId, Rejection]] = []  # what local subscribers had to undo, and why
         self.events: dict[str, Event] = {}  # by mark, everything that was ever published
         self.broken: list[str] = []
+        self.machine_faults: list[str] = []  # of these: a machine raised, or applied what does not continue its state
 
     def tell(self, tx: TxId, outcome: str) -> None:
         self.outcomes.setdefault(tx, set()).add(outcome)

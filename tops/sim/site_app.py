@@ -27,7 +27,7 @@ from tops.protocol.effects import (
     TakeEvent,
 )
 from tops.protocol.messages import Definitions, Event, TxSpec
-from tops.sim.databases import Broken, CallbackDatabase, ReplicaDatabase
+from tops.sim.databases import Broken, CallbackDatabase, ReplicaDatabase, WronglyApplied
 
 if TYPE_CHECKING:
     from tops.sim.nodes import SimSite
@@ -210,6 +210,8 @@ class SiteApp:
                 result = self._work(subscription, call)
             except Broken as broken:
                 world.history.broken.append(f"{self.site.name}: {broken}")
+                if isinstance(broken, WronglyApplied):
+                    world.history.machine_faults.append(f"{self.site.name}: {broken}")
                 world.trace.add(world.clock.now, self.site.name, f"BROKEN {broken}")
                 return
             world.trace.add(world.clock.now, self.site.name, f"did {type(call).__name__} {_brief(call)}", result)
