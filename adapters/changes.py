@@ -200,12 +200,9 @@ class InvalidChange(TopsError):
 
 
 class NotDeterministic(InvalidChange):
-    """Replicas carrying this out might end with different rows; `reason` is a code, `detail` says what and what to do.
+    """Replicas carrying this out might end with different rows.
 
-    The code travels inside the text, so that the error can be made again from it at the client.
-    """
-
-    SAID = re.compile(r"not proved deterministic \[(?P<reason>[a-z-]+)\]: ")
+    `reason` is a code, `detail` says what and what to do."""
 
     def __init__(self, reason: str, detail: str) -> None:
         self.reason, self.detail = reason, detail

@@ -67,11 +67,14 @@ class Why(Enum):
 
 
 class Exclusion(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Why a member is left out: `message` is for people, everything else for programs."""
+
     why: Why
     sqlstate: str
     message: str
     first_tx: TxId | None = None  # for a duplicate: the transaction that was committed with the key, and its number
     first_number: int | None = None
+    proof: str = ""  # of a change that is not proved deterministic: the code of the proof's reason
 
 
 def too_large(size: int) -> Exclusion:

@@ -16,6 +16,7 @@ from adapters.changes import (
     Insert,
     InvalidChange,
     Member,
+    NotDeterministic,
     Row,
     RowChange,
     Statement,
@@ -242,6 +243,8 @@ class Work:
 
 
 def _exclusion(error: Exception) -> Exclusion:
+    if isinstance(error, NotDeterministic):
+        return Exclusion(why=Why.INVALID, sqlstate="", message=str(error), proof=error.reason)
     if isinstance(error, InvalidChange | ValueError):  # of the latter kind: text that is no text
         return Exclusion(why=Why.INVALID, sqlstate="", message=str(error))
     if isinstance(error, WrongVersion):

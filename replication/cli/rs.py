@@ -1,6 +1,5 @@
 """`tops rs`: replica sets: check the file, compare it with what runs, see how they are, pause and resume."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,6 +7,7 @@ import typer
 import uvloop
 
 from replication.cli.data import ConfigOption, Format, FormatOption, KeysOption, UrlOption, opened, show
+from replication.conflicts.tables import rejection_in
 from replication.model.config import Cluster, ReplicaSetConfig
 from replication.operations.findings import of_file
 from replication.operations.plan import declare_members, plan_for
@@ -241,7 +241,7 @@ def _conflict(row: dict[str, Any]) -> str:
     """A conflict as some lines: both versions side by side would not fit."""
     head = f"{row['at']:%Y-%m-%d %H:%M:%S}  {row['replica']}  {row['kind']}"
     if not row["table_name"]:  # a whole transaction that was set aside or refused
-        reason = row["reason"] if row["kind"] == "set_aside" else ", ".join(json.loads(row["discarded"]))
+        reason = row["reason"] if row["kind"] == "set_aside" else str(rejection_in(row["discarded"]))
         return f"{head}  transaction {row['tx']}, number {row['number']}\n  reason     {reason}"
     lines = [f"{head}  {row['table_name']} {row['key']}".rstrip()]
     lines.append(f"  winner     {row['winner']} ({row['resolver']}), transaction {row['tx']}, number {row['number']}")

@@ -84,10 +84,10 @@ class Fallback:
         assert isinstance(done, ExecuteDone)
         if done.error is not None:
             raise database_error(tx, done.error)
-        if done.refused:
-            error = understand(tx, done.refused)
+        if done.rejection is not None:
+            error = understand(tx, done.rejection)
             if isinstance(error, Duplicate):
-                return msgspec.structs.replace(done, tx=error.tx, position=error.number, duplicate=True, refused="")
+                return msgspec.structs.replace(done, tx=error.tx, position=error.number, duplicate=True, rejection=None)
             raise error
         return done
 

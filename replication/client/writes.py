@@ -21,7 +21,6 @@ from replication.rpc.calls import Describe, Described, Held, HeldTold, ReplicaFa
 from replication.rpc.control import check_key
 from replication.rpc.conversation import Caller
 from replication.rpc.refusals import (
-    AGAINST_PLAN,
     Duplicate,
     NotStarted,
     TooFewReplicas,
@@ -43,6 +42,7 @@ from tops.model.errors import (
     error_code,
 )
 from tops.model.ids import TxId, counted_id, identity_in, told_by_counted
+from tops.model.rejections import RejectionCode
 from tops.model.transactions import Outcome, TxType
 from tops.protocol.messages import TxOutcome
 
@@ -131,7 +131,7 @@ class Writer:
                 tries += 1
                 if not _is_passing(refused) or tries >= TRANSIENT_TRIES:
                     raise
-                if refused.why == AGAINST_PLAN:
+                if refused.why == RejectionCode.AGAINST_PLAN.value:
                     await self._describe_again()
             else:
                 if result.position is not None and result.position > self._position:
@@ -203,7 +203,7 @@ class Writer:
         except JournalStale as stale:
             raise WriteRefused(stale.tx, stale.code, stale.reason) from stale
         except TransactionAborted as aborted:
-            error = self._named(understand(aborted.tx, aborted.reason))
+            error = self._named(understand(aborted.tx, aborted.rejection))
             if isinstance(error, Duplicate):
                 return WriteResult(error.tx, str(error.number), position=error.number, duplicate=True)
             raise error from None
@@ -213,8 +213,8 @@ class Writer:
 
     async def _refusal(self, logged: TxOutcome) -> TopsError | None:
         """What is logged first and applied then may be refused then."""
-        reason = await self._verdicts.refusal(logged.log_number or 0, logged.tx)
-        return understand(logged.tx, reason) if reason else None
+        rejected = await self._verdicts.refusal(logged.log_number or 0, logged.tx)
+        return None if rejected is None else understand(logged.tx, rejected)
 
     def _named(self, error: TopsError) -> TopsError:
         """Replicas by the names that the DBA gave them."""
@@ -250,8 +250,8 @@ class Writer:
                 raise NotStarted(str(failed), tx) from failed
             raise WriteRefused(tx, error_code(failed.kind), str(failed), retry=failed.retry) from failed
         assert isinstance(done, WriteDone)
-        if done.refused:
-            raise understand(tx, done.refused)
+        if done.rejection is not None:
+            raise understand(tx, done.rejection)
         self._replica = replica
         token, returned = f"{replica}@{done.position or 0}", _rows_in(done.returned)
         return WriteResult(done.tx, token, done.rows, returned, done.position, duplicate=done.duplicate)

@@ -28,8 +28,9 @@ from adapters.postgres.sql.catalog import COLUMN_TYPES, sql_name, sql_type
 from adapters.postgres.sql.literals import SqlType
 from adapters.resource import Resource
 from replication.conflicts.versions import Base, Version, from_json, to_json
-from tops.model.errors import TopsError
+from tops.model.errors import ResourceError, TopsError
 from tops.model.ids import TxId
+from tops.model.rejections import Rejection, RejectionCode
 
 CLOCKS = "tops.row_clocks"
 CONFLICTS, SET_ASIDE = "tops.conflicts", "tops.set_aside"
@@ -83,6 +84,18 @@ select k.table_name, k.key, coalesce(c.generation, 0) as generation, coalesce(c.
   from unnest($1::text[], $2::text[]) as k(table_name, key) left join {CLOCKS} c using (table_name, key)
 """
 LEARN_AGAIN_S = 5.0
+
+
+class _Stored(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """A rejection in the conflict log, where people read it, too: with the names of its fields, which are those of
+    `Rejection` in the same order."""
+
+    code: RejectionCode
+    text: str = ""
+    sqlstate: str = ""
+    proof: str = ""
+    first_tx: TxId | None = None
+    first_number: int | None = None
 
 
 class TableShape(msgspec.Struct, frozen=True):
@@ -308,10 +321,24 @@ def refusal_id(number: int, tx: str) -> str:
     return f"{number}:{tx}"
 
 
-def refusal(number: int, tx: str, kind: str, reason: str, resolver: str) -> Member:
+def rejection_in(discarded: str) -> Rejection:
+    """Why a transaction of the log was not carried out, from its line in the conflict log.
+
+    Raises ResourceError if another version of the program has written the line."""
+    try:
+        (stored,) = msgspec.json.decode(discarded, type=list[_Stored])
+    except (msgspec.DecodeError, ValueError) as error:
+        raise ResourceError(
+            f"table {CONFLICTS}", f"a rejection is stored in a format that this version does not read: {error}"
+        ) from error
+    return Rejection(*msgspec.structs.astuple(stored))
+
+
+def refusal(number: int, tx: str, kind: str, rejection: Rejection, resolver: str) -> Member:
     """Stands in the place of a transaction of the log that was not carried out, with the reason."""
     at = datetime.now(UTC).isoformat()
-    line = conflict_row(refusal_id(number, tx), at, kind, "", "", "", None, [reason], resolver, number, tx)
+    stored = msgspec.to_builtins(_Stored(*msgspec.structs.astuple(rejection)))
+    line = conflict_row(refusal_id(number, tx), at, kind, "", "", "", None, [stored], resolver, number, tx)
     return record_of(tx, line)
 
 

@@ -9,14 +9,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-
 from adapters.changes import Upsert
 from adapters.resource import Entry, Resource
-from replication.conflicts.tables import CONFLICTS, is_record, refusal_id
+from replication.conflicts.tables import CONFLICTS, is_record, refusal_id, rejection_in
 from replication.rpc.calls import Judged, Judgement, ReplicaFailed
 from replication.rpc.conversation import Caller
 from tops.model.errors import NotReachable, OutcomeUnknown
+from tops.model.rejections import Rejection
 
 REMEMBERED_MAX = 100_000
 ASKED_MAX = 1_000
@@ -31,7 +30,7 @@ class Verdicts:
     def __init__(self, resource: Resource) -> None:
         self._resource = resource
         self._since = 0  # what was applied after it is remembered
-        self._refused: OrderedDict[str, tuple[int, str]] = OrderedDict()
+        self._refused: OrderedDict[str, tuple[int, Rejection]] = OrderedDict()
 
     def begin(self, position: int) -> None:
         self._since = position
@@ -42,13 +41,13 @@ class Verdicts:
             for record in filter(is_record, entry.members):
                 for line in record.changes:
                     if isinstance(line, Upsert) and line.table == CONFLICTS and line.values["kind"] in REFUSALS:
-                        self._refused[line.key["id"]] = (entry.number, _reason(line.values["discarded"]))
+                        self._refused[line.key["id"]] = (entry.number, rejection_in(line.values["discarded"]))
         while len(self._refused) > REMEMBERED_MAX:
             self._since, _ = self._refused.popitem(last=False)[1]
 
-    async def of(self, asked: Sequence[tuple[int, str]]) -> dict[str, str]:
+    async def of(self, asked: Sequence[tuple[int, str]]) -> dict[str, Rejection]:
         """Why which of these transactions were refused, each by its number in the log and its id."""
-        found: dict[str, str] = {}
+        found: dict[str, Rejection] = {}
         earlier: dict[str, str] = {}
         for number, tx in asked:
             line = refusal_id(number, tx)
@@ -58,13 +57,8 @@ class Verdicts:
                 found[tx] = self._refused[line][1]
         if earlier:
             rows = (await self._resource.read_own(_LOOK_UP, (list(earlier), list(REFUSALS)))).rows
-            found |= {earlier[row["id"]]: _reason(row["discarded"]) for row in rows}
+            found |= {earlier[row["id"]]: rejection_in(row["discarded"]) for row in rows}
         return found
-
-
-def _reason(discarded: str) -> str:
-    (reason,) = msgspec.json.decode(discarded, type=list[str])
-    return reason
 
 
 class VerdictAsker:
@@ -72,12 +66,12 @@ class VerdictAsker:
 
     def __init__(self, caller: Caller, sites: Callable[[], list[str]], timeout_s: float) -> None:
         self._caller, self._sites, self._timeout_s = caller, sites, timeout_s
-        self._waiting: list[tuple[int, str, asyncio.Future[str]]] = []
+        self._waiting: list[tuple[int, str, asyncio.Future[Rejection | None]]] = []
         self._asking: set[asyncio.Task[Any] | None] = set()
 
-    async def refusal(self, number: int, tx: str) -> str:
-        """Why that transaction was refused, or nothing; OutcomeUnknown if no replica tells in time."""
-        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    async def refusal(self, number: int, tx: str) -> Rejection | None:
+        """Why that transaction was rejected, or None; OutcomeUnknown if no replica tells in time."""
+        answer: asyncio.Future[Rejection | None] = asyncio.get_running_loop().create_future()
         self._waiting.append((number, tx, answer))
         if len(self._waiting) == 1 and len(self._asking) < QUESTIONS_MAX:
             self._asking.add(asyncio.ensure_future(self._ask_all()))
@@ -93,7 +87,7 @@ class VerdictAsker:
         while self._waiting:
             asked, self._waiting = self._waiting[:ASKED_MAX], self._waiting[ASKED_MAX:]
             try:
-                refused = await self._ask([(number, tx) for number, tx, _ in asked])
+                rejected = await self._ask([(number, tx) for number, tx, _ in asked])
             except Exception as error:
                 for _, tx, answer in asked:
                     if not answer.done():
@@ -102,9 +96,9 @@ class VerdictAsker:
                 continue
             for _, tx, answer in asked:
                 if not answer.done():
-                    answer.set_result(refused.get(tx, ""))
+                    answer.set_result(rejected.get(tx))
 
-    async def _ask(self, asked: list[tuple[int, str]]) -> dict[str, str]:
+    async def _ask(self, asked: list[tuple[int, str]]) -> dict[str, Rejection]:
         """The nearest replica that answers; each gets its share of the time."""
         sites, problems = self._sites(), list[str]()
         patience_s = self._timeout_s / len(sites)
@@ -116,5 +110,5 @@ class VerdictAsker:
                 problems.append(str(error))
                 continue
             assert isinstance(judged, Judged)
-            return judged.refused
+            return judged.rejected
         raise NotReachable("; ".join(problems))

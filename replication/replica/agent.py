@@ -459,7 +459,7 @@ class Agent:
                     await self._views.check_not_read(sql)
                 return await self.certifier.read(self.replica.name, sql, unpack_values(args), who)
             case calls.Judgement(asked=asked):
-                return calls.Judged(refused=await self.participant.verdicts.of(asked))
+                return calls.Judged(rejected=await self.participant.verdicts.of(asked))
             case calls.Held(key=key):
                 held = await self.resource.read_own(KEY_HELD, (self.config.name, key))
                 return calls.HeldTold(held=bool(held.rows))

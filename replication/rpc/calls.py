@@ -7,6 +7,7 @@ import msgspec
 
 from tops.model.errors import NotListed, PermissionDenied, ProtocolError, Retry, TopsError
 from tops.model.log_points import BEGINNING, LogPoint
+from tops.model.rejections import Rejection
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
@@ -260,9 +261,9 @@ class LockedReadDone(Answered, frozen=True):
 
 
 class Judged(Answered, frozen=True):
-    """Why which of the transactions were refused."""
+    """Why which of the transactions were rejected."""
 
-    refused: dict[str, str]
+    rejected: dict[str, Rejection]
 
 
 class WriteDone(Answered, frozen=True):
@@ -272,7 +273,7 @@ class WriteDone(Answered, frozen=True):
     returned: bytes = b""
     position: int | None = None
     duplicate: bool = False
-    refused: str = ""  # why it is nowhere, as `refusals.describe` says it
+    rejection: Rejection | None = None  # why it is nowhere
 
 
 class DatabaseError(msgspec.Struct, frozen=True, array_like=True):
@@ -287,7 +288,7 @@ class DatabaseError(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ExecuteDone(Answered, frozen=True):
-    """Committed, unless `error` tells why the database has rejected it, or `refused` why the set has."""
+    """Committed, unless `error` tells why the database has rejected it, or `rejection` why the set has."""
 
     replica: str
     tx: str
@@ -298,7 +299,7 @@ class ExecuteDone(Answered, frozen=True):
     pending: tuple[str, ...] = ()
     duplicate: bool = False
     error: DatabaseError | None = None
-    refused: str = ""
+    rejection: Rejection | None = None
 
 
 class HeldTold(Answered, frozen=True):

@@ -1,26 +1,22 @@
-"""Why a replica refuses a member, as a sentence that travels through the protocol and is understood again."""
+"""From why a replica leaves a member out, to a rejection that travels, to the error that its writer gets."""
 
-import re
-
-from adapters.changes import NotDeterministic
 from adapters.resource import Exclusion, Why
 from replication.rpc.calls import DatabaseError
-from tops.model.constraints import NOT_ALLOWED
 from tops.model.errors import Retry, TopsError
+from tops.model.rejections import Rejection, RejectionCode
 from tops.model.sizes import LOCAL_TX_BYTES_MAX
 
-_SAID = re.compile(
-    r"(?P<why>[a-z-]+)(?: \[(?P<sqlstate>\w{5})\])?(?: of (?P<tx>\S+) at (?P<number>\d+))?: (?P<text>.*)", re.DOTALL
-)
-
-
-SERIALIZATION, UNAVAILABLE = "serialization", "unavailable"
-# As the coordinator says it.
-PLAN_UNKNOWN, AGAINST_PLAN, NOT_LISTED = "plan-unknown", "against-plan", "not-listed"
-_KNOWN = frozenset({*(why.value for why in Why), SERIALIZATION, UNAVAILABLE, PLAN_UNKNOWN, AGAINST_PLAN, NOT_LISTED})
+# Nothing happened, and it may succeed later.
 _TRANSIENT = frozenset(
-    {UNAVAILABLE, PLAN_UNKNOWN, AGAINST_PLAN, NOT_LISTED, Why.CONFLICT.value}
-)  # nothing happened, and it may succeed later
+    [
+        RejectionCode.UNAVAILABLE,
+        RejectionCode.PLAN_UNKNOWN,
+        RejectionCode.AGAINST_PLAN,
+        RejectionCode.NOT_LISTED,
+        RejectionCode.CONFLICT,
+    ]
+)
+_FINAL = frozenset([RejectionCode.INVALID, RejectionCode.CONSTRAINT, RejectionCode.KEY_REUSED, RejectionCode.ERROR])
 
 
 class WriteRefused(TopsError):
@@ -89,10 +85,16 @@ class Duplicate(TopsError):
         super().__init__(f"committed already by transaction {tx}")
 
 
-def describe(exclusion: Exclusion) -> str:
-    code = f" [{exclusion.sqlstate}]" if exclusion.sqlstate else ""
-    first = f" of {exclusion.first_tx} at {exclusion.first_number}" if exclusion.first_tx is not None else ""
-    return f"{exclusion.why.value}{code}{first}: {exclusion.message}"
+def rejection(exclusion: Exclusion) -> Rejection:
+    """Why a replica has left a member out, as it travels."""
+    return Rejection(
+        RejectionCode(exclusion.why.value),
+        exclusion.message,
+        exclusion.sqlstate,
+        exclusion.proof,
+        exclusion.first_tx,
+        exclusion.first_number,
+    )
 
 
 def check_request(*parts: bytes) -> None:
@@ -103,33 +105,36 @@ def check_request(*parts: bytes) -> None:
         raise WriteTooLarge("", text)
 
 
-def understand(tx: str, reason: str) -> TopsError:
-    """The error that a transaction's abort with that reason means."""
-    said = _SAID.fullmatch(reason)
-    if said is None or said["why"] not in _KNOWN:
-        if NOT_ALLOWED in reason:
+def understand(tx: str, rejected: Rejection) -> TopsError:
+    """The error that the rejection of a transaction means for its writer."""
+    code, text, sqlstate = rejected.code, rejected.text, rejected.sqlstate
+    match code:
+        case RejectionCode.PARTICIPANT_NOT_ALLOWED:
             cure = "agents of the set run with different files: stop them all and start them with the same one"
-            return WriteRefused(tx, "unknown-replica", f"{reason}; {cure}", retry=Retry.SAFE)
-        if "participant" in reason:
-            return TooFewReplicas(tx, "too-few-replicas", reason, retry=Retry.SAFE)
-        return WriteRefused(tx, "aborted", reason, retry=Retry.SAFE)
-    why, text, sqlstate = said["why"], said["text"], said["sqlstate"] or ""
-    if why == Why.DUPLICATE.value and said["tx"]:
-        return Duplicate(said["tx"], int(said["number"]))
-    if why == SERIALIZATION:
-        return SerializationFailure(tx, why, text, retry=Retry.SAFE)
-    if why == Why.TOO_LARGE.value:
-        return WriteTooLarge(tx, text)
-    if why == Why.VERSION.value:
-        return VersionConflict(tx, why, text, sqlstate, retry=Retry.SAFE)
-    if (not_proved := NotDeterministic.SAID.match(text)) is not None:
-        return ChangeNotProved(tx, not_proved["reason"], text, sqlstate)
-    return WriteRefused(tx, why, text, sqlstate, retry=Retry.SAFE if why in _TRANSIENT else Retry.NEVER)
+            return WriteRefused(tx, "unknown-replica", f"{text}; {cure}", retry=Retry.SAFE)
+        case RejectionCode.CONSTRAINTS_UNMET | RejectionCode.CENSUS_UNFULFILLED:
+            return TooFewReplicas(tx, "too-few-replicas", text, retry=Retry.SAFE)
+        case RejectionCode.DUPLICATE if rejected.first_tx is not None:
+            return Duplicate(rejected.first_tx, rejected.first_number or 0)
+        case RejectionCode.SERIALIZATION:
+            return SerializationFailure(tx, code.value, text, retry=Retry.SAFE)
+        case RejectionCode.TOO_LARGE:
+            return WriteTooLarge(tx, text)
+        case RejectionCode.VERSION:
+            return VersionConflict(tx, code.value, text, sqlstate, retry=Retry.SAFE)
+    if rejected.proof:
+        return ChangeNotProved(tx, rejected.proof, text, sqlstate)
+    if code in _TRANSIENT:
+        return WriteRefused(tx, code.value, text, sqlstate, retry=Retry.SAFE)
+    if code in _FINAL or code is RejectionCode.DUPLICATE:
+        return WriteRefused(tx, code.value, text, sqlstate)
+    return WriteRefused(tx, "aborted", text, retry=Retry.SAFE)
 
 
 def database_error(tx: str, error: DatabaseError) -> WriteRefused:
     """What PostgreSQL has said about a transaction that was executed once."""
     if error.sqlstate.startswith("40"):
-        return SerializationFailure(tx, SERIALIZATION, error.message, error.sqlstate, retry=Retry.SAFE, database=error)
-    why = Why.CONSTRAINT if error.sqlstate.startswith("23") else Why.ERROR
-    return WriteRefused(tx, why.value, error.message, error.sqlstate, database=error)
+        why = RejectionCode.SERIALIZATION.value
+        return SerializationFailure(tx, why, error.message, error.sqlstate, retry=Retry.SAFE, database=error)
+    why = (RejectionCode.CONSTRAINT if error.sqlstate.startswith("23") else RejectionCode.ERROR).value
+    return WriteRefused(tx, why, error.message, error.sqlstate, database=error)

@@ -38,9 +38,8 @@ class LostConnection(NotReachable):
     """A replica went silent while it was being read; what was learned from it so far does not count."""
 
     def __init__(self, replica: str, error: BaseException) -> None:
-        self.replica = replica
-        detail = str(error) or type(error).__name__
-        super().__init__(f"replica {replica} can't be read: {detail}; bring it back, then resume the check")
+        self.replica, self.detail = replica, str(error) or type(error).__name__
+        super().__init__(f"replica {replica} can't be read: {self.detail}; bring it back, then resume the check")
 
 
 @asynccontextmanager

@@ -18,6 +18,7 @@ from tops.model.errors import InvalidEvent, InvalidTransaction
 from tops.model.event_types import NAME_LENGTH_MAX
 from tops.model.filters import Filter
 from tops.model.ids import NodeId, TxId
+from tops.model.rejections import Rejection, RejectionCode
 from tops.model.sizes import TEXT_MAX
 from tops.model.transactions import ScopeLimit
 from tops.protocol.messages import (
@@ -29,6 +30,7 @@ from tops.protocol.messages import (
     CensusPolicy,
     Dissemination,
     Envelope,
+    EpochId,
     EpochVoted,
     Letter,
     LinkMessage,
@@ -107,6 +109,11 @@ def lineage(count: int) -> tuple[EventType, ...]:
     return tuple(EventType(name, {}, parent=before) for name, before in zip(names, [None, *names[:-1]], strict=True))
 
 
+def vote(rejection: Rejection) -> EpochVoted:
+    epoch = EpochId("plain", 1, 1, B1, 1)
+    return EpochVoted(epoch=epoch, digest="d", voter="v", excluded={TxId("t.1.1"): rejection})
+
+
 def overlong(tx: TxId) -> dict[str, LinkMessage]:
     """One message for each kind of thing that has no natural length."""
     strange = TxId(f"{tx.rsplit('.', 2)[0]}{LONG}.1.1")
@@ -126,6 +133,9 @@ def overlong(tx: TxId) -> dict[str, LinkMessage]:
         "constraints": letter(BeginTx(tx=tx, spec=required)),
         "plans": letter(TypeAdvertised(definitions=(PLAIN,), plans=(required,))),
         "type of an event": letter(RunOneShot(tx=tx, spec=msgspec.structs.replace(SPEC, event_type=LONG), events=())),
+        "text of a rejection": letter(vote(Rejection(RejectionCode.ERROR, LONG))),
+        "sqlstate of a rejection": letter(vote(Rejection(RejectionCode.ERROR, "x", sqlstate=LONG))),
+        "texts of a rejection together": letter(vote(Rejection(RejectionCode.ERROR, "x" * TEXT_MAX, "", "x"))),
         "pseudonym": letter(BeginTx(tx=tx, spec=SPEC, own=typing.cast(Any, LONG))),
     }
 

@@ -9,6 +9,7 @@ from tops.model.constraints import AnyConstraint
 from tops.model.event_types import EventType
 from tops.model.filters import Filter
 from tops.model.ids import NodeId, TxId
+from tops.model.rejections import Rejection, RejectionCode
 from tops.model.transactions import LocalOutcome, Scope, ScopeLimit, TxType
 from tops.protocol.effects import Effect, Post
 from tops.protocol.messages import (
@@ -122,7 +123,7 @@ class DrivenRendezvous:
             epoch=prepare.epoch,
             digest=prepare.digest,
             voter=prepare.voter,
-            excluded=dict.fromkeys(excluded, "refused"),
+            excluded=dict.fromkeys(excluded, Rejection(RejectionCode.PARTICIPANT_FAILED, "refused")),
             rows=rows,
         )
         return self.hear(vote, Address(ME, prepare.voter, 1))

@@ -10,13 +10,14 @@ from tests.core.machines import BROKER, member, members, ready
 from tops.core.commit.ballot import ReadyTx, Verdict, count_votes, shortfall
 from tops.model.constraints import AtLeast, MinParticipants, unmet
 from tops.model.ids import TxId
+from tops.model.rejections import Rejection, RejectionCode
 from tops.protocol.messages import EpochId, EpochVoted
 
 EPOCH = EpochId("plain", 1, 1, BROKER, 1)
 
 
 def vote(key: str, *excluded: str, rows: tuple[tuple[int, ...], ...] = ()) -> EpochVoted:
-    why = {TxId(tx): f"{key} can't" for tx in excluded}
+    why = {TxId(tx): Rejection(RejectionCode.PARTICIPANT_FAILED, f"{key} can't") for tx in excluded}
     return EpochVoted(epoch=EPOCH, digest="d", voter=key, excluded=why, rows=rows)
 
 
@@ -74,7 +75,7 @@ def test_who_is_gone_is_missing_for_those_that_need_it_and_for_no_other() -> Non
     verdict = count([needs_three, needs_two], by_key(vote("a"), vote("b")), {"c": "died"})
 
     assert set(verdict.excluded) == {"t1"}
-    assert "c: died" in verdict.excluded[TxId("t1")]
+    assert "c: died" in verdict.excluded[TxId("t1")].text
     assert verdict.again
 
 

@@ -4,6 +4,7 @@ from tops.core.commit.ballot import ReadyTx, Verdict, count_votes
 from tops.core.commit.census import Member
 from tops.model.constraints import AnyConstraint, AtLeast, MinParticipants
 from tops.model.ids import NodeId, Pseudonym, TxId
+from tops.model.rejections import Rejection, RejectionCode
 from tops.model.transactions import TxType
 from tops.protocol.messages import Address, EpochId, EpochVoted, TxSpec
 
@@ -17,8 +18,11 @@ def ready(tx: TxId, constraints: tuple[AnyConstraint, ...]) -> ReadyTx:
     return ReadyTx(tx, spec, Address(NodeId("b"), "s"), 1, (), ())
 
 
+NO = Rejection(RejectionCode.PARTICIPANT_FAILED, "refused")
+
+
 def vote(voter: str, rows: tuple[tuple[int, ...], ...], *excluded: TxId) -> EpochVoted:
-    return EpochVoted(epoch=EPOCH, digest="", voter=voter, excluded=dict.fromkeys(excluded, "refused"), rows=rows)
+    return EpochVoted(epoch=EPOCH, digest="", voter=voter, excluded=dict.fromkeys(excluded, NO), rows=rows)
 
 
 def count(votes: list[EpochVoted], constraints: tuple[AnyConstraint, ...] = ANY, *, replicas: bool = True) -> Verdict:

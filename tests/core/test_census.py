@@ -7,6 +7,7 @@ from tests.core.machines import member, spec
 from tops.core.commit.census import Census
 from tops.model.constraints import AnyConstraint, MaxParticipants, MinParticipants, OnlyFrom, Required
 from tops.model.ids import TxId, hashed
+from tops.model.rejections import Rejection, RejectionCode
 from tops.protocol.messages import CensusPolicy
 
 
@@ -41,7 +42,7 @@ def test_an_initiators_own_resources_take_nobodys_place() -> None:
 
 
 def test_nobody_is_unfulfilled_without_constraints_and_fine_where_none_is_asked_for() -> None:
-    assert census().unfulfilled() == "nobody joined"
+    assert census().unfulfilled() == Rejection(RejectionCode.CONSTRAINTS_UNMET, "nobody joined")
     assert census(MinParticipants(0)).unfulfilled() is None
 
 

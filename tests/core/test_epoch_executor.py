@@ -11,6 +11,7 @@ from tops.core.participant.calls import Calls
 from tops.core.participant.epoch_executor import EpochExecutor, Work
 from tops.model.ids import TxId, hashed
 from tops.model.log_points import BEGINNING, NO_DIGEST, LogPoint, chained
+from tops.model.rejections import Rejection, RejectionCode
 from tops.model.sizes import TEXT_MAX
 from tops.model.transactions import ScopeLimit, TxType
 from tops.protocol.effects import ApplyEntries, BatchPrepared, Call, Effect, FinishBatch, Memo, PrepareBatch
@@ -153,10 +154,11 @@ def test_a_reason_is_cut_to_what_a_broker_takes() -> None:
     assert isinstance(call, PrepareBatch)
     tx = call.members[0].tx
 
-    machine.take(machine.calls.done(call.call, BatchPrepared({tx: "x" * 10_000}, ())))
+    long = Rejection(RejectionCode.PARTICIPANT_FAILED, "x" * 10_000)
+    machine.take(machine.calls.done(call.call, BatchPrepared({tx: long}, ())))
 
     (vote,) = posted(machine.sent, EpochVoted)
-    assert vote.excluded == {tx: "x" * TEXT_MAX}
+    assert vote.excluded == {tx: Rejection(RejectionCode.PARTICIPANT_FAILED, "x" * TEXT_MAX)}
 
 
 def test_an_epoch_waits_until_everything_before_its_number_is_applied() -> None:

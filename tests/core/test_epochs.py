@@ -16,6 +16,7 @@ from tops.model.constraints import AnyConstraint, AtLeast, MinParticipants
 from tops.model.event_types import EventType
 from tops.model.filters import Filter
 from tops.model.ids import NodeId, TxId, hashed
+from tops.model.rejections import Rejection, RejectionCode
 from tops.model.transactions import Outcome, Scope
 from tops.protocol.effects import Alarm, Effect, Note, Persist, Post, SetTimer
 from tops.protocol.messages import (
@@ -31,6 +32,9 @@ from tops.protocol.messages import (
     VotesMissing,
 )
 from tops.protocol.records import EpochCommitted, FinishesNoted, InSyncChanged, LogAppended
+
+NO = Rejection(RejectionCode.PARTICIPANT_FAILED, "no")
+GIVEN_UP = Rejection(RejectionCode.ABORTED, "changed its mind")
 
 
 def ready(tx: str, voters: str | None = None, *constraints: AnyConstraint) -> ReadyTx:
@@ -78,7 +82,7 @@ class Machine:
 
     def vote(self, key: str, *excluded: str, **changed: Any) -> list[Effect]:
         epoch = self.epoch
-        why = {TxId(tx): "no" for tx in excluded}
+        why = {TxId(tx): NO for tx in excluded}
         voted = EpochVoted(epoch=epoch.id, digest=epoch.digest, voter=key, excluded=why)
         return self.core.on_voted(msgspec.structs.replace(voted, **changed), sender(key))
 
@@ -186,7 +190,7 @@ def test_the_decision_is_on_disk_before_anybody_hears_it() -> None:
         {"epoch": epoch_id(number=2)},
         {"epoch": epoch_id(coordinator="b2")},
         {"digest": "another list of members"},
-        {"excluded": {TxId("t9"): "no member"}},
+        {"excluded": {TxId("t9"): NO}},
         {"rows": ((1,), (1,))},
         {"results": (b"", b"")},
     ],
@@ -198,7 +202,7 @@ def test_a_vote_for_anything_but_this_attempt_changes_nothing(changed: dict[str,
     machine.vote("a")
     machine.vote("b")
 
-    assert machine.vote("c", **{"excluded": {TxId("t1"): "no"}, **changed}) == []
+    assert machine.vote("c", **{"excluded": {TxId("t1"): NO}, **changed}) == []
     assert told(machine.vote("c") + machine.finish("a") + machine.finish("b") + machine.finish("c")) == [
         ("t1", Outcome.COMMITTED)
     ]
@@ -542,13 +546,13 @@ class Play:
             constraint = draw(st.sampled_from(CONSTRAINTS))
             self.take(core.submit(ready(tx, draw(st.sampled_from([None, "abc"])), *constraint)))
         if action == "abort" and self.submitted:
-            self.take(core.abort(TxId(draw(st.sampled_from(self.submitted))), "changed its mind"))
+            self.take(core.abort(TxId(draw(st.sampled_from(self.submitted))), GIVEN_UP))
         if not self.seen:
             return
         epoch, digest = draw(st.sampled_from(self.seen[-4:]))
         if action == "vote":
             bad = draw(st.lists(st.sampled_from(self.submitted), max_size=1))
-            excluded = {TxId(tx): "no" for tx in bad}
+            excluded = {TxId(tx): NO for tx in bad}
             voted = EpochVoted(epoch=epoch, digest=digest, voter=key, excluded=excluded)
             self.take(core.on_voted(voted, sender(key, draw(st.sampled_from([1, 1, 1, 2])))))
         elif action == "finish":
@@ -569,7 +573,7 @@ class Play:
                 for one in self.submitted:
                     epoch = self.machine.core.voting(TxId(one))
                     if epoch is not None and epoch.unchecked:
-                        self.take(self.machine.core.abort(TxId(one), "waited long enough"))
+                        self.take(self.machine.core.abort(TxId(one), GIVEN_UP))
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

@@ -3,6 +3,7 @@
 from tests.core.machines import PUBLISHER, address, persisted, posted
 from tops.core.commit.outcomes import Outcomes
 from tops.model.ids import TxId
+from tops.model.rejections import Rejection, RejectionCode
 from tops.model.transactions import Outcome
 from tops.protocol.effects import Persist, Post
 from tops.protocol.messages import TxOutcome
@@ -29,7 +30,10 @@ def test_the_publisher_and_whoever_asked_are_told_once_each() -> None:
 def test_a_commit_is_told_to_whoever_asks_later_and_an_abort_with_its_reason() -> None:
     outcomes = Outcomes()
     outcomes.settle(committed("P.1.1"), PUBLISHER)
-    outcomes.settle(TxOutcome(tx=TxId("P.1.2"), outcome=Outcome.ABORTED, reason="full"), PUBLISHER)
+    outcomes.settle(
+        TxOutcome(tx=TxId("P.1.2"), outcome=Outcome.ABORTED, rejection=Rejection(RejectionCode.NOT_TAKEN, "full")),
+        PUBLISHER,
+    )
 
     first = posted(outcomes.ask(TxId("P.1.1"), PUBLISHER, alive=False), TxOutcome)
     second = posted(outcomes.ask(TxId("P.1.2"), PUBLISHER, alive=False), TxOutcome)

@@ -10,6 +10,7 @@ from tests.core.machines import BROKER, address, event, of, posted, spec
 from tops.core.participant.calls import Calls
 from tops.core.participant.sub_tx_executor import SubTxExecutor, SubTxState
 from tops.model.ids import Pseudonym, TxId, hashed
+from tops.model.rejections import Rejection, RejectionCode
 from tops.model.sizes import TEXT_MAX
 from tops.model.transactions import Scope, ScopeLimit, TxState, TxType
 from tops.protocol.effects import (
@@ -46,7 +47,7 @@ class Machine:
     ) -> None:
         self.calls = Calls()
         self.ended = 0
-        self.votes: list[str | None] = []
+        self.votes: list[Rejection | None] = []
         self.core = SubTxExecutor(
             TX,
             1,
@@ -67,8 +68,8 @@ class Machine:
         self.ended += 1
         return []
 
-    def voted(self, reason: str | None) -> list[Effect]:
-        self.votes.append(reason)
+    def voted(self, rejection: Rejection | None) -> list[Effect]:
+        self.votes.append(rejection)
         return []
 
     def answer(self, effects: list[Effect], result: object = None) -> list[Effect]:
@@ -198,7 +199,7 @@ def test_a_missing_event_is_a_no() -> None:
 
     effects = machine.core.prepare(MEMO, 2, machine.voted)
 
-    assert machine.votes == ["1 of 2 events arrived"]
+    assert machine.votes == [Rejection(RejectionCode.INCOMPLETE, "1 of 2 events arrived")]
     assert len(of(effects, AbortTxCall)) == 1
 
 

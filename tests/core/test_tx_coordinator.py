@@ -10,6 +10,7 @@ from tops.core.commit.census import Census
 from tops.core.coordinator.tx_coordinator import TxCoordinator
 from tops.model.constraints import AnyConstraint, Deadline, MinParticipants
 from tops.model.ids import TxId
+from tops.model.rejections import Rejection, RejectionCode
 from tops.model.transactions import LocalOutcome, ScopeLimit, TxState
 from tops.protocol.effects import CancelTimer, Effect, SetTimer
 from tops.protocol.messages import (
@@ -85,7 +86,7 @@ def test_an_event_out_of_sequence_ends_the_transaction(wrong: int) -> None:
 
     effects = made.on_event(published(wrong))
 
-    assert made.failed == f"event {wrong} arrived after event 0"
+    assert made.failed == Rejection(RejectionCode.INCOMPLETE, f"event {wrong} arrived after event 0")
     assert len(disseminated(effects, TxAbandoned)) == 1
 
 
@@ -95,7 +96,7 @@ def test_a_commit_request_that_counts_other_events_ends_the_transaction() -> Non
 
     made.commit(2)
 
-    assert made.failed == "1 of 2 events arrived"
+    assert made.failed == Rejection(RejectionCode.INCOMPLETE, "1 of 2 events arrived")
 
 
 def test_a_drop_out_that_the_constraints_allow_goes_on_without_it() -> None:
@@ -104,7 +105,7 @@ def test_a_drop_out_that_the_constraints_allow_goes_on_without_it() -> None:
     assert made.on_participant_lost("a", "died") == []
     assert set(made.members) == {"b", "c"}
     assert made.on_participant_lost("b", "died") != []
-    assert made.failed == "died: 1 of at least 2 participants"
+    assert made.failed == Rejection(RejectionCode.CONSTRAINTS_UNMET, "died: 1 of at least 2 participants")
 
 
 def test_the_failure_of_the_publishers_own_resources_ends_the_transaction_whatever_the_constraints() -> None:
@@ -166,7 +167,7 @@ INPUTS: dict[str, Callable[[TxCoordinator], list[Effect]]] = {
     "lost stranger": lambda m: m.on_participant_lost("nobody", "died"),
     "commit": lambda m: m.commit(m.last_sequence),
     "commit with a gap": lambda m: m.commit(m.last_sequence + 1),
-    "abort": lambda m: m.abort("changed its mind"),
+    "abort": lambda m: m.abort(Rejection(RejectionCode.ABORTED, "changed its mind")),
 }
 
 

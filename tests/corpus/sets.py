@@ -19,14 +19,14 @@ from typing import Any, Self
 import asyncpg
 
 from adapters import EmbeddedPostgres
-from adapters.changes import InvalidChange, NotDeterministic, Statement
+from adapters.changes import InvalidChange, Statement
 from adapters.postgres.apply.reading import plain_rows
 from adapters.postgres.apply.session import Options, connect
 from adapters.postgres.apply.transactions import command_count
 from replication import ReplicaSet
 from replication.client.writes import WriteResult
 from replication.model.values import pack_rows, unpack_rows
-from replication.rpc.refusals import WriteRefused
+from replication.rpc.refusals import ChangeNotProved, WriteRefused
 from tests.corpus.cases import Case, Feature
 from tests.corpus.worlds import NAMES, READING, SETTINGS, Contents, contents_of, first_difference, make_different
 from tests.integration.origin.policies import POLICIES
@@ -225,8 +225,8 @@ def describe(error: TopsError) -> str:
     for reason, said in REASONS.items():
         if re.search(said, str(error)):
             return f"rejected {reason}"
-    if isinstance(error, WriteRefused) and (not_proved := NotDeterministic.SAID.match(error.text)):
-        return f"rejected {not_proved['reason']}"
+    if isinstance(error, ChangeNotProved):
+        return f"rejected {error.reason}"
     if isinstance(error, WriteRefused) and error.sqlstate:
         return f"failed {error.sqlstate}"
     if isinstance(error, InvalidChange) or (

@@ -9,7 +9,7 @@ from typing import Self
 import asyncpg
 
 from adapters import EmbeddedPostgres, Logins, PostgresAdapter
-from adapters.changes import Change, NotDeterministic
+from adapters.changes import Change
 from adapters.postgres.proof import MakeProver, Prover
 from adapters.resource import Exclusion, MemberVote
 from tests.contract.harness import attempt, epoch, member
@@ -198,9 +198,8 @@ class Outcome:
 def _described(excluded: Exclusion | None) -> str:
     if excluded is None:
         return "executed"
-    not_proved = NotDeterministic.SAID.match(excluded.message)
-    if not_proved is not None:
-        return f"rejected {not_proved['reason']}"
+    if excluded.proof:
+        return f"rejected {excluded.proof}"
     return f"failed {excluded.sqlstate or excluded.why.value}"
 
 

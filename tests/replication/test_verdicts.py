@@ -6,8 +6,10 @@ from typing import Any, cast
 from replication.conflicts.verdicts import QUESTIONS_MAX, VerdictAsker
 from replication.rpc.calls import Judged, Judgement
 from replication.rpc.conversation import Caller
+from tops.model.rejections import Rejection, RejectionCode, sentence
 
 PATIENCE_S = 30.0
+ODD = Rejection(RejectionCode.ERROR, "odd")
 
 
 class Replica:
@@ -20,7 +22,7 @@ class Replica:
         let: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.asked.append((question, let))
         await let
-        return Judged(refused={tx: "odd" for number, tx in question.asked if number % 2})
+        return Judged(rejected={tx: ODD for number, tx in question.asked if number % 2})
 
 
 async def settle() -> None:
@@ -44,13 +46,13 @@ async def test_what_is_logged_together_is_one_question_and_later_writes_do_not_w
     for _, let in replica.asked[1:]:
         let.set_result(None)
     found = await asyncio.wait_for(asyncio.gather(*waiting), PATIENCE_S)
-    assert found == ["odd" if number % 2 else "" for number in range(QUESTIONS_MAX + 3) for _ in range(5)]
+    assert found == [ODD if number % 2 else None for number in range(QUESTIONS_MAX + 3) for _ in range(5)]
 
 
 async def test_who_comes_as_the_last_answer_arrives_is_asked_about_as_well() -> None:
     replica = Replica()
     asker = VerdictAsker(cast(Caller, replica), lambda: ["r1"], PATIENCE_S)
-    found = list[str]()
+    found = list[Rejection | None]()
 
     async def write_and_write_again(number: int) -> None:
         found.append(await asker.refusal(number, "a"))
@@ -65,4 +67,4 @@ async def test_who_comes_as_the_last_answer_arrives_is_asked_about_as_well() -> 
             let.set_result(None)
         answered = len(replica.asked)
         await settle()
-    assert sorted(found) == [""] * QUESTIONS_MAX + ["odd"] * QUESTIONS_MAX
+    assert sorted(map(sentence, found)) == [""] * QUESTIONS_MAX + ["error: odd"] * QUESTIONS_MAX

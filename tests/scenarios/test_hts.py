@@ -7,6 +7,7 @@ from tests.scenarios.cluster import Cluster, Participant, letter_of
 from tops.model.constraints import MaxParticipants, MinParticipants
 from tops.model.errors import TransactionAborted, UncheckedTransaction
 from tops.model.ids import NodeId, TxId
+from tops.model.rejections import Rejection, RejectionCode
 from tops.model.transactions import Outcome, Scope, ScopeLimit
 from tops.protocol.effects import AbortTxCall, CommitTxCall, Effect, PrepareTx
 from tops.protocol.messages import (
@@ -140,7 +141,12 @@ def test_4_3_the_vote_of_one_who_is_no_member_is_ignored() -> None:
     broker = cluster.broker(cluster.rendezvous("plain"))
     epoch = next(iter(broker.core.rendezvous.epochs["plain"].in_flight.values()))
 
-    forged = EpochVoted(epoch=epoch.id, digest=epoch.digest, voter="stranger", excluded={tx: "because"})
+    forged = EpochVoted(
+        epoch=epoch.id,
+        digest=epoch.digest,
+        voter="stranger",
+        excluded={tx: Rejection(RejectionCode.PARTICIPANT_FAILED, "because")},
+    )
     stranger, at = Sender("stranger", "writer", incarnation=1), Address(NodeId("b1"), "stranger", 1)
     broker.act(lambda: broker.core.rendezvous.on_letter(forged, stranger, at, cluster.world.clock.now))
     s.release()

@@ -33,11 +33,14 @@ from tops.core.participant.participation import Participation
 from tops.core.participant.sub_tx_executor import SubTxExecutor, SubTxState
 from tops.model.ids import hashed, voter_key
 from tops.model.log_points import NO_DIGEST
+from tops.model.rejections import Rejection, RejectionCode
 from tops.model.transactions import Scope
 from tops.protocol.effects import Effect, Note, Persist
 from tops.protocol.messages import EpochId, Sender
 from tops.sim import databases, nodes
 from tops.sim.databases import CallbackDatabase, Done
+
+NOBODY_JOINED = Rejection(RejectionCode.CONSTRAINTS_UNMET, "nobody joined")
 
 SABOTAGES: dict[str, Callable[[], Any]] = {}
 
@@ -91,7 +94,9 @@ def commit_is_not_journaled_at_all() -> Any:
 def constraints_are_not_retested_after_the_votes() -> Any:
     def trusting(members: Any, voters: Any, votes: Any, gone: Any, required: Any, *_: Any, **__: Any) -> Verdict:
         yes = frozenset(key for key, vote in votes.items() if not vote.excluded)
-        return Verdict(yes, {} if yes else {m.tx: "nobody voted yes" for m in members})
+        return Verdict(
+            yes, {} if yes else {m.tx: Rejection(RejectionCode.CONSTRAINTS_UNMET, "nobody voted yes") for m in members}
+        )
 
     return _patched(epochs, "count_votes", trusting)
 
@@ -301,7 +306,11 @@ def events_are_not_withheld_from_those_who_chose_nothing() -> Any:
 @_sabotage
 def the_census_ignores_its_constraints() -> Any:
     return _together(
-        _patched(Census, "unfulfilled", lambda self: None if self.members else "nobody joined"),
+        _patched(
+            Census,
+            "unfulfilled",
+            lambda self: None if self.members else Rejection(RejectionCode.CONSTRAINTS_UNMET, "nobody joined"),
+        ),
         _patched(ballot, "shortfall", lambda *args: None),
         _patched(epoch_queue, "shortfall", lambda *args: None),
         _patched(EpochQueue, "_lacking", lambda self, ready, voters, met: None if voters else "nobody is there"),

@@ -9,6 +9,7 @@ from tests.scenarios.cluster import Cluster
 from tops.model.constraints import AtLeast, MinParticipants, OnlyFrom, Required
 from tops.model.errors import TransactionAborted
 from tops.model.ids import TxId, voter_of
+from tops.model.rejections import Rejection, RejectionCode
 from tops.model.transactions import LocalOutcome, Scope, ScopeLimit, TxType
 from tops.protocol.effects import Memo
 from tops.protocol.messages import EpochId
@@ -185,8 +186,8 @@ def forged_everywhere(run: Run) -> None:
 
 
 def undone_for_others(run: Run) -> None:
-    reason = "the participant died: 1 of at least 2 participants"
-    vars(run.world.history).setdefault("local_aborts", []).append((run.free, run.cluster["L"].name, reason))
+    why = Rejection(RejectionCode.CONSTRAINTS_UNMET, "the participant died: 1 of at least 2 participants")
+    vars(run.world.history).setdefault("local_aborts", []).append((run.free, run.cluster["L"].name, why))
 
 
 GHOST = TxId("ghost.1.1")

@@ -50,7 +50,7 @@ def lose(replica_set: ReplicaSet) -> None:
 
 
 def break_a_machine(replica_set: ReplicaSet) -> None:
-    replica_set.cluster.world.history.broken.append("B: the machine raised ValueError")
+    replica_set.cluster.world.history.machine_faults.append("B: the machine raised ValueError")
 
 
 PLANTED: dict[Callable[..., list[str]], Callable[[ReplicaSet], None]] = {

@@ -17,6 +17,7 @@ from tops.client.site import Site
 from tops.http.client import get_json
 from tops.model.errors import NotReachable, UnknownTransaction
 from tops.model.ids import TxId
+from tops.model.rejections import Rejection, RejectionCode
 from tops.model.transactions import Access, Outcome, TxType
 from tops.protocol.messages import TxOutcome, TxSpec
 
@@ -167,7 +168,8 @@ async def _resolved(
         missing = ", ".join(undecided.get("missing", ())) or "nobody"
         if not force:
             reason = f"{undecided['state']}; votes missing from {missing}; --force aborts it"
-            return TxOutcome(tx=TxId(tx), outcome=Outcome.UNKNOWN, reason=reason)
+            undecided_yet = Rejection(RejectionCode.TIMED_OUT, reason)
+            return TxOutcome(tx=TxId(tx), outcome=Outcome.UNKNOWN, rejection=undecided_yet)
         typer.echo(f"warning: {tx} is {undecided['state']}, and aborted by force; missing: {missing}", err=True)
         spec = TxSpec(event_type, TxType.DISTRIBUTED, access=Access.PUBLIC)
         async with asyncio.timeout(TIMEOUT_S):

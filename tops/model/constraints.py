@@ -11,6 +11,7 @@ from functools import lru_cache
 import msgspec
 
 from tops.model.errors import InvalidTransaction
+from tops.model.rejections import Rejection, RejectionCode
 from tops.model.transactions import TxType
 
 
@@ -63,7 +64,6 @@ class Named(Constraint, frozen=True, tag="named"):
 AnyConstraint = MinParticipants | MaxParticipants | Required | OnlyFrom | AtLeast | Deadline | Named
 Predicate = Callable[[Collection[str], tuple[str | int | float, ...]], bool]
 
-NOT_ALLOWED = "a participant is not on the list of those allowed"
 _ABOUT_IDENTITY = (Required, OnlyFrom, AtLeast, Named)
 
 
@@ -135,7 +135,7 @@ def unmet(
     constraints: Sequence[AnyConstraint],
     identities: Sequence[str | None],
     predicates: Mapping[str, Predicate],
-) -> str | None:
+) -> Rejection | None:
     """Why these participants are not enough, or None if they are; deadlines are the coordinator's timers."""
     if not constraints:
         return None
@@ -144,30 +144,35 @@ def unmet(
         match c:
             case MinParticipants(n):
                 if len(identities) < n:
-                    return f"{len(identities)} of at least {n} participants"
+                    return _unmet(f"{len(identities)} of at least {n} participants")
             case MaxParticipants(n):
                 if len(identities) > n:
-                    return f"{len(identities)} participants where at most {n} are allowed"
+                    return _unmet(f"{len(identities)} participants where at most {n} are allowed")
             case Required(ids):
                 if not ids <= named:
-                    return f"required participants missing: {', '.join(sorted(ids - named))}"
+                    return _unmet(f"required participants missing: {', '.join(sorted(ids - named))}")
             case OnlyFrom(ids):
                 if not named <= ids or len(named) < len(identities):
                     others = ", ".join(sorted(named - ids)) or "one without a name"
-                    return f"{NOT_ALLOWED}: {others}"
+                    text = f"a participant is not on the list of those allowed: {others}"
+                    return Rejection(RejectionCode.PARTICIPANT_NOT_ALLOWED, text)
             case AtLeast(k, ids):
                 if len(ids & named) < k:
                     missing = ", ".join(sorted(ids - named))
-                    return f"{len(ids & named)} of at least {k} of the listed participants; missing: {missing}"
+                    return _unmet(f"{len(ids & named)} of at least {k} of the listed participants; missing: {missing}")
             case Named(name, arguments):
                 predicate = predicates.get(name)
                 if predicate is None:
-                    return f"no predicate {name!r} is registered at the coordinator"
+                    return _unmet(f"no predicate {name!r} is registered at the coordinator")
                 if not predicate(sorted(named), arguments):
-                    return f"predicate {name!r} does not hold"
+                    return _unmet(f"predicate {name!r} does not hold")
             case Deadline():
                 pass
     return None
+
+
+def _unmet(text: str) -> Rejection:
+    return Rejection(RejectionCode.CONSTRAINTS_UNMET, text)
 
 
 def _demand(c: AnyConstraint) -> tuple[int, frozenset[str] | None]:

@@ -7,6 +7,8 @@ A bug in TOPS itself raises `InvariantBroken`, which is outside the family so th
 import re
 from enum import Enum
 
+from tops.model.rejections import Rejection
+
 
 class Retry(Enum):
     """What a caller may do after an error."""
@@ -84,9 +86,14 @@ class TransactionAborted(TopsError):
 
     retry = Retry.SAFE
 
-    def __init__(self, tx: str, reason: str) -> None:
-        self.tx, self.reason = tx, reason
-        super().__init__(f"transaction {tx} aborted: {reason}")
+    def __init__(self, tx: str, rejection: Rejection) -> None:
+        self.tx, self.rejection = tx, rejection
+        super().__init__(f"transaction {tx} aborted: {rejection}")
+
+    @property
+    def reason(self) -> str:
+        """Why, for people; programs decide by `rejection`."""
+        return str(self.rejection)
 
 
 class JournalStale(TransactionAborted):
@@ -95,8 +102,10 @@ class JournalStale(TransactionAborted):
     code = "journal-stale"
     retry = Retry.NEVER
 
-    def __init__(self, tx: str, reason: str, event_type: str, index: int, replica: str, replica_index: int) -> None:
-        super().__init__(tx, reason)
+    def __init__(
+        self, tx: str, rejection: Rejection, event_type: str, index: int, replica: str, replica_index: int
+    ) -> None:
+        super().__init__(tx, rejection)
         self.event_type, self.index, self.replica, self.replica_index = event_type, index, replica, replica_index
 
 
@@ -166,9 +175,9 @@ class TransactionTooLarge(LimitExceeded):
     code = "too-large"
     retry = Retry.NEVER
 
-    def __init__(self, tx: str, reason: str) -> None:
-        self.tx = tx
-        super().__init__(f"transaction {tx}: {reason}")
+    def __init__(self, tx: str, rejection: Rejection) -> None:
+        self.tx, self.rejection = tx, rejection
+        super().__init__(f"transaction {tx}: {rejection}")
 
 
 class ResultTooLarge(LimitExceeded):

@@ -44,13 +44,6 @@ def logged_bytes(tx: str, event_type: str, attributes: Mapping[str, object], eve
     return len(_encoder.encode((tx, event_type, attributes, events))) + _AROUND_BYTES
 
 
-def over_limit(size: int) -> str | None:
-    """Why a transaction of so many bytes is not taken, with the code in front; None if it is."""
-    if size <= TX_BYTES_MAX:
-        return None
-    return f"too-large: with this event it takes over {TX_BYTES_MAX} bytes, the limit of a transaction: split it"
-
-
 def bundles(members: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
     """The members in their order, in as few bundles as their sizes allow."""
     bundle: list[T] = []

@@ -14,6 +14,7 @@ import msgspec
 from tops.model.errors import TopsError
 from tops.model.ids import NodeId, TxId
 from tops.model.log_points import Digests, LogPoint
+from tops.model.rejections import Rejection
 from tops.protocol.messages import (
     Address,
     EpochId,
@@ -210,7 +211,7 @@ class AbortTxCall(Call, frozen=True):
     """Undo: roll back what is running or prepared; compensate, in reverse order, what was committed early."""
 
     tx: TxId
-    reason: str
+    rejection: Rejection
 
 
 class ForgetPromise(Effect, frozen=True):
@@ -257,7 +258,7 @@ class HistoryJudged(Effect, frozen=True):
 class BatchPrepared(msgspec.Struct, frozen=True):
     """A participant's answer to `PrepareBatch`; `rows` and `results` have one element per member, excluded or not."""
 
-    excluded: dict[TxId, str]
+    excluded: dict[TxId, Rejection]
     rows: tuple[tuple[int, ...], ...] = ()
     results: tuple[bytes, ...] = ()
     log_digest: str = ""  # what was prepared, as it will stand in the database; empty: nothing was

@@ -13,6 +13,7 @@ from typing import Any
 
 from tops.model.errors import InvariantBroken
 from tops.model.ids import TxId
+from tops.model.rejections import Rejection, RejectionCode
 from tops.model.transactions import Scope
 from tops.protocol.effects import (
     AbortTxCall,
@@ -168,8 +169,8 @@ class ParticipantDriver:
                 return await self._vote(lambda: self._prepare(tx, memo, events))
             case CommitTxCall(tx=tx):
                 return await self._insist(lambda: self._commit(tx), "on_commit")
-            case AbortTxCall(tx=tx, reason=reason):
-                return await self._insist(lambda: self._abort(tx, reason), "on_abort")
+            case AbortTxCall(tx=tx, rejection=rejection):
+                return await self._insist(lambda: self._abort(tx, str(rejection)), "on_abort")
         raise InvariantBroken(f"nobody answers a {type(call).__name__}")
 
     async def _batch(self, participant: BatchParticipant, call: Call) -> Any:
@@ -178,7 +179,8 @@ class ParticipantDriver:
                 return await participant.prepare_batch(call.memo, call.members, call.before)
             except Exception as error:
                 log.exception("prepare_batch raised", extra={"epoch": str(call.memo.epoch)})
-                return BatchPrepared({m.tx: _reason(error) for m in call.members})
+                rejection = Rejection(RejectionCode.PARTICIPANT_FAILED, _reason(error))
+                return BatchPrepared({m.tx: rejection for m in call.members})
         if isinstance(call, FinishBatch):
             return await self._insist(lambda: participant.finish_batch(call.memo, call.committed), "finish_batch")
         if isinstance(call, ApplyEntries):

@@ -6,6 +6,7 @@ from typing import Any
 from tops.core.commit.epochs import Epoch, Stage
 from tops.model.errors import UnknownTransaction
 from tops.model.ids import TxId, hashed_voter
+from tops.model.rejections import sentence
 from tops.runtime.broker_node import BrokerNode
 from tops.server.retention import Retainer, Room
 
@@ -116,7 +117,7 @@ class Views:
         if committed is not None:
             return {"tx": tx, "state": "committed", "log_number": committed.log_number, "in_doubt": False}
         if tx in outcomes.aborted:
-            return {"tx": tx, "state": "aborted", "reason": outcomes.aborted[TxId(tx)], "in_doubt": False}
+            return {"tx": tx, "state": "aborted", "reason": sentence(outcomes.aborted[TxId(tx)]), "in_doubt": False}
         if tx in outcomes.refused:
             return {"tx": tx, "state": "aborted", "reason": "refused", "in_doubt": False}
         raise UnknownTransaction(tx)

@@ -11,6 +11,7 @@ import msgspec
 from tops.core.commit.epoch import hashed_all
 from tops.model.constraints import constrains_participants, unmet
 from tops.model.ids import NodeId, TxId, hashed
+from tops.model.rejections import RejectionCode
 from tops.model.transactions import LocalOutcome, Scope, TxState, TxType
 from tops.protocol.messages import EpochId, LogEntry
 from tops.protocol.records import EpochCommitted, LogAppended
@@ -22,7 +23,6 @@ from tops.sim.world import World
 ENDS_LOST_MAX = 30  # a crash may take the news of a transaction's end with it
 
 Checker = Callable[[World], list[str]]
-DISTRIBUTED_REASONS = (": 1 participant(s) dropped out", "of at least", "required participants missing")
 
 
 class Decision(msgspec.Struct):
@@ -173,11 +173,11 @@ def check_scope_none_saw_nothing(world: World) -> list[str]:
 def check_locals_are_independent(world: World) -> list[str]:
     """A local subscriber is never undone because the distributed part failed, unless it was meant to follow."""
     found = []
-    for tx, site, reason in world.history.local_aborts:
+    for tx, site, rejection in world.history.local_aborts:
         known = world.history.transactions.get(tx)
         independent = known is not None and known.spec.local_outcome is LocalOutcome.INDEPENDENT
-        if independent and not reason.startswith("census:") and any(words in reason for words in DISTRIBUTED_REASONS):
-            found.append(f"{site} is a local subscriber of {tx} and was undone because: {reason}")
+        if independent and rejection.code is RejectionCode.CONSTRAINTS_UNMET:
+            found.append(f"{site} is a local subscriber of {tx} and was undone because: {rejection}")
     return found
 
 

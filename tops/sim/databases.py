@@ -11,12 +11,17 @@ import msgspec
 from tops.model.ids import TxId
 from tops.model.log_points import NO_DIGEST, Digests, LogPoint
 from tops.model.log_points import chained as chained_digest
+from tops.model.rejections import Rejection, RejectionCode
 from tops.protocol.effects import BatchPrepared, Memo, Promise
 from tops.protocol.messages import EpochId, EpochMember, Event, LogEntry
 
 
 class Broken(Exception):
     """A participant was asked for something that no correct machine asks for."""
+
+
+class WronglyApplied(Broken):
+    """A replica was asked to apply what does not continue its state."""
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -181,12 +186,12 @@ class ReplicaDatabase:
     def _rows(self, event: Event) -> int:
         return 2 if event.body["key"] in self.odd else 1
 
-    def _refusal(self, events: tuple[Event, ...]) -> str | None:
+    def _refusal(self, events: tuple[Event, ...]) -> Rejection | None:
         for event in events:
             if event.body.get("bad"):
-                return "violates a constraint"
+                return Rejection(RejectionCode.CONSTRAINT, "violates a constraint")
             if event.body["key"] in self.sick:
-                return "this replica's disk is sick"
+                return Rejection(RejectionCode.ERROR, "this replica's disk is sick")
         return None
 
     def finish(self, memo: Memo, committed: bool) -> LogPoint | None:
@@ -203,9 +208,9 @@ class ReplicaDatabase:
 
     def apply(self, entries: tuple[LogEntry, ...], upto: int, history: str, digests: Digests) -> LogPoint:
         if self.prepared is not None:
-            raise Broken(f"the log is applied while {self.prepared.memo.epoch} is prepared")
+            raise WronglyApplied(f"the log is applied while {self.prepared.memo.epoch} is prepared")
         if digests.at(self.position) != self.point.digest:
-            raise Broken(f"what does not continue {self.point} is applied: {digests.at(self.position)}")
+            raise WronglyApplied(f"what does not continue {self.point} is applied: {digests.at(self.position)}")
         known = {entry.number: entry for entry in entries}
         for number in range(self.position + 1, upto + 1):
             # Nothing for a replica: a void index, or one that it committed itself.
@@ -216,11 +221,11 @@ class ReplicaDatabase:
     def _advance(self, point: LogPoint, work: "list[tuple[TxId, tuple[Event, ...]]]") -> None:
         number = point.index
         if number != self.position + 1:
-            raise Broken(f"number {number} is applied at position {self.position}")
+            raise WronglyApplied(f"number {number} is applied at position {self.position}")
         digest = self.hashes[self.position]
         for tx, events in work:
             if tx in self.applied:
-                raise Broken(f"{tx} is applied twice at a replica")
+                raise WronglyApplied(f"{tx} is applied twice at a replica")
             self.applied[tx] = marks(events)
             for event in events:
                 self.rows.setdefault(event.body["key"], []).append(event.body["mark"])

@@ -3,6 +3,7 @@
 import msgspec
 
 from tops.model.ids import NodeId, TxId
+from tops.model.rejections import Rejection
 from tops.model.transactions import Scope
 from tops.protocol.messages import Event, TxSpec
 
@@ -30,9 +31,10 @@ class History:
         self.promises: dict[TxId, set[tuple[NodeId, int]]] = {}  # who voted YES at some time
         self.outcomes: dict[TxId, set[str]] = {}  # every outcome that anybody was told
         self.voters: dict[str, NodeId | None] = {}  # what sites voted under; None: own resources, which nobody counts
-        self.local_aborts: list[tuple[TxId, NodeId, str]] = []  # what local subscribers were told to undo, and why
+        self.local_aborts: list[tuple[TxId, NodeId, Rejection]] = []  # what local subscribers had to undo, and why
         self.events: dict[str, Event] = {}  # by mark, everything that was ever published
         self.broken: list[str] = []
+        self.machine_faults: list[str] = []  # of these: a machine raised, or applied what does not continue its state
 
     def tell(self, tx: TxId, outcome: str) -> None:
         self.outcomes.setdefault(tx, set()).add(outcome)

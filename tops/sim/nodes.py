@@ -149,7 +149,9 @@ class SimNode(ABC):
         try:
             self._pipeline.extend(step(*args))
         except Exception as error:  # a machine never raises: every input is either meant or ignored
-            self.world.history.broken.append(f"{self.name}: the machine raised {error!r}")
+            raised = f"{self.name}: the machine raised {error!r}"
+            self.world.history.broken.append(raised)
+            self.world.history.machine_faults.append(raised)
             self.world.trace.add(self.world.clock.now, self.name, f"BROKEN {error!r}")
             return
         if self._pipeline and not self._draining:

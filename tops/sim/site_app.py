@@ -27,7 +27,7 @@ from tops.protocol.effects import (
     TakeEvent,
 )
 from tops.protocol.messages import Definitions, Event, TxSpec
-from tops.sim.databases import Broken, CallbackDatabase, ReplicaDatabase
+from tops.sim.databases import Broken, CallbackDatabase, ReplicaDatabase, WronglyApplied
 
 if TYPE_CHECKING:
     from tops.sim.nodes import SimSite
@@ -210,6 +210,8 @@ class SiteApp:
                 result = self._work(subscription, call)
             except Broken as broken:
                 world.history.broken.append(f"{self.site.name}: {broken}")
+                if isinstance(broken, WronglyApplied):
+                    world.history.machine_faults.append(f"{self.site.name}: {broken}")
                 world.trace.add(world.clock.now, self.site.name, f"BROKEN {broken}")
                 return
             world.trace.add(world.clock.now, self.site.name, f"did {type(call).__name__} {_brief(call)}", result)
@@ -260,10 +262,10 @@ class SiteApp:
                 return None
             case CommitTxCall(tx=tx, number=number):
                 return database.commit(tx, number)
-            case AbortTxCall(tx=tx, reason=reason):
+            case AbortTxCall(tx=tx, rejection=rejection):
                 chosen = world.history.scopes.get((tx, self.site.name, s.number, self.site.incarnation), s.wish.scope)
                 if chosen is Scope.LOCAL:
-                    world.history.local_aborts.append((tx, self.site.name, reason))
+                    world.history.local_aborts.append((tx, self.site.name, rejection))
                 return database.abort(tx)
         raise Broken(f"a participant was asked for {type(call).__name__}")
 

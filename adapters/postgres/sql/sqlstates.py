@@ -59,7 +59,7 @@ def exclusion(error: asyncpg.PostgresError | InvalidChange, *, captured: bool = 
     `captured`: at its origin every row was the expected one and every constraint held, so that something came in
     between: it is to be executed again, which then meets the constraint itself or another row."""
     if isinstance(error, NotDeterministic):
-        return Exclusion(why=Why.INVALID, sqlstate=NOT_SUPPORTED, message=str(error))
+        return Exclusion(why=Why.INVALID, sqlstate=NOT_SUPPORTED, message=str(error), proof=error.reason)
     if isinstance(error, InvalidChange):
         return Exclusion(why=Why.INVALID, sqlstate="", message=str(error))
     code = sqlstate(error)

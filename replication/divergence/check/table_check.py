@@ -5,7 +5,6 @@ still different, and the log says what it is. Each step narrows what the next on
 """
 
 import asyncio
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from replication.divergence.read import rows
 from replication.divergence.read.background import in_thread
 from replication.divergence.read.small_reads import ROWS_MAX, read_here
 from replication.divergence.read.splits import PARTITION_ROWS, share_ranges, split
+from replication.divergence.read.task_errors import failure_in
 from replication.divergence.results.folder import Spool
 from replication.divergence.results.model import BucketDifference, Limit, LimitKind, TableResult
 from replication.tables import checksums
@@ -33,12 +33,12 @@ from replication.tables.buckets import (
     integer_buckets,
     split_further,
 )
-from replication.tables.catalog import LostConnection, postgres_at
+from replication.tables.catalog import postgres_at
 from replication.tables.checksums import Checksum
 from replication.tables.endpoints import Key, SnapshotHandle
-from replication.tables.errors import CheckRefused, SnapshotLost
+from replication.tables.errors import CheckRefused
 from replication.tables.schema import CommonTable, ValueKind
-from tops.model.errors import InvariantBroken, NotReachable, TopsError
+from tops.model.errors import InvariantBroken, TopsError
 
 T = TypeVar("T")
 
@@ -270,16 +270,6 @@ def _within(ranges: Sequence[KeyRange], limits: KeyRange) -> list[KeyRange]:
 
 
 def failure_of(error: PySparkException) -> TopsError:
-    """What went wrong inside a Spark task, in our own words; Spark only passes on its text."""
+    """What went wrong inside a Spark task, as the task has encoded it."""
     text = str(error)
-    if match := re.search(
-        r"LostConnection: replica (\S+) can't be read: (.*?)(?:; bring it back.*)?$", text, re.MULTILINE
-    ):
-        return LostConnection(match[1], ConnectionError(match[2]))
-    if match := re.search(r"NotReachable: (.*)", text):
-        return NotReachable(match[1])
-    if match := re.search(r"SnapshotLost: (.*)", text):
-        return SnapshotLost(match[1])
-    if match := re.search(r"CheckRefused: (.*)", text):
-        return CheckRefused(match[1])
-    return CheckRefused(f"Spark could not run the check: {text.strip().splitlines()[0]}")
+    return failure_in(text) or CheckRefused(f"Spark could not run the check: {text.strip().splitlines()[0]}")

@@ -320,7 +320,7 @@ def _cause(
         return _told("not applied here yet", newest)
     for record in reversed(records):
         if reason := known.refused.get(replica, {}).get(record.tx):
-            return _told(f"this replica could not apply the transaction: {_plain(reason)}", record)
+            return _told(f"this replica could not apply the transaction: {reason}", record)
     held = next((v for v in reversed(versions) if v.matches(row)), None)
     wanted = next((v for v in reversed(versions) if v.matches(reference.values)), None)
     if held is not None and wanted is not None and held is not wanted:
@@ -381,10 +381,6 @@ def _diverged(
     if known.exactly_once:
         return _told("applied here, as its position says, and undone since: changed outside replication", missed)
     return _told("a committed transaction was not applied here", missed)
-
-
-def _plain(reason: str) -> str:
-    return reason.strip('[]"')
 
 
 def _told(summary: str, record: LogRecord) -> Cause:

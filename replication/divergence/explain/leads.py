@@ -16,7 +16,7 @@ from adapters.changes import Member, decode_member, unpack_members
 from adapters.postgres.apply.keys import known_keys
 from adapters.postgres.apply.replica_mode import ReplicaMode
 from adapters.postgres.sql.catalog import find_table
-from replication.conflicts.tables import CLOCKS
+from replication.conflicts.tables import CLOCKS, rejection_in
 from replication.conflicts.versions import Ranking, Version
 from replication.divergence.explain.clock_keys import clock_keys
 from replication.divergence.explain.explain import RowClock
@@ -30,8 +30,8 @@ from replication.tables.schema import CommonTable
 
 _OUTBOX = "SELECT members FROM tops.outbox WHERE replica_set = $1 ORDER BY id"
 _REFUSED = """
-SELECT tx, reason FROM tops.set_aside
-UNION ALL SELECT tx, discarded FROM tops.conflicts WHERE kind IN ('apply_error', 'serialization')
+SELECT tx, reason, NULL AS discarded FROM tops.set_aside
+UNION ALL SELECT tx, NULL, discarded FROM tops.conflicts WHERE kind IN ('apply_error', 'serialization')
 """
 _CLOCKS = f"""
 SELECT key, generation, deleted, edits, clock, site FROM {CLOCKS} WHERE table_name = $1 AND key = ANY ($2::text[])
@@ -156,5 +156,6 @@ class SetKnowledge:
         for name, handle in handles.items():
             if handle.snapshot is not None:
                 async with postgres_at(handle) as connection:
-                    found[name] = {row["tx"]: row["reason"] for row in await connection.fetch(_REFUSED)}
+                    rows = await connection.fetch(_REFUSED)
+                    found[name] = {row["tx"]: row["reason"] or str(rejection_in(row["discarded"])) for row in rows}
         return found

@@ -32,7 +32,6 @@ from replication.tables.schema import Column, CommonTable, TableSchema, ValueKin
 
 BUCKET = "tops_bucket"
 BATCH_ROWS = 10_000
-_SERVER_SAID_NO = "ERROR: "  # a connection that ends is FATAL, or has no word of the server at all
 _OPTIONS = "connect_timeout=10&tcp_user_timeout=30000&keepalives_idle=10"
 
 
@@ -102,15 +101,27 @@ def session(handle: SnapshotHandle) -> Iterator[Any]:
                 _enter(cursor, handle)
             for name, value in SESSION_SETTINGS.items():
                 cursor.execute(f"SET {name} = {literal(value)}")
-            yield cursor
+            try:
+                yield cursor
+            except OSError as error:  # while batches arrive, whatever goes wrong is this, without a code
+                if _is_alive(connection):
+                    raise CheckRefused(f"replica {handle.replica} refused a statement: {error}") from error
+                raise LostConnection(handle.replica, error) from error
     except (adbc_driver_manager.OperationalError, adbc_driver_manager.InternalError) as error:
         raise LostConnection(handle.replica, error) from error
     except adbc_driver_manager.Error as error:
         raise CheckRefused(f"replica {handle.replica} refused a statement: {error}") from error
-    except OSError as error:  # while batches arrive, whatever goes wrong is this
-        if _SERVER_SAID_NO in str(error):
-            raise CheckRefused(f"replica {handle.replica} refused a statement: {error}") from error
+    except OSError as error:
         raise LostConnection(handle.replica, error) from error
+
+
+def _is_alive(connection: Any) -> bool:
+    """Whether the session goes on after an error: then it was the server that has rejected the statement."""
+    try:
+        connection.rollback()
+    except adbc_driver_manager.Error:
+        return False
+    return True
 
 
 def _enter(cursor: Any, handle: SnapshotHandle) -> None:

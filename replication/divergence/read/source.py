@@ -35,11 +35,12 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from replication.divergence.read import typed_rows
 from replication.divergence.read.rows import BUCKET, RowsRequest, Where, arrow_schema, read
 from replication.divergence.read.splits import split
+from replication.divergence.read.task_errors import task_failed
 from replication.tables.buckets import RangeBuckets
 from replication.tables.catalog import describe
 from replication.tables.endpoints import ReplicaEndpoint, SnapshotHandle
 from replication.tables.schema import Column, TableSchema, quoted
-from tops.model.errors import ConfigError
+from tops.model.errors import ConfigError, TopsError
 
 REPLICA = "tops_replica"
 _COMPARISONS = {EqualTo: "=", GreaterThan: ">", GreaterThanOrEqual: ">=", LessThan: "<", LessThanOrEqual: "<="}
@@ -93,7 +94,10 @@ class PlanReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Share)
-        yield from canonical_batches(partition.request)
+        try:
+            yield from canonical_batches(partition.request)
+        except TopsError as error:
+            raise task_failed(error) from None
 
 
 def canonical_batches(request: RowsRequest) -> Iterator[pa.RecordBatch]:

@@ -61,7 +61,7 @@ class Agreement:
                     judged = await caller.ask(self._config.site_of(name), question, 2 * WAIT_S)
                     assert isinstance(judged, Judged)
                     left.remove(name)
-                    applied = [one for one in rejected if one[1] not in judged.refused]
+                    applied = [one for one in rejected if one[1] not in judged.rejected]
                     if applied:
                         self._stop(name, *applied[0])
                         return

@@ -17,7 +17,7 @@ from replication.conflicts.tables import CONFLICTS, DDL, SET_ASIDE, aside_row, r
 from replication.policies import EntryKind, OnApplyFailure, Policy
 from replication.replica.apply.agreement import Agreement
 from replication.replica.apply.participant import ReplicaParticipant
-from replication.rpc.refusals import describe
+from replication.rpc.refusals import rejection
 
 _FORGET = f"delete from {SET_ASIDE} where tx = $1"
 
@@ -53,7 +53,8 @@ class ApplyErrors:
         self.conflict_count, self.set_aside_count = counts[0]["c"], counts[0]["a"]
 
     async def _on_failed(self, entry: Entry, failed: EntryFailed) -> Entry | None:
-        reason = f"number {entry.number}, transaction {failed.tx}: {describe(failed.reason)}"
+        rejected = rejection(failed.reason)
+        reason = f"number {entry.number}, transaction {failed.tx}: {rejected}"
         reaction = self._reaction
         if reaction is OnApplyFailure.STOP:
             self._participant.stop(f"{reason}; mend it and `tops rs resume`, or let the set skip or set aside")
@@ -66,13 +67,13 @@ class ApplyErrors:
         culprit = next(member for member in entry.members if member.tx == failed.tx)
         if reaction is OnApplyFailure.SKIP:
             self.conflict_count += 1
-            note = refusal(entry.number, failed.tx, "apply_error", describe(failed.reason), "skip")
+            note = refusal(entry.number, failed.tx, "apply_error", rejected, "skip")
             if self.agreement is not None:
-                self.agreement.rejected(entry.number, failed.tx, describe(failed.reason))
+                self.agreement.rejected(entry.number, failed.tx, str(rejected))
         else:
             self.set_aside_count += 1
             at = datetime.now(UTC).isoformat()
-            line = aside_row(failed.tx, at, entry.number, encode_member(culprit), describe(failed.reason))
+            line = aside_row(failed.tx, at, entry.number, encode_member(culprit), str(rejected))
             note = record_of(failed.tx, line)
         return Entry(entry.number, (*left, note), entry.at_ms)
 

@@ -23,6 +23,7 @@ from replication.conflicts.tables import WRITE_SETS, refusal
 from replication.model.events import UNREADABLE_ERRORS
 from replication.model.values import pack_result
 from replication.rpc.calls import LockedReadDone
+from tops.model.rejections import Rejection, RejectionCode
 from tops.protocol.messages import LogEntry
 
 WINDOW = 100_000  # numbers; how old a read may be when its transaction commits
@@ -111,17 +112,17 @@ class Certifier:
             members += self._records(entry.number, written, members[-1])
         return Entry(entry.number, tuple(members), entry.at_ms)
 
-    def _broken(self, number: int, locks: Sequence[Lock] | None, newest: dict[Place, int]) -> str | None:
+    def _broken(self, number: int, locks: Sequence[Lock] | None, newest: dict[Place, int]) -> Rejection | None:
         if locks is None:
-            return "serialization: what it has read can't be decoded"
+            return _not_serializable("what it has read can't be decoded")
         for lock in locks:
             what = lock.what
             if number - lock.position > self._window:
-                return f"serialization: {what} was read at {lock.position}, too long before number {number}"
+                return _not_serializable(f"{what} was read at {lock.position}, too long before number {number}")
             for place in lock.places:
                 changed = max(newest.get(place, 0), self._written.last(place))
                 if changed > lock.position:
-                    return f"serialization: {what} was read at {lock.position} and changed by number {changed}"
+                    return _not_serializable(f"{what} was read at {lock.position} and changed by number {changed}")
         return None
 
     async def _repeated(self, member: Member, at_ms: int, keys: dict[str, int]) -> bool:
@@ -161,3 +162,7 @@ def _locks(encoded: bytes) -> list[Lock] | None:
         return decode_locks(encoded)
     except UNREADABLE_ERRORS:
         return None
+
+
+def _not_serializable(text: str) -> Rejection:
+    return Rejection(RejectionCode.SERIALIZATION, text)

@@ -29,7 +29,7 @@ from replication.replica.apply.checks import AtReplica
 from replication.replica.apply.participant import ReplicaParticipant
 from replication.replica.apply.publisher import OutboxPublisher
 from replication.rpc.calls import Failed, Write, WriteDone
-from replication.rpc.refusals import describe
+from replication.rpc.refusals import rejection
 from tops.client.site import Site
 from tops.model.errors import NotReachable, OutcomeUnknown, TopsError
 from tops.model.ids import TxId
@@ -142,7 +142,7 @@ class LocalWrites:
 
     async def _done_and_logged(self, member: Member, vote: MemberVote | TopsError) -> WriteDone | Failed:
         done = self._done(member.tx, vote)
-        if isinstance(done, Failed) or done.refused or done.duplicate:
+        if isinstance(done, Failed) or done.rejection is not None or done.duplicate:
             return done
         try:
             return msgspec.structs.replace(done, position=await self._logged(member.tx))
@@ -151,14 +151,14 @@ class LocalWrites:
 
     def _done(self, tx: str, vote: MemberVote | TopsError) -> WriteDone | Failed:
         if isinstance(vote, InvalidChange):
-            return WriteDone(replica=self._replica, tx=tx, rows=(), refused=describe(exclusion(vote)))
+            return WriteDone(replica=self._replica, tx=tx, rows=(), rejection=rejection(exclusion(vote)))
         if isinstance(vote, TopsError):
             return Failed.because(vote)
         refused = vote.excluded
         if refused is not None and refused.why is Why.DUPLICATE:
             return WriteDone(replica=self._replica, tx=refused.first_tx or tx, rows=(), duplicate=True)
         if refused is not None:
-            return WriteDone(replica=self._replica, tx=tx, rows=(), refused=describe(refused))
+            return WriteDone(replica=self._replica, tx=tx, rows=(), rejection=rejection(refused))
         returned = msgspec.msgpack.encode([pack_rows(rows) for rows in vote.returned]) if vote.returned else b""
         return WriteDone(replica=self._replica, tx=tx, rows=vote.rows, returned=returned)
 

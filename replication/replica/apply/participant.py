@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
-from adapters.changes import Barrier, InvalidChange, Member
+from adapters.changes import Barrier, InvalidChange, Member, NotDeterministic
 from adapters.resource import Applied, Attempt, Entry, EntryFailed, Epoch, Exclusion, MemberVote, Resource, Why
 from replication.conflicts.tables import refusal
 from replication.conflicts.verdicts import Verdicts
@@ -21,10 +21,11 @@ from replication.model.events import at_ms, batch_in, logged_members, member_of
 from replication.model.values import pack_rows
 from replication.replica.apply.pace import GATHER_S, Pace
 from replication.rpc.control import Visitor, has_control, repair_of
-from replication.rpc.refusals import describe
+from replication.rpc.refusals import rejection
 from tops.model.errors import NotReachable, OutcomeUnknown, ResourceError, ResourceRefused, StaleAttempt
 from tops.model.ids import TxId
 from tops.model.log_points import NO_DIGEST, NO_DIGESTS, Digests, LogPoint
+from tops.model.rejections import Rejection, RejectionCode
 from tops.model.transactions import Scope, TxType
 from tops.protocol.effects import BatchPrepared, Memo
 from tops.protocol.messages import EpochId, EpochMember, LogEntry
@@ -151,7 +152,8 @@ class ReplicaParticipant(BatchParticipant):
         if self.leaving and memo.epoch.number not in self.prepared:  # a new attempt at what is promised may end it
             await asyncio.Future()  # a vote that nobody gets: we are as good as gone
         if not self.resumed.is_set():
-            return BatchPrepared({m.tx: f"replica {self.site} is paused: {self.stopped}" for m in members})
+            paused = Rejection(RejectionCode.PAUSED, f"replica {self.site} is paused: {self.stopped}")
+            return BatchPrepared({m.tx: paused for m in members})
         self.prepared.add(memo.epoch.number)
         batch = tuple(logged)
         if has_control(logged) or self._is_watched():
@@ -167,12 +169,13 @@ class ReplicaParticipant(BatchParticipant):
         except (ResourceRefused, NotReachable, OutcomeUnknown, StaleAttempt) as error:
             if not isinstance(error, StaleAttempt):  # that one is only late
                 self.unable.note(f"a vote failed: {error}")
-            return BatchPrepared({m.tx: f"unavailable: {error}" for m in members})
+            unavailable = Rejection(RejectionCode.UNAVAILABLE, str(error))
+            return BatchPrepared({m.tx: unavailable for m in members})
         votes: Sequence[MemberVote] = prepared.votes
         if refused:
             carried_out = iter(votes)
             votes = [refused[m.tx] if m.tx in refused else next(carried_out) for m in logged]
-        excluded = {vote.tx: describe(vote.excluded) for vote in votes if vote.excluded is not None}
+        excluded = {vote.tx: rejection(vote.excluded) for vote in votes if vote.excluded is not None}
         # Repairs differ from replica to replica, as they should: nobody compares what they did.
         repairs = {member.tx for member in logged if member.control is not None and repair_of(member) is not None}
         rows = tuple([() if vote.tx in repairs else vote.rows for vote in votes])
@@ -280,7 +283,7 @@ class ReplicaParticipant(BatchParticipant):
 
     def _refusal(self, number: int, vote: MemberVote) -> Member:
         assert vote.excluded is not None
-        return refusal(number, vote.tx, "apply_error", describe(vote.excluded), "skip")
+        return refusal(number, vote.tx, "apply_error", rejection(vote.excluded), "skip")
 
     def _own_left_out(self, number: int, logged: LogEntry | None) -> Entry:
         if logged is None or not self.own:
@@ -339,7 +342,8 @@ class ReplicaParticipant(BatchParticipant):
             except (InvalidChange, ResourceError) as problem:
                 if not _is_content(problem):
                     raise
-                return EntryFailed(entry.number, member.tx, Exclusion(Why.INVALID, "", str(problem)))
+                proof = problem.reason if isinstance(problem, NotDeterministic) else ""
+                return EntryFailed(entry.number, member.tx, Exclusion(Why.INVALID, "", str(problem), proof=proof))
         raise error
 
     async def _translated(self, entries: list[Entry], logged: dict[int, LogEntry]) -> list[Entry]:

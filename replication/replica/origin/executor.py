@@ -35,6 +35,7 @@ from replication.rpc.calls import DatabaseError, Execute, ExecuteDone
 from replication.rpc.refusals import ChangeNotProved, SerializationFailure, WriteRefused, understand
 from tops.model.errors import ResultTooLarge
 from tops.model.ids import TxId
+from tops.model.rejections import Rejection, sentence
 
 CHAIN_MAX = 128
 ATTEMPTS_MAX = 8
@@ -321,9 +322,9 @@ class OriginExecutor:
             return ExecuteDone(replica=self._replica, tx=tx, error=_error(outcome))
         if submitted is None:
             submitted = Submitted(tx, position)
-        if submitted.refused or submitted.duplicate:
+        if submitted.rejection is not None or submitted.duplicate:
             return ExecuteDone(
-                replica=self._replica, tx=submitted.tx, duplicate=submitted.duplicate, refused=submitted.refused
+                replica=self._replica, tx=submitted.tx, duplicate=submitted.duplicate, rejection=submitted.rejection
             )
         returned = msgspec.msgpack.encode([pack_rows(rows) for rows in outcome.returned]) if outcome.returned else b""
         return ExecuteDone(
@@ -337,8 +338,9 @@ class OriginExecutor:
         )
 
     def _gave_up(self, waiting: _Waiting, outcome: Executed | Rejected, submitted: Submitted | None) -> ExecuteDone:
-        last = outcome.message if isinstance(outcome, Rejected) else (submitted.refused if submitted else "")
-        if isinstance(outcome, Executed) and (failed := _failed_check(waiting, last)):
+        rejected = submitted.rejection if submitted is not None else None
+        last = outcome.message if isinstance(outcome, Rejected) else sentence(rejected)
+        if isinstance(outcome, Executed) and (failed := _failed_check(waiting, rejected)):
             return ExecuteDone(replica=self._replica, tx=waiting.request.tx, error=failed)
         message = (
             f"could not serialize access: executed {waiting.attempts} times, each lost against another transaction"
@@ -365,9 +367,9 @@ def _is_conflict(waiting: _Waiting, outcome: Executed | Rejected, submitted: Sub
     """Whether something came in between: the same may succeed when it is executed again."""
     if isinstance(outcome, Rejected):
         return outcome.transient
-    if submitted is None or not submitted.refused:
+    if submitted is None or submitted.rejection is None:
         return False
-    error = understand(waiting.request.tx, submitted.refused)
+    error = understand(waiting.request.tx, submitted.rejection)
     if isinstance(error, SerializationFailure):
         return not waiting.request.reads  # what the client has read stays read
     return isinstance(error, WriteRefused) and error.why == Why.CONFLICT.value
@@ -375,15 +377,15 @@ def _is_conflict(waiting: _Waiting, outcome: Executed | Rejected, submitted: Sub
 
 def _are_rows_rejected(waiting: _Waiting, submitted: Submitted | None) -> bool:
     """Whether a replica's database has rejected the rows, for whatever reason."""
-    if submitted is None or not submitted.refused:
+    if submitted is None or submitted.rejection is None:
         return False
-    error = understand(waiting.request.tx, submitted.refused)
+    error = understand(waiting.request.tx, submitted.rejection)
     return isinstance(error, ChangeNotProved) or (isinstance(error, WriteRefused) and error.why in _REJECTED_ROWS)
 
 
-def _failed_check(waiting: _Waiting, refused: str) -> DatabaseError | None:
+def _failed_check(waiting: _Waiting, rejected: Rejection | None) -> DatabaseError | None:
     """Of a write set whose rows have passed a CHECK at the origin, each time, and never where they were applied."""
-    error = understand(waiting.request.tx, refused) if refused else None
+    error = understand(waiting.request.tx, rejected) if rejected is not None else None
     if not isinstance(error, WriteRefused) or error.sqlstate != CHECK_VIOLATION:
         return None
     return DatabaseError(

@@ -5,7 +5,6 @@ from typing import Protocol
 import msgspec
 
 from adapters.changes import Member, encode_member, own_key
-from adapters.resource import Why
 from replication.model.events import write_body
 from replication.policies import Policy
 from replication.replica.apply.checks import AtReplica
@@ -17,19 +16,20 @@ from tops.client.site import Site
 from tops.model.errors import EventTooLarge, NotReachable, OutcomeUnknown, TransactionAborted
 from tops.model.event_types import EventType
 from tops.model.ids import TxId
+from tops.model.rejections import Rejection, RejectionCode
 from tops.model.transactions import TxType
 
 VERDICT_S = 10.0
 
 
 class Submitted(msgspec.Struct, frozen=True):
-    """What became of a write set; `refused`: why it is nowhere, as `refusals.describe` says it."""
+    """What became of a write set; `rejection`: why it is nowhere."""
 
     tx: str
     position: int | None = None
     pending: tuple[str, ...] = ()
     duplicate: bool = False
-    refused: str = ""
+    rejection: Rejection | None = None
 
 
 class Submission(Protocol):
@@ -50,9 +50,9 @@ class AtCoordinator:
         try:
             outcome = await self._site.run(self._spec, [write_body(written, reads)])
         except TransactionAborted as aborted:
-            return Submitted(aborted.tx, refused=aborted.reason)
+            return Submitted(aborted.tx, rejection=aborted.rejection)
         except EventTooLarge as error:
-            return Submitted(member.tx, refused=f"{Why.TOO_LARGE.value}: {error}")
+            return Submitted(member.tx, rejection=Rejection(RejectionCode.TOO_LARGE, str(error)))
         number = outcome.log_number or 0
         if self._spec.tx_type is TxType.LOCAL:
             # What is logged first is applied then, and may be refused then, by every replica alike.
@@ -60,11 +60,11 @@ class AtCoordinator:
                 await self._participant.wait_for(number, VERDICT_S)
             except NotReachable as error:
                 raise OutcomeUnknown(outcome.tx, str(error)) from error
-            refused = (await self._participant.verdicts.of([(number, outcome.tx)])).get(outcome.tx, "")
+            rejected = (await self._participant.verdicts.of([(number, outcome.tx)])).get(outcome.tx)
             first = (await self._repeats.of([member])).get(member.idempotency_key)
-            if not refused and first is not None and first.tx != outcome.tx:
+            if rejected is None and first is not None and first.tx != outcome.tx:
                 return Submitted(first.tx, first.number, duplicate=True)
-            return Submitted(outcome.tx, number, refused=refused)
+            return Submitted(outcome.tx, number, rejection=rejected)
         return Submitted(outcome.tx, number, tuple(outcome.pending))
 
 
@@ -81,4 +81,4 @@ class AtThisReplica:
         (done,) = await self._writes.write([write], self._visitor, captured=True)
         if isinstance(done, Failed):
             raise ReplicaFailed(self._replica, done)
-        return Submitted(done.tx, done.position, duplicate=done.duplicate, refused=done.refused)
+        return Submitted(done.tx, done.position, duplicate=done.duplicate, rejection=done.rejection)

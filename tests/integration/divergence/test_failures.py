@@ -5,6 +5,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
@@ -14,14 +15,16 @@ from pyspark.sql import SparkSession
 from adapters import EmbeddedPostgres
 from replication.divergence.check.check import Check
 from replication.divergence.read import jvm
+from replication.divergence.read.rows import session
 from replication.divergence.read.snapshots import SnapshotBarrier
+from replication.divergence.read.task_errors import failure_in, task_failed
 from replication.divergence.results.folder import RunFolder
 from replication.divergence.results.model import LimitKind, Verdict
 from replication.tables.catalog import LostConnection
 from replication.tables.endpoints import ReplicaEndpoint, SnapshotHandle
-from replication.tables.errors import AlreadyRunning, CheckRefused, JavaMissing
+from replication.tables.errors import AlreadyRunning, CheckRefused, JavaMissing, SnapshotLost
 from tests.integration.divergence.conftest import QUICK, Databases
-from tops.model.errors import ConfigError, InvariantBroken, NotReachable
+from tops.model.errors import ConfigError, InvariantBroken, NotReachable, TopsError
 
 ROWS = ("CREATE TABLE t (id int PRIMARY KEY, v int)", "INSERT INTO t SELECT i, i FROM generate_series(1, 2000) i")
 
@@ -360,6 +363,45 @@ def test_a_lost_connection_names_the_replica_and_the_remedy() -> None:
     error = LostConnection("r2", TimeoutError())
 
     assert str(error) == "replica r2 can't be read: TimeoutError; bring it back, then resume the check"
+
+
+async def test_a_server_that_rejects_a_statement_while_rows_arrive_is_told_from_one_that_goes(
+    databases: Databases,
+) -> None:
+    handle = SnapshotHandle("r1", databases.endpoints[0].dsn, None, None, datetime.now(UTC))
+
+    with pytest.raises(CheckRefused, match=r"r1 refused a statement.*division by zero"), session(handle) as cursor:
+        cursor.execute("select repeat('x', 1000) || 1 / (n - 100000) from generate_series(1, 200000) n")
+        for _ in cursor.fetch_record_batch():
+            pass
+    with pytest.raises(LostConnection, match="r1 can't be read"), session(handle) as cursor:
+        cursor.execute("select pg_backend_pid()")
+        (pid,) = cursor.fetchone()
+        cursor.execute("select repeat('x', 1000) || n from generate_series(1, 1000000) n")
+        for number, _ in enumerate(cursor.fetch_record_batch()):
+            if number == 0:
+                await databases.on("r1", f"select pg_terminate_backend({pid})")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        LostConnection("r2", ConnectionError("it went; bring it back")),
+        NotReachable("SnapshotLost: in its own words"),
+        SnapshotLost("CheckRefused: x\nand more"),
+        CheckRefused("LostConnection: replica r1 can't be read"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_of_a_task_gets_through_spark_whatever_its_words_are(error: TopsError) -> None:
+    told = failure_in(f"[PYTHON_ERROR] Traceback ...\n{task_failed(error)}\n\tat org.apache.spark")
+
+    assert type(told) is type(error)
+    assert str(told) == str(error)
+
+
+def test_words_that_look_like_an_error_of_a_task_are_none() -> None:
+    assert failure_in("LostConnection: replica r2 can't be read: x; bring it back") is None
 
 
 def test_contradictory_replicas_are_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tops.model.ids import NodeId, TxId
+from tops.model.rejections import Rejection, RejectionCode
 from tops.protocol.effects import AbortTxCall, Call, CommitTxCall, Memo, NotifyTx, PrepareTx
 from tops.protocol.messages import EpochId, Event
 from tops.runtime.participant_driver import ParticipantDriver
@@ -81,7 +82,7 @@ async def test_an_early_commit_is_carried_out_once_however_often_its_promise_is_
 
 async def test_an_early_commit_that_was_promised_again_is_undone_once(driven: Driven) -> None:
     await driven.prepare_twice()
-    await driven.call(AbortTxCall(1, 5, TX, "decided"))
+    await driven.call(AbortTxCall(1, 5, TX, Rejection(RejectionCode.ABORTED, "decided")))
 
     assert driven.participant.told == ["prepare", "commit", "undo 2", "undo 1", "abort"]
 

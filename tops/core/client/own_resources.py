@@ -10,6 +10,7 @@ from tops.core.participant.promises import Promises
 from tops.core.participant.sub_transactions import SubTransactions
 from tops.core.participant.voters import Voters
 from tops.model.ids import NodeId, Pseudonym, TxId
+from tops.model.rejections import Rejection
 from tops.model.transactions import Scope
 from tops.protocol.effects import Effect, Memo, Promise
 from tops.protocol.messages import Event, TxSpec
@@ -64,7 +65,7 @@ class OwnResources:
         executor = self._sub_transactions.get(tx, number)
         return executor.on_event(sequence, event) if executor is not None else []
 
-    def abandon(self, number: int, tx: TxId, reason: str) -> list[Effect]:
+    def abandon(self, number: int, tx: TxId, rejection: Rejection) -> list[Effect]:
         """The transaction aborted before anything was promised; after that only the decision counts."""
         executor = self._sub_transactions.get(tx, number)
-        return executor.abandon(reason) if executor is not None else []
+        return executor.abandon(rejection) if executor is not None else []

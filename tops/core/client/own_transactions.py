@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from tops.core.client.own_resources import OwnResources
-from tops.core.client.publisher import PublisherTx, aborted
+from tops.core.client.publisher import PublisherTx, aborted, rejection_of
 from tops.core.client.type_directory import TypeDirectory
 from tops.model.errors import (
     InvalidEventType,
@@ -249,7 +249,7 @@ class OwnTransactions:
         if known is not None:
             effects = known.on_outcome(outcome)
             if known.own is not None and outcome.outcome is Outcome.ABORTED:
-                effects += self.resources.abandon(known.own[0], known.tx, outcome.reason)
+                effects += self.resources.abandon(known.own[0], known.tx, rejection_of(outcome))
             if not outcome.locals_wait:
                 del self.transactions[outcome.tx]
                 if not known.one_shot:  # nobody can do more with that one

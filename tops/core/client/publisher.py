@@ -18,7 +18,8 @@ from tops.model.errors import (
     UncheckedTransaction,
 )
 from tops.model.ids import NodeId, Pseudonym, TxId
-from tops.model.sizes import TEXT_MAX, encoded_bytes, logged_bytes, over_limit
+from tops.model.rejections import Rejection, RejectionCode, over_limit
+from tops.model.sizes import TEXT_MAX, encoded_bytes, logged_bytes
 from tops.model.transactions import Access, Outcome, TxState
 from tops.protocol.effects import Answer, Disseminate, Effect, Post, TxEnded
 from tops.protocol.messages import (
@@ -39,6 +40,7 @@ from tops.protocol.messages import (
 # Looked at with every message, and an enum's members take long to find by their class.
 CENSUS, CENSUS_UNFULFILLED, ACTIVE, COMMITTING, COMMITTED, ABORTED = TxState
 PRIVATE, COMMIT = Access.PRIVATE, Outcome.COMMITTED
+UNSTATED = Rejection(RejectionCode.ABORTED)
 
 
 class PublisherTx(msgspec.Struct, eq=False):
@@ -95,10 +97,11 @@ class PublisherTx(msgspec.Struct, eq=False):
             if self.numbering is not None:
                 self.numbering.open()
             return [] if request is None else [Answer(request, self.tx)]
-        error: TopsError = TransactionAborted(self.tx, opened.reason)
+        rejection = opened.rejection or UNSTATED
+        error: TopsError = TransactionAborted(self.tx, rejection)
         if opened.state is CENSUS_UNFULFILLED:
-            error = CensusUnfulfilled(self.tx, opened.reason)
-        effects = self.on_outcome(TxOutcome(tx=self.tx, outcome=Outcome.ABORTED, reason=opened.reason))
+            error = CensusUnfulfilled(self.tx, rejection)
+        effects = self.on_outcome(TxOutcome(tx=self.tx, outcome=Outcome.ABORTED, rejection=opened.rejection))
         return effects if request is None else [Answer(request, error=error), *effects]
 
     # --------------------------------------------------------------------------------------------------- publishing
@@ -111,8 +114,8 @@ class PublisherTx(msgspec.Struct, eq=False):
             self.publishing[request] = event
             return [Post(Address(self.coordinator), PublishInTx(tx=self.tx, request=request, event=event))]
         grown = self.size + encoded_bytes(event)
-        if (reason := over_limit(grown)) is not None:
-            return [Answer(request, error=TransactionTooLarge(self.tx, reason))]
+        if (rejection := over_limit(grown)) is not None:
+            return [Answer(request, error=TransactionTooLarge(self.tx, rejection))]
         self.size = grown
         published = self.numbering.admit(event)
         return [Disseminate(published), Answer(request, published.sequence)]
@@ -120,8 +123,8 @@ class PublisherTx(msgspec.Struct, eq=False):
     def on_published(self, answered: PublishInTxAnswered) -> list[Effect]:
         if self.publishing.pop(answered.request, None) is None:
             return []
-        if answered.refusal:
-            return [Answer(answered.request, error=TransactionTooLarge(self.tx, answered.refusal))]
+        if answered.rejection is not None:
+            return [Answer(answered.request, error=TransactionTooLarge(self.tx, answered.rejection))]
         if answered.sequence is None:
             return [Answer(answered.request, error=TransactionClosed(self.tx, answered.state.value))]
         return [Answer(answered.request, answered.sequence)]
@@ -254,6 +257,12 @@ class PublisherTx(msgspec.Struct, eq=False):
 def aborted(outcome: TxOutcome) -> TransactionAborted:
     """What a publisher is told about an abort."""
     stale = outcome.stale
+    rejection = rejection_of(outcome)
     if stale is None:
-        return TransactionAborted(outcome.tx, outcome.reason)
-    return JournalStale(outcome.tx, outcome.reason, stale.event_type, stale.index, stale.replica, stale.replica_index)
+        return TransactionAborted(outcome.tx, rejection)
+    return JournalStale(outcome.tx, rejection, stale.event_type, stale.index, stale.replica, stale.replica_index)
+
+
+def rejection_of(outcome: TxOutcome) -> Rejection:
+    """Why a transaction aborted, also where nobody has said it."""
+    return outcome.rejection or UNSTATED

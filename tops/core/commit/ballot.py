@@ -12,6 +12,7 @@ import msgspec
 from tops.core.commit.census import Member
 from tops.model.constraints import Predicate, constrains_participants, needs_identity, unmet
 from tops.model.ids import TxId
+from tops.model.rejections import Rejection, RejectionCode
 from tops.model.sizes import logged_bytes
 from tops.protocol.messages import Address, EpochVoted, Event, TxSpec
 
@@ -39,7 +40,7 @@ class Verdict(msgspec.Struct):
     """Commit `members - excluded` at `committing`; or, with `again`, prepare once more without `excluded`."""
 
     committing: frozenset[str]
-    excluded: dict[TxId, str]
+    excluded: dict[TxId, Rejection]
     again: bool = False
     divergent: tuple[str, ...] = ()
     put_back: frozenset[TxId] = frozenset()  # of the excluded, those that are to be tried with more voters
@@ -47,21 +48,22 @@ class Verdict(msgspec.Struct):
 
 def shortfall(
     ready: ReadyTx, required: frozenset[str], committing: Mapping[str, Member], predicates: Mapping[str, Predicate]
-) -> str | None:
+) -> Rejection | None:
     """Why this transaction may not commit at just these voters, or None.
 
     `required` are the voters that it started with: without constraints all of them are needed.
     """
     if not committing:
-        return unmet(ready.spec.constraints, [], predicates) or "no participant is there to commit it"
+        nobody = Rejection(RejectionCode.CONSTRAINTS_UNMET, "no participant is there to commit it")
+        return unmet(ready.spec.constraints, [], predicates) or nobody
     constraints = ready.spec.constraints
     if not constrains_participants(constraints):
         missing = required - committing.keys()
         if missing:
-            return f"{len(missing)} participant(s) dropped out"
+            return Rejection(RejectionCode.CONSTRAINTS_UNMET, f"{len(missing)} participant(s) dropped out")
     for key, member in (ready.members or {}).items():
         if not member.counts and key not in committing:
-            return "the publisher's own resources did not prepare"
+            return Rejection(RejectionCode.OWN_RESOURCES, "the publisher's own resources did not prepare")
     if not constraints:
         return None
     return unmet(constraints, [m.identity for m in committing.values() if m.counts], predicates)
@@ -119,7 +121,7 @@ def count_votes(
             return Verdict(frozenset(keys), excluded, divergent=divergent)
 
     # Nobody can be dropped for everybody's sake: leave out the members that are in the way, and try the others again.
-    excluded = {tx: reason for e in [differing, *exclusions.values()] for tx, reason in e.items()}
+    excluded = {tx: rejection for e in [differing, *exclusions.values()] for tx, rejection in e.items()}
     present = {key: voters[key] for key in exclusions}
     # Replicas of a set are named; other participants are known to publishers only where a constraint names them.
     named = majority_first or any(needs_identity(m.spec.constraints) for m in members)
@@ -129,7 +131,8 @@ def count_votes(
     )
     for m in members:
         if m.tx not in excluded and (lacking := shortfall(m, required, present, predicates)):
-            excluded[m.tx] = f"{lacking} ({why_gone})" if why_gone else lacking
+            text = f"{lacking.text} ({why_gone})" if why_gone else lacking.text
+            excluded[m.tx] = msgspec.structs.replace(lacking, text=text)
     nothing_left = len(excluded) == len(members)
     return Verdict(frozenset() if nothing_left else frozenset(present), excluded, not nothing_left, divergent)
 
@@ -160,7 +163,7 @@ def _classes(
 
 def _differing_rows(
     members: Sequence[ReadyTx], votes: Mapping[str, EpochVoted]
-) -> tuple[dict[TxId, str], tuple[str, ...]]:
+) -> tuple[dict[TxId, Rejection], tuple[str, ...]]:
     """Members that changed another number of rows at some voters than at others, and who is the odd one out."""
     if len({vote.rows for vote in votes.values() if vote.rows}) <= 1:
         return {}, ()
@@ -172,7 +175,8 @@ def _differing_rows(
         if len(set(rows.values())) <= 1:
             continue
         usual = Counter(rows.values()).most_common(1)[0][0]
-        differing[member.tx] = "it changed another number of rows at some replicas than at others"
+        text = "it changed another number of rows at some replicas than at others"
+        differing[member.tx] = Rejection(RejectionCode.ROWS_DIFFER, text)
         for key, count in rows.items():
             if count != usual:
                 divergent.append(f"{key} changed {count} rows in {member.tx} where others changed {usual}")

@@ -11,6 +11,7 @@ import msgspec
 
 from tops.model.constraints import Predicate, admits, constrains_participants, unmet
 from tops.model.ids import Pseudonym, TxId, hashed, voter_of
+from tops.model.rejections import Rejection, RejectionCode
 from tops.protocol.messages import Address, TxSpec
 
 
@@ -67,11 +68,11 @@ class Census(msgspec.Struct, eq=False):
     def _counted(self) -> int:
         return sum([m.counts for m in self.members.values()])
 
-    def unfulfilled(self) -> str | None:
+    def unfulfilled(self) -> Rejection | None:
         """Why the transaction can't begin with those who answered, or None."""
         counted = [m.identity for m in self.members.values() if m.counts]
         if not counted and not constrains_participants(self.spec.constraints):
-            return "nobody joined"
+            return Rejection(RejectionCode.CONSTRAINTS_UNMET, "nobody joined")
         return unmet(self.spec.constraints, counted, self.predicates)
 
     def hashed_members(self) -> frozenset[str]:

@@ -14,10 +14,11 @@ from tops.core.commit.census import Member
 from tops.core.commit.standing import StandingAnswers
 from tops.model.constraints import Predicate, unmet
 from tops.model.ids import TxId
+from tops.model.rejections import Rejection
 from tops.model.sizes import BUNDLE_BYTES
 from tops.protocol.effects import Effect
 
-Refuse = Callable[[ReadyTx, str], list[Effect]]
+Refuse = Callable[[ReadyTx, Rejection], list[Effect]]
 
 
 class EpochQueue:
@@ -78,7 +79,7 @@ class EpochQueue:
             if not m.standing or ((s := self.standing.answers.get(key)) is not None and self.standing.counted(s))
         }
 
-    def _lacking(self, ready: ReadyTx, voters: dict[str, Member], met: set[object]) -> str | None:
+    def _lacking(self, ready: ReadyTx, voters: dict[str, Member], met: set[object]) -> Rejection | None:
         """The test before prepare: why the transaction can't commit with these voters."""
         if ready.members is not None or ready.started_with or not voters:
             required = ready.started_with.union(ready.members or ())

@@ -27,6 +27,7 @@ from tops.core.log.event_log import EventLog
 from tops.model.constraints import Predicate, needs_identity
 from tops.model.ids import NodeId, TxId, hashed_voter, voter_key, voter_of
 from tops.model.log_points import BEGINNING
+from tops.model.rejections import Rejection, RejectionCode
 from tops.model.transactions import Outcome
 from tops.protocol.effects import Alarm, CancelTimer, Effect, Note, Persist, Post, Reject, SetTimer
 from tops.protocol.messages import (
@@ -108,7 +109,8 @@ class EpochCoordinator:
         """No index is given out: nothing waits for one."""
         waiting = list(self.waiting.ready)
         self.waiting.ready.clear()
-        return [effect for ready in waiting for effect in self._settle_abort(ready, str(stale), stale)]
+        rejection = Rejection(RejectionCode.JOURNAL_STALE, str(stale))
+        return [effect for ready in waiting for effect in self._settle_abort(ready, rejection, stale)]
 
     def withdraw(self, tx: TxId) -> bool:
         """Take back a transaction that has not been sent out to be prepared."""
@@ -234,14 +236,14 @@ class EpochCoordinator:
                     effects += self._give_up_on(epoch, frozenset([key]))
         return effects
 
-    def abort(self, tx: TxId, reason: str) -> list[Effect]:
+    def abort(self, tx: TxId, rejection: Rejection) -> list[Effect]:
         """The publisher wants a transaction back while votes are missing: everyone counts as having excluded it."""
         epoch = self.voting(tx)
         if epoch is None:
             return []
         for key in epoch.counted - epoch.votes.keys():
-            epoch.gone[key] = reason
-        return self._apply(epoch, Verdict(frozenset(), {m.tx: reason for m in epoch.members}))
+            epoch.gone[key] = rejection.text
+        return self._apply(epoch, Verdict(frozenset(), {m.tx: rejection for m in epoch.members}))
 
     def wait_again(self, tx: TxId) -> list[Effect]:
         """The publisher of an unchecked transaction chose to wait once more."""
@@ -400,8 +402,8 @@ class EpochCoordinator:
     def _undo(self, epoch: Epoch) -> list[Effect]:
         return [self._decided(epoch, key, frozenset()) for key in sorted(epoch.voters)]
 
-    def _settle_abort(self, ready: ReadyTx, reason: str, stale: StaleJournal | None = None) -> list[Effect]:
-        outcome = TxOutcome(tx=ready.tx, outcome=Outcome.ABORTED, reason=reason, stale=stale)
+    def _settle_abort(self, ready: ReadyTx, rejection: Rejection, stale: StaleJournal | None = None) -> list[Effect]:
+        outcome = TxOutcome(tx=ready.tx, outcome=Outcome.ABORTED, rejection=rejection, stale=stale)
         self.held.discard(ready.tx)
         return self.outcomes.settle(outcome, ready.publisher) + self.settled(ready, False)
 

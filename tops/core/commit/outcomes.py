@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from tops.model.ids import TxId
+from tops.model.rejections import Rejection, RejectionCode
 from tops.model.sizes import bundles, encoded_bytes
 from tops.model.transactions import Outcome
 from tops.protocol.effects import Effect, Persist, Post
@@ -27,7 +28,7 @@ class Outcomes:
     def __init__(self, keep_max: int = 100_000) -> None:
         self.keep_max = keep_max
         self.committed: OrderedDict[TxId, TxOutcome] = OrderedDict()
-        self.aborted: OrderedDict[TxId, str] = OrderedDict()  # reasons, kept for those who ask soon
+        self.aborted: OrderedDict[TxId, Rejection | None] = OrderedDict()  # why, kept for those who ask soon
         self.refused: OrderedDict[TxId, None] = OrderedDict()
         self.forgotten: dict[str, tuple[int, int]] = {}  # origin -> its latest life with a forgotten commit, the latest
         self.passed: dict[str, tuple[int, int]] = {}  # the same for aborts: they are presumed, but must not come again
@@ -74,7 +75,7 @@ class Outcomes:
         if outcome.outcome is COMMITTED:
             self.remember(outcome)
         else:
-            self.aborted[outcome.tx] = outcome.reason
+            self.aborted[outcome.tx] = outcome.rejection
             if len(self.aborted) > self.keep_max:
                 _add(self.passed, self.aborted.popitem(last=False)[0])
         return [Post(address, outcome) for address in self._told(outcome.tx, publisher)]
@@ -102,7 +103,7 @@ class Outcomes:
         """Somebody wants to know. `alive`: the coordinator is still at it, and the answer comes when it ends.
         `presume`: what is not remembered was aborted, for no record was lost."""
         if tx in self.aborted:
-            return [Post(asker, TxOutcome(tx=tx, outcome=Outcome.ABORTED, reason=self.aborted[tx]))]
+            return [Post(asker, TxOutcome(tx=tx, outcome=Outcome.ABORTED, rejection=self.aborted[tx]))]
         if alive:  # also one that is decided, until its committing set has finished
             askers = self.askers.setdefault(tx, [])
             if asker not in askers:
@@ -113,16 +114,19 @@ class Outcomes:
             return [Post(asker, known)]
         made = _split(tx)
         if tx not in self.refused and (made is None or _is_among(self.forgotten, made)):
-            reason = "it ended too long ago to be remembered"
-            return [Post(asker, TxOutcome(tx=tx, outcome=Outcome.UNKNOWN, reason=reason))]
-        outcome, reason = Outcome.ABORTED, "the coordinator has no record of it"
+            return [Post(asker, _no_record(tx, Outcome.UNKNOWN, "it ended too long ago to be remembered"))]
+        outcome, text = Outcome.ABORTED, "the coordinator has no record of it"
         if not presume:
-            outcome, reason = Outcome.UNKNOWN, "the coordinator has no record of it, and lost some"
-        answer = Post(asker, TxOutcome(tx=tx, outcome=outcome, reason=reason))
+            outcome, text = Outcome.UNKNOWN, "the coordinator has no record of it, and lost some"
+        answer = Post(asker, _no_record(tx, outcome, text))
         if tx in self.refused:
             return [answer]
         self.refuse(tx)
         return [Persist(TxRefused(tx=tx)), answer]
+
+
+def _no_record(tx: TxId, outcome: Outcome, text: str) -> TxOutcome:
+    return TxOutcome(tx=tx, outcome=outcome, rejection=Rejection(RejectionCode.NO_RECORD, text))
 
 
 def _is_among(latest: dict[str, tuple[int, int]], made: tuple[str, int, int]) -> bool:

@@ -6,11 +6,12 @@ from tops.core.commit.ballot import ReadyTx
 from tops.core.commit.census import Census, Member
 from tops.core.commit.outcomes import Outcomes
 from tops.core.coordinator.event_coordinator import EventCoordinator
-from tops.core.coordinator.known_types import KnownTypes
+from tops.core.coordinator.known_types import KnownTypes, not_taken
 from tops.core.coordinator.open_transactions import OpenTransactions, RendezvousNode
-from tops.core.coordinator.tx_coordinator import TxCoordinator
+from tops.core.coordinator.tx_coordinator import FOLLOWED, TxCoordinator
 from tops.model.constraints import needs_identity
 from tops.model.ids import NodeId, TxId, voter_key
+from tops.model.rejections import Rejection, RejectionCode
 from tops.model.transactions import LocalOutcome, Outcome, ScopeLimit, TxState
 from tops.protocol.effects import Disseminate, Effect, Post, Reject
 from tops.protocol.messages import (
@@ -50,12 +51,13 @@ class DistributedTransactions:
         if self.holds(m.tx, m.spec.event_type):
             return []  # a late repetition: it is decided, and its end is about to be told
         if self._outcomes.is_refused(m.tx):
-            return [Post(at, TxOpened(tx=m.tx, state=TxState.ABORTED, reason="it ended already"))]
+            ended = Rejection(RejectionCode.NOT_TAKEN, "it ended already")
+            return [Post(at, TxOpened(tx=m.tx, state=TxState.ABORTED, rejection=ended))]
         refusal = self._known.refusal(m.spec)
         if refusal is not None:
-            return [Post(at, TxOpened(tx=m.tx, state=TxState.ABORTED, reason=refusal))]
+            return [Post(at, TxOpened(tx=m.tx, state=TxState.ABORTED, rejection=refusal))]
         if (rejection := self._open.rejection(m.tx, m.spec, sender)) is not None:
-            return [rejection, Post(at, TxOpened(tx=m.tx, state=TxState.ABORTED, reason=rejection.reason))]
+            return [rejection, Post(at, TxOpened(tx=m.tx, state=TxState.ABORTED, rejection=not_taken(rejection)))]
         coordinator = self.coordinator(m.tx, m.spec, sender, at)
         self._open.publishers[m.tx] = (sender.node, sender.incarnation)
         if m.own is not None:
@@ -99,7 +101,7 @@ class DistributedTransactions:
             if alive or self._outcomes.is_refused(tx):
                 effects += self._outcomes.ask(tx, at, alive)
             elif refusal is not None:
-                effects += self._outcomes.settle(TxOutcome(tx=tx, outcome=Outcome.ABORTED, reason=refusal), at)
+                effects += self._outcomes.settle(TxOutcome(tx=tx, outcome=Outcome.ABORTED, rejection=refusal), at)
             elif spec.census is not None:
                 coordinator = self.coordinator(tx, spec, sender, at, EventCoordinator(tx, spec.event_type))
                 coordinator.one_shot = one.events
@@ -171,8 +173,7 @@ class DistributedTransactions:
         if not follows or ready.spec.limit is ScopeLimit.DISTRIBUTED:
             return []
         order = LocalCommitOrdered(tx=ready.tx, event_type=ready.spec.event_type, last_sequence=ready.last_sequence)
-        reason = "the transaction aborted"
-        abandoned = TxAbandoned(tx=ready.tx, event_type=ready.spec.event_type, reason=reason)
+        abandoned = TxAbandoned(tx=ready.tx, event_type=ready.spec.event_type, rejection=FOLLOWED)
         return [Disseminate(order if committed else abandoned)]
 
     def _end_failed(self, coordinator: TxCoordinator) -> list[Effect]:
@@ -180,7 +181,7 @@ class DistributedTransactions:
         outcome = TxOutcome(
             tx=coordinator.tx,
             outcome=Outcome.ABORTED,
-            reason=coordinator.failed or "",
+            rejection=coordinator.failed,
             locals_wait=coordinator.detached,
         )
         if coordinator.detached:
@@ -189,21 +190,21 @@ class DistributedTransactions:
         self._open.publishers.pop(coordinator.tx, None)
         return self._outcomes.settle(outcome, coordinator.initiator)
 
-    def abort(self, coordinator: TxCoordinator, reason: str, asker: Address | None) -> list[Effect]:
+    def abort(self, coordinator: TxCoordinator, rejection: Rejection, asker: Address | None) -> list[Effect]:
         """Whoever asked hears the outcome: an abort that comes after the decision changes nothing."""
         tx = coordinator.tx
         if asker is not None and asker != coordinator.initiator:
             self._outcomes.askers.setdefault(tx, []).append(asker)
         if coordinator.state is not TxState.COMMITTING:
-            effects = coordinator.abort(reason)
+            effects = coordinator.abort(rejection)
             return effects + self._end_failed(coordinator)
         epochs = self._known.epochs_of(coordinator.spec)
         if epochs.withdraw(tx):
-            outcome = TxOutcome(tx=tx, outcome=Outcome.ABORTED, reason=reason)
+            outcome = TxOutcome(tx=tx, outcome=Outcome.ABORTED, rejection=rejection)
             return self.settled(coordinator.ready(), False) + self._outcomes.settle(outcome, coordinator.initiator)
         epoch = epochs.voting(tx)
         if epoch is not None and len(epoch.members) == 1:
-            return epochs.abort(tx, reason)
+            return epochs.abort(tx, rejection)
         return []
 
     def on_participant_aborted(self, m: ParticipantAborted, sender: Sender, at: Address, now: float) -> list[Effect]:
@@ -231,14 +232,14 @@ class DistributedTransactions:
                     effects += self._go_on(coordinator, coordinator.on_participant_lost(key, reason))
         return effects
 
-    def on_publisher_lost(self, life: tuple[NodeId, int], reason: str) -> list[Effect]:
+    def on_publisher_lost(self, life: tuple[NodeId, int], rejection: Rejection) -> list[Effect]:
         effects: list[Effect] = []
         for coordinator in list(self._open.coordinators.values()):
             # The abort of one makes room for the next, which may end at once and be another one of the list.
             still_open = coordinator.tx in self._open.coordinators
             lost = self._open.published_by(coordinator.tx, coordinator.numbering, life)
             if still_open and lost and coordinator.one_shot is None:
-                effects += self.abort(coordinator, reason, None)
+                effects += self.abort(coordinator, rejection, None)
         return effects
 
     def holds(self, tx: TxId, event_type: str) -> bool:

@@ -13,15 +13,14 @@ from tops.core.log.event_log import EventLog
 from tops.model.constraints import OnlyFrom
 from tops.model.errors import InvalidEvent, InvalidEventType, InvalidTransaction
 from tops.model.event_types import EventType, EventTypes, SetPart, set_of_log, set_part
+from tops.model.rejections import Rejection, RejectionCode
 from tops.model.sizes import encoded_bytes
 from tops.model.transactions import LocalOutcome, ScopeLimit, TxType
 from tops.protocol.effects import Effect, Persist, Post, Reject
 from tops.protocol.messages import Address, Definitions, Event, Sender, TxSpec, TypeAdvertised, TypeAnswered
 from tops.protocol.records import MembersDeclared, PlansDeclared, TypeDefined
 
-# Codes, in front of the reason of an abort.
-PLAN_UNKNOWN, AGAINST_PLAN, NOT_LISTED = "plan-unknown", "against-plan", "not-listed"
-UNKNOWN_TYPE = "the coordinator does not know event type {!r}: advertise it first"
+NOT_LISTED = RejectionCode.NOT_LISTED.value
 
 
 class KnownTypes:
@@ -191,7 +190,7 @@ class KnownTypes:
     def epochs_if_known(self, event_type: str) -> EpochCoordinator | None:
         return self.epochs.get(self.families.get(event_type, ""))
 
-    def against_plan(self, spec: TxSpec, sender: Sender) -> str | None:
+    def against_plan(self, spec: TxSpec, sender: Sender) -> Rejection | None:
         """Why the log of a replica set does not take this transaction from this sender, or None.
 
         Members of the set are not bound by its plans: what they log, they have committed or have been asked for."""
@@ -199,29 +198,43 @@ class KnownTypes:
         if not replica_set:
             return None
         if (reason := self.unlisted(spec.event_type, sender)) is not None:
-            return f"{NOT_LISTED}: {reason}"
+            return Rejection(RejectionCode.NOT_LISTED, reason)
         if spec.operator or sender.replica_set == replica_set:
             return None
         plans = self.plans.get(spec.event_type)
         if plans is None:
-            return f"{PLAN_UNKNOWN}: no replica has declared yet which transactions the log {spec.event_type!r} takes"
+            text = f"no replica has declared yet which transactions the log {spec.event_type!r} takes"
+            return Rejection(RejectionCode.PLAN_UNKNOWN, text)
         if spec not in plans:
-            return f"{AGAINST_PLAN}: the policy of the log {spec.event_type!r} does not allow this kind of transaction"
+            text = f"the policy of the log {spec.event_type!r} does not allow this kind of transaction"
+            return Rejection(RejectionCode.AGAINST_PLAN, text)
         return None
 
-    def refusal(self, spec: TxSpec) -> str | None:
+    def refusal(self, spec: TxSpec) -> Rejection | None:
         """Why the coordinator does not take this transaction, or None."""
         if spec.event_type not in self.types:
-            return UNKNOWN_TYPE.format(spec.event_type)
+            return unknown_type(spec.event_type)
         if (
             spec.event_type in self.logs_of
             and spec.tx_type is TxType.DISTRIBUTED
             and spec.local_outcome is LocalOutcome.INDEPENDENT
             and spec.limit is not ScopeLimit.DISTRIBUTED
         ):
-            return "on a durable type local subscribers go by the log: use local_outcome 'follows'"
+            text = "on a durable type local subscribers go by the log: use local_outcome 'follows'"
+            return Rejection(RejectionCode.NOT_TAKEN, text)
         try:
             spec.check()
         except InvalidTransaction as error:
-            return str(error)
+            return Rejection(RejectionCode.NOT_TAKEN, str(error))
         return None
+
+
+def unknown_type(event_type: str) -> Rejection:
+    """Why a transaction of a type that was never advertised is not taken."""
+    text = f"the coordinator does not know event type {event_type!r}: advertise it first"
+    return Rejection(RejectionCode.NOT_TAKEN, text)
+
+
+def not_taken(rejected: Reject) -> Rejection:
+    """What the publisher of a transaction hears whose message was not acted on."""
+    return Rejection(RejectionCode.NOT_TAKEN, rejected.reason)

@@ -7,6 +7,7 @@ durable type the whole transaction becomes an entry of the log, or a part of one
 
 from tops.core.coordinator.event_coordinator import EventCoordinator
 from tops.model.ids import TxId
+from tops.model.rejections import Rejection, RejectionCode
 from tops.model.sizes import encoded_bytes, logged_bytes
 from tops.protocol.effects import Disseminate, Effect
 from tops.protocol.messages import (
@@ -40,21 +41,23 @@ class LocalRelay:
         self.events: list[Event] = []
         self.size = logged_bytes(tx, spec.event_type, spec.attributes)  # in bytes, with all its events
         self.last_sequence = 0
-        self.broken: str | None = None
+        self.broken: Rejection | None = None
 
     def on_event(self, published: TxPublished) -> None:
         if published.sequence != self.last_sequence + 1:
-            self.broken = f"event {published.sequence} arrived after event {self.last_sequence}"
+            text = f"event {published.sequence} arrived after event {self.last_sequence}"
+            self.broken = Rejection(RejectionCode.INCOMPLETE, text)
             return
         self.last_sequence += 1
         self.size += encoded_bytes(published.event)
         if self.keep_events:
             self.events.append(published.event)
 
-    def lacking(self, last_sequence: int | None) -> str | None:
+    def lacking(self, last_sequence: int | None) -> Rejection | None:
         """Why a commit request can't be honoured, or None."""
         if self.broken is None and last_sequence is not None and last_sequence != self.last_sequence:
-            return f"{self.last_sequence} of {last_sequence} events arrived"
+            text = f"{self.last_sequence} of {last_sequence} events arrived"
+            return Rejection(RejectionCode.INCOMPLETE, text)
         return self.broken
 
     def commit_order(self) -> Effect:
@@ -62,8 +65,8 @@ class LocalRelay:
             LocalCommitOrdered(tx=self.tx, event_type=self.spec.event_type, last_sequence=self.last_sequence)
         )
 
-    def abandon_order(self, reason: str) -> Effect:
-        return Disseminate(TxAbandoned(tx=self.tx, event_type=self.spec.event_type, reason=reason))
+    def abandon_order(self, rejection: Rejection) -> Effect:
+        return Disseminate(TxAbandoned(tx=self.tx, event_type=self.spec.event_type, rejection=rejection))
 
     def logged(self) -> LoggedTx:
         """The transaction as it stands in a durable type's log."""

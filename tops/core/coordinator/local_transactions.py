@@ -5,12 +5,13 @@ from operator import attrgetter
 
 from tops.core.commit.outcomes import Outcomes
 from tops.core.coordinator.event_coordinator import EventCoordinator
-from tops.core.coordinator.known_types import UNKNOWN_TYPE, KnownTypes
+from tops.core.coordinator.known_types import KnownTypes, not_taken, unknown_type
 from tops.core.coordinator.local_relay import LocalRelay
 from tops.core.coordinator.open_transactions import OpenTransactions, RendezvousNode
 from tops.core.coordinator.tx_coordinator import decided_within_s
 from tops.model.ids import NodeId, TxId
-from tops.model.sizes import bundles, over_limit
+from tops.model.rejections import Rejection, RejectionCode, over_limit
+from tops.model.sizes import bundles
 from tops.model.transactions import Outcome, TxState
 from tops.protocol.effects import Disseminate, Effect, Persist, SetTimer
 from tops.protocol.messages import (
@@ -42,7 +43,7 @@ class LocalTransactions:
         if self._outcomes.is_refused(tx) or tx in self._open.relays:
             return []
         if (rejection := self._open.rejection(tx, census.spec, sender)) is not None:
-            aborted = TxOutcome(tx=tx, outcome=Outcome.ABORTED, reason=rejection.reason)
+            aborted = TxOutcome(tx=tx, outcome=Outcome.ABORTED, rejection=not_taken(rejection))
             return [rejection, *self._outcomes.settle(aborted, at)]
         self._open.publishers[tx] = (sender.node, sender.incarnation)
         return self.open(census, sender, at, None)
@@ -56,7 +57,7 @@ class LocalTransactions:
             if self._outcomes.is_refused(one.tx):
                 effects += self._outcomes.ask(one.tx, at, alive=False)
             elif refusal is not None:
-                effects += self._outcomes.settle(TxOutcome(tx=one.tx, outcome=Outcome.ABORTED, reason=refusal), at)
+                effects += self._outcomes.settle(TxOutcome(tx=one.tx, outcome=Outcome.ABORTED, rejection=refusal), at)
             elif one.tx not in fresh:
                 relay = fresh[one.tx] = self._relay(one.tx, m.spec, sender, at, None)
                 effects += self._announced(relay, one.events)
@@ -90,14 +91,14 @@ class LocalTransactions:
 
     def on_event(self, relay: LocalRelay, published: TxPublished) -> list[Effect]:
         relay.on_event(published)
-        if (reason := relay.broken or over_limit(relay.size)) is not None:
-            return self.end(relay, Outcome.ABORTED, reason)
+        if (rejection := relay.broken or over_limit(relay.size)) is not None:
+            return self.end(relay, Outcome.ABORTED, rejection)
         return [Disseminate(published)]
 
     def commit(self, relay: LocalRelay, last_sequence: int | None) -> list[Effect]:
         lacking = relay.lacking(last_sequence)
         if lacking is None and relay.spec.event_type not in self._known.types:
-            lacking = UNKNOWN_TYPE.format(relay.spec.event_type)  # it may be a durable one, and this would be lost
+            lacking = unknown_type(relay.spec.event_type)  # it may be a durable one, and this would be lost
         if lacking is not None:
             return self.end(relay, Outcome.ABORTED, lacking)
         return self._committed([relay])
@@ -106,9 +107,10 @@ class LocalTransactions:
         """Transactions of one type that are whole; in a log they are as few entries as their sizes allow."""
         log = self._known.logs_of.get(relays[0].spec.event_type)
         if log is None:
-            return [e for r in relays for e in (r.commit_order(), *self.end(r, Outcome.COMMITTED, ""))]
+            return [e for r in relays for e in (r.commit_order(), *self.end(r, Outcome.COMMITTED))]
         if log.stale is not None:
-            return [e for r in relays for e in self.end(r, Outcome.ABORTED, str(log.stale), log.stale)]
+            rejection = Rejection(RejectionCode.JOURNAL_STALE, str(log.stale))
+            return [e for r in relays for e in self.end(r, Outcome.ABORTED, rejection, log.stale)]
         if log.opening is not None:
             log.opening.waiting.append(lambda: self._committed_later(relays))
             return []
@@ -135,12 +137,19 @@ class LocalTransactions:
             outcomes.append((outcome, relay.initiator))
         return self._outcomes.settle_commits(outcomes)
 
-    def end(self, relay: LocalRelay, outcome: Outcome, reason: str, stale: StaleJournal | None = None) -> list[Effect]:
+    def end(
+        self,
+        relay: LocalRelay,
+        outcome: Outcome,
+        rejection: Rejection | None = None,
+        stale: StaleJournal | None = None,
+    ) -> list[Effect]:
+        """The transaction ended; with a rejection if it aborted."""
         self._close(relay, outcome)
-        ended = TxOutcome(tx=relay.tx, outcome=outcome, reason=reason, stale=stale)
+        ended = TxOutcome(tx=relay.tx, outcome=outcome, rejection=rejection, stale=stale)
         effects = self._outcomes.settle(ended, relay.initiator)
-        if outcome is Outcome.ABORTED:
-            effects.insert(0, relay.abandon_order(reason))
+        if rejection is not None:
+            effects.insert(0, relay.abandon_order(rejection))
         return effects
 
     def _close(self, relay: LocalRelay, outcome: Outcome) -> None:
@@ -149,9 +158,9 @@ class LocalTransactions:
         if relay.numbering is not None:
             relay.numbering.close(TxState.COMMITTED if outcome is Outcome.COMMITTED else TxState.ABORTED)
 
-    def on_publisher_lost(self, life: tuple[NodeId, int], reason: str) -> list[Effect]:
+    def on_publisher_lost(self, life: tuple[NodeId, int], rejection: Rejection) -> list[Effect]:
         effects: list[Effect] = []
         for relay in list(self._open.relays.values()):
             if self._open.published_by(relay.tx, relay.numbering, life):
-                effects += self.end(relay, Outcome.ABORTED, reason)
+                effects += self.end(relay, Outcome.ABORTED, rejection)
         return effects

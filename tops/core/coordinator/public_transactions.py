@@ -5,14 +5,15 @@ from collections import OrderedDict
 from tops.core.commit.outcomes import Outcomes
 from tops.core.coordinator.distributed_transactions import DistributedTransactions
 from tops.core.coordinator.event_coordinator import EventCoordinator
-from tops.core.coordinator.known_types import KnownTypes
+from tops.core.coordinator.known_types import KnownTypes, not_taken
 from tops.core.coordinator.local_relay import LocalRelay
 from tops.core.coordinator.local_transactions import LocalTransactions
 from tops.core.coordinator.open_transactions import OpenTransactions, RendezvousNode
 from tops.core.coordinator.tx_coordinator import TxCoordinator
 from tops.model.errors import TransactionClosed
 from tops.model.ids import TxId, tx_id
-from tops.model.sizes import encoded_bytes, over_limit
+from tops.model.rejections import over_limit
+from tops.model.sizes import encoded_bytes
 from tops.model.transactions import TxState, TxType
 from tops.protocol.effects import Effect, Post
 from tops.protocol.messages import (
@@ -50,12 +51,12 @@ class PublicTransactions:
     def on_begin(self, m: BeginPublic, sender: Sender, at: Address, now: float) -> list[Effect]:
         refusal = self._known.refusal(m.spec)
         if refusal is not None:
-            return [Post(at, TxOpened(tx=TxId(""), state=TxState.ABORTED, reason=refusal, request=m.request))]
+            return [Post(at, TxOpened(tx=TxId(""), state=TxState.ABORTED, rejection=refusal, request=m.request))]
         asked = (sender.node, sender.incarnation, m.request)
         if asked in self._requests:  # the answer was lost, or is on its way
             return self._again(self._requests[asked], m.request, at)
         if (rejection := self._open.rejection("", m.spec, sender)) is not None:
-            aborted = TxOpened(tx=TxId(""), state=TxState.ABORTED, reason=rejection.reason, request=m.request)
+            aborted = TxOpened(tx=TxId(""), state=TxState.ABORTED, rejection=not_taken(rejection), request=m.request)
             return [rejection, Post(at, aborted)]
         tx = self._requests[asked] = self._new_id()
         if len(self._requests) > self._node.options.keep_outcomes:
@@ -99,9 +100,9 @@ class PublicTransactions:
         if known is not None:  # asked again: the answer may have been lost
             return [Post(at, PublishInTxAnswered(tx=m.tx, request=m.request, sequence=known, state=numbering.state))]
         grown = owner.size + encoded_bytes(m.event)
-        if numbering.state is TxState.ACTIVE and (refusal := over_limit(grown)) is not None:
+        if numbering.state is TxState.ACTIVE and (rejection := over_limit(grown)) is not None:
             answer = PublishInTxAnswered(
-                tx=m.tx, request=m.request, sequence=None, state=numbering.state, refusal=refusal
+                tx=m.tx, request=m.request, sequence=None, state=numbering.state, rejection=rejection
             )
             return [Post(at, answer)]
         try:

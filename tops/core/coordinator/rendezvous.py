@@ -12,7 +12,7 @@ from tops.core.commit.ballot import ReadyTx
 from tops.core.commit.decision_teller import Sign
 from tops.core.commit.outcomes import Outcomes
 from tops.core.coordinator.distributed_transactions import DistributedTransactions, membership
-from tops.core.coordinator.known_types import KnownTypes
+from tops.core.coordinator.known_types import KnownTypes, not_taken
 from tops.core.coordinator.local_relay import LocalRelay
 from tops.core.coordinator.local_transactions import LocalTransactions
 from tops.core.coordinator.log_keeper import LogKeeper
@@ -27,6 +27,7 @@ from tops.model.constraints import Predicate
 from tops.model.event_types import set_of_log
 from tops.model.filters import Filter
 from tops.model.ids import NodeId, TxId, voter_key
+from tops.model.rejections import Rejection, RejectionCode
 from tops.model.transactions import Outcome, TxState, TxType
 from tops.protocol.effects import Effect, Post, Reject
 from tops.protocol.messages import (
@@ -184,10 +185,10 @@ class Rendezvous:
         return self._run_one_shots(one, sender, at, now)
 
     def _run_one_shots(self, m: RunOneShots, sender: Sender, at: Address, now: float) -> list[Effect]:
-        if (reason := self.known.against_plan(m.spec, sender)) is not None:
-            return self._unplanned(m, reason, sender, at)
+        if (rejection := self.known.against_plan(m.spec, sender)) is not None:
+            return self._unplanned(m, rejection, sender, at)
         if not set_of_log(m.spec.event_type) and (misfit := self._misfit(m, sender)) is not None:
-            return [misfit, *(Post(at, _aborted(one.tx, misfit.reason)) for one in m.transactions)]
+            return [misfit, *(Post(at, _aborted(one.tx, not_taken(misfit))) for one in m.transactions)]
         if m.spec.tx_type is TxType.LOCAL:
             return self.local.on_one_shots(m, sender, at)
         return self.distributed.on_one_shots(m, sender, at)
@@ -202,10 +203,10 @@ class Rendezvous:
         misfit = self.known.misfit(m.event, sender, f"tx {m.tx}")
         return self.public.on_publish(m, sender, at, now) if misfit is None else [misfit]
 
-    def _unplanned(self, m: RunOneShots, reason: str, sender: Sender, at: Address) -> list[Effect]:
-        aborted = [_aborted(one.tx, reason) for one in m.transactions]
-        code, _, text = reason.partition(": ")
-        rejected = Reject(sender, "run", m.spec.event_type, f"{sender.node} ran a transaction: {text}", code=code)
+    def _unplanned(self, m: RunOneShots, rejection: Rejection, sender: Sender, at: Address) -> list[Effect]:
+        aborted = [_aborted(one.tx, rejection) for one in m.transactions]
+        text = f"{sender.node} ran a transaction: {rejection.text}"
+        rejected = Reject(sender, "run", m.spec.event_type, text, code=rejection.code.value)
         return [rejected, *(Post(at, outcome) for outcome in aborted)]
 
     def _commit(self, m: CommitTx, sender: Sender, at: Address, now: float) -> list[Effect]:
@@ -218,7 +219,8 @@ class Rendezvous:
             return self.local.commit(owner, m.last_sequence)
         if m.life and m.life != owner.life:
             # Its begin came again after a restart, when its publisher may have heard of an abort.
-            return self.distributed.abort(owner, "its coordinator was restarted", at)
+            restarted = Rejection(RejectionCode.RESTARTED, "its coordinator was restarted")
+            return self.distributed.abort(owner, restarted, at)
         if owner.state is COMMITTING:
             return self.known.epochs_of(owner.spec).wait_again(m.tx)
         return self.distributed.commit(owner, m.last_sequence)
@@ -245,9 +247,10 @@ class Rendezvous:
         operated = m.operator and m.event_type == owner.spec.event_type
         if not operated and not self.open.may_end(owner, sender):
             return [_foreign(m.tx, "abort", owner, sender)]
+        rejection = Rejection(RejectionCode.ABORTED, m.reason)
         if isinstance(owner, LocalRelay):
-            return self.local.end(owner, Outcome.ABORTED, m.reason)
-        return self.distributed.abort(owner, m.reason, at)
+            return self.local.end(owner, Outcome.ABORTED, rejection)
+        return self.distributed.abort(owner, rejection, at)
 
     def _participant_lost(self, m: ParticipantLost, sender: Sender, at: Address, now: float) -> list[Effect]:
         """A broker speaks for its own sites; who has moved to another broker since is reached elsewhere."""
@@ -274,8 +277,9 @@ class Rendezvous:
         """An undecided transaction of a dead publisher is aborted, behind its last accepted event."""
         if sender.role != BROKER_ROLE:
             return [Reject(sender, "publish", "", f"{sender.node} says that {m.site} is gone, and is no broker")]
-        life, reason = (m.site, m.incarnation), "a publisher died, or moved to another broker"
-        return self.local.on_publisher_lost(life, reason) + self.distributed.on_publisher_lost(life, reason)
+        life = (m.site, m.incarnation)
+        rejection = Rejection(RejectionCode.PUBLISHER_LOST, "a publisher died, or moved to another broker")
+        return self.local.on_publisher_lost(life, rejection) + self.distributed.on_publisher_lost(life, rejection)
 
     # --------------------------------------------------------------------------------------------------- questions
 
@@ -313,8 +317,9 @@ class Rendezvous:
         alive = self.distributed.holds(m.tx, m.event_type)
         remembered = m.tx_type is TxType.DISTRIBUTED or m.event_type in self.logs_of
         if not alive and not remembered and not self.outcomes.is_refused(m.tx):
-            reason = "the broker keeps no record of local transactions, and was restarted"
-            return [Post(at, TxOutcome(tx=m.tx, outcome=Outcome.UNKNOWN, reason=reason))]
+            text = "the broker keeps no record of local transactions, and was restarted"
+            rejection = Rejection(RejectionCode.NO_RECORD, text)
+            return [Post(at, TxOutcome(tx=m.tx, outcome=Outcome.UNKNOWN, rejection=rejection))]
         log = self.logs_of.get(m.event_type)
         if log is not None and log.opening is not None and not alive and not self.outcomes.is_refused(m.tx):
             return []  # a replica may have committed it: who asks does so again
@@ -342,15 +347,15 @@ class Rendezvous:
         return []
 
     def _deadline(self, tx: TxId) -> list[Effect]:
-        reason = "it was not decided in time"
+        rejection = Rejection(RejectionCode.TIMED_OUT, "it was not decided in time")
         relay = self.relays.get(tx)
         if relay is not None:
-            return self.local.end(relay, Outcome.ABORTED, reason)
+            return self.local.end(relay, Outcome.ABORTED, rejection)
         coordinator = self.coordinators.get(tx)
         if coordinator is None:
             return []
         coordinator.detached = False
-        return self.distributed.abort(coordinator, reason, None)
+        return self.distributed.abort(coordinator, rejection, None)
 
     def log_read(self, event_type: str, feed: str, entries: tuple[LogEntry, ...]) -> list[Effect]:
         """What a `ReadLog` brought."""
@@ -407,8 +412,8 @@ class Rendezvous:
         return self.openings.recovered()
 
 
-def _aborted(tx: TxId, reason: str) -> TxOutcome:
-    return TxOutcome(tx=tx, outcome=Outcome.ABORTED, reason=reason)
+def _aborted(tx: TxId, rejection: Rejection) -> TxOutcome:
+    return TxOutcome(tx=tx, outcome=Outcome.ABORTED, rejection=rejection)
 
 
 def _foreign(tx: TxId, verb: str, owner: TxCoordinator | LocalRelay, sender: Sender) -> Effect:

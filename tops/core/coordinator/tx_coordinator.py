@@ -19,7 +19,8 @@ from tops.core.commit.census import Census, Member
 from tops.core.coordinator.event_coordinator import EventCoordinator
 from tops.model.constraints import deadline_of
 from tops.model.ids import NodeId, TxId
-from tops.model.sizes import encoded_bytes, logged_bytes, over_limit
+from tops.model.rejections import Rejection, RejectionCode, over_limit
+from tops.model.sizes import encoded_bytes, logged_bytes
 from tops.model.transactions import LocalOutcome, ScopeLimit, TxState
 from tops.protocol.effects import CancelTimer, Disseminate, Effect, Post, SetTimer
 from tops.protocol.messages import (
@@ -38,6 +39,7 @@ from tops.protocol.messages import (
 # Looked at with every message, and an enum's members take long to find by their class.
 CENSUS, CENSUS_UNFULFILLED, ACTIVE, COMMITTING, COMMITTED, ABORTED = TxState
 INDEPENDENT, FOLLOWS = LocalOutcome
+FOLLOWED = Rejection(RejectionCode.ABORTED, "the transaction aborted")  # what local subscribers hear that follow it
 
 
 def decided_within_s(spec: TxSpec) -> float:
@@ -64,7 +66,7 @@ class TxCoordinator(msgspec.Struct, eq=False):
     events: list[Event] = []
     last_sequence: int = 0
     joined: frozenset[str] = frozenset()
-    failed: str | None = None
+    failed: Rejection | None = None
     detached: bool = False
     life: int = 0  # of the broker that coordinates
     size: int = 0  # in bytes, with all its events
@@ -107,7 +109,8 @@ class TxCoordinator(msgspec.Struct, eq=False):
         effects: list[Effect] = [CancelTimer(("census", self.tx))]
         lacking = self.census.unfulfilled()
         if lacking is not None:
-            return effects + self._fail(f"census: {lacking}", CENSUS_UNFULFILLED)
+            rejection = Rejection(RejectionCode.CENSUS_UNFULFILLED, f"census: {lacking.text}")
+            return effects + self._fail(rejection, CENSUS_UNFULFILLED)
         self.state = ACTIVE
         self.joined = frozenset(self.members)
         if self.numbering is not None:
@@ -125,13 +128,13 @@ class TxCoordinator(msgspec.Struct, eq=False):
         if self.state is not ACTIVE and not self.detached:
             return []
         if published.sequence != self.last_sequence + 1:
-            return self._fail(f"event {published.sequence} arrived after event {self.last_sequence}")
+            return self._incomplete(f"event {published.sequence} arrived after event {self.last_sequence}")
         self.last_sequence += 1
         self.size += encoded_bytes(published.event)
         if self.keep_events:
             self.events.append(published.event)
-        if self.one_shot is None and (reason := over_limit(self.size)) is not None:
-            return self._fail(reason)
+        if self.one_shot is None and (rejection := over_limit(self.size)) is not None:
+            return self._fail(rejection)
         return []
 
     def on_participant_lost(self, voter: str, reason: str) -> list[Effect]:
@@ -144,14 +147,15 @@ class TxCoordinator(msgspec.Struct, eq=False):
             return []
         lacking = shortfall(self.ready(), self.joined, self.members, self.census.predicates)
         if lacking is None and not member.counts:
-            lacking = "the publisher's own resources failed"
+            lacking = Rejection(RejectionCode.OWN_RESOURCES, "the publisher's own resources failed")
         if lacking is not None:
-            return self._fail(f"{reason}: {lacking}", distributed_only=True)
+            rejection = msgspec.structs.replace(lacking, text=f"{reason}: {lacking.text}")
+            return self._fail(rejection, distributed_only=True)
         return []
 
-    def abort(self, reason: str) -> list[Effect]:
+    def abort(self, rejection: Rejection) -> list[Effect]:
         """A publisher aborted or died, or the time is up: everyone who has not voted forgets the transaction."""
-        return self._fail(reason)
+        return self._fail(rejection)
 
     # -------------------------------------------------------------------------------------------------- commitment
 
@@ -163,7 +167,7 @@ class TxCoordinator(msgspec.Struct, eq=False):
         if self.state is not ACTIVE:
             return []
         if last_sequence is not None and last_sequence != self.last_sequence:
-            return self._fail(f"{self.last_sequence} of {last_sequence} events arrived")
+            return self._incomplete(f"{self.last_sequence} of {last_sequence} events arrived")
         self.state = COMMITTING
         if self.numbering is not None:
             self.numbering.close(self.state)
@@ -188,7 +192,7 @@ class TxCoordinator(msgspec.Struct, eq=False):
         self.state = COMMITTED if committed else ABORTED
         effects: list[Effect] = [CancelTimer(("deadline", self.tx))]
         if self.spec.local_outcome is FOLLOWS:
-            effects.append(self._local_commit() if committed else self._abandoned("the transaction aborted", False))
+            effects.append(self._local_commit() if committed else self._abandoned(FOLLOWED, False))
         return effects
 
     def _has_independent_locals(self) -> bool:
@@ -199,21 +203,24 @@ class TxCoordinator(msgspec.Struct, eq=False):
         order = LocalCommitOrdered(tx=self.tx, event_type=self.spec.event_type, last_sequence=self.last_sequence)
         return Disseminate(order)
 
-    def _fail(self, reason: str, state: TxState = ABORTED, *, distributed_only: bool = False) -> list[Effect]:
+    def _incomplete(self, text: str) -> list[Effect]:
+        return self._fail(Rejection(RejectionCode.INCOMPLETE, text))
+
+    def _fail(self, rejection: Rejection, state: TxState = ABORTED, *, distributed_only: bool = False) -> list[Effect]:
         distributed_only = distributed_only and self._has_independent_locals()
-        self.state, self.failed, self.detached = state, reason, distributed_only
-        effects: list[Effect] = [CancelTimer(("census", self.tx)), self._abandoned(reason, distributed_only)]
+        self.state, self.failed, self.detached = state, rejection, distributed_only
+        effects: list[Effect] = [CancelTimer(("census", self.tx)), self._abandoned(rejection, distributed_only)]
         if self.detached:
             return effects
         if self.numbering is not None:
             self.numbering.close(state)
         effects.append(CancelTimer(("deadline", self.tx)))
         if state is CENSUS_UNFULFILLED and self.one_shot is None:
-            effects.append(Post(self.initiator, TxOpened(tx=self.tx, state=state, reason=reason)))
+            effects.append(Post(self.initiator, TxOpened(tx=self.tx, state=state, rejection=rejection)))
         return effects
 
-    def _abandoned(self, reason: str, distributed_only: bool) -> Effect:
+    def _abandoned(self, rejection: Rejection, distributed_only: bool) -> Effect:
         abandoned = TxAbandoned(
-            tx=self.tx, event_type=self.spec.event_type, reason=reason, distributed_only=distributed_only
+            tx=self.tx, event_type=self.spec.event_type, rejection=rejection, distributed_only=distributed_only
         )
         return Disseminate(abandoned)

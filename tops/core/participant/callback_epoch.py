@@ -15,7 +15,7 @@ import msgspec
 from tops.core.participant.doubt import Doubt
 from tops.core.participant.sub_tx_executor import SubTxExecutor
 from tops.model.ids import TxId, hashed
-from tops.model.sizes import TEXT_MAX
+from tops.model.rejections import Rejection, RejectionCode
 from tops.protocol.effects import CancelTimer, Effect, ForgetPromise, Memo, Post
 from tops.protocol.messages import Address, EpochFinished, EpochId, EpochMember, EpochVoted
 
@@ -50,7 +50,7 @@ class CallbackEpoch(msgspec.Struct, eq=False):
     _ended: "Callable[[CallbackEpoch], None]"
     _settled: Callable[[int], list[Effect]]
     stage: EpochStage = VOTING
-    _votes: dict[TxId, str | None] = {}
+    _votes: dict[TxId, Rejection | None] = {}
     _unfinished: set[TxId] = set()
 
     def prepare(self, members: Sequence[EpochMember]) -> list[Effect]:
@@ -59,18 +59,20 @@ class CallbackEpoch(msgspec.Struct, eq=False):
         for member in members:
             executor = self.executors.get(member.tx)
             if executor is None:
-                effects += self._voted(member.tx, f"{member.tx} is unknown here")
+                effects += self._voted(
+                    member.tx, Rejection(RejectionCode.PARTICIPANT_FAILED, f"{member.tx} is unknown here")
+                )
             else:
                 effects += executor.prepare(self.memo, member.last_sequence, partial(self._voted, member.tx))
         return effects
 
-    def _voted(self, tx: TxId, reason: str | None) -> list[Effect]:
-        self._votes[tx] = reason
+    def _voted(self, tx: TxId, rejection: Rejection | None) -> list[Effect]:
+        self._votes[tx] = rejection
         if self.stage is not VOTING or len(self._votes) < len(self.memo.transactions):
             return []
         self.stage = PROMISED
         memo = self.memo
-        excluded = {t: why[:TEXT_MAX] for t in memo.transactions if (why := self._votes[t]) is not None}
+        excluded = {t: why.bounded() for t in memo.transactions if (why := self._votes[t]) is not None}
         vote = EpochVoted(epoch=memo.epoch, digest=memo.digest, voter=memo.voter, excluded=excluded)
         told = Post(Address(memo.epoch.coordinator), vote)
         if len(excluded) == len(memo.transactions):

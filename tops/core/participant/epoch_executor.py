@@ -15,7 +15,7 @@ from tops.core.participant.calls import Calls
 from tops.core.participant.doubt import Doubt
 from tops.model.ids import NodeId, TxId, hashed
 from tops.model.log_points import Digests, LogPoint
-from tops.model.sizes import TEXT_MAX
+from tops.model.rejections import Rejection, RejectionCode
 from tops.protocol.effects import (
     Alarm,
     ApplyEntries,
@@ -149,22 +149,23 @@ class EpochExecutor:
         call = self._calls.open(prepared)
         return [*self._agrees(), PrepareBatch(self.subscription, call, memo, members, before)]
 
-    def _with_events(self, members: Sequence[EpochMember]) -> tuple[tuple[EpochMember, ...], dict[TxId, str]]:
+    def _with_events(self, members: Sequence[EpochMember]) -> tuple[tuple[EpochMember, ...], dict[TxId, Rejection]]:
         """Members with their events; those whose events did not all arrive are excluded."""
         whole: list[EpochMember] = []
-        missing: dict[TxId, str] = {}
+        missing: dict[TxId, Rejection] = {}
         for member in members:
             if member.events is not None:
                 whole.append(member)
                 continue
             events = self.collected.get(member.tx, [])
             if len(events) != member.last_sequence:
-                missing[member.tx] = f"{len(events)} of {member.last_sequence} events arrived"
+                text = f"{len(events)} of {member.last_sequence} events arrived"
+                missing[member.tx] = Rejection(RejectionCode.INCOMPLETE, text)
             else:
                 whole.append(EpochMember(member.tx, member.last_sequence, tuple(events)))
         return tuple(whole), missing
 
-    def _prepared(self, memo: Memo, result: BatchPrepared, excluded: dict[TxId, str]) -> list[Effect]:
+    def _prepared(self, memo: Memo, result: BatchPrepared, excluded: dict[TxId, Rejection]) -> list[Effect]:
         self.work = Work.PROMISED
         self.doubt = Doubt(memo, self._brokers, self._doubt_s)
         if self._decision is not None:
@@ -175,7 +176,7 @@ class EpochExecutor:
             epoch=memo.epoch,
             digest=memo.digest,
             voter=memo.voter,
-            excluded={tx: reason[:TEXT_MAX] for tx, reason in excluded.items()},
+            excluded={tx: rejection.bounded() for tx, rejection in excluded.items()},
             rows=result.rows,
             results=result.results,
         )
@@ -383,7 +384,7 @@ class EpochExecutor:
         return self.doubt.ask()
 
 
-def _aligned(result: BatchPrepared, memo: Memo, missing: dict[TxId, str]) -> BatchPrepared:
+def _aligned(result: BatchPrepared, memo: Memo, missing: dict[TxId, Rejection]) -> BatchPrepared:
     """One element per member of the epoch, also for those that the database was not asked for."""
     if not missing:
         return result

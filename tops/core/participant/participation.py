@@ -134,7 +134,7 @@ class Participation:
         executors = self.sub_transactions.of(abandoned.tx)
         if abandoned.distributed_only:
             executors = [e for e in executors if e.scope is DISTRIBUTED]
-        return [effect for e in executors for effect in e.abandon(abandoned.reason)]
+        return [effect for e in executors for effect in e.abandon(abandoned.rejection)]
 
     def _is_repeated(self, origin: Origin) -> bool:
         """A site that has moved can meet an event again that travels more slowly on its new path."""

@@ -19,6 +19,7 @@ from tops.core.participant.subscriptions import Subscription, Subscriptions
 from tops.core.participant.turns import Turn, Turns
 from tops.core.participant.voters import Voters
 from tops.model.ids import NodeId, TxId, standing_pseudonym
+from tops.model.rejections import Rejection, RejectionCode
 from tops.model.transactions import TxType
 from tops.protocol.effects import Alarm, Effect, Memo, Post, Promise
 from tops.protocol.messages import (
@@ -37,7 +38,8 @@ from tops.protocol.messages import (
     TxSpec,
 )
 
-BUSY = "the participant is at another epoch, which it may have to undo"
+BUSY = Rejection(RejectionCode.BUSY, "the participant is at another epoch, which it may have to undo")
+DECIDED_WITHOUT = Rejection(RejectionCode.ABORTED, "it was decided without a vote")
 CoordinatorLife = tuple[str, NodeId, int]  # of an event type
 
 
@@ -120,9 +122,9 @@ class Promises:
         effects: list[Effect] = [Post(Address(prepare.epoch.coordinator), vote)]
         return effects + self._abandon(number, prepare, BUSY)
 
-    def _abandon(self, number: int, prepare: PrepareEpoch, reason: str) -> list[Effect]:
+    def _abandon(self, number: int, prepare: PrepareEpoch, rejection: Rejection) -> list[Effect]:
         found = [self._sub_transactions.get(m.tx, number) for m in prepare.members]
-        return [effect for e in found if e is not None for effect in e.abandon(reason)]
+        return [effect for e in found if e is not None for effect in e.abandon(rejection)]
 
     def _next_turn(self, number: int) -> list[Effect]:
         """An epoch is settled at a participant: one that waited for it may be prepared now."""
@@ -202,7 +204,7 @@ class Promises:
             number = self._voters.subscription(decided.voter)
             withdrawn = self._turns.withdraw(number, decided.epoch)
             if withdrawn is not None:
-                effects = self._abandon(number, withdrawn, "it was decided without a vote")
+                effects = self._abandon(number, withdrawn, DECIDED_WITHOUT)
                 self._release(withdrawn.voter)
                 return effects
         return self._learn(decided.voter, decided.epoch, decided.digest, decided.committing, decided.log_digest)

@@ -16,6 +16,7 @@ from typing import ParamSpec
 from tops.core.participant.calls import Calls
 from tops.model.errors import InvariantBroken
 from tops.model.ids import NodeId, Pseudonym, TxId, hashed
+from tops.model.rejections import Rejection, RejectionCode
 from tops.model.sizes import TEXT_MAX
 from tops.model.transactions import Scope, TxState, TxType, granted_scope
 from tops.protocol.effects import (
@@ -56,9 +57,11 @@ class SubTxState(Enum):
 ASKED, ENLISTED, ACTIVE, PROMISED, ENDED = SubTxState
 NONE, NON_TRANSACTIONAL, LOCAL, DISTRIBUTED = Scope
 LOCAL_TX = TxType.LOCAL
+FOLLOWED = Rejection(RejectionCode.ABORTED, "the transaction aborted")
+OVERTAKEN = Rejection(RejectionCode.BUSY, "it is prepared in a later epoch")
 
 
-Voted = Callable[[str | None], list[Effect]]
+Voted = Callable[[Rejection | None], list[Effect]]  # the vote: a NO, or None
 P = ParamSpec("P")
 
 
@@ -89,7 +92,7 @@ class SubTxExecutor:
         self._calls, self._ended = calls, ended
         self._steps: deque[Callable[[], list[Effect]]] = deque()
         self._busy = False
-        self._failed: str | None = None
+        self._failed: Rejection | None = None
         self._armed = False  # whether the timer runs that asks when nothing is heard
         self._notifying: tuple[int, Event, int] | None = None  # what the application is at, and which attempt it is
         self._preparing: Voted | None = None  # what follows when the application has prepared
@@ -183,19 +186,19 @@ class SubTxExecutor:
                 tx=self.tx, voter=self.voter, reason=reason[:TEXT_MAX], event_type=self.spec.event_type
             )
             effects.append(Post(Address(self.coordinator), aborted))
-        return effects + self.abandon(reason)
+        return effects + self.abandon(Rejection(RejectionCode.PARTICIPANT_FAILED, reason))
 
-    def abandon(self, reason: str) -> list[Effect]:
+    def abandon(self, rejection: Rejection) -> list[Effect]:
         """The transaction is over for whoever has not promised: undo what was done."""
         if self._failed is not None or self.state is ENDED or self.state is PROMISED:
             return []
         if self.scope is NON_TRANSACTIONAL or self.state is ASKED:
             return self._end()  # it keeps what it received, or has received nothing
-        self._failed = reason
+        self._failed = rejection
         self._steps.clear()
         voted, self._voting = self._voting, None
-        vote = voted(reason) if voted is not None else []
-        return vote + self._do(self._finish, False, reason)
+        vote = voted(rejection) if voted is not None else []
+        return vote + self._do(self._finish, False, rejection)
 
     # -------------------------------------------------------------------------------------------------- commitment
 
@@ -206,31 +209,32 @@ class SubTxExecutor:
         if self.scope is not LOCAL or self._failed is not None or self.state is not ACTIVE:
             return []
         if last_sequence != self.last_sequence:
-            return self.abandon(f"{self.last_sequence} of {last_sequence} events arrived")
+            return self.abandon(self._incomplete(last_sequence))
 
-        def voted(reason: str | None) -> list[Effect]:
-            if reason is not None:
-                return self.abandon(reason)
-            return self._do(self._finish, True, "")
+        def voted(rejection: Rejection | None) -> list[Effect]:
+            if rejection is not None:
+                return self.abandon(rejection)
+            return self._do(self._finish, True, FOLLOWED)
 
         return self._do(self._prepare, None, voted)
 
     def prepare(self, memo: Memo, last_sequence: int, voted: Voted) -> list[Effect]:
         """Promise, or say why not; a new attempt of the epoch renews the promise."""
         if self._failed is not None or self.undoing or self.state not in (ACTIVE, PROMISED):
-            return voted(self._failed or f"{self.tx} is {self.state.value} here")
+            elsewhere = Rejection(RejectionCode.PARTICIPANT_FAILED, f"{self.tx} is {self.state.value} here")
+            return voted(self._failed or elsewhere)
         if self.epoch is not None and not memo.epoch.newer_than(self.epoch):
-            return voted("it is prepared in a later epoch")
+            return voted(OVERTAKEN)
         former, self._voting, self.epoch = self._voting, voted, memo.epoch
-        overtaken = former("it is prepared in a later epoch") if former is not None else []
+        overtaken = former(OVERTAKEN) if former is not None else []
         if last_sequence != self.last_sequence:
-            return overtaken + self._refuse(f"{self.last_sequence} of {last_sequence} events arrived")
+            return overtaken + self._refuse(self._incomplete(last_sequence))
 
-        def prepared(reason: str | None) -> list[Effect]:
+        def prepared(rejection: Rejection | None) -> list[Effect]:
             if self._voting is not voted:
                 return []  # the vote has been a NO meanwhile
-            if reason is not None:
-                return self._refuse(reason)
+            if rejection is not None:
+                return self._refuse(rejection)
             self.state, self._voting = PROMISED, None
             return voted(None)
 
@@ -240,13 +244,17 @@ class SubTxExecutor:
             return effects
         return effects + self._prepare(memo, prepared)
 
-    def _refuse(self, reason: str) -> list[Effect]:
+    def _incomplete(self, last_sequence: int) -> Rejection:
+        text = f"{self.last_sequence} of {last_sequence} events arrived"
+        return Rejection(RejectionCode.INCOMPLETE, text)
+
+    def _refuse(self, rejection: Rejection) -> list[Effect]:
         """A NO. It ends what was promised in an attempt before, which may be committed: the vote comes after that."""
         voted = self._voting
         if self.state is not PROMISED or voted is None:
-            return self.abandon(reason)
+            return self.abandon(rejection)
         self._voting = None
-        return self.finish(False, partial(voted, reason))
+        return self.finish(False, partial(voted, rejection))
 
     def _prepare(self, memo: Memo | None, then: Voted) -> list[Effect]:
         self._busy, self._preparing = True, then
@@ -257,7 +265,7 @@ class SubTxExecutor:
         then, self._preparing, self._busy = self._preparing, None, False
         if then is None:
             raise InvariantBroken(f"{self.tx} was prepared, and nobody asked for it")
-        effects = then(reason)
+        effects = then(None if reason is None else Rejection(RejectionCode.PARTICIPANT_FAILED, reason))
         return effects + self._next() if self._steps else effects
 
     def finish(self, committed: bool, done: Callable[[], list[Effect]]) -> list[Effect]:
@@ -265,21 +273,20 @@ class SubTxExecutor:
         if self.state is ENDED:
             return done()
         self._when_ended.append(done)
-        reason = "the transaction aborted"
         if self.state is not PROMISED:
-            return self.abandon(reason)
+            return self.abandon(FOLLOWED)
         self.undoing = not committed
         if self._busy:
-            self._steps.append(partial(self._finish, committed, reason))
+            self._steps.append(partial(self._finish, committed, FOLLOWED))
             return []
-        return self._finish(committed, reason)
+        return self._finish(committed, FOLLOWED)
 
-    def _finish(self, committed: bool, reason: str) -> list[Effect]:
+    def _finish(self, committed: bool, rejection: Rejection) -> list[Effect]:
         self._busy = True
         call = self._calls.open(self._finished)
         if committed:
             return [CommitTxCall(self.subscription, call, self.tx, self.log_number)]
-        return [AbortTxCall(self.subscription, call, self.tx, reason)]
+        return [AbortTxCall(self.subscription, call, self.tx, rejection)]
 
     def _finished(self, _: object) -> list[Effect]:
         self._busy = False
@@ -308,7 +315,7 @@ class SubTxExecutor:
         if self.state not in (ENLISTED, ACTIVE) or self._voting is not None:
             return []
         if answered.state in (TxState.ABORTED, TxState.CENSUS_UNFULFILLED, TxState.COMMITTED):
-            return self.abandon("the coordinator no longer knows the transaction")
+            return self.abandon(Rejection(RejectionCode.NO_RECORD, "the coordinator no longer knows the transaction"))
         listed = answered.state is TxState.ACTIVE and self.scope is DISTRIBUTED
         return self.on_began(answered.members) if listed else []
 

@@ -5,6 +5,7 @@ import msgspec
 from tops.model.filters import Filter
 from tops.model.ids import Pseudonym, TxId
 from tops.model.log_points import BEGINNING, NO_DIGEST, LogPoint
+from tops.model.rejections import Rejection
 from tops.model.transactions import Scope, TxState
 from tops.protocol.messages.values import Address, EpochId, EpochMember, Message
 
@@ -103,7 +104,7 @@ class EpochVoted(Message, frozen=True):
     epoch: EpochId
     digest: str
     voter: str
-    excluded: dict[TxId, str]
+    excluded: dict[TxId, Rejection]
     rows: tuple[tuple[int, ...], ...] = ()
     results: tuple[bytes, ...] = ()
 

@@ -5,6 +5,7 @@ from typing import Any, final
 import msgspec
 
 from tops.model.ids import NodeId, TxId
+from tops.model.rejections import Rejection
 from tops.protocol.messages.values import Address, Event, Message, Origin, TxSpec
 
 
@@ -85,7 +86,7 @@ class TxAbandoned(Message, frozen=True):
 
     tx: TxId
     event_type: str
-    reason: str
+    rejection: Rejection
     distributed_only: bool = False
 
 

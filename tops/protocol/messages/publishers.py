@@ -1,6 +1,7 @@
 """Letters between a publisher of a transaction and its coordinator."""
 
 from tops.model.ids import NodeId, Pseudonym, TxId
+from tops.model.rejections import Rejection, sentence
 from tops.model.transactions import Outcome, TxState, TxType
 from tops.protocol.messages.logs import StaleJournal
 from tops.protocol.messages.values import Event, Message, TxSpec, Wire
@@ -51,7 +52,7 @@ class TxOpened(Message, frozen=True):
 
     tx: TxId
     state: TxState
-    reason: str = ""
+    rejection: Rejection | None = None
     request: int | None = None
     life: int = 0
 
@@ -71,7 +72,7 @@ class PublishInTxAnswered(Message, frozen=True):
     request: int
     sequence: int | None
     state: TxState
-    refusal: str = ""
+    rejection: Rejection | None = None
 
 
 class PublisherDone(Message, frozen=True):
@@ -117,13 +118,18 @@ class TxOutcome(Message, frozen=True):
 
     tx: TxId
     outcome: Outcome
-    reason: str = ""
+    rejection: Rejection | None = None
     log_number: int | None = None
     pending: tuple[str, ...] = ()
     rows: tuple[int, ...] = ()
     locals_wait: bool = False
     result: bytes = b""
     stale: StaleJournal | None = None  # aborted, because the coordinator gives out no index
+
+    @property
+    def reason(self) -> str:
+        """Why it did not commit, for people; programs decide by `rejection`."""
+        return sentence(self.rejection)
 
 
 class TxOutcomes(Message, frozen=True):

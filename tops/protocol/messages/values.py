@@ -10,7 +10,7 @@ from tops.model.event_types import EventType
 from tops.model.ids import NodeId, TxId, node_id
 from tops.model.transactions import Access, LocalOutcome, ScopeLimit, TxType, check_limit
 
-PROTOCOL = 2
+PROTOCOL = 3
 TIMEOUT_MAX_S = 30 * 24 * 3600
 
 

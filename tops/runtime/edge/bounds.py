@@ -20,6 +20,7 @@ import msgspec
 from tops.model.errors import InvalidEvent
 from tops.model.event_types import EventType
 from tops.model.filters import Filter
+from tops.model.rejections import REJECTION_TEXT_MAX, Rejection
 from tops.model.sizes import TEXT_MAX, encoded_bytes
 from tops.protocol.messages import (
     EpochVoted,
@@ -91,6 +92,8 @@ def check_of(hint: Any) -> Check | None:
         return None
     if hint is str or hint is bytes:
         return _text
+    if hint is Rejection:
+        return _rejection
     if hint is EventType:
         return _definition  # it has checked its names itself
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
@@ -112,6 +115,11 @@ def _over(name: str, what: str, most: int) -> InvalidEvent:
 def _text(name: str, value: str | bytes) -> None:
     if len(value) > TEXT_MAX:
         raise _over(name, f"a length of {len(value)}", TEXT_MAX)
+
+
+def _rejection(name: str, value: Rejection) -> None:
+    if value.text_length > REJECTION_TEXT_MAX:
+        raise _over(name, f"texts of {value.text_length} characters together", REJECTION_TEXT_MAX)
 
 
 def _definition(name: str, value: EventType) -> None:
