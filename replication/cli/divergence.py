@@ -1,4 +1,4 @@
-"""`tops divergence`: check, report, repair, trends, watch; Spark and drivers are imported only by what needs them."""
+"""`tops divergence`: find, explain and repair what differs between replicas. Spark is imported by what needs it."""
 
 import asyncio
 import functools

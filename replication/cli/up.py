@@ -11,6 +11,7 @@ import typer
 import uvloop
 from rich.console import Console
 
+from adapters.embedded.programs import check_installed
 from replication.cli.data import ConfigOption, KeysOption
 from replication.cli.replica import TrustEqualOption
 from replication.client.replica_set import connect_by_file
@@ -36,8 +37,11 @@ def up(
     A part that is killed, or can't reach its database, is started again; if one gives up for another reason, such as
     another agent that took its place, the rest goes on until no replica is left, and the exit code is 1 in the end."""
     cluster = Cluster.load(config)
+    # What is not there is told once, before anything runs.
     for replica_set in cluster.replica_sets:
-        cluster.schema_of(replica_set)  # a file that is not there is told once, before anything runs
+        cluster.schema_of(replica_set)
+    if any(replica.dsn is None for replica_set in cluster.replica_sets for replica in replica_set.replica):
+        check_installed()
     processes = Processes(cluster, logs, log_level, replica_options=["--trust-equal"] if trust_equal else [])
     raise typer.Exit(uvloop.run(_up(cluster, processes, keys)))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from bench.cli import BENCHMARKS
 from bench.results import Result
 from bench.systems import BenchmarkFailed
 from tops.cli.main import app
@@ -34,6 +35,12 @@ def test_the_command_line_loads_no_benchmark_before_one_is_asked_for() -> None:
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
 
     assert loaded.strip() == "[]"
+
+
+def test_the_package_itself_runs_as_the_command_does() -> None:
+    shown = subprocess.run([sys.executable, "-m", "bench", "--help"], capture_output=True, text=True, check=True).stdout
+
+    assert all(f"│ {name} " in shown for name in BENCHMARKS)
 
 
 def test_an_unknown_benchmark_is_refused() -> None:

@@ -1,1 +1,1 @@
-"""The `tops` command; the groups of replication are in `replication.cli`."""
+"""The `tops` command and the groups of this package; other packages add theirs as entry points."""

@@ -1,7 +1,6 @@
 """`tops broker`: one broker of a cluster, in the foreground."""
 
 import asyncio
-import importlib
 import signal
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +8,9 @@ from typing import Annotated
 import typer
 import uvloop
 
+from tops.cli.plugins import broker_routes
+from tops.http.gate import Gate
+from tops.http.rights import Routes
 from tops.model.errors import JournalFailed
 from tops.runtime.config import load_config
 from tops.runtime.garbage import collect_rarely
@@ -45,9 +47,13 @@ async def _serve(path: Path, name: str) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    # By name, as in the entry of the command line: replica sets have views at every broker.
-    routes = importlib.import_module("replication.http.sets").SetRoutes(path, name)
-    async with Broker.run(config, name, extend=routes.add_to) as serving:
+    extensions = [routes(path, name) for routes in broker_routes()]
+
+    def extend(routes: Routes, gate: Gate) -> None:
+        for extension in extensions:
+            extension.add_to(routes, gate)
+
+    async with Broker.run(config, name, extend=extend) as serving:
         loop.add_signal_handler(signal.SIGHUP, serving.reload_keys)
         failed = asyncio.ensure_future(serving.wait())
         stopped = asyncio.ensure_future(stop.wait())

@@ -1,35 +1,39 @@
 """Subcommands that are loaded when they are called: nobody waits for what another command needs."""
 
-import importlib
 from collections.abc import Mapping
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-# Name -> where it is (`module:object`, a Typer or a function), and what `--help` says of it.
-Places = Mapping[str, tuple[str, str]]
+from tops.cli.plugins import load, summary
 
 
-def lazily(places: Places) -> type[TyperGroup]:
-    """A group of these subcommands, to be given to Typer as its `cls`."""
+def lazily(places: Mapping[str, EntryPoint]) -> type[TyperGroup]:
+    """A group of these subcommands, each a Typer or a function, to be given to Typer as its `cls`."""
 
     class Lazy(TyperGroup):
         def __init__(self, **attributes: Any) -> None:
-            listed = {name: TyperCommand(name, help=text) for name, (_, text) in places.items()}
+            listed = {name: TyperCommand(name) for name in sorted(places)}
             super().__init__(**{**attributes, "commands": listed})
+
+        def format_help(self, ctx: Any, formatter: Any) -> None:
+            for name, command in self.commands.items():
+                command.help = summary(places[name])
+                command.hidden = command.help is None  # not part of this installation
+            super().format_help(ctx, formatter)
 
         def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
             name, command, rest = super().resolve_command(ctx, args)
-            return name, loaded(name, places[name][0]) if name else command, rest
+            return name, _loaded(name, places[name]) if name else command, rest
 
     return Lazy
 
 
-def loaded(name: str, place: str) -> Any:
+def _loaded(name: str, place: EntryPoint) -> Any:
     """The command itself."""
-    module, _, attribute = place.partition(":")
-    found = getattr(importlib.import_module(module), attribute)
+    found = load(place)
     holder = typer.Typer(pretty_exceptions_enable=False)
     if isinstance(found, typer.Typer):
         holder.add_typer(found, name=name)

@@ -1,32 +1,23 @@
-"""The entry of the `tops` command: thin, one module per group of subcommands, each loaded when it is called."""
+"""The entry of the `tops` command: subcommands are entry points of what is installed, each loaded when it is called."""
 
-import importlib
 import sys
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from tops.cli.lazy import lazily
+from tops.cli.plugins import DISTRIBUTION, commands, missing_extra
 from tops.model.errors import NotReachable, TopsError
 
-COMMANDS = {
-    "bench": ("tops.cli.bench:app", "Measure TOPS and its peers; both sides alternate in one run."),
-    "broker": ("tops.cli.broker:app", "One broker of a cluster, in the foreground."),
-    "console-url": ("tops.cli.console_url:console_url", "A one-time address for a browser, where there are no keys."),
-    "keys": ("tops.cli.keys:app", "The cluster's authority, and the certificates of its nodes."),
-    "sim": ("tops.cli.sim:app", "Whole clusters of the real machines, simulated, with faults."),
-    "tx": ("tops.cli.tx:app", "Transactions that brokers coordinate, those in doubt first."),
-    # By name: nothing else in this package knows of replication.
-    **importlib.import_module("replication.cli").COMMANDS,
-}
+COMMANDS = commands()
 
 app = typer.Typer(cls=lazily(COMMANDS), no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(metadata.version("tops-replication"))
+        typer.echo(metadata.version(DISTRIBUTION))
         raise typer.Exit
 
 
@@ -44,5 +35,14 @@ def main() -> None:
     try:
         app()
     except TopsError as error:
-        print(f"tops: {error}", file=sys.stderr)
-        sys.exit(3 if isinstance(error, NotReachable) else 2)
+        _end(error)
+    except ModuleNotFoundError as error:
+        missing = missing_extra(error)
+        if missing is None:
+            raise
+        _end(missing)
+
+
+def _end(error: TopsError) -> NoReturn:
+    print(f"tops: {error}", file=sys.stderr)
+    sys.exit(3 if isinstance(error, NotReachable) else 2)

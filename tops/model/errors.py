@@ -37,6 +37,17 @@ class ConfigError(TopsError):
     """The configuration can't be used; the message names the file, the key and the remedy."""
 
 
+class MissingExtra(ConfigError):
+    """A part of the product that is installed on request is needed and not there."""
+
+    def __init__(self, extra: str, module: str, otherwise: str = "") -> None:
+        self.extra, self.module = extra, module
+        super().__init__(
+            f"the extra {extra!r} is not installed ({error_code(type(self).__name__)}: there is no module {module!r}): "
+            f"pip install 'tops-replication[{extra}]'{otherwise}"
+        )
+
+
 class InvalidEvent(TopsError):
     """An event does not fit its type."""
 

@@ -1,9 +1,7 @@
-"""`tops bench NAME`: the benchmark harness, loaded by name only when one is asked for."""
+"""`tops bench`: measure TOPS and its peers; both sides alternate in one run."""
 
-import importlib
 from collections.abc import Callable
 from enum import StrEnum
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -48,12 +46,10 @@ def _command(name: str) -> Callable[..., None]:
         output: OutputFormat = Format.TABLE,
         results: Results = Path("bench/results"),
     ) -> None:
-        if find_spec("bench") is None:
-            _end(2, "the benchmarks are not installed: run from a checkout of the project, or install it whole")
-        # By name: the middleware must not depend on its benchmarks, nor a broker pay for loading them.
-        harness = importlib.import_module("bench.command")
+        from bench.command import run  # `--help` needs neither the harness nor its plots
+
         try:
-            harness.run(
+            run(
                 name,
                 quick=quick,
                 profile=profile,

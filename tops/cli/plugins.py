@@ -1,0 +1,90 @@
+"""What other packages add to the command line and to brokers: entry points of distributions that are installed.
+
+This is the only way from `tops` to what is built on it. Nothing is imported before it is needed; what `--help` says of
+a command is read from its source.
+"""
+
+import ast
+import re
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from importlib.machinery import ModuleSpec
+from importlib.metadata import EntryPoint, PackageNotFoundError
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from tops.model.errors import ConfigError, MissingExtra
+
+DISTRIBUTION = "tops-replication"
+COMMANDS = "tops.commands"  # a Typer or a function each
+BROKER_ROUTES = "tops.broker_routes"  # called with the cluster's file and a broker's name, each has `add_to`
+_NEEDED_BY_EXTRA = re.compile(r"""([\w.-]+).*;.*\bextra\s*==\s*['"]([\w.-]+)['"]""")
+
+
+def commands() -> Mapping[str, EntryPoint]:
+    """The subcommands, by name."""
+    found = {place.name: place for place in metadata.entry_points(group=COMMANDS)}
+    if not found:
+        raise ConfigError(
+            f"no command is registered: install {DISTRIBUTION} again, its metadata are of another version"
+        )
+    return found
+
+
+def broker_routes() -> list[Callable[[Path, str], Any]]:
+    """What adds routes to a broker's HTTP side."""
+    return [load(place) for place in metadata.entry_points(group=BROKER_ROUTES)]
+
+
+def load(place: EntryPoint) -> Any:
+    """The object itself; raises ConfigError if its package is no part of this installation."""
+    try:
+        return place.load()
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{place.module}.".startswith(f"{error.name}."):
+            raise
+        package = place.module.partition(".")[0]
+        raise ConfigError(
+            f"{place.name!r} is not installed: the package {package!r} is part of the repository, "
+            "run the command from a checkout"
+        ) from error
+
+
+def summary(place: EntryPoint) -> str | None:
+    """The first sentence about a command, from the docstring of its function or else of its module; None: no such file.
+
+    A module's docstring begins with the command's name, which the list of commands shows already.
+    """
+    file = _source(place.module)
+    if file is None:
+        return None
+    module = ast.parse(file.read_text())
+    functions = (node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == place.attr)
+    text = " ".join((ast.get_docstring(next(functions, module)) or "").split())
+    sentence = re.sub(r"^`[^`]*`: ", "", text).partition(". ")[0].removesuffix(".")
+    return f"{sentence[:1].upper()}{sentence[1:]}."
+
+
+def _source(module: str) -> Path | None:
+    package, *inner = module.split(".")
+    spec: ModuleSpec | None = find_spec(package)  # of a package at the top, this imports nothing
+    for folder in (spec and spec.submodule_search_locations) or ():
+        file = Path(folder, *inner).with_suffix(".py")
+        if file.exists():
+            return file
+    return None
+
+
+def missing_extra(error: ModuleNotFoundError) -> MissingExtra | None:
+    """The extra that brings the module, if one does."""
+    module = (error.name or "").partition(".")[0]
+    try:
+        requirements = metadata.requires(DISTRIBUTION) or []
+    except PackageNotFoundError:
+        return None
+    for requirement in requirements:
+        needed = _NEEDED_BY_EXTRA.match(requirement)
+        if needed is not None and re.sub(r"[-_.]+", "_", needed[1]).lower() == module:
+            return MissingExtra(needed[2], module)
+    return None
