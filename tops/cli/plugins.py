@@ -61,8 +61,8 @@ def summary(place: EntryPoint) -> str | None:
         return None
     module = ast.parse(file.read_text())
     functions = (node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == place.attr)
-    text = " ".join((ast.get_docstring(next(functions, module)) or "").split())
-    sentence = re.sub(r"^`[^`]*`: ", "", text).partition(". ")[0].removesuffix(".")
+    docstring = " ".join((ast.get_docstring(next(functions, module)) or "").split())
+    sentence = re.sub(r"^`[^`]*`: ", "", docstring).partition(". ")[0].removesuffix(".")
     return f"{sentence[:1].upper()}{sentence[1:]}."
 
 
