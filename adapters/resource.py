@@ -159,6 +159,14 @@ class Health(msgspec.Struct, frozen=True, gc=False, array_like=True):
     unpublished: int = 0
 
 
+class SharedSnapshot(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """How other processes read the same state: by the name of a snapshot that PostgreSQL has exported, or in a copy of
+    the file."""
+
+    name: str = ""
+    path: str = ""
+
+
 class Snapshot(Protocol):
     """One consistent state of the whole database, with its position, for as long as it is open."""
 
@@ -172,6 +180,10 @@ class Snapshot(Protocol):
         """All rows in key order; values in a form that an `Insert` takes back exactly."""
         ...
 
+    async def share(self) -> SharedSnapshot:
+        """Let other processes read the same state, until this snapshot is closed."""
+        ...
+
 
 class Resource(Protocol):
     """One replica set's part of one database.
@@ -180,6 +192,7 @@ class Resource(Protocol):
     what it began may still happen: ask `applied()` and `recover()`.
     """
 
+    has_own_schema: bool  # True: agents can keep tables and functions of their own, apart from what sets replicate
     compensatable: bool  # True: `prepare` commits early, and `rollback` takes back
 
     async def start(self) -> None:
@@ -244,5 +257,13 @@ class Resource(Protocol):
         """The number that last changed the row, for tables that track versions; 0 if none is known."""
 
     def snapshot(self) -> AbstractAsyncContextManager[Snapshot]: ...
+
+    async def run_own_script(self, script: str) -> None:
+        """Make tables and functions of the agents' own, which no set replicates. Raises ConfigError without
+        `has_own_schema`."""
+
+    async def apply_aside(self, member: Member, forget_sql: str) -> MemberVote:
+        """Carry out a member outside of the log, here alone, and in the same transaction the statement that forgets it
+        (with its id as `$1`). Raises ConfigError without `has_own_schema`."""
 
     async def health(self, head: int | None = None) -> Health: ...

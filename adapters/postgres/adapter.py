@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 
 from adapters.changes import Member, Row, Value, unpack_members
+from adapters.postgres.apply.aside import apply_aside
 from adapters.postgres.apply.book import Book
 from adapters.postgres.apply.log import Log
 from adapters.postgres.apply.outbox import Outbox
@@ -11,6 +12,7 @@ from adapters.postgres.apply.promises import Promises
 from adapters.postgres.apply.reading import PostgresSnapshot, Readers, snapshot
 from adapters.postgres.apply.session import Connection, Options, Session
 from adapters.postgres.apply.statements import Statements
+from adapters.postgres.copy.scripts import run_own_script
 from adapters.postgres.proof import MakeProver, Prover
 from adapters.postgres.sql.catalog import find_table
 from adapters.postgres.sql.fingerprint import Fingerprint, fingerprint
@@ -40,6 +42,7 @@ class PostgresAdapter:
     """One replica set in one PostgreSQL database; `adapters.resource.Resource` says what each method promises."""
 
     compensatable = False
+    has_own_schema = True
 
     def __init__(
         self,
@@ -83,6 +86,7 @@ class PostgresAdapter:
             logins.read, logins.agent, where, client_options, 2 * read_connections, read_connections
         )
         self.cluster, self.replica_set = cluster, replica_set
+        self._logins = logins
 
     @property
     def book(self) -> Book:
@@ -182,6 +186,14 @@ class PostgresAdapter:
     def snapshot(self, *, aside: bool = False) -> AbstractAsyncContextManager[PostgresSnapshot]:
         """One state of the database; `aside`: it may be held for long, so it has a connection of its own."""
         return snapshot(self._own_readers, self.replica_set, aside=aside)
+
+    async def run_own_script(self, script: str) -> None:
+        """Make tables and functions in schema `tops`, for the agents of all sets in this database."""
+        await run_own_script(self._logins.agent, script)
+
+    async def apply_aside(self, member: Member, forget_sql: str) -> MemberVote:
+        """Carry out a member outside of the log, and forget it in the same transaction."""
+        return await apply_aside(self._book, member, forget_sql)
 
     async def health(self, head: int | None = None) -> Health:
         async def work(connection: Connection, _: Statements) -> Health:

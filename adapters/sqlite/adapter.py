@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 from adapters.changes import Member, Row, Value, encode_member, split_table_name
@@ -89,6 +90,7 @@ class SqliteAdapter:
     """One replica set in one SQLite file; `adapters.resource.Resource` says what each method promises."""
 
     compensatable = True
+    has_own_schema = False
 
     def __init__(
         self,
@@ -279,8 +281,16 @@ class SqliteAdapter:
 
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator[SqliteSnapshot]:
-        with self._reader() as reader:
-            yield SqliteSnapshot(reader, self.replica_set)
+        with TemporaryDirectory(prefix="tops-snapshot-") as folder, self._reader() as reader:
+            yield SqliteSnapshot(reader, self.replica_set, Path(folder))
+
+    async def run_own_script(self, script: str) -> None:
+        """SQLite has no functions, and a set's tables can't be told from others here."""
+        raise ConfigError(f"{self.where}: it is a SQLite file; this needs a PostgreSQL replica")
+
+    async def apply_aside(self, member: Member, forget_sql: str) -> MemberVote:
+        """Nothing is ever set aside here."""
+        raise ConfigError(f"{self.where}: it is a SQLite file, which keeps nothing aside")
 
     async def health(self, head: int | None = None) -> Health:
         doubts, position = await self.recover(), await self.applied()

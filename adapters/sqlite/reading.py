@@ -3,9 +3,11 @@
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
 
 from adapters.changes import InvalidChange, Row, split_table_name
-from adapters.resource import Position
+from adapters.resource import Position, SharedSnapshot
 from adapters.sqlite.undo import quoted
 from tops.model.log_points import BEGINNING, LogPoint
 
@@ -13,7 +15,9 @@ from tops.model.log_points import BEGINNING, LogPoint
 class SqliteSnapshot:
     """One state of the file, held by a read transaction."""
 
-    def __init__(self, reader: sqlite3.Connection, replica_set: str) -> None:
+    def __init__(self, reader: sqlite3.Connection, replica_set: str, folder: Path) -> None:
+        """`folder` is for copies that are shared; it goes with the snapshot."""
+        self._folder = folder
         self._reader, self._position = reader, position_in(reader, replica_set)
         self._point = point_in(reader, replica_set)
 
@@ -36,6 +40,16 @@ class SqliteSnapshot:
         while rows := await asyncio.to_thread(cursor.fetchmany, chunk):
             names = [column[0] for column in cursor.description]
             yield [dict(zip(names, row, strict=True)) for row in rows]
+
+    async def share(self) -> SharedSnapshot:
+        """Copy the state to a file of its own."""
+        path = self._folder / "snapshot.db"
+        await asyncio.to_thread(self._copy_to, path)
+        return SharedSnapshot(path=str(path))
+
+    def _copy_to(self, path: Path) -> None:
+        with closing(sqlite3.connect(path)) as copy:
+            self._reader.backup(copy)
 
 
 def dicts(cursor: sqlite3.Cursor) -> list[Row]:

@@ -214,9 +214,9 @@ class Agent:
         self.participant = ReplicaParticipant(self.resource, self.log_type.name, self.name, scope)
         if not self.policy.local_first:  # else replicas publish, and versions travel with the rows
             self.participant.reserved = reserved
-        self.visitor = self.participant.visitor = AtReplica(self.replica.name, self.resource, self.database.dsn)
+        self.visitor = self.participant.visitor = AtReplica(self.replica.name, self.resource)
         stack.push_async_callback(self.visitor.close)
-        self.errors = ApplyErrors(self.policy, self.replica.name, self.database.dsn, self.participant)
+        self.errors = ApplyErrors(self.policy, self.replica.name, self.participant)
         await patiently(self.errors.start, self.name)
         self.differences = Differences(self.config.name, self.database.dsn, self.resource)
         await patiently(self.differences.start, self.name)

@@ -62,7 +62,7 @@ class Visitor(Protocol):
     def expects(self, barrier: str) -> bool:
         """Whether somebody waits for the replica to reach this barrier."""
 
-    async def reached(self, barrier: str, position: int) -> None:
+    async def reached(self, barrier: str) -> None:
         """The replica has applied exactly up to the barrier; it goes on when this returns."""
 
     def permitted(self, member: Member, repair: Repair) -> Member:

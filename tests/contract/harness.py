@@ -9,7 +9,7 @@ import asyncpg
 from adapters import EmbeddedPostgres, Logins, PostgresAdapter, SqliteAdapter
 from adapters.changes import Change, Member, RowChange, Update, known_by_id, members_digest, own_key
 from adapters.postgres.proof import SHIPPED, Prover, Verdict
-from adapters.resource import Attempt, Entry, Epoch, MemberVote, Resource, Why
+from adapters.resource import Attempt, Entry, Epoch, MemberVote, Resource, SharedSnapshot, Why
 from tests.support.logins import logins_in
 from tops.model.ids import NodeId, TxId, counted_id
 
@@ -29,6 +29,10 @@ class Database(Protocol):
     def open(self, replica_set: str = "shop", **options: Any) -> Resource: ...
 
     async def sql(self, text: str) -> list[tuple[Any, ...]]: ...
+
+    async def shared_sql(self, shared: SharedSnapshot, query: str) -> list[tuple[Any, ...]]:
+        """Run a query in a snapshot that an adapter has shared, as another process would."""
+        ...
 
     async def drop(self) -> None: ...
 
@@ -74,6 +78,15 @@ class PostgresDatabase:
         finally:
             await connection.close()
 
+    async def shared_sql(self, shared: SharedSnapshot, query: str) -> list[tuple[Any, ...]]:
+        connection = await asyncpg.connect(self.dsn)
+        try:
+            async with connection.transaction(isolation="repeatable_read", readonly=True):
+                await connection.execute(f"set transaction snapshot '{shared.name}'")
+                return [tuple(row) for row in await connection.fetch(query)]
+        finally:
+            await connection.close()
+
     async def drop(self) -> None:
         for (gid,) in await self.sql("select gid from pg_prepared_xacts where database = current_database()"):
             await self.sql(f"rollback prepared '{gid}'")
@@ -104,6 +117,9 @@ class SqliteDatabase:
             return []
         finally:
             connection.close()
+
+    async def shared_sql(self, shared: SharedSnapshot, query: str) -> list[tuple[Any, ...]]:
+        return await SqliteDatabase(Path(shared.path)).sql(query)
 
     async def drop(self) -> None:
         return

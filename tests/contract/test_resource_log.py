@@ -1,10 +1,12 @@
 """Every adapter: the log is applied in order and exactly once, local writes wait to be published, reads are whole."""
 
 import asyncio
+import sqlite3
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from uuid import UUID
 
+import asyncpg
 import msgspec
 import pytest
 
@@ -22,7 +24,7 @@ from adapters.changes import (
 )
 from adapters.resource import KEPT_BEYOND_MS, Position, Resource, Why
 from tests.contract.harness import Database, attempt, entry, epoch, member
-from tops.model.errors import AgentReplaced, InvariantBroken, MemberRefused, ResourceError, TopsError
+from tops.model.errors import AgentReplaced, ConfigError, InvariantBroken, MemberRefused, ResourceError, TopsError
 from tops.model.ids import TxId
 from tops.model.sizes import LOCAL_TX_BYTES_MAX
 
@@ -499,6 +501,34 @@ async def test_a_snapshot_stays_as_it_was_while_the_log_goes_on(resource: Resour
     assert snapshot.position == Position(1)
     assert [len(chunk) for chunk in chunks] == [2, 1]
     assert [row["bal"] for chunk in chunks for row in chunk] == [105, 100, 100]
+
+
+async def test_others_read_a_shared_snapshot_as_it_was_until_it_is_closed(
+    resource: Resource, database: Database
+) -> None:
+    query = "select bal from acct where id = 1"
+    async with resource.snapshot() as snapshot:
+        shared = await snapshot.share()
+        await resource.apply([entry(1, member("t1", balance(1, 5)))])
+
+        assert await database.shared_sql(shared, query) == [(100,)]
+        assert await database.sql(query) == [(105,)]
+
+    with pytest.raises((asyncpg.PostgresError, sqlite3.Error)):
+        await database.shared_sql(shared, query)
+
+
+async def test_what_needs_tables_of_our_own_is_rejected_where_there_can_be_none(resource: Resource) -> None:
+    if resource.has_own_schema:
+        await resource.run_own_script("create table tops.made_for_a_test (id int primary key)")
+        forget = "delete from tops.made_for_a_test where $1::text is not null"
+        vote = await resource.apply_aside(member("t1", balance(1, 5)), forget)
+        assert (vote.excluded, vote.rows) == (None, (1,))
+        return
+    with pytest.raises(ConfigError, match="SQLite"):
+        await resource.run_own_script("create table made_for_a_test (id int primary key)")
+    with pytest.raises(ConfigError, match="SQLite"):
+        await resource.apply_aside(member("t1", balance(1, 5)), "delete from made_for_a_test")
 
 
 async def test_a_snapshot_goes_into_another_set_as_it_came_out(resource: Resource, database: Database) -> None:

@@ -26,7 +26,7 @@ class SlowVisitor:
     def expects(self, barrier: str) -> bool:
         return True
 
-    async def reached(self, barrier: str, position: int) -> None:
+    async def reached(self, barrier: str) -> None:
         self.arrived.set()
         await self.may_go_on.wait()
 

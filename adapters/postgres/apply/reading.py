@@ -18,7 +18,7 @@ from adapters.postgres.apply.session import Connection, Options, connect, meter_
 from adapters.postgres.sql.catalog import Table, find_table, find_types
 from adapters.postgres.sql.literals import SqlType, identifier, literal
 from adapters.postgres.sql.sqlstates import is_connection_loss, is_passing
-from adapters.resource import Position, ReadResult
+from adapters.resource import Position, ReadResult, SharedSnapshot
 from adapters.sql import check_query
 from tops.model.errors import NotReachable, ResourceError, ResourceRefused, ResultTooLarge
 from tops.model.log_points import LogPoint
@@ -267,6 +267,10 @@ class PostgresSnapshot:
         cursor = await statement.cursor()
         while records := await cursor.fetch(chunk):
             yield plain_rows(records)
+
+    async def share(self) -> SharedSnapshot:
+        """Export the snapshot: `set transaction snapshot` with this name reads the same state."""
+        return SharedSnapshot(name=await self._connection.fetchval("select pg_export_snapshot()"))
 
 
 @asynccontextmanager

@@ -8,10 +8,7 @@ transaction is skipped; a peer-to-peer set sets it aside and is marked divergent
 import logging
 from datetime import UTC, datetime
 
-from adapters import PostgresAdapter
 from adapters.changes import Row, decode_member, encode_member
-from adapters.postgres.aside import apply_aside
-from adapters.postgres.copy.scripts import run_own_script
 from adapters.resource import Entry, EntryFailed, Resource
 from replication.conflicts.tables import CONFLICTS, DDL, SET_ASIDE, aside_row, record_of, refusal
 from replication.policies import EntryKind, OnApplyFailure, Policy
@@ -27,9 +24,9 @@ log = logging.getLogger("tops.replication")
 class ApplyErrors:
     """What one replica does about changes that it can't apply, and what it remembers of them."""
 
-    def __init__(self, policy: Policy, replica: str, dsn: str, participant: ReplicaParticipant) -> None:
+    def __init__(self, policy: Policy, replica: str, participant: ReplicaParticipant) -> None:
         self._reaction = policy.on_apply_failure()
-        self._replica, self._dsn, self._participant = replica, dsn, participant
+        self._replica, self._participant = replica, participant
         self._diverges = policy.entry_kind is EntryKind.VERSIONED  # when something is set aside: nobody else does it
         self.conflict_count = 0
         self.set_aside_count = 0
@@ -42,10 +39,10 @@ class ApplyErrors:
 
     async def start(self) -> None:
         """Make the tables, and remember what is in them."""
-        if self._dsn.startswith("sqlite:"):
-            return
-        await run_own_script(self._dsn, DDL)
-        await self.count()
+        resource = self._participant.resource
+        if resource.has_own_schema:
+            await resource.run_own_script(DDL)
+            await self.count()
 
     async def count(self) -> None:
         read = self._participant.resource.read_own
@@ -90,9 +87,8 @@ class ApplyErrors:
         rows = (await resource.read_own(f"select tx, number, member from {SET_ASIDE} order by number, tx")).rows
         done = 0
         for row in rows:
-            if isinstance(resource, PostgresAdapter):
-                vote = await apply_aside(resource, decode_member(row["member"]), _FORGET)
-                done += vote.excluded is None
+            vote = await resource.apply_aside(decode_member(row["member"]), _FORGET)
+            done += vote.excluded is None
         await self.count()
         left = f"{self.set_aside_count} are still set aside"
         return f"{self._replica}: {done} of {len(rows)} transactions were applied; {left}"

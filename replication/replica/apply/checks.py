@@ -8,18 +8,13 @@ since what it would write was looked at before.
 import asyncio
 import logging
 import math
-import sqlite3
-import tempfile
-from contextlib import AsyncExitStack, closing
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import assert_never
 
 import msgspec
 
-from adapters import PostgresAdapter
 from adapters.changes import Change, Member, Repair, Statement
-from adapters.postgres.copy.scripts import run_own_script
 from adapters.resource import Resource
 from replication.conflicts.own_statements import REPAIR_CALL
 from replication.model.touched_rows import Place, columns_of, keys_of, place, table_name, tables_named_in
@@ -58,8 +53,8 @@ Question = calls.BarrierWanted | calls.BarrierSnapshot | calls.BarrierDone | cal
 class AtReplica:
     """The visitor in one replica's agent."""
 
-    def __init__(self, replica: str, resource: Resource, dsn: str) -> None:
-        self._replica, self._resource, self._dsn = replica, resource, dsn
+    def __init__(self, replica: str, resource: Resource) -> None:
+        self._replica, self._resource = replica, resource
         self._stops: dict[str, _Stop] = {}
         self._guards: dict[str, _Guard] = {}
         self._expiring: asyncio.Future[None] | None = None
@@ -92,32 +87,29 @@ class AtReplica:
     def expects(self, barrier: str) -> bool:
         return barrier in self._stops
 
-    async def reached(self, barrier: str, position: int) -> None:
+    async def reached(self, barrier: str) -> None:
         stop = self._stops.get(barrier)
         if stop is None or stop.taken.done():
             return
         try:
             async with asyncio.timeout(TAKE_S):
-                told = await self._take(stop, position)
+                told = await self._take(stop)
         except Exception as error:  # whatever it is, it is the check's trouble and not the replica's
             log.warning("no snapshot at a barrier", extra={"replica": self._replica, "reason": str(error)})
             stop.taken.set_exception(NotReachable(f"replica {self._replica} could not take a snapshot: {error}"))
         else:
             stop.taken.set_result(told)
 
-    async def _take(self, stop: "_Stop", position: int) -> calls.SnapshotTold:
-        if not isinstance(self._resource, PostgresAdapter):
-            folder = stop.held.enter_context(tempfile.TemporaryDirectory(prefix="tops-snapshot-"))
-            copy = Path(folder) / "snapshot.db"
-            await asyncio.to_thread(_copy, self._dsn.removeprefix("sqlite://"), copy)
-            return self._told("", str(copy), position)
+    async def _take(self, stop: "_Stop") -> calls.SnapshotTold:
         snapshot = await stop.held.enter_async_context(self._resource.snapshot())
-        name = await snapshot.connection.fetchval("select pg_export_snapshot()")
-        return self._told(name, "", snapshot.position.prefix)
-
-    def _told(self, snapshot: str, path: str, position: int) -> calls.SnapshotTold:
-        at = datetime.now(UTC).isoformat()
-        return calls.SnapshotTold(replica=self._replica, snapshot=snapshot, path=path, position=position, at=at)
+        shared = await snapshot.share()
+        return calls.SnapshotTold(
+            replica=self._replica,
+            snapshot=shared.name,
+            path=shared.path,
+            position=snapshot.position.prefix,
+            at=datetime.now(UTC).isoformat(),
+        )
 
     async def _snapshot(self, barrier: str, wait_s: float) -> calls.SnapshotTold:
         stop = self._stops.get(barrier)
@@ -144,9 +136,9 @@ class AtReplica:
     # ------------------------------------------------------------------------------------------------------- repairs
 
     async def _guard(self, repair: str, places: tuple[Place, ...]) -> calls.Told:
-        if not isinstance(self._resource, PostgresAdapter):
+        if not self._resource.has_own_schema:
             raise ConfigError(f"replica {self._replica}: only PostgreSQL replicas are repaired through the set")
-        await run_own_script(self._dsn, REPAIR_FUNCTION)
+        await self._resource.run_own_script(REPAIR_FUNCTION)
         while len(self._guards) >= GUARDS_MAX:
             del self._guards[next(iter(self._guards))]
         self._guards[repair] = _Guard(frozenset(places))
@@ -213,8 +205,3 @@ class _Guard:
             return False
         table, key = msgspec.json.decode(change.args[0], type=Place)
         return max(self._written.get((table, key), 0), self._whole.get(table, 0)) <= position
-
-
-def _copy(path: str, copy: Path) -> None:
-    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(copy)) as target:
-        source.backup(target)

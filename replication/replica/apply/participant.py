@@ -210,7 +210,7 @@ class ReplicaParticipant(BatchParticipant):
         waited = self._barriers.pop(attempt.number, [])
         if committed:
             if waited:
-                await self._at_barriers(waited, attempt.number)
+                await self._at_barriers(waited)
             self._reach(attempt.number)
         # Last: whoever asks where we are must hear of the number, as promised or as reached, at every moment.
         self.prepared.discard(attempt.number)
@@ -264,7 +264,7 @@ class ReplicaParticipant(BatchParticipant):
                 continue
             self.trouble = ""
             if waited and done.position >= part[-1].number:
-                await self._at_barriers(waited, part[-1].number)
+                await self._at_barriers(waited)
             self._reach(done.position)
             work = [entry for entry in work if entry.number > done.position]
             if done.failed is not None and work:
@@ -397,10 +397,10 @@ class ReplicaParticipant(BatchParticipant):
                 return work[: place + 1], waited
         return work, []
 
-    async def _at_barriers(self, barriers: Sequence[str], position: int) -> None:
+    async def _at_barriers(self, barriers: Sequence[str]) -> None:
         for barrier in barriers:
             if self.visitor is not None:
-                await self.visitor.reached(barrier, position)
+                await self.visitor.reached(barrier)
 
     async def _failed(self, entry: Entry, failed: EntryFailed) -> Entry | None:
         if self.on_failed_entry is None:

@@ -106,7 +106,7 @@ def test_a_row_that_was_written_since_the_look_is_left_alone(change: Change, lef
 def test_a_repair_without_a_guard_writes_nothing_and_neither_does_what_is_no_repair_of_a_row() -> None:
     repair = Repair("shop-r1", "ident", 11)
     member = Member(TxId("tx"), (repair_of_row(7),), control=repair)
-    visitor = AtReplica("r1", None, "")  # type: ignore[arg-type]
+    visitor = AtReplica("r1", None)  # type: ignore[arg-type]
 
     assert visitor.permitted(member, repair).changes == ()
     assert not _Guard(frozenset({place("t", {"id": 7})})).untouched(Statement("delete from t"), 11)

@@ -3,7 +3,7 @@
 import time
 
 from adapters.changes import Member
-from adapters.postgres.adapter import PostgresAdapter
+from adapters.postgres.apply.book import Book
 from adapters.postgres.apply.progress import Job
 from adapters.postgres.apply.session import Connection
 from adapters.postgres.apply.statements import Statements
@@ -11,9 +11,8 @@ from adapters.postgres.apply.transactions import SlowPath
 from adapters.resource import MemberVote, Why
 
 
-async def apply_aside(adapter: PostgresAdapter, member: Member, forget_sql: str) -> MemberVote:
+async def apply_aside(book: Book, member: Member, forget_sql: str) -> MemberVote:
     """Carry out the member and, in the same transaction, the statement that forgets it (with the id as `$1`)."""
-    book = adapter.book
 
     async def work(connection: Connection, statements: Statements) -> MemberVote:
         slow = SlowPath(book.session, connection, statements, book.replica_set)
