@@ -8,7 +8,9 @@ unexport PYTHONDONTWRITEBYTECODE
 # Workers must collect the same tests in the same order, also where an id shows a set.
 PYTEST := PYTHONHASHSEED=0 $(BIN)/python -m pytest -q
 
-.PHONY: demo test test-long bench lint fmt docs java chromium clean
+COMPOSE := docker compose -f compose/compose.yaml
+
+.PHONY: demo test test-long bench lint fmt docs java chromium clean compose-up compose-demo compose-check compose-down
 
 $(STAMP): pyproject.toml requirements.lock
 	@echo "== creating $(VENV) and installing the project (once)"
@@ -47,6 +49,24 @@ fmt: $(STAMP)
 
 docs:
 	@echo "docs are Markdown under docs/; start at docs/architecture.md"
+
+# A stack in production shape, in containers: docs/compose.md. These need Docker and its compose plugin, and no Python
+# packages.
+compose-up:
+	@$(COMPOSE) build
+	@$(COMPOSE) up --detach --wait
+	@echo "Grafana: http://127.0.0.1:$${TOPS_GRAFANA_PORT:-3000}, Prometheus: http://127.0.0.1:$${TOPS_PROMETHEUS_PORT:-9090}"
+
+compose-demo: compose-up
+	@$(PYTHON) compose/demo.py
+
+# Workers call the driver by its name: the alias.
+compose-check: compose-up
+	@$(COMPOSE) --profile check run --rm --use-aliases check
+
+# Containers and networks; `docker compose -f compose/compose.yaml down --volumes` also removes data and keys.
+compose-down:
+	@$(COMPOSE) --profile demo --profile check --profile operator down
 
 # Spark needs Java 17 or newer.
 java:

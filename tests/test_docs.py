@@ -7,7 +7,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").rglob("*.md")])
-MENTIONED = re.compile(r"`((?:tops|replication|adapters|bench|tests|examples)/[\w/.-]+\.(?:py|md|txt|toml|json))[`:]")
+MENTIONED = re.compile(
+    r"`((?:tops|replication|adapters|bench|compose|tests|examples)/[\w/.-]+\.(?:py|md|txt|toml|json|yml|yaml))[`:]"
+)
 GENERATED = ("bench/results/",)
 
 

@@ -17,7 +17,7 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("tops", "replication", "adapters")
-OTHERS = ("bench", "tests", "examples")  # copied too: they must be left out by the build, not by us
+OTHERS = ("bench", "compose", "tests", "examples")  # copied too: they must be left out by the build, not by us
 FILES = ("pyproject.toml", "README.md", "LICENSE")
 SETUPTOOLS_MIN = Version("77")
 
