@@ -238,10 +238,21 @@ class ReplicaSetConfig(Table):
             raise ValueError(f"primary is {self.primary!r}, which is no replica of the set")
         if self.min_in_sync is not None and self.min_in_sync > len(self.replica):
             raise ValueError(f"min_in_sync is {self.min_in_sync}, but there are {len(self.replica)} replicas")
-        if any((r.dsn or "").startswith("sqlite:") for r in self.replica) and self.policy in ("quorum", "write-all"):
+        self._check_sqlite([r.name for r in self.replica if (r.dsn or "").startswith("sqlite:")])
+
+    def _check_sqlite(self, names: list[str]) -> None:
+        """SQLite replicas apply the log and nothing else."""
+        if not names:
+            return
+        follow = "it may follow in a primary-site set, or in a combined set outside of `sync`"
+        if self.policy in ("quorum", "write-all") or any(name in self.sync for name in names):
             raise ValueError(
-                "SQLite commits early and takes it back, so it can't vote; it may follow in a combined set"
+                f"replica {names[0]!r}: SQLite commits early and takes it back, so it can't vote; {follow}"
             )
+        if self.policy in ("peer-to-peer", "serializable"):
+            raise ValueError(f"replica {names[0]!r}: policy {self.policy} needs PostgreSQL at every replica; {follow}")
+        if self.primary in names:
+            raise ValueError(f"primary {self.primary!r} is an SQLite file; {follow}")
 
 
 def login_keys(logins: "Logins") -> str:

@@ -56,6 +56,33 @@ def test_a_wrong_set_is_refused_with_its_line(tmp_path: Path, keys: str, problem
     assert "tops.toml" in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ('policy = "quorum"', "can't vote"),
+        ('policy = "write-all"', "can't vote"),
+        ('policy = "combined"\nsync = ["r1", "r2"]', "can't vote"),
+        ('policy = "peer-to-peer"', "needs PostgreSQL at every replica"),
+        ('policy = "serializable"', "needs PostgreSQL at every replica"),
+        ('policy = "primary-site"\nprimary = "r2"', "is an SQLite file"),
+        ('policy = "primary-site"\nprimary = "r1"', ""),
+        ('policy = "combined"\nsync = ["r1", "r3"]', ""),
+    ],
+)
+def test_an_sqlite_replica_can_only_follow(tmp_path: Path, keys: str, problem: str) -> None:
+    path = tmp_path / "tops.toml"
+    replicas = [f'[[replica_set.replica]]\nname = "r{n}"\nbroker = "b1"' for n in (1, 2, 3)]
+    replicas[1] += f'\ndsn = "sqlite:///{tmp_path}/r2.db"'
+    path.write_text("\n".join([HEAD, f'[[replica_set]]\nname = "shop"\n{keys}', *replicas]))
+
+    if not problem:
+        assert [r.name for r in Cluster.load(path).replica_set("shop").replica] == ["r1", "r2", "r3"]
+        return
+    with pytest.raises(ConfigError, match="'r2'") as rejected:
+        Cluster.load(path)
+    assert problem in str(rejected.value)
+
+
 def test_a_replica_at_no_broker_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "tops.toml"
     path.write_text(

@@ -127,13 +127,13 @@ def a_file(folder: Path, *dsns: str, keys: str = 'policy = "quorum"') -> Path:
     [
         (("postgresql://a@h/db", "postgresql://b:x@H:5432/db"), "database of replica 'r1'"),
         (("mysql://a@h/db",), "'mysql' is no database that can be a replica"),
-        (("sqlite:///x.db", "sqlite:///x.db"), "database of replica 'r1'"),
+        (("postgresql://a@h/db", "sqlite:///x.db", "sqlite:///x.db"), "database of replica 'r2'"),
     ],
 )
 def test_an_address_that_can_not_be_a_replica_is_an_error_of_the_file(
     folder: Path, dsns: tuple[str, ...], problem: str
 ) -> None:
-    keys = 'policy = "peer-to-peer"'
+    keys = 'policy = "primary-site"\nprimary = "r1"'
     with pytest.raises(ConfigError, match=problem):
         Cluster.load(a_file(folder, *dsns, keys=keys))
 
