@@ -16,7 +16,7 @@ from replication.rpc.calls import Execute, ExecuteDone, ReplicaFailed, Where
 from replication.rpc.conversation import Caller
 from replication.rpc.refusals import ChangeNotProved, Duplicate, WriteRefused, check_request, database_error, understand
 from tops.client.site import Site
-from tops.model.errors import NotReachable, OutcomeUnknown, Retry, error_code
+from tops.model.errors import NotReachable, OutcomeUnknown, Retry
 from tops.model.ids import TxId
 from tops.model.transactions import Scope
 
@@ -80,8 +80,7 @@ class Fallback:
             self._chosen = None
             if failed.retry is Retry.ASK_FIRST:
                 raise OutcomeUnknown(tx, f"replica {replica}") from failed
-            raise WriteRefused(tx, error_code(failed.kind), str(failed), retry=failed.retry) from failed
-        assert isinstance(done, ExecuteDone)
+            raise WriteRefused(tx, failed.code, str(failed), retry=failed.retry) from failed
         if done.error is not None:
             raise database_error(tx, done.error)
         if done.rejection is not None:

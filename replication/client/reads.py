@@ -22,23 +22,25 @@ from replication.model.events import log_type
 from replication.model.values import pack_values, unpack_rows
 from replication.policies import Policy
 from replication.rpc.calls import (
-    AnyAnswer,
+    Denied,
     Failed,
     Located,
     LockedRead,
-    LockedReadDone,
+    Question,
+    R,
     Read,
-    ReadDone,
     ReplicaFailed,
     Where,
 )
 from replication.rpc.conversation import Caller
 from tops.client.site import Site
-from tops.model.errors import InvalidTransaction, NotReachable, TopsError
+from tops.model.errors import InvalidTransaction, NotReachable, OutcomeUnknown, ResourceRefused, TopsError, code_of
 from tops.model.transactions import Scope
 
 Consistency = Literal["any", "primary", "quorum", "current"]
 ASK_S = 2.0
+# Of a replica that can't for now: another one may.
+_ELSEWHERE = frozenset(map(code_of, (NotReachable, ResourceRefused, OutcomeUnknown)))
 MARGIN_S = 2.0  # an answer may take this much longer than the wait that it was allowed
 
 
@@ -110,8 +112,8 @@ class Reader:
         check_query(sql, any_dialect=True)
         _, floor = _token(after)
         read = LockedRead(sql=sql, args=pack_values(args), at_least=floor, wait_s=self._config.wait_s)
-        done = await self._answer(self._by_nearness(), read)
-        assert isinstance(done, LockedReadDone)
+        replicas = self._by_nearness()
+        done = await self._answer(replicas, read, self._patience(read, replicas))
         return unpack_rows(done.rows), [Lock(table, key, done.position) for table, key in done.locks]
 
     def _check(self, consistency: str) -> None:
@@ -131,32 +133,32 @@ class Reader:
         return [r.name for r in near]
 
     async def _first(self, replicas: Sequence[str], read: Read) -> ReadResult:
-        done = await self._answer(replicas, read)
-        assert isinstance(done, ReadDone)
+        done = await self._answer(replicas, read, self._patience(read, replicas))
         return ReadResult(unpack_rows(done.rows), done.replica, done.position)
 
-    async def _answer(self, replicas: Sequence[str], read: Read | LockedRead) -> AnyAnswer:
+    async def _answer(self, replicas: Sequence[str], read: Question[R], wait_s: float) -> R:
         """Of the first replica that can; one that is away, too far behind or stopped is passed over."""
         problems: list[str] = []
         for name in replicas:
             try:
-                return await self._caller.ask(self._config.site_of(name), read, self._patience(read, replicas))
+                return await self._caller.ask(self._config.site_of(name), read, wait_s)
             except NotReachable as error:
                 problems.append(f"{name}: {error}")
             except ReplicaFailed as failed:
-                if failed.kind not in ("NotReachable", "ResourceRefused", "OutcomeUnknown"):
+                if failed.code not in _ELSEWHERE:
                     raise
                 problems.append(str(failed))
         raise NotReachable(f"no replica of {self._config.name!r} could answer: {'; '.join(problems)}")
 
-    def _patience(self, read: Read | LockedRead, replicas: Sequence[str]) -> float:
+    @staticmethod
+    def _patience(read: Read | LockedRead, replicas: Sequence[str]) -> float:
         return read.wait_s + MARGIN_S if read.at_least or len(replicas) == 1 else ASK_S + MARGIN_S
 
     async def _quorum(self, read: Read, floor: int, chosen: list[str] | None) -> ReadResult:
         voters = [n for n in self._config.names if self._policy.scope_of(n) is Scope.DISTRIBUTED]
         needed = self._config.reads_needed
 
-        def counts(answer: AnyAnswer) -> bool:
+        def counts(answer: Located | Failed | Denied) -> bool:
             return isinstance(answer, Located) and answer.replica in voters
 
         answers = await self._caller.ask_all(Where(), min(ASK_S, read.wait_s), needed, counts)

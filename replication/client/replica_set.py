@@ -21,12 +21,13 @@ from replication.model.config import Cluster, ReplicaSetConfig
 from replication.model.events import log_type
 from replication.model.values import unpack_rows
 from replication.policies import EntryKind, policy_of
+from replication.rpc.calls import Conflicts as ConflictsWanted
 from replication.rpc.calls import (
-    AnyQuestion,
     Describe,
     Described,
     Pause,
     Quarantine,
+    Question,
     Reload,
     Resume,
     RetryErrors,
@@ -35,7 +36,6 @@ from replication.rpc.calls import (
     StatusTold,
     Told,
 )
-from replication.rpc.calls import Conflicts as ConflictsWanted
 from replication.rpc.conversation import Caller
 from replication.rpc.refusals import SerializationFailure, VersionConflict
 from tops.client.site import Site
@@ -189,7 +189,6 @@ class ReplicaSet:
         """An operator's request to one replica: `pause` (with a reason), `resume`, `retry`, `reload` or
         `quarantine`."""
         answer = await self._caller.ask(self.config.site_of(replica), _operation(what, argument), 30.0)
-        assert isinstance(answer, Told)
         return answer.text
 
     async def recover_log(self, *, accept_loss: bool = False) -> LogRecovered:
@@ -237,7 +236,7 @@ def _named(replica: dict[str, Any]) -> str:
     return f"{replica['replica']} (not started: {reason})" if reason else str(replica["replica"])
 
 
-def _operation(what: str, reason: str) -> AnyQuestion:
+def _operation(what: str, reason: str) -> Question[Told]:
     match what:
         case "pause":
             return Pause(reason=reason)
@@ -317,5 +316,4 @@ async def _described(caller: Caller, replica_set: str, timeout_s: float) -> Desc
                     f"no replica of set {replica_set!r} answers: is the name right, and does an agent run?"
                 ) from None
             continue
-        assert isinstance(answer, Described)
         return answer

@@ -17,7 +17,7 @@ from replication.model.config import ReplicaSetConfig
 from replication.model.events import log_type, write_body
 from replication.model.values import unpack_rows
 from replication.policies import Policy, Route, policy_of, write_spec
-from replication.rpc.calls import Describe, Described, Held, HeldTold, ReplicaFailed, Write, WriteDone
+from replication.rpc.calls import Describe, Described, Held, ReplicaFailed, Write
 from replication.rpc.control import check_key
 from replication.rpc.conversation import Caller
 from replication.rpc.refusals import (
@@ -39,7 +39,7 @@ from tops.model.errors import (
     Retry,
     TopsError,
     TransactionAborted,
-    error_code,
+    code_of,
 )
 from tops.model.ids import TxId, counted_id, identity_in, told_by_counted
 from tops.model.rejections import RejectionCode
@@ -154,7 +154,6 @@ class Writer:
     async def _describe_again(self) -> None:
         """The set's configuration has changed since this client connected."""
         described = await self._caller.ask("*", Describe(), self._patience_s)
-        assert isinstance(described, Described)
         self._config = ReplicaSetConfig.model_validate_json(described.config)
         self._policy = policy_of(self._config)
         self._route, self._spec = self._policy.route, write_spec(self._log_type, self._policy)
@@ -246,10 +245,9 @@ class Writer:
         except ReplicaFailed as failed:
             if failed.retry is Retry.ASK_FIRST:
                 raise OutcomeUnknown(tx, f"replica {replica}") from failed
-            if failed.kind == NotStarted.__name__:
+            if failed.code == code_of(NotStarted):
                 raise NotStarted(str(failed), tx) from failed
-            raise WriteRefused(tx, error_code(failed.kind), str(failed), retry=failed.retry) from failed
-        assert isinstance(done, WriteDone)
+            raise WriteRefused(tx, failed.code, str(failed), retry=failed.retry) from failed
         if done.rejection is not None:
             raise understand(tx, done.rejection)
         self._replica = replica
@@ -331,7 +329,6 @@ class Writer:
             except (NotReachable, ReplicaFailed) as error:
                 problems.append(str(error))
                 continue
-            assert isinstance(done, HeldTold)
             return done.held
         raise NotReachable(f"no replica of {self._config.name!r} could answer: {'; '.join(problems)}")
 

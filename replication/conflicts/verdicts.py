@@ -12,7 +12,7 @@ from typing import Any
 from adapters.changes import Upsert
 from adapters.resource import Entry, Resource
 from replication.conflicts.tables import CONFLICTS, is_record, refusal_id, rejection_in
-from replication.rpc.calls import Judged, Judgement, ReplicaFailed
+from replication.rpc.calls import Judgement, ReplicaFailed
 from replication.rpc.conversation import Caller
 from tops.model.errors import NotReachable, OutcomeUnknown
 from tops.model.rejections import Rejection
@@ -109,6 +109,5 @@ class VerdictAsker:
             except (NotReachable, ReplicaFailed) as error:
                 problems.append(str(error))
                 continue
-            assert isinstance(judged, Judged)
             return judged.rejected
         raise NotReachable("; ".join(problems))

@@ -53,7 +53,7 @@ from replication.rpc.rights import RequestGuard
 from tops.client.site import Site
 from tops.client.subscriptions import Subscription
 from tops.core.participant.participation import SiteOptions
-from tops.model.errors import AgentReplaced, ConfigError, InvalidTransaction, NotReachable, TopsError, error_code
+from tops.model.errors import AgentReplaced, ConfigError, InvalidTransaction, NotReachable, TopsError, code_of
 from tops.model.transactions import Scope, TxType
 
 KEY_HELD = f"select from {KEYS} where replica_set = $1 and key = $2"
@@ -72,9 +72,10 @@ class Failure:
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
-        known = isinstance(error, TopsError)
-        self.code = error_code(type(error).__name__) if known else "internal-error"
-        self._text = str(error) if known else f"{type(error).__name__}: {error}"
+        if isinstance(error, TopsError):
+            self.code, self._text = code_of(error), str(error)
+        else:
+            self.code, self._text = calls.INTERNAL_ERROR, f"{type(error).__name__}: {error}"
 
     def __str__(self) -> str:
         return f"serves no longer ({self.code}): {self._text}"

@@ -34,7 +34,6 @@ from replication.replica.start.fingerprint import Progress
 from replication.rpc.calls import (
     CloseCopy,
     CopyChunk,
-    CopyOpened,
     CopyWanted,
     GetSchema,
     Located,
@@ -198,7 +197,6 @@ class Newcomer:
         if not known.missing:
             return known
         opened = await caller.ask(site, OpenCopy(copy=known.copy, target=self._agent.name), CHUNK_S)
-        assert isinstance(opened, CopyOpened)
         extra = {"replica": self._agent.replica.name, "source": known.source}
         if opened.snapshot == known.opened.snapshot:
             log.info("copy goes on", extra={**extra, "pieces": len(known.missing)})
@@ -226,7 +224,6 @@ class Newcomer:
                 if schema is not None:
                     await self._check_server(connection, schema)
                 opened = await caller.ask(site, OpenCopy(copy=copy, target=agent.name), CHUNK_S)
-                assert isinstance(opened, CopyOpened)
                 digest = _digest(schema) if schema is not None else ""
                 record = CopyRecord(copy, source, opened, digest, schema.post_data if schema is not None else None)
                 async with connection.transaction():
@@ -264,7 +261,6 @@ class Newcomer:
                     )
                 return None
         dumped = await caller.ask(source, GetSchema(), CHUNK_S)
-        assert isinstance(dumped, SchemaDumped)
         if known is not None and is_copied and known.schema_digest != _digest(dumped):
             raise ResourceError(
                 f"replica {self._agent.replica.name}",
@@ -352,9 +348,7 @@ class Newcomer:
     @staticmethod
     def _ask(caller: Caller, site: str, copy: str, piece: int, number: int) -> "asyncio.Task[CopyChunk]":
         async def ask() -> CopyChunk:
-            chunk = await caller.ask(site, CopyWanted(copy=copy, piece=piece, number=number), CHUNK_S)
-            assert isinstance(chunk, CopyChunk)
-            return chunk
+            return await caller.ask(site, CopyWanted(copy=copy, piece=piece, number=number), CHUNK_S)
 
         return asyncio.ensure_future(ask())
 

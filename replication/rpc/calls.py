@@ -1,196 +1,16 @@
 """Requests from clients to replicas, and their responses; `replication.rpc.conversation` carries them."""
 
 from collections.abc import Sequence
-from typing import Any
+from functools import cache
+from typing import Any, Generic, TypeVar, cast, get_args
 
 import msgspec
 
-from tops.model.errors import NotListed, PermissionDenied, ProtocolError, Retry, TopsError
+from tops.model.errors import NotListed, PermissionDenied, ProtocolError, Retry, TopsError, code_of
 from tops.model.log_points import BEGINNING, LogPoint
 from tops.model.rejections import Rejection
 
-
-class Question(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
-    """Something a client asks a replica."""
-
-
-class Describe(Question, frozen=True):
-    """What is this set? Answer: `Described`."""
-
-
-class Where(Question, frozen=True):
-    """How far are you? Answer: `Located`."""
-
-
-class Read(Question, frozen=True):
-    """A query, once the replica's position has reached `at_least`. Answer: `ReadDone`.
-
-    `settled`: not before the outcome of what this replica has promised is known here, too. `chosen`: the client has
-    named this replica, and wants what it shows even if others show something else."""
-
-    sql: str
-    args: bytes
-    at_least: int = 0
-    wait_s: float = 5.0
-    max_lag_s: float | None = None
-    settled: bool = False
-    chosen: bool = False
-
-
-class LockedRead(Question, frozen=True):
-    """A query inside a serializable transaction, once the replica's position has reached `at_least`. Answer:
-    `LockedReadDone`, with what of the data it depends on."""
-
-    sql: str
-    args: bytes
-    at_least: int = 0
-    wait_s: float = 5.0
-
-
-class Judgement(Question, frozen=True):
-    """What became of logged transactions (number, id), once the last of them is applied. Answer: `Judged`."""
-
-    asked: tuple[tuple[int, str], ...]
-    wait_s: float = 5.0
-
-
-class Write(Question, frozen=True):
-    """Changes to commit at this replica first. Answer: `WriteDone`."""
-
-    tx: str
-    member: bytes
-
-
-class Execute(Question, frozen=True):
-    """Execute the member's changes once, here, and replicate the rows that they change. Response: `ExecuteDone`.
-
-    Known by the member's idempotency key, or by `tx`; begins at a position of at least `at_least`. `reads`: what a
-    serializable transaction depends on."""
-
-    tx: str
-    member: bytes
-    at_least: int = 0
-    reads: bytes = b""
-
-
-class Held(Question, frozen=True):
-    """Whether anything is committed under an idempotency key, once the replica's position has reached `at_least`.
-    Answer: `HeldTold`."""
-
-    key: str
-    at_least: int = 0
-    wait_s: float = 5.0
-
-
-class Status(Question, frozen=True):
-    """Answer: `StatusTold`."""
-
-
-class Pause(Question, frozen=True):
-    """Apply nothing more until `Resume`; the reason is shown with the status. Response: `Told`."""
-
-    reason: str = ""
-
-
-class Resume(Question, frozen=True):
-    """Apply again. Response: `Told`."""
-
-
-class RetryErrors(Question, frozen=True):
-    """Apply again what could not be applied. Response: `Told`."""
-
-
-class Reload(Question, frozen=True):
-    """Read the configuration file again. Response: `Told`."""
-
-
-class Quarantine(Question, frozen=True):
-    """Take a transaction that can't be published out of the outbox, and publish what is behind it. Response: `Told`."""
-
-
-class CheckDone(Question, frozen=True):
-    """A check has compared these tables wholly; `found`: how this replica differs, by table. Response: `Told`."""
-
-    tables: tuple[str, ...]
-    found: dict[str, str]
-
-
-class Conflicts(Question, frozen=True):
-    """The newest entries of the conflict log. Answer: `RowsTold`."""
-
-    limit: int = 100
-
-
-class OpenCopy(Question, frozen=True):
-    """Hold a snapshot of the set's tables for a copy of this name; one that is held already is gone on with, and any
-    other that the same target has asked for is let go. Response: `CopyOpened`."""
-
-    copy: str
-    target: str = ""
-
-
-class CopyWanted(Question, frozen=True):
-    """Chunk `number`, counted from 0, of a copy's piece. Response: `CopyChunk`."""
-
-    copy: str
-    piece: int
-    number: int
-
-
-class CloseCopy(Question, frozen=True):
-    """The copy is loaded, or given up. Response: `Told`."""
-
-    copy: str
-
-
-class GetSchema(Question, frozen=True):
-    """The schema of a replica's database. Response: `SchemaDumped`."""
-
-
-class GetStartState(Question, frozen=True):
-    """How far the start of the set has come at a replica. Response: `StartState`."""
-
-
-class GetTableFingerprint(Question, frozen=True):
-    """What a replica's fingerprint of one table was made of. Response: `TableFingerprint`."""
-
-    table: str
-
-
-class GetSchemaDigests(Question, frozen=True):
-    """How a replica's tables are defined at the moment. Response: `SchemaDigests`."""
-
-
-class BarrierWanted(Question, frozen=True):
-    """Be ready to take a snapshot when this barrier is reached in the log. Answer: `Told`."""
-
-    barrier: str
-
-
-class BarrierSnapshot(Question, frozen=True):
-    """The snapshot that was taken at the barrier, once it is. Answer: `SnapshotTold`."""
-
-    barrier: str
-    wait_s: float
-
-
-class BarrierDone(Question, frozen=True):
-    """The snapshot need not be held any more. Answer: `Told`."""
-
-    barrier: str
-
-
-class GuardWanted(Question, frozen=True):
-    """Remember from now on which of these rows (table, key) are written, until a repair asks. Answer: `Told`."""
-
-    repair: str
-    places: tuple[tuple[str, str], ...]
-
-
-class GuardDone(Question, frozen=True):
-    """Answer: `Told`."""
-
-    repair: str
+INTERNAL_ERROR, UNEXPECTED_RESPONSE = "internal-error", "unexpected-response"
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
@@ -198,15 +18,15 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=T
 
 
 class Failed(Answered, frozen=True):
-    """An error of the family, by name; raised again at the client."""
+    """An error, by its code; raised again at the client as `ReplicaFailed`."""
 
-    kind: str
+    code: str
     text: str
     retry: str
 
     @classmethod
     def because(cls, error: TopsError) -> "Failed":
-        return cls(kind=type(error).__name__, text=str(error), retry=error.retry.value)
+        return cls(code=code_of(error), text=str(error), retry=error.retry.value)
 
 
 class Denied(Answered, frozen=True):
@@ -386,6 +206,192 @@ class SnapshotTold(Answered, frozen=True):
     at: str
 
 
+R = TypeVar("R", bound=Answered)
+
+
+class Question(msgspec.Struct, Generic[R], frozen=True, kw_only=True, array_like=True, tag=True):
+    """Something a client asks a replica; `R` is the kind of response to it."""
+
+
+class Describe(Question[Described], frozen=True):
+    """What is this set? Answer: `Described`."""
+
+
+class Where(Question[Located], frozen=True):
+    """How far are you? Answer: `Located`."""
+
+
+class Read(Question[ReadDone], frozen=True):
+    """A query, once the replica's position has reached `at_least`. Answer: `ReadDone`.
+
+    `settled`: not before the outcome of what this replica has promised is known here, too. `chosen`: the client has
+    named this replica, and wants what it shows even if others show something else."""
+
+    sql: str
+    args: bytes
+    at_least: int = 0
+    wait_s: float = 5.0
+    max_lag_s: float | None = None
+    settled: bool = False
+    chosen: bool = False
+
+
+class LockedRead(Question[LockedReadDone], frozen=True):
+    """A query inside a serializable transaction, once the replica's position has reached `at_least`. Answer:
+    `LockedReadDone`, with what of the data it depends on."""
+
+    sql: str
+    args: bytes
+    at_least: int = 0
+    wait_s: float = 5.0
+
+
+class Judgement(Question[Judged], frozen=True):
+    """What became of logged transactions (number, id), once the last of them is applied. Answer: `Judged`."""
+
+    asked: tuple[tuple[int, str], ...]
+    wait_s: float = 5.0
+
+
+class Write(Question[WriteDone], frozen=True):
+    """Changes to commit at this replica first. Answer: `WriteDone`."""
+
+    tx: str
+    member: bytes
+
+
+class Execute(Question[ExecuteDone], frozen=True):
+    """Execute the member's changes once, here, and replicate the rows that they change. Response: `ExecuteDone`.
+
+    Known by the member's idempotency key, or by `tx`; begins at a position of at least `at_least`. `reads`: what a
+    serializable transaction depends on."""
+
+    tx: str
+    member: bytes
+    at_least: int = 0
+    reads: bytes = b""
+
+
+class Held(Question[HeldTold], frozen=True):
+    """Whether anything is committed under an idempotency key, once the replica's position has reached `at_least`.
+    Answer: `HeldTold`."""
+
+    key: str
+    at_least: int = 0
+    wait_s: float = 5.0
+
+
+class Status(Question[StatusTold], frozen=True):
+    """Answer: `StatusTold`."""
+
+
+class Pause(Question[Told], frozen=True):
+    """Apply nothing more until `Resume`; the reason is shown with the status. Response: `Told`."""
+
+    reason: str = ""
+
+
+class Resume(Question[Told], frozen=True):
+    """Apply again. Response: `Told`."""
+
+
+class RetryErrors(Question[Told], frozen=True):
+    """Apply again what could not be applied. Response: `Told`."""
+
+
+class Reload(Question[Told], frozen=True):
+    """Read the configuration file again. Response: `Told`."""
+
+
+class Quarantine(Question[Told], frozen=True):
+    """Take a transaction that can't be published out of the outbox, and publish what is behind it. Response: `Told`."""
+
+
+class CheckDone(Question[Told], frozen=True):
+    """A check has compared these tables wholly; `found`: how this replica differs, by table. Response: `Told`."""
+
+    tables: tuple[str, ...]
+    found: dict[str, str]
+
+
+class Conflicts(Question[RowsTold], frozen=True):
+    """The newest entries of the conflict log. Answer: `RowsTold`."""
+
+    limit: int = 100
+
+
+class OpenCopy(Question[CopyOpened], frozen=True):
+    """Hold a snapshot of the set's tables for a copy of this name; one that is held already is gone on with, and any
+    other that the same target has asked for is let go. Response: `CopyOpened`."""
+
+    copy: str
+    target: str = ""
+
+
+class CopyWanted(Question[CopyChunk], frozen=True):
+    """Chunk `number`, counted from 0, of a copy's piece. Response: `CopyChunk`."""
+
+    copy: str
+    piece: int
+    number: int
+
+
+class CloseCopy(Question[Told], frozen=True):
+    """The copy is loaded, or given up. Response: `Told`."""
+
+    copy: str
+
+
+class GetSchema(Question[SchemaDumped], frozen=True):
+    """The schema of a replica's database. Response: `SchemaDumped`."""
+
+
+class GetStartState(Question[StartState], frozen=True):
+    """How far the start of the set has come at a replica. Response: `StartState`."""
+
+
+class GetTableFingerprint(Question[TableFingerprint], frozen=True):
+    """What a replica's fingerprint of one table was made of. Response: `TableFingerprint`."""
+
+    table: str
+
+
+class GetSchemaDigests(Question[SchemaDigests], frozen=True):
+    """How a replica's tables are defined at the moment. Response: `SchemaDigests`."""
+
+
+class BarrierWanted(Question[Told], frozen=True):
+    """Be ready to take a snapshot when this barrier is reached in the log. Answer: `Told`."""
+
+    barrier: str
+
+
+class BarrierSnapshot(Question[SnapshotTold], frozen=True):
+    """The snapshot that was taken at the barrier, once it is. Answer: `SnapshotTold`."""
+
+    barrier: str
+    wait_s: float
+
+
+class BarrierDone(Question[Told], frozen=True):
+    """The snapshot need not be held any more. Answer: `Told`."""
+
+    barrier: str
+
+
+class GuardWanted(Question[Told], frozen=True):
+    """Remember from now on which of these rows (table, key) are written, until a repair asks. Answer: `Told`."""
+
+    repair: str
+    places: tuple[tuple[str, str], ...]
+
+
+class GuardDone(Question[Told], frozen=True):
+    """Answer: `Told`."""
+
+    repair: str
+
+
 AnyQuestion = (
     Describe
     | Where
@@ -446,7 +452,20 @@ _answers = msgspec.msgpack.Decoder(list[tuple[RequestId, AnyAnswer]])
 _undecoded = msgspec.msgpack.Decoder(list[tuple[RequestId, msgspec.Raw]])
 
 
-def encode_bundle(said: Sequence[tuple[RequestId, AnyQuestion | AnyAnswer]]) -> bytes:
+def response_to(request: Question[R]) -> type[R]:
+    """The kind of response to a request."""
+    return cast(type[R], _response_to(type(request)))
+
+
+@cache
+def _response_to(kind: type[Question[Any]]) -> type[Answered]:
+    """As the kind of request declares it: `class Where(Question[Located])`."""
+    (base,) = kind.__orig_bases__  # type: ignore[attr-defined]
+    (response,) = get_args(base)
+    return cast(type[Answered], response)
+
+
+def encode_bundle(said: Sequence[tuple[RequestId, Question[Any] | Answered]]) -> bytes:
     """Requests or responses with their ids, in one piece; ProtocolError if one of them can't be written down."""
     try:
         return _encoder.encode(said)
@@ -472,9 +491,15 @@ def decode_question(encoded: msgspec.Raw) -> AnyQuestion:
 
 
 class ReplicaFailed(TopsError):
-    """A replica could not do what was asked; `kind` is its error's name."""
+    """A replica could not do what was asked; `code` is that of its error."""
 
     def __init__(self, replica: str, failed: Failed) -> None:
-        self.replica, self.kind = replica, failed.kind
+        self.replica, self.code = replica, failed.code
         self.retry = Retry(failed.retry)
         super().__init__(f"{replica}: {failed.text}")
+
+
+def unexpected(request: Question[Any], answered: Answered) -> Failed:
+    """In the place of a response that is none to that request: nobody knows what the replica has done."""
+    text = f"it responded to a {type(request).__name__} with a {type(answered).__name__}"
+    return Failed(code=UNEXPECTED_RESPONSE, text=text, retry=Retry.ASK_FIRST.value)

@@ -11,17 +11,27 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from adapters.fair_share import FairShare
 from replication.model.events import answer_type, question_type
 from replication.rpc import calls
-from replication.rpc.calls import AnyAnswer, AnyQuestion, Denied, Failed, ReplicaFailed, RequestId
+from replication.rpc.calls import (
+    Answered,
+    AnyAnswer,
+    AnyQuestion,
+    Denied,
+    Failed,
+    Question,
+    R,
+    ReplicaFailed,
+    RequestId,
+)
 from replication.rpc.rights import ADMINISTRATIVE, RequestGuard
 from tops.client.site import Site
-from tops.model.errors import LimitExceeded, NotReachable, PermissionDenied, ProtocolError, Retry, TopsError
+from tops.model.errors import LimitExceeded, NotReachable, PermissionDenied, ProtocolError, Retry, TopsError, code_of
 from tops.model.ids import NodeId
 from tops.protocol.messages import Sender
 from tops.protocol.set_types import requests_filter, responses_filter
@@ -33,7 +43,7 @@ UNDER_WAY_MAX = 10_000  # requests of one identity that wait, or are worked at; 
 BUNDLE_BYTES_MAX = 2**20  # unless one alone is longer
 AGAIN_S = 2.0  # until a question that may be answered twice is asked again
 
-Said = tuple[RequestId, AnyQuestion | AnyAnswer]
+Said = tuple[RequestId, Question[Any] | Answered]
 REQUEST_ID_BYTES = 16
 ALL = "*"  # in place of a replica's name: every replica of the set
 
@@ -82,7 +92,7 @@ class Pending(NamedTuple):
     """A request that a response is awaited to; `hear` gets the name of the responder, which is empty for an error."""
 
     to: str
-    hear: Callable[[str, AnyAnswer | TopsError], None]
+    hear: Callable[[str, Answered | TopsError], None]
 
 
 class Repeated(NamedTuple):
@@ -90,7 +100,7 @@ class Repeated(NamedTuple):
 
     due: float
     to: str
-    question: AnyQuestion
+    question: Question[Any]
 
 
 class Caller(Participant):
@@ -134,10 +144,12 @@ class Caller(Participant):
             if pending is not None and pending.to in (ALL, responder) and _is_own(responder, answer):
                 pending.hear(responder, answer)
 
-    async def ask(self, to: str, question: AnyQuestion, timeout_s: float) -> AnyAnswer:
-        """Ask one replica's agent (or, with `*`, all: the first answer counts)."""
+    async def ask(self, to: str, question: Question[R], timeout_s: float) -> R:
+        """Ask one replica's agent (or, with `*`, all: the first answer counts).
+
+        Raises ReplicaFailed for an error of the replica, and for a response of another kind than the request's."""
         loop = asyncio.get_running_loop()
-        heard: asyncio.Future[AnyAnswer | TopsError | None] = loop.create_future()
+        heard: asyncio.Future[Answered | TopsError | None] = loop.create_future()
         timer = loop.call_later(timeout_s, _hear, heard, "", None)
         number = os.urandom(REQUEST_ID_BYTES)
         self._waiting[number] = Pending(to, partial(_hear, heard))
@@ -159,9 +171,11 @@ class Caller(Participant):
             raise answer.error()
         if isinstance(answer, Failed):
             raise ReplicaFailed(to, answer)
-        return answer
+        if isinstance(answer, calls.response_to(question)):
+            return answer
+        raise ReplicaFailed(to, calls.unexpected(question, answer))
 
-    def _repeat(self, number: RequestId, to: str, question: AnyQuestion) -> None:
+    def _repeat(self, number: RequestId, to: str, question: Question[Any]) -> None:
         loop = asyncio.get_running_loop()
         self._repeated[number] = Repeated(loop.time() + AGAIN_S, to, question)
         if not self._repeating:
@@ -183,14 +197,20 @@ class Caller(Participant):
             loop.call_at(next(iter(self._repeated.values())).due, self._say_again)
 
     async def ask_all(
-        self, question: AnyQuestion, timeout_s: float, enough: int, counts: Callable[[AnyAnswer], bool] = bool
-    ) -> list[AnyAnswer]:
+        self,
+        question: Question[R],
+        timeout_s: float,
+        enough: int,
+        counts: Callable[[R | Failed | Denied], bool] = bool,
+    ) -> list[R | Failed | Denied]:
         """Ask every replica; returns with `enough` answers that count, or with those that came in time.
 
-        Each replica counts once. Raises PermissionDenied if no replica does it for this client."""
-        number, heard = os.urandom(REQUEST_ID_BYTES), asyncio.Queue[tuple[str, AnyAnswer | TopsError]]()
+        Each replica counts once; a response of another kind than the request's is a failure of the replica. Raises
+        PermissionDenied if no replica does it for this client."""
+        number, heard = os.urandom(REQUEST_ID_BYTES), asyncio.Queue[tuple[str, Answered | TopsError]]()
         self._waiting[number] = Pending(ALL, lambda responder, answer: heard.put_nowait((responder, answer)))
-        answers: dict[str, AnyAnswer] = {}
+        answers: dict[str, R | Failed | Denied] = {}
+        wanted = calls.response_to(question)
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
@@ -200,6 +220,8 @@ class Caller(Participant):
                         if isinstance(answer, TopsError):
                             raise answer
                         if responder not in answers:
+                            if not isinstance(answer, (wanted, Failed, Denied)):
+                                answer = calls.unexpected(question, answer)
                             answers[responder] = answer
                             enough -= counts(answer)
         finally:
@@ -210,12 +232,12 @@ class Caller(Participant):
         return list(answers.values())
 
 
-def _hear(heard: asyncio.Future[AnyAnswer | TopsError | None], _: str, answer: AnyAnswer | TopsError | None) -> None:
+def _hear(heard: asyncio.Future[Answered | TopsError | None], _: str, answer: Answered | TopsError | None) -> None:
     if not heard.done():
         heard.set_result(answer)
 
 
-def _is_own(responder: str, answer: AnyAnswer) -> bool:
+def _is_own(responder: str, answer: Answered) -> bool:
     """Whether a replica responds under its own name."""
     claimed = getattr(answer, "replica", None)
     return claimed is None or responder.partition("/")[2] == claimed
@@ -352,7 +374,7 @@ class Answerer(Participant):
 
 def _unsendable(error: ProtocolError) -> Failed:
     # What was asked for may be done: only the answer did not fit.
-    return Failed(kind=type(error).__name__, text=f"the answer can't be sent: {error}", retry=Retry.ASK_FIRST.value)
+    return Failed(code=code_of(error), text=f"the answer can't be sent: {error}", retry=Retry.ASK_FIRST.value)
 
 
 def _failure(error: Exception) -> Failed:
@@ -360,4 +382,4 @@ def _failure(error: Exception) -> Failed:
         return Failed.because(error)
     log.error("a question could not be answered", exc_info=error)
     # Nobody knows how far it got: a write may have been committed before this.
-    return Failed(kind=type(error).__name__, text=f"{type(error).__name__}: {error}", retry=Retry.ASK_FIRST.value)
+    return Failed(code=calls.INTERNAL_ERROR, text=f"{type(error).__name__}: {error}", retry=Retry.ASK_FIRST.value)

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from replication.rpc import calls
 from replication.rpc.calls import AnyQuestion
@@ -22,7 +23,7 @@ IDENTITIES_MAX = 4096
 
 log = logging.getLogger("tops.replication")
 
-REQUEST_RIGHTS: Mapping[type[calls.Question], Verb] = {
+REQUEST_RIGHTS: Mapping[type[calls.Question[Any]], Verb] = {
     calls.Describe: Verb.READ,
     calls.Where: Verb.READ,
     calls.Status: Verb.READ,

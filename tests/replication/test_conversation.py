@@ -4,16 +4,27 @@ import asyncio
 import gc
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import msgspec
 import pytest
 
+from adapters.postgres.apply.orphans import QueriesLeft
 from replication.rpc import calls, conversation
 from replication.rpc.calls import AnyAnswer, AnyQuestion, Read, ReadDone, ReplicaFailed, Write, WriteDone
 from replication.rpc.conversation import BUNDLE_BYTES_MAX, Answerer, Caller
+from replication.rpc.refusals import NotStarted
 from replication.rpc.rights import RequestGuard
-from tops.model.errors import NotReachable, PermissionDenied, ProtocolError
+from tops.model.errors import (
+    LimitExceeded,
+    NotReachable,
+    OutcomeUnknown,
+    PermissionDenied,
+    ProtocolError,
+    ResourceRefused,
+    Retry,
+    TopsError,
+)
 from tops.model.event_types import EventType
 from tops.model.filters import Filter
 from tops.protocol.messages import Sender
@@ -281,6 +292,58 @@ async def test_each_replica_counts_once_for_a_quorum() -> None:
         line.respond(caller, Sender(f"shop/{replica}", "replica"), line.request_id(), located)
 
     assert sorted(cast(calls.Located, one).replica for one in await task) == ["r1", "r2"]
+
+
+async def test_a_response_of_another_kind_is_an_error_with_a_code() -> None:
+    line = Silent()
+    caller, task = await asked(line)
+
+    line.respond(caller, Sender("shop/r1", "replica"), line.request_id(), calls.Told(text="hello"))
+
+    with pytest.raises(ReplicaFailed, match="responded to a Where with a Told") as raised:
+        await task
+    assert (raised.value.code, raised.value.retry) == ("unexpected-response", Retry.ASK_FIRST)
+
+
+async def test_among_the_responses_of_all_one_of_another_kind_is_that_of_a_replica_that_failed() -> None:
+    line = Silent()
+    caller = Caller(cast(Any, line), "shop", ("b1",))
+    await caller.start()
+    task = asyncio.ensure_future(caller.ask_all(calls.Where(), PATIENCE_S, 2))
+    while not line.events:  # noqa: ASYNC110 - nobody announces it
+        await asyncio.sleep(0)
+
+    located = calls.Located(replica="r2", position=1, prepared=())
+    line.respond(caller, Sender("shop/r1", "replica"), line.request_id(), calls.Told(text="hello"))
+    line.respond(caller, Sender("shop/r2", "replica"), line.request_id(), located)
+
+    failed, found = await task
+    assert isinstance(failed, calls.Failed)
+    assert (failed.code, found) == ("unexpected-response", located)
+
+
+@pytest.mark.parametrize("kind", get_args(AnyQuestion), ids=lambda kind: kind.__name__)
+def test_every_request_says_which_kind_of_response_it_has(kind: type[calls.Question[Any]]) -> None:
+    assert calls._response_to(kind) in get_args(AnyAnswer)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (NotReachable("x"), "not-reachable"),
+        (ResourceRefused("db", "x"), "resource-refused"),
+        (OutcomeUnknown("t", "r1"), "outcome-unknown"),
+        (NotStarted("x"), "not-started"),
+        (LimitExceeded("x"), "limit-exceeded"),
+        (QueriesLeft("db", "x", 1), "queries-left"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_errors_cross_the_wire_by_a_stable_code(error: TopsError, code: str) -> None:
+    failed = calls.Failed.because(error)
+
+    assert failed == calls.Failed(code=code, text=str(error), retry=error.retry.value)
+    assert ReplicaFailed("shop/r1", failed).code == code
 
 
 async def test_ids_of_requests_tell_nothing_of_the_next_one() -> None:

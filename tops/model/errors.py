@@ -33,6 +33,12 @@ def error_code(kind: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", kind).lower()
 
 
+def code_of(error: TopsError | type[TopsError]) -> str:
+    """The code of an error, by which it is told from others on the wire and over HTTP."""
+    kind = error if isinstance(error, type) else type(error)
+    return str(vars(kind).get("code", "")) or error_code(kind.__name__)
+
+
 class ConfigError(TopsError):
     """The configuration can't be used; the message names the file, the key and the remedy."""
 

@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
 
 import asyncpg
 
@@ -96,7 +95,9 @@ class SetBarrier(HeldSnapshots):
         self._holders[endpoint.name] = holder
         return SnapshotHandle(endpoint.name, endpoint.dsn, name, told.position, at)
 
-    async def _asked(self, replica: str, question: calls.AnyQuestion, timeout_s: float | None = None) -> Any:
+    async def _asked(
+        self, replica: str, question: calls.Question[calls.R], timeout_s: float | None = None
+    ) -> calls.R | None:
         try:
             return await self._link.ask(replica, question, timeout_s or min(self._wait_s, ANSWER_S))
         except (NotReachable, ReplicaFailed) as error:

@@ -10,7 +10,7 @@ from replication.model.config import Cluster, ReplicaSetConfig
 from replication.model.events import log_type, write_body
 from replication.model.values import pack_values
 from replication.policies import policy_of
-from replication.rpc.calls import AnyAnswer, AnyQuestion, Read
+from replication.rpc.calls import Question, R, Read
 from replication.rpc.control import KEY_TTL_S, control_key
 from replication.rpc.conversation import Caller
 from tops.client.site import Site
@@ -30,7 +30,7 @@ class SetLink:
         self._site, self._caller = site, caller
         self._log_type = log_type(config.name)
 
-    async def ask(self, replica: str, question: AnyQuestion, timeout_s: float = ASK_S) -> AnyAnswer:
+    async def ask(self, replica: str, question: Question[R], timeout_s: float = ASK_S) -> R:
         return await self._caller.ask(self.config.site_of(replica), question, timeout_s)
 
     async def publish(self, control: Barrier | Repair, changes: Sequence[Change] = ()) -> int:

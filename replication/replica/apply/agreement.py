@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from replication.model.config import ReplicaSetConfig
 from replication.replica.apply.participant import ReplicaParticipant
-from replication.rpc.calls import Judged, Judgement, ReplicaFailed
+from replication.rpc.calls import Judgement, ReplicaFailed
 from replication.rpc.conversation import Caller
 from tops.model.errors import NotReachable, OutcomeUnknown
 
@@ -59,7 +59,6 @@ class Agreement:
             for name in list(left):
                 with suppress(NotReachable, OutcomeUnknown, ReplicaFailed):
                     judged = await caller.ask(self._config.site_of(name), question, 2 * WAIT_S)
-                    assert isinstance(judged, Judged)
                     left.remove(name)
                     applied = [one for one in rejected if one[1] not in judged.rejected]
                     if applied:
