@@ -33,6 +33,7 @@ from replication.rpc.calls import (
     Where,
 )
 from replication.rpc.conversation import Caller
+from replication.rpc.refusals import NotStarted
 from tops.client.site import Site
 from tops.model.errors import InvalidTransaction, NotReachable, OutcomeUnknown, ResourceRefused, TopsError, code_of
 from tops.model.transactions import Scope
@@ -40,7 +41,8 @@ from tops.model.transactions import Scope
 Consistency = Literal["any", "primary", "quorum", "current"]
 ASK_S = 2.0
 # Of a replica that can't for now: another one may.
-_ELSEWHERE = frozenset(map(code_of, (NotReachable, ResourceRefused, OutcomeUnknown)))
+_NOT_STARTED = code_of(NotStarted)
+_ELSEWHERE = frozenset([*map(code_of, (NotReachable, ResourceRefused, OutcomeUnknown)), _NOT_STARTED])
 MARGIN_S = 2.0  # an answer may take this much longer than the wait that it was allowed
 
 
@@ -137,8 +139,9 @@ class Reader:
         return ReadResult(unpack_rows(done.rows), done.replica, done.position)
 
     async def _answer(self, replicas: Sequence[str], read: Question[R], wait_s: float) -> R:
-        """Of the first replica that can; one that is away, too far behind or stopped is passed over."""
+        """Of the first replica that can; one that is away, too far behind, stopped or joining is passed over."""
         problems: list[str] = []
+        not_started: list[ReplicaFailed] = []
         for name in replicas:
             try:
                 return await self._caller.ask(self._config.site_of(name), read, wait_s)
@@ -148,6 +151,10 @@ class Reader:
                 if failed.code not in _ELSEWHERE:
                     raise
                 problems.append(str(failed))
+                if failed.code == _NOT_STARTED:
+                    not_started.append(failed)
+        if not_started and len(not_started) == len(problems):
+            raise not_started[0]
         raise NotReachable(f"no replica of {self._config.name!r} could answer: {'; '.join(problems)}")
 
     @staticmethod
