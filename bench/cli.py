@@ -64,6 +64,25 @@ def _command(name: str) -> Callable[..., None]:
     return measure
 
 
+@app.command("revisions", help="This checkout beside an older revision of it, in pairs of runs.")
+def revisions(
+    against: Annotated[str, typer.Option("--against", help="The older revision: a commit, a branch or a tag.")],
+    pairs: Annotated[int, typer.Option("--pairs", min=1, help="How many pairs of runs.")] = 7,
+    workloads: Annotated[
+        list[str] | None, typer.Option("--workload", help="policies, core or publish; all without it.")
+    ] = None,
+    output: OutputFormat = Format.TABLE,
+    results: Results = Path("bench/results"),
+) -> None:
+    from bench.command import show
+    from bench.revisions import run
+
+    try:
+        show(run(against, pairs, workloads or ()), as_json=output is Format.JSON, directory=results)
+    except TopsError as error:
+        _end(2 if isinstance(error, ConfigError) else 1, str(error))
+
+
 def _end(code: int, reason: str) -> NoReturn:
     typer.echo(f"tops bench: {reason}", err=True)
     raise typer.Exit(code)

@@ -37,6 +37,11 @@ def run(name: str, *, quick: bool, profile: bool, as_json: bool, directory: Path
         options["figures"] = figures
     with _ended_in_order():
         record: Result = measure(quick=quick, **options)
+    show(record, as_json=as_json, directory=directory)
+
+
+def show(record: Result, *, as_json: bool, directory: Path) -> None:
+    """Write the record with its pictures and page to `directory`, and show it on standard output."""
     keep(record, directory)
     if as_json:
         print(json.dumps(record, indent=2))
