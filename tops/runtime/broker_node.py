@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from tops.core.broker.broker import BrokerCore
 from tops.core.log.event_log import Feed, identity_of_feed
-from tops.model.errors import ProtocolError
+from tops.model.errors import InvariantBroken, ProtocolError
 from tops.model.ids import NodeId
 from tops.model.sizes import UNMEASURED_BYTES_MAX
 from tops.protocol.effects import Alarm, CancelTimer, Effect, ReadLog, Reject, Send, SetTimer
@@ -240,6 +240,9 @@ class BrokerNode:
                 self.alarm(what, text)
             case Reject():
                 self._reject(effect)
+            case _:
+                # Persist and Note went to the journal before this point, and the core routes Post itself.
+                raise InvariantBroken(f"a broker can't perform the effect {effect!r}")
 
     def _send(self, name: NodeId, message: LinkMessage) -> None:
         link = self.links.get(name)

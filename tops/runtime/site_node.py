@@ -36,8 +36,6 @@ from tops.protocol.effects import (
     Effect,
     ForgetPromise,
     HistoryJudged,
-    Note,
-    Persist,
     Send,
     SetTimer,
     TxEnded,
@@ -257,8 +255,8 @@ class SiteNode:
                     driver.judged(problem)
             case Alarm(kind=kind, text=text):
                 log.warning(text, extra={"node": self.name, "alarm": kind})
-            case Persist() | Note():
-                raise InvariantBroken("a site, which has no journal of its machine's, was asked to keep a record")
+            case _:  # Persist and Note among them: the machine of a site has no journal
+                raise InvariantBroken(f"a site can't perform the effect {effect!r}")
 
     def _answer(self, given: Answer) -> None:
         answer = self._answers.pop(given.request, None)
