@@ -6,12 +6,13 @@ async with connect("ws://127.0.0.1:7420", "shop") as shop:
 """
 
 import asyncio
-import random
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from adapters.changes import Change, Row, Statement
 from replication.client.reads import Consistency, Reader, ReadResult
@@ -100,19 +101,19 @@ class ReplicaSet:
 
     async def run(self, work: Callable[[Transaction], Awaitable[T]], *, tries: int = 10) -> T:
         """Run a transaction, again from its beginning if it lost against another one; the last error after `tries`."""
-        pause_s = 0.01
-        for left in range(tries - 1, -1, -1):
-            try:
-                async with self.transaction() as tx:
-                    result = await work(tx)
-            except (SerializationFailure, VersionConflict):
-                if left == 0:
-                    raise
-                await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
-                pause_s = min(pause_s * 2, 1.0)
-            else:
-                return result
-        raise AssertionError("the last try returns or raises")
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(tries),
+            # A random pause, so that the same two transactions do not collide again.
+            wait=wait_random_exponential(multiplier=0.02, max=1.0),
+            retry=retry_if_exception_type((SerializationFailure, VersionConflict)),
+            reraise=True,
+        )
+
+        async def once() -> T:
+            async with self.transaction() as tx:
+                return await work(tx)
+
+        return await retrying(once)
 
     async def outcome(self, tx: str, *, idempotency_key: str = "") -> str:
         """What became of a write whose answer was lost: `committed` or `aborted`; never a guess.

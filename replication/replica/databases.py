@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_delay, wait_fixed
+
 from adapters import EmbeddedPostgres, Logins, PostgresAdapter, SqliteAdapter
 from adapters.embedded.servers import DirectoryInUse, kept_logins
 from adapters.postgres.access.grants import table_grants
@@ -55,17 +57,18 @@ class ReplicaDatabase:
         """Returns when the server takes connections; an earlier incarnation's server is given time to end."""
         if self._server is None:
             return
-        deadline = asyncio.get_running_loop().time() + START_PATIENCE_S
-        while True:
-            try:
-                await self._server.start()
-            except DirectoryInUse:
-                if asyncio.get_running_loop().time() > deadline:
-                    raise
-                await self._check_unserved()
-                await asyncio.sleep(WATCH_S / 2)
-            else:
-                return
+
+        async def check_unserved(_: RetryCallState) -> None:
+            await self._check_unserved()
+
+        retrying = AsyncRetrying(
+            stop=stop_after_delay(START_PATIENCE_S),
+            wait=wait_fixed(WATCH_S / 2),
+            retry=retry_if_exception_type(DirectoryInUse),
+            before_sleep=check_unserved,
+            reraise=True,
+        )
+        await retrying(self._server.start)
 
     async def _check_unserved(self) -> None:
         """Raises ReplicaHeld if an agent that lives serves the replica with the server that runs on our data."""

@@ -11,6 +11,7 @@ import pytest
 from adapters import EmbeddedPostgres
 from adapters.changes import Change, Delete, Insert, Member, Statement, Update
 from replication import ReplicaSet
+from replication.client.transaction import Transaction
 from replication.replica.apply.certification import WriteSets
 from replication.replica.origin.submission import Submission, Submitted
 from replication.rpc.refusals import SerializationFailure, WriteRefused
@@ -173,6 +174,31 @@ async def test_of_transactions_that_read_the_same_and_arrive_together_one_commit
 
         assert sorted(type(e).__name__ for e in ended) == ["NoneType", *["SerializationFailure"] * 3]
         assert await shop.fetchval("select balance from accounts where id = 1", consistency="current") == 1
+
+
+async def test_work_that_lost_against_others_is_run_again_until_its_last_try(
+    server: EmbeddedPostgres, folder: Path
+) -> None:
+    async with small_cluster(server, folder, 'policy = "serializable"') as cluster, cluster.connect() as shop:
+        await shop.write([Insert("accounts", {"id": 1, "balance": 0})])
+        attempts = 0
+
+        async def increment(tx: Transaction) -> int:
+            nonlocal attempts
+            attempts += 1
+            (row,) = await tx.fetch("select balance from accounts where id = $1", 1)
+            if attempts <= 2:  # another client changes what was read
+                await shop.write([Update("accounts", {"id": 1}, {"balance": 10 * attempts})])
+            await tx.update("accounts", key={"id": 1}, values={"balance": row["balance"] + 1})
+            return attempts
+
+        assert await shop.run(increment) == 3
+        assert await shop.fetchval("select balance from accounts where id = 1", consistency="current") == 21
+
+        attempts = 0
+        with pytest.raises(SerializationFailure):
+            await shop.run(increment, tries=2)
+        assert await shop.fetchval("select balance from accounts where id = 1", consistency="current") == 20
 
 
 async def test_a_replica_that_was_restarted_judges_as_before(server: EmbeddedPostgres, folder: Path) -> None:
