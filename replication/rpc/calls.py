@@ -97,7 +97,10 @@ class WriteDone(Answered, frozen=True):
 
 
 class DatabaseError(msgspec.Struct, frozen=True, array_like=True):
-    """What PostgreSQL has said."""
+    """Why a transaction was rejected where it was executed, in the fields of PostgreSQL's error responses.
+
+    `proof`: of a change that is not proved deterministic and that an origin can't execute, the code of the reason.
+    """
 
     sqlstate: str
     message: str
@@ -105,6 +108,7 @@ class DatabaseError(msgspec.Struct, frozen=True, array_like=True):
     hint: str = ""
     table: str = ""
     constraint: str = ""
+    proof: str = ""
 
 
 class ExecuteDone(Answered, frozen=True):

@@ -46,9 +46,11 @@ class ChangeNotProved(WriteRefused):
     Nothing but another statement, or another schema, helps.
     """
 
-    def __init__(self, tx: str, reason: str, text: str, sqlstate: str) -> None:
+    def __init__(
+        self, tx: str, reason: str, text: str, sqlstate: str, *, database: DatabaseError | None = None
+    ) -> None:
         self.reason = reason
-        super().__init__(tx, "not-deterministic", text, sqlstate)
+        super().__init__(tx, "not-deterministic", text, sqlstate, database=database)
 
 
 class WriteTooLarge(WriteRefused):
@@ -132,7 +134,9 @@ def understand(tx: str, rejected: Rejection) -> TopsError:
 
 
 def database_error(tx: str, error: DatabaseError) -> WriteRefused:
-    """What PostgreSQL has said about a transaction that was executed once."""
+    """The error of a transaction that was executed once, and rejected there."""
+    if error.proof:
+        return ChangeNotProved(tx, error.proof, error.message, error.sqlstate, database=error)
     if error.sqlstate.startswith("40"):
         why = RejectionCode.SERIALIZATION.value
         return SerializationFailure(tx, why, error.message, error.sqlstate, retry=Retry.SAFE, database=error)

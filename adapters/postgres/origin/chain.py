@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 import asyncpg
 
-from adapters.changes import Change, InvalidChange, Row, Statement
+from adapters.changes import Change, InvalidChange, NotDeterministic, Row, Statement
 from adapters.postgres.apply.orphans import Orphans
 from adapters.postgres.apply.session import Connection, Options, connect
 from adapters.postgres.origin import capture
@@ -306,7 +306,8 @@ class _Chain:
             await session.connection.execute(self._settle)
         except InvalidChange as error:
             await self._undo()
-            return Rejected(_NOT_REPLICABLE, str(error))
+            proof = error.reason if isinstance(error, NotDeterministic) else ""
+            return Rejected(_NOT_REPLICABLE, str(error), proof=proof)
         except asyncpg.PostgresError as error:
             if is_connection_loss(error) or isinstance(error, asyncpg.exceptions.InvalidCachedStatementError):
                 raise

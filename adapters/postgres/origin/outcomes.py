@@ -29,7 +29,11 @@ class Executed:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """PostgreSQL has rejected it, or what it did can't be replicated; `transient`: the same may succeed in a moment."""
+    """PostgreSQL has rejected it, or what it did can't be replicated.
+
+    `transient`: the same may succeed in a moment. `proof`: of a change that is not proved deterministic and that an
+    origin can't execute either, the code of the proof's reason.
+    """
 
     sqlstate: str
     message: str
@@ -38,6 +42,7 @@ class Rejected:
     table: str = ""
     constraint: str = ""
     transient: bool = False
+    proof: str = ""
 
     @classmethod
     def by(cls, error: asyncpg.PostgresError, *, transient: bool = False) -> "Rejected":

@@ -398,7 +398,13 @@ def _failed_check(waiting: _Waiting, rejected: Rejection | None) -> DatabaseErro
 
 def _error(rejected: Rejected) -> DatabaseError:
     return DatabaseError(
-        rejected.sqlstate, rejected.message, rejected.detail, rejected.hint, rejected.table, rejected.constraint
+        sqlstate=rejected.sqlstate,
+        message=rejected.message,
+        detail=rejected.detail,
+        hint=rejected.hint,
+        table=rejected.table,
+        constraint=rejected.constraint,
+        proof=rejected.proof,
     )
 
 
