@@ -39,7 +39,7 @@ class FairShare:
                 self.give_back(who)
             raise
 
-    def turn_away(self, who: str, error: Exception) -> None:
+    def fail_waiting(self, who: str, error: Exception) -> None:
         """End the waiting of an identity's requests with an error."""
         for turn in self._waiting.pop(who, ()):
             if not turn.done():

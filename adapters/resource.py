@@ -204,11 +204,11 @@ class Resource(Protocol):
         """The promises found in the database, oldest number first; they stay until commit or rollback."""
 
     async def prepare(self, epoch: Epoch) -> Prepared:
-        """Promise an epoch; other attempts of its number are rolled back first. Raises ResourceRefused for a NO."""
+        """Promise an epoch; other attempts of its number are rolled back first. Raises ResourceRejected for a NO."""
 
     async def commit(self, attempt: Attempt) -> LogPoint:
-        """Keep the promise; returns what the database holds then. Raises PromiseLost when there is none and the number
-        is not applied either."""
+        """Commit what is prepared; returns what the database holds then. Raises PreparedWorkLost when nothing is
+        prepared and the number is not applied either."""
 
     async def rollback(self, attempt: Attempt) -> None:
         """Drop the promise; an unknown one is dropped already."""
@@ -230,7 +230,7 @@ class Resource(Protocol):
         """Keep the applied prefix as one row, and forget idempotency keys whose time is over."""
 
     async def write_local(self, member: Member) -> MemberVote:
-        """Commit a transaction here and, with it, the record that it is to be published. Raises MemberRefused."""
+        """Commit a transaction here and, with it, the record that it is to be published. Raises MemberRejected."""
 
     async def write_all_local(self, members: Sequence[Member]) -> list[MemberVote]:
         """The same for several at once, each by itself: what becomes of one means nothing to the others."""
@@ -262,7 +262,7 @@ class Resource(Protocol):
         """Make tables and functions of the agents' own, which no set replicates. Raises ConfigError without
         `has_own_schema`."""
 
-    async def apply_aside(self, member: Member, forget_sql: str) -> MemberVote:
+    async def apply_quarantined(self, member: Member, delete_sql: str) -> MemberVote:
         """Carry out a member outside of the log, here alone, and in the same transaction the statement that forgets it
         (with its id as `$1`). Raises ConfigError without `has_own_schema`."""
 

@@ -33,18 +33,18 @@ from tops.model.ids import NodeId
 from tops.model.log_points import BEGINNING, LogPoint, chained
 from tops.model.transactions import LocalOutcome, Scope, ScopeLimit, TxType
 from tops.protocol.effects import (
-    Answer,
     ApplyEntries,
-    AskJoin,
     BatchPrepared,
     CommitTxCall,
+    CompleteRequest,
     Effect,
     FinishBatch,
+    JoinTx,
     Memo,
     NotifyTx,
     PrepareBatch,
     PrepareTx,
-    Send,
+    SendOnLink,
     SetTimer,
 )
 from tops.protocol.messages import CensusPolicy, Event, Sender, TxSpec
@@ -74,16 +74,16 @@ class Machines:
             self.feed(name, site.link_up(BROKER, 0.0))
         for name in PARTICIPANTS:
             replica = Wish((LOGGED,), Filter.everything(), Scope.DISTRIBUTED, durable=name, replica=BEGINNING)
-            self.ask(name, partial(self._subscribe, name, 1, replica))
-            self.ask(name, partial(self._subscribe, name, 2, Wish((PLAIN,), Filter.everything())))
-        self.ask(PUBLISHER, lambda r: self.sites[PUBLISHER].advertise(r, (LOGGED,)))
-        self.ask(PUBLISHER, lambda r: self.sites[PUBLISHER].advertise(r, (PLAIN,)))
+            self.call_site(name, partial(self._subscribe, name, 1, replica))
+            self.call_site(name, partial(self._subscribe, name, 2, Wish((PLAIN,), Filter.everything())))
+        self.call_site(PUBLISHER, lambda r: self.sites[PUBLISHER].advertise(r, (LOGGED,)))
+        self.call_site(PUBLISHER, lambda r: self.sites[PUBLISHER].advertise(r, (PLAIN,)))
         self.run()
         for name in PARTICIPANTS:  # known to the rendezvous now: renew the standing answers
             self.feed(name, self.sites[name].timer(("renew", "1"), 0.0))
         self.run()
 
-    def ask(self, site: NodeId, call: Callable[[int], list[Effect]]) -> int:
+    def call_site(self, site: NodeId, call: Callable[[int], list[Effect]]) -> int:
         """A request of the application; its answer appears in `answers`."""
         self.request += 1
         self.feed(site, call(self.request))
@@ -103,7 +103,7 @@ class Machines:
             if node is BROKER:
                 for effect in effects:
                     kind = type(effect)
-                    if kind is Send:
+                    if kind is SendOnLink:
                         following = sites[effect.link].receive(effect.message, 0.0)
                         if following:
                             todo.append((effect.link, following))
@@ -112,7 +112,7 @@ class Machines:
                 continue
             for effect in effects:
                 kind = type(effect)
-                if kind is Send:
+                if kind is SendOnLink:
                     following = broker.receive(node, effect.message, 0.0)
                     if following:
                         todo.append((BROKER, following))
@@ -122,7 +122,7 @@ class Machines:
                         todo.append((node, following))
                 elif kind in AGREES:
                     todo.append((node, sites[node].call_done(effect.call, AGREES[kind](effect))))
-                elif kind is Answer:
+                elif kind is CompleteRequest:
                     if effect.error is not None:
                         raise effect.error
                     self.answers[effect.request] = effect.value
@@ -130,7 +130,7 @@ class Machines:
 
 # A participant that agrees to everything: whatever it is asked, or according to what it is asked.
 AGREEMENT: dict[type[Any], Scope | None] = {
-    AskJoin: Scope.DISTRIBUTED,
+    JoinTx: Scope.DISTRIBUTED,
     NotifyTx: None,
     PrepareTx: None,
     CommitTxCall: None,
@@ -164,7 +164,7 @@ def one_shot_epochs(machines: Machines) -> Iterator[int]:
     while True:
         for n in range(EPOCH):
             execute = partial(publisher.execute, spec=spec, events=(Event("set", {"n": n}),))
-            machines.ask(PUBLISHER, execute)
+            machines.call_site(PUBLISHER, execute)
         machines.run()
         machines.answers.clear()
         yield EPOCH
@@ -175,12 +175,12 @@ def interactive(machines: Machines) -> Iterator[int]:
     spec = TxSpec("plain", TxType.DISTRIBUTED, attributes={"n": 0}, census=CensusPolicy(replies=3))
     publisher = machines.sites[PUBLISHER]
     while True:
-        begun = machines.ask(PUBLISHER, lambda r: publisher.begin(r, spec))
+        begun = machines.call_site(PUBLISHER, lambda r: publisher.begin(r, spec))
         machines.run()
         tx = machines.answers.pop(begun)
         for n in range(2):
-            machines.ask(PUBLISHER, partial(publisher.tx_publish, tx=tx, event=Event("plain", {"n": n})))
-        machines.ask(PUBLISHER, partial(publisher.commit, tx=tx))
+            machines.call_site(PUBLISHER, partial(publisher.tx_publish, tx=tx, event=Event("plain", {"n": n})))
+        machines.call_site(PUBLISHER, partial(publisher.commit, tx=tx))
         machines.run()
         machines.answers.clear()
         yield 1

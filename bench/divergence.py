@@ -308,9 +308,9 @@ def _five_million(bench: Bench, rounds: int, million: int) -> None:
     bench.compare("check5m_warm.vs_plain_read", seconds["tops warm"], seconds["plain read"])
 
 
-def _await_class_archives(patience_s: float = 120.0) -> None:
+def _await_class_archives(timeout_s: float = 120.0) -> None:
     """The first check on a machine leaves a JVM behind that writes an archive of classes: it would disturb the next."""
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + timeout_s
     while any(_writes_archive(process) for process in psutil.process_iter()) and time.monotonic() < deadline:
         time.sleep(0.2)
 

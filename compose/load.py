@@ -19,7 +19,7 @@ from replication import ReplicaSet
 from replication.client.replica_set import connect_by_file
 from replication.model.config import Cluster
 from replication.model.events import log_type
-from replication.rpc.refusals import WriteRefused
+from replication.rpc.rejections import WriteRejected
 from tops.model.errors import NotReachable, OutcomeUnknown, TopsError
 
 SET = "shop"
@@ -66,7 +66,7 @@ async def write(shop: ReplicaSet, tally: Tally, pick: random.Random) -> None:
             await transfer(shop, pick)
         except OutcomeUnknown:
             tally.unknown += 1
-        except (WriteRefused, NotReachable):
+        except (WriteRejected, NotReachable):
             tally.rejected += 1
             await asyncio.sleep(PAUSE_S)
         else:

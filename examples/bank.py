@@ -8,7 +8,7 @@ import random
 
 from examples.local_cluster import local_cluster
 from replication import ReplicaSet, connect
-from replication.rpc.refusals import WriteRefused
+from replication.rpc.rejections import WriteRejected
 
 SCHEMA = "create table accounts (id int primary key, balance bigint not null check (balance >= 0));"
 
@@ -18,8 +18,8 @@ async def transfer(bank: ReplicaSet, source: int, target: int, amount: int) -> b
         async with bank.transaction() as tx:
             await tx.update("accounts", key={"id": source}, add={"balance": -amount})
             await tx.update("accounts", key={"id": target}, add={"balance": amount})
-    except WriteRefused as refused:  # the account would be overdrawn: nothing has happened anywhere
-        return refused.why != "constraint"
+    except WriteRejected as rejected:  # the account would be overdrawn: nothing has happened anywhere
+        return rejected.why != "constraint"
     return True
 
 

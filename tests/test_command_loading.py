@@ -54,9 +54,9 @@ def test_every_command_that_is_listed_is_there(command: str) -> None:
 
 
 def test_a_command_that_is_not_there_is_refused_with_one_that_may_be_meant() -> None:
-    refused = CliRunner().invoke(app, ["rss"])
+    rejected = CliRunner().invoke(app, ["rss"])
 
-    assert (refused.exit_code, "'rs'" in refused.output) == (2, True), refused.output
+    assert (rejected.exit_code, "'rs'" in rejected.output) == (2, True), rejected.output
 
 
 def test_a_command_of_a_package_that_is_not_installed_is_no_part_of_the_help_and_says_so() -> None:

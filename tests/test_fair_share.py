@@ -104,7 +104,7 @@ async def test_requests_that_wait_can_be_turned_away() -> None:
     work = Work(2, 1)
     await work.begin("a1", "a2", "b1")
 
-    work.shares.turn_away("a", LimitExceeded("enough"))
+    work.shares.fail_waiting("a", LimitExceeded("enough"))
     await work.settle()
 
     with pytest.raises(LimitExceeded):

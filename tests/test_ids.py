@@ -5,8 +5,8 @@ import pytest
 from adapters.changes import InvalidChange, Member, own_key
 from replication.conflicts.own_statements import check_client
 from replication.rpc.control import KEY_LENGTH_MAX, check_key
-from replication.rpc.refusals import WriteRefused
-from tops.model.ids import TxId, counted, counted_all, counted_id, told_by_counted
+from replication.rpc.rejections import WriteRejected
+from tops.model.ids import TxId, counted, counted_all, counted_id, parts_of_counted
 from tops.model.sizes import TEXT_MAX
 
 
@@ -15,7 +15,7 @@ def test_a_counted_id_tells_its_series_and_number_its_key_and_its_replica() -> N
 
     assert counted(plain) == ("till.7.life.@r1", 255)
     assert counted(keyed) is None, "it is known by its key"
-    assert (told_by_counted(plain), told_by_counted(keyed)) == (("", "r1"), ("order@1 ~ä", "r1"))
+    assert (parts_of_counted(plain), parts_of_counted(keyed)) == (("", "r1"), ("order@1 ~ä", "r1"))
 
 
 @pytest.mark.parametrize(
@@ -57,14 +57,14 @@ def test_many_are_taken_apart_like_each_of_them() -> None:
 
 @pytest.mark.parametrize("key", ["tops-barrier|x", own_key(counted_id("a", "1", 1, "", "r1"))])
 def test_an_application_may_not_use_a_key_that_is_ours(key: str) -> None:
-    with pytest.raises(WriteRefused, match=r"not for applications|id of a transaction"):
+    with pytest.raises(WriteRejected, match=r"not for applications|id of a transaction"):
         check_key(key)
 
 
 def test_a_key_is_bounded_and_the_longest_one_fits_an_id() -> None:
     check_key("😀" * KEY_LENGTH_MAX)
     assert len(counted_id("a" * 200, "1" * 16, 1, "😀" * KEY_LENGTH_MAX, "r" * 200)) <= TEXT_MAX
-    with pytest.raises(WriteRefused, match="20000 characters; at most 255"):
+    with pytest.raises(WriteRejected, match="20000 characters; at most 255"):
         check_key("x" * 20_000)
 
 

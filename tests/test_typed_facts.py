@@ -16,7 +16,7 @@ FOLDERS = ("tops", "replication", "adapters")
 
 # Names and attributes that hold words for people.
 WORDS = frozenset(
-    {"reason", "refusal", "refused", "rejected", "rejection", "excuse", "lacking", "problem", "detail", "trouble"}
+    {"reason", "refusal", "refused", "rejected", "rejection", "excuse", "lacking", "problem", "detail", "last_error"}
     | {"text", "message", "sentence", "said", "error"}
 )
 # Also names of sets of ids, in which something may be looked up.
@@ -46,7 +46,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     # Spark passes on nothing of an error but its text.
     ("replication/divergence/read/task_errors.py", "failure_in"): "encoded by the task, and no words",
     # No words for people: a text of another kind.
-    ("tops/core/commit/decision_teller.py", "DecisionTeller._told"): "bytes that are signed",
+    ("tops/core/commit/decision_sender.py", "DecisionSender._decision"): "bytes that are signed",
     ("tops/security/patterns.py", "Pattern.__post_init__"): "the text of a pattern of a role",
     ("tops/security/permissions.py", "Rule.parse"): "the text of a rule of a role",
     ("tops/security/permissions.py", "Role.allows"): "the text of a pattern of a role",

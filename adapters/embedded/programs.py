@@ -112,7 +112,7 @@ def template() -> Path:
     """A data directory made once per user and version of the programs, to copy instead of running initdb again."""
     kept = _cache_dir() / f"template-{_fingerprint(binary('postgres').resolve())}"
     if not kept.exists():
-        with _made_aside(kept) as fresh:
+        with _made_beside(kept) as fresh:
             give(fresh)
             initdb(fresh)
     return kept
@@ -125,7 +125,7 @@ def _fingerprint(program: Path) -> str:
 
 
 @contextmanager
-def _made_aside(kept: Path) -> Iterator[Path]:
+def _made_beside(kept: Path) -> Iterator[Path]:
     """A directory that appears under its name when it is whole; whoever comes second keeps what is there."""
     fresh = Path(tempfile.mkdtemp(prefix="new-", dir=kept.parent))
     try:
@@ -154,7 +154,7 @@ def _bin_dir() -> Path:
     # since the programs look for their libraries beside the package.
     kept = _cache_dir() / f"programs-{_fingerprint(package / 'pginstall' / 'bin' / 'postgres')}"
     if not kept.exists():
-        with _made_aside(kept) as fresh:
+        with _made_beside(kept) as fresh:
             libraries = package.with_name(f"{package.name}.libs")
             shutil.copytree(package / "pginstall", fresh / package.name / "pginstall", symlinks=True)
             if libraries.exists():

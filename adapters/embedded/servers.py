@@ -51,7 +51,7 @@ exec >/dev/null
 if read -r released; then wait $server; exit; fi
 kill -"$order" $server; wait $server; rm -rf "$place"
 """
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 _POLL_S = 0.01
 _ORPHAN_S = 1.0  # until a server whose program was killed is told to stop
 _PORT_LINE = 3  # of a running server's postmaster.pid
@@ -293,15 +293,15 @@ class EmbeddedPostgres:
                 pid, *_, status = lock.read_text().split("\n")[:8]
                 if not psutil.Process(int(pid)).name().startswith("postgres") or not _alive(int(pid)):
                     break
-                patience_s = _PATIENCE_S if status.strip() == "stopping" else _ORPHAN_S
-                if time.monotonic() - began > patience_s:
+                timeout_s = _TIMEOUT_S if status.strip() == "stopping" else _ORPHAN_S
+                if time.monotonic() - began > timeout_s:
                     raise DirectoryInUse(f"{self.data_dir} is in use by the PostgreSQL server with process id {pid}")
                 time.sleep(_POLL_S)
         # Left by a crash; the number may by now be that of any process, which would keep the server from starting.
         lock.unlink(missing_ok=True)
 
     def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + _TIMEOUT_S
         while _alive(self._pid) and time.monotonic() < deadline:
             with suppress(FileNotFoundError, IndexError):
                 lines = (self.data_dir / "postmaster.pid").read_text().split("\n")
@@ -335,7 +335,7 @@ class EmbeddedPostgres:
             for backend in backends if order is signal.SIGKILL else ():
                 with suppress(psutil.NoSuchProcess):
                     backend.kill()
-            deadline = time.monotonic() + _PATIENCE_S
+            deadline = time.monotonic() + _TIMEOUT_S
             # All of them: a new server refuses to start while one old process still holds the shared memory.
             while any(_alive(process.pid) for process in (postmaster, *backends)):
                 if time.monotonic() > deadline:
@@ -346,7 +346,7 @@ class EmbeddedPostgres:
         """Let the supervisor go: the server has ended by our own hand."""
         self._pid = 0
         if self._supervisor is not None:
-            self._supervisor.communicate(b"released\n", timeout=_PATIENCE_S)
+            self._supervisor.communicate(b"released\n", timeout=_TIMEOUT_S)
             self._supervisor = None
 
 

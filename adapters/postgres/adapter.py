@@ -4,11 +4,11 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 
 from adapters.changes import Member, Row, Value, unpack_members
-from adapters.postgres.apply.aside import apply_aside
 from adapters.postgres.apply.book import Book
 from adapters.postgres.apply.log import Log
 from adapters.postgres.apply.outbox import Outbox
-from adapters.postgres.apply.promises import Promises
+from adapters.postgres.apply.prepared_transactions import PreparedTransactions
+from adapters.postgres.apply.quarantined import apply_quarantined
 from adapters.postgres.apply.reading import PostgresSnapshot, Readers, snapshot
 from adapters.postgres.apply.session import Connection, Options, Session
 from adapters.postgres.apply.statements import Statements
@@ -77,7 +77,11 @@ class PostgresAdapter:
             logins, where, cluster, replica_set, options, frozenset(versioned), frozenset(own_statements), prover
         )
         self._book = Book(self._session, cluster, replica_set)
-        self._promises, self._log, self._outbox = Promises(self._book), Log(self._book), Outbox(self._book)
+        self._prepared_transactions, self._log, self._outbox = (
+            PreparedTransactions(self._book),
+            Log(self._book),
+            Outbox(self._book),
+        )
         self._own_readers = Readers(logins.agent, logins.agent, where, options, read_connections)
         client_options = Options(
             lock_timeout_s=lock_timeout_s, statement_timeout_s=read_timeout_s, connect_timeout_s=connect_timeout_s
@@ -111,19 +115,19 @@ class PostgresAdapter:
         await self.close()
 
     async def recover(self) -> list[InDoubt]:
-        return await self._promises.recover()
+        return await self._prepared_transactions.recover()
 
     async def prepare(self, epoch: Epoch) -> Prepared:
-        return await self._promises.prepare(epoch)
+        return await self._prepared_transactions.prepare(epoch)
 
     async def commit(self, attempt: Attempt) -> LogPoint:
-        point = await self._promises.commit(attempt)
+        point = await self._prepared_transactions.commit(attempt)
         if self._book.progress.prefix - self._book.progress.stored >= _COMPACT_EVERY:
             await self.compact()
         return point
 
     async def rollback(self, attempt: Attempt) -> None:
-        await self._promises.rollback(attempt)
+        await self._prepared_transactions.rollback(attempt)
 
     async def apply(
         self, entries: Sequence[Entry], *, durable: bool = True, history: str = "", digests: Digests = NO_DIGESTS
@@ -183,17 +187,17 @@ class PostgresAdapter:
         async with self._own_readers.connection() as connection:
             return await fingerprint(connection)
 
-    def snapshot(self, *, aside: bool = False) -> AbstractAsyncContextManager[PostgresSnapshot]:
+    def snapshot(self, *, dedicated: bool = False) -> AbstractAsyncContextManager[PostgresSnapshot]:
         """One state of the database; `aside`: it may be held for long, so it has a connection of its own."""
-        return snapshot(self._own_readers, self.replica_set, aside=aside)
+        return snapshot(self._own_readers, self.replica_set, dedicated=dedicated)
 
     async def run_own_script(self, script: str) -> None:
         """Make tables and functions in schema `tops`, for the agents of all sets in this database."""
         await run_own_script(self._logins.agent, script)
 
-    async def apply_aside(self, member: Member, forget_sql: str) -> MemberVote:
+    async def apply_quarantined(self, member: Member, delete_sql: str) -> MemberVote:
         """Carry out a member outside of the log, and forget it in the same transaction."""
-        return await apply_aside(self._book, member, forget_sql)
+        return await apply_quarantined(self._book, member, delete_sql)
 
     async def health(self, head: int | None = None) -> Health:
         async def work(connection: Connection, _: Statements) -> Health:

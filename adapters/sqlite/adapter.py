@@ -38,16 +38,16 @@ from adapters.resource import (
 from adapters.sqlite.guards import KNOW_TABLES, check_query, looks_only
 from adapters.sqlite.reading import SqliteSnapshot, dicts, point_in, position_in
 from adapters.sqlite.undo import UndoLog
-from adapters.sqlite.work import Work, arguments_of, is_passing
+from adapters.sqlite.work import Work, arguments_of, is_transient
 from tops.model.errors import (
     AgentReplaced,
-    CompensationRefused,
+    CompensationRejected,
     ConfigError,
     InvariantBroken,
-    MemberRefused,
-    PromiseLost,
+    MemberRejected,
+    PreparedWorkLost,
     ResourceError,
-    ResourceRefused,
+    ResourceRejected,
     StaleAttempt,
 )
 from tops.model.ids import NodeId
@@ -189,7 +189,7 @@ class SqliteAdapter:
     async def write_local(self, member: Member) -> MemberVote:
         vote = await self._write_one(member)
         if vote.excluded is not None:
-            raise MemberRefused(self.where, member.tx, vote.excluded.message, vote.excluded.sqlstate)
+            raise MemberRejected(self.where, member.tx, vote.excluded.message, vote.excluded.sqlstate)
         return vote
 
     async def write_all_local(self, members: Sequence[Member]) -> list[MemberVote]:
@@ -288,7 +288,7 @@ class SqliteAdapter:
         """SQLite has no functions, and a set's tables can't be told from others here."""
         raise ConfigError(f"{self.where}: it is a SQLite file; this needs a PostgreSQL replica")
 
-    async def apply_aside(self, member: Member, forget_sql: str) -> MemberVote:
+    async def apply_quarantined(self, member: Member, delete_sql: str) -> MemberVote:
         """Nothing is ever set aside here."""
         raise ConfigError(f"{self.where}: it is a SQLite file, which keeps nothing aside")
 
@@ -318,8 +318,8 @@ class SqliteAdapter:
         try:
             return await asyncio.shield(future)
         except sqlite3.Error as error:
-            if is_passing(error):
-                raise ResourceRefused(self.where, str(error)) from error
+            if is_transient(error):
+                raise ResourceRejected(self.where, str(error)) from error
             raise ResourceError(self.where, str(error)) from error
 
     def _start(self) -> None:
@@ -451,7 +451,7 @@ class SqliteAdapter:
             return answer
         if known.number != asked.number:
             # A later epoch on top could not be taken back without this one.
-            raise ResourceRefused(self.where, f"{asked} has to wait until {known} is decided")
+            raise ResourceRejected(self.where, f"{asked} has to wait until {known} is decided")
         if known.coordinator == asked.coordinator and known > asked:
             raise StaleAttempt(self.where, f"{asked} comes too late: {known} is prepared")
         self._take_back(known)
@@ -466,7 +466,7 @@ class SqliteAdapter:
         if found is None or found[0] != attempt:
             return  # never promised, or taken back already
         if self._later_commits(attempt.number) or not self._undo.take_back(self.replica_set, attempt.number):
-            raise CompensationRefused(
+            raise CompensationRejected(
                 self.where, f"{attempt} can't be taken back: something later is committed that builds on it"
             )
         self._connection.execute("delete from tops_participation where replica_set = ?", (self.replica_set,))
@@ -476,7 +476,7 @@ class SqliteAdapter:
             found = self._participation()
             if found is None or found[0] != attempt:
                 if not position_in(self._connection, self.replica_set).holds(attempt.number):
-                    raise PromiseLost(self.where, f"{attempt} is to commit, but is neither prepared nor applied")
+                    raise PreparedWorkLost(self.where, f"{attempt} is to commit, but is neither prepared nor applied")
                 return point_in(self._connection, self.replica_set)
             self._undo.forget(self.replica_set, attempt.number)
             self._connection.execute(
@@ -499,7 +499,7 @@ class SqliteAdapter:
         entries = [entry for entry in entries if not known.holds(entry.number)]
         if found is not None and entries:
             if found[0].number not in [entry.number for entry in entries]:
-                raise ResourceRefused(self.where, f"{found[0]} has to be decided before other entries are applied")
+                raise ResourceRejected(self.where, f"{found[0]} has to be decided before other entries are applied")
             # The log is the decision: the number comes from there, whatever we had promised under it.
             self._take_back(found[0])
         self._connection.execute(f"pragma synchronous = {'full' if durable else 'normal'}")

@@ -46,7 +46,7 @@ _PASSING = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQLI
 _EXACTLY = "select 1 from main.sqlite_master where type in ('table', 'view') and name = ?"
 
 
-def is_passing(error: sqlite3.Error) -> bool:
+def is_transient(error: sqlite3.Error) -> bool:
     """Locks and space: not the fault of any member."""
     return getattr(error, "sqlite_errorname", "").startswith(_PASSING)
 
@@ -96,7 +96,7 @@ class Work:
             done = [self._carry_out(number, change) for change in member.changes]
             self._check_deferred()
         except (InvalidChange, WrongVersion, sqlite3.Error, OverflowError, ValueError) as error:
-            if isinstance(error, sqlite3.Error) and is_passing(error):
+            if isinstance(error, sqlite3.Error) and is_transient(error):
                 raise
             self._connection.execute("rollback to tops_member")
             self._connection.execute("release tops_member")

@@ -17,7 +17,7 @@ from replication.client.reads import Consistency
 from replication.client.replica_set import ReplicaSet, connect, connect_by_file
 from replication.client.writes import WriteResult
 from replication.model.config import Cluster
-from replication.rpc.refusals import ChangeNotProved, WriteRefused
+from replication.rpc.rejections import ChangeNotProved, WriteRejected
 from tops.model.errors import OutcomeUnknown
 
 ConfigOption = Annotated[Path, typer.Option("-c", "--config", help="The cluster's file.")]
@@ -71,9 +71,9 @@ def write(
 
     try:
         done = uvloop.run(run())
-    except WriteRefused as refused:
-        typer.echo(f"refused: {refused}", err=True)
-        raise typer.Exit(2 if isinstance(refused, ChangeNotProved) else 1) from None
+    except WriteRejected as rejected:
+        typer.echo(f"refused: {rejected}", err=True)
+        raise typer.Exit(2 if isinstance(rejected, ChangeNotProved) else 1) from None
     except OutcomeUnknown as unknown:
         again = "; or write it again with the same --key" if key else ""
         typer.echo(f"unknown: {unknown}\ntops rs outcome {name} {unknown.tx} tells it{again}", err=True)

@@ -50,6 +50,6 @@ def _table(reports: list[Report]) -> Table:
     for r in reports:
         data = "equal" if r.equal and r.balance_kept else "WRONG"
         catch_up = f"{r.caught_up_s:.1f} s"
-        numbers = (r.acknowledged, r.while_down, r.refused, f"{r.per_second:.0f}", catch_up, r.lost, data)
+        numbers = (r.acknowledged, r.while_down, r.rejected, f"{r.per_second:.0f}", catch_up, r.lost, data)
         table.add_row(r.policy, *map(str, numbers))
     return table

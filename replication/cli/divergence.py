@@ -63,7 +63,7 @@ class _Where:
     wait_s: float = 60.0
 
 
-def refusals(command: Callable[P, None]) -> Callable[P, None]:
+def rejections(command: Callable[P, None]) -> Callable[P, None]:
     """What TOPS refuses becomes one line and exit code 2; what can't be reached, 3."""
 
     @functools.wraps(command)
@@ -78,7 +78,7 @@ def refusals(command: Callable[P, None]) -> Callable[P, None]:
 
 
 @app.command()
-@refusals
+@rejections
 def check(
     name: Name = "databases",
     config: Config = "tops.toml",
@@ -118,7 +118,7 @@ def check(
 
 
 @app.command()
-@refusals
+@rejections
 def report(
     name: Name = "",
     out: Out = Path("divergence"),
@@ -134,7 +134,7 @@ def report(
 
 
 @app.command()
-@refusals
+@rejections
 def repair(
     name: Name = "databases",
     config: Config = "tops.toml",
@@ -228,7 +228,7 @@ async def _repaired_set(
 
 
 @app.command()
-@refusals
+@rejections
 def trends(out: Out = Path("divergence"), master: Master = "local[*]", rows: int = 20) -> None:
     """Show what the history of checks tells: divergence by policy, time to converge, hot spots, causes."""
     from replication.divergence.read import session
@@ -247,7 +247,7 @@ def trends(out: Out = Path("divergence"), master: Master = "local[*]", rows: int
 
 
 @app.command()
-@refusals
+@rejections
 def watch(
     log: Annotated[Path, typer.Option(help="the folder to which committed log records are exported as Parquet")],
     name: Name = "databases",
@@ -266,7 +266,7 @@ def watch(
 
     described = _describe(name, config, dsn)
     with _quiet_spark(out / "spark.log") as console:
-        one = Watch(session.start(master), described.endpoints, log, set_name=described.name, patience_s=patience)
+        one = Watch(session.start(master), described.endpoints, log, set_name=described.name, grace_s=patience)
         start_http_server(port, "127.0.0.1", one.metrics.registry)
         console.print(f"watching {described.name}; metrics at http://127.0.0.1:{port}/metrics; Ctrl-C stops")
         query = one.start(out / "watch" / described.name)
@@ -333,7 +333,7 @@ async def _tell_replicas(link: "SetLink", result: "CheckResult") -> None:
     for replica in result.replicas:
         found = {table.table: text for table in result.tables if (text := table.found_at(replica.name))}
         try:
-            await link.ask(replica.name, CheckDone(tables=tables, found=found))
+            await link.request(replica.name, CheckDone(tables=tables, found=found))
         except (NotReachable, ReplicaFailed) as error:
             typer.echo(f"note: {replica.name} does not know the result of this check: {error}", err=True)
 

@@ -27,7 +27,7 @@ STATUS_HEADS = {
     "lag_network": "not\nhere",
     "lag_apply": "not\napplied",
     "conflicts": "con-\nflicts",
-    "set_aside": "set\naside",
+    "quarantined": "set\naside",
 }
 
 
@@ -101,8 +101,8 @@ def status(
         figures = [{column: _shown(r.get(column)) for column in STATUS_HEADS} for r in found["replicas"]]
         show(figures, format, STATUS_HEADS)
         for replica in found["replicas"]:
-            for trouble in _troubles(replica):
-                typer.echo(f"{replica['replica']}: {trouble}")
+            for last_error in _problems(replica):
+                typer.echo(f"{replica['replica']}: {last_error}")
     if not all(r["in_sync"] for r in found["replicas"]):
         raise typer.Exit(1)
 
@@ -118,7 +118,7 @@ def _shown(value: Any) -> Any:
     return ("yes" if value else "no") if isinstance(value, bool) else value
 
 
-def _troubles(replica: dict[str, Any]) -> list[str]:
+def _problems(replica: dict[str, Any]) -> list[str]:
     """What an operator has to know about a replica beside its figures."""
     if replica.get("unreachable"):
         return ["its agent does not answer"]
@@ -126,14 +126,14 @@ def _troubles(replica: dict[str, Any]) -> list[str]:
         return [f"not in the running set: {replica['unknown']}"]
     if replica["not_started"]:
         return [f"not started: {replica['not_started']}"]
-    troubles = [f"stopped: {replica['stopped']}"] if replica["stopped"] else []
-    troubles += [f"tried again: {replica['trouble']}"] if replica["trouble"] else []
-    troubles += [] if replica["linked"] else ["it does not reach the set's coordinator"]
-    troubles += ["may differ from the others: see conflicts"] if replica["divergent"] else []
-    troubles += [replica["differences"]] if replica["differences"] else []
-    troubles += [replica["warning"]] if replica["warning"] else []
-    if troubles or replica["in_sync"] or replica["lag_transactions"]:
-        return troubles
+    problems = [f"stopped: {replica['stopped']}"] if replica["stopped"] else []
+    problems += [f"tried again: {replica['last_error']}"] if replica["last_error"] else []
+    problems += [] if replica["linked"] else ["it does not reach the set's coordinator"]
+    problems += ["may differ from the others: see conflicts"] if replica["divergent"] else []
+    problems += [replica["differences"]] if replica["differences"] else []
+    problems += [replica["warning"]] if replica["warning"] else []
+    if problems or replica["in_sync"] or replica["lag_transactions"]:
+        return problems
     return ["it is at the end of the log, and the coordinator does not count it as in sync yet"]
 
 
@@ -241,7 +241,7 @@ def _conflict(row: dict[str, Any]) -> str:
     """A conflict as some lines: both versions side by side would not fit."""
     head = f"{row['at']:%Y-%m-%d %H:%M:%S}  {row['replica']}  {row['kind']}"
     if not row["table_name"]:  # a whole transaction that was set aside or refused
-        reason = row["reason"] if row["kind"] == "set_aside" else str(rejection_in(row["discarded"]))
+        reason = row["reason"] if row["kind"] == "quarantined" else str(rejection_in(row["discarded"]))
         return f"{head}  transaction {row['tx']}, number {row['number']}\n  reason     {reason}"
     lines = [f"{head}  {row['table_name']} {row['key']}".rstrip()]
     lines.append(f"  winner     {row['winner']} ({row['resolver']}), transaction {row['tx']}, number {row['number']}")

@@ -20,7 +20,7 @@ from replication.operations.processes import Processes
 from tops.http.client import console_address
 from tops.model.errors import ConfigError, TopsError
 
-PATIENCE_S = 20.0  # until replicas that are not in sync are named
+TIMEOUT_S = 20.0  # until replicas that are not in sync are named
 AGAIN_S = 2.0
 NOT_REACHABLE = 3  # the exit code of a command that lacks somebody else
 
@@ -85,7 +85,7 @@ async def _announce(cluster: Cluster, processes: Processes, keys: Path | None, c
                         await connected.wait_in_sync(AGAIN_S)
                         break
             except TopsError as error:
-                late = asyncio.get_running_loop().time() - began > PATIENCE_S
+                late = asyncio.get_running_loop().time() - began > TIMEOUT_S
                 problem = f"running, but {error}; `tops rs status` tells more" if late else ""
             if problem and _essence(problem) != _essence(told):
                 console.print(problem)

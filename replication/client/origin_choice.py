@@ -14,7 +14,14 @@ from replication.model.events import log_type
 from replication.policies import Policy, Route
 from replication.rpc.calls import Execute, ExecuteDone, ReplicaFailed, Where
 from replication.rpc.conversation import Caller
-from replication.rpc.refusals import ChangeNotProved, Duplicate, WriteRefused, check_request, database_error, understand
+from replication.rpc.rejections import (
+    ChangeNotProved,
+    Duplicate,
+    WriteRejected,
+    check_request,
+    database_error,
+    error_for,
+)
 from tops.client.site import Site
 from tops.model.errors import NotReachable, OutcomeUnknown, Retry
 from tops.model.ids import TxId
@@ -50,9 +57,9 @@ class Fallback:
         """Whether changes with these texts were not proved before."""
         return bool(self._texts) and _texts(changes) in self._texts
 
-    def wanted_by(self, refused: WriteRefused, changes: tuple[Change, ...]) -> bool:
+    def wanted_by(self, rejected: WriteRejected, changes: tuple[Change, ...]) -> bool:
         """Whether the replicas have excluded the changes because they are not proved; such texts are remembered."""
-        if not isinstance(refused, ChangeNotProved):
+        if not isinstance(rejected, ChangeNotProved):
             return False
         self.remember(changes)
         return True
@@ -65,14 +72,14 @@ class Fallback:
     async def execute(self, tx_at: Callable[[str], TxId], member: Member, reads: bytes, at_least: int) -> ExecuteDone:
         """Have the changes executed once and replicated; `tx_at` gives the id for a request to a replica.
 
-        Raises WriteRefused (nothing happened) or OutcomeUnknown."""
+        Raises WriteRejected (nothing happened) or OutcomeUnknown."""
         encoded = encode_member(member)
         check_request(encoded, reads)
         replica = await self._origin()
         tx = tx_at(replica)
         request = Execute(tx=tx, member=encoded, at_least=at_least, reads=reads)
         try:
-            done = await self._caller.ask(self._config.site_of(replica), request, self._timeout_s)
+            done = await self._caller.request(self._config.site_of(replica), request, self._timeout_s)
         except NotReachable:
             self._chosen = None
             raise OutcomeUnknown(tx, f"replica {replica}") from None
@@ -80,11 +87,11 @@ class Fallback:
             self._chosen = None
             if failed.retry is Retry.ASK_FIRST:
                 raise OutcomeUnknown(tx, f"replica {replica}") from failed
-            raise WriteRefused(tx, failed.code, str(failed), retry=failed.retry) from failed
+            raise WriteRejected(tx, failed.code, str(failed), retry=failed.retry) from failed
         if done.error is not None:
             raise database_error(tx, done.error)
         if done.rejection is not None:
-            error = understand(tx, done.rejection)
+            error = error_for(tx, done.rejection)
             if isinstance(error, Duplicate):
                 return msgspec.structs.replace(done, tx=error.tx, position=error.number, duplicate=True, rejection=None)
             raise error
@@ -104,8 +111,8 @@ class Fallback:
             return self._chosen[0]
 
     async def _in_sync(self, voters: list[str]) -> str:
-        told = await self._site.ask_log(self._log_type, timeout_s=self._timeout_s)
-        ready = {follower.name for follower in told.followers if follower.present} & set(told.in_sync)
+        response = await self._site.get_log_state(self._log_type, timeout_s=self._timeout_s)
+        ready = {follower.name for follower in response.followers if follower.present} & set(response.in_sync)
         for name in voters:
             if self._config.site_of(name) in ready:
                 return name
@@ -115,7 +122,7 @@ class Fallback:
         """Where nobody votes, the nearest replica that responds."""
         for name in self._by_nearness():
             with suppress(NotReachable, ReplicaFailed):
-                await self._caller.ask(self._config.site_of(name), Where(), RESPONSE_S)
+                await self._caller.request(self._config.site_of(name), Where(), RESPONSE_S)
                 return name
         raise NotReachable(f"no replica of {self._config.name!r} responds and could execute the statement")
 

@@ -26,23 +26,23 @@ from replication.rpc.calls import (
     Failed,
     Located,
     LockedRead,
-    Question,
     R,
     Read,
     ReplicaFailed,
+    ReplicaRequest,
     Where,
 )
 from replication.rpc.conversation import Caller
-from replication.rpc.refusals import NotStarted
+from replication.rpc.rejections import NotStarted
 from tops.client.site import Site
-from tops.model.errors import InvalidTransaction, NotReachable, OutcomeUnknown, ResourceRefused, TopsError, code_of
+from tops.model.errors import InvalidTransaction, NotReachable, OutcomeUnknown, ResourceRejected, TopsError, code_of
 from tops.model.transactions import Scope
 
 Consistency = Literal["any", "primary", "quorum", "current"]
-ASK_S = 2.0
+REQUEST_S = 2.0
 # Of a replica that can't for now: another one may.
 _NOT_STARTED = code_of(NotStarted)
-_ELSEWHERE = frozenset([*map(code_of, (NotReachable, ResourceRefused, OutcomeUnknown)), _NOT_STARTED])
+_ELSEWHERE = frozenset([*map(code_of, (NotReachable, ResourceRejected, OutcomeUnknown)), _NOT_STARTED])
 MARGIN_S = 2.0  # an answer may take this much longer than the wait that it was allowed
 
 
@@ -99,11 +99,11 @@ class Reader:
             case "primary":
                 return await self._first([self._config.primary or ""], read)
             case "current":
-                told = await self._site.ask_log(self._log_type, timeout_s=wait)
-                read = msgspec.structs.replace(read, at_least=max(floor, told.decided))
+                response = await self._site.get_log_state(self._log_type, timeout_s=wait)
+                read = msgspec.structs.replace(read, at_least=max(floor, response.decided))
                 # One that is gone counts as in sync until the next write misses it.
-                present = {follower.name for follower in told.followers if follower.present}
-                ready = [self._config.replica_of(site) for site in told.in_sync if site in present]
+                present = {follower.name for follower in response.followers if follower.present}
+                ready = [self._config.replica_of(site) for site in response.in_sync if site in present]
                 order = sorted(self._by_nearness(), key=lambda name: name not in ready)
                 return await self._first(chosen or order, read)
             case "quorum":
@@ -115,7 +115,7 @@ class Reader:
         _, floor = _token(after)
         read = LockedRead(sql=sql, args=pack_values(args), at_least=floor, wait_s=self._config.wait_s)
         replicas = self._by_nearness()
-        done = await self._answer(replicas, read, self._patience(read, replicas))
+        done = await self._first_response(replicas, read, self._timeout_of(read, replicas))
         return unpack_rows(done.rows), [Lock(table, key, done.position) for table, key in done.locks]
 
     def _check(self, consistency: str) -> None:
@@ -135,16 +135,16 @@ class Reader:
         return [r.name for r in near]
 
     async def _first(self, replicas: Sequence[str], read: Read) -> ReadResult:
-        done = await self._answer(replicas, read, self._patience(read, replicas))
+        done = await self._first_response(replicas, read, self._timeout_of(read, replicas))
         return ReadResult(unpack_rows(done.rows), done.replica, done.position)
 
-    async def _answer(self, replicas: Sequence[str], read: Question[R], wait_s: float) -> R:
+    async def _first_response(self, replicas: Sequence[str], read: ReplicaRequest[R], wait_s: float) -> R:
         """Of the first replica that can; one that is away, too far behind, stopped or joining is passed over."""
         problems: list[str] = []
         not_started: list[ReplicaFailed] = []
         for name in replicas:
             try:
-                return await self._caller.ask(self._config.site_of(name), read, wait_s)
+                return await self._caller.request(self._config.site_of(name), read, wait_s)
             except NotReachable as error:
                 problems.append(f"{name}: {error}")
             except ReplicaFailed as failed:
@@ -158,21 +158,21 @@ class Reader:
         raise NotReachable(f"no replica of {self._config.name!r} could answer: {'; '.join(problems)}")
 
     @staticmethod
-    def _patience(read: Read | LockedRead, replicas: Sequence[str]) -> float:
-        return read.wait_s + MARGIN_S if read.at_least or len(replicas) == 1 else ASK_S + MARGIN_S
+    def _timeout_of(read: Read | LockedRead, replicas: Sequence[str]) -> float:
+        return read.wait_s + MARGIN_S if read.at_least or len(replicas) == 1 else REQUEST_S + MARGIN_S
 
     async def _quorum(self, read: Read, floor: int, chosen: list[str] | None) -> ReadResult:
         voters = [n for n in self._config.names if self._policy.scope_of(n) is Scope.DISTRIBUTED]
         needed = self._config.reads_needed
 
-        def counts(answer: Located | Failed | Denied) -> bool:
-            return isinstance(answer, Located) and answer.replica in voters
+        def counts(response: Located | Failed | Denied) -> bool:
+            return isinstance(response, Located) and response.replica in voters
 
-        answers = await self._caller.ask_all(Where(), min(ASK_S, read.wait_s), needed, counts)
-        located = [a for a in answers if isinstance(a, Located) and a.replica in voters]
+        responses = await self._caller.request_all(Where(), min(REQUEST_S, read.wait_s), needed, counts)
+        located = [a for a in responses if isinstance(a, Located) and a.replica in voters]
         if len(located) < needed:
             missing = sorted(set(voters) - {a.replica for a in located})
-            raise TooFewReaders(self._config.name, len(located), needed, missing, _problems(answers))
+            raise TooFewReaders(self._config.name, len(located), needed, missing, _problems(responses))
         target = max([floor, *(a.position for a in located), *(n for a in located for n in a.prepared)])
         behind = tuple(sorted(a.replica for a in located if a.position < target))
         newest = sorted(located, key=lambda a: (a.position < target, a.replica != self._prefer, random.random()))
@@ -192,8 +192,8 @@ class TooFewReaders(TopsError):
         )
 
 
-def _problems(answers: Sequence[object]) -> str:
-    texts = [a.text for a in answers if isinstance(a, Failed)]
+def _problems(responses: Sequence[object]) -> str:
+    texts = [a.text for a in responses if isinstance(a, Failed)]
     return f" ({'; '.join(texts)})" if texts else ""
 
 

@@ -26,19 +26,19 @@ from replication.rpc.calls import Conflicts as ConflictsWanted
 from replication.rpc.calls import (
     Describe,
     Described,
+    OperationDone,
     Pause,
     Quarantine,
-    Question,
     Reload,
+    ReplicaRequest,
     Resume,
     RetryErrors,
-    RowsTold,
+    RowsReturned,
     Status,
-    StatusTold,
-    Told,
+    StatusReported,
 )
 from replication.rpc.conversation import Caller
-from replication.rpc.refusals import SerializationFailure, VersionConflict
+from replication.rpc.rejections import SerializationFailure, VersionConflict
 from tops.client.site import Site
 from tops.core.participant.participation import SiteOptions
 from tops.model.errors import ConfigError, NotReachable
@@ -59,12 +59,12 @@ class ReplicaSet:
         config: ReplicaSetConfig,
         caller: Caller,
         prefer: str | None,
-        patience_s: float = 10.0,
+        timeout_s: float = 10.0,
         *,
         started: bool = True,
     ) -> None:
         self.config, self.policy, self._site, self._caller = config, policy_of(config), site, caller
-        self._writer = Writer(site, config, self.policy, caller, prefer, patience_s, started=started)
+        self._writer = Writer(site, config, self.policy, caller, prefer, timeout_s, started=started)
         self._reader = Reader(site, config, self.policy, caller, prefer)
 
     @property
@@ -85,7 +85,7 @@ class ReplicaSet:
     def write(self, changes: Sequence[Change], *, idempotency_key: str = "") -> Coroutine[Any, Any, WriteResult]:
         """Some changes as one transaction.
 
-        Raises WriteRefused (nothing happened), or OutcomeUnknown with an id to ask `outcome` about. With an
+        Raises WriteRejected (nothing happened), or OutcomeUnknown with an id to ask `outcome` about. With an
         idempotency key, writing the same again is safe: it is done once.
         """
         return self._writer.write(tuple(changes), idempotency_key)
@@ -159,17 +159,19 @@ class ReplicaSet:
 
     async def status(self, timeout_s: float = STATUS_S) -> dict[str, Any]:
         """The set as its replicas and its coordinator see it; who does not answer is `unreachable`."""
-        answers = await self._caller.ask_all(Status(), timeout_s, len(self.config.replica))
-        told = {a.replica: a.fields for a in answers if isinstance(a, StatusTold)}
+        responses = await self._caller.request_all(Status(), timeout_s, len(self.config.replica))
+        response = {a.replica: a.fields for a in responses if isinstance(a, StatusReported)}
         coordinator: dict[str, Any] = {"reachable": False}
         try:
-            log = await self._site.ask_log(log_type(self.name), timeout_s=timeout_s)
+            log = await self._site.get_log_state(log_type(self.name), timeout_s=timeout_s)
             coordinator = {"reachable": True, "head": log.decided, "oldest": log.oldest, "history": log.history}
             coordinator["stale"] = str(log.stale) if log.stale is not None else ""
             behind = {f.name: log.decided - f.position for f in log.followers}
             # A replica may not have heard yet that its coordinator started again, and on which journal.
-            told = _with_unpublished(told)
-            told = told if log.is_open else {name: {**fields, "in_sync": False} for name, fields in told.items()}
+            response = _with_unpublished(response)
+            response = (
+                response if log.is_open else {name: {**fields, "in_sync": False} for name, fields in response.items()}
+            )
         except NotReachable as error:
             coordinator["problem"], behind = str(error), {}
         replicas = []
@@ -177,20 +179,20 @@ class ReplicaSet:
             lost = {"replica": name, "in_sync": False, "unreachable": True}
             site = self.config.site_of(name)
             lost["lag_transactions"] = behind.get(site)
-            lost["lag_s"] = max((fields["others_lag_s"].get(site, 0.0) for fields in told.values()), default=None)
-            replicas.append(told.get(name, lost))
+            lost["lag_s"] = max((fields["others_lag_s"].get(site, 0.0) for fields in response.values()), default=None)
+            replicas.append(response.get(name, lost))
         return {"name": self.name, "policy": self.config.policy, "coordinator": coordinator, "replicas": replicas}
 
     async def conflicts(self, limit: int = 100) -> dict[str, list[Row]]:
         """The conflict log of every replica that answers, newest first."""
-        answers = await self._caller.ask_all(ConflictsWanted(limit=limit), CONFLICTS_S, len(self.config.replica))
-        return {a.replica: unpack_rows(a.rows) for a in answers if isinstance(a, RowsTold)}
+        responses = await self._caller.request_all(ConflictsWanted(limit=limit), CONFLICTS_S, len(self.config.replica))
+        return {a.replica: unpack_rows(a.rows) for a in responses if isinstance(a, RowsReturned)}
 
     async def order(self, replica: str, what: str, argument: str = "") -> str:
         """An operator's request to one replica: `pause` (with a reason), `resume`, `retry`, `reload` or
         `quarantine`."""
-        answer = await self._caller.ask(self.config.site_of(replica), _operation(what, argument), 30.0)
-        return answer.text
+        response = await self._caller.request(self.config.site_of(replica), _operation(what, argument), 30.0)
+        return response.text
 
     async def recover_log(self, *, accept_loss: bool = False) -> LogRecovered:
         """Let the log of a coordinator whose journal is stale go on in a new history, behind the most advanced
@@ -214,11 +216,11 @@ class ReplicaSet:
             await asyncio.sleep(0.2)
 
 
-def _with_unpublished(told: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _with_unpublished(response: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """What a replica has committed and not published is missing at all others, which can't know that."""
     seen = {}
-    for name, fields in told.items():
-        others = [other for other in told.values() if other is not fields]
+    for name, fields in response.items():
+        others = [other for other in response.values() if other is not fields]
         missing = sum(other["unpublished"] for other in others)
         seen[name] = fields
         if missing:
@@ -237,7 +239,7 @@ def _named(replica: dict[str, Any]) -> str:
     return f"{replica['replica']} (not started: {reason})" if reason else str(replica["replica"])
 
 
-def _operation(what: str, reason: str) -> Question[Told]:
+def _operation(what: str, reason: str) -> ReplicaRequest[OperationDone]:
     match what:
         case "pause":
             return Pause(reason=reason)
@@ -310,11 +312,11 @@ async def _described(caller: Caller, replica_set: str, timeout_s: float) -> Desc
     deadline = asyncio.get_running_loop().time() + timeout_s
     while True:
         try:
-            answer = await caller.ask("*", Describe(), min(DESCRIBE_S, timeout_s))
+            response = await caller.request("*", Describe(), min(DESCRIBE_S, timeout_s))
         except NotReachable:
             if asyncio.get_running_loop().time() > deadline:
                 raise NotReachable(
                     f"no replica of set {replica_set!r} answers: is the name right, and does an agent run?"
                 ) from None
             continue
-        return answer
+        return response

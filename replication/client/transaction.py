@@ -16,16 +16,16 @@ from tops.model.errors import InvalidTransaction, TransactionClosed
 class Executed:
     """What a statement of a transaction has done, once the transaction has committed."""
 
-    def __init__(self, transaction: "Transaction", place: int) -> None:
-        self._transaction, self._place = transaction, place
+    def __init__(self, transaction: "Transaction", row_key: int) -> None:
+        self._transaction, self._row_key = transaction, row_key
 
     @property
     def rows(self) -> int:
-        return self._transaction.done(self._place)[0]
+        return self._transaction.done(self._row_key)[0]
 
     @property
     def returned(self) -> tuple[Row, ...]:
-        return self._transaction.done(self._place)[1]
+        return self._transaction.done(self._row_key)[1]
 
 
 class Transaction:
@@ -81,12 +81,12 @@ class Transaction:
         self.result = await self._writer.write(tuple(self._changes), self._key, self._reads())
         return self.result
 
-    def done(self, place: int) -> tuple[int, tuple[Row, ...]]:
+    def done(self, row_key: int) -> tuple[int, tuple[Row, ...]]:
         """Rows affected and rows returned by the change at that place; to be asked for after the commit."""
         if self.result is None:
             raise InvalidTransaction("what a statement did is known when its transaction has committed")
         rows, returned = self.result.rows, self.result.returned
-        return rows[place] if place < len(rows) else 0, returned[place] if place < len(returned) else ()
+        return rows[row_key] if row_key < len(rows) else 0, returned[row_key] if row_key < len(returned) else ()
 
     def _reads(self) -> bytes:
         one_snapshot = len({lock.position for lock in self._locks}) <= 1

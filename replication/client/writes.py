@@ -12,7 +12,7 @@ from adapters.changes import SETTLED, Change, Member, Row, Settle, Statement, co
 from adapters.resource import Why
 from adapters.sql import check_statement
 from replication.client.origin_choice import Fallback
-from replication.conflicts.verdicts import VerdictAsker
+from replication.conflicts.verdicts import VerdictClient
 from replication.model.config import ReplicaSetConfig
 from replication.model.events import log_type, write_body
 from replication.model.values import unpack_rows
@@ -20,14 +20,14 @@ from replication.policies import Policy, Route, policy_of, write_spec
 from replication.rpc.calls import Describe, Described, Held, ReplicaFailed, Write
 from replication.rpc.control import check_key
 from replication.rpc.conversation import Caller
-from replication.rpc.refusals import (
+from replication.rpc.rejections import (
     Duplicate,
     NotStarted,
     TooFewReplicas,
-    WriteRefused,
+    WriteRejected,
     WriteTooLarge,
     check_request,
-    understand,
+    error_for,
 )
 from tops.client.site import Site
 from tops.model.errors import (
@@ -41,7 +41,7 @@ from tops.model.errors import (
     TransactionAborted,
     code_of,
 )
-from tops.model.ids import TxId, counted_id, identity_in, told_by_counted
+from tops.model.ids import TxId, counted_id, identity_in, parts_of_counted
 from tops.model.rejections import RejectionCode
 from tops.model.transactions import Outcome, TxType
 from tops.protocol.messages import TxOutcome
@@ -76,13 +76,13 @@ class Writer:
         policy: Policy,
         caller: Caller,
         prefer: str | None,
-        patience_s: float,
+        timeout_s: float,
         *,
         started: bool = True,
     ) -> None:
         """`started`: that the set has started is known; if it is not, it is asked before the first write."""
         self._site, self._config, self._policy, self._caller = site, config, policy, caller
-        self._prefer, self._patience_s, self._started = prefer, patience_s, started
+        self._prefer, self._timeout_s, self._started = prefer, timeout_s, started
         self._key_ttl_s = int(config.key_ttl_s)
         self._log_type = log_type(config.name)
         self._route = policy.route
@@ -90,11 +90,11 @@ class Writer:
         # Peers replicate rows; and what is applied from the log alone could not tell how many rows it changed.
         logged_first = self._route is COORDINATOR and self._spec.tx_type is TxType.LOCAL
         self._ships_statements = self._route is not Route.REPLICA and not logged_first
-        self._fallback = Fallback(site, config, policy, caller, self._by_nearness, patience_s)
+        self._fallback = Fallback(site, config, policy, caller, self._by_nearness, timeout_s)
         self._position, self._replica = 0, ""
         self._life, self._numbers = secrets.token_hex(8), itertools.count(1)
-        self._verdicts = VerdictAsker(
-            caller, lambda: [config.site_of(name) for name in self._by_nearness()], patience_s
+        self._verdicts = VerdictClient(
+            caller, lambda: [config.site_of(name) for name in self._by_nearness()], timeout_s
         )
 
     @property
@@ -124,14 +124,14 @@ class Writer:
             except TooFewReplicas:
                 if self._config.on_failure != "block" or time.monotonic() > began + self._config.block_s:
                     raise
-            except WriteRefused as refused:
-                if not executed and self._fallback.wanted_by(refused, changes):
+            except WriteRejected as rejected:
+                if not executed and self._fallback.wanted_by(rejected, changes):
                     executed = True
                     continue
                 tries += 1
-                if not _is_passing(refused) or tries >= TRANSIENT_TRIES:
+                if not _is_transient(rejected) or tries >= TRANSIENT_TRIES:
                     raise
-                if refused.why == RejectionCode.AGAINST_PLAN.value:
+                if rejected.why == RejectionCode.AGAINST_PLAN.value:
                     await self._describe_again()
             else:
                 if result.position is not None and result.position > self._position:
@@ -142,18 +142,18 @@ class Writer:
 
     async def _check_started(self) -> None:
         """A set that has started stays so; one replica that takes part is enough to know it."""
-        answers = await self._caller.ask_all(Describe(), STARTED_S, len(self._config.replica))
-        reasons = {a.replica: a.not_started for a in answers if isinstance(a, Described)}
+        responses = await self._caller.request_all(Describe(), STARTED_S, len(self._config.replica))
+        reasons = {a.replica: a.not_started for a in responses if isinstance(a, Described)}
         if not reasons:
             raise NotReachable(f"no replica of set {self._config.name!r} responds")
         if all(reasons.values()):
-            told = sorted(set(reasons.values()))
-            raise NotStarted(f"set {self._config.name!r} has not started: {'; '.join(told)}")
+            response = sorted(set(reasons.values()))
+            raise NotStarted(f"set {self._config.name!r} has not started: {'; '.join(response)}")
         self._started = True
 
     async def _describe_again(self) -> None:
         """The set's configuration has changed since this client connected."""
-        described = await self._caller.ask("*", Describe(), self._patience_s)
+        described = await self._caller.request("*", Describe(), self._timeout_s)
         self._config = ReplicaSetConfig.model_validate_json(described.config)
         self._policy = policy_of(self._config)
         self._route, self._spec = self._policy.route, write_spec(self._log_type, self._policy)
@@ -200,20 +200,20 @@ class Writer:
         except EventTooLarge as too_large:
             raise WriteTooLarge("", str(too_large)) from too_large
         except JournalStale as stale:
-            raise WriteRefused(stale.tx, stale.code, stale.reason) from stale
+            raise WriteRejected(stale.tx, stale.code, stale.reason) from stale
         except TransactionAborted as aborted:
-            error = self._named(understand(aborted.tx, aborted.rejection))
+            error = self._named(error_for(aborted.tx, aborted.rejection))
             if isinstance(error, Duplicate):
                 return WriteResult(error.tx, str(error.number), position=error.number, duplicate=True)
             raise error from None
-        if self._spec.tx_type is TxType.LOCAL and (refusal := await self._refusal(outcome)) is not None:
-            raise refusal
+        if self._spec.tx_type is TxType.LOCAL and (rejection := await self._rejection(outcome)) is not None:
+            raise rejection
         return self._result(outcome)
 
-    async def _refusal(self, logged: TxOutcome) -> TopsError | None:
+    async def _rejection(self, logged: TxOutcome) -> TopsError | None:
         """What is logged first and applied then may be refused then."""
-        rejected = await self._verdicts.refusal(logged.log_number or 0, logged.tx)
-        return None if rejected is None else understand(logged.tx, rejected)
+        rejected = await self._verdicts.rejection(logged.log_number or 0, logged.tx)
+        return None if rejected is None else error_for(logged.tx, rejected)
 
     def _named(self, error: TopsError) -> TopsError:
         """Replicas by the names that the DBA gave them."""
@@ -237,9 +237,9 @@ class Writer:
         tx = tx or self._new_tx(member.idempotency_key, replica)
         encoded = encode_member(member)
         check_request(encoded)
-        question = Write(tx=tx, member=encoded)
+        request = Write(tx=tx, member=encoded)
         try:
-            done = await self._caller.ask(self._config.site_of(replica), question, self._patience_s)
+            done = await self._caller.request(self._config.site_of(replica), request, self._timeout_s)
         except NotReachable:
             raise OutcomeUnknown(tx, f"replica {replica}") from None
         except ReplicaFailed as failed:
@@ -247,9 +247,9 @@ class Writer:
                 raise OutcomeUnknown(tx, f"replica {replica}") from failed
             if failed.code == code_of(NotStarted):
                 raise NotStarted(str(failed), tx) from failed
-            raise WriteRefused(tx, failed.code, str(failed), retry=failed.retry) from failed
+            raise WriteRejected(tx, failed.code, str(failed), retry=failed.retry) from failed
         if done.rejection is not None:
-            raise understand(tx, done.rejection)
+            raise error_for(tx, done.rejection)
         self._replica = replica
         token, returned = f"{replica}@{done.position or 0}", _rows_in(done.returned)
         return WriteResult(done.tx, token, done.rows, returned, done.position, duplicate=done.duplicate)
@@ -274,16 +274,16 @@ class Writer:
 
     async def outcome(self, tx: str, key: str) -> str:
         if self._policy.route is Route.COORDINATOR:
-            if _told_by(tx)[1]:
+            if _parts_of(tx)[1]:
                 return await self._executed_outcome(tx, key)
             return await self._coordinated_outcome(tx, key)
         # An empty transaction under the same key: either the first one is there, or it can't come any more.
-        told_key, replica = _told_by(tx)
-        probe = Member(TxId(tx), (), key or told_key or own_key(tx), self._key_ttl_s)
+        key_part, replica = _parts_of(tx)
+        probe = Member(TxId(tx), (), key or key_part or own_key(tx), self._key_ttl_s)
         try:
             await self._forwarded(self._asked_replica(replica), probe, tx)
-        except WriteRefused as refused:
-            if refused.why == "key-reused":
+        except WriteRejected as rejected:
+            if rejected.why == "key-reused":
                 return "committed"
             raise
         return "aborted"
@@ -294,15 +294,15 @@ class Writer:
         probe = Member(
             TxId(""),
             (),
-            key or _told_by(tx)[0] or own_key(tx),
+            key or _parts_of(tx)[0] or own_key(tx),
             self._key_ttl_s,
             content=SETTLED,
             control=None if mine else Settle(),  # which needs an operator's right
         )
         try:
             await self._coordinated(probe, b"")
-        except WriteRefused as refused:
-            if refused.why == Why.KEY_REUSED.value:
+        except WriteRejected as rejected:
+            if rejected.why == Why.KEY_REUSED.value:
                 return "committed"
             raise
         return "aborted"
@@ -310,22 +310,22 @@ class Writer:
     async def _coordinated_outcome(self, tx: str, key: str) -> str:
         """The coordinator refuses an id that it has never heard of, for good, before it says so. With a key, the same
         request may have been committed by another transaction."""
-        outcome = await self._site.ask_outcome(tx, self._log_type, self._spec.tx_type)
+        outcome = await self._site.get_outcome(tx, self._log_type, self._spec.tx_type)
         if outcome.outcome is Outcome.UNKNOWN:
             raise OutcomeUnknown(tx, f"the coordinator ({outcome.reason})")
-        refused = outcome.outcome is Outcome.ABORTED
-        if not refused and self._spec.tx_type is TxType.LOCAL:
-            refused = await self._refusal(outcome) is not None
-        return "aborted" if refused and not (key and await self._is_held(key)) else "committed"
+        rejected = outcome.outcome is Outcome.ABORTED
+        if not rejected and self._spec.tx_type is TxType.LOCAL:
+            rejected = await self._rejection(outcome) is not None
+        return "aborted" if rejected and not (key and await self._is_held(key)) else "committed"
 
     async def _is_held(self, key: str) -> bool:
         """Whether anything is committed under an idempotency key, as of now."""
-        decided = (await self._site.ask_log(self._log_type)).decided
-        question = Held(key=key, at_least=decided, wait_s=self._config.wait_s)
+        decided = (await self._site.get_log_state(self._log_type)).decided
+        request = Held(key=key, at_least=decided, wait_s=self._config.wait_s)
         problems = []
         for name in self._by_nearness():
             try:
-                done = await self._caller.ask(self._config.site_of(name), question, self._patience_s)
+                done = await self._caller.request(self._config.site_of(name), request, self._timeout_s)
             except (NotReachable, ReplicaFailed) as error:
                 problems.append(str(error))
                 continue
@@ -335,15 +335,15 @@ class Writer:
     def _new_tx(self, key: str, replica: str) -> TxId:
         return counted_id(self._site.name, self._life, next(self._numbers), key, replica)
 
-    def _asked_replica(self, told: str) -> str:
+    def _asked_replica(self, response: str) -> str:
         if self._policy.route is Route.PRIMARY:
             return self._config.primary or ""
-        return self._config.replica_named(told).name if told else self._nearest()
+        return self._config.replica_named(response).name if response else self._nearest()
 
 
-def _is_passing(refused: WriteRefused) -> bool:
+def _is_transient(rejected: WriteRejected) -> bool:
     """Whether the same may succeed in a moment; what was read before must be read again first."""
-    return refused.retry is Retry.SAFE and refused.why not in ("version", "serialization", "not-started")
+    return rejected.retry is Retry.SAFE and rejected.why not in ("version", "serialization", "not-started")
 
 
 def _rows_in(returned: bytes) -> tuple[tuple[Row, ...], ...]:
@@ -351,9 +351,9 @@ def _rows_in(returned: bytes) -> tuple[tuple[Row, ...], ...]:
     return tuple(tuple(unpack_rows(rows)) for rows in _returned.decode(returned)) if returned else ()
 
 
-def _told_by(tx: str) -> tuple[str, str]:
+def _parts_of(tx: str) -> tuple[str, str]:
     """The idempotency key and the replica that the id of a local-first write tells; nothing for other ids."""
     try:
-        return told_by_counted(tx)
+        return parts_of_counted(tx)
     except ValueError:
         raise InvalidTransaction(f"{tx!r} is no id of a transaction") from None

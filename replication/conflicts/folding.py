@@ -40,7 +40,7 @@ from replication.conflicts.tables import (
 )
 from replication.conflicts.versions import Base, Ranking, Version, base_of, from_json, on_top
 
-Place = tuple[str, str]
+RowKey = tuple[str, str]
 
 
 class _Known(msgspec.Struct):
@@ -115,57 +115,57 @@ class _Fold:
     def __init__(self, outer: Folding, number: int) -> None:
         self.number, self.site = number, ""  # the writer of the last version that was looked at
         self._outer = outer
-        self._bases: dict[Place, Base] = {}
-        self._rows: dict[Place, Row | None] = {}  # as they are here
-        self._waiting: dict[Place, int] = {}
+        self._bases: dict[RowKey, Base] = {}
+        self._rows: dict[RowKey, Row | None] = {}  # as they are here
+        self._waiting: dict[RowKey, int] = {}
         self._lines = 0
 
     async def read(self, members: list[Member], resource: Resource) -> None:
         steps = [step for member in members for step in rows_of(member.changes)]
-        keys = {step.place: key_in(step.change) for step in steps}
+        keys = {step.row_key: key_in(step.change) for step in steps}
         versions, stored = await read_versions(resource, keys, in_record=True), await read_bases(resource, keys)
         for table in sorted({table for table, _ in keys}):
-            mine = [place for place in keys if place[0] == table]
-            columns = {name for step in steps if step.place[0] == table for name in columns_in(step.change)}
-            images = await self._outer.shapes.rows(table, [keys[place] for place in mine], columns)
-            for place, image in zip(mine, images, strict=True):
-                base, self._waiting[place] = stored.get(place, (None, 0))
-                self._rows[place] = image
-                self._bases[place] = base or Base(versions.get(place, Version()), image)
+            mine = [row_key for row_key in keys if row_key[0] == table]
+            columns = {name for step in steps if step.row_key[0] == table for name in columns_in(step.change)}
+            images = await self._outer.shapes.rows(table, [keys[row_key] for row_key in mine], columns)
+            for row_key, image in zip(mine, images, strict=True):
+                base, self._waiting[row_key] = stored.get(row_key, (None, 0))
+                self._rows[row_key] = image
+                self._bases[row_key] = base or Base(versions.get(row_key, Version()), image)
 
     async def member(self, member: Member, *, folded: bool, landed: bool) -> list[Change]:
         changes: list[Change] = []
-        for place, change, clock in rows_of(member.changes):
+        for row_key, change, clock in rows_of(member.changes):
             if clock is None:
                 raise InvalidChange("a published change of a set that folds its log lacks its version")
-            shape = await self._outer.shapes.of(place[0])
+            shape = await self._outer.shapes.of(row_key[0])
             key = shape.key_of(key_in(change))
             version = version_in(clock)
             self.site = version.site
             self._outer.clock.see(version.clock)
-            lines = await self._fold(member.tx, shape, key, place, change, clock) if folded else []
-            self._waiting[place] = max(0, self._waiting[place] - landed)
-            changes += [*self._shown(shape, key, place), *lines]
+            lines = await self._fold(member.tx, shape, key, row_key, change, clock) if folded else []
+            self._waiting[row_key] = max(0, self._waiting[row_key] - landed)
+            changes += [*self._shown(shape, key, row_key), *lines]
         return changes
 
-    def _shown(self, shape: TableShape, key: Row, place: Place) -> list[Change]:
+    def _shown(self, shape: TableShape, key: Row, row_key: RowKey) -> list[Change]:
         """The row as the log says, or, while changes of ours are under way, only the record of what it says."""
-        base, waiting = self._bases[place], self._waiting[place]
+        base, waiting = self._bases[row_key], self._waiting[row_key]
         if waiting:
-            return [Update(CLOCKS, _clock_key(place), {"base": base.text, "waiting": waiting})]
-        clock = clock_change(*place, base.version, base.version, {"kind": "fold", "key": key})
+            return [Update(CLOCKS, _clock_key(row_key), {"base": base.text, "waiting": waiting})]
+        clock = clock_change(*row_key, base.version, base.version, {"kind": "fold", "key": key})
         record = msgspec.structs.replace(clock, values={**clock.values, "base": "", "waiting": 0})
-        before, self._rows[place] = self._rows[place], base.image
+        before, self._rows[row_key] = self._rows[row_key], base.image
         if base.image is None:
             return [Delete(shape.name, key), record]
         return [*row_written(shape, key, before, base.image), record]
 
     async def _fold(
-        self, tx: str, shape: TableShape, key: Row, place: Place, change: Change, clock: Upsert
+        self, tx: str, shape: TableShape, key: Row, row_key: RowKey, change: Change, clock: Upsert
     ) -> list[Change]:
-        base, told, incoming = self._bases[place], from_json(clock.values["change"]), version_in(clock)
+        base, told, incoming = self._bases[row_key], from_json(clock.values["change"]), version_in(clock)
         if told["kind"] == "add":
-            return await self._add(tx, shape, place, base, told["add"])
+            return await self._add(tx, shape, row_key, base, told["add"])
         values = await self._texts(shape, values_in(change, shape, told))
         # Of a row whose record was pruned nothing is known: an insert that builds on it is taken whole.
         unknown = told["kind"] == "insert" and base.image is None and base.version.generation == 0
@@ -173,26 +173,26 @@ class _Fold:
         new = None if incoming.deleted else on_top(base_of(values, incoming.adds), adds)
         came = Base(msgspec.structs.replace(incoming, adds=adds), new)
         if unknown or list(base.version.identity) == from_json(clock.values["previous"]):
-            self._bases[place] = came
+            self._bases[row_key] = came
             return []
         kind = conflict_kind(told["kind"], base.version, base.image)
         if base.image is None or new is None or not base.version.live:
             wins = self._outer.ranking.rank(incoming) > self._outer.ranking.rank(base.version)
             kept, lost = (came, base) if wins else (base, came)
-            self._bases[place] = kept
-            return [self._line(tx, kind, place, kept.version.site, kept.image, lost.image)]
+            self._bases[row_key] = kept
+            return [self._line(tx, kind, row_key, kept.version.site, kept.image, lost.image)]
         chosen = self._outer.own_function(shape.name, key, {**base.image}, {**new}, base.version.site, incoming.site)
-        self._bases[place] = Base(self._merged(base.version, incoming), await self._texts(shape, chosen))
-        return [self._line(tx, kind, place, "resolver", chosen, {"kept": base.image, "came": new})]
+        self._bases[row_key] = Base(self._merged(base.version, incoming), await self._texts(shape, chosen))
+        return [self._line(tx, kind, row_key, "resolver", chosen, {"kept": base.image, "came": new})]
 
-    async def _add(self, tx: str, shape: TableShape, place: Place, base: Base, add: Row) -> list[Change]:
+    async def _add(self, tx: str, shape: TableShape, row_key: RowKey, base: Base, add: Row) -> list[Change]:
         version = base.version.added(add)
         if base.image is None:
-            self._bases[place] = Base(version, None)
+            self._bases[row_key] = Base(version, None)
             kind = "update_deleted" if base.version.deleted else "update_missing"
-            return [self._line(tx, kind, place, base.version.site, None, {"add": add})]
+            return [self._line(tx, kind, row_key, base.version.site, None, {"add": add})]
         sums = on_top({column: base.image[column] for column in add}, Version().added(add).adds)
-        self._bases[place] = Base(version, {**base.image, **await self._texts(shape, sums)})
+        self._bases[row_key] = Base(version, {**base.image, **await self._texts(shape, sums)})
         return []
 
     def _merged(self, one: Version, other: Version) -> Version:
@@ -207,13 +207,13 @@ class _Fold:
     async def _texts(self, shape: TableShape, values: Row) -> Row:
         return await self._outer.shapes.normal(shape, {name: as_text(value) for name, value in values.items()})
 
-    def _line(self, tx: str, kind: str, place: Place, winner: str, kept: object, discarded: object) -> Change:
+    def _line(self, tx: str, kind: str, row_key: RowKey, winner: str, kept: object, discarded: object) -> Change:
         self._lines += 1
         self._outer.conflicts += 1
         ident, at = f"{self.number}:{tx}:{self._lines}", datetime.now(UTC).isoformat()
         resolver = self._outer.ranking.resolver
-        return conflict_row(ident, at, kind, *place, winner, kept, discarded, resolver, self.number, tx)
+        return conflict_row(ident, at, kind, *row_key, winner, kept, discarded, resolver, self.number, tx)
 
 
-def _clock_key(place: Place) -> Row:
-    return {"table_name": place[0], "key": place[1]}
+def _clock_key(row_key: RowKey) -> Row:
+    return {"table_name": row_key[0], "key": row_key[1]}

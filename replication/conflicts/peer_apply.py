@@ -36,7 +36,7 @@ from replication.conflicts.tables import (
 )
 from replication.conflicts.versions import Ranking, Version, base_of, from_json, on_top
 
-Place = tuple[str, str]
+RowKey = tuple[str, str]
 FailedEntry = Callable[[Entry, EntryFailed], Awaitable[Entry | None]]
 _NOT_AS_TRUSTED = (Why.VERSION, Why.KEY_REUSED)
 _TOGETHER = 256  # entries for which the rows are looked up at once; writers of this site wait meanwhile
@@ -73,9 +73,9 @@ class PeerApply:
         ]
         if not steps:
             return together
-        keys = {step.place: key_in(step.change) for step in steps}
+        keys = {step.row_key: key_in(step.change) for step in steps}
         rows = _Rows(self, await read_versions(self._resource, keys))
-        await rows.read_images(keys, {(step.place[0], name) for step in steps for name in columns_in(step.change)})
+        await rows.read_images(keys, {(step.row_key[0], name) for step in steps for name in columns_in(step.change)})
         looked_at = [
             member for entry in together for member in entry.members if not is_record(member) and rows.meets(member)
         ]
@@ -118,9 +118,9 @@ class PeerApply:
 class _Rows:
     """Entries under way: versions and images as those before left them."""
 
-    def __init__(self, outer: PeerApply, versions: dict[Place, Version]) -> None:
+    def __init__(self, outer: PeerApply, versions: dict[RowKey, Version]) -> None:
         self._outer, self._versions = outer, versions
-        self._images: dict[Place, Row | None] = {}
+        self._images: dict[RowKey, Row | None] = {}
         self._number = self._lines = 0
         self._site = ""  # the writer of the last version that was looked at
         self._captured = False  # whether the member at hand is an origin's write set
@@ -129,59 +129,59 @@ class _Rows:
         """The next entry is the one with this number."""
         self._number, self._lines = number, 0
 
-    async def read_images(self, keys: dict[Place, Row], named: set[tuple[str, str]]) -> None:
+    async def read_images(self, keys: dict[RowKey, Row], named: set[tuple[str, str]]) -> None:
         """`named` are the columns, with their tables, that the changes are about."""
         for table in sorted({table for table, _ in keys}):
-            mine = [place for place in keys if place[0] == table]
+            mine = [row_key for row_key in keys if row_key[0] == table]
             columns = {name for of_table, name in named if of_table == table}
-            found = await self._outer._shapes.rows(table, [keys[place] for place in mine], columns)
+            found = await self._outer._shapes.rows(table, [keys[row_key] for row_key in mine], columns)
             self._images.update(zip(mine, found, strict=True))
 
     def meets(self, member: Member) -> bool:
         """Whether the transaction touches rows that were looked at."""
-        return any(step.place in self._images for step in rows_of(member.changes))
+        return any(step.row_key in self._images for step in rows_of(member.changes))
 
     async def member(self, member: Member, known: dict[str, str]) -> Member:
         """One transaction; written before at another site, under the same key, its increments are there already."""
         again, self._captured = member.key in known, bool(member.origin)
         known.setdefault(member.key, member.tx)
         changes: list[Change] = []
-        for place, change, clock in rows_of(member.changes):
+        for row_key, change, clock in rows_of(member.changes):
             if clock is not None:
-                changes += await self._row(member.tx, place, change, clock)
+                changes += await self._row(member.tx, row_key, change, clock)
             elif isinstance(change, Update) and not again:
-                changes += self._add(member.tx, place, change)
+                changes += self._add(member.tx, row_key, change)
         here = as_write_set(msgspec.structs.replace(member, changes=tuple(changes)), self._site)
         return msgspec.structs.replace(here, idempotency_key="", content="") if again else here
 
-    async def _row(self, tx: str, place: Place, change: RowChange, clock: Upsert) -> list[Change]:
-        shape = await self._outer._shapes.of(place[0])
+    async def _row(self, tx: str, row_key: RowKey, change: RowChange, clock: Upsert) -> list[Change]:
+        shape = await self._outer._shapes.of(row_key[0])
         told = from_json(clock.values["change"])
         incoming = version_in(clock)
         self._outer._clock.see(incoming.clock)
         self._site = incoming.site
         key = shape.key_of(key_in(change))
-        current = self._versions.get(place, Version())
-        return self._set(tx, shape, key, place, current, incoming, change, clock, told)
+        current = self._versions.get(row_key, Version())
+        return self._set(tx, shape, key, row_key, current, incoming, change, clock, told)
 
-    def _add(self, tx: str, place: Place, change: Update) -> list[Change]:
-        if place not in self._images:
+    def _add(self, tx: str, row_key: RowKey, change: Update) -> list[Change]:
+        if row_key not in self._images:
             return [change]
-        current, add = self._versions.get(place, Version()), {name: str(value) for name, value in change.add.items()}
-        self._versions[place] = current.added(add)
-        image = self._images[place]
+        current, add = self._versions.get(row_key, Version()), {name: str(value) for name, value in change.add.items()}
+        self._versions[row_key] = current.added(add)
+        image = self._images[row_key]
         if image is None:
             kind = "update_deleted" if current.deleted else "update_missing"
-            return [*only_summed(change), self._line(tx, kind, place, current.site, None, {"add": add})]
-        self._images[place] = {**image, **on_top({c: image[c] for c in add}, Version().added(add).adds)}
+            return [*only_summed(change), self._line(tx, kind, row_key, current.site, None, {"add": add})]
+        self._images[row_key] = {**image, **on_top({c: image[c] for c in add}, Version().added(add).adds)}
         return [change]
 
     def _set(
-        self, tx: str, shape: TableShape, key: Row, place: Place, current: Version, incoming: Version, change: Change,
-        clock: Upsert, told: dict[str, Any],
+        self, tx: str, shape: TableShape, key: Row, row_key: RowKey, current: Version, incoming: Version,
+        change: Change, clock: Upsert, told: dict[str, Any],
     ) -> list[Change]:  # fmt: skip
         outer, kind = self._outer, told["kind"]
-        image = self._images[place]
+        image = self._images[row_key]
         # Of a row whose record was pruned nothing is known: an insert that builds on it is taken whole.
         unknown = kind == "insert" and image is None and current.generation == 0
         follows = unknown or list(current.identity) == from_json(clock.values["previous"])
@@ -189,27 +189,27 @@ class _Rows:
         new = on_top(base_of(values, incoming.adds), adds)
         merged = msgspec.structs.replace(incoming, adds=adds)
         if outer._ranking.per_column:
-            return self._columns(tx, shape, key, place, current, merged, new, told, follows, image)
+            return self._columns(tx, shape, key, row_key, current, merged, new, told, follows, image)
         wins = outer._ranking.rank(incoming) > outer._ranking.rank(current)
         lines: list[Change] = []
         if not follows:
             name = conflict_kind(kind, current, image)
             kept, lost = (new, image) if wins else (image, new)
-            lines.append(self._line(tx, name, place, (incoming if wins else current).site, kept, lost))
+            lines.append(self._line(tx, name, row_key, (incoming if wins else current).site, kept, lost))
         if not wins:
             return lines
-        self._versions[place] = merged
-        sums = sums_set(*place, current.adds, adds)
-        return self._write(shape, key, place, None if incoming.deleted else new, current, kind) + sums + lines
+        self._versions[row_key] = merged
+        sums = sums_set(*row_key, current.adds, adds)
+        return self._write(shape, key, row_key, None if incoming.deleted else new, current, kind) + sums + lines
 
     def _write(
-        self, shape: TableShape, key: Row, place: Place, image: Row | None, before: Version, kind: str
+        self, shape: TableShape, key: Row, row_key: RowKey, image: Row | None, before: Version, kind: str
     ) -> list[Change]:
-        record = clock_change(*place, self._versions[place], before, {"kind": kind, "key": key})
-        row = self._images.get(place)
+        record = clock_change(*row_key, self._versions[row_key], before, {"kind": kind, "key": key})
+        row = self._images.get(row_key)
         existed = row is not None
         # Columns that its writer did not know yet stay as they are.
-        self._images[place] = {**(row or {}), **image} if image is not None else None
+        self._images[row_key] = {**(row or {}), **image} if image is not None else None
         if image is None:
             return [Delete(shape.name, key, captured=self._captured), record] if existed else [record]
         written = row_written(shape, key, row, image)
@@ -222,7 +222,7 @@ class _Rows:
         return [Update(shape.name, key, values, captured=True), record] if values else [record]
 
     def _columns(
-        self, tx: str, shape: TableShape, key: Row, place: Place, current: Version, incoming: Version, new: Row,
+        self, tx: str, shape: TableShape, key: Row, row_key: RowKey, current: Version, incoming: Version, new: Row,
         told: dict[str, Any], follows: bool, image: Row | None,
     ) -> list[Change]:  # fmt: skip
         """Every column by itself; a delete is about the row, and ends its generation."""
@@ -234,14 +234,14 @@ class _Rows:
             if not follows:
                 kept, lost = (None if incoming.deleted else new, image) if wins else (image, new)
                 winner = (incoming if wins else current).site
-                lines.append(self._line(tx, conflict_kind(kind, current, image), place, winner, kept, lost))
+                lines.append(self._line(tx, conflict_kind(kind, current, image), row_key, winner, kept, lost))
             if not wins or (image is None and kind == "update"):
                 return lines
-            self._versions[place] = incoming
-            sums = sums_set(*place, current.adds, incoming.adds)
-            return self._write(shape, key, place, None if incoming.deleted else new, current, kind) + sums + lines
+            self._versions[row_key] = incoming
+            sums = sums_set(*row_key, current.adds, incoming.adds)
+            return self._write(shape, key, row_key, None if incoming.deleted else new, current, kind) + sums + lines
         if current.deleted or incoming.generation < current.generation:
-            return [self._line(tx, conflict_kind(kind, current, image), place, current.site, image, new)]
+            return [self._line(tx, conflict_kind(kind, current, image), row_key, current.site, image, new)]
         taken, lost, replaced = {}, {}, {}
         columns = dict(current.columns)
         for name, value in new.items():
@@ -254,17 +254,17 @@ class _Rows:
             columns[name], taken[name] = rank, value
         met = conflict_kind(kind, current, image)
         if lost:
-            lines.append(self._line(tx, met, place, current.site, image, lost))
+            lines.append(self._line(tx, met, row_key, current.site, image, lost))
         if replaced:
-            lines.append(self._line(tx, met, place, incoming.site, {**image, **taken}, replaced))
+            lines.append(self._line(tx, met, row_key, incoming.site, {**image, **taken}, replaced))
         newest = max(current, incoming, key=self._outer._ranking.rank)
-        self._versions[place] = msgspec.structs.replace(newest, adds=current.adds, columns=columns)
-        return self._write(shape, key, place, {**image, **taken}, current, kind) + lines
+        self._versions[row_key] = msgspec.structs.replace(newest, adds=current.adds, columns=columns)
+        return self._write(shape, key, row_key, {**image, **taken}, current, kind) + lines
 
-    def _line(self, tx: str, kind: str, place: Place, winner: str, kept: object, discarded: object) -> Change:
+    def _line(self, tx: str, kind: str, row_key: RowKey, winner: str, kept: object, discarded: object) -> Change:
         self._lines += 1
         self._outer.conflicts += 1
         at = datetime.now(UTC).isoformat()
         ident = f"{self._number}:{tx}:{self._lines}"
         resolver = self._outer._ranking.resolver
-        return conflict_row(ident, at, kind, *place, winner, kept, discarded, resolver, self._number, tx)
+        return conflict_row(ident, at, kind, *row_key, winner, kept, discarded, resolver, self._number, tx)

@@ -49,7 +49,7 @@ class NamedWrite(NamedTuple):
     then it is rejected with `Why.VERSION` where one of them is not there."""
 
     member: Member
-    places: dict[tuple[str, str], Row]
+    row_keys: dict[tuple[str, str], Row]
     increments: Member | None
 
 
@@ -99,21 +99,21 @@ class PeerWrites:
         unseen = not self._folding and len(increments) == len(changes)
         return NamedWrite(
             msgspec.structs.replace(member, changes=tuple(changes)),
-            {name.place: name.key for name in names},
+            {name.row_key: name.key for name in names},
             msgspec.structs.replace(member, changes=tuple(increments)) if unseen else None,
         )
 
-    async def known(self, places: dict[tuple[str, str], Row]) -> Known:
+    async def known(self, row_keys: dict[tuple[str, str], Row]) -> Known:
         """What is in the database about these rows. To be called with the replica's turn."""
-        versions = await read_versions(self._resource, places, in_record=self._folding)
+        versions = await read_versions(self._resource, row_keys, in_record=self._folding)
         if self._folding:
-            self._bases = await read_bases(self._resource, places)
+            self._bases = await read_bases(self._resource, row_keys)
         known: Known = {}
-        for table in sorted({table for table, _ in places}):
-            mine = [place for place in places if place[0] == table]
-            images = await self._shapes.rows(table, [places[place] for place in mine])
-            for place, image in zip(mine, images, strict=True):
-                known[place] = (versions.get(place, Version()), image)
+        for table in sorted({table for table, _ in row_keys}):
+            mine = [row_key for row_key in row_keys if row_key[0] == table]
+            images = await self._shapes.rows(table, [row_keys[row_key] for row_key in mine])
+            for row_key, image in zip(mine, images, strict=True):
+                known[row_key] = (versions.get(row_key, Version()), image)
         return known
 
     async def versioned(self, member: Member, known: Known) -> tuple[Member, list[int | None]]:
@@ -130,48 +130,48 @@ class PeerWrites:
     async def _row(self, change: RowChange, known: Known) -> list[Change]:
         shape = await self._shapes.of(change.table)
         key = shape.key_of(key_in(change))
-        place = (shape.name, key_text(key))
-        before = Base(*known[place])
-        steps = await self._steps(shape, key, place, change, known)
+        row_key = (shape.name, key_text(key))
+        before = Base(*known[row_key])
+        steps = await self._steps(shape, key, row_key, change, known)
         if is_captured(change):
             steps = [_as_captured(step, change, shape) for step in steps]
-        return [self._under_way(place, before, step) for step in steps] if self._folding else steps
+        return [self._under_way(row_key, before, step) for step in steps] if self._folding else steps
 
-    def _under_way(self, place: tuple[str, str], before: Base, step: Change) -> Change:
+    def _under_way(self, row_key: tuple[str, str], before: Base, step: Change) -> Change:
         """A row's record with one more change that has yet to come back from the log."""
         if not isinstance(step, Upsert) or step.table != CLOCKS:
             return step
-        base, waiting = self._bases.get(place, (before, 0))
-        self._bases[place] = (base, waiting + 1)
+        base, waiting = self._bases.get(row_key, (before, 0))
+        self._bases[row_key] = (base, waiting + 1)
         return msgspec.structs.replace(step, values={**step.values, "base": base.text, "waiting": waiting + 1})
 
     async def _steps(
         self,
         shape: TableShape,
         key: Row,
-        place: tuple[str, str],
+        row_key: tuple[str, str],
         change: RowChange,
         known: Known,
     ) -> list[Change]:
-        _, image = known[place]
+        _, image = known[row_key]
         match change:
             case Insert(values=values):
                 given = {name: value for name, value in values.items() if name not in shape.key}
-                return await self._set(shape, key, place, given, "insert", known)
+                return await self._set(shape, key, row_key, given, "insert", known)
             case Upsert(values=values):
-                return await self._set(shape, key, place, values, "insert" if image is None else "update", known)
+                return await self._set(shape, key, row_key, values, "insert" if image is None else "update", known)
             case Delete():
-                return self._delete(shape, key, place, known) if image is not None else []
+                return self._delete(shape, key, row_key, known) if image is not None else []
             case Update(values=values, add=add):
                 if image is None:
                     return []  # no such row: nothing to do, and nothing to tell
-                steps = await self._set(shape, key, place, values, "update", known) if values else []
-                return steps + (self._add(shape, key, place, add, known) if add else [])
+                steps = await self._set(shape, key, row_key, values, "update", known) if values else []
+                return steps + (self._add(shape, key, row_key, add, known) if add else [])
 
     async def _set(
-        self, shape: TableShape, key: Row, place: tuple[str, str], values: Row, kind: str, known: Known
+        self, shape: TableShape, key: Row, row_key: tuple[str, str], values: Row, kind: str, known: Known
     ) -> list[Change]:
-        before, image = known[place]
+        before, image = known[row_key]
         whole = {**(image or {}), **values}
         if kind == "insert":
             for column in shape.others:
@@ -184,7 +184,7 @@ class PeerWrites:
         if self._ranking.per_column:
             columns = {**columns, **dict.fromkeys(told, (generation, clock, self._site))}
         after = Version(generation, False, before.edits + 1, clock, self._site, before.adds, columns)
-        known[place] = (after, whole)
+        known[row_key] = (after, whole)
         step: dict[str, Any] = {"kind": kind, "key": key}
         row: Change = Insert(shape.name, {**key, **whole})
         if kind == "update":
@@ -194,10 +194,10 @@ class PeerWrites:
                 step["fixed"] = fixed
         if self._ranking.per_column:
             step["seen"] = {name: before.columns.get(name) for name in told}
-        return [row, clock_change(*place, after, before, step)]
+        return [row, clock_change(*row_key, after, before, step)]
 
-    def _delete(self, shape: TableShape, key: Row, place: tuple[str, str], known: Known) -> list[Change]:
-        before, _ = known[place]
+    def _delete(self, shape: TableShape, key: Row, row_key: tuple[str, str], known: Known) -> list[Change]:
+        before, _ = known[row_key]
         after = msgspec.structs.replace(
             before,
             generation=max(before.generation, 1),
@@ -206,22 +206,22 @@ class PeerWrites:
             clock=self._clock.tick(),
             site=self._site,
         )
-        known[place] = (after, None)
-        return [Delete(shape.name, key), clock_change(*place, after, before, {"kind": "delete", "key": key})]
+        known[row_key] = (after, None)
+        return [Delete(shape.name, key), clock_change(*row_key, after, before, {"kind": "delete", "key": key})]
 
-    def _add(self, shape: TableShape, key: Row, place: tuple[str, str], add: Row, known: Known) -> list[Change]:
-        before, image = known[place]
+    def _add(self, shape: TableShape, key: Row, row_key: tuple[str, str], add: Row, known: Known) -> list[Change]:
+        before, image = known[row_key]
         after = before.added(add)
         if image is not None:
             one = Version().added(add).adds
             image = {**image, **on_top({c: image[c] for c in add}, one)}
-        known[place] = (after, image)
+        known[row_key] = (after, image)
         if not self._folding:
-            return [increment(shape.name, key, add, place[1])]
+            return [increment(shape.name, key, add, row_key[1])]
         amounts = {name: str(value) for name, value in add.items()}
         return [
             Update(shape.name, key, add=add),
-            clock_change(*place, after, before, {"kind": "add", "key": key, "add": amounts}),
+            clock_change(*row_key, after, before, {"kind": "add", "key": key, "add": amounts}),
         ]
 
 

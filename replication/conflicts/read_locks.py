@@ -24,7 +24,7 @@ from replication.model.events import UNREADABLE_ERRORS
 TABLE = ""  # as a key: any row of the table
 BY_STATEMENT = "*"  # as a key: rows that nobody listed
 ANY = ""  # as a table: any
-Place = tuple[str, str]
+RowKey = tuple[str, str]
 
 _TABLES = """
 select n.nspname as schema_name, c.relname as name,
@@ -70,7 +70,7 @@ class Lock(msgspec.Struct, frozen=True, array_like=True):
     position: int
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def row_keys(self) -> tuple[RowKey, ...]:
         """Where a later write would break it."""
         keys = (TABLE,) if self.key == TABLE else (self.key, BY_STATEMENT)
         return (*((self.table, key) for key in keys), (ANY, BY_STATEMENT))
@@ -131,14 +131,14 @@ class _Written(NamedTuple):
     table: _Table
 
 
-class Places:
+class AccessedRows:
     """The places that queries read and changes write at one replica."""
 
     def __init__(self, resource: Resource) -> None:
         self._resource, self._shapes = resource, Shapes(resource)
         self._known: _Catalogue | None = None
 
-    async def read_by(self, sql: str, args: Sequence[Any]) -> list[Place]:
+    async def read_by(self, sql: str, args: Sequence[Any]) -> list[RowKey]:
         """A read by primary key locks the row; any other locks the tables that it names, or all if it may hide some."""
         (parsed,) = parse(sql)
         tables = await self._tables_in(parsed)
@@ -160,42 +160,42 @@ class Places:
             return spelled(shape, key) if key.keys() == set(shape.key) else None
         return None
 
-    async def written_by(self, changes: Sequence[Change]) -> frozenset[Place]:
+    async def written_by(self, changes: Sequence[Change]) -> frozenset[RowKey]:
         """Rows and their tables; for what does not tell all its rows, the tables as a whole."""
-        places: set[Place] = set()
+        row_keys: set[RowKey] = set()
         tables: dict[str, _Written] = {}
         for change in changes:
             if isinstance(change, Statement):
-                places |= await self._written_by_statement(change.sql)
+                row_keys |= await self._written_by_statement(change.sql)
             elif not change.table.startswith("tops."):
                 known = tables.get(change.table)
                 if known is None:
                     known = tables[change.table] = await self._written(change.table)
-                    places.add((known.name, TABLE))
+                    row_keys.add((known.name, TABLE))
                 # What a captured change has reached is in its write set, too.
                 if not known.table.plain or (known.table.reaches and not is_captured(change)):
-                    places.add((ANY, BY_STATEMENT))
+                    row_keys.add((ANY, BY_STATEMENT))
                 key = spelled(known.shape, key_in(change)) if known.shape is not None else None
-                places.add((known.name, BY_STATEMENT if key is None else key))
-        return frozenset({*places, (ANY, TABLE)}) if places else frozenset()
+                row_keys.add((known.name, BY_STATEMENT if key is None else key))
+        return frozenset({*row_keys, (ANY, TABLE)}) if row_keys else frozenset()
 
-    async def read_to_execute(self, changes: Sequence[Change], rows: Sequence[int]) -> list[Place]:
+    async def read_to_execute(self, changes: Sequence[Change], rows: Sequence[int]) -> list[RowKey]:
         """What was read to execute changes once, beside the rows that they have changed: those are certified by their
         images. `rows` tells how many each of them has changed."""
-        places: dict[Place, None] = {}
+        row_keys: dict[RowKey, None] = {}
         for change, count in zip(changes, rows, strict=True):
             if isinstance(change, Statement):
-                places.update(dict.fromkeys(await self._read_by_statement(change, count)))
+                row_keys.update(dict.fromkeys(await self._read_by_statement(change, count)))
                 continue
             written = await self._written(change.table)
             if written.table.runs_code or not written.table.plain:
-                places[ANY, TABLE] = None
+                row_keys[ANY, TABLE] = None
             elif count == 0:
                 key = spelled(written.shape, key_in(change)) if written.shape is not None else None
-                places[written.name, TABLE if key is None else key] = None
-        return list(places)
+                row_keys[written.name, TABLE if key is None else key] = None
+        return list(row_keys)
 
-    async def _read_by_statement(self, statement: Statement, count: int) -> list[Place]:
+    async def _read_by_statement(self, statement: Statement, count: int) -> list[RowKey]:
         try:
             (parsed,) = parse(statement.sql)
         except (InvalidChange, ValueError):
@@ -210,7 +210,7 @@ class Places:
             return []
         return [(table, TABLE if key is None else key) for table in tables]
 
-    async def _written_by_statement(self, sql: str) -> set[Place]:
+    async def _written_by_statement(self, sql: str) -> set[RowKey]:
         with suppress(InvalidChange):
             catalogue = await self._catalogue()
             named = [await self._tables_in(parsed) for parsed in parse(sql)]

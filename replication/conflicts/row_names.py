@@ -17,7 +17,7 @@ from adapters.postgres.sql.literals import SqlType, quote, text_form
 from adapters.postgres.sql.row_sql import one_form_sql
 from adapters.resource import Resource
 from replication.conflicts.tables import RowStep, Shapes, TableShape, columns_in, is_record, key_in, key_text, rows_of
-from tops.model.errors import ResourceError, ResourceRefused
+from tops.model.errors import ResourceError, ResourceRejected
 
 
 class RowName(NamedTuple):
@@ -28,7 +28,7 @@ class RowName(NamedTuple):
     text: str
 
     @property
-    def place(self) -> tuple[str, str]:
+    def row_key(self) -> tuple[str, str]:
         return self.shape.name, self.text
 
     def on(self, change: RowChange) -> RowChange:
@@ -52,18 +52,20 @@ class RowNames:
         """The names of the changes' rows, in tables of these shapes. InvalidChange if one of them can have none."""
         names: list[RowName] = []
         asked: dict[tuple[str, bool], list[int]] = {}  # those that the database must name, by table and use
-        for place, (change, shape) in enumerate(zip(changes, shapes, strict=True)):
+        for row_key, (change, shape) in enumerate(zip(changes, shapes, strict=True)):
             check_key_types(shape)
             given = shape.key_of(key_in(change))
             key = {column: shape.key_types[column].plain(value) for column, value in given.items()}
             if None in key.values():
                 key = given
-                asked.setdefault((shape.name, isinstance(change, Insert | Upsert)), []).append(place)
+                asked.setdefault((shape.name, isinstance(change, Insert | Upsert)), []).append(row_key)
             names.append(RowName(shape, key, key_text(key)))
-        for (_, stored), places in asked.items():
-            keys = await self._asked(names[places[0]].shape, [names[place].key for place in places], stored=stored)
-            for place, key in zip(places, keys, strict=True):
-                names[place] = RowName(names[place].shape, key, key_text(key))
+        for (_, stored), row_keys in asked.items():
+            keys = await self._asked(
+                names[row_keys[0]].shape, [names[row_key].key for row_key in row_keys], stored=stored
+            )
+            for row_key, key in zip(row_keys, keys, strict=True):
+                names[row_key] = RowName(names[row_key].shape, key, key_text(key))
         return names
 
     async def _asked(self, shape: TableShape, keys: Sequence[Row], *, stored: bool) -> list[Row]:
@@ -75,7 +77,7 @@ class RowNames:
             quote(text)  # raises what makes it no text for PostgreSQL
         try:
             found = await self._resource.read_own(one_form_sql(kinds, stored=stored), texts)
-        except ResourceRefused:
+        except ResourceRejected:
             raise
         except ResourceError as error:
             types = ", ".join(shape.types[column] for column in shape.key)
@@ -104,7 +106,7 @@ def _renamed(member: Member, steps: Sequence[RowStep], names: Sequence[RowName])
     changes: list[Change] = []
     for step, name in zip(steps, names, strict=True):
         change, clock = name.on(step.change), step.clock
-        if step.place != name.place:
+        if step.row_key != name.row_key:
             key = {"table_name": name.shape.name, "key": name.text}
             clock = msgspec.structs.replace(clock, key=key) if clock is not None else None
             change = change if clock is not None else msgspec.structs.replace(change, sum_key=name.text)

@@ -33,7 +33,7 @@ from tops.model.ids import TxId
 from tops.model.rejections import Rejection, RejectionCode
 
 CLOCKS = "tops.row_clocks"
-CONFLICTS, SET_ASIDE = "tops.conflicts", "tops.set_aside"
+CONFLICTS, QUARANTINED = "tops.conflicts", "tops.set_aside"
 WRITE_SETS = "tops.write_sets"
 KEYS, LOGGED_KEYS = "tops.idempotency_keys", "tops.logged_keys"
 DDL = f"""
@@ -49,7 +49,7 @@ create index if not exists conflicts_at on {CONFLICTS} (at);
 create table if not exists {LOGGED_KEYS} (
     replica_set text not null, key text not null, tx text not null, number bigint not null,
     primary key (replica_set, key));
-create table if not exists {SET_ASIDE} (
+create table if not exists {QUARANTINED} (
     tx text primary key, at timestamptz not null, number bigint not null, member bytea not null, reason text not null);
 create table if not exists {WRITE_SETS} (number bigint primary key, places text not null);
 """
@@ -173,7 +173,7 @@ class Shapes:
         if not texts:
             return {}
         columns = ", ".join(
-            f"${place}::text::{shape.types[name]}::text as {_quoted(name)}" for place, name in enumerate(texts, 1)
+            f"${row_key}::text::{shape.types[name]}::text as {_quoted(name)}" for row_key, name in enumerate(texts, 1)
         )
         return (await self._resource.read_own(f"select {columns}", list(texts.values()))).rows[0]
 
@@ -259,8 +259,10 @@ def increment(table: str, key: Row, add: Row, named: str) -> Update:
 
 def only_summed(change: Update) -> list[Change]:
     """Records increments of a row that is not there."""
-    place = {"table_name": change.table, "key": change.sum_key}
-    return [Upsert(SUMS, {**place, "column_name": name}, add={"amount": amount}) for name, amount in change.add.items()]
+    row_key = {"table_name": change.table, "key": change.sum_key}
+    return [
+        Upsert(SUMS, {**row_key, "column_name": name}, add={"amount": amount}) for name, amount in change.add.items()
+    ]
 
 
 def sums_set(table: str, key: str, before: dict[str, str], after: dict[str, str]) -> list[Change]:
@@ -316,7 +318,7 @@ def conflict_row(
     )
 
 
-def refusal_id(number: int, tx: str) -> str:
+def rejection_id(number: int, tx: str) -> str:
     """Under which the refusal of a transaction of the log stands in the conflict log."""
     return f"{number}:{tx}"
 
@@ -334,11 +336,11 @@ def rejection_in(discarded: str) -> Rejection:
     return Rejection(*msgspec.structs.astuple(stored))
 
 
-def refusal(number: int, tx: str, kind: str, rejection: Rejection, resolver: str) -> Member:
+def rejection_record(number: int, tx: str, kind: str, rejection: Rejection, resolver: str) -> Member:
     """Stands in the place of a transaction of the log that was not carried out, with the reason."""
     at = datetime.now(UTC).isoformat()
     stored = msgspec.to_builtins(_Stored(*msgspec.structs.astuple(rejection)))
-    line = conflict_row(refusal_id(number, tx), at, kind, "", "", "", None, [stored], resolver, number, tx)
+    line = conflict_row(rejection_id(number, tx), at, kind, "", "", "", None, [stored], resolver, number, tx)
     return record_of(tx, line)
 
 
@@ -351,14 +353,14 @@ def is_record(member: Member) -> bool:
     return member.tx.endswith("!")
 
 
-def aside_row(tx: str, at: str, number: int, member: bytes, reason: str) -> Change:
-    return Insert(SET_ASIDE, {"tx": tx, "at": at, "number": number, "member": member, "reason": reason})
+def quarantine_row(tx: str, at: str, number: int, member: bytes, reason: str) -> Change:
+    return Insert(QUARANTINED, {"tx": tx, "at": at, "number": number, "member": member, "reason": reason})
 
 
 async def read_rows(resource: Resource, shape: TableShape, keys: Sequence[Row]) -> list[Row | None]:
     """The present images of rows, without their keys, in the order of `keys`; None where there is no row."""
-    names = [f"k{place}" for place in range(len(shape.key))]
-    arrays = ", ".join(f"${place}::text[]" for place in range(1, len(names) + 1))
+    names = [f"k{row_key}" for row_key in range(len(shape.key))]
+    arrays = ", ".join(f"${row_key}::text[]" for row_key in range(1, len(names) + 1))
     on = " and ".join(
         f"t.{_quoted(column)} = k.{name}::{shape.key_types[column].name}"
         for column, name in zip(shape.key, names, strict=True)
@@ -463,7 +465,7 @@ def as_text(value: Value) -> str | None:
 class RowStep(NamedTuple):
     """What a published member did to a row, and the row's version afterwards; increments leave the version as it is."""
 
-    place: tuple[str, str]
+    row_key: tuple[str, str]
     change: RowChange
     clock: Upsert | None
 

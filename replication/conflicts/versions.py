@@ -64,7 +64,7 @@ class Ranking:
 
     def __init__(self, resolver: str, priority: Sequence[str]) -> None:
         self.resolver = resolver
-        self._priority = {site: -place for place, site in enumerate(priority)}
+        self._priority = {site: -row_key for row_key, site in enumerate(priority)}
 
     @property
     def per_column(self) -> bool:

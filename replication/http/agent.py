@@ -41,12 +41,12 @@ _GAUGES = {
     "linked": "Whether the set's coordinator answers (1) or not (0).",
     "prepared": "Epochs that are prepared and not decided.",
     "unpublished": "Transactions committed here that are not in the log yet.",
-    "set_aside": "Transactions that could not be applied and are set aside.",
+    "quarantined": "Transactions that could not be applied and are set aside.",
     "divergent": "Whether this replica may differ from the others (1) or not (0).",
 }
 _REASONS = {
     "stopped": "Whether apply is stopped (1) or not (0).",
-    "trouble": "Whether something comes to nothing and is tried again (1) or not (0).",
+    "last_error": "Whether something comes to nothing and is tried again (1) or not (0).",
     "schema_drift": "Whether tables are defined differently on replicas of the set (1) or not (0).",
 }
 

@@ -21,7 +21,7 @@ from adapters.changes import Change, Delete, Insert, Statement, Update, Upsert
 from replication.client.replica_set import ReplicaSet, connect
 from replication.client.writes import WriteResult
 from replication.model.config import Cluster, ReplicaSetConfig
-from replication.rpc.refusals import ChangeNotProved, NotStarted, TooFewReplicas, WriteRefused, WriteTooLarge
+from replication.rpc.rejections import ChangeNotProved, NotStarted, TooFewReplicas, WriteRejected, WriteTooLarge
 from tops.http.gate import PRINCIPAL, Gate, json_response, shows
 from tops.http.rights import Access, Needs, Right, Routes
 from tops.model.errors import ConfigError, NotReachable, OutcomeUnknown, PermissionDenied, Retry, TopsError
@@ -44,7 +44,7 @@ STATUS_OF: tuple[tuple[type[TopsError], int], ...] = (
     (TooFewReplicas, 503),
     (ChangeNotProved, 400),
     (WriteTooLarge, 413),
-    (WriteRefused, 409),
+    (WriteRejected, 409),
     (OutcomeUnknown, 504),
     (NotReachable, 503),
     (PermissionDenied, 403),
@@ -194,8 +194,8 @@ class SetRoutes:
         except ConfigError as error:
             log.error("the configuration can't be used", extra={"reason": str(error)})
         text = "the configuration file of this broker can't be used at the moment: its log says why"
-        answer = json_response({"error": text, "code": "bad-config", "retry": Retry.SAFE.value})
-        raise web.HTTPServiceUnavailable(text=answer.text, content_type="application/json")
+        response = json_response({"error": text, "code": "bad-config", "retry": Retry.SAFE.value})
+        raise web.HTTPServiceUnavailable(text=response.text, content_type="application/json")
 
     async def _life(self, _: web.Application) -> AsyncIterator[None]:
         yield
@@ -268,6 +268,6 @@ class SetRoutes:
         body: dict[str, Any] = {"error": text, "retry": error.retry.value}
         if isinstance(error, OutcomeUnknown):
             body["tx"] = error.tx
-        if isinstance(error, WriteRefused):
+        if isinstance(error, WriteRejected):
             body["code"] = error.why
         return json_response(body, status)

@@ -286,13 +286,15 @@ class Cluster:
             if replica_set.name in seen_sets:
                 raise self._error((index, "name"), f"{replica_set.name!r} is there twice")
             seen_sets.add(replica_set.name)
-            for place, replica in enumerate(replica_set.replica):
+            for row_key, replica in enumerate(replica_set.replica):
                 if replica.broker not in brokers:
-                    raise self._error((index, "replica", place, "broker"), f"no [[broker]] is named {replica.broker!r}")
+                    raise self._error(
+                        (index, "replica", row_key, "broker"), f"no [[broker]] is named {replica.broker!r}"
+                    )
                 if problem := _unusable(replica_set, replica):
-                    raise self._error((index, "replica", place, "dsn"), problem)
+                    raise self._error((index, "replica", row_key, "dsn"), problem)
                 if problem := _shared(replica_set, replica, tables):
-                    raise self._error((index, "replica", place, "dsn"), problem)
+                    raise self._error((index, "replica", row_key, "dsn"), problem)
 
     def _error(self, where: tuple[str | int, ...], problem: str) -> ConfigError:
         return error_at(self.path, self.path.read_text(encoding="utf-8"), ("replica_set", *where), problem)
@@ -355,10 +357,10 @@ def _unusable(replica_set: ReplicaSetConfig, replica: ReplicaConfig) -> str:
 def _database_of(dsn: str) -> tuple[str, str, str]:
     """Where a database is, whoever logs in."""
     parts = urlsplit(dsn)
-    place = parts.netloc.rpartition("@")[2].lower()
-    if place and ":" not in place and parts.scheme != "sqlite":
-        place += f":{POSTGRES_PORT}"
-    return place, parts.path or f"/{parts.username}", parts.query  # a socket's folder is in the query
+    row_key = parts.netloc.rpartition("@")[2].lower()
+    if row_key and ":" not in row_key and parts.scheme != "sqlite":
+        row_key += f":{POSTGRES_PORT}"
+    return row_key, parts.path or f"/{parts.username}", parts.query  # a socket's folder is in the query
 
 
 def _shared(replica_set: ReplicaSetConfig, replica: ReplicaConfig, tables: dict[tuple[str, str], str]) -> str:

@@ -50,12 +50,12 @@ def _beside(name: str, suffix: str, brokers: tuple[str, ...]) -> str:
     return f"{name}.{suffix}{number}"
 
 
-def question_type(replica_set: str, brokers: Sequence[str]) -> EventType:
+def request_type(replica_set: str, brokers: Sequence[str]) -> EventType:
     """For the replica named in `to`."""
     return set_definition(_beside(f"{SETS_ROOT}.{replica_set}", REQUESTS, tuple(brokers)))
 
 
-def answer_type(replica_set: str, brokers: Sequence[str]) -> EventType:
+def response_type(replica_set: str, brokers: Sequence[str]) -> EventType:
     """For the client named in `to`."""
     return set_definition(_beside(f"{SETS_ROOT}.{replica_set}", RESPONSES, tuple(brokers)))
 

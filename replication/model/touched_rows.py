@@ -19,7 +19,7 @@ from pglast.enums import OnConflictAction
 from adapters.changes import Change, Insert, InvalidChange, Row, Statement, joined_table_name, split_table_name
 from adapters.sql import NOT_CONSTANT, fixed_columns, inserted_columns, parse
 
-Place = tuple[str, str]
+RowKey = tuple[str, str]
 """A table, and a key as JSON text of loosely written values by column."""
 
 
@@ -67,7 +67,7 @@ def _moment(value: datetime) -> str:
     return (value.astimezone(UTC) if value.tzinfo else value).replace(tzinfo=None).isoformat()
 
 
-def place(table: str, key: Mapping[str, Any]) -> Place:
+def row_key(table: str, key: Mapping[str, Any]) -> RowKey:
     written = {name: loose(value) for name, value in sorted(key.items())}
     return table_name(table), msgspec.json.encode(written).decode()
 

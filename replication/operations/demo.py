@@ -21,7 +21,7 @@ from replication.client.replica_set import ReplicaSet, connect
 from replication.model.config import Cluster, login_keys
 from replication.replica.agent import Agent
 from replication.replica.databases import QUICK_RECOVERY
-from replication.rpc.refusals import WriteRefused
+from replication.rpc.rejections import WriteRejected
 from tops.model.errors import NotReachable, OutcomeUnknown
 from tops.server.broker import Broker
 
@@ -43,7 +43,7 @@ class Report(msgspec.Struct, frozen=True):
     policy: str
     acknowledged: int
     while_down: int  # acknowledged while a server was dead
-    refused: int
+    rejected: int
     unknown: int
     per_second: float
     caught_up_s: float
@@ -119,7 +119,7 @@ def _write_config(folder: Path, logins: Mapping[str, Sequence[Logins]]) -> Path:
 class _Tally:
     def __init__(self) -> None:
         self.acknowledged: list[str] = []
-        self.refused = self.unknown = self.while_down = 0
+        self.rejected = self.unknown = self.while_down = 0
         self.down = False
         self.stop = asyncio.Event()
 
@@ -177,8 +177,8 @@ async def _write(bank: ReplicaSet, tally: _Tally, writer: int) -> None:
                 await tx.update("accounts", key={"id": target}, add={"balance": 1})
         except OutcomeUnknown:
             tally.unknown += 1
-        except (WriteRefused, NotReachable):
-            tally.refused += 1
+        except (WriteRejected, NotReachable):
+            tally.rejected += 1
             await asyncio.sleep(0.05)
         else:
             tally.acknowledged.append(ident)
@@ -198,7 +198,7 @@ async def _report(bank: ReplicaSet, policy: str, tally: _Tally, wrote_s: float, 
         policy=policy,
         acknowledged=len(tally.acknowledged),
         while_down=tally.while_down,
-        refused=tally.refused,
+        rejected=tally.rejected,
         unknown=tally.unknown,
         per_second=len(tally.acknowledged) / wrote_s,
         caught_up_s=caught_up_s,

@@ -353,8 +353,8 @@ async def _running(cluster: Cluster, config: ReplicaSetConfig, keys: Path | None
         elif replica["not_started"]:
             text = f"not started: {replica['not_started']}"
             findings.append(Finding("error", replica["replica"], text, "it is tried again by itself"))
-        elif replica["trouble"]:
-            findings.append(Finding("error", replica["replica"], replica["trouble"], "it is tried again by itself"))
+        elif replica["last_error"]:
+            findings.append(Finding("error", replica["replica"], replica["last_error"], "it is tried again by itself"))
         if replica.get("warning"):
             remedy = "keep time with NTP; after direct writes, tops check"
             findings.append(Finding("warning", replica["replica"], replica["warning"], remedy))

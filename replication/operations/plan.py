@@ -15,7 +15,7 @@ from replication.rpc.conversation import Caller
 from tops.client.site import Site
 from tops.model.errors import ConfigError
 
-ASK_S = 3.0
+REQUEST_S = 3.0
 LIVE = frozenset({"on_failure", "block_s", "wait_s"})  # what agents take from the file when they are told to
 
 
@@ -35,8 +35,8 @@ async def plan_for(cluster: Cluster, wanted: ReplicaSetConfig, keys: Path | None
     async with _connected(cluster, keys) as site:
         caller = Caller(site, wanted.name, site.brokers)
         await caller.start()
-        answers = await caller.ask_all(Describe(), ASK_S, len(wanted.replica))
-    running = {a.replica: ReplicaSetConfig.model_validate_json(a.config) for a in answers if isinstance(a, Described)}
+        responses = await caller.request_all(Describe(), REQUEST_S, len(wanted.replica))
+    running = {a.replica: ReplicaSetConfig.model_validate_json(a.config) for a in responses if isinstance(a, Described)}
     if any(_differences(wanted, config) & DECIDING for config in running.values()):
         async with connect_by_file(cluster, wanted.name, keys=keys) as replica_set:
             late = behind(await replica_set.status())

@@ -17,7 +17,7 @@ class OnApplyFailure(Enum):
 
     STOP = "stop"  # apply nothing more until an operator resumes
     SKIP = "skip"  # leave it out and record it
-    SET_ASIDE = "set-aside"  # keep it for `tops rs retry`
+    QUARANTINE = "set-aside"  # keep it for `tops rs retry`
 
 
 class EntryKind(Enum):

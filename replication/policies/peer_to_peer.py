@@ -24,7 +24,7 @@ class PeerToPeer(LocalFirst):
         return frozenset({"any"})
 
     def on_apply_failure(self) -> OnApplyFailure:
-        return OnApplyFailure.SET_ASIDE  # the replica goes on, and is marked as divergent
+        return OnApplyFailure.QUARANTINE  # the replica goes on, and is marked as divergent
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from replication.replica.apply.local_writes import LocalWrites
 from replication.replica.apply.participant import ReplicaParticipant
 from replication.replica.apply.publisher import OutboxPublisher
 from replication.replica.copies import Copies
-from replication.replica.databases import ReplicaDatabase, patiently
+from replication.replica.databases import ReplicaDatabase, with_retries
 from replication.replica.differences import Differences
 from replication.replica.lag import LagTracker
 from replication.replica.materialized import MaterializedViews
@@ -46,9 +46,9 @@ from replication.replica.start.policy_change import crossing
 from replication.replica.start.record import StartRecord
 from replication.replica.start.starter import Starter
 from replication.rpc import calls
-from replication.rpc.calls import AnyAnswer, AnyQuestion
-from replication.rpc.conversation import Answerer, Caller
-from replication.rpc.refusals import NotStarted
+from replication.rpc.calls import AnyRequest, AnyResponse
+from replication.rpc.conversation import Caller, Responder
+from replication.rpc.rejections import NotStarted
 from replication.rpc.rights import RequestGuard
 from tops.client.site import Site
 from tops.client.subscriptions import Subscription
@@ -122,7 +122,7 @@ class Agent:
         self.guarding: Guarding | None = None
         self.drift: SchemaDrift | None = None
         self._joined = asyncio.Event()
-        self._database_trouble = ""
+        self._database_error = ""
         self._tasks: list[asyncio.Task[Any]] = []
         self.failure: Failure | None = None  # why it serves no longer
         self._failed = asyncio.Event()
@@ -178,7 +178,7 @@ class Agent:
         if self.failure is not None:
             return str(self.failure)
         reason = self.starter.reason if self.starter is not None else ""
-        return self._database_trouble or reason or "it is about to join the set's log"
+        return self._database_error or reason or "it is about to join the set's log"
 
     async def _start(self, stack: AsyncExitStack) -> None:
         stack.push_async_callback(self.database.stop)
@@ -186,7 +186,7 @@ class Agent:
         stack.callback(self._cancel)
         if self.replica.dsn is None:
             self._spawn(self.database.watch())  # from now on: what follows waits for a server that died
-        await patiently(self.database.set_up, self.name)
+        await with_retries(self.database.set_up, self.name)
         self.resource = self.database.resource()
         self._views = MaterializedViews(self.resource) if not self.database.is_sqlite else None
         if self.resource.compensatable and self.policy.scope_of(self.replica.name) is Scope.DISTRIBUTED:
@@ -194,8 +194,8 @@ class Agent:
                 f"replica {self.replica.name!r}: this database commits early and can't vote; let it follow"
             )
         if not self.database.is_sqlite and not self.take_over:
-            await patiently(self._check_free, self.name)
-        await patiently(self.resource.start, self.name)
+            await with_retries(self._check_free, self.name)
+        await with_retries(self.resource.start, self.name)
         stack.push_async_callback(self.resource.close)
         if not self.database.is_sqlite:
             await holder.register(self.database.dsn, self.config.name)
@@ -218,9 +218,9 @@ class Agent:
         self.visitor = self.participant.visitor = AtReplica(self.replica.name, self.resource)
         stack.push_async_callback(self.visitor.close)
         self.errors = ApplyErrors(self.policy, self.replica.name, self.participant)
-        await patiently(self.errors.start, self.name)
+        await with_retries(self.errors.start, self.name)
         self.differences = Differences(self.config.name, self.database.dsn, self.resource)
-        await patiently(self.differences.start, self.name)
+        await with_retries(self.differences.start, self.name)
         await self._declare()
         if not self.database.is_sqlite:
             self.starter = await self._starter()
@@ -230,7 +230,7 @@ class Agent:
             self.drift = SchemaDrift(self.replica.name, self.config.names, self.database.dsn, self.starter.tables)
         stack.push_async_callback(self.copies.close)
         stack.callback(self.guard.close)
-        answerer = Answerer(
+        answerer = Responder(
             self.site, self.config.name, self.site.brokers, self._ready, self._answer, self._write, self.guard
         )
         stack.push_async_callback(answerer.close)
@@ -256,7 +256,7 @@ class Agent:
             self.replica.name,
             dsn,
             StartRecord(self.database.admin_dsn, config.name, user_of(self.database.logins.agent)),
-            ask_log=lambda: self.site.ask_log(self.log_type, timeout_s=10.0),
+            get_log_state=lambda: self.site.get_log_state(self.log_type, timeout_s=10.0),
             ensure_schema=lambda: self.database.ensure_schema(schema),
             newcomer=bootstrap.Newcomer(self, overwrite=self.overwrite),
         )
@@ -336,7 +336,7 @@ class Agent:
         before = await starter.record.policy_kind()
         decided = 0
         if before not in ("", kind):
-            decided = (await self.site.ask_log(self.log_type, timeout_s=30.0)).decided
+            decided = (await self.site.get_log_state(self.log_type, timeout_s=30.0)).decided
         reason = crossing(before, self.policy, (await self.resource.applied()).prefix, decided)
         if not reason and before != kind:
             await starter.record.follow(kind)
@@ -351,15 +351,15 @@ class Agent:
             looking = asyncio.ensure_future(self._look_at_database())
             done, _ = await asyncio.wait({looking}, timeout=SILENT_S)
             if not done:
-                self._database_trouble = f"its database has not answered for {SILENT_S:g} s"
+                self._database_error = f"its database has not answered for {SILENT_S:g} s"
             try:
                 await looking
-                self._database_trouble = ""
+                self._database_error = ""
             except AgentReplaced:
                 self.participant.disown()
                 raise
             except TopsError as error:
-                self._database_trouble = str(error)
+                self._database_error = str(error)
 
     async def _look_at_database(self) -> None:
         await self.resource.applied()
@@ -398,7 +398,7 @@ class Agent:
 
     # --------------------------------------------------------------------------------------------------- questions
 
-    async def _ready(self, request: AnyQuestion) -> None:
+    async def _ready(self, request: AnyRequest) -> None:
         """Returns when this replica has reached the position that the request asks for."""
         match request:
             case calls.Read(at_least=position, wait_s=wait_s, max_lag_s=max_lag_s, settled=settled):
@@ -423,27 +423,27 @@ class Agent:
         await self.lag.check_exists(position)
         await self.participant.wait_for(position, min(wait_s, self.config.wait_max_s))
 
-    async def _answer(self, question: AnyQuestion, who: str) -> AnyAnswer:
-        match question:
+    async def _answer(self, request: AnyRequest, who: str) -> AnyResponse:
+        match request:
             case calls.Describe():
                 public = self.config.model_dump_json(by_alias=True, exclude=HIDDEN)
                 return calls.Described(replica=self.replica.name, config=public.encode(), not_started=self.not_started)
             case calls.Status():
-                return calls.StatusTold(replica=self.replica.name, fields=await self.status())
+                return calls.StatusReported(replica=self.replica.name, fields=await self.status())
             case calls.GetStartState() | calls.GetTableFingerprint():
                 if self.starter is None:
                     raise ConfigError(f"replica {self.replica.name} is an SQLite file, which is not compared")
-                return self.starter.respond(question)
+                return self.starter.respond(request)
             case calls.GetSchemaDigests():
                 if self.drift is None:
                     raise ConfigError(f"replica {self.replica.name} is an SQLite file, which is not compared")
                 return await self.drift.respond()
-            case calls.OpenCopy() | calls.CopyWanted() | calls.CloseCopy() | calls.GetSchema():
+            case calls.OpenCopy() | calls.GetCopyChunk() | calls.CloseCopy() | calls.GetSchema():
                 if self.config.seed != self.replica.name:
                     self._check_joined()
-                return await self.copies.respond(question)
+                return await self.copies.respond(request)
         self._check_joined()
-        match question:
+        match request:
             case calls.Where():
                 self._check_current()
                 return calls.Located(
@@ -452,7 +452,7 @@ class Agent:
                     prepared=tuple(sorted(self.participant.prepared)),
                 )
             case calls.Read():
-                return await self._read(question, who)
+                return await self._read(request, who)
             case calls.LockedRead(sql=sql, args=args):
                 if self.certifier is None:
                     raise ConfigError(f"replica set {self.config.name!r} is not serializable")
@@ -463,24 +463,24 @@ class Agent:
                 return calls.Judged(rejected=await self.participant.verdicts.of(asked))
             case calls.Held(key=key):
                 held = await self.resource.read_own(KEY_HELD, (self.config.name, key))
-                return calls.HeldTold(held=bool(held.rows))
+                return calls.HeldReported(held=bool(held.rows))
             case calls.Conflicts(limit=limit):
-                return calls.RowsTold(replica=self.replica.name, rows=pack_rows(await self.errors.conflicts(limit)))
+                return calls.RowsReturned(replica=self.replica.name, rows=pack_rows(await self.errors.conflicts(limit)))
             case calls.CheckDone(tables=tables, found=found):
                 await self.differences.note(tables, found)
-                return calls.Told(text=self.replica.name)
+                return calls.OperationDone(text=self.replica.name)
             case calls.Pause() | calls.Resume() | calls.RetryErrors() | calls.Reload() | calls.Quarantine():
-                return calls.Told(text=await self._operate(question))
+                return calls.OperationDone(text=await self._operate(request))
             case calls.Execute():
                 self._check_current()
                 executor = self._executor()
-                await self.lag.check_exists(question.at_least)
-                return await executor.execute(question, who)
+                await self.lag.check_exists(request.at_least)
+                return await executor.execute(request, who)
             case calls.Write():
-                (answer,) = await self._write([question])
-                return answer
+                (response,) = await self._write([request])
+                return response
             case _:
-                return await self.visitor.answer(question)
+                return await self.visitor.response(request)
 
     def _check_joined(self) -> None:
         if self.failure is not None:
@@ -524,27 +524,27 @@ class Agent:
         else:
             submission = AtCoordinator(self.site, self.log_type, policy, self.participant)
         committed = self._committed if "current" in policy.consistencies() else None
-        places = self.certifier.places if self.certifier is not None else None
-        self.executor = OriginExecutor(self.replica.name, origin, self.participant, submission, committed, places)
+        row_keys = self.certifier.row_keys if self.certifier is not None else None
+        self.executor = OriginExecutor(self.replica.name, origin, self.participant, submission, committed, row_keys)
 
     async def _committed(self) -> int:
-        return (await self.site.ask_log(self.log_type)).decided
+        return (await self.site.get_log_state(self.log_type)).decided
 
-    async def _write(self, asked: Sequence[calls.Write]) -> Sequence[AnyAnswer]:
+    async def _write(self, asked: Sequence[calls.Write]) -> Sequence[AnyResponse]:
         self._check_current()
         if self.writes is None:
             raise ConfigError(f"replica set {self.config.name!r} takes writes at its coordinator")
         if self.policy.acknowledges_from_log and self.lag.told is not None and self.lag.told.stale is not None:
             raise NotReachable(str(self.lag.told.stale))  # it would be committed here, and wait for the log in vain
         try:
-            answers = await self.writes.write(asked, self.visitor)
+            responses = await self.writes.write(asked, self.visitor)
         except TopsError as error:
             self.participant.unable.note(f"a write failed: {error}")
             raise
-        for answer in answers:
-            if isinstance(answer, calls.Failed):
-                self.participant.unable.note(f"a write failed: {answer.text}")
-        return answers
+        for response in responses:
+            if isinstance(response, calls.Failed):
+                self.participant.unable.note(f"a write failed: {response.text}")
+        return responses
 
     async def _read(self, read: calls.Read, who: str) -> calls.ReadDone:
         if self._views is not None and not read.chosen:
@@ -599,7 +599,7 @@ class Agent:
         if not self._joined.is_set():
             return not_started_status(self)
         lag, participant = self.lag.lag(), self.participant
-        told, trouble = self.lag.told, self._trouble()
+        told, last_error = self.lag.told, self._last_error()
         code, stopped = self._stopped()
         # What the coordinator said a while ago is not true for whoever can't hear it take that back.
         in_sync = (
@@ -615,7 +615,7 @@ class Agent:
             "votes": participant.scope is Scope.DISTRIBUTED,
             "position": participant.reached,
             "head": lag.head,
-            "in_sync": bool(in_sync) and not stopped and not trouble and not self._differs,
+            "in_sync": bool(in_sync) and not stopped and not last_error and not self._differs,
             "lag_s": round(lag.seconds, 3),
             "lag_transactions": lag.transactions,
             "lag_network": lag.network,
@@ -626,10 +626,10 @@ class Agent:
             "history": told.history if told is not None else "",
             "stopped": stopped,
             "failure_code": code,
-            "trouble": trouble,
+            "last_error": last_error,
             "prepared": len(participant.prepared),
             "conflicts": self.errors.conflict_count,
-            "set_aside": self.errors.set_aside_count,
+            "quarantined": self.errors.quarantined_count,
             "divergent": self.errors.divergent,
             "unpublished": self.writes.publisher.unpublished if self.writes is not None else 0,
             "unpublished_s": round(self.writes.publisher.unpublished_s, 3) if self.writes is not None else 0.0,
@@ -659,8 +659,8 @@ class Agent:
     @property
     def _differs(self) -> bool:
         """Whether this database is known to hold something else than the others do."""
-        odd = self.drift is not None and self.drift.is_odd
-        return self.errors.divergent or bool(self.differences.known) or odd
+        outlier = self.drift is not None and self.drift.is_outlier
+        return self.errors.divergent or bool(self.differences.known) or outlier
 
     def _warning(self) -> str:
         told = [
@@ -671,21 +671,21 @@ class Agent:
         ]
         return "; ".join(filter(None, told))
 
-    def _trouble(self) -> str:
+    def _last_error(self) -> str:
         """What does not go on although nobody stopped it, and is tried again."""
         publishing = self.writes.publisher.problem if self.writes is not None else ""
         participant = self.participant
         stale = str(self.lag.told.stale) if self.lag.told is not None and self.lag.told.stale is not None else ""
         return (
             stale
-            or participant.trouble
-            or self._database_trouble
-            or self._gone()
+            or participant.last_error
+            or self._database_error
+            or self._log_truncated()
             or publishing
             or participant.unable.text
         )
 
-    def _gone(self) -> str:
+    def _log_truncated(self) -> str:
         """Whether what this replica lacks is no longer in the log: its database is an old copy, or the log lost it."""
         told, reached = self.lag.told, self.participant.reached
         if told is None or told.oldest <= reached + 1:
@@ -703,7 +703,7 @@ class Agent:
 def not_started_status(agent: Agent) -> dict[str, Any]:
     """The same fields for a replica that takes no part yet."""
     numbers = dict.fromkeys(
-        ("position", "lag_s", "lag_transactions", "lag_network", "lag_apply", "prepared", "conflicts", "set_aside",
+        ("position", "lag_s", "lag_transactions", "lag_network", "lag_apply", "prepared", "conflicts", "quarantined",
          "unpublished", "unpublished_s", "flushed", "direct_writes"), 0,
     )  # fmt: skip
     return {
@@ -719,7 +719,7 @@ def not_started_status(agent: Agent) -> dict[str, Any]:
         "others_lag_s": {},
         "stopped": "",
         "failure_code": agent.failure.code if agent.failure is not None else "",
-        "trouble": "",
+        "last_error": "",
         "divergent": False,
         "schema_drift": "",
         "differences": agent.differences.text,
@@ -738,4 +738,4 @@ def complaint(status: Mapping[str, Any]) -> str:
     """Why a replica's replication does not go on; empty if it does."""
     unlinked = "" if status["linked"] else "the set's coordinator does not answer"
     not_started = f"not started: {status['not_started']}" if status["not_started"] else ""
-    return str(not_started or status["stopped"] or status["trouble"] or unlinked)
+    return str(not_started or status["stopped"] or status["last_error"] or unlinked)

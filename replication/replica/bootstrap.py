@@ -34,7 +34,7 @@ from replication.replica.start.fingerprint import Progress
 from replication.rpc.calls import (
     CloseCopy,
     CopyChunk,
-    CopyWanted,
+    GetCopyChunk,
     GetSchema,
     Located,
     OpenCopy,
@@ -47,7 +47,7 @@ from tops.model.errors import NotReachable, ResourceError, TopsError
 if TYPE_CHECKING:
     from replication.replica.agent import Agent
 
-ASK_S = 2.0
+REQUEST_S = 2.0
 SOURCE_TRIES = 15
 CHUNK_S = 60.0
 WORKERS = 4  # pieces that are under way at the same time
@@ -137,11 +137,11 @@ class Newcomer:
         known = await self._known()
         begun = known.source if known is not None else ""
         for _ in range(SOURCE_TRIES):
-            answers = await caller.ask_all(Where(), ASK_S, len(self._agent.config.replica) - 1)
-            found = [a for a in answers if isinstance(a, Located)]
+            responses = await caller.request_all(Where(), REQUEST_S, len(self._agent.config.replica) - 1)
+            found = [a for a in responses if isinstance(a, Located)]
             if found:
                 return [a.replica for a in sorted(found, key=lambda a: (a.replica != begun, -a.position))]
-            await asyncio.sleep(ASK_S / 4)
+            await asyncio.sleep(REQUEST_S / 4)
         return []
 
     # ---------------------------------------------------------------------------------------------------------- a copy
@@ -176,7 +176,7 @@ class Newcomer:
     @staticmethod
     async def _close(caller: Caller, site: str, copy: str) -> None:
         with suppress(TopsError):  # else its source closes it after a while
-            await caller.ask(site, CloseCopy(copy=copy), ASK_S)
+            await caller.request(site, CloseCopy(copy=copy), REQUEST_S)
 
     async def _tell(self) -> None:
         """Report a long copy now and then."""
@@ -196,7 +196,7 @@ class Newcomer:
         """What is here of a copy, if it can be completed: None if the source's rows may have changed since."""
         if not known.missing:
             return known
-        opened = await caller.ask(site, OpenCopy(copy=known.copy, target=self._agent.name), CHUNK_S)
+        opened = await caller.request(site, OpenCopy(copy=known.copy, target=self._agent.name), CHUNK_S)
         extra = {"replica": self._agent.replica.name, "source": known.source}
         if opened.snapshot == known.opened.snapshot:
             log.info("copy goes on", extra={**extra, "pieces": len(known.missing)})
@@ -223,7 +223,7 @@ class Newcomer:
             async with self._admin() as connection:
                 if schema is not None:
                     await self._check_server(connection, schema)
-                opened = await caller.ask(site, OpenCopy(copy=copy, target=agent.name), CHUNK_S)
+                opened = await caller.request(site, OpenCopy(copy=copy, target=agent.name), CHUNK_S)
                 digest = _digest(schema) if schema is not None else ""
                 record = CopyRecord(copy, source, opened, digest, schema.post_data if schema is not None else None)
                 async with connection.transaction():
@@ -260,7 +260,7 @@ class Newcomer:
                         f"table {missing[0]} is missing and others exist: create it, or drop the others",
                     )
                 return None
-        dumped = await caller.ask(source, GetSchema(), CHUNK_S)
+        dumped = await caller.request(source, GetSchema(), CHUNK_S)
         if known is not None and is_copied and known.schema_digest != _digest(dumped):
             raise ResourceError(
                 f"replica {self._agent.replica.name}",
@@ -336,21 +336,21 @@ class Newcomer:
 
     async def _chunks(self, caller: Caller, site: str, copy: str, piece: int) -> AsyncIterator[bytes]:
         """A piece's rows; the next ones are asked for while these are written."""
-        number, ahead = 0, self._ask(caller, site, copy, piece, 0)
+        number, ahead = 0, self._request(caller, site, copy, piece, 0)
         try:
             while not (chunk := await ahead).is_last:
                 number += 1
-                ahead = self._ask(caller, site, copy, piece, number)
+                ahead = self._request(caller, site, copy, piece, number)
                 yield chunk.data
         finally:
             ahead.cancel()
 
     @staticmethod
-    def _ask(caller: Caller, site: str, copy: str, piece: int, number: int) -> "asyncio.Task[CopyChunk]":
-        async def ask() -> CopyChunk:
-            return await caller.ask(site, CopyWanted(copy=copy, piece=piece, number=number), CHUNK_S)
+    def _request(caller: Caller, site: str, copy: str, piece: int, number: int) -> "asyncio.Task[CopyChunk]":
+        async def request() -> CopyChunk:
+            return await caller.request(site, GetCopyChunk(copy=copy, piece=piece, number=number), CHUNK_S)
 
-        return asyncio.ensure_future(ask())
+        return asyncio.ensure_future(request())
 
     # ---------------------------------------------------------------------------------------------------------- the end
 

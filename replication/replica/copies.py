@@ -19,7 +19,16 @@ from adapters.postgres.copy.copying import PIECE_BYTES, Piece, copy_out, in_snap
 from adapters.postgres.copy.schema_dump import dump_schema, sequence_values
 from adapters.postgres.copy.scripts import user_tables
 from adapters.postgres.sql.catalog import sql_name
-from replication.rpc.calls import CloseCopy, CopyChunk, CopyOpened, CopyWanted, GetSchema, OpenCopy, SchemaDumped, Told
+from replication.rpc.calls import (
+    CloseCopy,
+    CopyChunk,
+    CopyOpened,
+    GetCopyChunk,
+    GetSchema,
+    OpenCopy,
+    OperationDone,
+    SchemaDumped,
+)
 from tops.model.errors import NotReachable
 
 if TYPE_CHECKING:
@@ -119,8 +128,8 @@ class Copies:
         self._watching: asyncio.Task[None] | None = None
 
     async def respond(
-        self, request: OpenCopy | CopyWanted | CloseCopy | GetSchema
-    ) -> CopyOpened | CopyChunk | SchemaDumped | Told:
+        self, request: OpenCopy | GetCopyChunk | CloseCopy | GetSchema
+    ) -> CopyOpened | CopyChunk | SchemaDumped | OperationDone:
         match request:
             case GetSchema():
                 return await self._schema()
@@ -130,11 +139,11 @@ class Copies:
                         await self._open_new(copy, target)
                 self._watch()
                 return self._found(copy).opened
-            case CopyWanted(copy=copy, piece=piece, number=number):
+            case GetCopyChunk(copy=copy, piece=piece, number=number):
                 return await self._found(copy).chunk(piece, number)
             case CloseCopy(copy=copy):
                 await self._let_go([copy] if copy in self._open else [])
-                return Told(text=f"copy {copy} is closed")
+                return OperationDone(text=f"copy {copy} is closed")
         assert_never(request)
 
     async def close(self) -> None:
@@ -190,7 +199,7 @@ class Copies:
             raise NotReachable("only PostgreSQL replicas hand out copies")
         names = [sql_name(table) for table in await set_tables(agent)]
         async with AsyncExitStack() as stack:
-            snapshot = await stack.enter_async_context(resource.snapshot(aside=True))
+            snapshot = await stack.enter_async_context(resource.snapshot(dedicated=True))
             exported = str(await snapshot.connection.fetchval("select pg_export_snapshot()"))
             pieces = await pieces_of(snapshot.connection, [*names, *OWN_TABLES], self.piece_bytes)
             opened = CopyOpened(

@@ -20,7 +20,7 @@ from replication.model.config import SUPERUSER_ACCEPTED, ReplicaConfig, ReplicaS
 from replication.replica.start import holder
 from tops.model.errors import ConfigError, InvariantBroken, NotReachable, TopsError
 
-START_PATIENCE_S = 60.0
+START_TIMEOUT_S = 60.0
 # After a crash a server syncs its data before it serves: one call for the whole file system, where that exists.
 QUICK_RECOVERY = {"recovery_init_sync_method": "syncfs"} if sys.platform == "linux" else {}
 WATCH_S = 0.5
@@ -62,7 +62,7 @@ class ReplicaDatabase:
             await self._check_unserved()
 
         retrying = AsyncRetrying(
-            stop=stop_after_delay(START_PATIENCE_S),
+            stop=stop_after_delay(START_TIMEOUT_S),
             wait=wait_fixed(WATCH_S / 2),
             retry=retry_if_exception_type(DirectoryInUse),
             before_sleep=check_unserved,
@@ -169,10 +169,10 @@ async def given_logins(config: ReplicaSetConfig, replica: ReplicaConfig) -> Logi
     return logins
 
 
-async def patiently(work: Callable[[], Awaitable[None]], replica: str, patience_s: float = START_PATIENCE_S) -> None:
+async def with_retries(work: Callable[[], Awaitable[None]], replica: str, timeout_s: float = START_TIMEOUT_S) -> None:
     """Do what needs a server that may still be coming up, again until it is there; NotReachable after the bound."""
     began = asyncio.get_running_loop().time()
-    deadline, told = began + patience_s, False
+    deadline, told = began + timeout_s, False
     while True:
         try:
             await work()

@@ -16,10 +16,10 @@ from replication.replica.apply.participant import ReplicaParticipant
 from tops.client.site import Site
 from tops.model.errors import InvalidTransaction, NotReachable
 from tops.model.event_types import EventType
-from tops.protocol.messages import LogTold
+from tops.protocol.messages import LogStateReported
 
 ASK_EVERY_S = 0.5
-ANSWER_WITHIN_S = 2.0
+RESPONSE_WITHIN_S = 2.0
 # How far beyond the last known end of the log a client's position may lie: what is prepared and not decided, and what
 # was committed since.
 AHEAD_MAX = 10_000
@@ -45,7 +45,7 @@ class LagTracker:
         self._site, self._event_type, self._participant = site, event_type, participant
         self._heads: deque[tuple[float, int]] = deque()  # when which end was asked for, not reached yet
         self._caught_up_at = time.monotonic()
-        self.told: LogTold | None = None
+        self.told: LogStateReported | None = None
         self.told_at = 0.0
         self._asking = asyncio.Lock()
         self._asked_at = 0.0
@@ -54,12 +54,12 @@ class LagTracker:
     async def run(self) -> None:
         while True:
             asked_at = time.monotonic()
-            await self._ask(asked_at)
+            await self._request(asked_at)
             await asyncio.sleep(max(0.0, ASK_EVERY_S - (time.monotonic() - asked_at)))
 
-    async def _ask(self, asked_at: float) -> None:
+    async def _request(self, asked_at: float) -> None:
         try:
-            told = await self._site.ask_log(self._event_type, timeout_s=ANSWER_WITHIN_S)
+            told = await self._site.get_log_state(self._event_type, timeout_s=RESPONSE_WITHIN_S)
         except NotReachable as error:
             log.debug("no answer on the log's end", extra={"reason": str(error)})
         else:
@@ -77,7 +77,7 @@ class LagTracker:
         async with self._asking:  # one request to the coordinator serves all that came before it was sent
             if self._asked_at < arrived:
                 self._asked_at = time.monotonic()
-                await self._ask(self._asked_at)
+                await self._request(self._asked_at)
         told = self.told
         if self.told_at < arrived or told is None or not told.is_open or told.stale is not None:
             return
@@ -95,7 +95,7 @@ class LagTracker:
         while self._heads and self._heads[0][1] <= self._participant.reached:
             self._caught_up_at = self._heads.popleft()[0]
 
-    def _see(self, told: LogTold, at: float) -> None:
+    def _see(self, told: LogStateReported, at: float) -> None:
         for follower in told.followers:
             if follower.present and follower.position >= told.decided:
                 self._seen[follower.name] = at
@@ -109,7 +109,7 @@ class LagTracker:
     def lag(self) -> Lag:
         self._settle()
         now, reached = time.monotonic(), self._participant.reached
-        linked = self.told is not None and now - self.told_at < ASK_EVERY_S + ANSWER_WITHIN_S
+        linked = self.told is not None and now - self.told_at < ASK_EVERY_S + RESPONSE_WITHIN_S
         head = self.told.decided if self.told is not None else None
         behind = max(0, (head or 0) - reached)
         arrived = max(0, min(self._participant.received, head or 0) - reached)

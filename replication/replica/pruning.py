@@ -16,11 +16,11 @@ from adapters.resource import Resource
 from replication.conflicts.clock import reading_at, wall_ms
 from replication.conflicts.own_statements import DROP_SUMS, DROP_TOMBSTONES
 from replication.conflicts.tables import CLOCKS, CONFLICTS, KEYS, LOGGED_KEYS
-from replication.conflicts.verdicts import REFUSALS
+from replication.conflicts.verdicts import REJECTION_KINDS
 from replication.model.events import write_body
 from replication.policies import EntryKind, Policy
 from replication.replica.apply.participant import ReplicaParticipant
-from replication.rpc.calls import Status, StatusTold
+from replication.rpc.calls import Status, StatusReported
 from replication.rpc.conversation import Caller
 from tops.client.site import Site
 from tops.model.errors import NotReachable, TopsError
@@ -30,7 +30,7 @@ from tops.model.ids import TxId
 ROUND_MIN_S, ROUND_MAX_S = 0.5, 600.0
 BATCH_MAX = 500
 REFUSALS_KEPT = 100_000  # numbers; as long as a coordinator may remember that a transaction was logged
-ASK_S, PATIENCE_S, AGAIN_S = 2.0, 4.0, 0.2
+REQUEST_S, TIMEOUT_S, AGAIN_S = 2.0, 4.0, 0.2
 _OLD = (
     f"select table_name, key, clock, site from {CLOCKS} where deleted and clock < $1 order by clock limit {BATCH_MAX}"
 )
@@ -98,14 +98,14 @@ class Pruning:
             self.rounds += 1
 
     async def _conflicts(self) -> None:
-        told = await self._site.ask_log(self._log_type)
+        told = await self._site.get_log_state(self._log_type)
         positions = {follower.name: follower.position for follower in told.followers}
         everyone = min(positions.get(site, 0) for site in self._config.sites())
         await run_script(
             self._dsn,
             f"delete from {CONFLICTS} where number <= {everyone} "
             f"and at < now() - interval '{self._config.keep_conflicts_s:f} seconds' "
-            f"and (kind not in {REFUSALS} or number <= {everyone - REFUSALS_KEPT});"
+            f"and (kind not in {REJECTION_KINDS} or number <= {everyone - REFUSALS_KEPT});"
             f"delete from {LOGGED_KEYS} l where not exists "
             f"(select from {KEYS} k where (k.replica_set, k.key, k.tx) = (l.replica_set, l.key, l.tx))",
         )
@@ -125,7 +125,7 @@ class Pruning:
     async def _logged_head(self) -> int:
         """The log's end once all that is committed here now is in it."""
         (row,) = (await self._resource.read_own(_OUTBOX, (self._config.name,))).rows
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while row["newest"]:
             (now,) = (await self._resource.read_own(_OUTBOX, (self._config.name,))).rows
             if now["oldest"] == 0 or now["oldest"] > row["newest"]:
@@ -133,17 +133,19 @@ class Pruning:
             if time.monotonic() > deadline:
                 raise NotReachable("what is committed here does not get into the log")
             await asyncio.sleep(AGAIN_S)
-        return (await self._site.ask_log(self._log_type)).decided
+        return (await self._site.get_log_state(self._log_type)).decided
 
     async def _everyone_past(self, number: int) -> None:
         """Returns when every replica has applied `number` and has published what it had committed before."""
         if self._caller is None:
             self._caller = Caller(self._site, self._config.name, self._site.brokers)
             await self._caller.start()
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while True:
-            answers = await self._caller.ask_all(Status(), ASK_S, len(self._config.replica))
-            past = {a.replica for a in answers if isinstance(a, StatusTold) and a.fields.get("flushed", 0) >= number}
+            responses = await self._caller.request_all(Status(), REQUEST_S, len(self._config.replica))
+            past = {
+                a.replica for a in responses if isinstance(a, StatusReported) and a.fields.get("flushed", 0) >= number
+            }
             late = sorted(set(self._config.names) - past)
             if not late:
                 return

@@ -13,11 +13,11 @@ from tops.model.rejections import Rejection
 INTERNAL_ERROR, UNEXPECTED_RESPONSE = "internal-error", "unexpected-response"
 
 
-class Answered(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+class ReplicaResponse(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
     """Something a replica answers."""
 
 
-class Failed(Answered, frozen=True):
+class Failed(ReplicaResponse, frozen=True):
     """An error, by its code; raised again at the client as `ReplicaFailed`."""
 
     code: str
@@ -29,7 +29,7 @@ class Failed(Answered, frozen=True):
         return cls(code=code_of(error), text=str(error), retry=error.retry.value)
 
 
-class Denied(Answered, frozen=True):
+class Denied(ReplicaResponse, frozen=True):
     """The sender of the request lacks the right that it needs; raised as PermissionDenied at the client."""
 
     code: str
@@ -53,25 +53,25 @@ class Denied(Answered, frozen=True):
         return kind(self.text, who=self.identity, verb=self.verb, event_type=self.event_type)
 
 
-class Described(Answered, frozen=True):
+class Described(ReplicaResponse, frozen=True):
     replica: str
     config: bytes  # the set's configuration as JSON, without addresses and secrets
     not_started: str = ""  # why the replica has not started
 
 
-class Located(Answered, frozen=True):
+class Located(ReplicaResponse, frozen=True):
     replica: str
     position: int
     prepared: tuple[int, ...]
 
 
-class ReadDone(Answered, frozen=True):
+class ReadDone(ReplicaResponse, frozen=True):
     replica: str
     rows: bytes
     position: int
 
 
-class LockedReadDone(Answered, frozen=True):
+class LockedReadDone(ReplicaResponse, frozen=True):
     """`locks`: table and key (empty: the whole table)."""
 
     replica: str
@@ -80,13 +80,13 @@ class LockedReadDone(Answered, frozen=True):
     locks: tuple[tuple[str, str], ...]
 
 
-class Judged(Answered, frozen=True):
+class Judged(ReplicaResponse, frozen=True):
     """Why which of the transactions were rejected."""
 
     rejected: dict[str, Rejection]
 
 
-class WriteDone(Answered, frozen=True):
+class WriteDone(ReplicaResponse, frozen=True):
     replica: str
     tx: str
     rows: tuple[int, ...]
@@ -111,7 +111,7 @@ class DatabaseError(msgspec.Struct, frozen=True, array_like=True):
     proof: str = ""
 
 
-class ExecuteDone(Answered, frozen=True):
+class ExecuteDone(ReplicaResponse, frozen=True):
     """Committed, unless `error` tells why the database has rejected it, or `rejection` why the set has."""
 
     replica: str
@@ -126,25 +126,25 @@ class ExecuteDone(Answered, frozen=True):
     rejection: Rejection | None = None
 
 
-class HeldTold(Answered, frozen=True):
+class HeldReported(ReplicaResponse, frozen=True):
     held: bool
 
 
-class StatusTold(Answered, frozen=True):
+class StatusReported(ReplicaResponse, frozen=True):
     replica: str
     fields: dict[str, Any]
 
 
-class Told(Answered, frozen=True):
+class OperationDone(ReplicaResponse, frozen=True):
     text: str
 
 
-class RowsTold(Answered, frozen=True):
+class RowsReturned(ReplicaResponse, frozen=True):
     replica: str
     rows: bytes
 
 
-class CopyOpened(Answered, frozen=True):
+class CopyOpened(ReplicaResponse, frozen=True):
     """What a copy consists of, all as of one snapshot; `pieces` are packed (`replication.replica.copies`).
 
     `data` names rows that do not change before the set starts: a later snapshot with the same name has the same rows.
@@ -158,14 +158,14 @@ class CopyOpened(Answered, frozen=True):
     sequences: dict[str, int] = {}
 
 
-class CopyChunk(Answered, frozen=True):
+class CopyChunk(ReplicaResponse, frozen=True):
     """Some of a piece's rows; `is_last`: the piece ends with them."""
 
     data: bytes
     is_last: bool
 
 
-class SchemaDumped(Answered, frozen=True):
+class SchemaDumped(ReplicaResponse, frozen=True):
     """SQL, compressed: what comes before the rows and what comes after them; and what it needs of the server."""
 
     replica: str
@@ -175,7 +175,7 @@ class SchemaDumped(Answered, frozen=True):
     roles: tuple[str, ...] = ()
 
 
-class StartState(Answered, frozen=True):
+class StartState(ReplicaResponse, frozen=True):
     """`fingerprint` is empty before there is one; `problem` says why the replica is not further."""
 
     replica: str
@@ -186,21 +186,21 @@ class StartState(Answered, frozen=True):
     problem: str = ""
 
 
-class TableFingerprint(Answered, frozen=True):
+class TableFingerprint(ReplicaResponse, frozen=True):
     """`detail` is empty if the replica has no such table."""
 
     replica: str
     detail: bytes = b""
 
 
-class SchemaDigests(Answered, frozen=True):
+class SchemaDigests(ReplicaResponse, frozen=True):
     """Digests of the definitions of all tables of the set that the replica has, by name."""
 
     replica: str
     tables: dict[str, str]
 
 
-class SnapshotTold(Answered, frozen=True):
+class SnapshotReported(ReplicaResponse, frozen=True):
     """A snapshot in which exactly the log up to `position` is applied: to be imported, or a file to be read."""
 
     replica: str
@@ -210,22 +210,22 @@ class SnapshotTold(Answered, frozen=True):
     at: str
 
 
-R = TypeVar("R", bound=Answered)
+R = TypeVar("R", bound=ReplicaResponse)
 
 
-class Question(msgspec.Struct, Generic[R], frozen=True, kw_only=True, array_like=True, tag=True):
+class ReplicaRequest(msgspec.Struct, Generic[R], frozen=True, kw_only=True, array_like=True, tag=True):
     """Something a client asks a replica; `R` is the kind of response to it."""
 
 
-class Describe(Question[Described], frozen=True):
+class Describe(ReplicaRequest[Described], frozen=True):
     """What is this set? Answer: `Described`."""
 
 
-class Where(Question[Located], frozen=True):
+class Where(ReplicaRequest[Located], frozen=True):
     """How far are you? Answer: `Located`."""
 
 
-class Read(Question[ReadDone], frozen=True):
+class Read(ReplicaRequest[ReadDone], frozen=True):
     """A query, once the replica's position has reached `at_least`. Answer: `ReadDone`.
 
     `settled`: not before the outcome of what this replica has promised is known here, too. `chosen`: the client has
@@ -240,7 +240,7 @@ class Read(Question[ReadDone], frozen=True):
     chosen: bool = False
 
 
-class LockedRead(Question[LockedReadDone], frozen=True):
+class LockedRead(ReplicaRequest[LockedReadDone], frozen=True):
     """A query inside a serializable transaction, once the replica's position has reached `at_least`. Answer:
     `LockedReadDone`, with what of the data it depends on."""
 
@@ -250,21 +250,21 @@ class LockedRead(Question[LockedReadDone], frozen=True):
     wait_s: float = 5.0
 
 
-class Judgement(Question[Judged], frozen=True):
+class Judgement(ReplicaRequest[Judged], frozen=True):
     """What became of logged transactions (number, id), once the last of them is applied. Answer: `Judged`."""
 
     asked: tuple[tuple[int, str], ...]
     wait_s: float = 5.0
 
 
-class Write(Question[WriteDone], frozen=True):
+class Write(ReplicaRequest[WriteDone], frozen=True):
     """Changes to commit at this replica first. Answer: `WriteDone`."""
 
     tx: str
     member: bytes
 
 
-class Execute(Question[ExecuteDone], frozen=True):
+class Execute(ReplicaRequest[ExecuteDone], frozen=True):
     """Execute the member's changes once, here, and replicate the rows that they change. Response: `ExecuteDone`.
 
     Known by the member's idempotency key, or by `tx`; begins at a position of at least `at_least`. `reads`: what a
@@ -276,55 +276,55 @@ class Execute(Question[ExecuteDone], frozen=True):
     reads: bytes = b""
 
 
-class Held(Question[HeldTold], frozen=True):
+class Held(ReplicaRequest[HeldReported], frozen=True):
     """Whether anything is committed under an idempotency key, once the replica's position has reached `at_least`.
-    Answer: `HeldTold`."""
+    Answer: `HeldReported`."""
 
     key: str
     at_least: int = 0
     wait_s: float = 5.0
 
 
-class Status(Question[StatusTold], frozen=True):
-    """Answer: `StatusTold`."""
+class Status(ReplicaRequest[StatusReported], frozen=True):
+    """Answer: `StatusReported`."""
 
 
-class Pause(Question[Told], frozen=True):
-    """Apply nothing more until `Resume`; the reason is shown with the status. Response: `Told`."""
+class Pause(ReplicaRequest[OperationDone], frozen=True):
+    """Apply nothing more until `Resume`; the reason is shown with the status."""
 
     reason: str = ""
 
 
-class Resume(Question[Told], frozen=True):
-    """Apply again. Response: `Told`."""
+class Resume(ReplicaRequest[OperationDone], frozen=True):
+    """Apply again."""
 
 
-class RetryErrors(Question[Told], frozen=True):
-    """Apply again what could not be applied. Response: `Told`."""
+class RetryErrors(ReplicaRequest[OperationDone], frozen=True):
+    """Apply again what could not be applied."""
 
 
-class Reload(Question[Told], frozen=True):
-    """Read the configuration file again. Response: `Told`."""
+class Reload(ReplicaRequest[OperationDone], frozen=True):
+    """Read the configuration file again."""
 
 
-class Quarantine(Question[Told], frozen=True):
-    """Take a transaction that can't be published out of the outbox, and publish what is behind it. Response: `Told`."""
+class Quarantine(ReplicaRequest[OperationDone], frozen=True):
+    """Take a transaction that can't be published out of the outbox, and publish what is behind it."""
 
 
-class CheckDone(Question[Told], frozen=True):
-    """A check has compared these tables wholly; `found`: how this replica differs, by table. Response: `Told`."""
+class CheckDone(ReplicaRequest[OperationDone], frozen=True):
+    """A check has compared these tables wholly; `found`: how this replica differs, by table."""
 
     tables: tuple[str, ...]
     found: dict[str, str]
 
 
-class Conflicts(Question[RowsTold], frozen=True):
-    """The newest entries of the conflict log. Answer: `RowsTold`."""
+class Conflicts(ReplicaRequest[RowsReturned], frozen=True):
+    """The newest entries of the conflict log. Answer: `RowsReturned`."""
 
     limit: int = 100
 
 
-class OpenCopy(Question[CopyOpened], frozen=True):
+class OpenCopy(ReplicaRequest[CopyOpened], frozen=True):
     """Hold a snapshot of the set's tables for a copy of this name; one that is held already is gone on with, and any
     other that the same target has asked for is let go. Response: `CopyOpened`."""
 
@@ -332,7 +332,7 @@ class OpenCopy(Question[CopyOpened], frozen=True):
     target: str = ""
 
 
-class CopyWanted(Question[CopyChunk], frozen=True):
+class GetCopyChunk(ReplicaRequest[CopyChunk], frozen=True):
     """Chunk `number`, counted from 0, of a copy's piece. Response: `CopyChunk`."""
 
     copy: str
@@ -340,63 +340,63 @@ class CopyWanted(Question[CopyChunk], frozen=True):
     number: int
 
 
-class CloseCopy(Question[Told], frozen=True):
-    """The copy is loaded, or given up. Response: `Told`."""
+class CloseCopy(ReplicaRequest[OperationDone], frozen=True):
+    """The copy is loaded, or given up."""
 
     copy: str
 
 
-class GetSchema(Question[SchemaDumped], frozen=True):
+class GetSchema(ReplicaRequest[SchemaDumped], frozen=True):
     """The schema of a replica's database. Response: `SchemaDumped`."""
 
 
-class GetStartState(Question[StartState], frozen=True):
+class GetStartState(ReplicaRequest[StartState], frozen=True):
     """How far the start of the set has come at a replica. Response: `StartState`."""
 
 
-class GetTableFingerprint(Question[TableFingerprint], frozen=True):
+class GetTableFingerprint(ReplicaRequest[TableFingerprint], frozen=True):
     """What a replica's fingerprint of one table was made of. Response: `TableFingerprint`."""
 
     table: str
 
 
-class GetSchemaDigests(Question[SchemaDigests], frozen=True):
+class GetSchemaDigests(ReplicaRequest[SchemaDigests], frozen=True):
     """How a replica's tables are defined at the moment. Response: `SchemaDigests`."""
 
 
-class BarrierWanted(Question[Told], frozen=True):
-    """Be ready to take a snapshot when this barrier is reached in the log. Answer: `Told`."""
+class PrepareBarrier(ReplicaRequest[OperationDone], frozen=True):
+    """Be ready to take a snapshot when this barrier is reached in the log."""
 
     barrier: str
 
 
-class BarrierSnapshot(Question[SnapshotTold], frozen=True):
-    """The snapshot that was taken at the barrier, once it is. Answer: `SnapshotTold`."""
+class BarrierSnapshot(ReplicaRequest[SnapshotReported], frozen=True):
+    """The snapshot that was taken at the barrier, once it is. Answer: `SnapshotReported`."""
 
     barrier: str
     wait_s: float
 
 
-class BarrierDone(Question[Told], frozen=True):
-    """The snapshot need not be held any more. Answer: `Told`."""
+class BarrierDone(ReplicaRequest[OperationDone], frozen=True):
+    """The snapshot need not be held any more."""
 
     barrier: str
 
 
-class GuardWanted(Question[Told], frozen=True):
-    """Remember from now on which of these rows (table, key) are written, until a repair asks. Answer: `Told`."""
+class GuardRows(ReplicaRequest[OperationDone], frozen=True):
+    """Remember from now on which of these rows (table, key) are written, until a repair asks."""
 
     repair: str
-    places: tuple[tuple[str, str], ...]
+    row_keys: tuple[tuple[str, str], ...]
 
 
-class GuardDone(Question[Told], frozen=True):
-    """Answer: `Told`."""
+class GuardDone(ReplicaRequest[OperationDone], frozen=True):
+    """Answer: `OperationDone`."""
 
     repair: str
 
 
-AnyQuestion = (
+AnyRequest = (
     Describe
     | Where
     | Read
@@ -414,19 +414,19 @@ AnyQuestion = (
     | CheckDone
     | Conflicts
     | OpenCopy
-    | CopyWanted
+    | GetCopyChunk
     | CloseCopy
     | GetSchema
     | GetStartState
     | GetTableFingerprint
     | GetSchemaDigests
-    | BarrierWanted
+    | PrepareBarrier
     | BarrierSnapshot
     | BarrierDone
-    | GuardWanted
+    | GuardRows
     | GuardDone
 )
-AnyAnswer = (
+AnyResponse = (
     Failed
     | Denied
     | Described
@@ -436,52 +436,52 @@ AnyAnswer = (
     | Judged
     | WriteDone
     | ExecuteDone
-    | HeldTold
-    | StatusTold
-    | Told
-    | RowsTold
+    | HeldReported
+    | StatusReported
+    | OperationDone
+    | RowsReturned
     | CopyOpened
     | CopyChunk
     | SchemaDumped
     | StartState
     | TableFingerprint
     | SchemaDigests
-    | SnapshotTold
+    | SnapshotReported
 )
 RequestId = bytes  # drawn at random by the client: only a replica that received the request can respond to it
 _encoder = msgspec.msgpack.Encoder()
-_question: msgspec.msgpack.Decoder[AnyQuestion] = msgspec.msgpack.Decoder(AnyQuestion)
-_questions = msgspec.msgpack.Decoder(list[tuple[RequestId, AnyQuestion]])
-_answers = msgspec.msgpack.Decoder(list[tuple[RequestId, AnyAnswer]])
+_request: msgspec.msgpack.Decoder[AnyRequest] = msgspec.msgpack.Decoder(AnyRequest)
+_requests = msgspec.msgpack.Decoder(list[tuple[RequestId, AnyRequest]])
+_answers = msgspec.msgpack.Decoder(list[tuple[RequestId, AnyResponse]])
 _undecoded = msgspec.msgpack.Decoder(list[tuple[RequestId, msgspec.Raw]])
 
 
-def response_to(request: Question[R]) -> type[R]:
+def response_to(request: ReplicaRequest[R]) -> type[R]:
     """The kind of response to a request."""
     return cast(type[R], _response_to(type(request)))
 
 
 @cache
-def _response_to(kind: type[Question[Any]]) -> type[Answered]:
-    """As the kind of request declares it: `class Where(Question[Located])`."""
+def _response_to(kind: type[ReplicaRequest[Any]]) -> type[ReplicaResponse]:
+    """As the kind of request declares it: `class Where(ReplicaRequest[Located])`."""
     (base,) = kind.__orig_bases__  # type: ignore[attr-defined]
     (response,) = get_args(base)
-    return cast(type[Answered], response)
+    return cast(type[ReplicaResponse], response)
 
 
-def encode_bundle(said: Sequence[tuple[RequestId, Question[Any] | Answered]]) -> bytes:
+def encode_bundle(items: Sequence[tuple[RequestId, ReplicaRequest[Any] | ReplicaResponse]]) -> bytes:
     """Requests or responses with their ids, in one piece; ProtocolError if one of them can't be written down."""
     try:
-        return _encoder.encode(said)
+        return _encoder.encode(items)
     except (TypeError, ValueError, OverflowError) as error:
         raise ProtocolError(f"what is to be said can't be written down: {error}") from error
 
 
-def decode_questions(bundle: bytes) -> list[tuple[RequestId, AnyQuestion]]:
-    return _questions.decode(bundle)
+def decode_requests(bundle: bytes) -> list[tuple[RequestId, AnyRequest]]:
+    return _requests.decode(bundle)
 
 
-def decode_answers(bundle: bytes) -> list[tuple[RequestId, AnyAnswer]]:
+def decode_responses(bundle: bytes) -> list[tuple[RequestId, AnyResponse]]:
     return _answers.decode(bundle)
 
 
@@ -490,8 +490,8 @@ def undecoded(bundle: bytes) -> list[tuple[RequestId, msgspec.Raw]]:
     return _undecoded.decode(bundle)
 
 
-def decode_question(encoded: msgspec.Raw) -> AnyQuestion:
-    return _question.decode(encoded)
+def decode_request(encoded: msgspec.Raw) -> AnyRequest:
+    return _request.decode(encoded)
 
 
 class ReplicaFailed(TopsError):
@@ -503,7 +503,7 @@ class ReplicaFailed(TopsError):
         super().__init__(f"{replica}: {failed.text}")
 
 
-def unexpected(request: Question[Any], answered: Answered) -> Failed:
+def unexpected(request: ReplicaRequest[Any], response: ReplicaResponse) -> Failed:
     """In the place of a response that is none to that request: nobody knows what the replica has done."""
-    text = f"it responded to a {type(request).__name__} with a {type(answered).__name__}"
+    text = f"it responded to a {type(request).__name__} with a {type(response).__name__}"
     return Failed(code=UNEXPECTED_RESPONSE, text=text, retry=Retry.ASK_FIRST.value)

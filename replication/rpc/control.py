@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from adapters.changes import Barrier, Member, Repair, own_key
-from replication.rpc.refusals import WriteRefused
+from replication.rpc.rejections import WriteRejected
 from tops.model.ids import counted
 
 _RESERVED = "tops-"
@@ -34,9 +34,9 @@ def names_tx(key: str) -> str:
 
 
 def check_key(key: str) -> None:
-    """Raise WriteRefused for an idempotency key that an application may not use."""
+    """Raise WriteRejected for an idempotency key that an application may not use."""
     if problem := key_problem(key):
-        raise WriteRefused("", "invalid", problem)
+        raise WriteRejected("", "invalid", problem)
 
 
 def control_key(control: Barrier | Repair) -> str:

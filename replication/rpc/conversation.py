@@ -16,17 +16,17 @@ from typing import Any, NamedTuple
 import msgspec
 
 from adapters.fair_share import FairShare
-from replication.model.events import answer_type, question_type
+from replication.model.events import request_type, response_type
 from replication.rpc import calls
 from replication.rpc.calls import (
-    Answered,
-    AnyAnswer,
-    AnyQuestion,
+    AnyRequest,
+    AnyResponse,
     Denied,
     Failed,
-    Question,
     R,
     ReplicaFailed,
+    ReplicaRequest,
+    ReplicaResponse,
     RequestId,
 )
 from replication.rpc.rights import ADMINISTRATIVE, RequestGuard
@@ -43,7 +43,7 @@ UNDER_WAY_MAX = 10_000  # requests of one identity that wait, or are worked at; 
 BUNDLE_BYTES_MAX = 2**20  # unless one alone is longer
 AGAIN_S = 2.0  # until a question that may be answered twice is asked again
 
-Said = tuple[RequestId, Question[Any] | Answered]
+BundleItem = tuple[RequestId, ReplicaRequest[Any] | ReplicaResponse]
 REQUEST_ID_BYTES = 16
 ALL = "*"  # in place of a replica's name: every replica of the set
 
@@ -56,14 +56,14 @@ class Bundles:
     def __init__(
         self,
         publish: Callable[[str, bytes], Awaitable[object]],
-        failed: Callable[[str, Sequence[Said], TopsError], None],
+        failed: Callable[[str, Sequence[BundleItem], TopsError], None],
     ) -> None:
         self._publish, self._failed = publish, failed
-        self._waiting: dict[str, list[Said]] = {}
+        self._waiting: dict[str, list[BundleItem]] = {}
         self._sender: asyncio.Task[None] | None = None
 
-    def put(self, to: str, *said: Said) -> None:
-        self._waiting.setdefault(to, []).extend(said)
+    def put(self, to: str, *items: BundleItem) -> None:
+        self._waiting.setdefault(to, []).extend(items)
         if self._sender is None or self._sender.done():
             self._sender = asyncio.ensure_future(self._send_all())
 
@@ -72,7 +72,7 @@ class Bundles:
             to = next(iter(self._waiting))
             await self._send(to, self._waiting.pop(to))
 
-    async def _send(self, to: str, bundle: Sequence[Said]) -> None:
+    async def _send(self, to: str, bundle: Sequence[BundleItem]) -> None:
         """In one piece; in halves if that would be too long, or if something in it can't be said at all."""
         half = len(bundle) // 2
         try:
@@ -92,7 +92,7 @@ class Pending(NamedTuple):
     """A request that a response is awaited to; `hear` gets the name of the responder, which is empty for an error."""
 
     to: str
-    hear: Callable[[str, Answered | TopsError], None]
+    on_response: Callable[[str, ReplicaResponse | TopsError], None]
 
 
 class Repeated(NamedTuple):
@@ -100,7 +100,7 @@ class Repeated(NamedTuple):
 
     due: float
     to: str
-    question: Question[Any]
+    request: ReplicaRequest[Any]
 
 
 class Caller(Participant):
@@ -112,8 +112,8 @@ class Caller(Participant):
     def __init__(self, site: Site, replica_set: str, brokers: tuple[str, ...]) -> None:
         super().__init__()
         self._site, self._set = site, replica_set
-        self._asked = question_type(replica_set, brokers)
-        self._answered = answer_type(replica_set, brokers)
+        self._request_type = request_type(replica_set, brokers)
+        self._response_type = response_type(replica_set, brokers)
         self._waiting: dict[RequestId, Pending] = {}
         self._bundles = Bundles(self._publish, self._unpublished)
         self._repeated: dict[RequestId, Repeated] = {}  # the one that is due next comes first
@@ -121,17 +121,17 @@ class Caller(Participant):
 
     async def start(self) -> None:
         """Be ready to ask."""
-        await self._site.advertise(self._asked)
-        await self._site.subscribe(self._answered, responses_filter(NodeId(self._site.name)), participant=self)
+        await self._site.advertise(self._request_type)
+        await self._site.subscribe(self._response_type, responses_filter(NodeId(self._site.name)), participant=self)
         await self._site.flush()
 
     async def _publish(self, to: str, body: bytes) -> None:
-        await self._site.publish(self._asked, {"to": to, "body": body})
+        await self._site.publish(self._request_type, {"to": to, "body": body})
 
-    def _unpublished(self, to: str, questions: Sequence[Said], error: TopsError) -> None:
-        for request_id, _ in questions:
+    def _unpublished(self, to: str, requests: Sequence[BundleItem], error: TopsError) -> None:
+        for request_id, _ in requests:
             if request_id in self._waiting:
-                self._waiting[request_id].hear("", error)
+                self._waiting[request_id].on_response("", error)
 
     def on_notify(self, event: Received) -> None:
         sender = event.sender
@@ -139,66 +139,66 @@ class Caller(Participant):
             log.warning("a response that no replica of the set sent is ignored", extra={"sender": str(sender)})
             return
         responder = sender.identity
-        for request_id, answer in calls.decode_answers(event.body["body"]):
+        for request_id, response in calls.decode_responses(event.body["body"]):
             pending = self._waiting.get(request_id)
-            if pending is not None and pending.to in (ALL, responder) and _is_own(responder, answer):
-                pending.hear(responder, answer)
+            if pending is not None and pending.to in (ALL, responder) and _is_own(responder, response):
+                pending.on_response(responder, response)
 
-    async def ask(self, to: str, question: Question[R], timeout_s: float) -> R:
+    async def request(self, to: str, request: ReplicaRequest[R], timeout_s: float) -> R:
         """Ask one replica's agent (or, with `*`, all: the first answer counts).
 
         Raises ReplicaFailed for an error of the replica, and for a response of another kind than the request's."""
         loop = asyncio.get_running_loop()
-        heard: asyncio.Future[Answered | TopsError | None] = loop.create_future()
-        timer = loop.call_later(timeout_s, _hear, heard, "", None)
+        received: asyncio.Future[ReplicaResponse | TopsError | None] = loop.create_future()
+        timer = loop.call_later(timeout_s, _receive, received, "", None)
         number = os.urandom(REQUEST_ID_BYTES)
-        self._waiting[number] = Pending(to, partial(_hear, heard))
+        self._waiting[number] = Pending(to, partial(_receive, received))
         try:
-            self._bundles.put(to, (number, question))
-            if isinstance(question, calls.Read):
-                self._repeat(number, to, question)
-            answer = await heard
+            self._bundles.put(to, (number, request))
+            if isinstance(request, calls.Read):
+                self._repeat(number, to, request)
+            response = await received
         finally:
             timer.cancel()
             self._repeated.pop(number, None)
             del self._waiting[number]
-        if answer is None:
+        if response is None:
             whom = f"replica agent {to}" if to != ALL else "no replica's agent"
             raise NotReachable(f"{whom} {'did not answer' if to != ALL else 'answered'} within {timeout_s:g} s")
-        if isinstance(answer, TopsError):
-            raise answer
-        if isinstance(answer, Denied):
-            raise answer.error()
-        if isinstance(answer, Failed):
-            raise ReplicaFailed(to, answer)
-        if isinstance(answer, calls.response_to(question)):
-            return answer
-        raise ReplicaFailed(to, calls.unexpected(question, answer))
+        if isinstance(response, TopsError):
+            raise response
+        if isinstance(response, Denied):
+            raise response.error()
+        if isinstance(response, Failed):
+            raise ReplicaFailed(to, response)
+        if isinstance(response, calls.response_to(request)):
+            return response
+        raise ReplicaFailed(to, calls.unexpected(request, response))
 
-    def _repeat(self, number: RequestId, to: str, question: Question[Any]) -> None:
+    def _repeat(self, number: RequestId, to: str, request: ReplicaRequest[Any]) -> None:
         loop = asyncio.get_running_loop()
-        self._repeated[number] = Repeated(loop.time() + AGAIN_S, to, question)
+        self._repeated[number] = Repeated(loop.time() + AGAIN_S, to, request)
         if not self._repeating:
             self._repeating = True
-            loop.call_later(AGAIN_S, self._say_again)
+            loop.call_later(AGAIN_S, self._send_again)
 
-    def _say_again(self) -> None:
+    def _send_again(self) -> None:
         """Whatever is due; one timer serves all questions."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        for number, (due, to, question) in list(self._repeated.items()):
+        for number, (due, to, request) in list(self._repeated.items()):
             if due > now:
                 break
-            self._bundles.put(to, (number, question))
+            self._bundles.put(to, (number, request))
             del self._repeated[number]
-            self._repeated[number] = Repeated(now + AGAIN_S, to, question)
+            self._repeated[number] = Repeated(now + AGAIN_S, to, request)
         self._repeating = bool(self._repeated)
         if self._repeated:
-            loop.call_at(next(iter(self._repeated.values())).due, self._say_again)
+            loop.call_at(next(iter(self._repeated.values())).due, self._send_again)
 
-    async def ask_all(
+    async def request_all(
         self,
-        question: Question[R],
+        request: ReplicaRequest[R],
         timeout_s: float,
         enough: int,
         counts: Callable[[R | Failed | Denied], bool] = bool,
@@ -207,43 +207,45 @@ class Caller(Participant):
 
         Each replica counts once; a response of another kind than the request's is a failure of the replica. Raises
         PermissionDenied if no replica does it for this client."""
-        number, heard = os.urandom(REQUEST_ID_BYTES), asyncio.Queue[tuple[str, Answered | TopsError]]()
-        self._waiting[number] = Pending(ALL, lambda responder, answer: heard.put_nowait((responder, answer)))
-        answers: dict[str, R | Failed | Denied] = {}
-        wanted = calls.response_to(question)
+        number, received = os.urandom(REQUEST_ID_BYTES), asyncio.Queue[tuple[str, ReplicaResponse | TopsError]]()
+        self._waiting[number] = Pending(ALL, lambda responder, response: received.put_nowait((responder, response)))
+        responses: dict[str, R | Failed | Denied] = {}
+        wanted = calls.response_to(request)
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
-                    self._bundles.put(ALL, (number, question))
-                    while enough > 0 or not heard.empty():
-                        responder, answer = await heard.get()
-                        if isinstance(answer, TopsError):
-                            raise answer
-                        if responder not in answers:
-                            if not isinstance(answer, (wanted, Failed, Denied)):
-                                answer = calls.unexpected(question, answer)
-                            answers[responder] = answer
-                            enough -= counts(answer)
+                    self._bundles.put(ALL, (number, request))
+                    while enough > 0 or not received.empty():
+                        responder, response = await received.get()
+                        if isinstance(response, TopsError):
+                            raise response
+                        if responder not in responses:
+                            if not isinstance(response, (wanted, Failed, Denied)):
+                                response = calls.unexpected(request, response)
+                            responses[responder] = response
+                            enough -= counts(response)
         finally:
             del self._waiting[number]
-        denied = [answer for answer in answers.values() if isinstance(answer, Denied)]
-        if denied and len(denied) == len(answers):
+        denied = [response for response in responses.values() if isinstance(response, Denied)]
+        if denied and len(denied) == len(responses):
             raise denied[0].error()
-        return list(answers.values())
+        return list(responses.values())
 
 
-def _hear(heard: asyncio.Future[Answered | TopsError | None], _: str, answer: Answered | TopsError | None) -> None:
-    if not heard.done():
-        heard.set_result(answer)
+def _receive(
+    received: asyncio.Future[ReplicaResponse | TopsError | None], _: str, response: ReplicaResponse | TopsError | None
+) -> None:
+    if not received.done():
+        received.set_result(response)
 
 
-def _is_own(responder: str, answer: Answered) -> bool:
+def _is_own(responder: str, response: ReplicaResponse) -> bool:
     """Whether a replica responds under its own name."""
-    claimed = getattr(answer, "replica", None)
+    claimed = getattr(response, "replica", None)
     return claimed is None or responder.partition("/")[2] == claimed
 
 
-class Answerer(Participant):
+class Responder(Participant):
     """An agent's end: works at requests, each in its own task and writes that came together in one, and publishes the
     responses.
 
@@ -255,16 +257,16 @@ class Answerer(Participant):
         site: Site,
         replica_set: str,
         brokers: tuple[str, ...],
-        ready: Callable[[AnyQuestion], Awaitable[None]],
-        answer: Callable[[AnyQuestion, str], Awaitable[AnyAnswer]],
-        write: Callable[[Sequence[calls.Write]], Awaitable[Sequence[AnyAnswer]]],
+        ready: Callable[[AnyRequest], Awaitable[None]],
+        response: Callable[[AnyRequest, str], Awaitable[AnyResponse]],
+        write: Callable[[Sequence[calls.Write]], Awaitable[Sequence[AnyResponse]]],
         guard: RequestGuard,
     ) -> None:
         """`ready` returns when a request can be worked at; `answer` gets the identity that is accountable for it."""
         super().__init__()
-        self._site, self._ready, self._answer, self._write, self._guard = site, ready, answer, write, guard
-        self._asked = question_type(replica_set, brokers)
-        self._answered = answer_type(replica_set, brokers)
+        self._site, self._ready, self._answer, self._write, self._guard = site, ready, response, write, guard
+        self._request_type = request_type(replica_set, brokers)
+        self._response_type = response_type(replica_set, brokers)
         self._slots = FairShare(PARALLEL_MAX, PARALLEL_SHARE)
         self._administrative = FairShare(ADMINISTRATIVE_MAX, ADMINISTRATIVE_SHARE)
         self._under_way: dict[str, set[tuple[str, RequestId]]] = {}  # by identity: whose request, and which
@@ -272,18 +274,18 @@ class Answerer(Participant):
         self._bundles = Bundles(self._publish, self._unpublished)
 
     async def start(self) -> None:
-        await self._site.advertise(self._answered)
-        await self._site.subscribe(self._asked, requests_filter(NodeId(self._site.name)), participant=self)
+        await self._site.advertise(self._response_type)
+        await self._site.subscribe(self._request_type, requests_filter(NodeId(self._site.name)), participant=self)
         await self._site.flush()
 
     async def _publish(self, to: str, body: bytes) -> None:
-        await self._site.publish(self._answered, {"to": to, "body": body})
+        await self._site.publish(self._response_type, {"to": to, "body": body})
 
-    def _unpublished(self, to: str, answers: Sequence[Said], error: TopsError) -> None:
+    def _unpublished(self, to: str, responses: Sequence[BundleItem], error: TopsError) -> None:
         """Whoever asked asks again, unless the answer is one that can never be sent: then that is the answer."""
-        log.info("answers could not be sent", extra={"answers": len(answers), "reason": str(error)})
+        log.info("answers could not be sent", extra={"answers": len(responses), "reason": str(error)})
         if isinstance(error, ProtocolError):
-            self._bundles.put(to, *[(number, _unsendable(error)) for number, _ in answers])
+            self._bundles.put(to, *[(number, _unsendable(error)) for number, _ in responses])
 
     def on_notify(self, event: Received) -> None:
         sender = event.sender
@@ -291,45 +293,45 @@ class Answerer(Participant):
             log.warning("a request without a stamped sender is ignored")
             return
         client, ids, writes = sender.node, [], []
-        for request_id, question in self._understood(client, event.body["body"]):
+        for request_id, request in self._understood(client, event.body["body"]):
             if (client, request_id) in self._under_way.get(sender.accountable, ()):
                 continue  # it was sent again before it had its response
             try:
-                self._guard.check(sender, question)
-                self._count(sender, request_id, question)
+                self._guard.check(sender, request)
+                self._count(sender, request_id, request)
             except PermissionDenied as error:
                 self._bundles.put(client, (request_id, Denied.because(error)))
             except LimitExceeded as error:
                 self._bundles.put(client, (request_id, Failed.because(error)))
             else:
-                if isinstance(question, calls.Write):
+                if isinstance(request, calls.Write):
                     ids.append(request_id)
-                    writes.append(question)
+                    writes.append(request)
                 else:
-                    self._begin(self._work(sender, request_id, question), sender, [request_id])
+                    self._begin(self._work(sender, request_id, request), sender, [request_id])
         if writes:
             self._begin(self._work_together(sender, ids, writes), sender, ids)
 
-    def _count(self, sender: Sender, request_id: RequestId, question: AnyQuestion) -> None:
+    def _count(self, sender: Sender, request_id: RequestId, request: AnyRequest) -> None:
         under_way = self._under_way.setdefault(sender.accountable, set())
         if len(under_way) >= UNDER_WAY_MAX:
             error = LimitExceeded(
                 f"{sender.accountable} has {UNDER_WAY_MAX} requests under way at {self._site.name}, which is the "
                 "quota: wait for responses first"
             )
-            self._guard.note_over_quota(sender, question, error)
+            self._guard.note_over_quota(sender, request, error)
             raise error
         under_way.add((sender.node, request_id))
 
-    def _understood(self, client: str, bundle: bytes) -> Sequence[tuple[RequestId, AnyQuestion]]:
+    def _understood(self, client: str, bundle: bytes) -> Sequence[tuple[RequestId, AnyRequest]]:
         """One that can't be read is answered so; it does not keep the others from being answered."""
         try:
-            return calls.decode_questions(bundle)
+            return calls.decode_requests(bundle)
         except msgspec.DecodeError:
             understood = []
         for number, encoded in calls.undecoded(bundle):
             try:
-                understood.append((number, calls.decode_question(encoded)))
+                understood.append((number, calls.decode_request(encoded)))
             except msgspec.DecodeError as error:
                 self._bundles.put(client, (number, _failure(error)))
         return understood
@@ -346,25 +348,25 @@ class Answerer(Participant):
         if not under_way:
             del self._under_way[sender.accountable]
 
-    async def _work(self, sender: Sender, request_id: RequestId, question: AnyQuestion) -> None:
-        slots = self._administrative if type(question) in ADMINISTRATIVE else self._slots
+    async def _work(self, sender: Sender, request_id: RequestId, request: AnyRequest) -> None:
+        slots = self._administrative if type(request) in ADMINISTRATIVE else self._slots
         try:
-            await self._ready(question)
+            await self._ready(request)
             async with slots.slot(sender.accountable):
-                answer = await self._answer(question, sender.accountable)
+                response = await self._answer(request, sender.accountable)
         except Exception as error:
             if isinstance(error, LimitExceeded):
-                self._guard.note_over_quota(sender, question, error)
-            answer = _failure(error)
-        self._bundles.put(sender.node, (request_id, answer))
+                self._guard.note_over_quota(sender, request, error)
+            response = _failure(error)
+        self._bundles.put(sender.node, (request_id, response))
 
     async def _work_together(self, sender: Sender, ids: Sequence[RequestId], writes: Sequence[calls.Write]) -> None:
         async with self._slots.slot(sender.accountable):
             try:
-                answers = await self._write(writes)
+                responses = await self._write(writes)
             except Exception as error:
-                answers = [_failure(error)] * len(writes)
-        self._bundles.put(sender.node, *zip(ids, answers, strict=True))
+                responses = [_failure(error)] * len(writes)
+        self._bundles.put(sender.node, *zip(ids, responses, strict=True))
 
     async def close(self) -> None:
         for task in self._tasks:

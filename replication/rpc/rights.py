@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from replication.rpc import calls
-from replication.rpc.calls import AnyQuestion
+from replication.rpc.calls import AnyRequest
 from tops.model.errors import ConfigError, LimitExceeded, NotListed, PermissionDenied, TopsError
 from tops.model.event_types import SETS_ROOT
 from tops.protocol.messages import Principal, Sender
@@ -23,7 +23,7 @@ IDENTITIES_MAX = 4096
 
 log = logging.getLogger("tops.replication")
 
-REQUEST_RIGHTS: Mapping[type[calls.Question[Any]], Verb] = {
+REQUEST_RIGHTS: Mapping[type[calls.ReplicaRequest[Any]], Verb] = {
     calls.Describe: Verb.READ,
     calls.Where: Verb.READ,
     calls.Status: Verb.READ,
@@ -40,14 +40,14 @@ REQUEST_RIGHTS: Mapping[type[calls.Question[Any]], Verb] = {
     calls.Reload: Verb.OPERATE,
     calls.Quarantine: Verb.OPERATE,
     calls.CheckDone: Verb.OPERATE,
-    calls.BarrierWanted: Verb.OPERATE,
+    calls.PrepareBarrier: Verb.OPERATE,
     calls.BarrierSnapshot: Verb.OPERATE,
     calls.BarrierDone: Verb.OPERATE,
-    calls.GuardWanted: Verb.OPERATE,
+    calls.GuardRows: Verb.OPERATE,
     calls.GuardDone: Verb.OPERATE,
     # What replicas ask each other: only they, and administrators, have the right to respond for the set.
     calls.OpenCopy: Verb.RESPOND,
-    calls.CopyWanted: Verb.RESPOND,
+    calls.GetCopyChunk: Verb.RESPOND,
     calls.CloseCopy: Verb.RESPOND,
     calls.GetSchema: Verb.RESPOND,
     calls.GetStartState: Verb.RESPOND,
@@ -82,7 +82,7 @@ class RequestGuard:
         self._audit_path = audit
         self._audit: AuditLog | None = None
 
-    def check(self, sender: Sender, request: AnyQuestion) -> None:
+    def check(self, sender: Sender, request: AnyRequest) -> None:
         """Returns if the sender may have this done, raises PermissionDenied if not."""
         try:
             self._check(sender, request)
@@ -91,11 +91,11 @@ class RequestGuard:
             self._write_audit(sender, request, error)
             raise
 
-    def note_over_quota(self, sender: Sender, request: AnyQuestion, error: LimitExceeded) -> None:
+    def note_over_quota(self, sender: Sender, request: AnyRequest, error: LimitExceeded) -> None:
         self.over_quota[type(request).__name__] += 1
         self._write_audit(sender, request, error)
 
-    def _check(self, sender: Sender, request: AnyQuestion) -> None:
+    def _check(self, sender: Sender, request: AnyRequest) -> None:
         verb = REQUEST_RIGHTS.get(type(request))
         if verb is None:
             name = type(request).__name__
@@ -130,7 +130,7 @@ class RequestGuard:
             self._identities[sender] = known
         return known
 
-    def _write_audit(self, sender: Sender, request: AnyQuestion, error: TopsError) -> None:
+    def _write_audit(self, sender: Sender, request: AnyRequest, error: TopsError) -> None:
         """Rate limited per party. The file is opened at the first rejection: most replicas never have one."""
         who = sender.accountable
         act = f"{type(request).__name__} {self._event_type}"

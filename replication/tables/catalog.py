@@ -16,7 +16,7 @@ import asyncpg
 from adapters.changes import split_table_name
 from replication.tables.canonical import SESSION_SETTINGS
 from replication.tables.endpoints import Engine, ReplicaEndpoint, SnapshotHandle
-from replication.tables.errors import CheckRefused, SnapshotLost
+from replication.tables.errors import CheckRejected, SnapshotLost
 from replication.tables.schema import Column, TableSchema, ValueKind, quoted
 from tops.model.errors import NotReachable
 
@@ -60,7 +60,7 @@ async def postgres(replica: str, dsn: str) -> AsyncIterator[asyncpg.Connection]:
     ) as error:
         raise LostConnection(replica, error) from error
     except asyncpg.PostgresError as error:
-        raise CheckRefused(f"replica {replica} refused a statement: {error}") from error
+        raise CheckRejected(f"replica {replica} refused a statement: {error}") from error
     finally:
         connection.terminate()
 
@@ -150,7 +150,7 @@ async def describe_postgres(connection: asyncpg.Connection, endpoint: ReplicaEnd
         name,
     )
     if found is None:
-        raise CheckRefused(f"replica {endpoint.name} has no table {table}; name tables as schema.table outside public")
+        raise CheckRejected(f"replica {endpoint.name} has no table {table}; name tables as schema.table outside public")
     columns = tuple(_postgres_column(r) for r in await connection.fetch(_COLUMNS, found["oid"]))
     key = tuple(r["attname"] for r in await connection.fetch(_KEY, found["oid"]))
     estimate = found["tuples"]
@@ -234,7 +234,7 @@ def _describe_sqlite(endpoint: ReplicaEndpoint, table: str) -> TableSchema:
     with sqlite(endpoint.name, endpoint.path) as connection:
         columns = connection.execute(f"PRAGMA table_xinfo({quoted(name)})").fetchall()
         if not columns:
-            raise CheckRefused(f"replica {endpoint.name} has no table {table}")
+            raise CheckRejected(f"replica {endpoint.name} has no table {table}")
         # pk is the position within the key, from 1; hidden 2 and 3 are generated columns.
         key = tuple(c[1] for c in sorted((c for c in columns if c[5]), key=lambda c: c[5]))
         described = tuple(

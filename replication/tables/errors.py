@@ -3,7 +3,7 @@
 from tops.model.errors import ConfigError, Retry, TopsError
 
 
-class CheckRefused(TopsError):
+class CheckRejected(TopsError):
     """The check can't give an honest answer on this input: no key, different columns, nothing to compare."""
 
 

@@ -11,7 +11,7 @@ from enum import Enum
 import msgspec
 
 from replication.tables.endpoints import Engine
-from replication.tables.errors import CheckRefused
+from replication.tables.errors import CheckRejected
 
 ABSENT = "absent"
 
@@ -125,18 +125,18 @@ def common_table(label: str, schemas: Mapping[str, TableSchema], common_columns_
     keys = {name: schema.key for name, schema in schemas.items()}
     keyless = [name for name, key in keys.items() if not key]
     if keyless:
-        raise CheckRefused(
+        raise CheckRejected(
             f"table {label} has no primary key and no unique index without NULLs on {', '.join(keyless)}: "
             "rows can't be told apart; add a key"
         )
     if len(set(keys.values())) > 1:
-        raise CheckRefused(f"table {label}: the replicas have different keys: {_by_replica(keys)}; make them the same")
+        raise CheckRejected(f"table {label}: the replicas have different keys: {_by_replica(keys)}; make them the same")
     names = {name: {column.name for column in schema.columns} for name, schema in schemas.items()}
     shared = set.intersection(*names.values())
     uneven = sorted(set.union(*names.values()) - shared)
     if uneven and not common_columns_only:
         where = "; ".join(f"{c} only on {', '.join(r for r in schemas if c in names[r])}" for c in uneven)
-        raise CheckRefused(
+        raise CheckRejected(
             f"table {label}: the replicas have different columns ({where}); align them, or compare what they share "
             "with --common-columns"
         )

@@ -161,11 +161,11 @@ def verdict(error: BaseException | None) -> str:
 async def digest(admin: asyncpg.Connection, server: EmbeddedPostgres, *, memory: bool) -> dict[str, str]:
     """Everything that an attack is after, by where it is; `memory`: also what moves with every write."""
     parts = [
-        f"select {place}, md5(string_agg(found::text, '|')) from ({query}) as found"
-        for place, query in enumerate((*_STATE, *(_MEMORY if memory else ())))
+        f"select {row_key}, md5(string_agg(found::text, '|')) from ({query}) as found"
+        for row_key, query in enumerate((*_STATE, *(_MEMORY if memory else ())))
     ]
     rows = await admin.fetch(" union all ".join(parts))
-    found = {(*_STATE, *_MEMORY)[place]: str(hashed) for place, hashed in rows}
+    found = {(*_STATE, *_MEMORY)[row_key]: str(hashed) for row_key, hashed in rows}
     kept = [path for path in server.data_dir.iterdir() if path.name not in ("pg_wal", "server.log", "postmaster.pid")]
     files = {path.name: path.read_bytes() if path.suffix == ".conf" else b"" for path in sorted(kept)}
     found["files"] = hashlib.sha256(repr(files).encode()).hexdigest()

@@ -20,14 +20,14 @@ from tops.model.ids import NodeId, TxId
 from tops.model.log_points import LogPoint
 from tops.protocol.messages import (
     Address,
+    AddressedMessage,
+    DecisionRelayed,
     Dissemination,
     Envelope,
     EpochId,
     Event,
-    Letter,
     LinkMessage,
     Message,
-    PeerKnows,
     Publication,
     TxSpec,
 )
@@ -39,7 +39,7 @@ CARRIERS = (Envelope, Dissemination)
 KINDS = tuple(kind for kind in LINK_RIGHTS if kind not in CARRIERS)
 OF_SITES = tuple(kind for kind in KINDS if LINK_RIGHTS[kind] is not None)
 OF_BROKERS = tuple(kind for kind in KINDS if LINK_RIGHTS[kind] is None)  # each ends the connection
-PUBLICATIONS, LETTERS = frozenset(get_args(Publication)), frozenset(get_args(Letter))
+PUBLICATIONS, LETTERS = frozenset(get_args(Publication)), frozenset(get_args(AddressedMessage))
 SETS = ("shop", "stock", "gamma")
 LOGS = tuple(f"rs.{name}" for name in SETS)
 NUMBERS = (0, 1, 2, 3, -1, 7, 100, 2**31, 2**53 - 1, 2**63 - 1, -(2**63))
@@ -138,7 +138,7 @@ class RandomMessages:
         if kind in LETTERS:
             to = Address(broker)
             # Of what sites send only this goes to another site; others end the connection, and what is behind them.
-            if self.seen.addresses and self.random.random() < (0.5 if kind is PeerKnows else 0.002):
+            if self.seen.addresses and self.random.random() < (0.5 if kind is DecisionRelayed else 0.002):
                 to = self.random.choice(self.seen.addresses)
             return Envelope(to=to, body=body)
         return typing.cast(LinkMessage, body)

@@ -11,15 +11,15 @@ import aiohttp
 from tops.core.link.session import Frame
 from tops.model.errors import ProtocolError
 from tops.model.ids import NodeId
-from tops.protocol.messages import Address, Envelope, LinkMessage, RouteAsked, RouteStands
+from tops.protocol.messages import Address, ConfirmRoute, Envelope, LinkMessage, RouteConfirmed
 from tops.runtime.links.dialling import client_session, open_socket
 from tops.runtime.links.identity import Self
-from tops.runtime.links.link import exchange_meet, receive_bytes
+from tops.runtime.links.link import exchange_link_hello, receive_bytes
 from tops.runtime.links.sockets import DialledSocket
-from tops.runtime.links.wire import Parting, Refused, decode, encode_frame, meeting
+from tops.runtime.links.wire import Goodbye, MessageRejected, decode, encode_frame, meeting
 from tops.runtime.site_journal import new_incarnation
 
-ANSWER_S = 20.0
+RESPONSE_S = 20.0
 
 
 class Verdict(Enum):
@@ -44,9 +44,9 @@ class RawLink:
         if self._socket is None:
             self.incarnation += 1
             own = Self.with_keys(self._keys, self.incarnation, None, self.instance)
-            socket = await open_socket(self._session, self._url, own, ANSWER_S)
+            socket = await open_socket(self._session, self._url, own, RESPONSE_S)
             await own.introduce(socket, "127.0.0.1")
-            await exchange_meet(socket, meeting("", 0, "", (), ()), ANSWER_S)
+            await exchange_link_hello(socket, meeting("", 0, "", (), ()), RESPONSE_S)
             self._socket, self._sent, self._taken = socket, 0, 0
 
     async def send(self, *messages: LinkMessage) -> Verdict:
@@ -61,28 +61,28 @@ class RawLink:
         assert self._socket is not None
         try:
             await self._socket.send_bytes(data)
-            refused = [await self._probed(), await self._probed()]  # words may overtake, or be overtaken by, messages
+            rejected = [await self._probed(), await self._probed()]  # words may overtake, or be overtaken by, messages
         except (ProtocolError, ConnectionError) as error:
             self.closed_because = str(error)
             await self.close()
             return Verdict.CLOSED
-        return Verdict.REJECTED if any(refused) else Verdict.TAKEN
+        return Verdict.REJECTED if any(rejected) else Verdict.TAKEN
 
     async def _probed(self) -> bool:
-        probe, refused = next(self._probes), False
-        await self._post(Envelope(to=Address(self._broker), body=RouteAsked(subscription=probe)))
+        probe, rejected = next(self._probes), False
+        await self._enqueue(Envelope(to=Address(self._broker), body=ConfirmRoute(subscription=probe)))
         while True:
-            word = await self._next()
-            if isinstance(word, Refused):
-                refused = True
-            elif isinstance(word, Frame):
-                self._taken = max(self._taken, word.number)
-                self.received += word.messages
-                if any(_answers(message, probe) for message in word.messages):
-                    return refused
+            control = await self._next()
+            if isinstance(control, MessageRejected):
+                rejected = True
+            elif isinstance(control, Frame):
+                self._taken = max(self._taken, control.number)
+                self.received += control.messages
+                if any(_answers(message, probe) for message in control.messages):
+                    return rejected
                 await self._acknowledge()  # the answer may be held back until the broker knows that this has arrived
 
-    async def _post(self, message: LinkMessage) -> None:
+    async def _enqueue(self, message: LinkMessage) -> None:
         assert self._socket is not None
         await self._socket.send_bytes(encode_frame(self._frame(message)))
 
@@ -101,10 +101,10 @@ class RawLink:
 
     async def _next(self) -> object:
         assert self._socket is not None
-        word = decode(await receive_bytes(self._socket, ANSWER_S))
-        if isinstance(word, Parting):
-            raise ProtocolError(word.reason)
-        return word
+        control = decode(await receive_bytes(self._socket, RESPONSE_S))
+        if isinstance(control, Goodbye):
+            raise ProtocolError(control.reason)
+        return control
 
     async def close(self) -> None:
         if self._socket is not None:
@@ -113,7 +113,7 @@ class RawLink:
 
 
 def _answers(message: LinkMessage, probe: int) -> bool:
-    return isinstance(message, Envelope) and message.body == RouteStands(subscription=probe)
+    return isinstance(message, Envelope) and message.body == RouteConfirmed(subscription=probe)
 
 
 @asynccontextmanager

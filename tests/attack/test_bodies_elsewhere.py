@@ -22,7 +22,7 @@ from tops.protocol.messages import (
     Envelope,
     Event,
     EventsPublished,
-    EventsRefused,
+    EventsRejected,
     OneShot,
     Origin,
     Published,
@@ -87,18 +87,18 @@ async def test_what_does_not_fit_is_neither_logged_nor_passed_on(tmp_path: Path,
         ):
             message = Dissemination(rendezvous=meets, upward=True, early=False, publication=publication)
             await mallory.send(message)
-        for letter in (
+        for content in (
             RunOneShot(tx=one, spec=SPEC, events=(event,)),
             RunOneShots(spec=SPEC, transactions=(OneShot(several, (event,)),)),
             PublishInTx(tx=one, request=1, event=event),
         ):
-            await mallory.send(Envelope(to=Address(meets), body=letter))
+            await mallory.send(Envelope(to=Address(meets), body=content))
 
-        await until(lambda: two.meets.node.counters["refused"] == 6)
+        await until(lambda: two.meets.node.counters["rejected"] == 6)
         assert two.logged == 0
-        heard = [m.body for m in mallory.received if isinstance(m, Envelope)]
-        assert len([h for h in heard if isinstance(h, EventsRefused)]) == 2
-        aborted = {h.tx for h in heard if isinstance(h, TxOutcome) and h.outcome is Outcome.ABORTED}
+        received_of = [m.body for m in mallory.received if isinstance(m, Envelope)]
+        assert len([h for h in received_of if isinstance(h, EventsRejected)]) == 2
+        aborted = {h.tx for h in received_of if isinstance(h, TxOutcome) and h.outcome is Outcome.ABORTED}
         assert aborted == {one, several}
         assert {record["who"] for record in denied(two.meets)} == {"mallory"}
 

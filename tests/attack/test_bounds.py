@@ -24,6 +24,7 @@ from tops.model.transactions import ScopeLimit
 from tops.protocol.messages import (
     AbortTx,
     Address,
+    AddressedMessage,
     BeginPublic,
     BeginTx,
     CensusOpened,
@@ -32,9 +33,8 @@ from tops.protocol.messages import (
     Envelope,
     EpochId,
     EpochVoted,
-    Letter,
+    FollowLog,
     LinkMessage,
-    LogWanted,
     Publication,
     RunOneShot,
     SubscriptionChanged,
@@ -52,7 +52,7 @@ EXEMPT = VALUES | UNCOUNTED | PARTS
 SPEC = TxSpec("plain", TxType.LOCAL, limit=ScopeLimit.LOCAL, census=None)
 
 
-def letter(body: Letter) -> Envelope:
+def content(body: AddressedMessage) -> Envelope:
     return Envelope(to=Address(B1), body=body)
 
 
@@ -118,32 +118,32 @@ def overlong(tx: TxId) -> dict[str, LinkMessage]:
     """One message for each kind of thing that has no natural length."""
     strange = TxId(f"{tx.rsplit('.', 2)[0]}{LONG}.1.1")
     required = msgspec.structs.replace(SPEC, tx_type=TxType.DISTRIBUTED, constraints=(Required(frozenset([LONG])),))
-    wanted = LogWanted(
+    wanted = FollowLog(
         name=LONG, definitions=(PLAIN,), filter=Filter(), position=None, start="now", credit=1, voter=None
     )
     subscribed = SubscriptionChanged(subscription=1, definitions=(PLAIN,), filter=Filter(), scope=None, durable=False)
     return {
-        "id": letter(AbortTx(tx=strange, tx_type=TxType.LOCAL, event_type="plain", reason="")),
-        "id of a one-shot": letter(RunOneShot(tx=strange, spec=SPEC, events=())),
-        "reason": letter(AbortTx(tx=tx, tx_type=TxType.LOCAL, event_type="plain", reason=LONG)),
-        "follower": letter(wanted),
-        "attributes of a type": letter(TypeAdvertised(definitions=(wide(1000),))),
-        "lineage": letter(TypeAdvertised(definitions=lineage(1000))),
+        "id": content(AbortTx(tx=strange, tx_type=TxType.LOCAL, event_type="plain", reason="")),
+        "id of a one-shot": content(RunOneShot(tx=strange, spec=SPEC, events=())),
+        "reason": content(AbortTx(tx=tx, tx_type=TxType.LOCAL, event_type="plain", reason=LONG)),
+        "follower": content(wanted),
+        "attributes of a type": content(TypeAdvertised(definitions=(wide(1000),))),
+        "lineage": content(TypeAdvertised(definitions=lineage(1000))),
         "subscription": msgspec.structs.replace(subscribed, definitions=(wide(1000),)),
-        "constraints": letter(BeginTx(tx=tx, spec=required)),
-        "plans": letter(TypeAdvertised(definitions=(PLAIN,), plans=(required,))),
-        "type of an event": letter(RunOneShot(tx=tx, spec=msgspec.structs.replace(SPEC, event_type=LONG), events=())),
-        "text of a rejection": letter(vote(Rejection(RejectionCode.ERROR, LONG))),
-        "sqlstate of a rejection": letter(vote(Rejection(RejectionCode.ERROR, "x", sqlstate=LONG))),
-        "texts of a rejection together": letter(vote(Rejection(RejectionCode.ERROR, "x" * TEXT_MAX, "", "x"))),
-        "pseudonym": letter(BeginTx(tx=tx, spec=SPEC, own=typing.cast(Any, LONG))),
+        "constraints": content(BeginTx(tx=tx, spec=required)),
+        "plans": content(TypeAdvertised(definitions=(PLAIN,), plans=(required,))),
+        "type of an event": content(RunOneShot(tx=tx, spec=msgspec.structs.replace(SPEC, event_type=LONG), events=())),
+        "text of a rejection": content(vote(Rejection(RejectionCode.ERROR, LONG))),
+        "sqlstate of a rejection": content(vote(Rejection(RejectionCode.ERROR, "x", sqlstate=LONG))),
+        "texts of a rejection together": content(vote(Rejection(RejectionCode.ERROR, "x" * TEXT_MAX, "", "x"))),
+        "pseudonym": content(BeginTx(tx=tx, spec=SPEC, own=typing.cast(Any, LONG))),
     }
 
 
 @pytest_asyncio.fixture
 async def writer(secured: Secured) -> AsyncIterator[RawLink]:
     async with raw_link(secured.broker.url, "b1", secured.keys("writer", "admin"), "x") as link:
-        assert await link.send(letter(TypeAdvertised(definitions=(PLAIN,)))) is Verdict.TAKEN
+        assert await link.send(content(TypeAdvertised(definitions=(PLAIN,)))) is Verdict.TAKEN
         yield link
 
 
@@ -177,8 +177,8 @@ async def test_a_site_begins_no_transaction_with_such_times(writer: RawLink, sec
         opened = CensusOpened(tx=tx, spec=spec, coordinator=B1, incarnation=1, initiator=Address(B1))
         published: Publication = opened
         spread = Dissemination(rendezvous=B1, upward=True, early=False, publication=published)
-        begun = letter(BeginTx(tx=tx, spec=spec))
-        for message in (spread, begun, letter(BeginPublic(request=1, spec=spec))):
+        begun = content(BeginTx(tx=tx, spec=spec))
+        for message in (spread, begun, content(BeginPublic(request=1, spec=spec))):
             assert await writer.send(message) is Verdict.REJECTED, spec
 
     assert not secured.broker.node.core.rendezvous.relays

@@ -22,9 +22,10 @@ from tops.model.errors import InvalidEvent, InvalidEventType, JournalFailed, Pro
 from tops.model.event_types import NESTING_MAX
 from tops.model.ids import NodeId, TxId
 from tops.model.transactions import ScopeLimit
-from tops.protocol.effects import Persist, Send
+from tops.protocol.effects import Persist, SendOnLink
 from tops.protocol.messages import (
     Address,
+    AddressedMessage,
     BeginPublic,
     BeginTx,
     CensusOpened,
@@ -32,7 +33,6 @@ from tops.protocol.messages import (
     Envelope,
     Event,
     EventsPublished,
-    Letter,
     LinkMessage,
     LogEntry,
     OneShot,
@@ -53,8 +53,8 @@ from tops.runtime.config import parse_config
 from tops.runtime.edge.event_checks import CLOCK_DIFFERENCE_MAX_MS, EventChecks, check_nesting
 from tops.runtime.links.dialling import client_session, open_socket
 from tops.runtime.links.identity import Self
-from tops.runtime.links.link import exchange_meet, receive_bytes
-from tops.runtime.links.wire import Meet, decode, encode_frame, meeting
+from tops.runtime.links.link import exchange_link_hello, receive_bytes
+from tops.runtime.links.wire import LinkHello, decode, encode_frame, meeting
 from tops.security import Kind
 
 B1 = NodeId("b1")
@@ -65,7 +65,7 @@ LOG = "rs.alpha"
 async def replica(secured: Secured) -> AsyncIterator[RawLink]:
     """A link with the key of a replica, which may do most with its set's log."""
     async with raw_link(secured.broker.url, "b1", secured.keys("alpha/r1"), "") as link:
-        assert await link.send(letter(TypeAdvertised(definitions=(set_definition(LOG),)))) is Verdict.TAKEN
+        assert await link.send(content(TypeAdvertised(definitions=(set_definition(LOG),)))) is Verdict.TAKEN
         yield link
 
 
@@ -75,7 +75,7 @@ async def writer(secured: Secured) -> AsyncIterator[RawLink]:
         yield link
 
 
-def letter(body: Letter) -> Envelope:
+def content(body: AddressedMessage) -> Envelope:
     return Envelope(to=Address(B1), body=body)
 
 
@@ -101,18 +101,18 @@ def with_events(name: str, body: dict[str, Any], node: str, incarnation: int) ->
     yield spread(Published(event=event, origin=Origin(name, 1)))
     yield spread(EventsPublished(event_type=name, bodies=(raw(body),), origin=Origin(name, 2)))
     yield spread(TxPublished(tx=one, event_type=name, sequence=1, event=event))
-    yield letter(RunOneShot(tx=one, spec=spec, events=(event,)))
-    yield letter(RunOneShots(spec=spec, transactions=(OneShot(two, (event,)),)))
-    yield letter(PublishInTx(tx=one, request=1, event=event))
+    yield content(RunOneShot(tx=one, spec=spec, events=(event,)))
+    yield content(RunOneShots(spec=spec, transactions=(OneShot(two, (event,)),)))
+    yield content(PublishInTx(tx=one, request=1, event=event))
 
 
 def with_attributes(name: str, attributes: dict[str, Any], node: str, incarnation: int) -> Iterator[LinkMessage]:
     spec = TxSpec(name, TxType.LOCAL, attributes=attributes)
     tx = TxId(f"{node}.{incarnation}.3")
-    yield letter(BeginTx(tx=tx, spec=spec))
-    yield letter(BeginPublic(request=1, spec=spec))
-    yield letter(RunOneShot(tx=tx, spec=spec, events=()))
-    yield letter(TypeAdvertised(definitions=(EventType(name, {}),), plans=(spec,)))
+    yield content(BeginTx(tx=tx, spec=spec))
+    yield content(BeginPublic(request=1, spec=spec))
+    yield content(RunOneShot(tx=tx, spec=spec, events=()))
+    yield content(TypeAdvertised(definitions=(EventType(name, {}),), plans=(spec,)))
     yield spread(CensusOpened(tx=tx, spec=spec, coordinator=B1, incarnation=1, initiator=Address(B1)))
 
 
@@ -157,7 +157,7 @@ async def test_no_depth_that_some_decoder_takes_gets_past_the_edge(secured: Secu
     """As deep as the decoder of a link still takes, and the encoder of the journal does not."""
     durable = EventType("deep", {"x": list}, durable=True)
     async with raw_link(secured.broker.url, "b1", secured.keys("writer", "admin"), "x") as link:
-        await link.send(letter(TypeAdvertised(definitions=(durable,))))
+        await link.send(content(TypeAdvertised(definitions=(durable,))))
         for message in (
             spread(Published(event=Event("deep", {"x": "@@@@"}), origin=Origin("deep", 1))),
             spread(EventsPublished(event_type="deep", bodies=(raw({"x": "@@@@"}),), origin=Origin("deep", 2))),
@@ -202,7 +202,7 @@ def test_no_event_has_a_name_below_rs_that_is_none_of_a_set() -> None:
 
 async def test_attributes_that_a_known_type_does_not_have_are_rejected(writer: RawLink) -> None:
     orders = EventType("orders", {"n": int})
-    await writer.send(letter(TypeAdvertised(definitions=(orders,))))
+    await writer.send(content(TypeAdvertised(definitions=(orders,))))
     me, incarnation = "writer:x", writer.incarnation
 
     fitting, unknown = (list(with_events("orders", body, me, incarnation)) for body in ({"n": 1}, {"n": 1, "m": 2}))
@@ -248,7 +248,7 @@ async def test_a_record_that_can_not_be_encoded_stops_the_broker(secured: Secure
     entry = LogEntry(1, event=Event("t", {"x": nested(100_000)}))
 
     with pytest.raises(JournalFailed, match="LogAppended can't be written: RecursionError"):
-        broker.node.act([Persist(LogAppended(event_type="t", entry=entry)), Send(B1, RoutesReset(routes=()))])
+        broker.node.act([Persist(LogAppended(event_type="t", entry=entry)), SendOnLink(B1, RoutesReset(routes=()))])
 
     with pytest.raises(JournalFailed, match="RecursionError"):
         await broker.wait()
@@ -262,11 +262,11 @@ async def test_an_undecodable_message_of_a_broker_is_not_sent_for_ever(tmp_path:
     )
     async with Broker.run(parse_config(text, tmp_path / "tops.toml"), "b2") as broker, client_session() as session:
 
-        async def meet(known: str) -> tuple[Any, Meet]:
+        async def meet(known: str) -> tuple[Any, LinkHello]:
             own = Self.without_keys("test", Kind.BROKER, "b1", 1, "writer")
             socket = await open_socket(session, broker.url, own, 30)
             await own.introduce(socket, "127.0.0.1")
-            return socket, await exchange_meet(socket, meeting(known, 0, "", (), ()), 10)
+            return socket, await exchange_link_hello(socket, meeting(known, 0, "", (), ()), 10)
 
         socket, met = await meet("")
         event = Published(event=Event("t", {"x": "@@@@"}), origin=Origin("t", 1))

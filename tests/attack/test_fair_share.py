@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from adapters.changes import Member, Statement, encode_member
-from replication.model.events import question_type
+from replication.model.events import request_type
 from replication.model.values import pack_values
 from replication.rpc import calls
-from replication.rpc.calls import AnyQuestion, ReplicaFailed
+from replication.rpc.calls import AnyRequest, ReplicaFailed
 from replication.rpc.conversation import UNDER_WAY_MAX, Caller
-from replication.rpc.refusals import WriteRefused
+from replication.rpc.rejections import WriteRejected
 from tests.attack.secured_sets import SecuredSets
 from tests.attack.test_requests import BROKERS, caller_of
 from tests.integration.replication.clusters import eventually
@@ -33,10 +33,10 @@ ONE = calls.Read(sql="select 1 as x", args=pack_values([]))
 VOLATILE = "update accounts set balance = (random() * 0)::int + $1 where id = $2"
 
 
-async def flood(site: Site, to: str, requests: Sequence[AnyQuestion]) -> None:
+async def flood(site: Site, to: str, requests: Sequence[AnyRequest]) -> None:
     """Requests that nobody waits for, in one bundle."""
     bundle = calls.encode_bundle([(os.urandom(16), request) for request in requests])
-    asked = question_type(to.partition("/")[0], BROKERS)
+    asked = request_type(to.partition("/")[0], BROKERS)
     await site.publish(asked, {"to": to, "body": bundle})
     await site.flush()
 
@@ -57,8 +57,8 @@ async def within(timeout_s: float, work: Awaitable[object]) -> object:
 
 
 async def head_of(caller: Caller, replica: str) -> int:
-    status = await caller.ask(replica, calls.Status(), 5.0)
-    assert isinstance(status, calls.StatusTold)
+    status = await caller.request(replica, calls.Status(), 5.0)
+    assert isinstance(status, calls.StatusReported)
     return int(status.fields["head"])
 
 
@@ -70,15 +70,15 @@ async def test_requests_that_wait_for_a_position_do_not_hold_up_others(sets: Sec
         await flood(attacker, "shop/r1", [read("select 1", far, 20.0) for _ in range(1500)])
         await flood(attacker, "shop/r1", [read("select 1", BEYOND, 1e9) for _ in range(300)])
 
-        await within(4.0, caller.ask("shop/r1", ONE, 4.0))
-        await within(4.0, caller.ask("shop/r1", calls.Status(), 4.0))
+        await within(4.0, caller.request("shop/r1", ONE, 4.0))
+        await within(4.0, caller.request("shop/r1", calls.Status(), 4.0))
 
 
 @pytest.mark.parametrize("wait_s", [math.nan, math.inf, -math.inf, -1.0])
 async def test_a_wait_that_is_no_time_is_rejected(sets: SecuredSets, wait_s: float) -> None:
     async with sets.site("reader") as site:
         with pytest.raises(ReplicaFailed, match="can't wait") as rejected:
-            await (await caller_of(site)).ask("shop/r1", read("select 1", 1, wait_s), 5.0)
+            await (await caller_of(site)).request("shop/r1", read("select 1", 1, wait_s), 5.0)
         assert rejected.value.retry is Retry.NEVER
 
 
@@ -87,7 +87,7 @@ async def test_a_lag_that_is_no_time_is_rejected(sets: SecuredSets, max_lag_s: f
     async with sets.site("reader") as site:
         with pytest.raises(ReplicaFailed, match="max_lag_s"):
             request = calls.Read(sql="select 1", args=pack_values([]), max_lag_s=max_lag_s)
-            await (await caller_of(site)).ask("shop/r1", request, 5.0)
+            await (await caller_of(site)).request("shop/r1", request, 5.0)
 
 
 @pytest.mark.parametrize(
@@ -98,10 +98,10 @@ async def test_a_lag_that_is_no_time_is_rejected(sets: SecuredSets, max_lag_s: f
         calls.Judgement(asked=((BEYOND, "tx"),), wait_s=20.0),
     ],
 )
-async def test_a_position_beyond_the_log_is_rejected_at_once(sets: SecuredSets, request_: AnyQuestion) -> None:
+async def test_a_position_beyond_the_log_is_rejected_at_once(sets: SecuredSets, request_: AnyRequest) -> None:
     async with sets.site("reader") as site:
         with pytest.raises(ReplicaFailed, match="beyond the end of the log"):
-            await (await caller_of(site)).ask("shop/r1", request_, 5.0)
+            await (await caller_of(site)).request("shop/r1", request_, 5.0)
 
 
 async def test_requests_over_the_quota_are_rejected_and_may_be_sent_again(sets: SecuredSets) -> None:
@@ -113,11 +113,11 @@ async def test_requests_over_the_quota_are_rejected_and_may_be_sent_again(sets: 
             await flood(attacker, "shop/r1", requests)
 
         with pytest.raises(ReplicaFailed, match="which is the quota") as rejected:
-            await caller.ask("shop/r1", calls.Status(), 6.0)
-        await within(4.0, (await caller_of(victim)).ask("shop/r1", ONE, 4.0))
+            await caller.request("shop/r1", calls.Status(), 6.0)
+        await within(4.0, (await caller_of(victim)).request("shop/r1", ONE, 4.0))
 
         async def is_served() -> bool:
-            return bool(await caller.ask("shop/r1", calls.Status(), 2.0))
+            return bool(await caller.request("shop/r1", calls.Status(), 2.0))
 
         await eventually(is_served, what="the end of the requests that wait")
 
@@ -145,7 +145,7 @@ async def test_a_result_that_is_too_large_ends_early(sets: SecuredSets, sql: str
     before = peak_mib(sets, "shop/r2")
     async with sets.site("reader", "large") as site:
         with pytest.raises(ReplicaFailed, match="MiB: add LIMIT") as rejected:
-            await (await caller_of(site)).ask("shop/r2", read(sql), 20.0)
+            await (await caller_of(site)).request("shop/r2", read(sql), 20.0)
 
     assert rejected.value.retry is Retry.NEVER
     assert peak_mib(sets, "shop/r2") < before + 250
@@ -157,8 +157,8 @@ async def test_slow_queries_of_one_client_leave_connections_to_the_others(sets: 
         caller = await caller_of(victim, "stock")
         await flood(attacker, "stock/r1", [read("select pg_sleep(8)") for _ in range(40)])
 
-        await within(4.0, caller.ask("stock/r1", ONE, 4.0))
-        await within(4.0, caller.ask("stock/r1", calls.Status(), 4.0))
+        await within(4.0, caller.request("stock/r1", ONE, 4.0))
+        await within(4.0, caller.request("stock/r1", calls.Status(), 4.0))
 
 
 async def test_an_execution_that_waits_for_its_token_does_not_hold_up_others(sets: SecuredSets) -> None:
@@ -170,12 +170,12 @@ async def test_an_execution_that_waits_for_its_token_does_not_hold_up_others(set
         row = 8_000_000 + secrets.randbelow(10**6)
         await flood(attacker, "shop/r1", [execute(attacker, sql, row + k, at_least=near) for k in range(3)])
 
-        done = await within(3.0, caller.ask("shop/r1", execute(victim, sql, row + 10), 3.0))
+        done = await within(3.0, caller.request("shop/r1", execute(victim, sql, row + 10), 3.0))
 
         assert isinstance(done, calls.ExecuteDone)
         assert done.error is None
         with pytest.raises(ReplicaFailed, match="beyond the end of the log"):
-            await caller.ask("shop/r1", execute(victim, sql, row + 11, at_least=BEYOND), 3.0)
+            await caller.request("shop/r1", execute(victim, sql, row + 11, at_least=BEYOND), 3.0)
 
 
 async def test_a_returned_value_that_is_too_large_fails_its_own_execution_only(sets: SecuredSets) -> None:
@@ -193,13 +193,13 @@ async def test_a_returned_value_that_is_too_large_fails_its_own_execution_only(s
         assert not [outcome for outcome in outcomes if isinstance(outcome, TopsError)]
         caller = await caller_of(attacker)
         with pytest.raises(ReplicaFailed, match="MiB: add LIMIT"):
-            await caller.ask("shop/r1", execute(attacker, large, row + 9), 30.0)
+            await caller.request("shop/r1", execute(attacker, large, row + 9), 30.0)
     assert peak_mib(sets, "shop/r1") < before + 250
 
 
 async def test_an_execution_that_takes_too_long_says_so(sets: SecuredSets) -> None:
     async with sets.connect("victim") as shop:
-        with pytest.raises(WriteRefused, match="took longer than 5 s") as rejected:
+        with pytest.raises(WriteRejected, match="took longer than 5 s") as rejected:
             await shop.execute("insert into accounts select 7, pg_sleep(20)::text, 1")
     assert rejected.value.sqlstate == "57014"
     assert rejected.value.database is not None
@@ -211,7 +211,7 @@ async def test_an_execution_of_many_statements_has_one_time(sets: SecuredSets) -
         slow = Statement("insert into accounts select $1, pg_sleep(3)::text, 1", (808_808,))
         member = Member(TxId(""), (slow,) * 5)
         request = calls.Execute(tx=f"{site.name}.1.1@r1", member=encode_member(member))
-        done = await (await caller_of(site)).ask("shop/r1", request, 9.0)
+        done = await (await caller_of(site)).request("shop/r1", request, 9.0)
     assert isinstance(done, calls.ExecuteDone)
     assert done.error is not None
     assert done.error.sqlstate == "57014"

@@ -23,9 +23,11 @@ from tops.model.transactions import LocalOutcome, Outcome, Scope, ScopeLimit, Tx
 from tops.protocol.effects import BatchPrepared, Memo
 from tops.protocol.messages import (
     AbortTx,
-    AskOutcome,
+    AddressedMessage,
+    AppliedIndexReported,
     CensusReplied,
     CommitTx,
+    DecisionRelayed,
     EndLog,
     Envelope,
     EpochFinished,
@@ -34,22 +36,20 @@ from tops.protocol.messages import (
     EpochVoted,
     Event,
     EventConfirmed,
+    FollowLog,
+    GetOutcome,
     HistoryDiffers,
-    Letter,
     LogEntry,
-    LogWanted,
     Origin,
     ParticipantAborted,
     ParticipantLost,
-    PeerKnows,
-    PeersAsked,
     PrepareEpoch,
     Published,
     PublisherLost,
-    ReachedTold,
+    QueryPeers,
     RecoverLog,
     RunOneShot,
-    StandingAnswered,
+    StandingRegistered,
     StandingWithdrawn,
     SubscriptionChanged,
     TxSpec,
@@ -157,8 +157,8 @@ async def shop_at(secured: Secured, slow: Slow | None = None, first: Replica | N
         yield shop
 
 
-def registration(event_type: str = "rs.shop") -> StandingAnswered:
-    return StandingAnswered(
+def registration(event_type: str = "rs.shop") -> StandingRegistered:
+    return StandingRegistered(
         voter="forged",
         event_type=event_type,
         filter=Filter.everything(),
@@ -179,21 +179,21 @@ def one_shot(tx: str) -> RunOneShot:
     return RunOneShot(tx=TxId(tx), spec=spec, events=(Event("rs.shop", WRITE),))
 
 
-FORGERIES: dict[str, Letter] = {
+FORGERIES: dict[str, AddressedMessage] = {
     "register": registration(),
     "withdraw": StandingWithdrawn(voter="forged", event_type="rs.shop"),
     "vote": EpochVoted(epoch=EPOCH, digest="d", voter="forged", excluded={}),
     "finish": EpochFinished(epoch=EPOCH, voter="forged", note=True),
     "reply to a census": CensusReplied(tx=TxId("client.1.1"), pseudonym="p", event_type="rs.shop"),  # type: ignore[arg-type]
     "give up": ParticipantAborted(tx=TxId("client.1.1"), voter="forged", reason="no", event_type="rs.shop"),
-    "tell how far": ReachedTold(
+    "tell how far": AppliedIndexReported(
         event_type="rs.shop", incarnation=1, point=LogPoint("h", 99, "e" * 32), decided=99, transactions=()
     ),
     "hold another history": HistoryDiffers(name="shop/r1", event_type="rs.shop", point=LogPoint("h", 1, "e" * 32)),
     "begin a new history": RecoverLog(
         request=1, event_type="rs.shop", replicas=("shop/r1",), needed=0, accept_loss=True
     ),
-    "ask peers": PeersAsked(epoch=EPOCH, digest="d", voter="forged"),
+    "ask peers": QueryPeers(epoch=EPOCH, digest="d", voter="forged"),
     "end a replica's feed": EndLog(request=1, event_type="rs.shop", name="shop/r1", operator=True),
     "abort as operator": AbortTx(
         tx=TxId("client.1.1"), tx_type=TxType.DISTRIBUTED, event_type="rs.shop", reason="no", operator=True
@@ -201,28 +201,28 @@ FORGERIES: dict[str, Letter] = {
     "commit another's": CommitTx(
         tx=TxId("client.1.1"), tx_type=TxType.DISTRIBUTED, event_type="rs.shop", last_sequence=0
     ),
-    "refuse another's future": AskOutcome(tx=TxId("client.1.99"), tx_type=TxType.DISTRIBUTED, event_type="rs.shop"),
+    "refuse another's future": GetOutcome(tx=TxId("client.1.99"), tx_type=TxType.DISTRIBUTED, event_type="rs.shop"),
 }
 
 
 @pytest.mark.parametrize("role", ["reader", "writer", "participant"])
 async def test_who_is_no_replica_of_a_set_can_do_nothing_that_its_replicas_do(secured: Secured, role: str) -> None:
     async with shop_at(secured) as shop, Hostile.connect(secured.broker.url, secured.keys("mallory", role)) as mallory:
-        for number, letter in enumerate(FORGERIES.values(), start=1):
-            await mallory.say(letter)
-            await until(lambda number=number: len(mallory.refused) == number)  # type: ignore[misc]
+        for number, message in enumerate(FORGERIES.values(), start=1):
+            await mallory.send_messages(message)
+            await until(lambda number=number: len(mallory.rejected) == number)  # type: ignore[misc]
 
         await shop.is_whole()
-        assert mallory.heard(PrepareEpoch) == []
+        assert mallory.received_of(PrepareEpoch) == []
         assert shop.client._node.core.transactions == {}
     assert '"who":"mallory"' in (secured.broker.table.data / "audit.log").read_text()
 
 
 async def test_a_replica_of_another_set_is_an_outsider_too(secured: Secured) -> None:
     async with shop_at(secured) as shop, Hostile.connect(secured.broker.url, secured.keys("other/r1")) as mallory:
-        await mallory.say(registration(), EpochVoted(epoch=EPOCH, digest="d", voter="forged", excluded={}))
+        await mallory.send_messages(registration(), EpochVoted(epoch=EPOCH, digest="d", voter="forged", excluded={}))
 
-        await until(lambda: len(mallory.refused) == 2)
+        await until(lambda: len(mallory.rejected) == 2)
         await shop.is_whole()
 
 
@@ -239,16 +239,16 @@ async def test_votes_and_finishes_for_another_replica_are_counted_and_audited(se
         await until(lambda: bool(in_flight))
         (epoch,) = in_flight.values()
         names = [member.voter for member in epoch.voters.values()]
-        await mallory.say(
+        await mallory.send_messages(
             *(EpochVoted(epoch=epoch.id, digest=epoch.digest, voter=name, excluded={}) for name in names),
             *(EpochFinished(epoch=epoch.id, voter=name, note=False) for name in names),
         )
-        await until(lambda: len(mallory.refused) == 4)
+        await until(lambda: len(mallory.rejected) == 4)
         assert not writing.done()
         slow.let_go.set()
         await writing
 
-        assert {(r.verb, r.code) for r in mallory.refused} == {("participate", "not-yours")}
+        assert {(r.verb, r.code) for r in mallory.rejected} == {("participate", "not-yours")}
         assert secured.broker.node.counters["sender_mismatches"] == 4
         await shop.is_whole()
     assert '"who":"shop/r9","act":"participate rs.shop"' in (secured.broker.table.data / "audit.log").read_text()
@@ -256,32 +256,34 @@ async def test_votes_and_finishes_for_another_replica_are_counted_and_audited(se
 
 async def test_a_replica_outside_the_list_does_not_change_what_clients_may_do(secured: Secured) -> None:
     async with shop_at(secured) as shop, Hostile.connect(secured.broker.url, secured.keys("shop/r9")) as mallory:
-        await mallory.say(TypeAdvertised(definitions=(LOG,), plans=()))
+        await mallory.send_messages(TypeAdvertised(definitions=(LOG,), plans=()))
 
-        await until(lambda: [r.verb for r in mallory.refused] == ["originate"])
+        await until(lambda: [r.verb for r in mallory.rejected] == ["originate"])
         await shop.is_whole()
 
 
 async def test_an_administrators_registration_makes_no_write_fail(secured: Secured) -> None:
     async with shop_at(secured) as shop, Hostile.connect(secured.broker.url, secured.keys("root", "admin")) as root:
-        await root.say(registration())
+        await root.send_messages(registration())
 
-        await until(lambda: bool(root.refused))
-        assert [r.verb for r in root.refused] == ["participate"]
+        await until(lambda: bool(root.rejected))
+        assert [r.verb for r in root.rejected] == ["participate"]
         await shop.is_whole()
 
 
 @pytest.mark.parametrize(
-    "letter",
+    "message",
     [
         ParticipantLost(address=Where("b1", "victim", 1)),  # type: ignore[arg-type]
         PublisherLost(site="client", incarnation=1),  # type: ignore[arg-type]
         PrepareEpoch(epoch=EPOCH, digest="d", voter="v", members=()),
     ],
 )
-async def test_what_only_brokers_say_ends_the_connection_and_changes_nothing(secured: Secured, letter: Letter) -> None:
+async def test_what_only_brokers_say_ends_the_connection_and_changes_nothing(
+    secured: Secured, message: AddressedMessage
+) -> None:
     async with shop_at(secured) as shop, Hostile.connect(secured.broker.url, secured.keys("root", "admin")) as root:
-        await root.say(letter)
+        await root.send_messages(message)
 
         await until(lambda: bool(root.closed))
         await shop.is_whole()
@@ -294,7 +296,7 @@ async def test_a_writer_publishes_no_single_events_into_a_sets_log(secured: Secu
             "rs.shop",
         )
 
-        await until(lambda: [r.verb for r in mallory.refused] == ["originate"])
+        await until(lambda: [r.verb for r in mallory.rejected] == ["originate"])
         await shop.is_whole()
 
 
@@ -315,9 +317,9 @@ async def test_nobody_uses_up_the_numbers_of_another_publisher(secured: Secured)
 
 async def test_nobody_begins_a_transaction_under_anothers_id(secured: Secured) -> None:
     async with shop_at(secured) as shop, Hostile.connect(secured.broker.url, secured.keys("mallory")) as mallory:
-        await mallory.say(one_shot(f"client.{shop.client.incarnation}.2"))
+        await mallory.send_messages(one_shot(f"client.{shop.client.incarnation}.2"))
 
-        await until(lambda: [r.verb for r in mallory.refused] == ["begin"])
+        await until(lambda: [r.verb for r in mallory.rejected] == ["begin"])
         await shop.is_whole()
 
 
@@ -327,7 +329,7 @@ async def test_a_decision_that_an_outsider_passes_on_does_not_count(secured: Sec
         Hostile.connect(secured.broker.url, secured.keys("mallory", "admin")) as mallory,
     ):
         handles = {name: site.address for name, site in secured.broker.node.core.edge.sites.items()}
-        forged = PeerKnows(epoch=EPOCH, digest="d", committing=frozenset())
+        forged = DecisionRelayed(epoch=EPOCH, digest="d", committing=frozenset())
         await mallory.send(Envelope(to=handles["shop/r1"], body=forged))  # type: ignore[index]
         await shop.is_whole()
 
@@ -340,8 +342,8 @@ async def test_a_durable_subscription_is_its_owners_alone(secured: Secured) -> N
     ):
         await victim.advertise(log)
         subscription = await victim.subscribe(log, durable="audit")
-        await mallory.say(
-            LogWanted(name="audit", definitions=(log,), filter=Filter(), position=0, start="now", credit=9, voter=None),
+        await mallory.send_messages(
+            FollowLog(name="audit", definitions=(log,), filter=Filter(), position=0, start="now", credit=9, voter=None),
             EndLog(request=1, event_type="orders", name="audit"),
         )
         await victim.publish(log, {"n": 1})
@@ -396,9 +398,9 @@ async def test_a_stolen_key_locks_its_owner_out_no_longer_than_clocks_may_differ
     async with secured_broker(tmp_path, limits="clock_ahead_s = 2") as secured:
         keys, newest = secured.keys("victim"), new_incarnation() + 2 * INCARNATIONS_PER_S
         async with Hostile.connect(secured.broker.url, keys, incarnation=newest) as thief:
-            await thief.say(TypeAdvertised(definitions=(log,)))
+            await thief.send_messages(TypeAdvertised(definitions=(log,)))
             await thief.spread(Published(event=Event("orders", {"n": 666}), origin=Origin("orders", 1)), "orders")
-            await until(lambda: bool(thief.heard(EventConfirmed)))
+            await until(lambda: bool(thief.received_of(EventConfirmed)))
             with pytest.raises(ProtocolError, match="a newer life"):
                 async with Hostile.connect(secured.broker.url, keys):
                     pytest.fail("it must not get in")
@@ -419,9 +421,9 @@ async def test_quotas_hold_one_identity_and_nobody_else(secured: Secured) -> Non
 
     async with Hostile.connect(secured.broker.url, secured.keys("greedy", "reader")) as greedy:
         await greedy.send(*map(subscription, range(60)))
-        await until(lambda: len(greedy.refused) == 10)
+        await until(lambda: len(greedy.rejected) == 10)
 
-        assert {r.code for r in greedy.refused} == {"quota"}
+        assert {r.code for r in greedy.rejected} == {"quota"}
         assert secured.broker.node.counters["over_quota"] == 10
         async with secured.site("modest", "reader") as modest:
             await modest.subscribe(orders)
@@ -443,53 +445,55 @@ async def test_filters_count_by_their_bytes_and_make_room_when_they_end(secured:
     keys = secured.keys("greedy", "reader")
     async with Hostile.connect(secured.broker.url, keys) as greedy:
         await greedy.send(*(subscription(n, wide(n)) for n in range(5)))
-        await until(lambda: len(greedy.refused) == 2)
-        assert {(r.code, "bytes" in r.text) for r in greedy.refused} == {("quota", True)}
+        await until(lambda: len(greedy.rejected) == 2)
+        assert {(r.code, "bytes" in r.text) for r in greedy.rejected} == {("quota", True)}
         assert secured.broker.node.counters["over_quota"] == 2
 
         await greedy.send(subscription(0, None), subscription(7, wide(7)), subscription(1, wide(8)))  # in their places
         await greedy.send(subscription(9, wide(9)))
-        await until(lambda: len(greedy.refused) == 3)
+        await until(lambda: len(greedy.rejected) == 3)
         async with secured.site("modest", "reader") as modest:
             await modest.subscribe(orders, where=wide(1))
     await until(lambda: "greedy" not in secured.broker.node.core.edge.sites)
     async with Hostile.connect(secured.broker.url, keys) as again:
         await again.send(*(subscription(n, wide(n)) for n in range(4)))
-        await until(lambda: len(again.refused) == 1)
+        await until(lambda: len(again.rejected) == 1)
 
 
 async def test_filters_of_followers_and_registrations_count_by_their_bytes(secured: Secured) -> None:
     log = EventType("log", {"x": str}, durable=True)
 
-    def wanted(number: int) -> LogWanted:
+    def wanted(number: int) -> FollowLog:
         name = f"f{number}"
-        return LogWanted(
+        return FollowLog(
             name=name, definitions=(log,), filter=wide(number), position=None, start="now", credit=1, voter=None
         )
 
-    def registered(number: int) -> StandingAnswered:
+    def registered(number: int) -> StandingRegistered:
         return replace(
             registration("orders"), voter=f"v{number}", filter=wide(number), position=None, subscription=number
         )
 
     async with Hostile.connect(secured.broker.url, secured.keys("greedy", "admin")) as greedy:
-        await greedy.say(*(TypeAdvertised(definitions=(known,)) for known in (log, EventType("orders", {"x": str}))))
-        await greedy.say(*map(wanted, range(4)), *map(registered, range(4)))
+        await greedy.send_messages(
+            *(TypeAdvertised(definitions=(known,)) for known in (log, EventType("orders", {"x": str})))
+        )
+        await greedy.send_messages(*map(wanted, range(4)), *map(registered, range(4)))
 
-        await until(lambda: len(greedy.refused) == 2)
-        assert {(r.verb, r.code) for r in greedy.refused} == {("follow", "quota"), ("participate", "quota")}
-        await greedy.say(wanted(0), registered(0))  # renewed, as they were
-        await greedy.say(wanted(9))
-        await until(lambda: len(greedy.refused) == 3)
+        await until(lambda: len(greedy.rejected) == 2)
+        assert {(r.verb, r.code) for r in greedy.rejected} == {("follow", "quota"), ("participate", "quota")}
+        await greedy.send_messages(wanted(0), registered(0))  # renewed, as they were
+        await greedy.send_messages(wanted(9))
+        await until(lambda: len(greedy.rejected) == 3)
 
 
 async def test_a_response_type_is_received_only_by_whom_it_is_addressed_to(secured: Secured) -> None:
-    answers = EventType("rs.shop.answer0", {"to": str}, discloses_sender=True)
-    changed = SubscriptionChanged(subscription=1, definitions=(answers,), filter=Filter(), scope=None, durable=False)
+    responses = EventType("rs.shop.answer0", {"to": str}, discloses_sender=True)
+    changed = SubscriptionChanged(subscription=1, definitions=(responses,), filter=Filter(), scope=None, durable=False)
     async with Hostile.connect(secured.broker.url, secured.keys("mallory")) as mallory:
         await mallory.send(changed)
 
-        await until(lambda: bool(mallory.refused))
+        await until(lambda: bool(mallory.rejected))
 
 
 async def test_a_certificate_of_one_site_does_not_open_the_link_of_another(secured: Secured) -> None:

@@ -63,11 +63,11 @@ async def by_hand(server: EmbeddedPostgres, database: str) -> Logins:
     config = ReplicaSetConfig(name="shop", policy="write-all", tables=TABLES, replica=[replica])
     roles = Roles.named_for(database, "shop")
     users = (roles.agent, roles.read, roles.write, roles.check)
-    passwords = (f"alter role {user} password '{word}'" for user, word in zip(users, PASSWORDS, strict=True))
+    passwords = (f"alter role {user} password '{control}'" for user, control in zip(users, PASSWORDS, strict=True))
     connection = await asyncpg.connect(dsn)
     await connection.execute("\n".join(grants_text(config)) + ";\n".join(passwords))
     await connection.close()
-    return Logins(*(with_login(dsn, user, word) for user, word in zip(users, PASSWORDS, strict=True)))
+    return Logins(*(with_login(dsn, user, control) for user, control in zip(users, PASSWORDS, strict=True)))
 
 
 @pytest.fixture(scope="module")

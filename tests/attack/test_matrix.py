@@ -26,14 +26,14 @@ from tops.model.ids import NodeId
 from tops.protocol.messages import (
     AbortTx,
     Address,
-    AskOutcome,
+    AddressedMessage,
     BeginTx,
     CensusOpened,
     CommitTx,
     Dissemination,
     Envelope,
     EventsPublished,
-    Letter,
+    GetOutcome,
     LinkMessage,
     Publication,
     Published,
@@ -41,7 +41,7 @@ from tops.protocol.messages import (
     PublishInTx,
     RunOneShot,
     RunOneShots,
-    StandingAnswered,
+    StandingRegistered,
     TypeAdvertised,
 )
 from tops.protocol.set_types import set_definition
@@ -55,13 +55,13 @@ ROLES = ("reader", "writer", "alpha/r9", "beta/r9", "operator", "guest")
 OWN, OTHERS, OTHER_SET = "own name", "another's name", "another set"
 TARGETS = (OWN, OTHERS, OTHER_SET)
 PERMISSIONS = Permissions()
-PUBLICATIONS, LETTERS = frozenset(get_args(Publication)), frozenset(get_args(Letter))
+PUBLICATIONS, LETTERS = frozenset(get_args(Publication)), frozenset(get_args(AddressedMessage))
 CARRIERS = frozenset({Envelope, Dissemination})  # judged by what they carry
 # Rights alone do not decide about transactions: these are for who began them, and begin nobody else's.
 OF_ITS_INITIATOR = frozenset({BeginTx, RunOneShot, RunOneShots, CommitTx, AbortTx, PublishInTx, PublisherDone})
 # On a set's log only its replicas do this, whatever else a role allows: clients run what a replica has declared as the
 # plan, and nobody has declared one for these sets.
-OF_REPLICAS = frozenset({RunOneShot, RunOneShots, Published, EventsPublished, StandingAnswered})
+OF_REPLICAS = frozenset({RunOneShot, RunOneShots, Published, EventsPublished, StandingRegistered})
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def expected(cell: Cell, body: Any) -> Verdict:
         return PERMISSIONS.allowed(identity, verb, event_type)
 
     rights = list(need.rights(body))
-    if cell.kind is AskOutcome:
+    if cell.kind is GetOutcome:
         rights.append(((Verb.RESOLVE if cell.target == OTHERS else Verb.BEGIN,), body.event_type))
     if not all(any(may(verb, event_type) for verb in verbs) for verbs, event_type in rights):
         return Verdict.REJECTED
@@ -163,11 +163,11 @@ async def test_every_request_by_every_role(sets: SecuredSets) -> None:
             return None
         return caller
 
-    async def ask(caller: Caller | None, to: str, request: calls.AnyQuestion) -> bool:
+    async def responds(caller: Caller | None, to: str, request: calls.AnyRequest) -> bool:
         if caller is None:
             return False
         try:
-            await caller.ask(to, request, 20.0)
+            await caller.request(to, request, 20.0)
         except PermissionDenied:
             return False
         except NotReachable:
@@ -191,10 +191,10 @@ async def test_every_request_by_every_role(sets: SecuredSets) -> None:
                         if identity.kind is Kind.REPLICA:  # neither is in its set's list
                             wanted = wanted and kind in JOINING
                         count += 1
-                        if await ask(caller, f"{replica_set}/r1", request) is not wanted:
+                        if await responds(caller, f"{replica_set}/r1", request) is not wanted:
                             wrong.append(f"{kind.__name__} by {role} as {name} at {replica_set} is not {wanted}")
                 if role == "operator" and caller is not None:
-                    await caller.ask(f"{replica_set}/r1", calls.Resume(), 20.0)
+                    await caller.request(f"{replica_set}/r1", calls.Resume(), 20.0)
 
     assert wrong == []
     assert count >= 400

@@ -41,15 +41,15 @@ from tops.protocol.messages import (
     Envelope,
     Event,
     EventsPublished,
+    FollowLog,
     HistoryDiffers,
     LinkMessage,
-    LogWanted,
     OneShot,
     Origin,
     Published,
     RunOneShot,
     RunOneShots,
-    StandingAnswered,
+    StandingRegistered,
     TxSpec,
     TypeAdvertised,
     encode_body,
@@ -96,32 +96,32 @@ def attacks(config: ReplicaSetConfig, who: str, incarnation: int) -> Iterator[tu
         count += 1
         return TxId(f"{who}.{incarnation}.{count}")
 
-    def letter(body: object) -> LinkMessage:
+    def message(body: object) -> LinkMessage:
         return Envelope(to=Address(home), body=body)  # type: ignore[arg-type]
 
     def spread(publication: object) -> LinkMessage:
         return Dissemination(rendezvous=home, upward=True, early=True, publication=publication)  # type: ignore[arg-type]
 
-    yield "declare plans", letter(TypeAdvertised(definitions=(log,), plans=(local, voted)))
-    yield "declare members", letter(TypeAdvertised(definitions=(log,), members=frozenset({who})))
+    yield "declare plans", message(TypeAdvertised(definitions=(log,), plans=(local, voted)))
+    yield "declare members", message(TypeAdvertised(definitions=(log,), members=frozenset({who})))
     for spec_name, spec in specs.items():
         for body_name, body in bodies.items():
             event = Event(log.name, body)
-            yield f"run {body_name}, {spec_name}", letter(RunOneShot(tx=tx(), spec=spec, events=(event,)))
+            yield f"run {body_name}, {spec_name}", message(RunOneShot(tx=tx(), spec=spec, events=(event,)))
     one = OneShot(tx(), (Event(log.name, write),))
-    yield "run together", letter(RunOneShots(spec=specs["as planned"], transactions=(one,)))
+    yield "run together", message(RunOneShots(spec=specs["as planned"], transactions=(one,)))
     yield "publish", spread(Published(event=Event(log.name, write), origin=Origin(log.name, 1)))
     encoded = msgspec.Raw(encode_body(write))
     together = EventsPublished(event_type=log.name, bodies=(encoded,), origin=Origin(log.name, 1))
     yield "publish together", spread(together)
-    yield "begin", letter(BeginTx(tx=tx(), spec=voted))
-    yield "begin a public one", letter(BeginPublic(request=1, spec=public))
+    yield "begin", message(BeginTx(tx=tx(), spec=voted))
+    yield "begin a public one", message(BeginPublic(request=1, spec=public))
     opened = CensusOpened(tx=tx(), spec=local, coordinator=home, incarnation=1, initiator=Address(home))
     yield "begin a local one", spread(opened)
     yield (
         "register",
-        letter(
-            StandingAnswered(
+        message(
+            StandingRegistered(
                 voter="forged",
                 event_type=log.name,
                 filter=Filter.everything(),
@@ -133,7 +133,7 @@ def attacks(config: ReplicaSetConfig, who: str, incarnation: int) -> Iterator[tu
         ),
     )
     differs = HistoryDiffers(name=who, event_type=log.name, point=LogPoint("h", 1, "e" * 32))
-    yield "hold another history", letter(differs)
+    yield "hold another history", message(differs)
 
 
 async def declared(sets: SecuredSets, config: ReplicaSetConfig) -> None:
@@ -165,7 +165,7 @@ async def test_only_replicas_of_the_list_write_to_a_log_or_change_its_plan(
             count += 1
             if await link.send(message) is not Verdict.REJECTED:
                 taken.append(name)
-        ahead = LogWanted(
+        ahead = FollowLog(
             name=who,
             definitions=(log,),
             filter=Filter.everything(),
@@ -181,7 +181,7 @@ async def test_only_replicas_of_the_list_write_to_a_log_or_change_its_plan(
     assert taken == []
     assert count == 26
     async with Site.connect(sets.cluster.urls(home), keys=sets.keys("operator"), instance="members") as site:
-        told = await site.ask_log(log)
+        told = await site.get_log_state(log)
     assert (told.decided, told.is_open, told.in_sync) == (0, True, ())
 
 
@@ -237,8 +237,8 @@ async def test_a_replica_outside_the_list_does_not_write_as_a_client(sets: Secur
         caller = await caller_of(site, replica_set)
         for request in (execute(site, insert, row), calls.Write(tx=f"{site.name}.1.1@r1", member=b"")):
             with pytest.raises(NotListed, match="not in the list of replicas"):
-                await caller.ask(f"{replica_set}/r1", request, 5.0)
-        await caller.ask(f"{replica_set}/r1", calls.Status(), 5.0)  # a newcomer needs it
+                await caller.request(f"{replica_set}/r1", request, 5.0)
+        await caller.request(f"{replica_set}/r1", calls.Status(), 5.0)  # a newcomer needs it
     statuses = [
         await post(sets, who, replica_set, {"sql": sql, "args": [row]})
         for sql in (insert, "insert into accounts values ($1, 'x', 1)")

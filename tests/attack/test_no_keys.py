@@ -127,23 +127,23 @@ async def test_requests_that_never_upgrade_do_not_use_up_the_places_of_those_tha
 
 async def test_a_program_that_took_the_port_first_learns_nothing_that_opens_the_broker(tmp_path: Path) -> None:
     """It gets the proof of nobody: a client proves itself only to who has proved itself before."""
-    port, heard = free_port(), bytearray()
+    port, received_of = free_port(), bytearray()
     secret = make_secret([f"127.0.0.1:{port}"])
     impostor = Self.without_keys("test", Kind.BROKER, "b1", 1, "admin", secret=Secret(Path("x"), WRONG))
 
     async def link(request: web.Request) -> web.StreamResponse:
         socket = web.WebSocketResponse()
         await socket.prepare(request)
-        heard.extend(str(request.headers).encode())
+        received_of.extend(str(request.headers).encode())
         socket.address = request.host  # type: ignore[attr-defined]
         with contextlib.suppress(ProtocolError, NotAuthenticated, TypeError):
             await impostor.accept(socket, "127.0.0.1")  # type: ignore[arg-type]
         async for message in socket:
-            heard.extend(message.data)
+            received_of.extend(message.data)
         return socket
 
     async def topology(request: web.Request) -> web.Response:
-        heard.extend(str(request.headers).encode())
+        received_of.extend(str(request.headers).encode())
         return web.json_response({})
 
     app = web.Application()
@@ -162,8 +162,8 @@ async def test_a_program_that_took_the_port_first_learns_nothing_that_opens_the_
     finally:
         await runner.cleanup()
 
-    assert heard
-    assert secret.path.read_bytes().strip() not in heard
+    assert received_of
+    assert secret.path.read_bytes().strip() not in received_of
 
 
 @pytest.mark.parametrize("rewrites", [False, True], ids=["as it is", "with the right Host"])

@@ -19,7 +19,7 @@ from tops.model.ids import NodeId
 from tops.protocol.messages import Address, EndLog, Envelope, Principal, Sender
 from tops.runtime.links.dialling import client_session, open_socket
 from tops.runtime.links.identity import Self
-from tops.runtime.links.link import exchange_meet
+from tops.runtime.links.link import exchange_link_hello
 from tops.runtime.links.wire import meeting
 from tops.runtime.site_journal import new_incarnation
 
@@ -35,8 +35,8 @@ async def post(sets: SecuredSets, who: str, replica_set: str, body: Any) -> tupl
     tls = ssl.create_default_context(cafile=keys / "ca.crt")
     tls.load_cert_chain(keys / "node.crt", keys / "node.key")
     address = http_address(sets.cluster.urls("b1")[0], f"/v1/replica-sets/{replica_set}/write")
-    async with aiohttp.ClientSession() as session, session.post(address, json=body, ssl=tls) as answer:
-        return answer.status, await answer.json()
+    async with aiohttp.ClientSession() as session, session.post(address, json=body, ssl=tls) as response:
+        return response.status, await response.json()
 
 
 def insert(id_: int, owner: str) -> dict[str, Any]:
@@ -144,7 +144,7 @@ async def test_a_session_can_not_change_whom_it_acts_for(sets: SecuredSets) -> N
         acting = own.acting_for(principal)
         socket = await open_socket(session, url, acting, 15.0)
         await acting.introduce(socket, "127.0.0.1")
-        await exchange_meet(socket, meeting("", 0, "", (), ()), 15.0)
+        await exchange_link_hello(socket, meeting("", 0, "", (), ()), 15.0)
 
     async with client_session() as session:
         await enter(Principal("victim", "writer"), session)

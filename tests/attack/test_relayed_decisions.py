@@ -15,7 +15,7 @@ from tests.support.hostile import Hostile
 from tops.model.ids import NodeId, hashed
 from tops.model.log_points import LogPoint
 from tops.protocol.effects import BatchPrepared, Memo
-from tops.protocol.messages import Address, Envelope, EpochMember, PeerKnows
+from tops.protocol.messages import Address, DecisionRelayed, Envelope, EpochMember
 from tops.security import Credentials, Kind, decision_signer
 
 
@@ -24,12 +24,12 @@ class Watched(Replica):
 
     def __init__(self) -> None:
         super().__init__()
-        self.promised: list[Memo] = []
+        self.prepared: list[Memo] = []
         self.ended: list[bool] = []
 
     async def prepare_batch(self, memo: Memo, members: tuple[EpochMember, ...], before: LogPoint) -> BatchPrepared:
         prepared = await super().prepare_batch(memo, members, before)
-        self.promised.append(memo)
+        self.prepared.append(memo)
         return prepared
 
     async def finish_batch(self, memo: Memo, committed: bool) -> LogPoint | None:
@@ -45,15 +45,15 @@ class InDoubt:
 
     @property
     def memo(self) -> Memo:
-        return self.victim.promised[-1]
+        return self.victim.prepared[-1]
 
     @property
     def address(self) -> Address:
         return self.secured.broker.node.core.edge.sites[NodeId("shop/r1")].address
 
-    def relayed(self, commits: bool, proof: bytes = b"") -> PeerKnows:
+    def relayed(self, commits: bool, proof: bytes = b"") -> DecisionRelayed:
         committing = frozenset([hashed(self.memo.voter)] if commits else [])
-        return PeerKnows(epoch=self.memo.epoch, digest=self.memo.digest, committing=committing, proof=proof)
+        return DecisionRelayed(epoch=self.memo.epoch, digest=self.memo.digest, committing=committing, proof=proof)
 
 
 @asynccontextmanager
@@ -63,7 +63,7 @@ async def in_doubt(secured: Secured) -> AsyncIterator[InDoubt]:
         await until(lambda: victim.ended == [True])
         slow.let_go.clear()
         writing = asyncio.ensure_future(shop.write())
-        await until(lambda: len(victim.promised) == 2)
+        await until(lambda: len(victim.prepared) == 2)
 
         yield InDoubt(secured, shop, victim)
 
@@ -73,7 +73,7 @@ async def in_doubt(secured: Secured) -> AsyncIterator[InDoubt]:
         await shop.is_whole()
 
 
-def signed_by(keys: Path, known: PeerKnows) -> bytes:
+def signed_by(keys: Path, known: DecisionRelayed) -> bytes:
     return decision_signer(lambda: Credentials.load(keys))(known.text)
 
 
@@ -84,9 +84,9 @@ async def test_a_member_that_passes_on_a_decision_without_a_signature_is_not_bel
     async with in_doubt(secured) as doubt, Hostile.connect(secured.broker.url, secured.keys("shop/r3")) as liar:
         await liar.send(Envelope(to=doubt.address, body=doubt.relayed(commits)))
 
-        await until(lambda: bool(liar.refused))
+        await until(lambda: bool(liar.rejected))
         assert doubt.victim.ended == [True]
-        assert "not signed by its coordinator" in liar.refused[0].text
+        assert "not signed by its coordinator" in liar.rejected[0].text
         assert [record["who"] for record in denied(secured.broker)] == ["shop/r3"]
         assert secured.broker.node.counters["sender_mismatches"] == 1
 
@@ -98,9 +98,9 @@ async def test_only_the_signature_of_the_broker_that_coordinates_counts(secured:
         proof = signed_by(signer, doubt.relayed(commits=True))
         await liar.send(Envelope(to=doubt.address, body=doubt.relayed(commits=True, proof=proof)))
 
-        await until(lambda: bool(liar.refused))
+        await until(lambda: bool(liar.rejected))
         assert doubt.victim.ended == [True]
-        assert "not of broker 'b1'" in liar.refused[0].text
+        assert "not of broker 'b1'" in liar.rejected[0].text
 
 
 async def test_a_signature_on_another_decision_does_not_count(secured: Secured) -> None:
@@ -110,7 +110,7 @@ async def test_a_signature_on_another_decision_does_not_count(secured: Secured) 
         proof = signed_by(coordinator, doubt.relayed(commits=False))
         await liar.send(Envelope(to=doubt.address, body=doubt.relayed(commits=True, proof=proof)))
 
-        await until(lambda: bool(liar.refused))
+        await until(lambda: bool(liar.rejected))
         assert doubt.victim.ended == [True]
 
 
@@ -124,4 +124,4 @@ async def test_with_the_coordinators_signature_a_decision_that_a_peer_passes_on_
         await peer.send(Envelope(to=doubt.address, body=doubt.relayed(commits=True, proof=proof)))
 
         await until(lambda: doubt.victim.ended == [True, True])
-        assert not peer.refused
+        assert not peer.rejected

@@ -12,13 +12,13 @@ from typing import Any, cast
 import pytest
 
 from adapters.changes import Member, Statement, Upsert, encode_member
-from replication.model.events import answer_type, log_type, question_type, write_body
+from replication.model.events import log_type, request_type, response_type, write_body
 from replication.model.values import pack_values
 from replication.policies import policy_of, write_spec
 from replication.rpc import calls
-from replication.rpc.calls import AnyQuestion
+from replication.rpc.calls import AnyRequest
 from replication.rpc.conversation import Caller
-from replication.rpc.refusals import WriteRefused
+from replication.rpc.rejections import WriteRejected
 from tests.attack.raw_link import RawLink, Verdict, raw_link
 from tests.attack.secured_sets import SecuredSets
 from tests.integration.replication.clusters import eventually
@@ -102,13 +102,13 @@ async def caller_of(site: Site, replica_set: str = "shop") -> Caller:
 
 
 @pytest.mark.parametrize("who", ["reader", "writer", "shop/r9"])
-@pytest.mark.parametrize("request_", [calls.Pause(), calls.Reload(), calls.GuardWanted(repair="x", places=())])
-async def test_only_operators_operate(sets: SecuredSets, who: str, request_: AnyQuestion) -> None:
+@pytest.mark.parametrize("request_", [calls.Pause(), calls.Reload(), calls.GuardRows(repair="x", row_keys=())])
+async def test_only_operators_operate(sets: SecuredSets, who: str, request_: AnyRequest) -> None:
     async def attack() -> None:
         async with sets.site(who) as site:
             caller = await caller_of(site)
             with pytest.raises(PermissionDenied) as denied:
-                await caller.ask("shop/r1", request_, 20.0)
+                await caller.request("shop/r1", request_, 20.0)
             assert (denied.value.verb, denied.value.event_type) == ("operate", "rs.shop")
 
     await undisturbed(sets, attack)
@@ -131,13 +131,13 @@ async def test_a_reader_reads_and_does_not_write(sets: SecuredSets) -> None:
 async def test_nobody_but_its_replicas_gets_a_copy_of_a_set(sets: SecuredSets, who: str) -> None:
     if who == "stock/r1":  # a replica of another set does not even get its request to the replicas
         async with raw(sets, "stock/r9") as link:
-            asked = question_type("shop", BROKERS).name
+            asked = request_type("shop", BROKERS).name
             assert await link.send(published(asked, {"to": "shop/r1", "body": b""}, "b1")) is Verdict.REJECTED
         return
     async with sets.site(who) as site:
-        for request in (calls.OpenCopy(copy="mine"), calls.CopyWanted(copy="mine", piece=0, number=0)):
+        for request in (calls.OpenCopy(copy="mine"), calls.GetCopyChunk(copy="mine", piece=0, number=0)):
             with pytest.raises(PermissionDenied):
-                await (await caller_of(site)).ask("shop/r1", request, 20.0)
+                await (await caller_of(site)).request("shop/r1", request, 20.0)
 
 
 async def test_a_write_under_the_next_id_of_another_client_is_rejected(sets: SecuredSets) -> None:
@@ -147,7 +147,7 @@ async def test_a_write_under_the_next_id_of_another_client_is_rejected(sets: Sec
         async with sets.site("writer") as site:
             caller = await caller_of(site, "stock")
             with pytest.raises(PermissionDenied, match="operate"):
-                await caller.ask("stock/r1", calls.Write(tx="victim:0a.77.0000000002@r1", member=member), 20.0)
+                await caller.request("stock/r1", calls.Write(tx="victim:0a.77.0000000002@r1", member=member), 20.0)
 
     await undisturbed(sets, attack)
 
@@ -157,33 +157,33 @@ async def test_a_write_under_the_next_id_of_another_client_is_rejected(sets: Sec
 
 async def test_no_forged_response_reaches_a_client(sets: SecuredSets) -> None:
     """The forger knows the victim's name, the type and even the request's id."""
-    answers = answer_type("shop", BROKERS).name
+    responses = response_type("shop", BROKERS).name
     async with sets.site("victim", "reads") as victim:
         caller = await caller_of(victim)
-        heard: list[Received] = []
-        cast(Any, caller).on_notify = _listening(caller, heard)
+        received_of: list[Received] = []
+        cast(Any, caller).on_notify = _listening(caller, received_of)
         for forger in ("writer", "reader", "operator", "stock/r9", "shop/r9"):
             async with raw(sets, forger) as link:
                 results = []
                 for _ in range(60):
-                    reading = asyncio.ensure_future(caller.ask("shop/r1", READ, 20.0))
+                    reading = asyncio.ensure_future(caller.request("shop/r1", READ, 20.0))
                     await asyncio.sleep(0)
                     (request_id,) = caller._waiting
                     body = {"to": victim.name, "body": calls.encode_bundle([(request_id, FORGED)])}
-                    verdict = await link.send(published(answers, body, rendezvous(victim, EventType(answers))))
+                    verdict = await link.send(published(responses, body, rendezvous(victim, EventType(responses))))
                     results.append((verdict, cast(calls.ReadDone, await reading).position))
                 assert 666 not in [position for _, position in results], forger
                 if forger not in ("shop/r9", "operator"):  # these have the right to respond, and nobody believes them
                     assert {verdict for verdict, _ in results} == {Verdict.REJECTED}, forger
-        assert {event.sender.identity for event in heard if event.sender} <= {"shop/r1", "shop/r9", "operator"}
+        assert {event.sender.identity for event in received_of if event.sender} <= {"shop/r1", "shop/r9", "operator"}
     assert '"who":"writer:raw"' in sets.audit("b1")
 
 
-def _listening(caller: Caller, heard: list[Received]) -> Callable[[Received], None]:
+def _listening(caller: Caller, received_of: list[Received]) -> Callable[[Received], None]:
     honest = caller.on_notify
 
     def listen(event: Received) -> None:
-        heard.append(event)
+        received_of.append(event)
         honest(event)
 
     return listen
@@ -205,7 +205,7 @@ async def test_nobody_receives_what_is_addressed_to_others(sets: SecuredSets, wh
     ]
 
     async def attack() -> None:
-        for event_type in (answer_type("shop", BROKERS), question_type("shop", BROKERS)):
+        for event_type in (response_type("shop", BROKERS), request_type("shop", BROKERS)):
             for wish in wishes:
                 async with sets.site(who) as site:
                     with pytest.raises(PermissionDenied):
@@ -272,7 +272,7 @@ async def test_a_writer_neither_declares_plans_nor_poses_as_operator_nor_submits
             tx = TxId(f"writer:raw.{link.incarnation}.1")
             to = Address(NodeId("b1"))
             operator = TxSpec(log.name, TxType.LOCAL, limit=ScopeLimit.LOCAL, census=None, operator=True)
-            for letter in (
+            for message in (
                 TypeAdvertised(definitions=(log,), plans=(weak,)),
                 RunOneShot(tx=tx, spec=operator, events=(Event(log.name, body),)),
                 RunOneShot(tx=tx, spec=planned, events=(Event(log.name, {**body, "batch": b"x"}),)),
@@ -280,7 +280,7 @@ async def test_a_writer_neither_declares_plans_nor_poses_as_operator_nor_submits
                 RunOneShot(tx=tx, spec=planned, events=(Event(log.name, {**body, "control": b"x"}),)),
                 RunOneShot(tx=tx, spec=planned, events=(Event("other", {"id": 1}),)),
             ):
-                assert await link.send(Envelope(to=to, body=letter)) is Verdict.REJECTED, letter
+                assert await link.send(Envelope(to=to, body=message)) is Verdict.REJECTED, message
             opened = CensusOpened(tx=tx, spec=weak, coordinator=NodeId("b1"), incarnation=1, initiator=to)
             for broker in BROKERS:
                 announced = Dissemination(rendezvous=NodeId(broker), upward=True, early=True, publication=opened)
@@ -309,7 +309,7 @@ async def test_what_the_policy_plans_still_works_for_writers_and_checks(sets: Se
     async with sets.connect("writer") as shop, sets.connect("writer", "stock") as stock:
         await shop.execute("insert into accounts values (7, 'w', 1) on conflict (id) do nothing")
         await stock.write([Upsert("accounts", {"id": 7}, {"owner": "w", "balance": 1})])
-        with pytest.raises(WriteRefused):
+        with pytest.raises(WriteRejected):
             await shop.execute("insert into accounts values (8, 'w', -1)")
     async with sets.connect("operator") as shop:
         assert "paused" in await shop.order("r2", "pause")

@@ -305,7 +305,7 @@ async def test_guesses_of_a_write_token_are_slowed_down(tmp_path: Path) -> None:
         ]
         without = await raw_request(broker.table.port, WRITE, [host], method="POST")
 
-    statuses = [answer.status for answer in guesses]
+    statuses = [response.status for response in guesses]
     assert statuses[0] == 403 and statuses[-1] == 429 and set(statuses) == {403, 429}
     assert without.status == 403, "who guesses nothing is not slowed down"
 
@@ -326,7 +326,7 @@ async def test_a_file_that_can_t_be_read_is_a_matter_of_the_server(
         for method, route in (("GET", "/v1/replica-sets"), ("GET", "/v1/replica-sets/shop"), ("POST", WRITE)):
             bearer = bearer_for(http_address(broker.url, route), method)["Authorization"]
             headers = [f"Host: {broker.table.listen}", f"Authorization: {bearer}"]
-            answer = await raw_request(broker.table.port, route, headers, method=method)
-            assert answer.status == 503, route
-            assert '"code":"bad-config"' in answer.body and str(tmp_path) not in answer.body
+            response = await raw_request(broker.table.port, route, headers, method=method)
+            assert response.status == 503, route
+            assert '"code":"bad-config"' in response.body and str(tmp_path) not in response.body
     assert "can't be used" in caplog.text

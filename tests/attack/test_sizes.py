@@ -20,16 +20,17 @@ from tops.model.sizes import ENCODED_BYTES_MAX, MESSAGE_BYTES_MAX, SITE_MESSAGE_
 from tops.model.transactions import Access, Outcome, Scope, ScopeLimit
 from tops.protocol.messages import (
     Address,
+    AddressedMessage,
     BeginPublic,
     BeginTx,
     CensusOpened,
+    ConfirmRoute,
     Dissemination,
     Envelope,
     EpochFinished,
     EpochVoted,
     Event,
     EventsPublished,
-    Letter,
     LinkMessage,
     Message,
     OneShot,
@@ -38,10 +39,9 @@ from tops.protocol.messages import (
     Publication,
     Published,
     PublishInTx,
-    RouteAsked,
     RunOneShot,
     RunOneShots,
-    StandingAnswered,
+    StandingRegistered,
     TxOutcome,
     TxPublished,
     TxSpec,
@@ -58,11 +58,11 @@ PLAIN = EventType("plain", {"x": bytes}, durable=True)
 @pytest_asyncio.fixture
 async def writer(secured: Secured) -> AsyncIterator[RawLink]:
     async with raw_link(secured.broker.url, "b1", secured.keys("writer", "admin"), "x") as link:
-        assert await link.send(letter(TypeAdvertised(definitions=(DURABLE,)))) is Verdict.TAKEN
+        assert await link.send(message(TypeAdvertised(definitions=(DURABLE,)))) is Verdict.TAKEN
         yield link
 
 
-def letter(body: Letter) -> Envelope:
+def message(body: AddressedMessage) -> Envelope:
     return Envelope(to=Address(B1), body=body)
 
 
@@ -77,7 +77,7 @@ def letters(link: RawLink, kind: type[L]) -> list[L]:
 
 def one_shots(tx: TxId, body: dict[str, Any], attributes: dict[str, Any]) -> Envelope:
     spec = TxSpec(TYPE, TxType.LOCAL, limit=ScopeLimit.LOCAL, census=None, attributes=attributes)
-    return letter(RunOneShots(spec=spec, transactions=(OneShot(tx, (Event(TYPE, body),)),)))
+    return message(RunOneShots(spec=spec, transactions=(OneShot(tx, (Event(TYPE, body),)),)))
 
 
 def padded(link: RawLink, padding: bytes) -> Iterator[LinkMessage]:
@@ -89,12 +89,12 @@ def padded(link: RawLink, padding: bytes) -> Iterator[LinkMessage]:
     yield spread(Published(event=event, origin=Origin(TYPE, 1)))
     yield spread(EventsPublished(event_type=TYPE, bodies=(encoded,), origin=Origin(TYPE, 1)))
     yield spread(TxPublished(tx=tx, event_type=TYPE, sequence=1, event=event))
-    yield letter(RunOneShot(tx=tx, spec=spec, events=(event,)))
+    yield message(RunOneShot(tx=tx, spec=spec, events=(event,)))
     yield one_shots(tx, body, {})
     yield one_shots(tx, {}, body)
-    yield letter(PublishInTx(tx=tx, request=1, event=event))
-    yield letter(BeginTx(tx=tx, spec=long))
-    yield letter(BeginPublic(request=1, spec=long))
+    yield message(PublishInTx(tx=tx, request=1, event=event))
+    yield message(BeginTx(tx=tx, spec=long))
+    yield message(BeginPublic(request=1, spec=long))
     yield spread(CensusOpened(tx=tx, spec=long, coordinator=B1, incarnation=1, initiator=Address(B1)))
 
 
@@ -159,7 +159,7 @@ async def test_writes_in_parallel_that_no_message_holds_together_are_all_decided
     chain, spec = secured.broker.node.core.rendezvous.logs[TYPE].chain, TxSpec(TYPE, TxType.DISTRIBUTED, census=None)
     spec = msgspec.structs.replace(spec, local_outcome=LocalOutcome.FOLLOWS)
     async with raw_link(secured.broker.url, "b1", secured.keys("voter", "admin"), "x") as voter:
-        standing = StandingAnswered(
+        standing = StandingRegistered(
             voter="v",
             event_type=TYPE,
             filter=Filter(),
@@ -169,19 +169,19 @@ async def test_writes_in_parallel_that_no_message_holds_together_are_all_decided
             history=chain.history,
             digest=chain.at(0) or "",
         )
-        assert await voter.send(letter(standing)) is Verdict.TAKEN
+        assert await voter.send(message(standing)) is Verdict.TAKEN
         for number in range(1, 7):
             tx = TxId(f"writer:x.{writer.incarnation}.{number}")
             run = RunOneShot(tx=tx, spec=spec, events=(Event(TYPE, {"x": bytes(5_000_000)}),))
-            assert await writer.send(letter(run)) is Verdict.TAKEN
+            assert await writer.send(message(run)) is Verdict.TAKEN
         committed: list[TxId] = []
         for _ in range(6):
-            await voter.send(letter(RouteAsked(subscription=1)))
+            await voter.send(message(ConfirmRoute(subscription=1)))
             prepare = next(m for m in letters(voter, PrepareEpoch) if m.epoch.number == len(committed) + 1)
             vote = EpochVoted(epoch=prepare.epoch, digest=prepare.digest, voter="v", excluded={})
-            await voter.send(letter(vote), letter(EpochFinished(epoch=prepare.epoch, voter="v", note=False)))
+            await voter.send(message(vote), message(EpochFinished(epoch=prepare.epoch, voter="v", note=False)))
             committed += [member.tx for member in prepare.members]
-        await writer.send(letter(RouteAsked(subscription=1)))
+        await writer.send(message(ConfirmRoute(subscription=1)))
 
     assert [outcome.tx for outcome in letters(writer, TxOutcome) if outcome.outcome is Outcome.COMMITTED] == committed
     assert len(committed) == 6

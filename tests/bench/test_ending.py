@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 
 @pytest.mark.parametrize("interrupt", ["SIGTERM", "SIGINT"])
@@ -30,8 +30,8 @@ def test_nothing_that_it_started_stays_behind(tmp_path: Path, interrupt: str) ->
     try:
         started = _once_agents_run(bench)
         bench.send_signal(signal.Signals[interrupt])
-        assert bench.wait(PATIENCE_S) != 0
-        _, alive = psutil.wait_procs(started, PATIENCE_S)
+        assert bench.wait(TIMEOUT_S) != 0
+        _, alive = psutil.wait_procs(started, TIMEOUT_S)
         assert not alive
         left = {found.name for found in folder.iterdir() if not found.name.startswith("tops-embedded-postgres")}
         assert not left, "the copies that servers are made of may stay, for the next run"
@@ -42,7 +42,7 @@ def test_nothing_that_it_started_stays_behind(tmp_path: Path, interrupt: str) ->
 
 
 def _once_agents_run(bench: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline:
         children = psutil.Process(bench.pid).children(recursive=True)
         if sum("replica" in _command(child) for child in children) == 3:

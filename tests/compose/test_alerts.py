@@ -34,7 +34,7 @@ FIRING: list[tuple[str, dict[str, str], dict[str, str]]] = [
     ),
     (
         "TopsTransactionsSetAside",
-        {f"tops_replica_set_aside{{{REPLICA}}}": "1x40"},
+        {f"tops_replica_quarantined{{{REPLICA}}}": "1x40"},
         {"replica_set": "shop", "replica": "r3", "severity": "critical"},
     ),
 ]

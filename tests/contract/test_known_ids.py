@@ -58,11 +58,11 @@ async def test_the_same_number_of_other_writers_is_something_else(resource: Reso
 
 
 async def test_a_member_that_is_refused_is_not_known_afterwards(resource: Resource, database: Database) -> None:
-    refused = numbered(2, row=2)
-    broken = Member(refused.tx, (Update("acct", {"id": 2}, add={"bal": -1000}),))
+    rejected = numbered(2, row=2)
+    broken = Member(rejected.tx, (Update("acct", {"id": 2}, add={"bal": -1000}),))
     votes = await resource.write_all_local([numbered(1), known_by_id(broken, broken.tx), numbered(3)])
 
-    again = await resource.write_all_local([refused])
+    again = await resource.write_all_local([rejected])
 
     assert told([*votes, *again]) == [None, Why.CONSTRAINT, None, None]
     assert await database.sql("select bal from acct where id in (1, 2) order by id") == [(102,), (101,)]
@@ -125,10 +125,10 @@ async def test_what_is_over_is_over_whether_it_was_forgotten_or_not(resource: Re
 
 
 async def test_an_id_whose_key_is_told_is_known_with_or_without_it(resource: Resource, database: Database) -> None:
-    told_of = [msgspec.structs.replace(numbered(n), idempotency_key=own_key(numbered(n).tx)) for n in (1, 2)]
-    await resource.write_all_local([told_of[0], numbered(2)])
+    parts_of = [msgspec.structs.replace(numbered(n), idempotency_key=own_key(numbered(n).tx)) for n in (1, 2)]
+    await resource.write_all_local([parts_of[0], numbered(2)])
 
-    votes = await resource.write_all_local([numbered(1), told_of[0], told_of[1], numbered(2), settling(1)])
+    votes = await resource.write_all_local([numbered(1), parts_of[0], parts_of[1], numbered(2), settling(1)])
 
     assert told(list(votes)) == [Why.DUPLICATE] * 4 + [Why.KEY_REUSED]
     assert await database.sql("select bal from acct where id = 1") == [(102,)]
@@ -173,8 +173,8 @@ def any_member(pick: random.Random) -> Member:
             return member(f"t{pick.random()}", Update("acct", {"id": 1}, add={"bal": 1}), key=f"k{number % 30}")
         case "told":
             return msgspec.structs.replace(numbered(number, "told"), idempotency_key=numbered(number, "told").key)
-    refused = numbered(number, "refused")
-    return known_by_id(Member(refused.tx, (OVERDRAWN,)), refused.tx)
+    rejected = numbered(number, "refused")
+    return known_by_id(Member(rejected.tx, (OVERDRAWN,)), rejected.tx)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -24,7 +24,7 @@ from adapters.changes import (
 )
 from adapters.resource import KEPT_BEYOND_MS, Position, Resource, Why
 from tests.contract.harness import Database, attempt, entry, epoch, member
-from tops.model.errors import AgentReplaced, ConfigError, InvariantBroken, MemberRefused, ResourceError, TopsError
+from tops.model.errors import AgentReplaced, ConfigError, InvariantBroken, MemberRejected, ResourceError, TopsError
 from tops.model.ids import TxId
 from tops.model.sizes import LOCAL_TX_BYTES_MAX
 
@@ -431,10 +431,10 @@ async def test_a_local_write_and_its_record_are_one(resource: Resource, database
 
 
 async def test_a_refused_local_write_leaves_neither_data_nor_record(resource: Resource, database: Database) -> None:
-    with pytest.raises(MemberRefused, match="t1") as refused:
+    with pytest.raises(MemberRejected, match="t1") as rejected:
         await resource.write_local(member("t1", balance(1, 1), balance(2, -1000)))
 
-    assert refused.value.sqlstate == "23514"
+    assert rejected.value.sqlstate == "23514"
     assert await resource.unpublished() == []
     assert await database.sql("select bal from acct where id = 1") == [(100,)]
 
@@ -446,8 +446,8 @@ async def test_concurrent_local_writes_all_count_and_failing_ones_fail_alone(
 
     results = await asyncio.gather(*(resource.write_local(one) for one in members), return_exceptions=True)
 
-    refused = [result for result in results if isinstance(result, MemberRefused)]
-    assert len(refused) == 20
+    rejected = [result for result in results if isinstance(result, MemberRejected)]
+    assert len(rejected) == 20
     assert await database.sql("select bal from acct order by id") == [(280,), (100,), (100,)]
     assert sum(len(record.members) for record in await resource.unpublished()) == 180
 
@@ -522,13 +522,13 @@ async def test_what_needs_tables_of_our_own_is_rejected_where_there_can_be_none(
     if resource.has_own_schema:
         await resource.run_own_script("create table tops.made_for_a_test (id int primary key)")
         forget = "delete from tops.made_for_a_test where $1::text is not null"
-        vote = await resource.apply_aside(member("t1", balance(1, 5)), forget)
+        vote = await resource.apply_quarantined(member("t1", balance(1, 5)), forget)
         assert (vote.excluded, vote.rows) == (None, (1,))
         return
     with pytest.raises(ConfigError, match="SQLite"):
         await resource.run_own_script("create table made_for_a_test (id int primary key)")
     with pytest.raises(ConfigError, match="SQLite"):
-        await resource.apply_aside(member("t1", balance(1, 5)), "delete from made_for_a_test")
+        await resource.apply_quarantined(member("t1", balance(1, 5)), "delete from made_for_a_test")
 
 
 async def test_a_snapshot_goes_into_another_set_as_it_came_out(resource: Resource, database: Database) -> None:

@@ -2,7 +2,7 @@
 
 from typing import TypeVar
 
-from tops.core.commit.decision_teller import Sign
+from tops.core.commit.decision_sender import Sign
 from tops.core.commit.epochs import EpochOptions
 from tops.core.coordinator.rendezvous import Rendezvous, RendezvousOptions
 from tops.model.constraints import AnyConstraint
@@ -11,19 +11,19 @@ from tops.model.filters import Filter
 from tops.model.ids import NodeId, TxId
 from tops.model.rejections import Rejection, RejectionCode
 from tops.model.transactions import LocalOutcome, Scope, ScopeLimit, TxType
-from tops.protocol.effects import Effect, Post
+from tops.protocol.effects import Effect, SendTo
 from tops.protocol.messages import (
     Address,
     EpochVoted,
     Event,
-    LogWanted,
+    FollowLog,
     Message,
     OneShot,
     PrepareEpoch,
     RunOneShot,
     RunOneShots,
     Sender,
-    StandingAnswered,
+    StandingRegistered,
     TxSpec,
     TypeAdvertised,
 )
@@ -36,8 +36,8 @@ PUBLISHER = Address(ME, "publisher", 1)
 L = TypeVar("L", bound=Message)
 
 
-def posts(effects: list[Effect], kind: type[L]) -> list[L]:
-    return [e.letter for e in effects if isinstance(e, Post) and isinstance(e.letter, kind)]
+def sent_effects(effects: list[Effect], kind: type[L]) -> list[L]:
+    return [e.message for e in effects if isinstance(e, SendTo) and isinstance(e.message, kind)]
 
 
 def history_of(size: int) -> bytes:
@@ -53,12 +53,12 @@ class DrivenRendezvous:
         self.effects: list[Effect] = []
         self.now = 0.0
         for definitions in ((SET,), (OTHER,), (OTHER, CHILD)):
-            self.hear(TypeAdvertised(definitions=definitions), PUBLISHER)
+            self.deliver(TypeAdvertised(definitions=definitions), PUBLISHER)
 
-    def hear(self, letter: Message, at: Address, sender: Sender | None = None) -> list[Effect]:
+    def deliver(self, message: Message, at: Address, sender: Sender | None = None) -> list[Effect]:
         """From the site behind this handle, unless it is stamped otherwise."""
         stamp = sender or Sender(self.sites.get(at.handle, at.handle), "writer", incarnation=at.incarnation)
-        effects = self.core.on_letter(letter, stamp, at, self.now)
+        effects = self.core.on_message(message, stamp, at, self.now)
         self.effects += effects
         return effects
 
@@ -73,7 +73,7 @@ class DrivenRendezvous:
     ) -> list[Effect]:
         """A standing participant (a replica of the log, if it tells its position) is there."""
         self.sites[voter] = site
-        answered = StandingAnswered(
+        answered = StandingRegistered(
             voter=voter,
             event_type=event_type,
             filter=wants or Filter.everything(),
@@ -84,11 +84,11 @@ class DrivenRendezvous:
             history=self.history,
             digest=self.digest(position or 0),
         )
-        return self.hear(answered, Address(ME, voter, 1))
+        return self.deliver(answered, Address(ME, voter, 1))
 
     def feed(self, voter: str, site: str, position: int, incarnation: int = 1) -> list[Effect]:
         """A replica asks for the log."""
-        wanted = LogWanted(
+        wanted = FollowLog(
             name=site,
             definitions=(SET,),
             filter=Filter.everything(),
@@ -99,7 +99,7 @@ class DrivenRendezvous:
             history=self.history,
             digest=self.digest(position),
         )
-        return self.hear(wanted, Address(ME, site, incarnation))
+        return self.deliver(wanted, Address(ME, site, incarnation))
 
     @property
     def history(self) -> str:
@@ -111,12 +111,12 @@ class DrivenRendezvous:
 
     def one_shot(self, tx: str, spec: TxSpec) -> list[Effect]:
         run = RunOneShot(tx=TxId(tx), spec=spec, events=(Event(spec.event_type, {"mark": tx, "key": "a"}),))
-        return self.hear(run, PUBLISHER)
+        return self.deliver(run, PUBLISHER)
 
     def one_shots(self, spec: TxSpec, *transactions: str) -> list[Effect]:
         """Several in one letter."""
         several = [OneShot(TxId(tx), (Event(spec.event_type, {"mark": tx, "key": "a"}),)) for tx in transactions]
-        return self.hear(RunOneShots(spec=spec, transactions=tuple(several)), PUBLISHER)
+        return self.deliver(RunOneShots(spec=spec, transactions=tuple(several)), PUBLISHER)
 
     def vote(self, prepare: PrepareEpoch, *excluded: TxId, rows: tuple[tuple[int, ...], ...] = ()) -> list[Effect]:
         vote = EpochVoted(
@@ -126,7 +126,7 @@ class DrivenRendezvous:
             excluded=dict.fromkeys(excluded, Rejection(RejectionCode.PARTICIPANT_FAILED, "refused")),
             rows=rows,
         )
-        return self.hear(vote, Address(ME, prepare.voter, 1))
+        return self.deliver(vote, Address(ME, prepare.voter, 1))
 
 
 def standing_only(event_type: str, *constraints: AnyConstraint) -> TxSpec:

@@ -3,11 +3,11 @@
 from typing import TypeVar
 
 from tops.core.client.site import SiteCore
-from tops.core.commit.decision_teller import CheckProof
+from tops.core.commit.decision_sender import CheckProof
 from tops.core.participant.participation import Wish
 from tops.model.ids import NodeId
-from tops.protocol.effects import BatchPrepared, Call, Effect, PrepareBatch, Send
-from tops.protocol.messages import Address, Envelope, Letter, LinkMessage, Message, StandingAnswered
+from tops.protocol.effects import BatchPrepared, Call, Effect, PrepareBatch, SendOnLink
+from tops.protocol.messages import Address, AddressedMessage, Envelope, LinkMessage, Message, StandingRegistered
 
 BROKER = NodeId("b")
 E = TypeVar("E", bound=Effect)
@@ -43,10 +43,10 @@ class DrivenSite:
     def subscribe(self, number: int, wish: Wish) -> str:
         """What the new subscription votes under."""
         self.take(self.core.subscribe(number, number, wish))
-        return self.posted(StandingAnswered)[-1].voter
+        return self.sent_messages(StandingRegistered)[-1].voter
 
-    def hear(self, letter: Letter) -> None:
-        self.receive(Envelope(to=Address(BROKER, self.core.name), body=letter))
+    def deliver(self, message: AddressedMessage) -> None:
+        self.receive(Envelope(to=Address(BROKER, self.core.name), body=message))
 
     def receive(self, message: LinkMessage) -> None:
         self.take(self.core.receive(message, 0.0))
@@ -54,6 +54,6 @@ class DrivenSite:
     def made(self, kind: type[E]) -> list[E]:
         return [e for e in self.effects if isinstance(e, kind)]
 
-    def posted(self, kind: type[L]) -> list[L]:
-        sent = [e.message for e in self.made(Send)]
+    def sent_messages(self, kind: type[L]) -> list[L]:
+        sent = [e.message for e in self.made(SendOnLink)]
         return [m.body for m in sent if isinstance(m, Envelope) and isinstance(m.body, kind)]

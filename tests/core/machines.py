@@ -8,7 +8,7 @@ from tops.core.commit.census import Member
 from tops.model.constraints import AnyConstraint
 from tops.model.ids import NodeId, Pseudonym, TxId, hashed, voter_key
 from tops.model.transactions import TxType
-from tops.protocol.effects import Disseminate, Effect, Persist, Post
+from tops.protocol.effects import Disseminate, Effect, Persist, SendTo
 from tops.protocol.messages import Address, CensusPolicy, Event, Sender, TxSpec
 
 T = TypeVar("T")
@@ -59,9 +59,9 @@ def ready(tx: str, voters: Iterable[str] | None = None, *constraints: AnyConstra
     return ReadyTx(TxId(tx), spec(*constraints), PUBLISHER, 1, events, (event(tx),), joined)
 
 
-def posted(effects: Iterable[Effect], kind: type[T]) -> list[T]:
+def sent_messages(effects: Iterable[Effect], kind: type[T]) -> list[T]:
     """Letters of this kind that are to be posted."""
-    return [e.letter for e in effects if isinstance(e, Post) and isinstance(e.letter, kind)]
+    return [e.message for e in effects if isinstance(e, SendTo) and isinstance(e.message, kind)]
 
 
 def disseminated(effects: Iterable[Effect], kind: type[T]) -> list[T]:

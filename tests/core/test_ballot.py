@@ -24,11 +24,11 @@ def vote(key: str, *excluded: str, rows: tuple[tuple[int, ...], ...] = ()) -> Ep
 def count(
     ready_ones: list[ReadyTx],
     votes: Mapping[str, EpochVoted],
-    gone: Mapping[str, str] | None = None,
+    lost: Mapping[str, str] | None = None,
     *,
     majority_first: bool = True,
 ) -> Verdict:
-    missing = gone or {}
+    missing = lost or {}
     everyone = members([*votes, *missing])
     return count_votes(ready_ones, everyone, votes, missing, frozenset(everyone), {}, majority_first=majority_first)
 
@@ -140,14 +140,14 @@ def ballots(draw: Any) -> tuple[list[ReadyTx], dict[str, EpochVoted], dict[str, 
     )
     ones = [ready(name, None, *draw(constraint)) for name in names]
     votes: dict[str, EpochVoted] = {}
-    gone: dict[str, str] = {}
+    lost: dict[str, str] = {}
     for key in keys:
         if draw(st.booleans()) or not votes:
             rows = tuple((draw(st.sampled_from([1, 1, 1, 2])),) for _ in names)
             votes[key] = vote(key, *draw(st.lists(st.sampled_from(names), unique=True)), rows=rows)
         else:
-            gone[key] = "died"
-    return ones, votes, gone, draw(st.booleans())
+            lost[key] = "died"
+    return ones, votes, lost, draw(st.booleans())
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
@@ -155,9 +155,9 @@ def ballots(draw: Any) -> tuple[list[ReadyTx], dict[str, EpochVoted], dict[str, 
 def test_whatever_the_votes_those_who_commit_prepared_the_same_and_constraints_hold_among_them(
     ballot: tuple[list[ReadyTx], dict[str, EpochVoted], dict[str, str], bool],
 ) -> None:
-    ones, votes, gone, majority_first = ballot
+    ones, votes, lost, majority_first = ballot
 
-    verdict = count(ones, votes, gone, majority_first=majority_first)
+    verdict = count(ones, votes, lost, majority_first=majority_first)
 
     left = [r for r in ones if r.tx not in verdict.excluded]
     assert verdict.committing <= votes.keys()
@@ -170,6 +170,6 @@ def test_whatever_the_votes_those_who_commit_prepared_the_same_and_constraints_h
         assert set(votes[key].excluded) == set(verdict.excluded)
     for one in left if verdict.committing else []:
         assert len({votes[key].rows[ones.index(one)] for key in verdict.committing}) == 1
-        if gone or verdict.committing != votes.keys():
+        if lost or verdict.committing != votes.keys():
             assert unmet(one.spec.constraints, sorted(verdict.committing), {}) is None
     assert verdict.committing or not left

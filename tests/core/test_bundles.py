@@ -5,8 +5,8 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
-from tests.core.driven_rendezvous import ME, PUBLISHER, SET, DrivenRendezvous, posts, standing_only
-from tests.core.machines import address, disseminated, of, persisted, posted
+from tests.core.driven_rendezvous import ME, PUBLISHER, SET, DrivenRendezvous, sent_effects, standing_only
+from tests.core.machines import address, disseminated, of, persisted, sent_messages
 from tops.core.broker.broker import BrokerCore
 from tops.core.broker.routing import Topology
 from tops.core.client.publisher import PublisherTx
@@ -26,26 +26,26 @@ from tops.model.sizes import (
     logged_bytes,
 )
 from tops.model.transactions import Access, Outcome, ScopeLimit, TxType
-from tops.protocol.effects import Effect, Send
+from tops.protocol.effects import Effect, SendOnLink
 from tops.protocol.messages import (
     AbortTx,
     Address,
-    AskLog,
     BeginPublic,
     BeginTx,
     CensusOpened,
     CommitTx,
     EpochFinished,
     Event,
+    FollowLog,
+    GetLogState,
     LogDelivered,
     LogEntry,
     LoggedTx,
-    LogTold,
-    LogWanted,
+    LogStateReported,
     OneShot,
     PrepareEpoch,
     PublishInTx,
-    PublishInTxAnswered,
+    PublishInTxHandled,
     RouteAdded,
     RoutesReset,
     RunOneShots,
@@ -75,7 +75,7 @@ def run(machine: DrivenRendezvous, spec: TxSpec, texts: Iterable[str]) -> list[E
         OneShot(TxId(f"publisher.1.{n}"), (Event("set", {"mark": text, "key": ""}),))
         for n, text in enumerate(texts, start=1)
     ]
-    return machine.hear(RunOneShots(spec=spec, transactions=tuple(ones)), PUBLISHER)
+    return machine.deliver(RunOneShots(spec=spec, transactions=tuple(ones)), PUBLISHER)
 
 
 def with_voter() -> DrivenRendezvous:
@@ -87,11 +87,11 @@ def with_voter() -> DrivenRendezvous:
 def prepared(machine: DrivenRendezvous, effects: list[Effect]) -> list[PrepareEpoch]:
     """All epochs until nothing waits, each voted for and finished."""
     found: list[PrepareEpoch] = []
-    while prepares := posts(effects, PrepareEpoch):
+    while prepares := sent_effects(effects, PrepareEpoch):
         found += prepares
         machine.vote(prepares[0])
         finished = EpochFinished(epoch=prepares[0].epoch, voter=prepares[0].voter, note=False)
-        effects = machine.hear(finished, Address(ME, prepares[0].voter, 1))
+        effects = machine.deliver(finished, Address(ME, prepares[0].voter, 1))
     return found
 
 
@@ -100,7 +100,7 @@ def test_an_epoch_ends_where_its_members_would_be_too_long_for_a_message() -> No
     effects: list[Effect] = []
     for n in range(6):
         one = OneShot(TxId(f"publisher.1.{n}"), (Event("set", {"mark": MEBIBYTES, "key": ""}),))
-        effects += machine.hear(RunOneShots(spec=standing_only("set"), transactions=(one,)), PUBLISHER)
+        effects += machine.deliver(RunOneShots(spec=standing_only("set"), transactions=(one,)), PUBLISHER)
 
     found = prepared(machine, effects)
 
@@ -136,7 +136,7 @@ def test_local_one_shots_become_entries_that_fit(texts: list[str]) -> None:
 
     entries = [record.entry for record in persisted(effects, LogAppended)]
     assert [entry.number for entry in entries] == [1, 2, 3, 4, 5, 6]
-    outcomes = [o for m in posts(effects, TxOutcomes) for o in m.outcomes] + posts(effects, TxOutcome)
+    outcomes = [o for m in sent_effects(effects, TxOutcomes) for o in m.outcomes] + sent_effects(effects, TxOutcome)
     assert [(o.tx, o.log_number) for o in outcomes] == [(TxId(f"publisher.1.{n}"), n) for n in range(1, 7)]
 
 
@@ -155,7 +155,7 @@ def test_a_delivery_counts_attributes_as_well_as_events() -> None:
         kept.fill(LogEntry(number=kept.reserve(), transactions=(logged,)))
 
     kept.feeds["r"].position = 0
-    delivered = posted(kept.pump_all(), LogDelivered)
+    delivered = sent_messages(kept.pump_all(), LogDelivered)
 
     assert [len(d.entries) for d in delivered] == [1] * len(delivered)
     assert delivered
@@ -175,7 +175,7 @@ def test_outcomes_that_are_told_together_fit_a_message() -> None:
         for n in range(3)
     ]
 
-    told = posted(Outcomes().settle_commits(outcomes), TxOutcome)
+    told = sent_messages(Outcomes().settle_commits(outcomes), TxOutcome)
 
     assert [o.tx for o in told] == ["p.1.0", "p.1.1", "p.1.2"]
 
@@ -194,7 +194,7 @@ def test_a_neighbour_hears_of_all_routes_in_messages_that_fit() -> None:
         )
         broker.receive(sender.node, changed, 0.0)
 
-    sent = [e.message for e in of(broker.broker_up(NodeId("b2"), 2, 0.0), Send)]
+    sent = [e.message for e in of(broker.broker_up(NodeId("b2"), 2, 0.0), SendOnLink)]
 
     assert all(encoded_bytes(message) < MESSAGE_BYTES_MAX for message in sent)
     first = sent[0]
@@ -207,12 +207,12 @@ def test_what_is_told_about_a_log_fits_a_message_and_names_its_replicas_first() 
     machine.feed("v", "zz/replica", 0)
     for n in range(3000):
         name = f"{n}".rjust(500, "n")
-        wanted = LogWanted(
+        wanted = FollowLog(
             name=name, definitions=(SET,), filter=Filter(), position=None, start="now", credit=1, voter=None
         )
-        machine.hear(wanted, Address(ME, "f", 1), Sender(f"f{n}", "reader", incarnation=1))
+        machine.deliver(wanted, Address(ME, "f", 1), Sender(f"f{n}", "reader", incarnation=1))
 
-    told = posts(machine.hear(AskLog(request=1, event_type="set"), PUBLISHER), LogTold)[0]
+    told = sent_effects(machine.deliver(GetLogState(request=1, event_type="set"), PUBLISHER), LogStateReported)[0]
 
     assert encoded_bytes(told) < 2 * BUNDLE_BYTES
     assert told.followers[0].name == "zz/replica"
@@ -238,12 +238,14 @@ def test_a_transaction_that_grows_over_the_limit_is_aborted(spec: TxSpec) -> Non
     if spec.tx_type is TxType.LOCAL:
         announced(machine, "publisher.1.1", spec)
     else:
-        machine.hear(BeginTx(tx=TxId("publisher.1.1"), spec=spec), PUBLISHER, SENDER)
+        machine.deliver(BeginTx(tx=TxId("publisher.1.1"), spec=spec), PUBLISHER, SENDER)
 
-    assert not posts(published(machine, "publisher.1.1", 1, Event("set", {"mark": MEBIBYTES, "key": ""})), TxOutcome)
+    assert not sent_effects(
+        published(machine, "publisher.1.1", 1, Event("set", {"mark": MEBIBYTES, "key": ""})), TxOutcome
+    )
     effects = published(machine, "publisher.1.1", 2, Event("set", {"mark": MEBIBYTES, "key": ""}))
 
-    (outcome,) = posts(effects, TxOutcome)
+    (outcome,) = sent_effects(effects, TxOutcome)
     assert outcome.outcome is Outcome.ABORTED
     assert outcome.reason.startswith("too-large: ")
     assert str(TX_BYTES_MAX) in outcome.reason
@@ -257,7 +259,7 @@ def test_the_attributes_of_a_transaction_count_as_well() -> None:
 
     effects = published(machine, "publisher.1.1", 1, Event("set", {"mark": MEBIBYTES, "key": ""}))
 
-    assert posts(effects, TxOutcome)[0].reason.startswith("too-large: ")
+    assert sent_effects(effects, TxOutcome)[0].reason.startswith("too-large: ")
 
 
 @pytest.mark.parametrize("tx_type", list(TxType))
@@ -266,18 +268,20 @@ def test_a_public_transaction_rejects_the_event_and_stays_open(tx_type: TxType) 
     machine.stand("v", "set", "s1", position=0)
     limit = ScopeLimit.LOCAL if tx_type is TxType.LOCAL else ScopeLimit.DISTRIBUTED
     spec = TxSpec("set", tx_type, Access.PUBLIC, limit, census=None)
-    tx = posts(machine.hear(BeginPublic(request=1, spec=spec), PUBLISHER, SENDER), TxOpened)[0].tx
+    tx = sent_effects(machine.deliver(BeginPublic(request=1, spec=spec), PUBLISHER, SENDER), TxOpened)[0].tx
 
-    answers: list[PublishInTxAnswered] = []
+    answers: list[PublishInTxHandled] = []
     for request, text in enumerate([MEBIBYTES, MEBIBYTES, "m"]):
         message = PublishInTx(tx=tx, request=request, event=Event("set", {"mark": text, "key": ""}))
-        answers += posts(machine.hear(message, PUBLISHER, SENDER), PublishInTxAnswered)
+        answers += sent_effects(machine.deliver(message, PUBLISHER, SENDER), PublishInTxHandled)
 
     assert [answer.sequence for answer in answers] == [1, None, 2]
     assert answers[1].rejection is not None and answers[1].rejection.code is RejectionCode.TOO_LARGE
     assert answers[0].rejection is None
     commit = CommitTx(tx=tx, tx_type=tx_type, event_type="set", last_sequence=None)
-    assert not [o for o in posts(machine.hear(commit, PUBLISHER, SENDER), TxOutcome) if o.outcome is Outcome.ABORTED]
+    assert not [
+        o for o in sent_effects(machine.deliver(commit, PUBLISHER, SENDER), TxOutcome) if o.outcome is Outcome.ABORTED
+    ]
 
 
 def test_the_longest_transaction_fits_the_delivery_of_its_entry() -> None:
@@ -291,9 +295,9 @@ def test_the_longest_transaction_fits_the_delivery_of_its_entry() -> None:
         published(machine, "publisher.1.1", sequence, Event("set", {"mark": half, "key": ""}))
 
     commit = CommitTx(tx=TxId("publisher.1.1"), tx_type=TxType.LOCAL, event_type="set", last_sequence=2)
-    effects = machine.hear(commit, PUBLISHER, SENDER)
+    effects = machine.deliver(commit, PUBLISHER, SENDER)
 
-    (delivered,) = posts(effects, LogDelivered)
+    (delivered,) = sent_effects(effects, LogDelivered)
     assert SITE_MESSAGE_BYTES_MAX - 1024 < encoded_bytes(delivered) < MESSAGE_BYTES_MAX - 16 * 1024
 
 
@@ -309,6 +313,6 @@ def test_what_is_measured_of_a_transaction_is_never_less_than_what_is_encoded() 
 def test_the_reason_for_an_abort_is_cut_to_what_a_broker_takes() -> None:
     own = PublisherTx.begun(TxId("publisher.1.1"), LOCAL, ME)
 
-    (order,) = posted(own.abort(1, "x" * 10_000), AbortTx)
+    (order,) = sent_messages(own.abort(1, "x" * 10_000), AbortTx)
 
     assert order.reason == "x" * TEXT_MAX

@@ -16,29 +16,29 @@ def census(*constraints: AnyConstraint, policy: CensusPolicy | None = None) -> C
 
 
 def test_a_repeated_answer_changes_nothing() -> None:
-    asked = census()
+    opened = census()
 
-    assert asked.answer(member("a"))
-    assert not asked.answer(member("a", identity="somebody else"))
-    assert [m.identity for m in asked.members.values()] == ["a"]
+    assert opened.add_reply(member("a"))
+    assert not opened.add_reply(member("a", identity="somebody else"))
+    assert [m.identity for m in opened.members.values()] == ["a"]
 
 
 def test_answers_that_constraints_forbid_are_turned_away() -> None:
-    asked = census(MaxParticipants(1), OnlyFrom(frozenset("ab")))
+    opened = census(MaxParticipants(1), OnlyFrom(frozenset("ab")))
 
-    assert not asked.answer(member("c"))
-    assert asked.answer(member("a"))
-    assert not asked.answer(member("b"))
-    assert set(asked.members) == {"a"}
+    assert not opened.add_reply(member("c"))
+    assert opened.add_reply(member("a"))
+    assert not opened.add_reply(member("b"))
+    assert set(opened.members) == {"a"}
 
 
 def test_an_initiators_own_resources_take_nobodys_place() -> None:
-    asked = census(MaxParticipants(1), MinParticipants(1))
-    asked.answer(member("own", counts=False))
+    opened = census(MaxParticipants(1), MinParticipants(1))
+    opened.add_reply(member("own", counts=False))
 
-    assert asked.unfulfilled() is not None
-    assert asked.answer(member("a"))
-    assert asked.unfulfilled() is None
+    assert opened.unfulfilled() is not None
+    assert opened.add_reply(member("a"))
+    assert opened.unfulfilled() is None
 
 
 def test_nobody_is_unfulfilled_without_constraints_and_fine_where_none_is_asked_for() -> None:
@@ -47,24 +47,24 @@ def test_nobody_is_unfulfilled_without_constraints_and_fine_where_none_is_asked_
 
 
 def test_by_count_it_may_close_with_enough_answers_that_count() -> None:
-    asked = census(policy=CensusPolicy(replies=2))
-    asked.answer(member("own", counts=False))
-    asked.answer(member("a"))
-    assert not asked.may_close()
+    opened = census(policy=CensusPolicy(replies=2))
+    opened.add_reply(member("own", counts=False))
+    opened.add_reply(member("a"))
+    assert not opened.may_close()
 
-    asked.answer(member("b"))
+    opened.add_reply(member("b"))
 
-    assert asked.may_close()
+    assert opened.may_close()
 
 
 def test_by_condition_it_may_close_when_the_constraints_are_met_and_not_before() -> None:
-    asked = census(Required(frozenset("b")), policy=CensusPolicy(when_met=True))
-    asked.answer(member("a"))
-    assert not asked.may_close()
+    opened = census(Required(frozenset("b")), policy=CensusPolicy(when_met=True))
+    opened.add_reply(member("a"))
+    assert not opened.may_close()
 
-    asked.answer(member("b"))
+    opened.add_reply(member("b"))
 
-    assert asked.may_close()
+    assert opened.may_close()
 
 
 def test_with_standing_answers_only_there_is_nothing_to_wait_for() -> None:
@@ -75,11 +75,11 @@ def test_with_standing_answers_only_there_is_nothing_to_wait_for() -> None:
 
 @given(st.sets(st.text(min_size=1), max_size=20))
 def test_the_published_list_lets_each_find_itself_and_shows_no_pseudonym(pseudonyms: set[str]) -> None:
-    asked = census()
+    opened = census()
     for pseudonym in pseudonyms:
-        asked.answer(member(pseudonym))
+        opened.add_reply(member(pseudonym))
 
-    published = asked.hashed_members()
+    published = opened.hashed_members()
 
     assert published == {hashed(p) for p in pseudonyms}
     assert published.isdisjoint(pseudonyms)

@@ -68,11 +68,11 @@ def test_without_links_every_broker_is_linked_to_all() -> None:
     ],
 )
 def test_a_mistake_is_refused_with_file_line_and_key(change: tuple[str, str], line: int, words: str) -> None:
-    with pytest.raises(ConfigError) as refusal:
+    with pytest.raises(ConfigError) as rejection:
         parse_config(GOOD.replace(*change, 1), FILE)
 
-    assert words in str(refusal.value)
-    assert str(refusal.value).startswith(f"{FILE}, line {line}: ")
+    assert words in str(rejection.value)
+    assert str(rejection.value).startswith(f"{FILE}, line {line}: ")
 
 
 def test_broken_toml_and_missing_files_are_refused_with_the_file() -> None:

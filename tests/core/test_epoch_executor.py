@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.machines import BROKER, event, of, posted
+from tests.core.machines import BROKER, event, of, sent_messages
 from tops.core.participant.calls import Calls
 from tops.core.participant.epoch_executor import EpochExecutor, Work
 from tops.model.ids import TxId, hashed
@@ -16,17 +16,17 @@ from tops.model.sizes import TEXT_MAX
 from tops.model.transactions import ScopeLimit, TxType
 from tops.protocol.effects import ApplyEntries, BatchPrepared, Call, Effect, FinishBatch, Memo, PrepareBatch
 from tops.protocol.messages import (
-    AskEpoch,
     EpochDecided,
     EpochFinished,
     EpochId,
     EpochMember,
     EpochVoted,
+    GetEpochOutcome,
     LogDelivered,
     LogEntry,
     LoggedTx,
-    PeersAsked,
     PrepareEpoch,
+    QueryPeers,
 )
 from tops.sim.databases import ReplicaDatabase
 
@@ -129,7 +129,7 @@ class Machine:
             self.work()
 
     def votes(self) -> list[EpochId]:
-        return [v.epoch for v in posted(self.sent, EpochVoted)]
+        return [v.epoch for v in sent_messages(self.sent, EpochVoted)]
 
 
 def test_an_epoch_is_prepared_promised_and_finished() -> None:
@@ -142,7 +142,7 @@ def test_an_epoch_is_prepared_promised_and_finished() -> None:
     machine.work()
 
     assert machine.database.position == machine.core.position == 1
-    assert [f.epoch for f in posted(machine.sent, EpochFinished)] == [epoch(1)]
+    assert [f.epoch for f in sent_messages(machine.sent, EpochFinished)] == [epoch(1)]
     assert machine.core.work is Work.IDLE
 
 
@@ -157,7 +157,7 @@ def test_a_reason_is_cut_to_what_a_broker_takes() -> None:
     long = Rejection(RejectionCode.PARTICIPANT_FAILED, "x" * 10_000)
     machine.take(machine.calls.done(call.call, BatchPrepared({tx: long}, ())))
 
-    (vote,) = posted(machine.sent, EpochVoted)
+    (vote,) = sent_messages(machine.sent, EpochVoted)
     assert vote.excluded == {tx: Rejection(RejectionCode.PARTICIPANT_FAILED, "x" * TEXT_MAX)}
 
 
@@ -183,7 +183,7 @@ def test_nothing_is_applied_while_a_promise_is_open() -> None:
     machine.work_all()
 
     assert machine.database.position == 1  # rolled back first, then from the log
-    assert posted(machine.sent, EpochFinished) == []
+    assert sent_messages(machine.sent, EpochFinished) == []
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_decision_on_anything_but_the_promised_attempt_changes_nothing(other: 
     machine.work()
 
     assert machine.core.on_decided(other) == []
-    assert machine.core.work is Work.PROMISED
+    assert machine.core.work is Work.PREPARED
     assert machine.database.prepared is not None
 
 
@@ -246,7 +246,7 @@ def test_a_promise_found_after_a_crash_is_settled_before_anything_else() -> None
     machine.take(machine.core.recover([memo]))
     assert machine.core.on_log(delivery(0, 1)) == []
     assert machine.core.on_prepare(prepare(2)) == []
-    assert [a.epoch for a in posted(machine.sent, AskEpoch)] == [epoch(1)]
+    assert [a.epoch for a in sent_messages(machine.sent, GetEpochOutcome)] == [epoch(1)]
     machine.take(machine.core.on_decided(decide(1)))
     machine.work_all()
 
@@ -261,8 +261,8 @@ def test_in_doubt_it_asks_the_coordinator_and_then_everybody() -> None:
 
     asked = [machine.core.on_doubt() for _ in range(4)]
 
-    assert all(len(posted(effects, AskEpoch)) == 1 for effects in asked)
-    assert [len(posted(effects, PeersAsked)) for effects in asked] == [0, 0, 1, 1]
+    assert all(len(sent_messages(effects, GetEpochOutcome)) == 1 for effects in asked)
+    assert [len(sent_messages(effects, QueryPeers)) for effects in asked] == [0, 0, 1, 1]
 
 
 def test_deliveries_that_are_repeated_or_overlap_are_applied_once() -> None:
@@ -350,7 +350,7 @@ def test_whatever_is_lost_late_or_repeated_a_replica_stays_a_prefix_and_catches_
     for _ in range(2 * NUMBERS):
         machine.work_all()
         memo = machine.core.memo
-        if memo is not None and machine.core.work is Work.PROMISED:
+        if memo is not None and machine.core.work is Work.PREPARED:
             machine.take(machine.core.on_decided(said.decision(memo.epoch.number, memo.epoch.attempt)))
         machine.work_all()
         machine.take(machine.core.on_log(said.deliver(machine.core.position)))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.machines import BROKER, PUBLISHER, address, member, of, persisted, posted, sender, shown, voter
+from tests.core.machines import BROKER, PUBLISHER, address, member, of, persisted, sender, sent_messages, shown, voter
 from tests.core.machines import ready as ready_tx
 from tops.core.commit.ballot import ReadyTx
 from tops.core.commit.epochs import Epoch, EpochOptions, Stage
@@ -18,7 +18,7 @@ from tops.model.filters import Filter
 from tops.model.ids import NodeId, TxId, hashed
 from tops.model.rejections import Rejection, RejectionCode
 from tops.model.transactions import Outcome, Scope
-from tops.protocol.effects import Alarm, Effect, Note, Persist, Post, SetTimer
+from tops.protocol.effects import Alarm, Effect, Note, Persist, SendTo, SetTimer
 from tops.protocol.messages import (
     EpochDecided,
     EpochFinished,
@@ -26,7 +26,7 @@ from tops.protocol.messages import (
     EpochVoted,
     FinishNoted,
     PrepareEpoch,
-    StandingAnswered,
+    StandingRegistered,
     TxOutcome,
     TypeAdvertised,
     VotesMissing,
@@ -51,7 +51,7 @@ class Machine:
     def __init__(self, *, durable: bool = True, voters: str = "abc", **options: Any) -> None:
         rendezvous = Rendezvous(BROKER, 1, {}, RendezvousOptions(epochs=EpochOptions(**options), log_tail=64), bytes)
         definition = EventType("plain", {"mark": str, "key": str}, durable=durable)
-        rendezvous.on_letter(TypeAdvertised(definitions=(definition,)), sender("P"), PUBLISHER, 0.0)
+        rendezvous.on_message(TypeAdvertised(definitions=(definition,)), sender("P"), PUBLISHER, 0.0)
         self.core = rendezvous.epochs["plain"]
         self.outcomes, self.standing, self.log = self.core.outcomes, self.core.standing, self.core.log
         self.settled: list[tuple[TxId, bool]] = []
@@ -62,7 +62,7 @@ class Machine:
 
     def stand(self, key: str) -> None:
         """A voter leaves its standing answer."""
-        answered = StandingAnswered(
+        answered = StandingRegistered(
             voter=key,
             event_type="plain",
             filter=Filter.everything(),
@@ -96,7 +96,7 @@ def epoch_id(number: int = 1, attempt: int = 1, coordinator: str = "b1", incarna
 
 
 def told(effects: list[Effect]) -> list[tuple[TxId, Outcome]]:
-    return [(o.tx, o.outcome) for o in posted(effects, TxOutcome)]
+    return [(o.tx, o.outcome) for o in sent_messages(effects, TxOutcome)]
 
 
 # ------------------------------------------------------------------------------------------------------ forming
@@ -107,7 +107,7 @@ def test_an_epoch_takes_its_number_when_its_prepare_goes_out_to_every_voter() ->
 
     effects = machine.core.submit(ready("t1"))
 
-    prepares = posted(effects, PrepareEpoch)
+    prepares = sent_messages(effects, PrepareEpoch)
     assert [p.voter for p in prepares] == ["a", "b", "c"]
     assert {p.epoch for p in prepares} == {epoch_id()}
     assert machine.log is not None
@@ -124,8 +124,8 @@ def test_transactions_that_wait_together_share_the_next_epoch_in_order() -> None
         machine.vote(key)
     effects = [e for key in "abc" for e in machine.finish(key)]
 
-    assert [m.tx for m in posted(effects, PrepareEpoch)[0].members] == ["t2", "t3"]
-    assert {p.epoch.number for p in posted(effects, PrepareEpoch)} == {2}
+    assert [m.tx for m in sent_messages(effects, PrepareEpoch)[0].members] == ["t2", "t3"]
+    assert {p.epoch.number for p in sent_messages(effects, PrepareEpoch)} == {2}
 
 
 def test_an_epoch_holds_no_more_members_than_it_may() -> None:
@@ -138,7 +138,7 @@ def test_an_epoch_holds_no_more_members_than_it_may() -> None:
         machine.vote(key)
     effects = [e for key in "abc" for e in machine.finish(key)]
 
-    assert [m.tx for m in posted(effects, PrepareEpoch)[0].members] == ["t2", "t3"]
+    assert [m.tx for m in sent_messages(effects, PrepareEpoch)[0].members] == ["t2", "t3"]
 
 
 def test_the_test_before_prepare_aborts_without_asking_anybody() -> None:
@@ -146,7 +146,7 @@ def test_the_test_before_prepare_aborts_without_asking_anybody() -> None:
 
     effects = machine.core.submit(ready("t1", None, MinParticipants(4)))
 
-    assert posted(effects, PrepareEpoch) == []
+    assert sent_messages(effects, PrepareEpoch) == []
     assert told(effects) == [("t1", Outcome.ABORTED)]
     assert machine.log is not None
     assert machine.log.last_number == 0
@@ -157,8 +157,8 @@ def test_without_a_log_interactive_transactions_do_not_wait_for_each_other() -> 
 
     first, second = machine.core.submit(ready("t1", "ab")), machine.core.submit(ready("t2", "ab"))
 
-    assert posted(first, PrepareEpoch)
-    assert posted(second, PrepareEpoch)
+    assert sent_messages(first, PrepareEpoch)
+    assert sent_messages(second, PrepareEpoch)
     assert len(machine.core.in_flight) == 2
 
 
@@ -176,7 +176,7 @@ def test_the_decision_is_on_disk_before_anybody_hears_it() -> None:
     assert isinstance(effects[0], Persist)
     assert isinstance(effects[0].record, LogAppended)
     assert effects[0].record.entry.committing == shown("abc")
-    decided = posted(effects, EpochDecided)
+    decided = sent_messages(effects, EpochDecided)
     assert [d.voter for d in decided] == ["a", "b", "c"]
     assert decided[0].committing == {hashed(key) for key in "abc"}
     assert told(effects) == []  # the publisher hears when all have finished
@@ -252,7 +252,7 @@ def test_a_replica_that_misses_the_window_is_dropped_and_out_of_sync_in_the_same
 
     record = persisted(effects, LogAppended)[0]
     assert (record.entry.committing, record.in_sync) == (shown("ab"), frozenset("ab"))
-    assert "c" in [d.voter for d in posted(effects, EpochDecided)]  # it is told to roll back
+    assert "c" in [d.voter for d in sent_messages(effects, EpochDecided)]  # it is told to roll back
 
 
 def test_a_late_vote_on_an_interactive_transaction_is_the_publishers_to_wait_for() -> None:
@@ -262,7 +262,7 @@ def test_a_late_vote_on_an_interactive_transaction_is_the_publishers_to_wait_for
 
     effects = machine.core.on_timer(1)
 
-    assert posted(effects, VotesMissing) == [VotesMissing(tx=TxId("t1"), missing=1)]
+    assert sent_messages(effects, VotesMissing) == [VotesMissing(tx=TxId("t1"), missing=1)]
     assert of(machine.core.wait_again(TxId("t1")), SetTimer)
     assert persisted(machine.vote("b"), EpochCommitted)
 
@@ -282,7 +282,7 @@ def test_excluded_by_one_that_is_needed_a_member_aborts_and_the_rest_is_prepared
     effects = machine.vote("c", "t1")
 
     assert told(effects) == [("t1", Outcome.ABORTED)]
-    again = posted(effects, PrepareEpoch)
+    again = sent_messages(effects, PrepareEpoch)
     assert {(p.epoch.number, p.epoch.attempt) for p in again} == {(2, 2)}
     assert [m.tx for m in again[0].members] == ["t2"]
     assert again[0].digest != ""
@@ -392,7 +392,7 @@ def test_the_publisher_hears_when_everyone_has_finished() -> None:
     machine = decided()
 
     assert told(machine.finish("a") + machine.finish("b")) == []
-    outcome = posted(machine.finish("c"), TxOutcome)[0]
+    outcome = sent_messages(machine.finish("c"), TxOutcome)[0]
 
     assert (outcome.outcome, outcome.pending, outcome.log_number) == (Outcome.COMMITTED, (), 1)
     assert machine.core.in_flight == {}
@@ -406,8 +406,8 @@ def test_after_the_window_the_publisher_hears_who_is_pending_and_they_are_out_of
 
     kinds = [type(e) for e in effects]
     assert persisted(effects, InSyncChanged)[0].in_sync == {"a"}
-    assert posted(effects, TxOutcome)[0].pending == ("b", "c")
-    assert kinds.index(Persist) < kinds.index(Post)
+    assert sent_messages(effects, TxOutcome)[0].pending == ("b", "c")
+    assert kinds.index(Persist) < kinds.index(SendTo)
 
 
 def test_a_voter_that_asks_while_votes_are_out_hears_nothing() -> None:
@@ -415,19 +415,22 @@ def test_a_voter_that_asks_while_votes_are_out_hears_nothing() -> None:
     machine.core.submit(ready("t1"))
     machine.vote("a")
 
-    assert machine.core.on_asked(machine.epoch.id, machine.epoch.digest, voter("a"), address("a")) == []
+    assert machine.core.on_outcome_requested(machine.epoch.id, machine.epoch.digest, voter("a"), address("a")) == []
 
 
 def test_a_voter_that_asks_after_the_decision_hears_it_as_often_as_it_asks() -> None:
     machine = decided()
     epoch = machine.epoch
     before = [
-        posted(machine.core.on_asked(epoch.id, epoch.digest, voter("a"), address("a")), EpochDecided) for _ in range(3)
+        sent_messages(machine.core.on_outcome_requested(epoch.id, epoch.digest, voter("a"), address("a")), EpochDecided)
+        for _ in range(3)
     ]
     for key in "abc":
         machine.finish(key)
 
-    after = posted(machine.core.on_asked(epoch.id, epoch.digest, voter("a"), address("a")), EpochDecided)
+    after = sent_messages(
+        machine.core.on_outcome_requested(epoch.id, epoch.digest, voter("a"), address("a")), EpochDecided
+    )
 
     assert all(answer[0].committing == {hashed(k) for k in "abc"} for answer in [*before, after])
 
@@ -438,7 +441,7 @@ def test_an_attempt_that_was_never_decided_is_presumed_aborted(wrong: EpochId) -
     for key in "abc":
         machine.finish(key)
 
-    answer = posted(machine.core.on_asked(wrong, "", voter("a"), address("a")), EpochDecided)
+    answer = sent_messages(machine.core.on_outcome_requested(wrong, "", voter("a"), address("a")), EpochDecided)
 
     assert [a.committing for a in answer] == [frozenset()]
 
@@ -458,7 +461,7 @@ def test_a_finish_is_noted_on_disk_before_a_voter_may_forget() -> None:
     assert isinstance(effects[0].record, FinishesNoted)
     assert epoch not in machine.core.decided
     again = machine.core.on_finished(EpochFinished(epoch=epoch, voter="a", note=True), sender("a"), address("a"))
-    assert [n.voter for n in posted(again, FinishNoted)] == ["a"]
+    assert [n.voter for n in sent_messages(again, FinishNoted)] == ["a"]
 
 
 def test_a_prepare_tells_below_which_number_everything_is_noted() -> None:
@@ -476,7 +479,7 @@ def test_a_prepare_tells_below_which_number_everything_is_noted() -> None:
             finished = EpochFinished(epoch=epoch, voter=key, note=True)
             machine.core.on_finished(finished, sender(key), address(key))
         machine.core.write_notes()
-        return {p.noted for p in posted(machine.core.submit(ready(tx, "ab")), PrepareEpoch)}
+        return {p.noted for p in sent_messages(machine.core.submit(ready(tx, "ab")), PrepareEpoch)}
 
     assert noted_after(second, "ab", "t4") == {1}  # nobody has finished the first
     assert noted_after(first, "a", "t5") == {1}  # one of two has
@@ -498,10 +501,10 @@ def test_a_recovered_coordinator_tells_the_same_decision(durable: bool) -> None:
     second = Machine(durable=durable)
     second.core.incarnation = 2
     second.core.recover(record)
-    answer = posted(second.core.on_asked(epoch, digest, voter("a"), address("a")), EpochDecided)
+    answer = sent_messages(second.core.on_outcome_requested(epoch, digest, voter("a"), address("a")), EpochDecided)
 
     assert answer[0].committing == {hashed(k) for k in "abc"}
-    assert second.outcomes.is_refused(TxId("t1"))
+    assert second.outcomes.is_rejected(TxId("t1"))
 
 
 # ------------------------------------------------------------------------------------- every message in every state
@@ -523,11 +526,11 @@ class Play:
         self.logged: list[TxId] = []
 
     def take(self, effects: list[Effect]) -> None:
-        for prepare in posted(effects, PrepareEpoch):
+        for prepare in sent_messages(effects, PrepareEpoch):
             self.seen.append((prepare.epoch, prepare.digest))
-        for outcome in posted(effects, TxOutcome):
+        for outcome in sent_messages(effects, TxOutcome):
             self.outcomes.setdefault(outcome.tx, set()).add(outcome.outcome)
-        for decision in posted(effects, EpochDecided):
+        for decision in sent_messages(effects, EpochDecided):
             self.committing.setdefault(decision.epoch, set()).add(decision.committing)
         for record in persisted(effects, LogAppended):
             self.logged += [t.tx for t in record.entry.transactions]
@@ -563,7 +566,7 @@ class Play:
         elif action == "timer":
             self.take(core.on_timer(epoch.number) + core.write_notes())
         elif action == "ask" and key != "z":
-            self.take(core.on_asked(epoch, digest, voter(key), address(key)))
+            self.take(core.on_outcome_requested(epoch, digest, voter(key), address(key)))
 
     def end(self) -> None:
         """Votes stay out, and time passes: everything that was submitted ends."""

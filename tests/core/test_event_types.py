@@ -81,10 +81,10 @@ def test_a_body_of_every_kind_fits_and_survives_an_untyped_wire_unchanged() -> N
 def test_a_value_that_does_not_fit_is_refused_by_the_name_of_its_attribute(
     attribute: str, value: object, problem: str
 ) -> None:
-    with pytest.raises(InvalidEvent, match=problem) as refusal:
+    with pytest.raises(InvalidEvent, match=problem) as rejection:
         EVERY_KIND.check({**GOOD, attribute: value})
 
-    assert (refusal.value.event_type, refusal.value.attribute) == ("everything", attribute)
+    assert (rejection.value.event_type, rejection.value.attribute) == ("everything", attribute)
 
 
 def test_a_structure_that_contains_itself_is_refused_instead_of_followed_for_ever() -> None:

@@ -155,10 +155,10 @@ def test_a_filter_that_is_not_canonical_is_a_decoding_error(raw: Any) -> None:
 def test_a_predicate_that_makes_no_sense_is_refused_by_the_name_of_its_attribute(
     operator: Any, operand: object, problem: str
 ) -> None:
-    with pytest.raises(InvalidFilter, match=problem) as refusal:
+    with pytest.raises(InvalidFilter, match=problem) as rejection:
         Filter.where("total", operator, operand)
 
-    assert "'total'" in str(refusal.value)
+    assert "'total'" in str(rejection.value)
 
 
 def test_operands_of_two_kinds_on_one_attribute_are_refused() -> None:

@@ -1,6 +1,6 @@
 """A replica that was behind comes into sync again: asked, not counted, and counted from its first timely YES on."""
 
-from tests.core.driven_rendezvous import ME, DrivenRendezvous, posts, standing_only
+from tests.core.driven_rendezvous import ME, DrivenRendezvous, sent_effects, standing_only
 from tests.core.machines import shown
 from tops.protocol.effects import Effect, Persist
 from tops.protocol.messages import Address, EpochFinished, PrepareEpoch
@@ -14,12 +14,12 @@ def decided(effects: list[Effect]) -> LogAppended | None:
 
 def commit(rendezvous: DrivenRendezvous, tx: str) -> list[PrepareEpoch]:
     """A write that everybody who is asked agrees to and finishes."""
-    prepares = posts(rendezvous.one_shot(tx, standing_only("set")), PrepareEpoch)
+    prepares = sent_effects(rendezvous.one_shot(tx, standing_only("set")), PrepareEpoch)
     for prepare in prepares:
         rendezvous.vote(prepare)
     for prepare in prepares:
         finished = EpochFinished(epoch=prepare.epoch, voter=prepare.voter, note=False)
-        rendezvous.hear(finished, Address(ME, prepare.voter, 1))
+        rendezvous.deliver(finished, Address(ME, prepare.voter, 1))
     return prepares
 
 
@@ -35,7 +35,7 @@ def two_in_sync_and_one_behind() -> DrivenRendezvous:
 def test_a_joining_replica_is_asked_and_not_waited_for() -> None:
     rendezvous = two_in_sync_and_one_behind()
 
-    prepares = {p.voter: p for p in posts(rendezvous.one_shot("p.1.2", standing_only("set")), PrepareEpoch)}
+    prepares = {p.voter: p for p in sent_effects(rendezvous.one_shot("p.1.2", standing_only("set")), PrepareEpoch)}
     before = decided(rendezvous.vote(prepares["a"]))
     record = decided(rendezvous.vote(prepares["b"]))
 
@@ -48,7 +48,7 @@ def test_a_joining_replica_is_asked_and_not_waited_for() -> None:
 
 def test_a_joining_replicas_no_stands_in_nobodys_way() -> None:
     rendezvous = two_in_sync_and_one_behind()
-    prepares = {p.voter: p for p in posts(rendezvous.one_shot("p.1.2", standing_only("set")), PrepareEpoch)}
+    prepares = {p.voter: p for p in sent_effects(rendezvous.one_shot("p.1.2", standing_only("set")), PrepareEpoch)}
 
     rendezvous.vote(prepares["c"], prepares["c"].members[0].tx)
     rendezvous.vote(prepares["a"])
@@ -60,7 +60,7 @@ def test_a_joining_replicas_no_stands_in_nobodys_way() -> None:
 
 def test_a_replica_is_in_sync_with_its_first_timely_yes_and_the_same_record_says_so() -> None:
     rendezvous = two_in_sync_and_one_behind()
-    prepares = {p.voter: p for p in posts(rendezvous.one_shot("p.1.2", standing_only("set")), PrepareEpoch)}
+    prepares = {p.voter: p for p in sent_effects(rendezvous.one_shot("p.1.2", standing_only("set")), PrepareEpoch)}
 
     for voter in "ca":
         rendezvous.vote(prepares[voter])

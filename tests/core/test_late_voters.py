@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from tests.core.driven_rendezvous import ME, DrivenRendezvous, posts, standing_only
+from tests.core.driven_rendezvous import ME, DrivenRendezvous, sent_effects, standing_only
 from tests.core.machines import shown
 from tops.model.constraints import AtLeast
 from tops.model.ids import TxId, hashed, voter_key
@@ -11,10 +11,10 @@ from tops.model.transactions import Outcome
 from tops.protocol.effects import Alarm, CancelTimer, Effect, Note, Persist, SetTimer
 from tops.protocol.messages import (
     Address,
-    AskEpoch,
     EpochDecided,
     EpochFinished,
     EpochVoted,
+    GetEpochOutcome,
     LogDelivered,
     ParticipantLost,
     PrepareEpoch,
@@ -38,22 +38,22 @@ def three_replicas() -> DrivenRendezvous:
 
 
 def prepared(rendezvous: DrivenRendezvous, tx: str) -> dict[str, PrepareEpoch]:
-    return {p.voter: p for p in posts(rendezvous.one_shot(tx, TWO_OF_THREE), PrepareEpoch)}
+    return {p.voter: p for p in sent_effects(rendezvous.one_shot(tx, TWO_OF_THREE), PrepareEpoch)}
 
 
 def finish(rendezvous: DrivenRendezvous, prepare: PrepareEpoch) -> list[Effect]:
     finished = EpochFinished(epoch=prepare.epoch, voter=prepare.voter, note=False)
-    return rendezvous.hear(finished, Address(ME, prepare.voter, 1))
+    return rendezvous.deliver(finished, Address(ME, prepare.voter, 1))
 
 
 def fed(effects: list[Effect]) -> list[tuple[str, int]]:
     """Who gets entries of the log up to which number."""
-    return [(d.name, d.upto) for d in posts(effects, LogDelivered)]
+    return [(d.name, d.upto) for d in sent_effects(effects, LogDelivered)]
 
 
 def told(effects: list[Effect]) -> dict[str, bool]:
     """Who hears a decision, and whether it commits."""
-    return {d.voter: hashed(d.voter) in d.committing for d in posts(effects, EpochDecided)}
+    return {d.voter: hashed(d.voter) in d.committing for d in sent_effects(effects, EpochDecided)}
 
 
 def decided_by_two(rendezvous: DrivenRendezvous, tx: str = "p.1.1") -> tuple[dict[str, PrepareEpoch], list[Effect]]:
@@ -81,9 +81,9 @@ def test_the_publisher_is_answered_when_the_two_have_finished() -> None:
     first = finish(rendezvous, prepares["a"])
     second = finish(rendezvous, prepares["b"])
 
-    assert posts(first, TxOutcome) == []
-    assert [(o.tx, o.pending) for o in posts(second, TxOutcome)] == [("p.1.1", ())]
-    assert not posts(second, TxOutcomes)
+    assert sent_effects(first, TxOutcome) == []
+    assert [(o.tx, o.pending) for o in sent_effects(second, TxOutcome)] == [("p.1.1", ())]
+    assert not sent_effects(second, TxOutcomes)
     assert not any(isinstance(e, CancelTimer) for e in second), "the late one is not waited for without a bound"
 
 
@@ -178,8 +178,8 @@ def test_one_that_asks_instead_of_voting_is_told_what_the_disk_says() -> None:
     prepares, _ = decided_by_two(rendezvous)
     prepare = prepares["c"]
 
-    asked = AskEpoch(epoch=prepare.epoch, digest=prepare.digest, voter="c")
-    effects = rendezvous.hear(asked, Address(ME, "c", 1))
+    asked = GetEpochOutcome(epoch=prepare.epoch, digest=prepare.digest, voter="c")
+    effects = rendezvous.deliver(asked, Address(ME, "c", 1))
 
     assert told(effects) == {"c": False}
     assert fed(effects) == [("C", 1)]
@@ -205,13 +205,13 @@ def on_the_way(rendezvous: DrivenRendezvous) -> dict[str, PrepareEpoch]:
     rendezvous.one_shot("p.1.2", TWO_OF_THREE)
     finish(rendezvous, first["a"])
     rendezvous.vote(first["c"], rows=ROWS)
-    second = {p.voter: p for p in posts(finish(rendezvous, first["b"]), PrepareEpoch)}
+    second = {p.voter: p for p in sent_effects(finish(rendezvous, first["b"]), PrepareEpoch)}
     finish(rendezvous, first["c"])
     rendezvous.vote(second["a"], rows=ROWS)
     rendezvous.vote(second["b"], rows=ROWS)
     rendezvous.one_shot("p.1.3", TWO_OF_THREE)
     finish(rendezvous, second["a"])
-    third = {p.voter: p for p in posts(finish(rendezvous, second["b"]), PrepareEpoch)}
+    third = {p.voter: p for p in sent_effects(finish(rendezvous, second["b"]), PrepareEpoch)}
     assert (second.keys(), third.keys()) == ({"a", "b"}, {"a", "b", "c"})
     return third
 
@@ -219,7 +219,7 @@ def on_the_way(rendezvous: DrivenRendezvous) -> dict[str, PrepareEpoch]:
 def lose(rendezvous: DrivenRendezvous, voter: str) -> list[Effect]:
     """The broker of the voter, which is the coordinator itself, sees it go."""
     broker = Sender(ME, "broker", incarnation=1)
-    return rendezvous.hear(ParticipantLost(address=Address(ME, voter, 1)), Address(ME), broker)
+    return rendezvous.deliver(ParticipantLost(address=Address(ME, voter, 1)), Address(ME), broker)
 
 
 def test_when_one_dies_the_one_that_was_late_takes_its_place() -> None:
@@ -271,7 +271,7 @@ def second_without_the_late_one(
     finish(rendezvous, first["a"])
     finish(rendezvous, first["b"])
     effects = rendezvous.one_shot("p.1.2", TWO_OF_THREE)
-    second = {p.voter: p for p in posts(effects, PrepareEpoch)}
+    second = {p.voter: p for p in sent_effects(effects, PrepareEpoch)}
     assert second.keys() == {"a", "b"}
     return first["c"], second, next(e for e in effects if isinstance(e, SetTimer))
 
@@ -284,16 +284,16 @@ def test_one_that_was_left_alone_is_asked_when_another_one_dies(has_voted: bool)
     effects += lose(rendezvous, "a")
     effects += [] if has_voted else rendezvous.vote(second["b"], rows=ROWS)
 
-    third = {p.voter: p for p in posts(effects, PrepareEpoch)}
+    third = {p.voter: p for p in sent_effects(effects, PrepareEpoch)}
     assert told(effects) == {"a": False, "b": False}
     assert {p.epoch.number for p in third.values()} == {3}
-    assert posts(effects, TxOutcome) == []
+    assert sent_effects(effects, TxOutcome) == []
     rendezvous.vote(third["b"], rows=ROWS)
     assert told(rendezvous.vote(late, rows=ROWS)) == {"c": True}
     finish(rendezvous, late)
     assert told(rendezvous.vote(third["c"], rows=ROWS)) == {"b": True, "c": True}
     effects = finish(rendezvous, third["b"]) + finish(rendezvous, third["c"])
-    assert [(o.tx, o.outcome) for o in posts(effects, TxOutcome)] == [("p.1.2", Outcome.COMMITTED)]
+    assert [(o.tx, o.outcome) for o in sent_effects(effects, TxOutcome)] == [("p.1.2", Outcome.COMMITTED)]
 
 
 def test_one_that_was_left_alone_is_asked_when_another_one_does_not_vote_in_time() -> None:
@@ -305,7 +305,7 @@ def test_one_that_was_left_alone_is_asked_when_another_one_does_not_vote_in_time
 
     effects = rendezvous.core.on_timer(window.key, 3.0)
 
-    third = {p.voter: p for p in posts(effects, PrepareEpoch)}
+    third = {p.voter: p for p in sent_effects(effects, PrepareEpoch)}
     assert third.keys() == {"a", "b", "c"}
     rendezvous.vote(third["b"], rows=ROWS)
     assert told(rendezvous.vote(third["c"], rows=ROWS)) == {"b": True, "c": True}
@@ -319,8 +319,8 @@ def test_with_nobody_left_to_ask_it_is_refused_at_once() -> None:
 
     effects = lose(rendezvous, "a")
 
-    assert posts(effects, PrepareEpoch) == []
-    assert [(o.tx, o.outcome) for o in posts(effects, TxOutcome)] == [("p.1.2", Outcome.ABORTED)]
+    assert sent_effects(effects, PrepareEpoch) == []
+    assert [(o.tx, o.outcome) for o in sent_effects(effects, TxOutcome)] == [("p.1.2", Outcome.ABORTED)]
 
 
 def test_the_late_one_is_asked_before_a_single_no_refuses() -> None:
@@ -329,9 +329,9 @@ def test_the_late_one_is_asked_before_a_single_no_refuses() -> None:
     rendezvous.vote(second["b"], TxId("p.1.2"))
     effects = rendezvous.vote(second["a"], rows=ROWS)
 
-    third = {p.voter: p for p in posts(effects, PrepareEpoch)}
+    third = {p.voter: p for p in sent_effects(effects, PrepareEpoch)}
     assert third.keys() == {"a", "b", "c"}
-    assert posts(effects, TxOutcome) == []
+    assert sent_effects(effects, TxOutcome) == []
     rendezvous.vote(third["b"], TxId("p.1.2"))
     rendezvous.vote(third["a"], rows=ROWS)
     rendezvous.vote(late, rows=ROWS)
@@ -343,7 +343,7 @@ def test_the_late_one_is_asked_once_and_then_the_votes_count() -> None:
     rendezvous = three_replicas()
     late, second, _ = second_without_the_late_one(rendezvous)
     rendezvous.vote(second["b"], rows=((0,),))
-    third = {p.voter: p for p in posts(rendezvous.vote(second["a"], rows=ROWS), PrepareEpoch)}
+    third = {p.voter: p for p in sent_effects(rendezvous.vote(second["a"], rows=ROWS), PrepareEpoch)}
     rendezvous.vote(late, rows=ROWS)
     finish(rendezvous, late)
     rendezvous.vote(third["a"], rows=ROWS)
@@ -351,7 +351,7 @@ def test_the_late_one_is_asked_once_and_then_the_votes_count() -> None:
 
     effects = rendezvous.vote(third["c"], TxId("p.1.2"))
 
-    assert [(o.tx, o.outcome) for o in posts(effects, TxOutcome)] == [("p.1.2", Outcome.ABORTED)]
+    assert [(o.tx, o.outcome) for o in sent_effects(effects, TxOutcome)] == [("p.1.2", Outcome.ABORTED)]
 
 
 def test_what_those_who_were_asked_can_not_apply_is_refused_at_once() -> None:
@@ -361,7 +361,7 @@ def test_what_those_who_were_asked_can_not_apply_is_refused_at_once() -> None:
 
     effects = rendezvous.vote(second["a"], TxId("p.1.2"))
 
-    assert [(o.tx, o.outcome) for o in posts(effects, TxOutcome)] == [("p.1.2", Outcome.ABORTED)]
+    assert [(o.tx, o.outcome) for o in sent_effects(effects, TxOutcome)] == [("p.1.2", Outcome.ABORTED)]
 
 
 def test_a_member_that_all_who_were_asked_accept_does_not_wait_for_one_that_needs_the_late_one() -> None:
@@ -369,11 +369,11 @@ def test_a_member_that_all_who_were_asked_accept_does_not_wait_for_one_that_need
     first, _ = decided_by_two(rendezvous)
     rendezvous.one_shots(TWO_OF_THREE, "p.1.2", "p.1.3")
     finish(rendezvous, first["a"])
-    second = {p.voter: p for p in posts(finish(rendezvous, first["b"]), PrepareEpoch)}
+    second = {p.voter: p for p in sent_effects(finish(rendezvous, first["b"]), PrepareEpoch)}
     rendezvous.vote(second["a"], rows=ROWS * 2)
     effects = rendezvous.vote(second["b"], TxId("p.1.2"), rows=ROWS * 2)
 
-    without = {p.voter: p for p in posts(effects, PrepareEpoch)}
+    without = {p.voter: p for p in sent_effects(effects, PrepareEpoch)}
     assert {(p.voter, p.epoch.attempt, *[m.tx for m in p.members]) for p in without.values()} == {
         ("a", 2, "p.1.3"),
         ("b", 2, "p.1.3"),
@@ -381,7 +381,7 @@ def test_a_member_that_all_who_were_asked_accept_does_not_wait_for_one_that_need
     rendezvous.vote(without["a"], rows=ROWS)
     rendezvous.vote(without["b"], rows=ROWS)
     finish(rendezvous, without["a"])
-    with_all = posts(finish(rendezvous, without["b"]), PrepareEpoch)
+    with_all = sent_effects(finish(rendezvous, without["b"]), PrepareEpoch)
     assert {(p.voter, *[m.tx for m in p.members]) for p in with_all} == {(key, "p.1.2") for key in "abc"}
 
 
@@ -390,14 +390,14 @@ def test_a_write_without_constraints_is_not_done_without_one_that_was_asked() ->
     first, _ = decided_by_two(rendezvous)
     finish(rendezvous, first["a"])
     finish(rendezvous, first["b"])
-    second = {p.voter: p for p in posts(rendezvous.one_shot("p.1.2", standing_only("set")), PrepareEpoch)}
+    second = {p.voter: p for p in sent_effects(rendezvous.one_shot("p.1.2", standing_only("set")), PrepareEpoch)}
     assert second.keys() == {"a", "b"}
     rendezvous.vote(second["b"], rows=ROWS)
 
     effects = lose(rendezvous, "a")
 
-    assert posts(effects, PrepareEpoch) == []
-    assert [(o.tx, o.outcome) for o in posts(effects, TxOutcome)] == [("p.1.2", Outcome.ABORTED)]
+    assert sent_effects(effects, PrepareEpoch) == []
+    assert [(o.tx, o.outcome) for o in sent_effects(effects, TxOutcome)] == [("p.1.2", Outcome.ABORTED)]
 
 
 def test_rows_that_differ_alarm_although_the_late_one_is_asked_next() -> None:
@@ -407,7 +407,7 @@ def test_rows_that_differ_alarm_although_the_late_one_is_asked_next() -> None:
 
     effects = rendezvous.vote(second["a"], rows=ROWS)
 
-    assert len(posts(effects, PrepareEpoch)) == 3
+    assert len(sent_effects(effects, PrepareEpoch)) == 3
     assert [e.kind for e in effects if isinstance(e, Alarm)] == ["rows-differ"]
 
 
@@ -421,7 +421,7 @@ def test_one_that_gave_up_is_not_counted_on() -> None:
 
     effects = rendezvous.one_shot("p.1.2", TWO_OF_THREE)
 
-    assert [(o.tx, o.outcome) for o in posts(effects, TxOutcome)] == [("p.1.2", Outcome.ABORTED)]
+    assert [(o.tx, o.outcome) for o in sent_effects(effects, TxOutcome)] == [("p.1.2", Outcome.ABORTED)]
 
 
 def test_one_that_finishes_behind_the_end_is_not_in_sync() -> None:
@@ -454,7 +454,7 @@ def test_a_participant_without_a_position_does_not_become_a_replica() -> None:
     finish(rendezvous, prepares["c"])
 
     standing = rendezvous.core.epochs["set"].standing
-    assert not standing.answers[voter_key("C", "c")].replica
+    assert not standing.registrations[voter_key("C", "c")].replica
     assert standing.in_sync == {"A", "B"}
 
 
@@ -472,7 +472,7 @@ def test_a_late_vote_on_something_else_is_none(changed: str) -> None:
         rows=ROWS * 2 if changed == "number of rows" else ROWS,
     )
 
-    effects = rendezvous.hear(vote, Address(ME, "c", 2 if changed == "life" else 1))
+    effects = rendezvous.deliver(vote, Address(ME, "c", 2 if changed == "life" else 1))
 
     assert (told(effects), fed(effects)) == ({}, [])
     assert told(rendezvous.vote(prepare, rows=ROWS)) == {"c": True}
@@ -496,8 +496,8 @@ def test_what_is_said_about_another_epoch_releases_nothing() -> None:
     finish(rendezvous, prepares["b"])
     other = msgspec.structs.replace(prepares["c"].epoch, attempt=2)
 
-    said = rendezvous.hear(EpochFinished(epoch=other, voter="c", note=False), Address(ME, "c", 1))
-    asked = rendezvous.hear(AskEpoch(epoch=other, digest="d", voter="c"), Address(ME, "c", 1))
+    said = rendezvous.deliver(EpochFinished(epoch=other, voter="c", note=False), Address(ME, "c", 1))
+    asked = rendezvous.deliver(GetEpochOutcome(epoch=other, digest="d", voter="c"), Address(ME, "c", 1))
     other_timer = rendezvous.core.on_timer(("epoch", "set", 7), 3.0)
 
     assert fed(said) == fed(asked) == fed(other_timer) == []
@@ -511,14 +511,16 @@ def test_one_that_asks_after_the_others_have_finished_is_told_what_the_disk_says
     finish(rendezvous, prepares["b"])
     prepare = prepares["c"]
 
-    effects = rendezvous.hear(AskEpoch(epoch=prepare.epoch, digest=prepare.digest, voter="c"), Address(ME, "c", 1))
+    effects = rendezvous.deliver(
+        GetEpochOutcome(epoch=prepare.epoch, digest=prepare.digest, voter="c"), Address(ME, "c", 1)
+    )
 
     assert told(effects) == {"c": False}
     assert fed(effects) == [("C", 1)]
 
 
-@pytest.mark.parametrize(("enough", "refused"), [(1, True), (2, True), (3, False)])
-def test_two_decisions_must_have_somebody_in_common(enough: int, refused: bool) -> None:
+@pytest.mark.parametrize(("enough", "rejected"), [(1, True), (2, True), (3, False)])
+def test_two_decisions_must_have_somebody_in_common(enough: int, rejected: bool) -> None:
     rendezvous = DrivenRendezvous()
     for name in "abcd":
         rendezvous.stand(name, "set", name.upper(), position=0)
@@ -526,8 +528,8 @@ def test_two_decisions_must_have_somebody_in_common(enough: int, refused: bool) 
 
     effects = rendezvous.one_shot("p.1.1", spec)
 
-    assert bool(posts(effects, PrepareEpoch)) is not refused
-    assert ["more than half" in o.reason for o in posts(effects, TxOutcome)] == [True] * refused
+    assert bool(sent_effects(effects, PrepareEpoch)) is not rejected
+    assert ["more than half" in o.reason for o in sent_effects(effects, TxOutcome)] == [True] * rejected
 
 
 def test_those_who_were_not_in_sync_do_not_decide_among_themselves() -> None:
@@ -541,7 +543,7 @@ def test_those_who_were_not_in_sync_do_not_decide_among_themselves() -> None:
     finish(rendezvous, first["b"])
     of_five = msgspec.structs.replace(TWO_OF_THREE, constraints=(AtLeast(3, frozenset("ABCDE")),))
     rendezvous.core.epochs["set"].standing.near = frozenset("C")
-    second = {p.voter: p for p in posts(rendezvous.one_shot("p.1.2", of_five), PrepareEpoch)}
+    second = {p.voter: p for p in sent_effects(rendezvous.one_shot("p.1.2", of_five), PrepareEpoch)}
 
     without = [rendezvous.vote(second[voter], rows=ROWS) for voter in "cde"]
     effects = rendezvous.vote(second["a"], rows=ROWS)
@@ -565,7 +567,7 @@ def test_votes_that_differ_wait_for_the_third() -> None:
 def test_without_the_wish_everybody_in_sync_is_waited_for() -> None:
     rendezvous = three_replicas()
     spec = standing_only("set", AtLeast(2, NAMES))
-    prepares = {p.voter: p for p in posts(rendezvous.one_shot("p.1.1", spec), PrepareEpoch)}
+    prepares = {p.voter: p for p in sent_effects(rendezvous.one_shot("p.1.1", spec), PrepareEpoch)}
 
     rendezvous.vote(prepares["a"], rows=ROWS)
     second = rendezvous.vote(prepares["b"], rows=ROWS)
@@ -583,7 +585,7 @@ def test_one_member_that_wants_everybody_makes_all_of_its_epoch_wait() -> None:
     rendezvous.one_shot("p.1.3", standing_only("set", AtLeast(2, NAMES)))
     finish(rendezvous, first["c"])
     finish(rendezvous, first["a"])
-    prepares = {p.voter: p for p in posts(finish(rendezvous, first["b"]), PrepareEpoch)}
+    prepares = {p.voter: p for p in sent_effects(finish(rendezvous, first["b"]), PrepareEpoch)}
     rows = ((1,), (1,))
 
     rendezvous.vote(prepares["a"], rows=rows)

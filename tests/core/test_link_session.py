@@ -114,13 +114,13 @@ SAMPLE = Frame(
 
 
 # The decoder's own words, text that is no text, nesting without end, and values that contradict themselves.
-REFUSALS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TopsError)
+REJECTION_KINDS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TopsError)
 
 
 def decodes_or_refuses(data: bytes) -> None:
     try:
         frame = DECODER.decode(data)
-    except REFUSALS:
+    except REJECTION_KINDS:
         return
     assert isinstance(frame, Frame)
 

@@ -1,7 +1,7 @@
 """The log of a durable type: gap-free, served up to the lowest undecided number, each entry once."""
 
 from tests.core.driven_rendezvous import SET, DrivenRendezvous
-from tests.core.machines import address, event, of, posted, sender, shown
+from tests.core.machines import address, event, of, sender, sent_messages, shown
 from tops.core.log.event_log import EventLog, Feed, Repetition
 from tops.model.event_types import EventType
 from tops.model.filters import Filter
@@ -9,7 +9,7 @@ from tops.model.ids import NodeId, TxId
 from tops.model.log_points import BEGINNING
 from tops.model.transactions import ScopeLimit, TxType
 from tops.protocol.effects import Effect, ReadLog
-from tops.protocol.messages import LogDelivered, LogEntry, LoggedTx, LogRefused, LogWanted, Sender, TypeAdvertised
+from tops.protocol.messages import FollowLog, FollowRejected, LogDelivered, LogEntry, LoggedTx, Sender, TypeAdvertised
 from tops.protocol.records import Publisher
 
 
@@ -28,7 +28,7 @@ def append(kept: EventLog, count: int = 1) -> None:
 
 
 def numbers(effects: list[Effect]) -> list[int]:
-    return [e.number for d in posted(effects, LogDelivered) for e in d.entries]
+    return [e.number for d in sent_messages(effects, LogDelivered) for e in d.entries]
 
 
 def test_numbers_have_no_gap_and_none_is_given_twice() -> None:
@@ -56,7 +56,7 @@ def test_a_void_number_is_passed_over_and_counted() -> None:
     kept.fill(LogEntry(number=kept.reserve()))
     append(kept)
 
-    delivered = posted(kept.want(feed()), LogDelivered)
+    delivered = sent_messages(kept.want(feed()), LogDelivered)
 
     assert (delivered[0].after, delivered[-1].upto) == (0, 2)
     assert [e.number for d in delivered for e in d.entries] == [2]
@@ -97,8 +97,8 @@ def test_a_position_that_is_no_longer_kept_is_refused() -> None:
     kept = log()
     kept.oldest = 5
 
-    assert posted(kept.want(feed(2)), LogRefused) == [LogRefused(name="r", event_type="plain", oldest=5)]
-    assert posted(kept.want(feed(4)), LogRefused) == []
+    assert sent_messages(kept.want(feed(2)), FollowRejected) == [FollowRejected(name="r", event_type="plain", oldest=5)]
+    assert sent_messages(kept.want(feed(4)), FollowRejected) == []
 
 
 def test_what_a_voter_committed_itself_is_not_sent_to_it() -> None:
@@ -145,7 +145,7 @@ def test_what_is_decided_while_a_subscriber_is_busy_is_delivered_together() -> N
     acknowledged = kept.want(feed(position=1))
 
     assert sent == [[1], [2], [], [], []]
-    assert [len(delivered.entries) for delivered in posted(acknowledged, LogDelivered)] == [3]
+    assert [len(delivered.entries) for delivered in sent_messages(acknowledged, LogDelivered)] == [3]
 
 
 def test_a_subscriber_that_does_not_move_gets_everything_again() -> None:
@@ -167,10 +167,10 @@ def test_followers_that_hold_too_much_are_dropped_and_listed_replicas_are_not() 
     r1 = Sender("shop/r1", "replica", incarnation=1)
     plain = Sender("hoarder", "writer", incarnation=1)
     declared = TypeAdvertised(definitions=(shop,), members=frozenset(["shop/r1"]))
-    driven.hear(declared, address("r1"), r1)
+    driven.deliver(declared, address("r1"), r1)
     for wanted, followers in ((shop, [r1, plain]), (SET, [plain])):
         for who in followers:
-            asked = LogWanted(
+            asked = FollowLog(
                 name=who.identity,
                 definitions=(wanted,),
                 filter=Filter.everything(),
@@ -181,10 +181,10 @@ def test_followers_that_hold_too_much_are_dropped_and_listed_replicas_are_not() 
                 history=driven.core.logs[wanted.name].chain.history,
                 digest=BEGINNING.digest,
             )
-            driven.hear(asked, address(who.identity), who)
+            driven.deliver(asked, address(who.identity), who)
         append(driven.core.logs[wanted.name], 5)
 
-    keeper = driven.core.log_keeper
+    keeper = driven.core.log_service
     dropped = {name: keeper.drop_followers(driven.core.logs[name], 4)[0] for name in ("rs.shop", "set")}
 
     assert {name: [feed.key for feed in feeds] for name, feeds in dropped.items()} == {

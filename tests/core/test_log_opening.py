@@ -2,7 +2,7 @@
 
 import msgspec
 
-from tests.core.driven_rendezvous import ME, PUBLISHER, DrivenRendezvous, posts, standing_only
+from tests.core.driven_rendezvous import ME, PUBLISHER, DrivenRendezvous, sent_effects, standing_only
 from tests.core.test_joining import commit
 from tops.core.coordinator.rendezvous import Rendezvous, RendezvousOptions
 from tops.model.event_types import EventType
@@ -12,23 +12,23 @@ from tops.model.transactions import Outcome
 from tops.protocol.effects import Alarm, Effect, Note, Persist
 from tops.protocol.messages import (
     Address,
-    AskLog,
-    AskReached,
+    AppliedIndexReported,
     EndLog,
     Event,
     EventConfirmed,
-    EventsRefused,
+    EventsRejected,
+    FollowLog,
+    GetAppliedIndex,
+    GetLogState,
     HistoryDiffers,
     HistoryRejected,
     LogDelivered,
     LogEntry,
     LogRecovered,
-    LogTold,
-    LogWanted,
+    LogStateReported,
     Origin,
     PrepareEpoch,
     Published,
-    ReachedTold,
     RecoverLog,
     Sender,
     StaleJournal,
@@ -72,14 +72,14 @@ def older(journal: list[AnyRecord], end: int) -> list[AnyRecord]:
 def tell(
     rendezvous: DrivenRendezvous, site: str, point: LogPoint, decided: int = 0, incarnation: int = 2
 ) -> list[Effect]:
-    told = ReachedTold(
+    told = AppliedIndexReported(
         event_type="set",
         incarnation=incarnation,
         point=point,
         decided=max(decided, point.index),
         transactions=(),
     )
-    return rendezvous.hear(told, Address(ME, site, 1))
+    return rendezvous.deliver(told, Address(ME, site, 1))
 
 
 def point(rendezvous: DrivenRendezvous, index: int) -> LogPoint:
@@ -101,15 +101,15 @@ def test_every_replica_that_was_in_sync_is_asked_on_every_start_and_nothing_is_g
     former = with_replicas()
     rendezvous = started(records(former))
 
-    (asked,) = posts(rendezvous.feed("a", "A", 1), AskReached)
+    (asked,) = sent_effects(rendezvous.feed("a", "A", 1), GetAppliedIndex)
     rendezvous.stand("a", "set", "A", position=1)
-    early = posts(rendezvous.one_shot("p.1.9", standing_only("set")), PrepareEpoch)
+    early = sent_effects(rendezvous.one_shot("p.1.9", standing_only("set")), PrepareEpoch)
     tell(rendezvous, "A", point(former, 1))
     effects = tell(rendezvous, "B", point(former, 1))
 
-    assert (asked.end, asked.incarnation, asked.went_on_in) == (1, 2, None)
+    assert (asked.end, asked.incarnation, asked.resumed_in) == (1, 2, None)
     assert not early
-    assert [p.before for p in posts(effects, PrepareEpoch)] == [point(former, 1)]
+    assert [p.before for p in sent_effects(effects, PrepareEpoch)] == [point(former, 1)]
     assert not alarms(rendezvous.effects)
 
 
@@ -137,7 +137,7 @@ def test_feeds_that_came_while_the_log_was_closed_are_served_when_it_opens() -> 
 
     effects = tell(rendezvous, "B", point(former, 0))
 
-    (delivered,) = posts(effects, LogDelivered)
+    (delivered,) = sent_effects(effects, LogDelivered)
     assert (delivered.after, delivered.upto, delivered.history) == (0, 1, former.history)
     assert len(delivered.digests) == 2 * 16
 
@@ -153,7 +153,7 @@ def test_replicas_that_stay_silent_are_not_waited_for_without_end() -> None:
     assert not waits(rendezvous)
     assert alarms(effects) == ["replicas-silent"]
     assert rendezvous.core.epochs["set"].standing.in_sync == {"A"}
-    assert posts(rendezvous.feed("b", "B", 1), AskReached), "it tells before it is served"
+    assert sent_effects(rendezvous.feed("b", "B", 1), GetAppliedIndex), "it tells before it is served"
 
 
 def test_a_log_of_which_no_replica_was_heard_stays_closed() -> None:
@@ -168,24 +168,24 @@ def test_a_log_of_which_no_replica_was_heard_stays_closed() -> None:
 def test_a_silent_replica_is_asked_for_what_was_decided_before_the_log_went_on_also_by_later_incarnations() -> None:
     former = with_replicas()
     rendezvous = started(records(former))
-    (waiting,) = posts(rendezvous.feed("b", "B", 1), AskReached)
+    (waiting,) = sent_effects(rendezvous.feed("b", "B", 1), GetAppliedIndex)
     rendezvous.stand("a", "set", "A", position=1)
     tell(rendezvous, "A", point(former, 1))
     rendezvous.effects += rendezvous.core.on_timer(("tail", "set"), 10.0)
     commit(rendezvous, "p.1.2")
 
-    (late,) = posts(rendezvous.feed("b", "B", 1), AskReached)
+    (late,) = sent_effects(rendezvous.feed("b", "B", 1), GetAppliedIndex)
     again = started(records(rendezvous), 3)
     tell(again, "A", point(rendezvous, 2), incarnation=3)
-    (later,) = posts(again.feed("b", "B", 1), AskReached)
+    (later,) = sent_effects(again.feed("b", "B", 1), GetAppliedIndex)
     tell(again, "B", point(former, 1), incarnation=3)
 
-    assert [(m.incarnation, m.end, m.went_on_in) for m in (waiting, late, later)] == [
+    assert [(m.incarnation, m.end, m.resumed_in) for m in (waiting, late, later)] == [
         (2, 1, None),
         (2, 1, 2),
         (3, 1, 2),
     ]
-    assert [(d.after, d.upto) for d in posts(again.feed("b", "B", 1), LogDelivered)] == [(1, 2)]
+    assert [(d.after, d.upto) for d in sent_effects(again.feed("b", "B", 1), LogDelivered)] == [(1, 2)]
 
 
 def test_a_silent_replica_that_comes_back_ahead_is_named_and_takes_no_part() -> None:
@@ -222,7 +222,7 @@ def test_a_replica_that_came_back_ahead_is_told_so_each_time_it_asks_and_alarmed
     asked = rendezvous.feed("b", "B", 3)
     again = tell(rendezvous, "B", point(former, 3))
 
-    (rejected,) = posts(asked, HistoryRejected)
+    (rejected,) = sent_effects(asked, HistoryRejected)
     assert (rejected.name, rejected.point) == ("B", rendezvous.core.logs["set"].chain.end)
     assert not alarms(again)
 
@@ -236,8 +236,8 @@ def test_a_copy_of_another_replica_in_place_of_one_that_was_ahead_follows_the_lo
     later = rendezvous.feed("b2", "B", end, incarnation=2)
 
     assert not alarms(effects)
-    assert not posts(asked + later, HistoryRejected)
-    assert "B" not in rendezvous.core.logs["set"].unheard
+    assert not sent_effects(asked + later, HistoryRejected)
+    assert "B" not in rendezvous.core.logs["set"].unconfirmed
 
 
 def test_a_replica_whose_subscription_an_operator_ends_is_not_waited_for() -> None:
@@ -247,9 +247,9 @@ def test_a_replica_whose_subscription_an_operator_ends_is_not_waited_for() -> No
     rendezvous.one_shot("p.1.2", standing_only("set"))
     tell(rendezvous, "A", point(former, 1))
 
-    effects = rendezvous.hear(EndLog(request=1, event_type="set", name="B", operator=True), PUBLISHER)
+    effects = rendezvous.deliver(EndLog(request=1, event_type="set", name="B", operator=True), PUBLISHER)
 
-    assert [p.epoch.number for p in posts(effects, PrepareEpoch)] == [2]
+    assert [p.epoch.number for p in sent_effects(effects, PrepareEpoch)] == [2]
 
 
 def test_an_index_that_was_given_out_and_never_decided_is_void_only_once_the_log_is_open() -> None:
@@ -295,7 +295,7 @@ def test_a_journal_that_is_older_than_a_replica_gives_out_no_index() -> None:
     _, rendezvous, effects = stale()
     rendezvous.stand("a", "set", "A", position=3)
 
-    rejected = posts(rendezvous.one_shot("p.1.9", standing_only("set")), TxOutcome)
+    rejected = sent_effects(rendezvous.one_shot("p.1.9", standing_only("set")), TxOutcome)
     later = rendezvous.core.on_timer(("tail", "set"), 10.0)
 
     assert alarms(effects) == ["journal-stale"]
@@ -311,7 +311,7 @@ def test_what_waited_for_an_index_is_rejected_when_the_journal_turns_out_to_be_s
 
     effects = tell(rendezvous, "A", point(former, 3))
 
-    assert [o.stale is not None for o in posts(effects, TxOutcome)] == [True]
+    assert [o.stale is not None for o in sent_effects(effects, TxOutcome)] == [True]
 
 
 def test_events_are_refused_by_a_stale_journal() -> None:
@@ -319,13 +319,13 @@ def test_events_are_refused_by_a_stale_journal() -> None:
 
     effects = publish(rendezvous, 1)
 
-    assert posts(effects, EventsRefused) and not posts(effects, EventConfirmed)
+    assert sent_effects(effects, EventsRejected) and not sent_effects(effects, EventConfirmed)
 
 
 def test_a_stale_log_names_nobody_in_sync() -> None:
     _, rendezvous, _ = stale()
 
-    (told,) = posts(rendezvous.hear(AskLog(request=1, event_type="set"), PUBLISHER), LogTold)
+    (told,) = sent_effects(rendezvous.deliver(GetLogState(request=1, event_type="set"), PUBLISHER), LogStateReported)
 
     assert told.in_sync == ()
     assert told.stale == StaleJournal("set", 1, "A", 3)
@@ -357,7 +357,7 @@ def test_an_operator_who_ends_the_replica_that_is_ahead_lets_the_others_go_on() 
     rendezvous.stand("b", "set", "B", position=1)
     tell(rendezvous, "B", point(former, 1))
 
-    rendezvous.hear(EndLog(request=1, event_type="set", name="A", operator=True), PUBLISHER)
+    rendezvous.deliver(EndLog(request=1, event_type="set", name="A", operator=True), PUBLISHER)
     again = started(records(rendezvous), 3)
 
     assert not waits(rendezvous)
@@ -408,13 +408,13 @@ def test_a_replica_with_another_history_is_told_so_and_takes_no_part() -> None:
 
     effects = rendezvous.stand("c", "set", "C", position=2) + rendezvous.feed("c", "C", 2)
 
-    (rejected,) = posts(effects, HistoryRejected)
+    (rejected,) = sent_effects(effects, HistoryRejected)
     assert rejected.name == "C"
     assert rejected.point == rendezvous.core.logs["set"].chain.end
     assert alarms(effects) == ["other-history"], "once"
-    assert not posts(effects, LogDelivered)
+    assert not sent_effects(effects, LogDelivered)
     assert "C" not in rendezvous.core.epochs["set"].standing.in_sync
-    asked = [p.voter for p in posts(rendezvous.one_shot("p.1.9", standing_only("set")), PrepareEpoch)]
+    asked = [p.voter for p in sent_effects(rendezvous.one_shot("p.1.9", standing_only("set")), PrepareEpoch)]
     assert asked == ["a", "b"]
 
 
@@ -422,7 +422,7 @@ def test_a_replica_that_found_out_by_itself_is_excluded() -> None:
     rendezvous = with_replicas("ab", 2)
 
     differs = HistoryDiffers(name="B", event_type="set", point=LogPoint("f" * 32, 2, "e" * 32))
-    effects = rendezvous.hear(differs, Address(ME, "B", 1))
+    effects = rendezvous.deliver(differs, Address(ME, "B", 1))
 
     assert alarms(effects) == ["other-history"]
     assert rendezvous.core.epochs["set"].standing.in_sync == {"A"}
@@ -433,7 +433,7 @@ def test_a_replica_restored_from_an_older_backup_follows_the_log() -> None:
 
     effects = rendezvous.feed("b2", "B", 1, incarnation=2)
 
-    assert [(d.after, d.upto) for d in posts(effects, LogDelivered)] == [(1, 3)]
+    assert [(d.after, d.upto) for d in sent_effects(effects, LogDelivered)] == [(1, 3)]
     assert not alarms(effects)
 
 
@@ -461,7 +461,7 @@ def recover(
     rendezvous: DrivenRendezvous, replicas: str = "AB", needed: int = 2, accept_loss: bool = False
 ) -> LogRecovered:
     m = RecoverLog(request=1, event_type="set", replicas=tuple(replicas), needed=needed, accept_loss=accept_loss)
-    (recovered,) = posts(rendezvous.hear(m, PUBLISHER), LogRecovered)
+    (recovered,) = sent_effects(rendezvous.deliver(m, PUBLISHER), LogRecovered)
     return recovered
 
 
@@ -477,7 +477,7 @@ def test_a_new_history_goes_on_behind_the_most_advanced_replica() -> None:
     assert (recovered.problem, recovered.following, recovered.behind) == ("", ("A", "B"), ())
     assert log.chain.end == LogPoint("6e" * 16, 3, former.digest(3))
     assert rendezvous.core.epochs["set"].standing.in_sync == {"A", "B"}
-    prepares = posts(rendezvous.one_shot("p.1.9", standing_only("set")), PrepareEpoch)
+    prepares = sent_effects(rendezvous.one_shot("p.1.9", standing_only("set")), PrepareEpoch)
     assert [(p.epoch.number, p.before) for p in prepares] == [(4, log.chain.end)] * 2
 
 
@@ -503,11 +503,11 @@ def test_a_new_history_survives_the_next_start() -> None:
 def test_too_few_responses_are_no_reason_to_go_on_unless_the_loss_is_accepted() -> None:
     _, rendezvous, _ = stale()
 
-    refused = recover(rendezvous)
+    rejected = recover(rendezvous)
     accepted = recover(rendezvous, accept_loss=True)
 
-    assert "may be at B alone" in refused.problem
-    assert refused.silent == ("B",)
+    assert "may be at B alone" in rejected.problem
+    assert rejected.silent == ("B",)
     assert (accepted.problem, accepted.following, accepted.silent) == ("", ("A",), ("B",))
 
 
@@ -515,18 +515,18 @@ def test_what_somebody_heard_of_and_nobody_holds_is_a_loss_too() -> None:
     former, rendezvous, _ = stale()
     tell(rendezvous, "B", point(former, 3), decided=4)
 
-    refused = recover(rendezvous)
+    rejected = recover(rendezvous)
 
-    assert "4 was decided" in refused.problem
+    assert "4 was decided" in rejected.problem
 
 
 def test_replicas_that_differ_at_the_same_index_are_not_chosen_from() -> None:
     _, rendezvous, _ = stale()
     tell(rendezvous, "B", LogPoint("h", 3, "e" * 32))
 
-    refused = recover(rendezvous, accept_loss=True)
+    rejected = recover(rendezvous, accept_loss=True)
 
-    assert "hold different data" in refused.problem
+    assert "hold different data" in rejected.problem
 
 
 def test_a_replica_that_is_not_at_the_new_beginning_needs_a_copy() -> None:
@@ -537,8 +537,8 @@ def test_a_replica_that_is_not_at_the_new_beginning_needs_a_copy() -> None:
     effects = rendezvous.feed("b", "B", 1)
 
     assert recovered.behind == ("B",)
-    assert not posts(effects, LogDelivered)
-    assert [e.letter.oldest for e in effects if hasattr(e, "letter") and hasattr(e.letter, "oldest")] == [4]
+    assert not sent_effects(effects, LogDelivered)
+    assert [e.message.oldest for e in effects if hasattr(e, "message") and hasattr(e.message, "oldest")] == [4]
 
 
 def test_a_journal_that_is_not_stale_is_not_recovered() -> None:
@@ -560,8 +560,8 @@ def test_only_a_replica_of_the_set_can_close_its_log() -> None:
     """A client of the set that claims to be ahead would stop all writes."""
     rendezvous = DrivenRendezvous()
     log = EventType("rs.shop", {"mark": str}, durable=True)
-    rendezvous.hear(TypeAdvertised(definitions=(log,)), PUBLISHER)
-    wanted = LogWanted(
+    rendezvous.deliver(TypeAdvertised(definitions=(log,)), PUBLISHER)
+    wanted = FollowLog(
         name="x",
         definitions=(log,),
         filter=Filter.everything(),
@@ -573,9 +573,9 @@ def test_only_a_replica_of_the_set_can_close_its_log() -> None:
         digest="e" * 32,
     )
 
-    rendezvous.hear(wanted, PUBLISHER, Sender("client", "writer"))
+    rendezvous.deliver(wanted, PUBLISHER, Sender("client", "writer"))
     by_a_client = rendezvous.core.logs["rs.shop"].stale
-    rendezvous.hear(wanted, PUBLISHER, Sender("shop/r1", "replica"))
+    rendezvous.deliver(wanted, PUBLISHER, Sender("shop/r1", "replica"))
     by_a_replica = rendezvous.core.logs["rs.shop"].stale
 
     assert by_a_client is None

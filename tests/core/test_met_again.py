@@ -6,7 +6,7 @@ from tops.model.event_types import EventType
 from tops.model.filters import Filter
 from tops.model.ids import TxId
 from tops.model.transactions import Scope, TxType
-from tops.protocol.effects import AskJoin, Call, CommitTxCall
+from tops.protocol.effects import Call, CommitTxCall, JoinTx
 from tops.protocol.messages import (
     Address,
     CensusOpened,
@@ -26,7 +26,7 @@ class MixedSite(DrivenSite):
     """Its first subscription never chooses, the others take everything locally."""
 
     def answer(self, call: Call) -> None:
-        if isinstance(call, AskJoin) and call.subscription == 1:
+        if isinstance(call, JoinTx) and call.subscription == 1:
             return
         super().answer(call)
 

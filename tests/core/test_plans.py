@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from tests.core.driven_rendezvous import ME, DrivenRendezvous, posts, standing_only
+from tests.core.driven_rendezvous import ME, DrivenRendezvous, sent_effects, standing_only
 from tests.core.machines import of, persisted
 from tops.core.commit.epochs import EpochOptions
 from tops.core.coordinator.rendezvous import Rendezvous, RendezvousOptions
@@ -15,10 +15,11 @@ from tops.model.transactions import LocalOutcome, Outcome, ScopeLimit, TxType
 from tops.protocol.effects import Effect, Reject
 from tops.protocol.messages import (
     Address,
+    AdvertisementHandled,
     CensusPolicy,
     Event,
+    FollowLog,
     HistoryDiffers,
-    LogWanted,
     PrepareEpoch,
     Principal,
     RunOneShot,
@@ -28,7 +29,6 @@ from tops.protocol.messages import (
     TxOutcome,
     TxSpec,
     TypeAdvertised,
-    TypeAnswered,
 )
 from tops.protocol.records import LogAppended, MembersDeclared, PlansDeclared, TypeDefined
 from tops.protocol.set_types import set_definition
@@ -55,13 +55,13 @@ class Shop(DrivenRendezvous):
 
     def __init__(self, plans: tuple[TxSpec, ...] | None = (PLAN,)) -> None:
         super().__init__()
-        self.hear(TypeAdvertised(definitions=(LOG,), plans=plans), Address(ME, "r1", 1), REPLICA)
+        self.deliver(TypeAdvertised(definitions=(LOG,), plans=plans), Address(ME, "r1", 1), REPLICA)
         for replica in ("r1", "r2"):
             self.stand(replica, LOG.name, f"shop/{replica}", position=0)
 
     def run_by(self, sender: Sender, spec: TxSpec, tx: str = "anna.1.1") -> list[Effect]:
         body = {"at": 0, "write": b"", "reads": b""}
-        return self.hear(
+        return self.deliver(
             RunOneShot(tx=TxId(tx), spec=spec, events=(Event(LOG.name, body),)), Address(ME, "client", 1), sender
         )
 
@@ -69,7 +69,7 @@ class Shop(DrivenRendezvous):
 def test_a_writers_transaction_as_planned_is_voted_on() -> None:
     shop = Shop()
 
-    assert len(posts(shop.run_by(WRITER, PLAN), PrepareEpoch)) == 2
+    assert len(sent_effects(shop.run_by(WRITER, PLAN), PrepareEpoch)) == 2
 
 
 def test_a_writers_transaction_with_weaker_guarantees_is_aborted_audited_and_logged_nowhere() -> None:
@@ -78,19 +78,19 @@ def test_a_writers_transaction_with_weaker_guarantees_is_aborted_audited_and_log
 
         effects = shop.run_by(WRITER, spec)
 
-        (outcome,) = posts(effects, TxOutcome)
+        (outcome,) = sent_effects(effects, TxOutcome)
         assert outcome.outcome is Outcome.ABORTED, name
         assert outcome.reason.startswith("against-plan: "), name
         (rejected,) = of(effects, Reject)
         assert (rejected.sender, rejected.verb, rejected.event_type) == (WRITER, "run", LOG.name)
-        assert not posts(effects, PrepareEpoch)
+        assert not sent_effects(effects, PrepareEpoch)
         assert not persisted(shop.effects, LogAppended), name
 
 
 def test_where_replicas_commit_first_clients_run_no_transactions_at_all() -> None:
     shop = Shop(plans=())
 
-    (outcome,) = posts(shop.run_by(WRITER, WEAKER["local"]), TxOutcome)
+    (outcome,) = sent_effects(shop.run_by(WRITER, WEAKER["local"]), TxOutcome)
 
     assert outcome.reason.startswith("against-plan: ")
     assert not persisted(shop.effects, LogAppended)
@@ -99,20 +99,20 @@ def test_where_replicas_commit_first_clients_run_no_transactions_at_all() -> Non
 def test_replicas_and_operators_are_not_bound_by_the_plans() -> None:
     shop = Shop(plans=())
 
-    (by_replica,) = posts(shop.run_by(REPLICA, WEAKER["local"], "shop/r1.1.1"), TxOutcome)
-    (by_operator,) = posts(shop.run_by(WRITER, replace(WEAKER["local"], operator=True)), TxOutcome)
+    (by_replica,) = sent_effects(shop.run_by(REPLICA, WEAKER["local"], "shop/r1.1.1"), TxOutcome)
+    (by_operator,) = sent_effects(shop.run_by(WRITER, replace(WEAKER["local"], operator=True)), TxOutcome)
 
     assert by_replica.outcome is by_operator.outcome is Outcome.COMMITTED
 
 
 def test_a_replica_of_another_set_is_bound_by_them() -> None:
-    (outcome,) = posts(Shop().run_by(Sender("stock/r1", "replica"), WEAKER["local"], "stock/r1.1.1"), TxOutcome)
+    (outcome,) = sent_effects(Shop().run_by(Sender("stock/r1", "replica"), WEAKER["local"], "stock/r1.1.1"), TxOutcome)
 
     assert outcome.reason.startswith("against-plan: ")
 
 
 def test_before_a_replica_has_declared_plans_clients_run_nothing() -> None:
-    (outcome,) = posts(Shop(plans=None).run_by(WRITER, PLAN), TxOutcome)
+    (outcome,) = sent_effects(Shop(plans=None).run_by(WRITER, PLAN), TxOutcome)
 
     assert outcome.reason.startswith("plan-unknown: ")
 
@@ -120,11 +120,11 @@ def test_before_a_replica_has_declared_plans_clients_run_nothing() -> None:
 def test_who_advertises_the_log_without_plans_leaves_them_as_they_are() -> None:
     shop = Shop()
 
-    effects = shop.hear(TypeAdvertised(definitions=(LOG,)), Address(ME, "client", 1), WRITER)
+    effects = shop.deliver(TypeAdvertised(definitions=(LOG,)), Address(ME, "client", 1), WRITER)
 
-    assert posts(effects, TypeAnswered)[0].refusal is None
+    assert sent_effects(effects, AdvertisementHandled)[0].rejection is None
     assert not persisted(effects, PlansDeclared)
-    assert posts(shop.run_by(WRITER, PLAN), PrepareEpoch)
+    assert sent_effects(shop.run_by(WRITER, PLAN), PrepareEpoch)
 
 
 def test_plans_are_on_disk_before_the_replica_is_told_that_they_count_and_survive_a_restart() -> None:
@@ -142,17 +142,17 @@ def test_plans_are_on_disk_before_the_replica_is_told_that_they_count_and_surviv
 
 def test_a_changed_policy_replaces_the_plans() -> None:
     shop = Shop()
-    shop.hear(TypeAdvertised(definitions=(LOG,), plans=(WEAKER["fewer votes"],)), Address(ME, "r1", 1), REPLICA)
+    shop.deliver(TypeAdvertised(definitions=(LOG,), plans=(WEAKER["fewer votes"],)), Address(ME, "r1", 1), REPLICA)
 
-    (outcome,) = posts(shop.run_by(WRITER, PLAN), TxOutcome)
+    (outcome,) = sent_effects(shop.run_by(WRITER, PLAN), TxOutcome)
 
     assert outcome.reason.startswith("against-plan: ")
-    assert posts(shop.run_by(WRITER, WEAKER["fewer votes"], "anna.1.2"), PrepareEpoch)
+    assert sent_effects(shop.run_by(WRITER, WEAKER["fewer votes"], "anna.1.2"), PrepareEpoch)
 
 
 def declare(shop: Shop, replica: str, *plans: TxSpec, members: frozenset[str] | None = None) -> list[Effect]:
     advertised = TypeAdvertised(definitions=(LOG,), plans=plans, members=members)
-    return shop.hear(advertised, Address(ME, replica, 1), Sender(f"shop/{replica}", "replica", incarnation=1))
+    return shop.deliver(advertised, Address(ME, replica, 1), Sender(f"shop/{replica}", "replica", incarnation=1))
 
 
 def test_a_replica_that_the_plans_do_not_name_declares_none() -> None:
@@ -163,8 +163,8 @@ def test_a_replica_that_the_plans_do_not_name_declares_none() -> None:
 
     assert [e.sender.identity for e in of(effects, Reject)] == ["shop/r9"]
     assert not persisted(effects, PlansDeclared)
-    assert posts(effects, TypeAnswered)[0].refusal is None
-    assert posts(shop.run_by(WRITER, PLAN), PrepareEpoch)
+    assert sent_effects(effects, AdvertisementHandled)[0].rejection is None
+    assert sent_effects(shop.run_by(WRITER, PLAN), PrepareEpoch)
 
 
 def test_a_replica_that_is_added_declares_plans_once_another_one_has_named_it() -> None:
@@ -182,11 +182,11 @@ def test_replicas_that_replace_all_others_wait_for_an_administrator_also_while_t
     shop, admin = Shop(), Sender("root", "admin", incarnation=1)
     for replica in ("r1", "r2"):
         withdrawn = StandingWithdrawn(voter=replica, event_type=LOG.name)
-        shop.hear(withdrawn, Address(ME, replica, 1), Sender(f"shop/{replica}", "replica", incarnation=1))
+        shop.deliver(withdrawn, Address(ME, replica, 1), Sender(f"shop/{replica}", "replica", incarnation=1))
 
     assert not persisted(declare(shop, "r9", WEAKER["fewer votes"]), PlansDeclared)
     listed = TypeAdvertised(definitions=(LOG,), members=frozenset({"shop/r9"}))
-    assert persisted(shop.hear(listed, Address(ME, "root", 1), admin), MembersDeclared)
+    assert persisted(shop.deliver(listed, Address(ME, "root", 1), admin), MembersDeclared)
     assert persisted(declare(shop, "r9", WEAKER["fewer votes"]), PlansDeclared)
     assert not persisted(declare(shop, "r1", PLAN), PlansDeclared), "it is no longer in the list"
 
@@ -201,11 +201,11 @@ def test_a_replica_outside_the_list_runs_nothing(spec: TxSpec, sender: Sender) -
     """What it logs could be something that no replica can apply."""
     shop = Shop()
 
-    (outcome,) = posts(shop.run_by(sender, spec, f"{sender.node}.1.1"), TxOutcome)
+    (outcome,) = sent_effects(shop.run_by(sender, spec, f"{sender.node}.1.1"), TxOutcome)
 
     assert outcome.reason.startswith("not-listed: ")
     assert not persisted(shop.effects, LogAppended)
-    assert posts(Shop().run_by(REPLICA, WEAKER["no constraints"], "shop/r1.1.1"), PrepareEpoch)
+    assert sent_effects(Shop().run_by(REPLICA, WEAKER["no constraints"], "shop/r1.1.1"), PrepareEpoch)
 
 
 def unplanned_shop() -> Shop:
@@ -232,8 +232,8 @@ def test_a_replica_that_leaves_the_list_has_no_part_from_then_on() -> None:
     assert persisted(declare(shop, "r2", members=frozenset({"shop/r1", "shop/r3"})), MembersDeclared)
 
     r2, r3 = (Sender(f"shop/{name}", "replica", incarnation=1) for name in ("r2", "r3"))
-    (rejected,) = posts(shop.run_by(r2, WEAKER["local"], "shop/r2.1.1"), TxOutcome)
-    (taken,) = posts(shop.run_by(r3, WEAKER["local"], "shop/r3.1.1"), TxOutcome)
+    (rejected,) = sent_effects(shop.run_by(r2, WEAKER["local"], "shop/r2.1.1"), TxOutcome)
+    (taken,) = sent_effects(shop.run_by(r3, WEAKER["local"], "shop/r3.1.1"), TxOutcome)
 
     assert rejected.reason.startswith("not-listed: ")
     assert taken.outcome is Outcome.COMMITTED
@@ -243,17 +243,17 @@ def test_a_replica_outside_the_list_registers_when_it_has_been_added() -> None:
     shop = unplanned_shop()
     registered = shop.stand("r3", LOG.name, "shop/r3", position=0)
     assert [e.code for e in of(registered, Reject)] == ["not-listed"]
-    assert not posts(registered, StandingAccepted)
+    assert not sent_effects(registered, StandingAccepted)
 
     declare(shop, "r1", members=REPLICAS | {"shop/r3"})
 
-    assert posts(shop.stand("r3", LOG.name, "shop/r3", position=0), StandingAccepted)
+    assert sent_effects(shop.stand("r3", LOG.name, "shop/r3", position=0), StandingAccepted)
 
 
 def test_a_replica_outside_the_list_that_claims_to_be_ahead_does_not_close_the_log() -> None:
     shop = unplanned_shop()
     log = shop.core.logs[LOG.name]
-    ahead = LogWanted(
+    ahead = FollowLog(
         name="shop/r9",
         definitions=(LOG,),
         filter=Filter.everything(),
@@ -265,8 +265,8 @@ def test_a_replica_outside_the_list_that_claims_to_be_ahead_does_not_close_the_l
         digest="e" * 32,
     )
 
-    shop.hear(ahead, Address(ME, "r9", 1), OUTSIDER)
-    effects = shop.hear(
+    shop.deliver(ahead, Address(ME, "r9", 1), OUTSIDER)
+    effects = shop.deliver(
         HistoryDiffers(name="shop/r9", event_type=LOG.name, point=LogPoint("h", 1, "e" * 32)),
         Address(ME, "r9", 1),
         OUTSIDER,
@@ -274,5 +274,5 @@ def test_a_replica_outside_the_list_that_claims_to_be_ahead_does_not_close_the_l
 
     assert (log.opening, log.stale) == (None, None)
     assert [e.sender for e in of(effects, Reject)] == [OUTSIDER]
-    shop.hear(ahead, Address(ME, "r1", 1), REPLICA)
+    shop.deliver(ahead, Address(ME, "r1", 1), REPLICA)
     assert log.stale is not None, "a member's word counts"

@@ -14,7 +14,7 @@ from tops.model.errors import ConfigError
 from tops.model.event_types import EventType
 from tops.model.filters import Filter
 from tops.model.ids import NodeId, TxId
-from tops.protocol.effects import Effect, Send
+from tops.protocol.effects import Effect, SendOnLink
 from tops.protocol.messages import (
     Address,
     Dissemination,
@@ -160,7 +160,7 @@ def test_a_link_that_is_gone_takes_its_interest_with_it() -> None:
     table.add(RIGHT, PLAIN, NARROW)
     table.changes_for(UP, "plain")
 
-    assert table.forget_link(LEFT) == {"plain"}
+    assert table.remove_link(LEFT) == {"plain"}
     assert table.changes_for(UP, "plain") == ([NARROW], [BROAD])
 
 
@@ -182,7 +182,7 @@ def subscribed(core: BrokerCore, site: str, interest: Filter) -> list[Effect]:
 
 
 def sent(effects: list[Effect]) -> list[tuple[str, LinkMessage]]:
-    return [(e.link, e.message) for e in effects if isinstance(e, Send)]
+    return [(e.link, e.message) for e in effects if isinstance(e, SendOnLink)]
 
 
 def test_a_broker_tells_the_next_hop_only_what_it_does_not_know_yet() -> None:

@@ -1,6 +1,6 @@
 """Messages whose stamped sender is not the member that they speak for: not acted on, and reported for the audit."""
 
-from tests.core.driven_rendezvous import ME, DrivenRendezvous, posts, standing_only
+from tests.core.driven_rendezvous import ME, DrivenRendezvous, sent_effects, standing_only
 from tests.core.test_epochs import Machine, ready
 from tests.core.test_log_opening import point, records, started, tell, waits, with_replicas
 from tops.core.broker.broker import BrokerCore
@@ -8,19 +8,19 @@ from tops.core.broker.routing import Topology
 from tops.model.event_types import EventType
 from tops.model.ids import NodeId
 from tops.model.log_points import LogPoint
-from tops.protocol.effects import Effect, Reject, Send
+from tops.protocol.effects import Effect, Reject, SendOnLink
 from tops.protocol.messages import (
     Address,
+    AppliedIndexReported,
+    DecisionRelayed,
     Envelope,
     EpochFinished,
     EpochId,
     EpochVoted,
     HistoryDiffers,
     ParticipantLost,
-    PeerKnows,
     PrepareEpoch,
     PublisherLost,
-    ReachedTold,
     Sender,
     TypeAdvertised,
 )
@@ -81,13 +81,13 @@ def test_a_stranger_does_not_tell_how_far_it_is() -> None:
 
 def test_on_a_sets_log_only_its_replicas_say_what_they_hold() -> None:
     rendezvous = DrivenRendezvous()
-    rendezvous.hear(TypeAdvertised(definitions=(LOG,)), Address(ME, "shop/r1", 1))
+    rendezvous.deliver(TypeAdvertised(definitions=(LOG,)), Address(ME, "shop/r1", 1))
     held = LogPoint("h", 9, "e" * 32)
-    told = ReachedTold(event_type="rs.shop", incarnation=1, point=held, decided=9, transactions=())
+    told = AppliedIndexReported(event_type="rs.shop", incarnation=1, point=held, decided=9, transactions=())
     differs = HistoryDiffers(name="shop/r1", event_type="rs.shop", point=held)
 
     for message in (told, differs):
-        effects = rendezvous.hear(message, Address(ME, "stock/r1", 1))
+        effects = rendezvous.deliver(message, Address(ME, "stock/r1", 1))
         assert rejected(effects) == [("stock/r1", "participate", "not-yours")]
     assert rendezvous.core.logs["rs.shop"].differing == set()
 
@@ -98,16 +98,16 @@ def test_a_broker_speaks_of_its_own_sites_only() -> None:
     rendezvous.feed("a", "A", 0)
     foreign = Sender("b9", "broker", incarnation=1)
 
-    effects = rendezvous.hear(ParticipantLost(address=Address(ME, "a", 1)), Address(NodeId("b9")), foreign)
+    effects = rendezvous.deliver(ParticipantLost(address=Address(ME, "a", 1)), Address(NodeId("b9")), foreign)
 
     assert rejected(effects) == [("b9", "participate", "not-yours")]
-    assert len(posts(rendezvous.one_shot("p.1.1", standing_only("set")), PrepareEpoch)) == 1
+    assert len(sent_effects(rendezvous.one_shot("p.1.1", standing_only("set")), PrepareEpoch)) == 1
 
 
 def test_a_site_does_not_say_that_another_one_is_gone() -> None:
     rendezvous = DrivenRendezvous()
 
-    effects = rendezvous.hear(PublisherLost(site=NodeId("victim"), incarnation=1), Address(ME, "s", 1), STRANGER)
+    effects = rendezvous.deliver(PublisherLost(site=NodeId("victim"), incarnation=1), Address(ME, "s", 1), STRANGER)
 
     assert rejected(effects) == [("stranger", "publish", "not-yours")]
 
@@ -118,11 +118,11 @@ def test_a_decision_that_an_outsider_passes_on_is_not_delivered() -> None:
         core.site_up(Sender(name, "replica", incarnation=1), 0.0)
     victim = core.edge.sites[NodeId("shop/r1")].address
     epoch = EpochId("rs.shop", 1, 1, NodeId("b1"), 1)
-    known = Envelope(to=victim, body=PeerKnows(epoch=epoch, digest="d", committing=frozenset()))
+    known = Envelope(to=victim, body=DecisionRelayed(epoch=epoch, digest="d", committing=frozenset()))
 
     forged = core.receive(NodeId("stock/r1"), known, 0.0)
     passed = core.receive(NodeId("shop/r2"), known, 0.0)
 
     assert rejected(forged) == [("stock/r1", "participate", "not-yours")]
-    assert not [e for e in forged if isinstance(e, Send)]
-    assert [e.link for e in passed if isinstance(e, Send)] == ["shop/r1"]
+    assert not [e for e in forged if isinstance(e, SendOnLink)]
+    assert [e.link for e in passed if isinstance(e, SendOnLink)] == ["shop/r1"]

@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from tests.core.driven_rendezvous import ME, DrivenRendezvous, posts, standing_only
+from tests.core.driven_rendezvous import ME, DrivenRendezvous, sent_effects, standing_only
 from tests.core.driven_site import BROKER, DrivenSite
-from tests.core.test_promises import SET, WISH, prepare
+from tests.core.test_prepared_epochs import SET, WISH, prepare
 from tops.core.participant.participation import Wish
 from tops.model.constraints import AtLeast
 from tops.model.filters import Filter
@@ -15,15 +15,15 @@ from tops.model.transactions import Scope
 from tops.protocol.effects import AbortTxCall, Alarm, CommitTxCall, Effect, FinishBatch
 from tops.protocol.messages import (
     Address,
-    AskEpoch,
+    DecisionRelayed,
     Envelope,
     EpochDecided,
     EpochId,
     EpochMember,
     Event,
-    PeerKnows,
-    PeersAsked,
+    GetEpochOutcome,
     PrepareEpoch,
+    QueryPeers,
     decision_text,
 )
 
@@ -52,10 +52,12 @@ class Signing(DrivenRendezvous):
         return proof_of(text)
 
     def prepared(self, tx: str, event_type: str) -> list[PrepareEpoch]:
-        return posts(self.one_shot(tx, standing_only(event_type)), PrepareEpoch)
+        return sent_effects(self.one_shot(tx, standing_only(event_type)), PrepareEpoch)
 
     def asked(self, epoch: EpochId, digest: str, voter: str) -> list[EpochDecided]:
-        return posts(self.hear(AskEpoch(epoch=epoch, digest=digest, voter=voter), Address(ME, voter, 1)), EpochDecided)
+        return sent_effects(
+            self.deliver(GetEpochOutcome(epoch=epoch, digest=digest, voter=voter), Address(ME, voter, 1)), EpochDecided
+        )
 
 
 def two_voters(event_type: str) -> Signing:
@@ -77,7 +79,7 @@ def test_a_decision_is_signed_once_for_all_its_voters(event_type: str) -> None:
 
     effects: list[Effect] = [effect for p in prepares for effect in rendezvous.vote(p)]
 
-    decided = posts(effects, EpochDecided)
+    decided = sent_effects(effects, EpochDecided)
     assert len(decided) == 2
     assert all(d.committing and is_proven(d) for d in decided)
     assert len(rendezvous.signed) == 1
@@ -89,7 +91,7 @@ def test_an_abort_is_signed_too() -> None:
 
     effects = [effect for p in prepares for effect in rendezvous.vote(p, TxId("p.1.1"))]
 
-    decided = posts(effects, EpochDecided)
+    decided = sent_effects(effects, EpochDecided)
     assert decided
     assert all(not d.committing and is_proven(d) for d in decided)
 
@@ -117,11 +119,11 @@ def test_who_asks_about_an_attempt_in_advance_gets_no_signature_to_show_when_it_
     first, _ = rendezvous.prepared("p.1.1", event_type)
     next_attempt = msgspec.structs.replace(first.epoch, attempt=2)
     next_number = msgspec.structs.replace(first.epoch, number=first.epoch.number + 1)
-    next_life = msgspec.structs.replace(first.epoch, incarnation=2)
+    next_incarnation = msgspec.structs.replace(first.epoch, incarnation=2)
 
     answers = [
         answer
-        for epoch in (next_attempt, next_number, next_life)
+        for epoch in (next_attempt, next_number, next_incarnation)
         for answer in rendezvous.asked(epoch, first.digest, first.voter)
     ]
 
@@ -132,9 +134,9 @@ def test_who_asks_about_an_attempt_in_advance_gets_no_signature_to_show_when_it_
 def test_a_second_attempt_makes_an_abort_of_the_first_one_final() -> None:
     rendezvous = two_voters("set")
     both = rendezvous.one_shots(standing_only("set", AtLeast(2, frozenset("AB"))), "p.1.1", "p.1.2")
-    first, second = posts(both, PrepareEpoch)
+    first, second = sent_effects(both, PrepareEpoch)
     again = rendezvous.vote(first, TxId("p.1.1")) + rendezvous.vote(second)
-    assert [p.epoch.attempt for p in posts(again, PrepareEpoch)] == [2, 2]
+    assert [p.epoch.attempt for p in sent_effects(again, PrepareEpoch)] == [2, 2]
 
     (aborted,) = rendezvous.asked(first.epoch, first.digest, first.voter)
 
@@ -145,9 +147,9 @@ def test_a_second_attempt_makes_an_abort_of_the_first_one_final() -> None:
 def test_without_keys_nothing_is_signed() -> None:
     rendezvous = DrivenRendezvous()
     rendezvous.stand("a", "other", "A")
-    (only,) = posts(rendezvous.one_shot("p.1.1", standing_only("other")), PrepareEpoch)
+    (only,) = sent_effects(rendezvous.one_shot("p.1.1", standing_only("other")), PrepareEpoch)
 
-    (decided,) = posts(rendezvous.vote(only), EpochDecided)
+    (decided,) = sent_effects(rendezvous.vote(only), EpochDecided)
 
     assert decided.proof == b""
 
@@ -155,9 +157,9 @@ def test_without_keys_nothing_is_signed() -> None:
 # ------------------------------------------------------------------------------------------------------- participants
 
 
-def relayed(p: PrepareEpoch, commits: bool, signed: bool) -> PeerKnows:
+def relayed(p: PrepareEpoch, commits: bool, signed: bool) -> DecisionRelayed:
     committing = frozenset([hashed(p.voter)] if commits else [])
-    known = PeerKnows(epoch=p.epoch, digest=p.digest, committing=committing)
+    known = DecisionRelayed(epoch=p.epoch, digest=p.digest, committing=committing)
     return msgspec.structs.replace(known, proof=proof_of(known.text)) if signed else known
 
 
@@ -172,7 +174,7 @@ def at_epoch(kind: str, check_proof: bool = True) -> tuple[DrivenSite, PrepareEp
         p = PrepareEpoch(
             epoch=EpochId("set", 2, 1, BROKER, 1), digest="d", voter=voter, members=(member,), before=POINT
         )
-    site.hear(p)
+    site.deliver(p)
     return site, p
 
 
@@ -186,7 +188,7 @@ def ended(site: DrivenSite) -> list[bool]:
 def test_a_participant_ignores_a_peer_that_shows_no_signature_and_raises_an_alarm(kind: str, commits: bool) -> None:
     site, p = at_epoch(kind)
 
-    site.hear(relayed(p, commits, signed=False))
+    site.deliver(relayed(p, commits, signed=False))
 
     assert ended(site) == []
     assert [alarm.kind for alarm in site.made(Alarm)] == ["unsigned-decision"]
@@ -197,7 +199,7 @@ def test_a_participant_ignores_a_peer_that_shows_no_signature_and_raises_an_alar
 def test_a_participant_believes_a_peer_that_shows_the_coordinators_signature(kind: str, commits: bool) -> None:
     site, p = at_epoch(kind)
 
-    site.hear(relayed(p, commits, signed=True))
+    site.deliver(relayed(p, commits, signed=True))
 
     assert ended(site) == [commits]
     assert not site.made(Alarm)
@@ -207,7 +209,7 @@ def test_a_participant_believes_a_peer_that_shows_the_coordinators_signature(kin
 def test_without_keys_a_peer_is_believed(kind: str) -> None:
     site, p = at_epoch(kind, check_proof=False)
 
-    site.hear(relayed(p, True, signed=False))
+    site.deliver(relayed(p, True, signed=False))
 
     assert ended(site) == [True]
 
@@ -222,7 +224,7 @@ def test_a_signature_is_not_looked_at_if_the_decision_concerns_nothing_here() ->
     site = DrivenSite(check_proof=looking)
     site.subscribe(1, WISH)
 
-    site.hear(relayed(prepare("somebody", 1, TxId("p.1.1")), True, signed=True))
+    site.deliver(relayed(prepare("somebody", 1, TxId("p.1.1")), True, signed=True))
 
     assert looked_at == []
     assert not site.made(Alarm)
@@ -232,11 +234,11 @@ def test_a_signature_is_not_looked_at_if_the_decision_concerns_nothing_here() ->
 def test_a_peer_passes_on_the_signature_that_it_heard_and_is_silent_if_it_heard_none(signed: bool) -> None:
     site, p = at_epoch("callbacks")
     known = relayed(p, True, signed)
-    site.hear(
+    site.deliver(
         EpochDecided(epoch=p.epoch, digest=p.digest, voter=p.voter, committing=known.committing, proof=known.proof)
     )
 
-    asked = PeersAsked(epoch=p.epoch, digest=p.digest, voter="in doubt")
+    asked = QueryPeers(epoch=p.epoch, digest=p.digest, voter="in doubt")
     site.receive(Envelope(to=Address(BROKER, site.core.name), body=asked, reply_to=ASKER))
 
-    assert site.posted(PeerKnows) == ([known] if signed else [])
+    assert site.sent_messages(DecisionRelayed) == ([known] if signed else [])

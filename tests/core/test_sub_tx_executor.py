@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.machines import BROKER, address, event, of, posted, spec
+from tests.core.machines import BROKER, address, event, of, sent_messages, spec
 from tops.core.participant.calls import Calls
 from tops.core.participant.sub_tx_executor import SubTxExecutor, SubTxState
 from tops.model.ids import Pseudonym, TxId, hashed
@@ -26,10 +26,10 @@ from tops.protocol.effects import (
     SetTimer,
 )
 from tops.protocol.messages import (
-    AskMembership,
     CensusReplied,
     EpochId,
-    MembershipAnswered,
+    GetMembership,
+    MembershipReported,
     ParticipantAborted,
     TxSpec,
 )
@@ -80,10 +80,10 @@ class Machine:
     def event(self, sequence: int) -> list[Effect]:
         return self.core.on_event(sequence, event(f"m{sequence}"))
 
-    def promised(self) -> "Machine":
+    def prepared(self) -> "Machine":
         self.answer(self.event(1))
         self.answer(self.core.prepare(MEMO, 1, self.voted))
-        assert self.core.state is SubTxState.PROMISED
+        assert self.core.state is SubTxState.PREPARED
         return self
 
 
@@ -93,9 +93,9 @@ class Machine:
 def test_it_asks_the_application_and_replies_with_its_pseudonym() -> None:
     machine = Machine(None)
 
-    chosen = machine.answer(machine.core.ask(address("P"), lambda e: e.reply()), Scope.DISTRIBUTED)
+    chosen = machine.answer(machine.core.request_scope(address("P"), lambda e: e.reply()), Scope.DISTRIBUTED)
 
-    assert posted(chosen, CensusReplied) == [CensusReplied(tx=TX, pseudonym=ME, event_type="plain")]
+    assert sent_messages(chosen, CensusReplied) == [CensusReplied(tx=TX, pseudonym=ME, event_type="plain")]
     assert machine.core.state is SubTxState.ENLISTED
 
 
@@ -112,7 +112,7 @@ def test_who_is_not_on_the_published_list_is_out() -> None:
 def test_a_scope_below_the_limit_is_none() -> None:
     machine = Machine(None, tx_spec=spec(limit=ScopeLimit.DISTRIBUTED))
 
-    machine.answer(machine.core.ask(address("P"), lambda e: []), Scope.LOCAL)
+    machine.answer(machine.core.request_scope(address("P"), lambda e: []), Scope.LOCAL)
 
     assert (machine.core.scope, machine.core.state) == (Scope.NONE, SubTxState.ENDED)
 
@@ -120,7 +120,7 @@ def test_a_scope_below_the_limit_is_none() -> None:
 def test_asking_for_distributed_in_a_local_transaction_raises_an_alarm_and_takes_nothing() -> None:
     machine = Machine(None, tx_spec=TxSpec("plain", TxType.LOCAL))
 
-    effects = machine.answer(machine.core.ask(address("P"), lambda e: []), Scope.DISTRIBUTED)
+    effects = machine.answer(machine.core.request_scope(address("P"), lambda e: []), Scope.DISTRIBUTED)
 
     assert [a.kind for a in of(effects, Alarm)] == ["wrong-scope"]
     assert machine.core.scope is Scope.NONE
@@ -146,7 +146,7 @@ def test_a_wrong_number_aborts_the_scope_and_tells_the_coordinator(wrong: int) -
 
     effects = machine.event(wrong)
 
-    assert posted(effects, ParticipantAborted)[0].reason == f"event {wrong} arrived after event 1"
+    assert sent_messages(effects, ParticipantAborted)[0].reason == f"event {wrong} arrived after event 1"
     assert len(of(effects, AbortTxCall)) == 1
 
 
@@ -155,7 +155,7 @@ def test_a_local_subscriber_that_fails_tells_nobody() -> None:
 
     effects = machine.answer(machine.event(1), "can't")
 
-    assert posted(effects, ParticipantAborted) == []
+    assert sent_messages(effects, ParticipantAborted) == []
     assert len(of(effects, AbortTxCall)) == 1
 
 
@@ -167,7 +167,7 @@ def test_an_event_is_delivered_as_often_as_allowed_before_its_failure_counts() -
     given_up = machine.answer(third, "busy")
 
     assert [n.sequence for n in of(second + third, NotifyTx)] == [1, 1]
-    assert posted(given_up, ParticipantAborted)[0].reason == "busy"
+    assert sent_messages(given_up, ParticipantAborted)[0].reason == "busy"
 
 
 def test_a_non_transactional_subscriber_gets_events_and_keeps_them() -> None:
@@ -204,25 +204,25 @@ def test_a_missing_event_is_a_no() -> None:
 
 
 def test_the_reason_for_giving_up_is_cut_to_what_a_broker_takes() -> None:
-    (aborted,) = posted(Machine().core.give_up("x" * 10_000), ParticipantAborted)
+    (aborted,) = sent_messages(Machine().core.give_up("x" * 10_000), ParticipantAborted)
 
     assert aborted.reason == "x" * TEXT_MAX
 
 
 def test_after_the_promise_only_the_decision_ends_it() -> None:
-    machine = Machine().promised()
+    machine = Machine().prepared()
 
     assert machine.core.give_up("changed my mind") == []
     assert machine.core.abandon("the publisher aborted") == []
     assert machine.core.on_quiet() == []
-    assert machine.core.on_membership(MembershipAnswered(tx=TX, voter=ME, state=TxState.ABORTED)) == []
-    assert machine.core.state is SubTxState.PROMISED
+    assert machine.core.on_membership(MembershipReported(tx=TX, voter=ME, state=TxState.ABORTED)) == []
+    assert machine.core.state is SubTxState.PREPARED
     assert len(of(machine.core.finish(True, list), CommitTxCall)) == 1
 
 
 @pytest.mark.parametrize("committed", [True, False])
 def test_the_decision_is_carried_out_once(committed: bool) -> None:
-    machine = Machine().promised()
+    machine = Machine().prepared()
     finishing = machine.core.finish(committed, list)
     machine.answer(finishing)
 
@@ -256,13 +256,13 @@ def test_a_local_commit_prepares_and_commits_by_itself() -> None:
 
 
 def test_a_new_attempt_renews_the_promise() -> None:
-    machine = Machine().promised()
+    machine = Machine().prepared()
     second = Memo(EpochId("plain", 1, 2, BROKER, 1), "digest", ME, (TX,))
 
     machine.answer(machine.core.prepare(second, 1, machine.voted))
 
     assert machine.votes == [None, None]
-    assert machine.core.state is SubTxState.PROMISED
+    assert machine.core.state is SubTxState.PREPARED
 
 
 # ------------------------------------------------------------------------------------------------------------- doubt
@@ -275,9 +275,9 @@ def test_in_the_census_silence_leads_to_a_question_and_its_answer_is_the_list(li
 
     asked = machine.core.on_quiet()
     members = frozenset({hashed(ME if listed else "somebody else")})
-    machine.core.on_membership(MembershipAnswered(tx=TX, voter=ME, state=TxState.ACTIVE, members=members))
+    machine.core.on_membership(MembershipReported(tx=TX, voter=ME, state=TxState.ACTIVE, members=members))
 
-    assert len(posted(asked, AskMembership)) == 1
+    assert len(sent_messages(asked, GetMembership)) == 1
     assert of(asked, SetTimer)
     assert machine.core.state is (SubTxState.ACTIVE if listed else SubTxState.ENDED)
 
@@ -286,7 +286,7 @@ def test_while_active_a_coordinator_that_knows_nothing_ends_it() -> None:
     machine = Machine()
     machine.answer(machine.event(1))
 
-    effects = machine.core.on_membership(MembershipAnswered(tx=TX, voter=ME, state=TxState.ABORTED))
+    effects = machine.core.on_membership(MembershipReported(tx=TX, voter=ME, state=TxState.ABORTED))
 
     assert len(of(effects, AbortTxCall)) == 1
 
@@ -295,7 +295,7 @@ def test_a_promise_found_after_a_crash_waits_for_the_decision() -> None:
     machine = Machine(None)
     recovered = SubTxExecutor.recovered(TX, 1, spec(), MEMO, machine.calls, lambda e: [])
 
-    assert recovered.state is SubTxState.PROMISED
+    assert recovered.state is SubTxState.PREPARED
     assert len(of(recovered.finish(True, list), CommitTxCall)) == 1
 
 
@@ -312,7 +312,7 @@ class Play:
         self.machine = Machine(None)
         self.asked: list[Call] = []
         self.done: list[str] = []
-        self.take(self.machine.core.ask(address("P"), lambda e: e.reply()))
+        self.take(self.machine.core.request_scope(address("P"), lambda e: e.reply()))
         self.take(self.machine.calls.done(self.asked.pop().call, scope))
         self.decision: bool | None = None
 
@@ -339,8 +339,8 @@ class Play:
                 self.take(core.on_local_commit(core.last_sequence))
             case "finish":
                 if self.decision is None:
-                    self.decision = flag and core.state is SubTxState.PROMISED
-                if not self.decision or core.state is SubTxState.PROMISED:
+                    self.decision = flag and core.state is SubTxState.PREPARED
+                if not self.decision or core.state is SubTxState.PREPARED:
                     self.take(core.finish(self.decision, list))
             case "abandon":
                 self.take(core.abandon("aborted"))
@@ -350,7 +350,7 @@ class Play:
                 self.take(core.on_quiet())
             case "membership":
                 state = TxState.ACTIVE if flag else TxState.ABORTED
-                answer = MembershipAnswered(tx=TX, voter=ME, state=state, members=frozenset({hashed(ME)}))
+                answer = MembershipReported(tx=TX, voter=ME, state=state, members=frozenset({hashed(ME)}))
                 self.take(core.on_membership(answer))
             case "answer" | "refuse":
                 if self.asked:
@@ -376,5 +376,5 @@ def test_whatever_arrives_a_participant_ends_once_and_one_way(scope: Scope, step
     assert play.machine.ended <= 1
     if play.decision:
         assert play.done == ["CommitTxCall"]
-    if play.machine.core.state is SubTxState.PROMISED:
+    if play.machine.core.state is SubTxState.PREPARED:
         assert None in play.machine.votes

@@ -12,7 +12,7 @@ from tops.core.broker.routing import Topology
 from tops.model.event_types import EventType
 from tops.model.filters import Filter
 from tops.model.ids import NodeId
-from tops.protocol.effects import Effect, Reject, Send
+from tops.protocol.effects import Effect, Reject, SendOnLink
 from tops.protocol.messages import RouteAdded, RouteRemoved, SubscriptionChanged
 
 QUOTA = 10_000
@@ -49,15 +49,15 @@ class Upstream:
         changed = SubscriptionChanged(
             subscription=number, definitions=self.definitions, filter=interest, scope=None, durable=False
         )
-        self.hear(self.core.receive(SITE, changed, 0.0))
+        self.deliver(self.core.receive(SITE, changed, 0.0))
 
-    def hear(self, effects: list[Effect]) -> None:
+    def deliver(self, effects: list[Effect]) -> None:
         for effect in effects:
             assert not isinstance(effect, Reject), effect
-            if isinstance(effect, Send) and isinstance(effect.message, RouteAdded):
+            if isinstance(effect, SendOnLink) and isinstance(effect.message, RouteAdded):
                 assert effect.message.filter not in self.told
                 self.told[effect.message.filter] = None
-            elif isinstance(effect, Send) and isinstance(effect.message, RouteRemoved):
+            elif isinstance(effect, SendOnLink) and isinstance(effect.message, RouteRemoved):
                 del self.told[effect.message.filter]
 
 
@@ -118,6 +118,6 @@ def test_ends_of_many_sessions_leave_nothing_behind() -> None:
     for number in range(3_000):
         upstream.subscribe(number + 1, KINDS["ranges"](number))
 
-    upstream.hear(upstream.core.site_lost(SITE, 1.0))
+    upstream.deliver(upstream.core.site_lost(SITE, 1.0))
 
     assert upstream.told == {}

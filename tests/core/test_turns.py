@@ -3,7 +3,7 @@
 import msgspec
 
 from tests.core.driven_site import BROKER, DrivenSite
-from tests.core.test_promises import WISH, prepare
+from tests.core.test_prepared_epochs import WISH, prepare
 from tops.core.commit.epochs import member_digest
 from tops.model.ids import TxId, hashed, standing_pseudonym
 from tops.model.transactions import TxType
@@ -18,7 +18,7 @@ from tops.protocol.messages import (
     EpochVoted,
     Event,
     PrepareEpoch,
-    StandingAnswered,
+    StandingRegistered,
     TxBegan,
     TxPublished,
     TxSpec,
@@ -37,7 +37,7 @@ def undone(asked: PrepareEpoch) -> EpochDecided:
 
 
 def voted(site: DrivenSite) -> list[tuple[int, int, bool]]:
-    return [(v.epoch.number, v.epoch.attempt, not v.excluded) for v in site.posted(EpochVoted)]
+    return [(v.epoch.number, v.epoch.attempt, not v.excluded) for v in site.sent_messages(EpochVoted)]
 
 
 def test_the_next_epoch_is_prepared_when_the_one_before_is_settled() -> None:
@@ -46,9 +46,9 @@ def test_the_next_epoch_is_prepared_when_the_one_before_is_settled() -> None:
     first = numbered(voter, 1)
 
     for number in (1, 3, 2):
-        site.hear(numbered(voter, number))
+        site.deliver(numbered(voter, number))
     before = voted(site)
-    site.hear(undone(first))
+    site.deliver(undone(first))
 
     assert before == [(1, 1, True)]
     assert voted(site) == [(1, 1, True), (2, 1, True)]
@@ -59,8 +59,8 @@ def test_another_attempt_at_what_is_at_work_does_not_wait_and_one_at_what_waits_
     voter = site.subscribe(1, EARLY)
 
     for number, attempt in ((1, 1), (2, 1), (2, 2), (1, 2)):
-        site.hear(numbered(voter, number, attempt))
-    site.hear(undone(numbered(voter, 1, 2)))
+        site.deliver(numbered(voter, number, attempt))
+    site.deliver(undone(numbered(voter, 1, 2)))
 
     assert voted(site) == [(1, 1, True), (1, 2, True), (2, 2, True)]
 
@@ -70,7 +70,7 @@ def test_an_epoch_before_the_one_at_work_is_declined() -> None:
     voter = site.subscribe(1, EARLY)
 
     for number in (2, 1):
-        site.hear(numbered(voter, number))
+        site.deliver(numbered(voter, number))
 
     assert voted(site) == [(2, 1, True), (1, 1, False)]
     assert [call.tx for call in site.made(PrepareTx)] == ["p.1.2"]
@@ -80,11 +80,11 @@ def test_what_was_decided_while_it_waited_is_not_prepared_and_holds_up_nothing()
     site = DrivenSite()
     other, voter = site.subscribe(1, WISH), site.subscribe(2, EARLY)
     for number in (1, 2, 3, 4):
-        site.hear(numbered(voter, number))
+        site.deliver(numbered(voter, number))
 
-    site.hear(undone(numbered(voter, 2)))
-    site.hear(undone(numbered(other, 3)))  # the site knows, though this participant has not heard
-    site.hear(undone(numbered(voter, 1)))
+    site.deliver(undone(numbered(voter, 2)))
+    site.deliver(undone(numbered(other, 3)))  # the site knows, though this participant has not heard
+    site.deliver(undone(numbered(voter, 1)))
 
     assert voted(site) == [(1, 1, True), (4, 1, True)]
 
@@ -98,11 +98,11 @@ def together(voter: str, attempt: int, *transactions: str) -> PrepareEpoch:
 def test_an_attempt_with_fewer_members_is_prepared_when_the_one_before_is_undone_from_its_end() -> None:
     site = DrivenSite()
     voter = site.subscribe(1, EARLY)
-    site.hear(together(voter, 1, "p.1.1", "p.1.2", "p.1.3"))
+    site.deliver(together(voter, 1, "p.1.1", "p.1.2", "p.1.3"))
     site.answering = False
-    site.hear(numbered(voter, 2))  # waits, and goes on waiting
+    site.deliver(numbered(voter, 2))  # waits, and goes on waiting
 
-    site.hear(together(voter, 2, "p.1.1", "p.1.3"))
+    site.deliver(together(voter, 2, "p.1.1", "p.1.3"))
 
     for undone_so_far in (["p.1.3"], ["p.1.3", "p.1.2"], ["p.1.3", "p.1.2", "p.1.1"]):
         assert [call.tx for call in site.made(AbortTxCall)] == undone_so_far
@@ -118,7 +118,7 @@ def test_an_interactive_transaction_is_executed_anew_with_the_events_that_were_p
     site = DrivenSite()
     voter = site.subscribe(1, EARLY)
     tx, event = TxId("p.1.2"), Event("other", {"mark": "m"})
-    name = standing_pseudonym(site.posted(StandingAnswered)[-1].secret, tx)
+    name = standing_pseudonym(site.sent_messages(StandingRegistered)[-1].secret, tx)
     spec, publisher = TxSpec("other", TxType.DISTRIBUTED), Address(BROKER)
     for publication in (
         CensusOpened(tx=tx, spec=spec, coordinator=BROKER, incarnation=1, initiator=publisher),
@@ -130,9 +130,9 @@ def test_an_interactive_transaction_is_executed_anew_with_the_events_that_were_p
         )
     received = EpochMember(tx, 1, None)
     first, second = together(voter, 1, "p.1.1"), together(voter, 2)
-    site.hear(msgspec.structs.replace(first, members=(*first.members, received)))
+    site.deliver(msgspec.structs.replace(first, members=(*first.members, received)))
 
-    site.hear(msgspec.structs.replace(second, members=(received,)))
+    site.deliver(msgspec.structs.replace(second, members=(received,)))
 
     assert [call.tx for call in site.made(AbortTxCall)] == ["p.1.2", "p.1.1"]
     assert [call.event for call in site.made(NotifyTx) if call.tx == tx] == [event, event]
@@ -142,10 +142,10 @@ def test_an_interactive_transaction_is_executed_anew_with_the_events_that_were_p
 def test_an_attempt_that_is_refused_is_at_work_until_what_the_one_before_committed_is_undone() -> None:
     site = DrivenSite()
     voter = site.subscribe(1, EARLY)
-    site.hear(numbered(voter, 1))
+    site.deliver(numbered(voter, 1))
     site.answering = False
-    site.hear(numbered(voter, 1, attempt=2))
-    site.hear(numbered(voter, 2))
+    site.deliver(numbered(voter, 1, attempt=2))
+    site.deliver(numbered(voter, 2))
 
     site.take(site.core.call_done(site.made(PrepareTx)[-1].call, "it can't any more"))
 

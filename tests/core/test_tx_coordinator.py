@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.machines import BROKER, PUBLISHER, disseminated, event, member, of, posted, sender, spec
+from tests.core.machines import BROKER, PUBLISHER, disseminated, event, member, of, sender, sent_messages, spec
 from tops.core.commit.census import Census
 from tops.core.coordinator.tx_coordinator import TxCoordinator
 from tops.model.constraints import AnyConstraint, Deadline, MinParticipants
@@ -58,7 +58,7 @@ def test_standing_answers_count_at_once_and_may_close_the_census() -> None:
 
     assert made.state is TxState.ACTIVE
     assert len(disseminated(effects, TxBegan)[0].members) == 2
-    assert posted(effects, TxOpened) == [TxOpened(tx=TX, state=TxState.ACTIVE, life=1)]
+    assert sent_messages(effects, TxOpened) == [TxOpened(tx=TX, state=TxState.ACTIVE, incarnation=1)]
 
 
 def test_an_answer_after_the_census_is_too_late() -> None:
@@ -76,7 +76,7 @@ def test_an_unfulfilled_census_abandons_and_tells_the_initiator() -> None:
 
     assert made.state is TxState.CENSUS_UNFULFILLED
     assert len(disseminated(effects, TxAbandoned)) == 1
-    assert posted(effects, TxOpened)[0].state is TxState.CENSUS_UNFULFILLED
+    assert sent_messages(effects, TxOpened)[0].state is TxState.CENSUS_UNFULFILLED
     assert made.close_census() == []
 
 
@@ -202,7 +202,7 @@ def test_every_input_meets_every_state_without_a_second_end(state: str, name: st
     orders, abandons = disseminated(effects, LocalCommitOrdered), disseminated(effects, TxAbandoned)
     assert not (orders and abandons)
     if was_failed is not None and not made.detached and name != "abort":
-        assert not posted(effects, TxOpened)
+        assert not sent_messages(effects, TxOpened)
     if was_committing and name != "abort":
         assert made.state is TxState.COMMITTING
         assert effects == []

@@ -20,10 +20,10 @@ def test_a_replica_keeps_its_promise_after_its_subscription_has_ended() -> None:
     voter = site.subscribe(1, Wish((SET,), Filter.everything(), Scope.DISTRIBUTED, durable="r", replica=BEGINNING))
     tx = TxId("p.1.1")
     epoch, digest = EpochId("set", 1, 1, BROKER, 1), member_digest([tx])
-    site.hear(PrepareEpoch(epoch=epoch, digest=digest, voter=voter, members=(EpochMember(tx, 1, (EVENT,)),)))
+    site.deliver(PrepareEpoch(epoch=epoch, digest=digest, voter=voter, members=(EpochMember(tx, 1, (EVENT,)),)))
 
     site.take(site.core.unsubscribe(1))
-    site.hear(EpochDecided(epoch=epoch, digest=digest, voter=voter, committing=frozenset([hashed(voter)])))
+    site.deliver(EpochDecided(epoch=epoch, digest=digest, voter=voter, committing=frozenset([hashed(voter)])))
 
     assert [(c.memo.epoch, c.committed) for c in site.made(FinishBatch)] == [(epoch, True)]
 
@@ -33,7 +33,9 @@ def test_a_reader_takes_nothing_more_after_its_subscription_has_ended() -> None:
     site.answering = False
     site.take(site.core.subscribe(1, 1, Wish((SET,), Filter.everything(), durable="r", position=0)))
     entries = tuple(LogEntry(number=n, event=EVENT) for n in (1, 2))
-    site.hear(LogDelivered(name="r", event_type="set", acknowledged=0, after=0, upto=2, entries=entries, incarnation=1))
+    site.deliver(
+        LogDelivered(name="r", event_type="set", acknowledged=0, after=0, upto=2, entries=entries, incarnation=1)
+    )
 
     site.take(site.core.unsubscribe(1))
     site.answer(site.made(TakeEvent)[0])

@@ -26,7 +26,7 @@ from adapters.postgres.apply.transactions import command_count
 from replication import ReplicaSet
 from replication.client.writes import WriteResult
 from replication.model.values import pack_rows, unpack_rows
-from replication.rpc.refusals import ChangeNotProved, WriteRefused
+from replication.rpc.rejections import ChangeNotProved, WriteRejected
 from tests.corpus.cases import Case, Feature
 from tests.corpus.worlds import NAMES, READING, SETTINGS, Contents, contents_of, first_difference, make_different
 from tests.integration.origin.policies import POLICIES
@@ -227,13 +227,13 @@ def describe(error: TopsError) -> str:
             return f"rejected {reason}"
     if isinstance(error, ChangeNotProved):
         return f"rejected {error.reason}"
-    if isinstance(error, WriteRefused) and error.sqlstate:
+    if isinstance(error, WriteRejected) and error.sqlstate:
         return f"failed {error.sqlstate}"
     if isinstance(error, InvalidChange) or (
-        isinstance(error, WriteRefused) and error.why == error_code(InvalidChange.__name__)
+        isinstance(error, WriteRejected) and error.why == error_code(InvalidChange.__name__)
     ):
         return "rejected invalid"
-    return f"rejected {error.why}" if isinstance(error, WriteRefused) else f"broken {type(error).__name__}"
+    return f"rejected {error.why}" if isinstance(error, WriteRejected) else f"broken {type(error).__name__}"
 
 
 Columns = dict[str, "Counter[str]"]

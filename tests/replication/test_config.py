@@ -49,11 +49,11 @@ def load(tmp_path: Path, keys: str, replicas: int = 3) -> Cluster:
     ],
 )
 def test_a_wrong_set_is_refused_with_its_line(tmp_path: Path, keys: str, problem: str) -> None:
-    with pytest.raises(ConfigError, match="line") as refused:
+    with pytest.raises(ConfigError, match="line") as rejected:
         load(tmp_path, keys)
 
-    assert problem in str(refused.value)
-    assert "tops.toml" in str(refused.value)
+    assert problem in str(rejected.value)
+    assert "tops.toml" in str(rejected.value)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import pytest
 
 from adapters.postgres.apply.orphans import QueriesLeft
 from replication.rpc import calls, conversation
-from replication.rpc.calls import AnyAnswer, AnyQuestion, Read, ReadDone, ReplicaFailed, Write, WriteDone
-from replication.rpc.conversation import BUNDLE_BYTES_MAX, Answerer, Caller
-from replication.rpc.refusals import NotStarted
+from replication.rpc.calls import AnyRequest, AnyResponse, Read, ReadDone, ReplicaFailed, Write, WriteDone
+from replication.rpc.conversation import BUNDLE_BYTES_MAX, Caller, Responder
+from replication.rpc.rejections import NotStarted
 from replication.rpc.rights import RequestGuard
 from tops.model.errors import (
     LimitExceeded,
@@ -21,7 +21,7 @@ from tops.model.errors import (
     OutcomeUnknown,
     PermissionDenied,
     ProtocolError,
-    ResourceRefused,
+    ResourceRejected,
     Retry,
     TopsError,
 )
@@ -31,7 +31,7 @@ from tops.protocol.messages import Sender
 from tops.runtime.participants import Participant, Received
 from tops.security import Permissions
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 class Line:
@@ -61,16 +61,16 @@ class Line:
             )
 
 
-async def ready(_: AnyQuestion) -> None:
+async def ready(_: AnyRequest) -> None:
     """Every position is reached."""
 
 
-async def answer(question: AnyQuestion, _: str) -> AnyAnswer:
-    assert isinstance(question, Read)
-    return ReadDone(replica="r1", rows=question.args, position=1)
+async def response(request: AnyRequest, _: str) -> AnyResponse:
+    assert isinstance(request, Read)
+    return ReadDone(replica="r1", rows=request.args, position=1)
 
 
-async def write(asked: Sequence[Write]) -> Sequence[AnyAnswer]:
+async def write(asked: Sequence[Write]) -> Sequence[AnyResponse]:
     return [WriteDone(replica="r1", tx=one.tx, rows=(1,)) for one in asked]
 
 
@@ -80,12 +80,12 @@ class Open(RequestGuard):
     def __init__(self) -> None:
         super().__init__("test", "shop", Permissions(), Path("audit.log"), frozenset())
 
-    def check(self, sender: Sender, request: AnyQuestion) -> None: ...
+    def check(self, sender: Sender, request: AnyRequest) -> None: ...
 
 
 async def joined(line: Line) -> Caller:
     caller = Caller(cast(Any, line), "shop", ("b1",))
-    answerer = Answerer(cast(Any, line), "shop", ("b1",), ready, answer, write, Open())
+    answerer = Responder(cast(Any, line), "shop", ("b1",), ready, response, write, Open())
     await caller.start()
     await answerer.start()
     return caller
@@ -96,7 +96,7 @@ async def test_what_is_asked_in_one_turn_is_one_event_and_so_are_its_answers() -
     caller = await joined(line)
 
     done = await asyncio.gather(
-        *(caller.ask("shop/r1", Write(tx=f"t{n}", member=b"m"), PATIENCE_S) for n in range(64)),
+        *(caller.request("shop/r1", Write(tx=f"t{n}", member=b"m"), TIMEOUT_S) for n in range(64)),
     )
 
     assert [one.tx for one in done if isinstance(one, WriteDone)] == [f"t{n}" for n in range(64)]
@@ -109,7 +109,7 @@ async def test_a_lost_read_is_asked_again_and_a_lost_write_is_not(monkeypatch: p
     caller = await joined(line)
     line.lost = 3
 
-    done = await caller.ask("shop/r1", Read(sql="q", args=b"1"), PATIENCE_S)
+    done = await caller.request("shop/r1", Read(sql="q", args=b"1"), TIMEOUT_S)
     assert isinstance(done, ReadDone)
     assert line.lost == 0, "three questions went astray"
 
@@ -117,7 +117,7 @@ async def test_a_lost_read_is_asked_again_and_a_lost_write_is_not(monkeypatch: p
     caller = await joined(line)
     line.lost = 1
     with pytest.raises(NotReachable):
-        await caller.ask("shop/r1", Write(tx="t", member=b"m"), 0.2)
+        await caller.request("shop/r1", Write(tx="t", member=b"m"), 0.2)
     assert len(line.events) == 1, "asked once"
 
 
@@ -127,9 +127,9 @@ async def test_reads_that_were_asked_at_different_times_are_all_asked_again(monk
     caller = await joined(line)
     line.lost = 2
 
-    first = asyncio.ensure_future(caller.ask("shop/r1", Read(sql="q", args=b"1"), PATIENCE_S))
+    first = asyncio.ensure_future(caller.request("shop/r1", Read(sql="q", args=b"1"), TIMEOUT_S))
     await asyncio.sleep(0.05)
-    second = asyncio.ensure_future(caller.ask("shop/r1", Read(sql="q", args=b"2"), PATIENCE_S))
+    second = asyncio.ensure_future(caller.request("shop/r1", Read(sql="q", args=b"2"), TIMEOUT_S))
 
     assert [cast(ReadDone, one).rows for one in await asyncio.gather(first, second)] == [b"1", b"2"]
 
@@ -143,7 +143,7 @@ async def test_one_timer_serves_all_reads_however_long_they_go_unanswered(monkey
 
     def counted(when: float, callback: Any, *args: Any, **options: Any) -> asyncio.TimerHandle:
         nonlocal armed
-        armed += callback == caller._say_again
+        armed += callback == caller._send_again
         return call_at(when, callback, *args, **options)
 
     monkeypatch.setattr(loop, "call_at", counted)
@@ -151,7 +151,7 @@ async def test_one_timer_serves_all_reads_however_long_they_go_unanswered(monkey
     line.lost = 10_000
     reads = []
     for n in range(10):
-        reads.append(asyncio.ensure_future(caller.ask("shop/r1", Read(sql="q", args=b"%d" % n), PATIENCE_S)))
+        reads.append(asyncio.ensure_future(caller.request("shop/r1", Read(sql="q", args=b"%d" % n), TIMEOUT_S)))
         await asyncio.sleep(0.003)
     while len(line.events) < 200:  # noqa: ASYNC110 - nobody announces it
         await asyncio.sleep(0.01)
@@ -165,13 +165,13 @@ async def test_one_timer_serves_all_reads_however_long_they_go_unanswered(monkey
 async def test_a_question_leaves_nothing_for_the_garbage_collector() -> None:
     """Thousands per second pass here: what only the collector can free costs more than the question."""
     caller = await joined(Line())
-    await caller.ask("shop/r1", Write(tx="t", member=b"m"), PATIENCE_S)
+    await caller.request("shop/r1", Write(tx="t", member=b"m"), TIMEOUT_S)
     gc.collect()
     gc.disable()
     try:
         for n in range(100):
-            await caller.ask("shop/r1", Write(tx=f"t{n}", member=b"m"), PATIENCE_S)
-            await caller.ask("shop/r1", Read(sql="q", args=b"1"), PATIENCE_S)
+            await caller.request("shop/r1", Write(tx=f"t{n}", member=b"m"), TIMEOUT_S)
+            await caller.request("shop/r1", Read(sql="q", args=b"1"), TIMEOUT_S)
         assert gc.collect() < 100
     finally:
         gc.enable()
@@ -179,9 +179,9 @@ async def test_a_question_leaves_nothing_for_the_garbage_collector() -> None:
 
 async def test_what_cannot_be_written_down_fails_alone() -> None:
     caller = await joined(Line())
-    questions = [Read(sql="\ud800" if n == 3 else "q", args=b"") for n in range(7)]
+    requests = [Read(sql="\ud800" if n == 3 else "q", args=b"") for n in range(7)]
 
-    done = await asyncio.gather(*(caller.ask("shop/r1", q, PATIENCE_S) for q in questions), return_exceptions=True)
+    done = await asyncio.gather(*(caller.request("shop/r1", q, TIMEOUT_S) for q in requests), return_exceptions=True)
 
     assert [type(one) for one in done] == [ProtocolError if n == 3 else ReadDone for n in range(7)]
 
@@ -191,7 +191,7 @@ async def test_a_bundle_that_would_be_too_long_travels_in_parts() -> None:
     caller = await joined(line)
     third = b"x" * (BUNDLE_BYTES_MAX // 3)
 
-    done = await asyncio.gather(*(caller.ask("shop/r1", Read(sql="q", args=third), PATIENCE_S) for _ in range(8)))
+    done = await asyncio.gather(*(caller.request("shop/r1", Read(sql="q", args=third), TIMEOUT_S) for _ in range(8)))
 
     assert all(isinstance(one, ReadDone) and one.rows == third for one in done)
     assert all(len(body) <= BUNDLE_BYTES_MAX for _, body in line.events)
@@ -202,14 +202,14 @@ async def test_a_question_that_cannot_be_read_is_answered_so_and_the_others_as_e
     line = Line()
     caller = await joined(line)
 
-    class Unheard(calls.Question, frozen=True):
+    class Unconfirmed(calls.ReplicaRequest, frozen=True):
         """A question of a later version."""
 
-    strange = asyncio.ensure_future(caller.ask("shop/r1", cast(Any, Unheard()), PATIENCE_S))
-    plain = asyncio.ensure_future(caller.ask("shop/r1", Read(sql="q", args=b"1"), PATIENCE_S))
+    strange = asyncio.ensure_future(caller.request("shop/r1", cast(Any, Unconfirmed()), TIMEOUT_S))
+    plain = asyncio.ensure_future(caller.request("shop/r1", Read(sql="q", args=b"1"), TIMEOUT_S))
 
     assert isinstance(await plain, ReadDone)
-    with pytest.raises(ReplicaFailed, match="Unheard"):
+    with pytest.raises(ReplicaFailed, match="Unconfirmed"):
         await strange
     assert len(msgspec.msgpack.decode(line.events[0][1])) == 2
 
@@ -224,19 +224,19 @@ class Silent(Line):
         self.events.append((event_type.name, body["body"]))
 
     def request_id(self) -> bytes:
-        ((request_id, _),) = calls.decode_questions(self.events[-1][1])
+        ((request_id, _),) = calls.decode_requests(self.events[-1][1])
         return request_id
 
-    def respond(self, caller: Caller, sender: Sender | None, request_id: bytes, response: AnyAnswer) -> None:
+    def respond(self, caller: Caller, sender: Sender | None, request_id: bytes, response: AnyResponse) -> None:
         caller.on_notify(
             Received("rs.shop.answer0", {"body": calls.encode_bundle([(request_id, response)])}, sender=sender)
         )
 
 
-async def asked(line: Silent, to: str = "shop/r1") -> tuple[Caller, asyncio.Task[AnyAnswer]]:
+async def asked(line: Silent, to: str = "shop/r1") -> tuple[Caller, asyncio.Task[AnyResponse]]:
     caller = Caller(cast(Any, line), "shop", ("b1",))
     await caller.start()
-    task = asyncio.ensure_future(caller.ask(to, calls.Where(), PATIENCE_S))
+    task = asyncio.ensure_future(caller.request(to, calls.Where(), TIMEOUT_S))
     while not line.events:  # noqa: ASYNC110 - nobody announces it
         await asyncio.sleep(0)
     return caller, task
@@ -283,7 +283,7 @@ async def test_each_replica_counts_once_for_a_quorum() -> None:
     line = Silent()
     caller = Caller(cast(Any, line), "shop", ("b1",))
     await caller.start()
-    task = asyncio.ensure_future(caller.ask_all(calls.Where(), PATIENCE_S, 2))
+    task = asyncio.ensure_future(caller.request_all(calls.Where(), TIMEOUT_S, 2))
     while not line.events:  # noqa: ASYNC110 - nobody announces it
         await asyncio.sleep(0)
 
@@ -298,9 +298,9 @@ async def test_a_response_of_another_kind_is_an_error_with_a_code() -> None:
     line = Silent()
     caller, task = await asked(line)
 
-    line.respond(caller, Sender("shop/r1", "replica"), line.request_id(), calls.Told(text="hello"))
+    line.respond(caller, Sender("shop/r1", "replica"), line.request_id(), calls.OperationDone(text="hello"))
 
-    with pytest.raises(ReplicaFailed, match="responded to a Where with a Told") as raised:
+    with pytest.raises(ReplicaFailed, match="responded to a Where with a OperationDone") as raised:
         await task
     assert (raised.value.code, raised.value.retry) == ("unexpected-response", Retry.ASK_FIRST)
 
@@ -309,12 +309,12 @@ async def test_among_the_responses_of_all_one_of_another_kind_is_that_of_a_repli
     line = Silent()
     caller = Caller(cast(Any, line), "shop", ("b1",))
     await caller.start()
-    task = asyncio.ensure_future(caller.ask_all(calls.Where(), PATIENCE_S, 2))
+    task = asyncio.ensure_future(caller.request_all(calls.Where(), TIMEOUT_S, 2))
     while not line.events:  # noqa: ASYNC110 - nobody announces it
         await asyncio.sleep(0)
 
     located = calls.Located(replica="r2", position=1, prepared=())
-    line.respond(caller, Sender("shop/r1", "replica"), line.request_id(), calls.Told(text="hello"))
+    line.respond(caller, Sender("shop/r1", "replica"), line.request_id(), calls.OperationDone(text="hello"))
     line.respond(caller, Sender("shop/r2", "replica"), line.request_id(), located)
 
     failed, found = await task
@@ -322,16 +322,16 @@ async def test_among_the_responses_of_all_one_of_another_kind_is_that_of_a_repli
     assert (failed.code, found) == ("unexpected-response", located)
 
 
-@pytest.mark.parametrize("kind", get_args(AnyQuestion), ids=lambda kind: kind.__name__)
-def test_every_request_says_which_kind_of_response_it_has(kind: type[calls.Question[Any]]) -> None:
-    assert calls._response_to(kind) in get_args(AnyAnswer)
+@pytest.mark.parametrize("kind", get_args(AnyRequest), ids=lambda kind: kind.__name__)
+def test_every_request_says_which_kind_of_response_it_has(kind: type[calls.ReplicaRequest[Any]]) -> None:
+    assert calls._response_to(kind) in get_args(AnyResponse)
 
 
 @pytest.mark.parametrize(
     ("error", "code"),
     [
         (NotReachable("x"), "not-reachable"),
-        (ResourceRefused("db", "x"), "resource-refused"),
+        (ResourceRejected("db", "x"), "resource-rejected"),
         (OutcomeUnknown("t", "r1"), "outcome-unknown"),
         (NotStarted("x"), "not-started"),
         (LimitExceeded("x"), "limit-exceeded"),
@@ -350,7 +350,7 @@ async def test_ids_of_requests_tell_nothing_of_the_next_one() -> None:
     line = Line()
     caller = await joined(line)
 
-    await asyncio.gather(*(caller.ask("shop/r1", Read(sql="q", args=b"1"), PATIENCE_S) for _ in range(1000)))
+    await asyncio.gather(*(caller.request("shop/r1", Read(sql="q", args=b"1"), TIMEOUT_S) for _ in range(1000)))
 
     ids = [request_id for _, body in line.events for request_id, _ in calls.undecoded(body)]
     assert len(set(ids)) == 1000
@@ -364,23 +364,23 @@ async def test_a_request_that_its_sender_may_not_send_is_denied_and_not_done() -
     caller = Caller(cast(Any, line), "shop", ("b1",))
 
     class Deny(Open):
-        def check(self, sender: Sender, request: AnyQuestion) -> None:
+        def check(self, sender: Sender, request: AnyRequest) -> None:
             if isinstance(request, Write):
                 raise PermissionDenied("no", who=sender.identity, verb="write", event_type="rs.shop")
 
-    async def nothing(_: Sequence[Write]) -> Sequence[AnyAnswer]:
+    async def nothing(_: Sequence[Write]) -> Sequence[AnyResponse]:
         pytest.fail("it must not be done")
 
-    answerer = Answerer(cast(Any, line), "shop", ("b1",), ready, answer, nothing, Deny())
+    answerer = Responder(cast(Any, line), "shop", ("b1",), ready, response, nothing, Deny())
     await caller.start()
     await answerer.start()
 
     with pytest.raises(PermissionDenied) as denied:
-        await caller.ask("shop/r1", Write(tx="t", member=b"m"), PATIENCE_S)
+        await caller.request("shop/r1", Write(tx="t", member=b"m"), TIMEOUT_S)
     assert (denied.value.who, denied.value.verb, denied.value.event_type) == ("shop/r1", "write", "rs.shop")
-    assert isinstance(await caller.ask("shop/r1", Read(sql="q", args=b"1"), PATIENCE_S), ReadDone)
+    assert isinstance(await caller.request("shop/r1", Read(sql="q", args=b"1"), TIMEOUT_S), ReadDone)
     with pytest.raises(PermissionDenied):
-        await caller.ask_all(Write(tx="t", member=b"m"), PATIENCE_S, 1)
+        await caller.request_all(Write(tx="t", member=b"m"), TIMEOUT_S, 1)
 
 
 async def test_a_read_that_is_sent_again_before_its_response_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,16 +395,16 @@ async def test_a_read_that_is_sent_again_before_its_response_is_done_once(monkey
 
     line = Counting()
 
-    async def slow(question: AnyQuestion, who: str) -> AnyAnswer:
+    async def slow(request: AnyRequest, who: str) -> AnyResponse:
         nonlocal done
         done += 1
         await go_on.wait()
-        return await answer(question, who)
+        return await response(request, who)
 
     caller = Caller(cast(Any, line), "shop", ("b1",))
     await caller.start()
-    await Answerer(cast(Any, line), "shop", ("b1",), ready, slow, write, Open()).start()
-    reading = asyncio.ensure_future(caller.ask("shop/r1", Read(sql="q", args=b"1"), PATIENCE_S))
+    await Responder(cast(Any, line), "shop", ("b1",), ready, slow, write, Open()).start()
+    reading = asyncio.ensure_future(caller.request("shop/r1", Read(sql="q", args=b"1"), TIMEOUT_S))
     await repeated.wait()
     await asyncio.sleep(0)  # the last one arrives
     go_on.set()

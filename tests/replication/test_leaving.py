@@ -22,7 +22,7 @@ class Ending:
     async def rollback(self, attempt: Attempt) -> None: ...
 
 
-def promised(number: int) -> tuple[ReplicaParticipant, Memo]:
+def prepared(number: int) -> tuple[ReplicaParticipant, Memo]:
     replica = ReplicaParticipant(cast(Any, Ending()), "rs.shop", "shop-r1", Scope.DISTRIBUTED)
     replica.prepared.add(number)
     return replica, Memo(EpochId("rs.shop", number, 1, "b1", 1), "digest", "voter", ())
@@ -30,7 +30,7 @@ def promised(number: int) -> tuple[ReplicaParticipant, Memo]:
 
 @pytest.mark.parametrize("committed", [True, False])
 async def test_it_leaves_when_its_promise_has_ended_either_way(committed: bool) -> None:
-    replica, memo = promised(7)
+    replica, memo = prepared(7)
     leaving = asyncio.ensure_future(replica.leave())
     await asyncio.sleep(0)
     assert not leaving.done()
@@ -42,7 +42,7 @@ async def test_it_leaves_when_its_promise_has_ended_either_way(committed: bool) 
 
 
 async def test_it_does_not_wait_for_promises_that_another_agent_has_taken_over() -> None:
-    replica, _ = promised(7)
+    replica, _ = prepared(7)
     leaving = asyncio.ensure_future(replica.leave())
     await asyncio.sleep(0)
 
@@ -54,7 +54,7 @@ async def test_it_does_not_wait_for_promises_that_another_agent_has_taken_over()
 
 async def test_it_says_what_it_leaves_behind(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(module, "LEAVE_S", 0.01)
-    replica, _ = promised(7)
+    replica, _ = prepared(7)
 
     await replica.leave()
 
@@ -62,7 +62,7 @@ async def test_it_says_what_it_leaves_behind(monkeypatch: pytest.MonkeyPatch, ca
 
 
 async def test_what_comes_while_it_leaves_gets_no_vote() -> None:
-    replica, memo = promised(7)
+    replica, memo = prepared(7)
     leaving = asyncio.ensure_future(replica.leave())
     await asyncio.sleep(0)
     later = Memo(EpochId("rs.shop", 8, 1, "b1", 1), "digest", "voter", ())

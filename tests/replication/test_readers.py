@@ -11,7 +11,7 @@ from replication.client.reads import Reader, ReadResult
 from replication.model.values import pack_rows
 from replication.policies import policy_of
 from replication.rpc.calls import Failed, ReadDone, ReplicaFailed
-from replication.rpc.refusals import NotStarted
+from replication.rpc.rejections import NotStarted
 from tests.replication.test_config import load
 from tops.model.errors import NotReachable, Retry, code_of
 
@@ -25,7 +25,7 @@ class Caller:
     def __init__(self, responses: dict[str, Any]) -> None:
         self.responses = responses
 
-    async def ask(self, to: str, question: object, timeout_s: float) -> ReadDone:
+    async def request(self, to: str, request: object, timeout_s: float) -> ReadDone:
         response = self.responses[to.rpartition("/")[2]]
         if isinstance(response, Exception):
             raise response

@@ -22,11 +22,11 @@ from tops.model.transactions import Outcome, Scope, TxType, granted_scope
 from tops.protocol.effects import Call, Effect, NotifyTx, PrepareTx
 from tops.protocol.messages import (
     Address,
-    AskOutcome,
     CensusPolicy,
     Definitions,
     Envelope,
     Event,
+    GetOutcome,
     LinkMessage,
     TxOutcome,
     TxSpec,
@@ -36,11 +36,11 @@ from tops.sim.databases import CallbackDatabase, ReplicaDatabase
 from tops.sim.faults import Faults
 from tops.sim.history import TxHistory
 from tops.sim.nodes import SimBroker, SimNode, SimSite
-from tops.sim.site_app import Ask, Script, SimSubscription, SiteApp
+from tops.sim.site_app import MakeRequest, Script, SimSubscription, SiteApp
 from tops.sim.workload import DEFINITIONS
 from tops.sim.world import World
 
-ANSWER_WITHIN_S = 60.0
+RESPONSE_WITHIN_S = 60.0
 TICK_S = 0.05
 
 ATTRIBUTES: dict[str, type] = {"mark": str, "key": str, "bad": bool}
@@ -54,8 +54,8 @@ class Participant:
     ) -> None:
         self.app, self.number, self.database = app, number, database
         self.scope = scope  # its answer when it is asked
-        self.refuses: set[str] = set()  # marks of events that it can't process
-        self.refuses_prepare = False
+        self.rejects: set[str] = set()  # marks of events that it can't process
+        self.rejects_prepare = False
         self.holds: set[str] = set()  # kinds of calls that it leaves unanswered until `release`
         self.calls: list[tuple[str, TxId | None]] = []  # in order: what it was asked for
         self._held: list[Call] = []
@@ -129,10 +129,10 @@ class ScriptedApp(SiteApp):
     def _callback(self, s: SimSubscription, database: CallbackDatabase, call: Call) -> Any:
         participant = self.participants[s.number]
         match call:
-            case NotifyTx(tx=tx, event=event) if event.body["mark"] in participant.refuses:
+            case NotifyTx(tx=tx, event=event) if event.body["mark"] in participant.rejects:
                 self._saw(s.number, tx, event)
                 return f"{event.body['mark']} can't be processed"
-            case PrepareTx() if participant.refuses_prepare:
+            case PrepareTx() if participant.rejects_prepare:
                 return "the resource can't prepare"
         return super()._callback(s, database, call)
 
@@ -180,12 +180,12 @@ class Client:
     def node(self) -> SimSite:
         return self.cluster.world.sites[self.name]
 
-    def ask(self, ask: Ask) -> Pending:
+    def request(self, request: MakeRequest) -> Pending:
         pending = Pending(self.cluster)
 
         def script() -> Script:
             try:
-                pending.value = yield ask
+                pending.value = yield request
             except TopsError as error:
                 pending.error = error
             pending.done = True
@@ -198,7 +198,7 @@ class Client:
     def advertise(self, *event_types: str) -> None:
         for name in event_types:
             definitions = self.cluster.types[name]
-            self.ask(lambda request, d=definitions: self.node.core.advertise(request, d)).result()  # type: ignore[misc]
+            self.request(lambda request, d=definitions: self.node.core.advertise(request, d)).result()  # type: ignore[misc]
             self.app.advertises = (*self.app.advertises, definitions)
 
     def subscribe(
@@ -235,7 +235,7 @@ class Client:
         app = self.app
         number = self.cluster.world.subscribe(app, wish, database, (scope,))
         participant = app.participants[number] = Participant(app, number, scope, database)
-        pending = self.ask(lambda request: self.node.core.subscribe(request, number, wish))
+        pending = self.request(lambda request: self.node.core.subscribe(request, number, wish))
         try:
             pending.result()
         except TopsError:
@@ -263,11 +263,11 @@ class Client:
     def publish_soon(self, event_type: str, mark: str, *, tx: TxId | None = None, **attributes: Any) -> Pending:
         event = self.cluster.event(event_type, mark, attributes)
         if tx is None:
-            return self.ask(lambda request: self.node.core.publish(request, event))
+            return self.request(lambda request: self.node.core.publish(request, event))
         known = self.cluster.world.history.transactions.get(tx)
         if known is not None and mark not in known.marks:
             known.marks.append(mark)
-        return self.ask(lambda request: self.node.core.tx_publish(request, tx, event))
+        return self.request(lambda request: self.node.core.tx_publish(request, tx, event))
 
     # ----------------------------------------------------------------------------------------------------- transactions
 
@@ -281,7 +281,7 @@ class Client:
     ) -> Pending:
         spec = tx_spec(event_type, tx_type, **properties)
         number = None if own is None else own.number
-        return self.ask(lambda request: self.node.core.begin(request, spec, number))
+        return self.request(lambda request: self.node.core.begin(request, spec, number))
 
     def begin(
         self,
@@ -309,7 +309,7 @@ class Client:
         self.cluster.run(TICK_S)
 
     def commit_soon(self, tx: TxId) -> Pending:
-        return self.ask(lambda request: self.node.core.commit(request, tx))
+        return self.request(lambda request: self.node.core.commit(request, tx))
 
     def commit(self, tx: TxId) -> TxOutcome:
         return self._told(tx, self.commit_soon(tx))
@@ -319,7 +319,7 @@ class Client:
         return self.commit(tx)
 
     def abort(self, tx: TxId, reason: str = "changed its mind") -> TxOutcome:
-        return self._told(tx, self.ask(lambda request: self.node.core.abort(request, tx, reason)))
+        return self._told(tx, self.request(lambda request: self.node.core.abort(request, tx, reason)))
 
     def execute_soon(
         self, event_type: str, marks: Sequence[str], tx_type: TxType = TxType.DISTRIBUTED, **properties: Any
@@ -328,14 +328,14 @@ class Client:
         spec = tx_spec(event_type, tx_type, **properties)
         events = tuple(self.cluster.event(event_type, mark, attributes) for mark in marks)
 
-        def ask(request: int) -> list[Effect]:
+        def make(request: int) -> list[Effect]:
             effects = self.node.core.execute(request, spec, events)
             tx = self.last_tx()
             if tx in self.node.core.transactions:
                 self.remember(tx, spec, marks)
             return effects
 
-        return self.ask(ask)
+        return self.request(make)
 
     def execute(
         self, event_type: str, marks: Sequence[str], tx_type: TxType = TxType.DISTRIBUTED, **properties: Any
@@ -353,8 +353,8 @@ class Client:
         if known is not None:
             event_type, tx_type = known.spec.event_type, known.spec.tx_type
         assert event_type is not None
-        question = AskOutcome(tx=tx, tx_type=tx_type, event_type=event_type)
-        answer: TxOutcome = self.ask(lambda request: self.node.core.ask_outcome(request, question)).result()
+        query = GetOutcome(tx=tx, tx_type=tx_type, event_type=event_type)
+        answer: TxOutcome = self.request(lambda request: self.node.core.get_outcome(request, query)).result()
         return answer
 
     def _told(self, tx: TxId, pending: Pending) -> TxOutcome:
@@ -362,12 +362,12 @@ class Client:
         try:
             outcome: TxOutcome = pending.result()
         except TransactionAborted:
-            history.tell(tx, "aborted")
+            history.record_outcome(tx, "aborted")
             raise
         except OutcomeUnknown:
-            history.tell(tx, "unknown")
+            history.record_outcome(tx, "unknown")
             raise
-        history.tell(tx, "committed" if outcome.outcome is Outcome.COMMITTED else "aborted")
+        history.record_outcome(tx, "committed" if outcome.outcome is Outcome.COMMITTED else "aborted")
         return outcome
 
     def give_up(self, participant: Participant, tx: TxId, reason: str = "gave up") -> None:
@@ -447,7 +447,7 @@ class Cluster:
             pass
 
     def until(self, condition: Callable[[], bool], otherwise: str) -> None:
-        self.within(ANSWER_WITHIN_S, condition, otherwise)
+        self.within(RESPONSE_WITHIN_S, condition, otherwise)
 
     def within(self, seconds: float, condition: Callable[[], bool], otherwise: str) -> None:
         """Let time pass until the condition holds, which must not take longer than this."""
@@ -458,7 +458,7 @@ class Cluster:
 
     def settle(self) -> None:
         """Until nothing is open."""
-        self.world.settle(ANSWER_WITHIN_S)
+        self.world.settle(RESPONSE_WITHIN_S)
 
     # --------------------------------------------------------------------------------------------------------- faults
 
@@ -518,7 +518,7 @@ class Cluster:
                 del DEFINITIONS[name]
 
 
-def letter_of(message: LinkMessage) -> object:
+def content_of(message: LinkMessage) -> object:
     """What a message carries: a letter, a publication, or itself."""
     return getattr(message, "body", None) or getattr(message, "publication", None) or message
 

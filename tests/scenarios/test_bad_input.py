@@ -79,14 +79,14 @@ def test_an_event_that_does_not_fit_its_type_is_refused_at_the_publisher(
     asked = len(participant.calls)
 
     if where == "one-shot":
-        refused = p.execute_soon("plain", ["one"], with_body=body).failure()
+        rejected = p.execute_soon("plain", ["one"], with_body=body).failure()
     else:
-        refused = p.publish_soon("plain", "one", tx=tx, **body).failure()
+        rejected = p.publish_soon("plain", "one", tx=tx, **body).failure()
 
-    assert isinstance(refused, InvalidEvent)
-    assert refused.attribute == attribute
-    assert f"'{attribute}'" in str(refused)
-    assert refused.retry is Retry.NEVER
+    assert isinstance(rejected, InvalidEvent)
+    assert rejected.attribute == attribute
+    assert f"'{attribute}'" in str(rejected)
+    assert rejected.retry is Retry.NEVER
     if tx is not None:  # the transaction goes on without it
         p.publish("plain", "two", tx=tx)
         assert cluster.world.history.transactions[tx].marks.pop(0) == "one"
@@ -102,10 +102,10 @@ def test_a_missing_attribute_is_named() -> None:
     cluster, _ = cluster_of()
     core = cluster["P"].node.core
 
-    refused = cluster["P"].ask(lambda request: core.publish(request, Event("plain", {"key": "a"})))
+    rejected = cluster["P"].request(lambda request: core.publish(request, Event("plain", {"key": "a"})))
 
-    assert isinstance(refused.failure(), InvalidEvent)
-    assert "'mark'" in str(refused.failure())
+    assert isinstance(rejected.failure(), InvalidEvent)
+    assert "'mark'" in str(rejected.failure())
 
 
 @pytest.mark.parametrize("verb", ["publish", "commit", "abort"])
@@ -150,7 +150,7 @@ def test_a_question_about_a_type_that_nobody_knows_is_refused() -> None:
     with pytest.raises(InvalidEventType, match="'unheard of' is not known here"):
         cluster["P"].outcome(TxId("P.1.1"), "unheard of")
     cluster.run(3.0)
-    assert cluster["P"].node.core.asking == {}  # asked again for ever, it would raise for ever
+    assert cluster["P"].node.core.outcome_queries == {}  # asked again for ever, it would raise for ever
 
 
 @pytest.mark.parametrize(
@@ -250,9 +250,9 @@ def test_a_standing_answer_of_a_type_the_coordinator_does_not_know_counts_for_no
     cluster = Cluster("P", "S")
     cluster["P"].advertise("plain")
 
-    refused = cluster["P"].execute_soon("plain", ["one"], census=None, constraints=(MinParticipants(1),))
+    rejected = cluster["P"].execute_soon("plain", ["one"], census=None, constraints=(MinParticipants(1),))
 
-    assert "0 of at least 1" in str(refused.failure())
+    assert "0 of at least 1" in str(rejected.failure())
     cluster["S"].subscribe("plain", Scope.DISTRIBUTED, standing=True)
     assert cluster["P"].execute("plain", ["two"], census=None).outcome is Outcome.COMMITTED
     cluster.check()

@@ -43,7 +43,7 @@ def test_a_compensatable_participant_prepares_nothing_before_what_it_committed_e
 def test_what_is_compensated_lies_under_nothing_that_stays() -> None:
     cluster, early, slow = cluster_with_early()
     slow.holds.add("PrepareTx")
-    slow.refuses_prepare = True
+    slow.rejects_prepare = True
     first, second = begin(cluster, "P", "one"), begin(cluster, "Q", "two")
     ending = cluster["P"].commit_soon(first)
     cluster.run(1.0)
@@ -67,7 +67,7 @@ def test_one_shots_that_were_committed_early_together_are_compensated_latest_fir
     early = cluster["early"].subscribe("other", standing=True, compensatable=True)
     slow = cluster["slow"].subscribe("other", standing=True)
     slow.holds.add("PrepareTx")
-    slow.refuses_prepare = True
+    slow.rejects_prepare = True
     pending = [cluster["P"].execute_soon("other", [mark], census=None) for mark in ("zero", "one", "two")]
     cluster.run(1.0)
 

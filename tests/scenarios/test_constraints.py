@@ -95,7 +95,7 @@ def test_before_prepare_a_replica_that_has_fallen_behind_since_the_census_no_lon
 @pytest.mark.parametrize(("needed", "commits"), [(2, True), (3, False)])
 def test_after_the_votes_the_constraints_decide_among_those_who_said_yes(needed: int, commits: bool) -> None:
     cluster, at = cluster_of("A", "B", "C")
-    at["A"].refuses_prepare = True
+    at["A"].rejects_prepare = True
     tx = cluster["P"].begin("plain", constraints=(MinParticipants(needed),))
 
     ending = cluster["P"].commit_soon(tx)
@@ -115,7 +115,7 @@ def test_after_the_votes_the_constraints_decide_among_those_who_said_yes(needed:
 
 def test_without_constraints_whoever_joined_must_commit() -> None:
     cluster, at = cluster_of("A", "B", "C")
-    at["A"].refuses_prepare = True
+    at["A"].rejects_prepare = True
     tx = cluster["P"].begin("plain")
 
     with pytest.raises(TransactionAborted):
@@ -128,7 +128,7 @@ def test_without_constraints_whoever_joined_must_commit() -> None:
 
 def test_only_a_ceiling_on_participants_does_not_excuse_one_who_drops_out() -> None:
     cluster, at = cluster_of("A", "B")
-    at["A"].refuses_prepare = True
+    at["A"].rejects_prepare = True
     tx = cluster["P"].begin("plain", constraints=(MaxParticipants(5),))
 
     with pytest.raises(TransactionAborted):
@@ -172,7 +172,7 @@ def test_a_constraint_holds_for_exactly_those_participants(constraint: AnyConstr
 
 def test_at_most_n_join_and_the_others_are_turned_away() -> None:
     cluster, at = cluster_of("A", "B", "C")
-    at["C"].holds = {"AskJoin"}
+    at["C"].holds = {"JoinTx"}
 
     begun = cluster["P"].begin_soon("plain", constraints=(MaxParticipants(2),))
     cluster.run(0.2)
@@ -216,7 +216,7 @@ def test_who_fails_matters_where_constraints_name_participants(
     constraints: Sequence[AnyConstraint], fails: str, commits: bool
 ) -> None:
     cluster, at = cluster_of("A", "B", "C")
-    at[fails].refuses_prepare = True
+    at[fails].rejects_prepare = True
     tx = cluster["P"].begin("plain", constraints=tuple(constraints))
 
     ending = cluster["P"].commit_soon(tx)
@@ -233,10 +233,10 @@ def test_a_predicate_registered_by_name_at_the_coordinator_decides_with_its_argu
     cluster.world.predicates["includes"] = lambda ids, arguments: set(arguments) <= set(ids)
 
     tx = cluster["P"].begin("plain", constraints=(Named("includes", ("A",)),))
-    refused = cluster["P"].begin_soon("plain", constraints=(Named("includes", ("Z",)),))
+    rejected = cluster["P"].begin_soon("plain", constraints=(Named("includes", ("Z",)),))
     unknown = cluster["P"].begin_soon("plain", constraints=(Named("unregistered"),))
 
-    assert "'includes' does not hold" in str(refused.failure())
+    assert "'includes' does not hold" in str(rejected.failure())
     assert "no predicate 'unregistered' is registered" in str(unknown.failure())
     cluster["P"].commit(tx)
     assert at["A"].committed(tx) == at["B"].committed(tx) == ()
@@ -246,7 +246,7 @@ def test_a_predicate_registered_by_name_at_the_coordinator_decides_with_its_argu
 def test_a_predicate_is_tested_again_when_somebody_fails() -> None:
     cluster, at = cluster_of("A", "B", "C")
     cluster.world.predicates["odd"] = lambda ids, arguments: len(ids) % 2 == 1
-    at["A"].refuses_prepare = True
+    at["A"].rejects_prepare = True
     tx = cluster["P"].begin("plain", constraints=(Named("odd"),))
 
     with pytest.raises(TransactionAborted):
@@ -337,11 +337,11 @@ def test_a_local_transaction_takes_no_constraint_on_participants_but_a_deadline(
     cluster, at = cluster_of("A")
     at["A"].scope = Scope.LOCAL
 
-    refused = cluster["P"].begin_soon("plain", TxType.LOCAL, constraints=(MinParticipants(1),))
+    rejected = cluster["P"].begin_soon("plain", TxType.LOCAL, constraints=(MinParticipants(1),))
     tx = cluster["P"].begin("plain", TxType.LOCAL, constraints=(Deadline(1.0),))
     cluster.run(1.5)
 
-    assert isinstance(refused.failure(), InvalidTransaction)
+    assert isinstance(rejected.failure(), InvalidTransaction)
     with pytest.raises(TransactionAborted, match="not decided in time"):
         cluster["P"].commit(tx)
     cluster.check()

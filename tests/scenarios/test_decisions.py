@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.scenarios.cluster import Cluster, Participant, letter_of
+from tests.scenarios.cluster import Cluster, Participant, content_of
 from tops.core.commit.epochs import EpochCoordinator
 from tops.core.commit.outcomes import Outcomes
 from tops.model.constraints import MinParticipants
@@ -13,15 +13,15 @@ from tops.model.filters import Filter
 from tops.model.ids import NodeId, TxId, hashed, standing_pseudonym
 from tops.model.transactions import Access, LocalOutcome, Outcome, Scope, ScopeLimit, TxType
 from tops.protocol.messages import (
-    AskEpoch,
+    GetEpochOutcome,
     LinkMessage,
     RunOneShot,
     StandingAccepted,
-    StandingAnswered,
+    StandingRegistered,
     TxBegan,
     TxPublished,
 )
-from tops.protocol.records import TxRefused
+from tops.protocol.records import TxRejected
 from tops.sim.checkers import violations
 from tops.sim.databases import CallbackDatabase
 
@@ -39,8 +39,8 @@ def from_site(cluster: Cluster, site: str, kind: type) -> list[Any]:
     found: list[Any] = []
 
     def look(owner: NodeId, peer: NodeId, message: LinkMessage) -> bool:
-        if site in (owner, peer) and isinstance(letter_of(message), kind):
-            found.append(letter_of(message))
+        if site in (owner, peer) and isinstance(content_of(message), kind):
+            found.append(content_of(message))
         return False
 
     cluster.lose(look)
@@ -56,10 +56,10 @@ def doubt_while_another_votes() -> tuple[Cluster, dict[str, Participant]]:
     tx = cluster["P"].begin("plain")
     cluster["P"].publish("plain", "one", tx=tx)
     at["T"].holds = {"PrepareTx"}
-    questions = from_site(cluster, "S", AskEpoch)
+    requests = from_site(cluster, "S", GetEpochOutcome)
     ending = cluster["P"].commit_soon(tx)
     cluster.run(2.0)
-    assert questions
+    assert requests
     at["T"].release()
     cluster.until(lambda: ending.done, "the commit was not answered")
     cluster.settle()
@@ -74,7 +74,7 @@ def test_no_record_means_abort_only_when_the_coordinator_is_not_still_deciding()
 
 
 def test_presuming_abort_while_votes_are_out_would_break_atomicity(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = EpochCoordinator.on_asked
+    honest = EpochCoordinator.on_outcome_requested
 
     def hasty(self: EpochCoordinator, epoch: Any, *arguments: Any) -> Any:
         kept = self.in_flight.pop(epoch.number)
@@ -82,7 +82,7 @@ def test_presuming_abort_while_votes_are_out_would_break_atomicity(monkeypatch: 
         self.in_flight[epoch.number] = kept
         return answer
 
-    monkeypatch.setattr(EpochCoordinator, "on_asked", hasty)
+    monkeypatch.setattr(EpochCoordinator, "on_outcome_requested", hasty)
     cluster, _ = doubt_while_another_votes()
 
     assert violations(cluster.world, live=True)
@@ -96,7 +96,7 @@ def late_one_shot() -> tuple[Cluster, Participant, list[str]]:
     kept: list[LinkMessage] = []
 
     def delay(owner: NodeId, peer: NodeId, message: LinkMessage) -> bool:
-        if owner == "P" and isinstance(letter_of(message), RunOneShot):
+        if owner == "P" and isinstance(content_of(message), RunOneShot):
             kept.append(message)
             return True
         return False
@@ -116,14 +116,14 @@ def test_a_question_about_an_unknown_transaction_refuses_it_for_good_before_it_i
     assert "no record" in told[0]
     assert participant.committed(cluster["P"].last_tx()) is None
     records = cluster.broker(cluster.rendezvous("other")).disk.records
-    assert TxRefused(tx=cluster["P"].last_tx()) in records
+    assert TxRejected(tx=cluster["P"].last_tx()) in records
     cluster.check()
 
 
 def test_without_the_refusal_a_late_arrival_would_apply_after_aborted_was_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Outcomes, "refuse", lambda self, tx: None)
+    monkeypatch.setattr(Outcomes, "reject", lambda self, tx: None)
 
     cluster, participant, _ = late_one_shot()
 
@@ -137,7 +137,7 @@ def test_the_refusal_survives_the_coordinator() -> None:
     cluster.kill(coordinator)
     cluster.restart(coordinator)
 
-    assert cluster.broker(coordinator).core.rendezvous.outcomes.is_refused(cluster["P"].last_tx())
+    assert cluster.broker(coordinator).core.rendezvous.outcomes.is_rejected(cluster["P"].last_tx())
     assert cluster["P"].outcome(cluster["P"].last_tx(), "other").outcome is Outcome.ABORTED
 
 
@@ -260,7 +260,7 @@ def test_a_publisher_that_aborts_aborts_distributed_and_local_subscribers() -> N
 
 def test_a_distributed_participant_that_aborts_leaves_local_subscribers_unaffected() -> None:
     cluster, at, tx = mixed()
-    at["D"].refuses = {"one"}
+    at["D"].rejects = {"one"}
     cluster["P"].publish("plain", "one", tx=tx)
     cluster.run(0.3)
     cluster["P"].publish("plain", "two", tx=tx)
@@ -276,7 +276,7 @@ def test_a_distributed_participant_that_aborts_leaves_local_subscribers_unaffect
 
 def test_a_local_subscriber_that_aborts_affects_only_itself() -> None:
     cluster, at, tx = mixed()
-    at["L"].refuses = {"one"}
+    at["L"].rejects = {"one"}
     cluster["P"].publish("plain", "one", tx=tx)
 
     outcome = cluster["P"].commit(tx)
@@ -290,7 +290,7 @@ def test_a_local_subscriber_that_aborts_affects_only_itself() -> None:
 @pytest.mark.parametrize("local_outcome", LocalOutcome)
 def test_4_6_3_local_subscribers_commit_on_the_request_or_follow_the_decision(local_outcome: LocalOutcome) -> None:
     cluster, at, tx = mixed(local_outcome)
-    at["D"].refuses_prepare = True
+    at["D"].rejects_prepare = True
     cluster["P"].publish("plain", "one", tx=tx)
 
     with pytest.raises(TransactionAborted):
@@ -336,8 +336,8 @@ def test_the_coordinator_checks_the_sequence_as_well_as_the_participants(tx_type
     coordinator = cluster.rendezvous("plain")
 
     def lost(owner: NodeId, peer: NodeId, message: LinkMessage) -> bool:
-        letter = letter_of(message)
-        return peer == coordinator and isinstance(letter, TxPublished) and letter.sequence == 1
+        content = content_of(message)
+        return peer == coordinator and isinstance(content, TxPublished) and content.sequence == 1
 
     cluster.lose(lost)
     cluster["P"].publish("plain", "one", tx=tx)
@@ -413,7 +413,7 @@ def test_a_transaction_that_nobody_joined_is_unfulfilled_for_good() -> None:
 
     assert "nobody joined" in str(begun.failure())
     assert cluster["P"].outcome(tx, "plain").outcome is Outcome.ABORTED
-    assert at["S"].asked("AskJoin") == 1
+    assert at["S"].asked("JoinTx") == 1
     cluster.check()
 
 
@@ -464,14 +464,14 @@ def test_a_standing_answers_pseudonym_is_derived_from_its_secret_and_differs_in_
 
     assert [began.members for began in lists] == [{hashed(standing_pseudonym(secret, tx))} for tx in transactions]
     assert lists[0].members != lists[1].members
-    assert participant.asked("AskJoin") == 0
+    assert participant.asked("JoinTx") == 0
     cluster.check()
 
 
 def test_a_standing_answer_counts_from_the_coordinators_acknowledgement_on() -> None:
     cluster = Cluster("P", "S")
     cluster["P"].advertise("other")
-    cluster.lose(lambda owner, peer, message: peer == "S" and isinstance(letter_of(message), StandingAccepted))
+    cluster.lose(lambda owner, peer, message: peer == "S" and isinstance(content_of(message), StandingAccepted))
     client = cluster["S"]
     with pytest.raises(AssertionError, match="not answered"):
         client.subscribe("other", standing=True)
@@ -490,11 +490,11 @@ def test_a_standing_answer_that_is_not_renewed_is_withdrawn() -> None:
         cluster[name].subscribe("other", standing=True)
     assert cluster["P"].execute("other", ["one"], census=None, constraints=(MinParticipants(2),))
 
-    cluster.lose(lambda owner, peer, message: owner == "S" and isinstance(letter_of(message), StandingAnswered))
+    cluster.lose(lambda owner, peer, message: owner == "S" and isinstance(content_of(message), StandingRegistered))
     cluster.run(8.0)
 
-    refused = cluster["P"].execute_soon("other", ["two"], census=None, constraints=(MinParticipants(2),))
-    assert "1 of at least 2" in str(refused.failure())
+    rejected = cluster["P"].execute_soon("other", ["two"], census=None, constraints=(MinParticipants(2),))
+    assert "1 of at least 2" in str(rejected.failure())
     cluster.check()
 
 
@@ -511,8 +511,8 @@ def test_a_standing_answer_is_good_for_one_life_of_the_link() -> None:
     cluster.run(1.0)
 
     standing = cluster.broker(cluster.rendezvous("other")).core.rendezvous.epochs["other"].standing
-    assert key not in standing.answers
-    assert [s.secret for s in standing.answers.values()] != [secret]
+    assert key not in standing.registrations
+    assert [s.secret for s in standing.registrations.values()] != [secret]
     assert cluster["P"].execute("other", ["one"], census=None).outcome is Outcome.COMMITTED
     cluster.check()
 
@@ -567,10 +567,10 @@ def test_a_publishers_own_resources_are_a_member_that_no_constraint_counts() -> 
     own = cluster["P"].enlist()
     tx = cluster["P"].begin("plain", own=own, constraints=(MinParticipants(1),))
     members = cluster.broker(cluster.rendezvous("plain")).core.rendezvous.coordinators[tx].members
-    refused = cluster["P"].begin_soon("plain", own=own, constraints=(MinParticipants(2),))
+    rejected = cluster["P"].begin_soon("plain", own=own, constraints=(MinParticipants(2),))
 
     assert [m.counts for m in members.values()] == [False, True]
-    assert "1 of at least 2" in str(refused.failure())
+    assert "1 of at least 2" in str(rejected.failure())
     cluster["P"].abort(tx)
     cluster.settle()
     assert at["S"].committed(tx) is None

@@ -2,7 +2,7 @@
 
 from tests.scenarios.cluster import Client, Cluster
 from tops.model.transactions import Scope
-from tops.protocol.records import SubscriptionKept
+from tops.protocol.records import SubscriptionAdvanced
 
 
 def reader() -> tuple[Cluster, Client]:
@@ -16,7 +16,7 @@ def reader() -> tuple[Cluster, Client]:
 
 
 def end(client: Client) -> None:
-    client.ask(lambda request: client.node.core.end_log(request, "log", "reader")).result()
+    client.request(lambda request: client.node.core.end_log(request, "log", "reader")).result()
 
 
 def test_an_ended_subscription_holds_nothing_of_the_log_back() -> None:
@@ -35,7 +35,7 @@ def test_the_end_of_a_durable_subscription_survives_a_crash_of_its_broker() -> N
     cluster, s = reader()
     home = cluster.rendezvous("log")
     end(s)
-    written = [r for r in cluster.broker(home).disk.records if isinstance(r, SubscriptionKept)]
+    written = [r for r in cluster.broker(home).disk.records if isinstance(r, SubscriptionAdvanced)]
 
     cluster.kill(home)
     cluster.restart(home)
@@ -48,7 +48,7 @@ def test_an_end_is_said_again_until_the_rendezvous_answers_and_ending_twice_is_n
     cluster, s = reader()
     home = cluster.rendezvous("log")
     cluster.kill(home)
-    pending = s.ask(lambda request: s.node.core.end_log(request, "log", "reader"))
+    pending = s.request(lambda request: s.node.core.end_log(request, "log", "reader"))
     cluster.run(2.0)
     assert not pending.done
 

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from tests.scenarios.cluster import Cluster, Participant, letter_of
+from tests.scenarios.cluster import Cluster, Participant, content_of
 from tops.model.constraints import MaxParticipants, MinParticipants
 from tops.model.errors import TransactionAborted, UncheckedTransaction
 from tops.model.ids import NodeId, TxId
@@ -12,17 +12,17 @@ from tops.model.transactions import Outcome, Scope, ScopeLimit
 from tops.protocol.effects import AbortTxCall, CommitTxCall, Effect, PrepareTx
 from tops.protocol.messages import (
     Address,
-    AskEpoch,
-    AskMembership,
     CensusPolicy,
     CensusReplied,
+    DecisionRelayed,
     EpochDecided,
     EpochVoted,
+    GetEpochOutcome,
+    GetMembership,
     LinkMessage,
-    PeerKnows,
-    PeersAsked,
+    QueryPeers,
     Sender,
-    StandingAnswered,
+    StandingRegistered,
     TxAbandoned,
     TxBegan,
     TxPublished,
@@ -40,7 +40,7 @@ def lose_for(cluster: Cluster, site: str, kind: type) -> None:
     """Messages of this kind never reach that site."""
 
     def lost(owner: NodeId, peer: NodeId, message: LinkMessage) -> bool:
-        return peer == site and isinstance(letter_of(message), kind)
+        return peer == site and isinstance(content_of(message), kind)
 
     cluster.lose(lost)
 
@@ -50,7 +50,7 @@ def sent(cluster: Cluster, kind: type) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
 
     def look(owner: NodeId, peer: NodeId, message: LinkMessage) -> bool:
-        if isinstance(letter_of(message), kind):
+        if isinstance(content_of(message), kind):
             found.append((owner, peer))
         return False
 
@@ -63,7 +63,7 @@ def sent(cluster: Cluster, kind: type) -> list[tuple[str, str]]:
 
 def test_4_1_a_census_closes_when_its_time_is_over() -> None:
     cluster, s, t = two_subscribers()
-    t.holds = {"AskJoin"}
+    t.holds = {"JoinTx"}
 
     tx = cluster["P"].begin("plain", census=CensusPolicy(timeout_s=0.4))
     t.release()
@@ -110,11 +110,11 @@ def test_4_1_the_published_list_holds_hashes_and_no_pseudonym() -> None:
     lists: list[frozenset[str]] = []
 
     def look(owner: NodeId, peer: NodeId, message: LinkMessage) -> bool:
-        letter = letter_of(message)
-        if isinstance(letter, CensusReplied):
-            replies.append(letter.pseudonym)
-        if isinstance(letter, TxBegan):
-            lists.append(letter.members)
+        content = content_of(message)
+        if isinstance(content, CensusReplied):
+            replies.append(content.pseudonym)
+        if isinstance(content, TxBegan):
+            lists.append(content.members)
         return False
 
     cluster.lose(look)
@@ -127,7 +127,7 @@ def test_4_1_the_published_list_holds_hashes_and_no_pseudonym() -> None:
 
 
 def test_4_1_who_is_compensatable_is_told_to_nobody() -> None:
-    for kind in (CensusReplied, StandingAnswered, EpochVoted):
+    for kind in (CensusReplied, StandingRegistered, EpochVoted):
         assert not [f for f in msgspec.structs.fields(kind) if "compens" in f.name]
 
 
@@ -148,7 +148,7 @@ def test_4_3_the_vote_of_one_who_is_no_member_is_ignored() -> None:
         excluded={tx: Rejection(RejectionCode.PARTICIPANT_FAILED, "because")},
     )
     stranger, at = Sender("stranger", "writer", incarnation=1), Address(NodeId("b1"), "stranger", 1)
-    broker.act(lambda: broker.core.rendezvous.on_letter(forged, stranger, at, cluster.world.clock.now))
+    broker.act(lambda: broker.core.rendezvous.on_message(forged, stranger, at, cluster.world.clock.now))
     s.release()
 
     assert ending.result().outcome is Outcome.COMMITTED
@@ -161,7 +161,7 @@ def test_4_3_the_vote_of_one_who_is_no_member_is_ignored() -> None:
 
 def test_4_2_a_participant_that_fails_early_aborts_the_transaction_at_once() -> None:
     cluster, s, t = two_subscribers()
-    s.refuses = {"one"}
+    s.rejects = {"one"}
 
     tx = cluster["P"].begin("plain", limit=ScopeLimit.DISTRIBUTED)
     cluster["P"].publish("plain", "one", tx=tx)
@@ -194,7 +194,7 @@ def test_3_1_an_event_is_delivered_again_before_its_failure_counts() -> None:
     cluster.world.site_options = msgspec.structs.replace(cluster.world.site_options, delivery_attempts=3)
     cluster["P"].advertise("plain")
     s = cluster.join("S", "b2").subscribe("plain")
-    s.refuses = {"one"}
+    s.rejects = {"one"}
     tx = cluster["P"].begin("plain")
 
     s.holds = {"NotifyTx"}
@@ -227,7 +227,7 @@ def test_4_3_compensatable_and_other_participants_share_one_transaction_and_its_
     # At prepare, before any decision:
     cluster.within(0.5, lambda: early.committed(tx) == ("one", "two"), "nothing is committed early")
     assert late.committed(tx) is None
-    third.refuses_prepare = fails
+    third.rejects_prepare = fails
     third.release()
     ending.wait()
     cluster.settle()
@@ -244,7 +244,7 @@ def test_4_3_compensatable_and_other_participants_share_one_transaction_and_its_
     cluster.check()
 
 
-@pytest.mark.parametrize("moment", ["promised", "before compensation", "after compensation"])
+@pytest.mark.parametrize("moment", ["prepared", "before compensation", "after compensation"])
 def test_5_5_compensation_runs_once_and_backwards_whatever_moment_the_site_crashes(moment: str) -> None:
     """The early commit and the events consumed are one durable record; without it nothing would be undone, and
     without forgetting it together with the compensation, it would be undone twice."""
@@ -252,7 +252,7 @@ def test_5_5_compensation_runs_once_and_backwards_whatever_moment_the_site_crash
     cluster["P"].advertise("plain")
     early, late = cluster["early"].subscribe("plain", compensatable=True), cluster["late"].subscribe("plain")
     late.holds = {"PrepareTx"}
-    late.refuses_prepare = True
+    late.rejects_prepare = True
     tx = cluster["P"].begin("plain")
     for mark in ("one", "two", "three"):
         cluster["P"].publish("plain", mark, tx=tx)
@@ -262,7 +262,7 @@ def test_5_5_compensation_runs_once_and_backwards_whatever_moment_the_site_crash
 
     if moment == "before compensation":
         cluster.kill_when("early", lambda effect: isinstance(effect, AbortTxCall))
-    if moment == "promised":
+    if moment == "prepared":
         cluster.kill("early")
     late.release()
     if moment == "after compensation":
@@ -335,14 +335,14 @@ def test_5_6_in_doubt_in_the_census_a_subscriber_asks_and_takes_part() -> None:
     cluster, s, t = two_subscribers()
     lose_for(cluster, "S", TxBegan)
     tx = cluster["P"].begin("plain")
-    questions = sent(cluster, AskMembership)
+    requests = sent(cluster, GetMembership)
     cluster.run(3.0)  # longer than a participant bears silence
     cluster.lose_nothing()
 
     cluster["P"].publish("plain", "one", tx=tx)
     outcome = cluster["P"].commit(tx)
 
-    assert ("S", cluster.world.network.homes[NodeId("S")]) in questions
+    assert ("S", cluster.world.network.homes[NodeId("S")]) in requests
     assert outcome.outcome is Outcome.COMMITTED
     assert s.committed(tx) == t.committed(tx) == ("one",)
     cluster.check()
@@ -369,11 +369,11 @@ def test_5_6_in_doubt_in_the_transaction_a_participant_asks_and_rolls_back() -> 
 def test_5_6_in_doubt_in_the_commitment_a_participant_asks_the_coordinator() -> None:
     cluster, s, t = two_subscribers()
     tx = cluster["P"].begin("plain")
-    questions = sent(cluster, AskEpoch)
+    requests = sent(cluster, GetEpochOutcome)
     first = [True]
 
     def lost(owner: NodeId, peer: NodeId, message: LinkMessage) -> bool:
-        if peer == "S" and isinstance(letter_of(message), EpochDecided) and first:
+        if peer == "S" and isinstance(content_of(message), EpochDecided) and first:
             first.clear()
             return True
         return False
@@ -382,20 +382,20 @@ def test_5_6_in_doubt_in_the_commitment_a_participant_asks_the_coordinator() -> 
     outcome = cluster["P"].commit(tx)
 
     assert outcome.outcome is Outcome.COMMITTED
-    assert [owner for owner, _ in questions if owner == "S"]
+    assert [owner for owner, _ in requests if owner == "S"]
     assert s.committed(tx) == t.committed(tx) == ()
     cluster.check()
 
 
-def in_doubt_without_coordinator(*, heard_by_peer: bool) -> tuple[Cluster, TxId, Participant, Participant]:
+def in_doubt_without_coordinator(*, received_by_peer: bool) -> tuple[Cluster, TxId, Participant, Participant]:
     """S has promised, and the coordinator dies before S hears; T has heard the decision or not."""
     cluster, s, t = coordinator_elsewhere()
     tx = cluster["P"].begin("plain")
     lose_for(cluster, "S", EpochDecided)
-    if not heard_by_peer:
+    if not received_by_peer:
         lose_for(cluster, "T", EpochDecided)
     cluster["P"].commit_soon(tx)
-    if heard_by_peer:
+    if received_by_peer:
         cluster.until(lambda: t.committed(tx) is not None, "the peer never heard")
     else:
         cluster.run(0.3)
@@ -414,8 +414,8 @@ def coordinator_elsewhere() -> tuple[Cluster, Participant, Participant]:
 
 
 def test_5_6_in_doubt_without_a_coordinator_a_peer_that_heard_the_decision_ends_it() -> None:
-    cluster, tx, s, t = in_doubt_without_coordinator(heard_by_peer=True)
-    answers = sent(cluster, PeerKnows)
+    cluster, tx, s, t = in_doubt_without_coordinator(received_by_peer=True)
+    answers = sent(cluster, DecisionRelayed)
 
     cluster.run(3.0)
 
@@ -428,12 +428,12 @@ def test_5_6_in_doubt_without_a_coordinator_a_peer_that_heard_the_decision_ends_
 
 def test_5_6_in_doubt_peers_that_have_only_promised_stay_silent_and_nobody_guesses() -> None:
     """A peer that inferred an abort from its own ignorance would contradict the commit on the coordinator's disk."""
-    cluster, tx, s, t = in_doubt_without_coordinator(heard_by_peer=False)
-    questions, answers = sent(cluster, PeersAsked), sent(cluster, PeerKnows)
+    cluster, tx, s, t = in_doubt_without_coordinator(received_by_peer=False)
+    requests, answers = sent(cluster, QueryPeers), sent(cluster, DecisionRelayed)
 
     cluster.run(5.0)
 
-    assert questions
+    assert requests
     assert not answers
     assert s.prepared()
     assert t.prepared()

@@ -31,7 +31,7 @@ def test_own_resources_see_every_event_and_commit_with_the_others() -> None:
 
 def test_own_resources_that_cannot_prepare_abort_the_transaction_whatever_the_constraints_allow() -> None:
     cluster, own, s = cluster_with_own()
-    own.refuses_prepare = True
+    own.rejects_prepare = True
 
     tx = cluster["P"].begin("plain", own=own, constraints=(MinParticipants(1),))
     cluster["P"].publish("plain", "one", tx=tx)
@@ -45,7 +45,7 @@ def test_own_resources_that_cannot_prepare_abort_the_transaction_whatever_the_co
 
 def test_an_event_that_own_resources_cannot_take_aborts_the_transaction_at_once() -> None:
     cluster, own, s = cluster_with_own()
-    own.refuses.add("one")
+    own.rejects.add("one")
 
     tx = cluster["P"].begin("plain", own=own)
     cluster["P"].publish("plain", "one", tx=tx)
@@ -71,7 +71,7 @@ def test_own_resources_are_undone_when_the_transaction_aborts_before_its_commit(
 
 def test_own_resources_are_compensated_when_another_participant_cannot_prepare() -> None:
     cluster, own, s = cluster_with_own(compensatable=True)
-    s.refuses_prepare = True
+    s.rejects_prepare = True
 
     tx = cluster["P"].begin("plain", own=own)
     for mark in ("one", "two"):

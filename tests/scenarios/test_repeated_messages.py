@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.scenarios.cluster import Cluster, Participant, letter_of
+from tests.scenarios.cluster import Cluster, Participant, content_of
 from tops.model.constraints import AtLeast, MinParticipants
 from tops.model.errors import TopsError
 from tops.model.ids import NodeId
@@ -17,7 +17,7 @@ from tops.protocol.messages import (
     LinkMessage,
     Published,
     PublishInTx,
-    PublishInTxAnswered,
+    PublishInTxHandled,
     TxOpened,
     TxOutcome,
     TxPublished,
@@ -106,7 +106,7 @@ def local(story: Story) -> Any:
 
 def aborted(story: Story) -> Any:
     story.participants()
-    story.at["T"].refuses_prepare = True
+    story.at["T"].rejects_prepare = True
     p = story.cluster["P"]
     tx = p.begin("plain", local_outcome=LocalOutcome.FOLLOWS)
     p.publish("plain", "one", tx=tx)
@@ -187,8 +187,8 @@ def test_everything_that_was_ever_said_changes_nothing_when_it_is_said_again_at_
     story.cluster.run(3.0)
 
     assert set(story.ends(tx).values()) == STORIES[tell]
-    assert {name: [c for c in p.calls if c[0] != "AskJoin"] for name, p in story.at.items()} == {
-        name: [c for c in asked if c[0] != "AskJoin"] for name, asked in calls.items()
+    assert {name: [c for c in p.calls if c[0] != "JoinTx"] for name, p in story.at.items()} == {
+        name: [c for c in asked if c[0] != "JoinTx"] for name, asked in calls.items()
     }
     story.cluster.check()
 
@@ -250,7 +250,7 @@ def test_an_ordinary_event_that_comes_again_on_another_path_is_not_delivered_twi
     story.cluster.run(0.5)
     story.cluster.lose_nothing()
 
-    for late in [r for r in recorded if isinstance(letter_of(r[2]), Published) and r[1] in ("S", "T", "L")]:
+    for late in [r for r in recorded if isinstance(content_of(r[2]), Published) and r[1] in ("S", "T", "L")]:
         deliver(story.cluster, late)
     story.cluster.run(0.5)
 
@@ -267,7 +267,7 @@ def test_a_repeated_event_of_a_transaction_never_commits_twice() -> None:
     p.publish("plain", "one", tx=tx)
     story.cluster.run(0.3)
 
-    for late in [r for r in recorded if isinstance(letter_of(r[2]), TxPublished) and r[1] == "S"]:
+    for late in [r for r in recorded if isinstance(content_of(r[2]), TxPublished) and r[1] == "S"]:
         deliver(story.cluster, late)
     ending = p.commit_soon(tx)
     story.cluster.until(lambda: ending.done, "the commit was not answered")
@@ -277,13 +277,13 @@ def test_a_repeated_event_of_a_transaction_never_commits_twice() -> None:
     story.cluster.check()
 
 
-@pytest.mark.parametrize("lost", [PublishInTx, PublishInTxAnswered, BeginPublic, TxOpened, CommitTx, TxOutcome])
+@pytest.mark.parametrize("lost", [PublishInTx, PublishInTxHandled, BeginPublic, TxOpened, CommitTx, TxOutcome])
 def test_a_lost_letter_of_a_publisher_is_said_again_and_counts_once(lost: type) -> None:
     story = Story()
     first: list[type] = [lost]
 
     def lose(owner: NodeId, peer: NodeId, message: LinkMessage) -> bool:
-        if "P" in (owner, peer) and first and isinstance(letter_of(message), lost):
+        if "P" in (owner, peer) and first and isinstance(content_of(message), lost):
             first.clear()
             return True
         return False

@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.scenarios.cluster import Cluster, Participant, Pending, letter_of
+from tests.scenarios.cluster import Cluster, Participant, Pending, content_of
 from tops.core.commit.epochs import EpochCoordinator
 from tops.model.constraints import AtLeast, MinParticipants
 from tops.model.errors import InvalidEventType, TransactionAborted
 from tops.model.transactions import LocalOutcome, Outcome, Scope, ScopeLimit
-from tops.protocol.effects import BatchPrepared, Effect, Persist, Send
+from tops.protocol.effects import BatchPrepared, Effect, Persist, SendOnLink
 from tops.protocol.messages import Dissemination, EpochDecided, EpochVoted, LogEntry
 from tops.protocol.records import LogAppended
 from tops.sim.databases import CallbackDatabase, ReplicaDatabase
@@ -73,7 +73,7 @@ def _properties(enough: int) -> dict[str, Any]:
 
 
 def decides(effect: Effect) -> bool:
-    return isinstance(effect, Send) and isinstance(letter_of(effect.message), EpochDecided)
+    return isinstance(effect, SendOnLink) and isinstance(content_of(effect.message), EpochDecided)
 
 
 def logs(effect: Effect) -> bool:
@@ -165,7 +165,7 @@ def test_one_epoch_of_a_replica_set_is_in_flight_and_what_waits_shares_the_next(
 def test_without_the_limit_of_one_a_second_epoch_would_be_prepared_on_an_undecided_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(EpochCoordinator, "_room", lambda self: True)
+    monkeypatch.setattr(EpochCoordinator, "_may_form", lambda self: True)
 
     assert most_in_flight(ReplicaSet()) > 1
 
@@ -246,7 +246,7 @@ def test_members_that_every_voter_excludes_are_left_out_and_the_others_commit_at
 def test_a_replica_that_alone_refuses_is_dropped_where_the_constraints_can_do_without_it() -> None:
     """Excluding the member instead would let one sick disk stop every write of the set."""
     replicas = ReplicaSet()
-    replicas.databases["C"].sick = {"a"}
+    replicas.databases["C"].failing_keys = {"a"}
 
     outcome = replicas.write("one", enough=2)
 
@@ -258,7 +258,7 @@ def test_a_replica_that_alone_refuses_is_dropped_where_the_constraints_can_do_wi
 
 def test_a_replica_that_cannot_be_spared_excludes_the_member_and_the_rest_is_tried_again() -> None:
     replicas = ReplicaSet()
-    replicas.databases["C"].sick = {"b"}
+    replicas.databases["C"].failing_keys = {"b"}
 
     stuck, fine = behind_a_slow_epoch(
         replicas,
@@ -318,9 +318,9 @@ def test_a_replica_is_in_sync_again_only_when_its_position_meets_the_log() -> No
     replicas.cluster.restart("C")
     replicas.cluster.run(2.0)
 
-    refused = replicas.write_soon("needs all", enough=3)
+    rejected = replicas.write_soon("needs all", enough=3)
 
-    assert "2 of at least 3" in str(refused.failure())
+    assert "2 of at least 3" in str(rejected.failure())
     replicas.at["C"].release()
     replicas.cluster.settle()
     replicas.cluster.run(2.0)
@@ -476,12 +476,12 @@ def test_durable_subscriptions_exist_on_durable_types_only() -> None:
 
 def test_a_transaction_without_constraints_on_a_set_needs_every_replica_in_sync() -> None:
     replicas = ReplicaSet()
-    replicas.databases["C"].sick = {"a"}
+    replicas.databases["C"].failing_keys = {"a"}
 
     properties = {**_properties(1), "constraints": ()}
-    refused = replicas.cluster["P"].execute_soon("set", ["one"], **properties)
+    rejected = replicas.cluster["P"].execute_soon("set", ["one"], **properties)
 
-    assert "sick" in str(refused.failure())
+    assert "sick" in str(rejected.failure())
     properties["constraints"] = (MinParticipants(1),)
     assert replicas.cluster["P"].execute("set", ["two"], **properties).outcome is Outcome.COMMITTED
     replicas.converge()

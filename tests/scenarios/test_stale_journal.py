@@ -1,6 +1,6 @@
 """A coordinator on an older copy of its journal gives out nothing, until an operator lets its log go on."""
 
-from tests.scenarios.cluster import letter_of
+from tests.scenarios.cluster import content_of
 from tests.scenarios.test_replica_set import ReplicaSet, logs
 from tops.core.coordinator.rendezvous import RendezvousOptions
 from tops.model.errors import JournalStale, TransactionAborted
@@ -26,7 +26,7 @@ def commit_at_one(replica_set: ReplicaSet, name: str, mark: str) -> None:
     """A write is decided, and one replica alone hears of it."""
 
     def decision_for_another(_: NodeId, peer: NodeId, message: LinkMessage) -> bool:
-        return peer in replica_set.databases and peer != name and isinstance(letter_of(message), EpochDecided)
+        return peer in replica_set.databases and peer != name and isinstance(content_of(message), EpochDecided)
 
     before = replica_set.databases[name].position
     replica_set.cluster.lose(decision_for_another)
@@ -42,7 +42,7 @@ def recover(replica_set: ReplicaSet, *replicas: str, needed: int = 3, accept_los
     cluster = replica_set.cluster
     core = cluster["P"].node.core
     answer: LogRecovered = (
-        cluster["P"].ask(lambda request: core.recover_log(request, "set", replicas, needed, accept_loss)).result()
+        cluster["P"].request(lambda request: core.recover_log(request, "set", replicas, needed, accept_loss)).result()
     )
     assert isinstance(answer, LogRecovered), RecoverLog
     return answer
@@ -119,10 +119,10 @@ def test_a_new_history_needs_everybody_who_may_hold_what_was_acknowledged() -> N
     cluster.until(lambda: is_stale(replica_set), "nobody noticed")
     cluster.run(2.0)
 
-    refused = recover(replica_set, "A", "B", "C")
+    rejected = recover(replica_set, "A", "B", "C")
     accepted = recover(replica_set, "A", "B", "C", accept_loss=True)
 
-    assert "may be at C alone" in refused.problem
+    assert "may be at C alone" in rejected.problem
     assert (accepted.problem, accepted.following, accepted.silent) == ("", ("A", "B"), ("C",))
 
 

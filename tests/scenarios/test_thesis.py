@@ -41,7 +41,7 @@ def test_3_1_3_too_few_enlisted_leaves_the_census_unfulfilled_and_no_transaction
 
     assert isinstance(begun.failure(), CensusUnfulfilled)
     assert "1 of at least 2" in str(begun.failure())
-    assert enlists.asked("AskJoin") == stays_out.asked("AskJoin") == 1
+    assert enlists.asked("JoinTx") == stays_out.asked("JoinTx") == 1
     assert enlists.asked("PrepareTx") == 0
     cluster.check()
 
@@ -52,7 +52,7 @@ def test_3_1_4_one_failed_preparation_aborts_the_transaction_everywhere() -> Non
     cluster.define("ET01")
     cluster["Pub01"].advertise("ETCensus01", "ET01")
     accepts, fails = (cluster[s].subscribe("ETCensus01") for s in ("Sub01", "Sub02"))
-    fails.refuses_prepare = True
+    fails.rejects_prepare = True
 
     tx = cluster["Pub01"].begin("ETCensus01")
     cluster["Pub01"].publish("ET01", "one", tx=tx)
@@ -174,8 +174,8 @@ def test_4_1_5_constraints_that_still_hold_let_the_others_commit(fails_at: str) 
     cluster = meeting("A", "top", "middle", "bottom")
     cluster["A"].advertise("meeting schedule")
     top, middle, bottom = (cluster[s].subscribe("meeting schedule") for s in ("top", "middle", "bottom"))
-    top.refuses_prepare = fails_at == "prepare"
-    top.refuses = {"on Monday"} if fails_at == "event" else set()
+    top.rejects_prepare = fails_at == "prepare"
+    top.rejects = {"on Monday"} if fails_at == "event" else set()
 
     tx = cluster["A"].begin("meeting schedule", constraints=(MinParticipants(2),))
     cluster["A"].publish("meeting schedule", "on Monday", tx=tx)
@@ -191,7 +191,7 @@ def test_4_1_6_in_a_local_transaction_only_the_subscriber_that_fails_aborts() ->
     cluster = meeting("A", "top", "middle", "bottom")
     cluster["A"].advertise("meeting schedule", "meeting location")
     top, middle, bottom = (cluster[s].subscribe("meeting schedule", Scope.LOCAL) for s in ("top", "middle", "bottom"))
-    top.refuses = {"in room 7"}
+    top.rejects = {"in room 7"}
 
     tx = cluster["A"].begin("meeting schedule", TxType.LOCAL)
     cluster["A"].publish("meeting schedule", "on Monday", tx=tx)
@@ -308,7 +308,7 @@ def test_4_7_2_the_callbacks_of_a_single_publisher_transaction_come_in_order() -
     cluster["S1"].commit(tx)
 
     called = [kind for kind, _ in participant.calls]
-    assert called == ["AskJoin", "NotifyTx", "NotifyTx", "PrepareTx", "CommitTxCall"]
+    assert called == ["JoinTx", "NotifyTx", "NotifyTx", "PrepareTx", "CommitTxCall"]
     assert participant.committed(tx) == ("EV1", "EV2")
     cluster.check()
 
@@ -333,7 +333,7 @@ def test_4_7_3_publishers_take_part_and_a_non_transactional_subscriber_sees_ordi
     assert outcome.outcome is Outcome.COMMITTED
     assert one.committed(tx) == two.committed(tx) == ("EV1", "EV2")
     assert three.seen(tx) == ["EV1", "EV2"]
-    assert [kind for kind, _ in three.calls] == ["AskJoin"]
+    assert [kind for kind, _ in three.calls] == ["JoinTx"]
     cluster.check()
 
 
@@ -399,7 +399,7 @@ def test_table_4_A_the_scope_taken_in_a_run_is_the_one_of_the_table(
 
     tx = cluster["P"].begin("plain", tx_type, limit=limit)
     if not standing:
-        cluster.within(0.2, lambda: participant.asked("AskJoin", tx) == 1, "the subscriber was not asked")
+        cluster.within(0.2, lambda: participant.asked("JoinTx", tx) == 1, "the subscriber was not asked")
     cluster["P"].publish("plain", "one", tx=tx)
     cluster["P"].commit(tx)
     cluster.settle()

@@ -262,10 +262,10 @@ def test_every_truncation_and_every_extension_of_every_frame_is_refused(pair: Pa
         with pytest.raises(NotAuthenticated):
             fresh.on_welcome(frame, utc_now())
 
-    for frame, refused in ((hello, refused_by_acceptor), (welcome, refused_by_initiator)):
+    for frame, rejected in ((hello, refused_by_acceptor), (welcome, refused_by_initiator)):
         for length in range(len(frame)):
-            refused(frame[:length])
-        refused(frame + b"\x00")
+            rejected(frame[:length])
+        rejected(frame + b"\x00")
     for length in range(len(proof)):
         waiting = pair.acceptor()
         waiting.on_hello(hello, utc_now())

@@ -65,17 +65,17 @@ def test_the_table_shows_every_certificate_with_its_whole_serial_number(folder: 
 def test_a_refusal_exits_2_and_changes_nothing(folder: Path, arguments: list[str]) -> None:
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
-    refused = tops(*arguments, "--dir", folder)
+    rejected = tops(*arguments, "--dir", folder)
 
-    assert refused.exit_code == 2
-    assert refused.stderr.strip()
+    assert rejected.exit_code == 2
+    assert rejected.stderr.strip()
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 def test_a_folder_without_an_authority_is_refused(tmp_path: Path) -> None:
     for arguments in (["show"], ["issue", "s1"], ["revoke", "s1"]):
-        refused = tops(*arguments, "--dir", tmp_path / "none")
-        assert (refused.exit_code, "ca.crt" in refused.stderr) == (2, True)
+        rejected = tops(*arguments, "--dir", tmp_path / "none")
+        assert (rejected.exit_code, "ca.crt" in rejected.stderr) == (2, True)
 
 
 def test_an_audit_log_is_verified_and_a_tampered_one_answers_no(folder: Path) -> None:

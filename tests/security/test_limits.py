@@ -68,12 +68,12 @@ def test_keys_have_separate_buckets_in_bounded_memory() -> None:
 
     assert buckets.take("a", 1, 0)
     assert buckets.take("b", 1, 0)
-    with pytest.raises(LimitExceeded) as refused:
+    with pytest.raises(LimitExceeded) as rejected:
         buckets.check("a", 1, 0.25)
     for n in range(1000):
         buckets.take(n, 1, 0)
 
-    assert refused.value.wait_s == 0.75
+    assert rejected.value.wait_s == 0.75
     assert len(buckets) == 100
 
 

@@ -8,13 +8,13 @@ import pytest
 
 from tops.model.errors import ProtocolError
 from tops.model.ids import NodeId
-from tops.protocol.messages import Address, Dissemination, Envelope, Letter, LinkMessage, Publication
+from tops.protocol.messages import Address, AddressedMessage, Dissemination, Envelope, LinkMessage, Publication
 from tops.runtime.edge.guard import Guard
 from tops.runtime.edge.rights import LINK_RIGHTS, links_table, roles_table
 from tops.security import Identity, Kind, Permissions
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "security.md"
-SENDABLE = (*get_args(Letter), *get_args(Publication), *get_args(LinkMessage))
+SENDABLE = (*get_args(AddressedMessage), *get_args(Publication), *get_args(LinkMessage))
 
 
 @pytest.mark.parametrize("kind", SENDABLE, ids=lambda kind: kind.__name__)
@@ -31,13 +31,13 @@ def test_what_only_brokers_send_passes_from_no_site_whatever_its_role(kind: Any)
     guard = Guard(Identity("shop", Kind.SITE, "root", "admin"), Permissions(), ["b1"])
     blank = kind(**dict.fromkeys(kind.__struct_fields__))  # its kind alone is rejected
     message: LinkMessage = blank
-    if kind in get_args(Letter):
+    if kind in get_args(AddressedMessage):
         message = Envelope(to=Address(NodeId("b1")), body=blank)
     elif kind in get_args(Publication):
         message = Dissemination(rendezvous=NodeId("b1"), upward=True, early=False, publication=blank)
 
     with pytest.raises(ProtocolError, match="only brokers send"):
-        guard.refusal(message)
+        guard.rejection(message)
 
 
 def test_a_message_without_an_entry_can_not_be_sent() -> None:
@@ -47,7 +47,7 @@ def test_a_message_without_an_entry_can_not_be_sent() -> None:
     guard = Guard(Identity("shop", Kind.SITE, "root", "admin"), Permissions(), ["b1"])
 
     with pytest.raises(ProtocolError, match="only brokers send"):
-        guard.refusal(Unknown())  # type: ignore[arg-type]
+        guard.rejection(Unknown())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("name", "table"), [("roles", roles_table), ("links", links_table)])

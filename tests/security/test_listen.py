@@ -29,10 +29,10 @@ def test_loopback_may_do_without_tls(host: str) -> None:
 @pytest.mark.parametrize("host", OPEN)
 @pytest.mark.parametrize("check", [check_listen, check_connect])
 def test_another_address_without_tls_is_refused_with_three_remedies(host: str, check: Callable[..., None]) -> None:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as rejected:
         check(host, tls=False)
 
-    assert all(word in str(refused.value) for word in ("tops keys", "loopback", PLAIN_WORDS))
+    assert all(word in str(rejected.value) for word in ("tops keys", "loopback", PLAIN_WORDS))
 
 
 @pytest.mark.parametrize("host", OPEN)

@@ -39,9 +39,9 @@ def test_a_default_role_has_its_verbs_on_every_name_and_no_other(verb: Verb, rol
     if verb.value in RIGHTS[role]:
         permissions.check(someone(role), verb, name)
     else:
-        with pytest.raises(PermissionDenied, match=f"may not {verb.value}") as refused:
+        with pytest.raises(PermissionDenied, match=f"may not {verb.value}") as rejected:
             permissions.check(someone(role), verb, name)
-        assert (refused.value.verb, refused.value.event_type) == (verb.value, name)
+        assert (rejected.value.verb, rejected.value.event_type) == (verb.value, name)
 
 
 OF_A_REPLICA = {"subscribe", "read", "advertise", "publish", "begin", "write", "follow", "participate", "respond",

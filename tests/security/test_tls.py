@@ -102,7 +102,7 @@ async def test_two_connections_have_different_bindings_and_never_resume_a_sessio
     assert first.session is None or not first.session.has_ticket
 
 
-async def refused(listener: Listener, context: ssl.SSLContext, host: str = "127.0.0.1") -> None:
+async def rejected(listener: Listener, context: ssl.SSLContext, host: str = "127.0.0.1") -> None:
     with pytest.raises(REFUSED):
         await greeted(listener.port, context, host)
     assert listener.arrived == 0
@@ -111,7 +111,7 @@ async def refused(listener: Listener, context: ssl.SSLContext, host: str = "127.
 async def test_an_expired_certificate_is_refused(keys: Keys) -> None:
     site = load(keys.node("s1", begins=timedelta(days=-2), ends=timedelta(minutes=-1)))
     async with listening(keys.broker()) as listener:
-        await refused(listener, client_context(site.credentials, site.trust))
+        await rejected(listener, client_context(site.credentials, site.trust))
 
 
 async def test_a_foreign_certificate_is_refused(make_keys: MakeKeys) -> None:
@@ -119,13 +119,13 @@ async def test_a_foreign_certificate_is_refused(make_keys: MakeKeys) -> None:
     broker, foreign = ours.broker(), theirs.node("s1")
     context = client_context(Credentials.load(foreign), Trust.load(broker))
     async with listening(broker) as listener:
-        await refused(listener, context)
+        await rejected(listener, context)
 
 
 async def test_a_client_without_a_certificate_is_refused(keys: Keys) -> None:
     broker = keys.broker()
     async with listening(broker) as listener:
-        await refused(listener, ssl.create_default_context(cafile=broker / "ca.crt"))
+        await rejected(listener, ssl.create_default_context(cafile=broker / "ca.crt"))
 
 
 async def test_tls_1_2_is_refused(keys: Keys) -> None:
@@ -134,7 +134,7 @@ async def test_tls_1_2_is_refused(keys: Keys) -> None:
     context.load_cert_chain(site / "node.crt", site / "node.key")
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     async with listening(keys.broker()) as listener:
-        await refused(listener, context)
+        await rejected(listener, context)
 
 
 async def test_a_certificate_revoked_before_the_start_is_refused(keys: Keys) -> None:
@@ -142,7 +142,7 @@ async def test_a_certificate_revoked_before_the_start_is_refused(keys: Keys) -> 
     context = client_context(site.credentials, site.trust)
     keys.authority.revoke("s1", utc_now())
     async with listening(broker) as listener:
-        await refused(listener, context)
+        await rejected(listener, context)
 
 
 async def test_a_running_listener_follows_a_new_revocation_list(keys: Keys) -> None:

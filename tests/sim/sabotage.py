@@ -17,7 +17,7 @@ from tops.core.commit.census import Census
 from tops.core.commit.epoch_queue import EpochQueue
 from tops.core.commit.epochs import EpochCoordinator, Stage
 from tops.core.commit.outcomes import Outcomes
-from tops.core.commit.standing import StandingAnswers
+from tops.core.commit.standing_registrations import StandingRegistrations
 from tops.core.coordinator import log_opening
 from tops.core.coordinator.local_relay import LocalRelay
 from tops.core.coordinator.log_opening import LogOpenings
@@ -92,7 +92,7 @@ def commit_is_not_journaled_at_all() -> Any:
 
 @_sabotage
 def constraints_are_not_retested_after_the_votes() -> Any:
-    def trusting(members: Any, voters: Any, votes: Any, gone: Any, required: Any, *_: Any, **__: Any) -> Verdict:
+    def trusting(members: Any, voters: Any, votes: Any, lost: Any, required: Any, *_: Any, **__: Any) -> Verdict:
         yes = frozenset(key for key, vote in votes.items() if not vote.excluded)
         return Verdict(
             yes, {} if yes else {m.tx: Rejection(RejectionCode.CONSTRAINTS_UNMET, "nobody voted yes") for m in members}
@@ -194,7 +194,7 @@ def a_participant_in_doubt_guesses_abort() -> Any:
     honest = CallbackEpoch.on_timer
 
     def guess(self: CallbackEpoch) -> list[Effect]:
-        return self.on_decided(frozenset()) if self.doubt.asked else honest(self)
+        return self.on_decided(frozenset()) if self.doubt.queries_sent else honest(self)
 
     return _patched(CallbackEpoch, "on_timer", guess)
 
@@ -208,12 +208,12 @@ def a_peers_word_counts_without_a_signature() -> Any:
 def an_epoch_commits_with_differing_exclusions() -> Any:
     honest = ballot.count_votes
 
-    def sloppy(members: Any, voters: Any, votes: Any, gone: Any, *rest: Any, **named: Any) -> Verdict:
-        if votes and not gone:
+    def sloppy(members: Any, voters: Any, votes: Any, lost: Any, *rest: Any, **named: Any) -> Verdict:
+        if votes and not lost:
             first = votes[min(votes)]
             if len(first.excluded) < len(members):
                 return Verdict(frozenset(votes), dict(first.excluded))
-        return honest(members, voters, votes, gone, *rest, **named)
+        return honest(members, voters, votes, lost, *rest, **named)
 
     return _patched(epochs, "count_votes", sloppy)
 
@@ -231,19 +231,19 @@ def a_local_subscriber_is_rolled_back_by_a_distributed_abort() -> Any:
 
 @_sabotage
 def an_unknown_transaction_is_presumed_committed() -> Any:
-    honest = EpochCoordinator.on_asked
+    honest = EpochCoordinator.on_outcome_requested
 
-    def generous(self: EpochCoordinator, epoch: Any, digest: str, voter: str, asker: Any) -> list[Effect]:
+    def generous(self: EpochCoordinator, epoch: Any, digest: str, voter: str, requester: Any) -> list[Effect]:
         found = []
-        for effect in honest(self, epoch, digest, voter, asker):
-            letter = getattr(effect, "letter", None)
-            if letter is not None and not letter.committing:
-                letter = msgspec.structs.replace(letter, committing=frozenset([hashed(voter)]))
-                effect = msgspec.structs.replace(effect, letter=letter)
+        for effect in honest(self, epoch, digest, voter, requester):
+            message = getattr(effect, "message", None)
+            if message is not None and not message.committing:
+                message = msgspec.structs.replace(message, committing=frozenset([hashed(voter)]))
+                effect = msgspec.structs.replace(effect, message=message)
             found.append(effect)
         return found
 
-    return _patched(EpochCoordinator, "on_asked", generous)
+    return _patched(EpochCoordinator, "on_outcome_requested", generous)
 
 
 @_sabotage
@@ -254,12 +254,12 @@ def a_question_does_not_refuse_the_id() -> Any:
     def never(self: Outcomes, tx: Any) -> bool:
         return tx in self.committed
 
-    return _together(_patched(Outcomes, "refuse", forgetful), _patched(Outcomes, "is_refused", never))
+    return _together(_patched(Outcomes, "reject", forgetful), _patched(Outcomes, "is_rejected", never))
 
 
 @_sabotage
 def a_lagging_replica_votes() -> Any:
-    def everyone(self: StandingAnswers, standing: Any) -> bool:
+    def everyone(self: StandingRegistrations, standing: Any) -> bool:
         return True
 
     def eager(self: EpochExecutor, prepare: Any) -> list[Effect]:
@@ -268,7 +268,7 @@ def a_lagging_replica_votes() -> Any:
         return self._go_on()
 
     return _together(
-        _patched(StandingAnswers, "counted", everyone),
+        _patched(StandingRegistrations, "counted", everyone),
         _patched(EpochExecutor, "on_prepare", eager),
     )
 
@@ -328,7 +328,7 @@ def a_dead_participant_is_waited_for_without_end() -> Any:
 
 @_sabotage
 def nobody_asks_for_a_missed_decision() -> Any:
-    return _patched(Doubt, "ask", lambda self: [])
+    return _patched(Doubt, "query", lambda self: [])
 
 
 @_sabotage

@@ -49,13 +49,13 @@ class SmallWorld(World):
     def go(self, seconds: float) -> None:
         self.advance(self.clock.now + seconds)
 
-    def ask(self, app: SiteApp, *asks: Callable[[int], list[Effect]]) -> list[Any]:
+    def request(self, app: SiteApp, *asks: Callable[[int], list[Effect]]) -> list[Any]:
         """What the site answered, once it has; errors end the script."""
-        answers: list[Any] = []
+        registrations: list[Any] = []
 
         def script() -> Script:
-            for ask in asks:
-                answers.append((yield ask))
+            for request in asks:
+                registrations.append((yield request))
 
         app.run(script())
-        return answers
+        return registrations

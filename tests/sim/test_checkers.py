@@ -35,7 +35,7 @@ class Run:
         self.free = self._transaction(())
         self.bound = self._transaction((MinParticipants(2), Required(frozenset("S")), OnlyFrom(frozenset("ST"))))
         self.local = self._transaction((), TxType.LOCAL)
-        self.t.refuses_prepare = True
+        self.t.rejects_prepare = True
         self.undone = p.begin("plain")
         for mark in ("u1", "u2", "u3"):
             p.publish("plain", mark, tx=self.undone)
@@ -99,10 +99,10 @@ class Run:
         for name in names:
             self.callback(name).committed[tx] = Done(tx, marks)
 
-    def show(self, name: str, tx: TxId | None, mark: str, life: int = 1) -> None:
+    def show(self, name: str, tx: TxId | None, mark: str, incarnation: int = 1) -> None:
         """The application at this site was shown an event of type plain."""
         self.cluster.event("plain", mark, {})
-        self.world.history.seen.setdefault((self.cluster[name].name, 1, life), []).append((tx, mark))
+        self.world.history.seen.setdefault((self.cluster[name].name, 1, incarnation), []).append((tx, mark))
 
 
 Plant = Callable[[Run], object]
@@ -131,7 +131,7 @@ def commits_with_a_stranger(run: Run) -> None:
 
 
 def promised_and_left_out(run: Run) -> None:
-    run.world.history.promises[run.free].add((run.cluster["T"].name, 1))
+    run.world.history.prepared_work[run.free].add((run.cluster["T"].name, 1))
     del run.callback("T").committed[run.free]
 
 
@@ -267,7 +267,7 @@ BAD: list[tuple[str, str, Plant]] = [
     (
         "one of two participants at a site was left out",
         "check_nobody_left_out",
-        lambda run: run.world.history.promises[run.free].add((run.cluster["T"].name, 2)),
+        lambda run: run.world.history.prepared_work[run.free].add((run.cluster["T"].name, 2)),
     ),
     (
         "who chose nothing saw an event",
@@ -409,7 +409,7 @@ def test_a_checker_names_what_is_wrong(checker: checkers.Checker, plant: Plant) 
 def test_what_a_subscription_saw_in_another_life_does_not_contradict_its_choice_of_nothing_in_this_one() -> None:
     run = Run()
 
-    run.show("N", run.free, "seen before a crash", life=0)
+    run.show("N", run.free, "seen before a crash", incarnation=0)
 
     assert checkers.check_scope_none_saw_nothing(run.world) == []
 

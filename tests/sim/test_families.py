@@ -22,7 +22,7 @@ def test_a_child_s_event_reaches_subscribers_of_the_parent_that_do_not_know_the_
     world.participant(subscriber, wish("other", Scope.LOCAL))
     world.begin()
 
-    world.ask(publisher, lambda request: publisher.site.core.publish(request, EVENT))
+    world.request(publisher, lambda request: publisher.site.core.publish(request, EVENT))
     world.go(2.0)
 
     assert world.history.seen == {("s", 1, 1): [(None, "m1")]}
@@ -36,9 +36,9 @@ def test_a_child_s_transaction_asks_subscribers_of_the_parent_that_do_not_know_t
     world.begin()
     spec = TxSpec("plain.child", TxType.DISTRIBUTED, attributes={"key": "a"}, census=CensusPolicy(0.3))
 
-    answers = world.ask(publisher, lambda request: publisher.site.core.execute(request, spec, (EVENT,)))
+    registrations = world.request(publisher, lambda request: publisher.site.core.execute(request, spec, (EVENT,)))
     world.settle()
 
-    assert [a.outcome.value for a in answers] == ["committed"]
+    assert [a.outcome.value for a in registrations] == ["committed"]
     assert len(database.committed) == 1
     assert {key[1:] for key in world.history.scopes} == {("s", 1, 1)}

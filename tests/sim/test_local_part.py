@@ -17,15 +17,15 @@ def test_a_local_subscriber_that_asks_after_the_distributed_part_failed_still_co
     world.begin()
     spec = TxSpec("plain", TxType.DISTRIBUTED, attributes={"key": "a"}, census=CensusPolicy(0.3))
     core = publisher.site.core
-    opened = world.ask(publisher, lambda request: core.begin(request, spec))
+    opened = world.request(publisher, lambda request: core.begin(request, spec))
     world.go(1.0)
     (tx,) = opened
-    world.ask(publisher, lambda request: core.tx_publish(request, tx, Event("plain", {"mark": "m1", "key": "a"})))
+    world.request(publisher, lambda request: core.tx_publish(request, tx, Event("plain", {"mark": "m1", "key": "a"})))
     world.go(0.5)
 
     distributed.site.act(lambda: distributed.site.core.participant_abort(1, tx, "can't"))
     world.go(world.site_options.quiet_s * 2)
-    world.ask(publisher, lambda request: core.commit(request, tx))
+    world.request(publisher, lambda request: core.commit(request, tx))
     world.settle()
 
     assert [done.events for done in kept.local.values()] == [("m1",)]

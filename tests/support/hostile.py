@@ -9,12 +9,12 @@ from typing import TypeVar
 from tops.core.link.session import LinkSession
 from tops.model.errors import TopsError
 from tops.model.ids import NodeId
-from tops.protocol.messages import Address, Dissemination, Envelope, Letter, LinkMessage, Message, Publication
+from tops.protocol.messages import Address, AddressedMessage, Dissemination, Envelope, LinkMessage, Message, Publication
 from tops.runtime.links.dialling import client_session, open_socket
 from tops.runtime.links.identity import Self
-from tops.runtime.links.link import exchange_meet, receive_bytes
+from tops.runtime.links.link import exchange_link_hello, receive_bytes
 from tops.runtime.links.sockets import DialledSocket
-from tops.runtime.links.wire import Frame, Refused, decode, encode_frame, meeting
+from tops.runtime.links.wire import Frame, MessageRejected, decode, encode_frame, meeting
 from tops.runtime.site_journal import new_incarnation
 
 M = TypeVar("M", bound=Message)
@@ -27,7 +27,7 @@ class Hostile:
         self._socket, self._own, self.broker = socket, own, NodeId(broker)
         self._session = LinkSession()
         self.received: list[LinkMessage] = []
-        self.refused: list[Refused] = []
+        self.rejected: list[MessageRejected] = []
         self.closed = ""  # why the broker ended the connection
 
     @property
@@ -46,7 +46,7 @@ class Hostile:
         own = Self.with_keys(keys, incarnation or new_incarnation(), instance=instance)
         async with client_session() as session, await open_socket(session, url, own, 30.0) as socket:
             await own.introduce(socket, "127.0.0.1")
-            await exchange_meet(socket, meeting("", 0, "", (), ()), 10.0)
+            await exchange_link_hello(socket, meeting("", 0, "", (), ()), 10.0)
             hostile = cls(socket, own, broker)
             listening = asyncio.ensure_future(hostile._listen())
             try:
@@ -61,8 +61,8 @@ class Hostile:
                 item = decode(await receive_bytes(self._socket, 60.0))
                 if isinstance(item, Frame):
                     self.received += self._session.unpack(item)
-                elif isinstance(item, Refused):
-                    self.refused.append(item)
+                elif isinstance(item, MessageRejected):
+                    self.rejected.append(item)
         except (TopsError, ConnectionError, RuntimeError) as error:
             self.closed = str(error)
 
@@ -70,16 +70,16 @@ class Hostile:
         with suppress(ConnectionError, RuntimeError):
             await self._socket.send_bytes(encode_frame(self._session.pack(messages)))
 
-    async def say(self, *letters: Letter) -> None:
+    async def send_messages(self, *letters: AddressedMessage) -> None:
         """Letters to the coordinator."""
-        await self.send(*(Envelope(to=Address(self.broker), body=letter) for letter in letters))
+        await self.send(*(Envelope(to=Address(self.broker), body=message) for message in letters))
 
     async def spread(self, publication: Publication, *lineage: str) -> None:
         await self.send(
             Dissemination(rendezvous=self.broker, upward=True, early=False, publication=publication, lineage=lineage)
         )
 
-    def heard(self, kind: type[M]) -> list[M]:
+    def received_of(self, kind: type[M]) -> list[M]:
         """What arrived of this kind."""
         inner = [m.body if isinstance(m, Envelope) else getattr(m, "publication", m) for m in self.received]
         return [m for m in inner if isinstance(m, kind)]

@@ -40,7 +40,7 @@ def init(
     valid_days: Days = 3650,
 ) -> None:
     """Make a certificate authority for a cluster."""
-    with _refusals():
+    with _rejections():
         Authority.init(folder, cluster, utc_now(), valid_days)
     typer.echo(f"authority of {cluster} in {folder}; keep {folder / 'ca.key'} safe and off the nodes")
 
@@ -62,7 +62,7 @@ def issue(
     folder: Folder = Path("keys"),
 ) -> None:
     """Certify one node and write the folder to copy to it."""
-    with _refusals():
+    with _rejections():
         authority, now = Authority(folder), utc_now()
         canonical = _canonical(kind, name, replica_set, replica)
         identity = Identity(authority.cluster, kind, canonical, role or role_of_kind(kind, "writer"))
@@ -88,7 +88,7 @@ def revoke(
     folder: Folder = Path("keys"),
 ) -> None:
     """End all certificates of a name, or one by its serial number."""
-    with _refusals():
+    with _rejections():
         revoked = Authority(folder).revoke(name_or_serial, utc_now())
     for issued in revoked:
         typer.echo(f"revoked {issued.name} {issued.serial}")
@@ -98,7 +98,7 @@ def revoke(
 @app.command()
 def show(folder: Folder = Path("keys"), output: OutputFormat = Format.TABLE) -> None:
     """List what was issued, and what became of it."""
-    with _refusals():
+    with _rejections():
         authority = Authority(folder)
         issued = authority.issued(utc_now())
     if output is Format.JSON:
@@ -116,7 +116,7 @@ def audit_verify(
     output: OutputFormat = Format.TABLE,
 ) -> None:
     """Check an audit log's chain; exit 1 if it is broken."""
-    with _refusals():
+    with _rejections():
         try:
             found = verify(file, head)
         except AuditBroken as error:
@@ -138,7 +138,7 @@ def _table(cluster: str, issued: list[Issued]) -> Table:
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
+def _rejections() -> Iterator[None]:
     """A refusal is one line on standard error and exit code 2."""
     try:
         yield

@@ -132,8 +132,8 @@ def _report(console: Console, totals: Totals, result: Result, asked_for: int) ->
     if result.violations:
         console.print(f"seed {result.seed}: {result.violations[0]}", markup=False, highlight=False)
     if not console.is_terminal and totals.runs % RUNS_PER_LINE == 0:
-        told = f"{totals.runs} of {asked_for} runs, up to seed {result.seed}: {totals.transactions} transactions, "
-        console.print(f"{told}{totals.crashes} crashes, {len(totals.bad)} runs with violations", soft_wrap=True)
+        reported = f"{totals.runs} of {asked_for} runs, up to seed {result.seed}: {totals.transactions} transactions, "
+        console.print(f"{reported}{totals.crashes} crashes, {len(totals.bad)} runs with violations", soft_wrap=True)
 
 
 def _print_totals(totals: Totals, seeds: range, output: str) -> None:

@@ -158,7 +158,7 @@ async def _resolved(
         site.know_type(event_type)
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
-                return await site.ask_outcome(tx, event_type)
+                return await site.get_outcome(tx, event_type)
         try:
             undecided = await _shown(urls, keys, tx)
         except UnknownTransaction:

@@ -7,30 +7,30 @@ from functools import partial
 
 from tops.model.errors import NotReachable
 from tops.protocol.effects import Effect
-from tops.protocol.messages import LogDelivered, LogEntry, LogRecovered, LogTold
+from tops.protocol.messages import LogDelivered, LogEntry, LogRecovered, LogStateReported
 from tops.runtime.site_node import SiteNode
 
 READ_MAX = 256  # entries in one answer
 
 
-async def ask_log(node: SiteNode, event_type: str, timeout_s: float) -> LogTold:
+async def get_log_state(node: SiteNode, event_type: str, timeout_s: float) -> LogStateReported:
     """How far a log is decided, and who follows it."""
     core = node.core
     request = 0
 
-    def ask(number: int) -> list[Effect]:
+    def make(number: int) -> list[Effect]:
         nonlocal request
         request = number
-        return core.ask_log(number, event_type)
+        return core.get_log_state(number, event_type)
 
     try:
         async with asyncio.timeout(timeout_s):
-            told: LogTold = await node.request(ask)
-            return told
+            reported: LogStateReported = await node.request(make)
+            return reported
     except TimeoutError:
         raise _silent(node, event_type) from None
     finally:
-        core.forget_log(request)
+        core.cancel_log_request(request)
 
 
 async def read_log(node: SiteNode, event_type: str, first: int, last: int, timeout_s: float) -> AsyncIterator[LogEntry]:
@@ -57,13 +57,13 @@ async def read_log(node: SiteNode, event_type: str, first: int, last: int, timeo
 async def end_log(node: SiteNode, event_type: str, name: str, timeout_s: float, *, operator: bool = False) -> None:
     asked: list[int] = []
 
-    def ask(request: int) -> list[Effect]:
+    def make(request: int) -> list[Effect]:
         asked.append(request)
         return node.core.end_log(request, event_type, name, operator=operator)
 
     try:
         async with asyncio.timeout(timeout_s):
-            await node.request(ask, f"log {name}")
+            await node.request(make, f"log {name}")
     except TimeoutError:
         broker = node.core.coordinator_of(event_type)
         raise NotReachable(
@@ -71,7 +71,7 @@ async def end_log(node: SiteNode, event_type: str, name: str, timeout_s: float, 
         ) from None
     finally:
         for request in asked:
-            node.core.forget_log(request)
+            node.core.cancel_log_request(request)
 
 
 async def recover_log(
@@ -80,19 +80,19 @@ async def recover_log(
     """An operator lets a log whose journal is stale go on in a new history."""
     asked: list[int] = []
 
-    def ask(request: int) -> list[Effect]:
+    def make(request: int) -> list[Effect]:
         asked.append(request)
         return node.core.recover_log(request, event_type, replicas, needed, accept_loss)
 
     try:
         async with asyncio.timeout(timeout_s):
-            recovered: LogRecovered = await node.request(ask, f"recover {event_type}")
+            recovered: LogRecovered = await node.request(make, f"recover {event_type}")
             return recovered
     except TimeoutError:
         raise _silent(node, event_type) from None
     finally:
         for request in asked:
-            node.core.forget_log(request)
+            node.core.cancel_log_request(request)
 
 
 def _silent(node: SiteNode, event_type: str) -> NotReachable:

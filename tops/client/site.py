@@ -20,7 +20,7 @@ import aiohttp
 from msgspec.structs import replace
 
 from tops.client.collector import Collector
-from tops.client.logs import ask_log, end_log, read_log, recover_log
+from tops.client.logs import end_log, get_log_state, read_log, recover_log
 from tops.client.outgoing import Body, TypeOrName, checked_size, events_of, name_of
 from tops.client.subscriptions import Enlisted, Subscription, remembered, standing_scope
 from tops.client.transactions import Transaction
@@ -35,18 +35,18 @@ from tops.model.ids import NodeId, TxId
 from tops.model.transactions import Access, LocalOutcome, Scope, ScopeLimit, TxType
 from tops.protocol.effects import Effect
 from tops.protocol.messages import (
-    AskOutcome,
     CensusPolicy,
     Definitions,
+    GetOutcome,
     LogEntry,
     LogRecovered,
-    LogTold,
+    LogStateReported,
     Principal,
     TxOutcome,
     TxSpec,
 )
 from tops.runtime.links.identity import Self as Identity
-from tops.runtime.links.link import ROOM_BYTES
+from tops.runtime.links.link import QUEUE_BYTES_MAX
 from tops.runtime.participant_driver import ParticipantDriver
 from tops.runtime.participants import BatchParticipant, Participant
 from tops.runtime.site_journal import SiteJournal, new_incarnation
@@ -107,7 +107,7 @@ class Site:
         journal = SiteJournal.open(data) if data is not None else None
         node: SiteNode | None = None
         try:
-            incarnation = await journal.live() if journal is not None else new_incarnation()
+            incarnation = await journal.begin_incarnation() if journal is not None else new_incarnation()
             if keys is not None:
                 own = Identity.with_keys(keys, incarnation, insecure, instance)
             else:
@@ -175,7 +175,7 @@ class Site:
         A replica declares with its set's log which transactions (`plans`) the log takes from others, and the
         identities of the set's replicas (`members`)."""
         definitions = self._definitions(event_type)
-        self._node.check_refused("advertise", event_type.name)
+        self._node.check_rejected("advertise", event_type.name)
         await self._node.request(
             lambda request: self._node.core.advertise(request, definitions, plans, members), f"type {event_type.name}"
         )
@@ -184,10 +184,10 @@ class Site:
         """Publish an ordinary event. For a durable type it is on disk when this returns, under the number returned."""
         node, name = self._node, name_of(event_type)
         link = node.link
-        if link is not None and link.queued_bytes > ROOM_BYTES:
-            await link.room()
-        if node.refused:
-            node.check_refused("publish", name)
+        if link is not None and link.queued_bytes > QUEUE_BYTES_MAX:
+            await link.wait_writable()
+        if node.rejected:
+            node.check_rejected("publish", name)
         core = node.core
         if name not in core.advertised:
             raise NotAdvertised(name)
@@ -245,14 +245,14 @@ class Site:
         it has one of its own. If the site has a data directory, the participant's promises survive a crash.
         """
         node = self._node
-        node.check_refused("subscribe", event_type.name)
+        node.check_rejected("subscribe", event_type.name)
         self._subscriptions += 1
         number = self._subscriptions
         taker = participant or Collector()
         key = durable or event_type.name
         journal = None if isinstance(taker, BatchParticipant) else self._journal
         driver = ParticipantDriver(taker, node.call_done, key, journal)
-        replica, promises, kept = await remembered(taker, driver)
+        replica, prepared_work, kept = await remembered(taker, driver)
         wish = Wish(
             definitions=self._definitions(event_type),
             filter=where if where is not None else Filter(),
@@ -265,14 +265,14 @@ class Site:
         )
         node.drivers[number] = driver
 
-        def ask(request: int) -> list[Effect]:
+        def make(request: int) -> list[Effect]:
             effects = node.core.subscribe(request, number, wish)
-            if (promises or kept) and number in node.core.participation.subscriptions:
-                effects += node.core.recover(number, promises, kept)
+            if (prepared_work or kept) and number in node.core.participation.subscriptions:
+                effects += node.core.recover(number, prepared_work, kept)
             return effects
 
         try:
-            await node.request(ask, f"subscription {number}")
+            await node.request(make, f"subscription {number}")
             await self._routed(number)
         except BaseException:
             driver.close()
@@ -286,7 +286,7 @@ class Site:
         try:
             async with asyncio.timeout(ROUTE_S):
                 await self._node.request(
-                    lambda request: self._node.core.ask_route(request, number), f"subscription {number}"
+                    lambda request: self._node.core.confirm_route(request, number), f"subscription {number}"
                 )
         except TimeoutError:
             log.warning("the rendezvous does not answer; the subscription waits for it", extra={"node": self.name})
@@ -337,7 +337,7 @@ class Site:
 
         `own`: resources of this site that must commit with it; for private distributed transactions.
         """
-        self._node.check_refused("begin", spec.event_type)
+        self._node.check_rejected("begin", spec.event_type)
         number = own.number if own is not None else None
         tx: TxId = await self._node.request(lambda request: self._node.core.begin(request, spec, number))
         return Transaction(self._node, tx, spec)
@@ -353,9 +353,9 @@ class Site:
         self._subscriptions += 1
         number = self._subscriptions
         driver = ParticipantDriver(participant, node.call_done, f"{OWN_PREFIX}{name}", self._journal)
-        promises, kept = driver.promises()
+        prepared_work, kept = driver.prepared_work()
         node.drivers[number] = driver
-        node.act(node.core.enlist(number, promises, kept, participant.compensatable))
+        node.act(node.core.enlist(number, prepared_work, kept, participant.compensatable))
         return Enlisted(node, number, participant)
 
     async def execute(
@@ -394,9 +394,9 @@ class Site:
 
     async def run(self, spec: TxSpec, events: Sequence[Body | tuple[TypeOrName, Body]]) -> TxOutcome:
         """What `execute` does, for whoever runs many transactions with properties that were stated once."""
-        self._node.check_refused("begin", spec.event_type)
-        if self._node.is_crowded:
-            await self._node.room()
+        self._node.check_rejected("begin", spec.event_type)
+        if self._node.is_full:
+            await self._node.wait_writable()
         if spec.tx_type is TxType.LOCAL and not self._is_durable(spec.event_type):
             # Its events take the short way to subscribers beside us; what goes into a log passes the rendezvous first.
             tx = await self.begin(spec)
@@ -406,26 +406,26 @@ class Site:
         made = events_of(spec.event_type, events)
         return await self._node.execute(spec, made, checked_size(made))
 
-    async def ask_outcome(self, tx: str, event_type: TypeOrName, tx_type: TxType = TxType.DISTRIBUTED) -> TxOutcome:
+    async def get_outcome(self, tx: str, event_type: TypeOrName, tx_type: TxType = TxType.DISTRIBUTED) -> TxOutcome:
         """What became of a transaction, also one of an earlier life of this site.
 
         One that its coordinator has never heard of is refused for good, and aborted therefore.
         """
         if isinstance(event_type, EventType):
             self._know(event_type)
-        question = AskOutcome(tx=TxId(tx), tx_type=tx_type, event_type=name_of(event_type))
+        query = GetOutcome(tx=TxId(tx), tx_type=tx_type, event_type=name_of(event_type))
         outcome: TxOutcome = await self._node.request(
-            lambda request: self._node.core.ask_outcome(request, question), f"tx {tx}"
+            lambda request: self._node.core.get_outcome(request, query), f"tx {tx}"
         )
         return outcome
 
-    async def ask_log(self, event_type: EventType, *, timeout_s: float = 5.0) -> LogTold:
+    async def get_log_state(self, event_type: EventType, *, timeout_s: float = 5.0) -> LogStateReported:
         """How far the log of a durable type is decided, and who follows it, as its coordinator knows at this moment.
 
         Raises NotReachable when the coordinator does not answer in time.
         """
         self._know(event_type)
-        return await ask_log(self._node, event_type.name, timeout_s)
+        return await get_log_state(self._node, event_type.name, timeout_s)
 
     async def recover_log(
         self,
@@ -452,7 +452,7 @@ class Site:
         return read_log(self._node, event_type.name, first, last, timeout_s)
 
     async def end_durable(self, event_type: EventType, name: str, *, timeout_s: float = 10.0) -> None:
-        """End somebody's durable subscription for good, by the name that `ask_log` shows; needs the right to operate.
+        """End any durable subscription for good, by the name that `get_log_state` shows; needs the right to operate.
 
         For one whose owner is gone for good: `Subscription.end` ends one's own."""
         self._know(event_type)

@@ -7,7 +7,7 @@ from tops.client.logs import end_log
 from tops.model.ids import TxId
 from tops.model.log_points import LogPoint
 from tops.model.transactions import Scope
-from tops.protocol.effects import Memo, Promise
+from tops.protocol.effects import Memo, PreparedWork
 from tops.runtime.participant_driver import ParticipantDriver
 from tops.runtime.participants import BatchParticipant, Participant, Received
 from tops.runtime.site_node import SiteNode
@@ -65,10 +65,10 @@ def standing_scope(taker: Participant, scope: Scope | None, replica: LogPoint | 
 
 async def remembered(
     taker: Participant, driver: ParticipantDriver
-) -> tuple[LogPoint | None, Sequence[Promise], Sequence[Memo]]:
+) -> tuple[LogPoint | None, Sequence[PreparedWork], Sequence[Memo]]:
     """What a replica has applied; open promises; promises that are kept and perhaps not noted."""
     if isinstance(taker, BatchParticipant):
-        memos = await taker.promises()
-        return await taker.point(), [Promise(memo, memo.transactions) for memo in memos], ()
-    promises, kept = driver.promises()
-    return None, promises, kept
+        memos = await taker.prepared_work()
+        return await taker.point(), [PreparedWork(memo, memo.transactions) for memo in memos], ()
+    prepared_work, kept = driver.prepared_work()
+    return None, prepared_work, kept

@@ -16,7 +16,7 @@ class Transaction:
 
     async def publish(self, event_type: TypeOrName, body: Body) -> int:
         """An event of the transaction; returns its place in it. TransactionClosed once it is committing or over."""
-        await self._node.room()
+        await self._node.wait_writable()
         event = event_of(name_of(event_type), body)
         sequence: int = await self._node.request(
             lambda request: self._node.core.tx_publish(request, self.id, event), f"tx {self.id}"

@@ -35,8 +35,8 @@ class Journal:
         self._store = store
         self._writer = Writer(
             store,
-            on_durable=lambda sequence: self._post(self._durable, sequence),
-            on_failure=lambda failure: self._post(self._fail, failure),
+            on_durable=lambda sequence: self._call_soon(self._durable, sequence),
+            on_failure=lambda failure: self._call_soon(self._fail, failure),
         )
         self.recovery = store.recovery
         self._next_sequence = self._durable_sequence = store.next_sequence
@@ -219,7 +219,7 @@ class Journal:
 
     async def _run(self, work: Callable[[], object]) -> Any:
         future = self._future()
-        self._enqueue(Job(work, lambda result: self._post(_resolve, future, result)))
+        self._enqueue(Job(work, lambda result: self._call_soon(_resolve, future, result)))
         return await future
 
     def _enqueue(self, item: bytes | Job) -> None:
@@ -244,7 +244,7 @@ class Journal:
         else:
             self._writer.wake()
 
-    def _post(self, callback: Callable[..., object], *arguments: object) -> None:
+    def _call_soon(self, callback: Callable[..., object], *arguments: object) -> None:
         """From the writer's thread to the loop's; a loop that is gone has nobody left to tell."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(callback, *arguments)

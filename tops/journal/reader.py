@@ -39,7 +39,7 @@ def _segment_records(
         segments = current_segments()
         if segment in segments:
             raise JournalCorrupt(str(segment.path), 0, "the segment is missing") from error
-        raise _gone(segments, sequence, directory) from error
+        raise _truncated(segments, sequence, directory) from error
     try:
         reader = BatchReader(descriptor, segment.header.seed, segment.start_for(sequence))
         # `end` is looked at again whenever it is reached: the writer moves it while we read.
@@ -57,7 +57,7 @@ def _segment_records(
 def _segment_of(segments: tuple[Segment, ...], sequence: int, directory: str) -> Segment:
     position = bisect_right(segments, sequence, key=lambda segment: segment.header.first_sequence)
     if position == 0:
-        raise _gone(segments, sequence, directory)
+        raise _truncated(segments, sequence, directory)
     return segments[position - 1]
 
 
@@ -65,9 +65,9 @@ def _successor(segments: tuple[Segment, ...], segment: Segment, sequence: int, d
     following = next((each for each in segments if each.header.number == segment.header.number + 1), None)
     # A rewrite's first segment repeats the state that the records before it led to: it does not continue them.
     if following is None or SegmentFlags.BASE in following.header.flags:
-        raise _gone(segments, sequence, directory)
+        raise _truncated(segments, sequence, directory)
     return following
 
 
-def _gone(segments: tuple[Segment, ...], sequence: int, directory: str) -> NotInJournal:
+def _truncated(segments: tuple[Segment, ...], sequence: int, directory: str) -> NotInJournal:
     return NotInJournal(directory, sequence, segments[0].header.first_sequence, segments[-1].next_sequence)

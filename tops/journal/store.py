@@ -33,7 +33,7 @@ class JournalOptions:
     segment_bytes: int = 64 * 2**20  # a segment that has reached this size is followed by a new one
     batch_bytes_max: int = 4 * 2**20  # more than this is written by more than one sync
     # So much room is made at a time at the end of a segment: a sync that need not note a new length is cheaper.
-    room_bytes: int = 0
+    preallocate_bytes: int = 0
     # How long after the last commit the watermark is synced; 0: before each acknowledgement, for a second sync each.
     seal_after_s: float = 0.02
     # So few records are synced in the loop's thread while syncs take no longer than that: a hand-over costs more.
@@ -63,7 +63,7 @@ class Store:
         self.committed_at = 0.0  # by the performance counter
         self.unsealed = False  # the newest watermark is written but not synced
         self._segment_descriptor: int | None = None
-        self._room_end = 0  # of the last segment's file
+        self._allocated_end = 0  # of the last segment's file
         self._watermarks: WatermarkFile | None = None
         if not directory.is_dir():
             directory.mkdir(parents=True, mode=0o700)
@@ -75,7 +75,7 @@ class Store:
             self.segments = tuple(segments)
             if segments:
                 self._segment_descriptor = disk.open(segments[-1].path)
-                self._room_end = os.fstat(self._segment_descriptor).st_size
+                self._allocated_end = os.fstat(self._segment_descriptor).st_size
             else:
                 self._begin_segment(SegmentFlags.NONE, ())
         except BaseException:
@@ -108,9 +108,9 @@ class Store:
             chain=segment.chain,
             first_sequence=segment.next_sequence,
         )
-        if segment.end + len(batch) > self._room_end and self.options.room_bytes:
-            self._room_end = segment.end + len(batch) + self.options.room_bytes
-            self._disk.reserve(self._segment_descriptor, segment.end, self._room_end - segment.end)
+        if segment.end + len(batch) > self._allocated_end and self.options.preallocate_bytes:
+            self._allocated_end = segment.end + len(batch) + self.options.preallocate_bytes
+            self._disk.reserve(self._segment_descriptor, segment.end, self._allocated_end - segment.end)
         self._disk.write(self._segment_descriptor, batch, segment.end)
         self._datasync(self._segment_descriptor)
         self._mark(self.segments[0], segment, segment.end + len(batch))
@@ -181,10 +181,10 @@ class Store:
             os.close(descriptor)
             raise
         if self._segment_descriptor is not None:
-            if previous is not None and self._room_end > previous.end:
+            if previous is not None and self._allocated_end > previous.end:
                 self._disk.truncate(self._segment_descriptor, previous.end)
             os.close(self._segment_descriptor)
-        self._segment_descriptor, self._room_end = descriptor, segment.end
+        self._segment_descriptor, self._allocated_end = descriptor, segment.end
         self.segments = (*self.segments, segment)
         first = segment if SegmentFlags.BASE in flags else self.segments[0]
         self._mark(first, segment, segment.end)

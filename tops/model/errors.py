@@ -300,13 +300,13 @@ class ResourceError(TopsError):
         super().__init__(f"{where}: {problem}")
 
 
-class ResourceRefused(ResourceError):
+class ResourceRejected(ResourceError):
     """The resource votes NO to the whole of an epoch or batch: locks, time, space; it has undone everything."""
 
     retry = Retry.SAFE
 
 
-class MemberRefused(ResourceError):
+class MemberRejected(ResourceError):
     """One transaction can't be carried out here; it left nothing behind."""
 
     def __init__(self, where: str, tx: str, reason: str, sqlstate: str = "") -> None:
@@ -318,11 +318,11 @@ class StaleAttempt(ResourceError):
     """The order is about an attempt that a later one, or its end, has overtaken; nothing was done."""
 
 
-class PromiseLost(ResourceError):
+class PreparedWorkLost(ResourceError):
     """A commit was ordered of something neither prepared nor applied here: the data may be diverging; an alarm."""
 
 
-class CompensationRefused(ResourceError):
+class CompensationRejected(ResourceError):
     """Something later is committed, so that the earlier part can't be taken back any more; an alarm."""
 
 

@@ -28,15 +28,15 @@ COUNTED = re.compile(r"(.+\.)([0-9a-f]{10})(@[^@]*)", re.DOTALL)
 _NUMBERS = re.compile(r"(?:[0-9a-f]{10})+")
 
 
-def counted_id(origin: str, life: str, number: int, key: str, replica: str) -> TxId:
+def counted_id(origin: str, incarnation: str, number: int, key: str, replica: str) -> TxId:
     """The id of the `number`-th write of one life of `origin` that goes to a replica first.
 
     It tells the replica, and the write's idempotency key if it has one: whoever asks what became of it needs both."""
     told = f"{_KEYED}{base64.urlsafe_b64encode(key.encode()).decode()}" if key else ""
-    return TxId(f"{origin}.{life}.{number:010x}{told}{_AT}{replica}")
+    return TxId(f"{origin}.{incarnation}.{number:010x}{told}{_AT}{replica}")
 
 
-def told_by_counted(tx: str) -> tuple[str, str]:
+def parts_of_counted(tx: str) -> tuple[str, str]:
     """The idempotency key and the replica that a counted id tells; nothing for other ids. ValueError: it is no id."""
     before, at, replica = tx.rpartition(_AT)
     _, keyed, key = before.partition(_KEYED)

@@ -17,10 +17,10 @@ from tops.model.log_points import Digests, LogPoint
 from tops.model.rejections import Rejection
 from tops.protocol.messages import (
     Address,
+    AddressedMessage,
     EpochId,
     EpochMember,
     Event,
-    Letter,
     LinkMessage,
     LogEntry,
     Publication,
@@ -34,11 +34,11 @@ class Effect(msgspec.Struct, frozen=True, gc=False):
     """Something to be done by whoever drives the machine."""
 
 
-class Post(Effect, frozen=True):
+class SendTo(Effect, frozen=True):
     """A letter to an address; the node that hosts the machine finds the way."""
 
     to: Address
-    letter: Letter
+    message: AddressedMessage
 
 
 class Disseminate(Effect, frozen=True):
@@ -47,7 +47,7 @@ class Disseminate(Effect, frozen=True):
     publication: Publication
 
 
-class Send(Effect, frozen=True):
+class SendOnLink(Effect, frozen=True):
     """Over one link, to the neighbour at its other end, in order."""
 
     link: NodeId
@@ -95,7 +95,7 @@ class Alarm(Effect, frozen=True):
 
 class Reject(Effect, frozen=True):
     """A message of this sender was not acted on, since it claims something that its stamp does not bear out: to be
-    audited, and to be answered where the sender is connected here. `subject` names the message as `Refused` does."""
+    audited, and to be answered where the sender is connected here. `subject`: as in `MessageRejected`."""
 
     sender: Sender
     verb: str
@@ -105,7 +105,7 @@ class Reject(Effect, frozen=True):
     code: str = "not-yours"  # or "quota", or why a log does not take a transaction
 
 
-class Answer(Effect, frozen=True):
+class CompleteRequest(Effect, frozen=True):
     """The end of a request that the application made: a value, or an error to raise."""
 
     request: int
@@ -148,7 +148,7 @@ class Memo(msgspec.Struct, frozen=True, array_like=True):
     transactions: tuple[TxId, ...]
 
 
-class Promise(msgspec.Struct, frozen=True):
+class PreparedWork(msgspec.Struct, frozen=True):
     """A promise that a participant found again after a crash, and which transactions it holds under it.
 
     These may be fewer than the memo names: a crash can come while the promises of an epoch are being renewed.
@@ -166,7 +166,7 @@ class Call(Effect, frozen=True):
     call: int
 
 
-class AskJoin(Call, frozen=True):
+class JoinTx(Call, frozen=True):
     """Which scope? Result: `Scope`."""
 
     tx: TxId
@@ -214,7 +214,7 @@ class AbortTxCall(Call, frozen=True):
     rejection: Rejection
 
 
-class ForgetPromise(Effect, frozen=True):
+class DropMemo(Effect, frozen=True):
     """The coordinator knows that the promise is kept: the participant's memory of it may go."""
 
     subscription: int

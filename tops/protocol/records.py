@@ -82,7 +82,7 @@ class HistoryBegun(Record, frozen=True):
     incarnation: int
 
 
-class ReplicasUnheard(Record, frozen=True):
+class ReplicasUnconfirmed(Record, frozen=True):
     """Which replicas had not responded when a log went on after a start of the broker, and where it ended then: they
     take no part before they have told that they were not ahead of it."""
 
@@ -107,17 +107,17 @@ class FinishesNoted(Record, frozen=True):
     finished: tuple[tuple[EpochId, str], ...]
 
 
-class TxRefused(Record, frozen=True):
+class TxRejected(Record, frozen=True):
     """Asked about before it arrived: a late arrival must not apply."""
 
     tx: TxId
 
 
-class OutcomesForgotten(Record, frozen=True):
+class OutcomesTruncated(Record, frozen=True):
     """Old parts of a log were dropped: of these lives, commits up to that transaction may not be remembered here, and
     having no record of one no longer means that it aborted."""
 
-    lives: dict[str, int]
+    incarnations: dict[str, int]
 
 
 class LogDecided(Record, frozen=True):
@@ -134,14 +134,14 @@ class LogCut(Record, frozen=True):
     point: LogPoint
 
 
-class PublishersKept(Record, frozen=True):
+class PublishersRetained(Record, frozen=True):
     """Old parts of a log were dropped: the latest life and the last publication of those who published to it."""
 
     event_type: str
     published: dict[NodeId, tuple[int, int]]
 
 
-class SubscriptionKept(Record, frozen=True):
+class SubscriptionAdvanced(Record, frozen=True):
     """How far a durable subscription has safely taken the log; -1 ends it."""
 
     event_type: str
@@ -160,13 +160,13 @@ AnyRecord = (
     | InSyncChanged
     | LogStale
     | HistoryBegun
-    | ReplicasUnheard
+    | ReplicasUnconfirmed
     | EpochCommitted
     | FinishesNoted
-    | TxRefused
-    | OutcomesForgotten
+    | TxRejected
+    | OutcomesTruncated
     | LogDecided
     | LogCut
-    | PublishersKept
-    | SubscriptionKept
+    | PublishersRetained
+    | SubscriptionAdvanced
 )

@@ -16,13 +16,13 @@ from tops.core.log.event_log import Feed, identity_of_feed
 from tops.model.errors import InvariantBroken, ProtocolError
 from tops.model.ids import NodeId
 from tops.model.sizes import UNMEASURED_BYTES_MAX
-from tops.protocol.effects import Alarm, CancelTimer, Effect, ReadLog, Reject, Send, SetTimer
+from tops.protocol.effects import Alarm, CancelTimer, Effect, ReadLog, Reject, SendOnLink, SetTimer
 from tops.protocol.messages import (
     Dissemination,
     Envelope,
     EventConfirmed,
     EventsPublished,
-    EventsRefused,
+    EventsRejected,
     LinkMessage,
     Published,
     type_of,
@@ -31,7 +31,14 @@ from tops.protocol.records import EpochCommitted, LogAppended
 from tops.runtime.config import Limits
 from tops.runtime.edge.guard import Guard
 from tops.runtime.links.link import Link
-from tops.runtime.links.wire import AnyWord, Meet, Pressed, Refused, encode_message, meeting
+from tops.runtime.links.wire import (
+    AnyControl,
+    Backpressure,
+    LinkHello,
+    MessageRejected,
+    encode_message,
+    make_link_hello,
+)
 from tops.runtime.outbox import Outbox
 from tops.runtime.record_store import RecordStore
 from tops.runtime.timers import Timers
@@ -62,12 +69,12 @@ class BrokerNode:
         self.core, self.store, self.limits, self.audit = core, store, limits, audit
         self.cluster, self.addresses = cluster, addresses
         self.name = core.name
-        self.refusing = False  # no room is left for more durable events
+        self.rejecting = False  # no room is left for more durable events
         self.links: dict[NodeId, Link] = {}
         self.guards: dict[NodeId, Guard] = {}  # of the links that are sites'
         self.alarms: list[tuple[float, str, str]] = []
         self.counters = {
-            "refused": 0,
+            "rejected": 0,
             "over_quota": 0,
             "sender_mismatches": 0,
             "dropped": 0,
@@ -84,9 +91,9 @@ class BrokerNode:
         self._reads: set[asyncio.Task[None]] = set()
         self._untaken: OrderedDict[Link, deque[tuple[LinkMessage, int]]] = OrderedDict()  # with the size of the frame
         self._watched_at = _now()
-        self._pressed = False
-        self._pressed_changes = 0
-        self._pressed_elsewhere: dict[str, Pressed] = {}
+        self._backpressure = False
+        self._backpressure_changes = 0
+        self._remote_backpressure: dict[str, Backpressure] = {}
 
     def act(self, effects: list[Effect]) -> None:
         self.outbox.put(effects)
@@ -138,22 +145,22 @@ class BrokerNode:
             asyncio.get_running_loop().call_soon(self._take_more)
 
     def _act_on(self, link: Link, guard: Guard | None, message: LinkMessage, size: int, now: float) -> None:
-        refusal = guard.refusal(message, size) if guard is not None else None
-        if refusal is None and guard is not None and size > UNMEASURED_BYTES_MAX:
-            refusal = guard.too_large(message)
-        if refusal is None:
-            if not (self.refusing and self._turned_away(link, message)):
+        rejection = guard.rejection(message, size) if guard is not None else None
+        if rejection is None and guard is not None and size > UNMEASURED_BYTES_MAX:
+            rejection = guard.too_large(message)
+        if rejection is None:
+            if not (self.rejecting and self._rejected_when_full(link, message)):
                 self.outbox.put(self.core.receive(link.name, message, now))
         else:
-            error = refusal.error
-            for subject in refusal.subjects:
-                self._refuse(link, subject, error.verb, error.event_type, str(error), refusal.code)
+            error = rejection.error
+            for subject in rejection.subjects:
+                self._send_rejection(link, subject, error.verb, error.event_type, str(error), rejection.code)
 
     def pause(self, link: Link) -> float:
         """A site's rate is reckoned when its messages arrive, not while it waits; what arrived is taken first."""
         return TURN_S if link in self._untaken else 0.0
 
-    def _turned_away(self, link: Link, message: LinkMessage) -> bool:
+    def _rejected_when_full(self, link: Link, message: LinkMessage) -> bool:
         """There is no room for more durable events: their publisher hears it, and may try again later."""
         if type(message) is not Dissemination or message.rendezvous != self.name:
             return False
@@ -162,9 +169,9 @@ class BrokerNode:
         if not durable or not isinstance(message.publication, Published | EventsPublished):
             return False
         reason = f"the journal of {self.name} is full, and durable subscribers have not taken what is in it"
-        letter = EventsRefused(event_type=event_type, reason=reason)
+        rejection = EventsRejected(event_type=event_type, reason=reason)
         site = self.core.edge.sites.get(link.name)
-        self.act(self.core.post(message.reply_to if site is None else site.address, letter, _now()))
+        self.act(self.core.send_to(message.reply_to if site is None else site.address, rejection, _now()))
         return True
 
     def _pause(self, guard: Guard, now: float) -> float:
@@ -177,13 +184,15 @@ class BrokerNode:
         return min(taken / bucket.rate, self.limits.heartbeat_s / 4)
 
     def _count_rejection(self, code: str) -> None:
-        self.counters["refused"] += 1
+        self.counters["rejected"] += 1
         self.counters["over_quota"] += code == "quota"
         self.counters["sender_mismatches"] += code == "not-yours"
 
-    def _refuse(self, link: Link, subject: str, verb: str, event_type: str, text: str, code: str = "denied") -> None:
+    def _send_rejection(
+        self, link: Link, subject: str, verb: str, event_type: str, text: str, code: str = "denied"
+    ) -> None:
         self._count_rejection(code)
-        link.say(Refused(subject, verb, event_type, text, code))
+        link.send_control(MessageRejected(subject, verb, event_type, text, code))
         guard = self.guards.get(link.name)
         principal = guard.principal if guard is not None else None
         who, through = (link.name, "") if principal is None else (principal.name, f" through {link.name}")
@@ -207,24 +216,26 @@ class BrokerNode:
         """The machine did not act on a message of a site, which may be connected elsewhere."""
         link = self.links.get(rejected.sender.node)
         if link is not None:
-            self._refuse(link, rejected.subject, rejected.verb, rejected.event_type, rejected.reason, rejected.code)
+            self._send_rejection(
+                link, rejected.subject, rejected.verb, rejected.event_type, rejected.reason, rejected.code
+            )
             return
         self._count_rejection(rejected.code)
         sender = rejected.sender
         who = sender.node if sender.on_behalf_of is None else sender.accountable
         self._audit_denied(who, f"{rejected.verb} {rejected.event_type}", rejected.reason)
 
-    def hear(self, link: Link, word: AnyWord) -> None:
-        if isinstance(word, Pressed) and link.name not in self.guards:
-            self._neighbour_pressed(link, word)
+    def on_control(self, link: Link, control: AnyControl) -> None:
+        if isinstance(control, Backpressure) and link.name not in self.guards:
+            self._on_neighbour_backpressure(link, control)
             return
-        raise ProtocolError(f"{link.name} said {type(word).__name__}, which is not for it to say")
+        raise ProtocolError(f"{link.name} said {type(control).__name__}, which is not for it to say")
 
     # ------------------------------------------------------------------------------------------------ what is wanted
 
     def _perform(self, effect: Effect) -> None:
         kind = type(effect)
-        if kind is Send:
+        if kind is SendOnLink:
             self._send(effect.link, effect.message)  # type: ignore[attr-defined]
             return
         match effect:
@@ -263,7 +274,7 @@ class BrokerNode:
                 self.alarm("too-large", str(error))
                 return
             self._encoded = (message, encoded)
-        link.post(encoded)
+        link.enqueue(encoded)
         if type(message) is Envelope and type(message.body) is EventConfirmed:
             link.send_now()  # its publisher waits; subscribers get the event after it
         if guard is not None and link.pending_bytes > self.limits.queue_bytes_max:
@@ -292,16 +303,16 @@ class BrokerNode:
 
     # ---------------------------------------------------------------------------------------------- links come and go
 
-    def our_meet(self, peer: Peer) -> Meet:
+    def own_link_hello(self, peer: Peer) -> LinkHello:
         """What we say first on a connection with this peer."""
         known = self.links.get(peer.node)
         brokers, urls = tuple(self.addresses), tuple(self.addresses.values())
         proposal = secrets.token_hex(8)
         if known is not None and known.incarnation == peer.incarnation:
-            return meeting(known.session_name, known.session.received, proposal, brokers, urls)
-        return meeting("", 0, proposal, brokers, urls)
+            return make_link_hello(known.session_name, known.session.received, proposal, brokers, urls)
+        return make_link_hello("", 0, proposal, brokers, urls)
 
-    def link_for(self, peer: Peer, guard: Guard | None, ours: Meet, theirs: Meet, proposal: str) -> Link:
+    def link_for(self, peer: Peer, guard: Guard | None, ours: LinkHello, theirs: LinkHello, proposal: str) -> Link:
         """The link that this connection carries: the one that both ends remember, or a new one."""
         name = peer.node
         known = self.links.get(name)
@@ -311,7 +322,7 @@ class BrokerNode:
             return known
         link = self.links[name] = Link(name, peer.incarnation, proposal)
         if peer.identity.kind is not Kind.BROKER:
-            link.hold(self.pressed)
+            link.hold(self.backpressure)
             self.act(self.core.site_up(peer.sender, _now()))
         else:
             self.act(self.core.broker_up(name, peer.incarnation, _now()))
@@ -381,9 +392,9 @@ class BrokerNode:
     # ----------------------------------------------------------------------------------------------------- pressure
 
     @property
-    def pressed(self) -> bool:
+    def backpressure(self) -> bool:
         """Whether publishers anywhere in the cluster must wait."""
-        return self._pressed or any(p.pressed for p in self._pressed_elsewhere.values())
+        return self._backpressure or any(p.backpressure for p in self._remote_backpressure.values())
 
     def broker_links(self) -> Iterator[Link]:
         return (link for name, link in self.links.items() if name not in self.guards)
@@ -393,42 +404,42 @@ class BrokerNode:
         now = _now()
         self._cut_off_slow_readers(min(now - self._watched_at, WATCHED_AGAIN_S))
         self._watched_at = now
-        limit = self.limits.link_bytes_max // (2 if self._pressed else 1)
+        limit = self.limits.link_bytes_max // (2 if self._backpressure else 1)
         for link in list(self.broker_links()):
             if not link.connected and link.pending_bytes > self.limits.link_bytes_max:
                 # Nobody knows when it comes back: it begins anew then, and everyone else goes on meanwhile.
                 self.counters["resets"] += 1
                 self.alarm("link-reset", f"{link.name} is away and {link.pending_bytes} bytes for it were dropped")
                 del self.links[link.name]
-        pressed = (
+        backpressure = (
             any(link.connected and link.queued_bytes > limit for link in self.broker_links())
             or self.store.journal.queued > JOURNAL_QUEUE_MAX
             or len(self.outbox) > OUTBOX_MAX
         )
-        if pressed != self._pressed:
-            self._pressed = pressed
-            self._pressed_changes += 1
-            self._spread(Pressed(self.name, self.core.incarnation, self._pressed_changes, pressed), None)
+        if backpressure != self._backpressure:
+            self._backpressure = backpressure
+            self._backpressure_changes += 1
+            self._spread(Backpressure(self.name, self.core.incarnation, self._backpressure_changes, backpressure), None)
             self._hold_sites()
 
-    def _neighbour_pressed(self, link: Link, word: Pressed) -> None:
-        known = self._pressed_elsewhere.get(word.broker)
-        newer = known is None or (known.incarnation, known.change) < (word.incarnation, word.change)
-        if word.broker == self.name or word.broker not in self.core.topology.brokers or not newer:
+    def _on_neighbour_backpressure(self, link: Link, control: Backpressure) -> None:
+        known = self._remote_backpressure.get(control.broker)
+        newer = known is None or (known.incarnation, known.change) < (control.incarnation, control.change)
+        if control.broker == self.name or control.broker not in self.core.topology.brokers or not newer:
             return
-        self._pressed_elsewhere[word.broker] = word
-        self._spread(word, link)
+        self._remote_backpressure[control.broker] = control
+        self._spread(control, link)
         self._hold_sites()
 
-    def _spread(self, word: Pressed, source: Link | None) -> None:
+    def _spread(self, control: Backpressure, source: Link | None) -> None:
         for link in self.broker_links():
             if link is not source:
-                link.say(word)
+                link.send_control(control)
 
     def _hold_sites(self) -> None:
-        pressed = self.pressed
+        backpressure = self.backpressure
         for name in self.guards:
-            self.links[name].hold(pressed)
+            self.links[name].hold(backpressure)
 
     def stop(self) -> None:
         self.timers.clear()

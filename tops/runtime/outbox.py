@@ -13,7 +13,7 @@ from tops.protocol.effects import Effect, Note, Persist
 from tops.protocol.records import AnyRecord
 
 
-class RecordKeeper(Protocol):
+class RecordSink(Protocol):
     """What the outbox needs of a journal."""
 
     def append(self, record: AnyRecord, *, soon: bool = True) -> int:
@@ -27,8 +27,8 @@ class RecordKeeper(Protocol):
 class Outbox:
     """The queue of effects of one node; without a keeper, of one whose machine keeps no records."""
 
-    def __init__(self, perform: Callable[[Effect], None], keeper: RecordKeeper | None = None) -> None:
-        self._perform, self._keeper = perform, keeper
+    def __init__(self, perform: Callable[[Effect], None], sink: RecordSink | None = None) -> None:
+        self._perform, self._sink = perform, sink
         self._queue: deque[Effect | int] = deque()  # effects, and numbers of records that what follows waits for
         self._waiting = False
         self._draining = False
@@ -38,16 +38,16 @@ class Outbox:
 
     def put(self, effects: Sequence[Effect]) -> None:
         """Take what a machine wants done; whatever may happen now has happened when this returns."""
-        queue, keeper = self._queue, self._keeper
-        if keeper is None:
+        queue, sink = self._queue, self._sink
+        if sink is None:
             queue.extend(effects)
         else:
             for effect in effects:
                 kind = type(effect)
                 if kind is Persist:
-                    queue.append(keeper.append(effect.record))  # type: ignore[attr-defined]
+                    queue.append(sink.append(effect.record))  # type: ignore[attr-defined]
                 elif kind is Note:
-                    keeper.append(effect.record, soon=False)  # type: ignore[attr-defined]
+                    sink.append(effect.record, soon=False)  # type: ignore[attr-defined]
                 else:
                     queue.append(effect)
         if not self._waiting and not self._draining:
@@ -68,12 +68,12 @@ class Outbox:
             self._draining = False
 
     def _reached(self, sequence: int) -> bool:
-        keeper = self._keeper
-        assert keeper is not None
-        if keeper.is_durable(sequence):
+        sink = self._sink
+        assert sink is not None
+        if sink.is_durable(sequence):
             return True
         self._waiting = True
-        keeper.when_durable(sequence, self._go_on)
+        sink.when_durable(sequence, self._go_on)
         return False
 
     def _go_on(self) -> None:

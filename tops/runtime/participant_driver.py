@@ -18,22 +18,22 @@ from tops.model.transactions import Scope
 from tops.protocol.effects import (
     AbortTxCall,
     ApplyEntries,
-    AskJoin,
     BatchPrepared,
     Call,
     CommitTxCall,
     FinishBatch,
+    JoinTx,
     Memo,
     NotifyTx,
     PrepareBatch,
+    PreparedWork,
     PrepareTx,
-    Promise,
     TakeEvent,
 )
 from tops.protocol.messages import Event, Sender
 from tops.runtime.in_turn import InTurn
 from tops.runtime.participants import BatchParticipant, Participant, Received
-from tops.runtime.site_journal import Promised, SiteJournal
+from tops.runtime.site_journal import SiteJournal, WorkPrepared
 
 AGAIN_FIRST_S, AGAIN_MAX_S = 0.05, 5.0
 
@@ -62,11 +62,11 @@ class ParticipantDriver:
         """Ordinary events that the participant has not got to yet."""
         return len(self._ordinary) + int(getattr(self.participant, "backlog", 0))
 
-    def promises(self) -> tuple[list[Promise], list[Memo]]:
+    def prepared_work(self) -> tuple[list[PreparedWork], list[Memo]]:
         """Promises of an earlier life, from the site's journal: those still open, and those kept but not noted."""
         if self._journal is None:
             return [], []
-        return self._journal.open_promises(self.key), self._journal.kept_memos(self.key)
+        return self._journal.open_prepared_work(self.key), self._journal.committed_memos(self.key)
 
     def forget(self, memo: Memo) -> None:
         """The coordinator has noted that the promise is kept."""
@@ -157,7 +157,7 @@ class ParticipantDriver:
 
     async def _result(self, call: Call) -> Any:
         match call:
-            case AskJoin(tx=tx, spec=spec):
+            case JoinTx(tx=tx, spec=spec):
                 return await self._scope(lambda: self.participant.on_join(tx, spec))
             case TakeEvent(number=number, event=event):
                 received = Received(event.type, event.body, None, None, number)
@@ -233,7 +233,7 @@ class ParticipantDriver:
                 await _awaited(resource.prepare(tx, received))
         early = participant.compensatable and memo is not None
         if self._journal is not None and memo is not None:
-            await self._journal.promise(Promised(self.key, tx, memo, tuple(received), early))
+            await self._journal.prepare(WorkPrepared(self.key, tx, memo, tuple(received), early))
         if early and not carried_out:
             await self._insist(lambda: self._commit_early(tx), "on_commit")
 
@@ -267,16 +267,16 @@ class ParticipantDriver:
 
     async def _recovered(self, tx: TxId) -> None:
         """Bring back what an earlier life promised."""
-        promised = self._journal.promises.get((self.key, tx)) if self._journal is not None else None
-        if promised is None or tx in self._events:
+        work = self._journal.prepared.get((self.key, tx)) if self._journal is not None else None
+        if work is None or tx in self._events:
             return
         carried_out = self._journal is not None and (self.key, tx) in self._journal.compensated
         if not carried_out:
-            await _awaited(self.participant.on_recover(tx, promised.events))
-        self._events[tx] = list(promised.events)
-        if promised.early and carried_out:
+            await _awaited(self.participant.on_recover(tx, work.events))
+        self._events[tx] = list(work.events)
+        if work.early and carried_out:
             self._early.add(tx)
-        elif promised.early:
+        elif work.early:
             # It may have been carried out just before the crash: it is, now.
             await self._commit_early(tx)
 

@@ -133,7 +133,7 @@ class BatchParticipant(Participant, ABC):
     async def point(self) -> LogPoint:
         """What of the log is applied."""
 
-    async def promises(self) -> Sequence[Memo]:
+    async def prepared_work(self) -> Sequence[Memo]:
         """Epochs that are prepared and not ended."""
         return ()
 

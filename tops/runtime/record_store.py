@@ -58,7 +58,7 @@ class LogIndex:
         found = [s for s in self._sequences[max(number - self.first, 0) :] if s]
         return min(found, default=None)
 
-    def forget_before(self, number: int) -> None:
+    def truncate_before(self, number: int) -> None:
         dropped = min(max(number - self.first, 0), len(self._sequences))
         del self._sequences[:dropped]
         self.first += dropped

@@ -13,18 +13,18 @@ import msgspec
 from tops.journal import Journal, JournalOptions
 from tops.model.errors import JournalCorrupt
 from tops.model.ids import TxId
-from tops.protocol.effects import Memo, Promise
+from tops.protocol.effects import Memo, PreparedWork
 from tops.runtime.participants import Received
 from tops.security import check_private_folder
 
 REWRITE_AFTER = 10_000  # ended promises
 
 
-class Lived(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class IncarnationStarted(msgspec.Struct, frozen=True, array_like=True, tag=True):
     incarnation: int
 
 
-class Promised(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class WorkPrepared(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """`early`: a compensatable participant has committed already."""
 
     participant: str
@@ -42,7 +42,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag=True):
     committed: bool
 
 
-class Forgotten(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class MemoDropped(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The coordinator has noted that these promises are kept."""
 
     participant: str
@@ -57,7 +57,7 @@ class Compensated(msgspec.Struct, frozen=True, array_like=True, tag=True):
     left: int
 
 
-AnySiteRecord = Lived | Promised | Ended | Forgotten | Compensated
+AnySiteRecord = IncarnationStarted | WorkPrepared | Ended | MemoDropped | Compensated
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnySiteRecord] = msgspec.msgpack.Decoder(AnySiteRecord)
@@ -69,8 +69,8 @@ class SiteJournal:
     def __init__(self, journal: Journal, directory: Path) -> None:
         self._journal, self._directory = journal, directory
         self.incarnation = 0
-        self.promises: dict[tuple[str, TxId], Promised] = {}
-        self.kept: dict[tuple[str, TxId], Promised] = {}
+        self.prepared: dict[tuple[str, TxId], WorkPrepared] = {}
+        self.kept: dict[tuple[str, TxId], WorkPrepared] = {}
         self.compensated: dict[tuple[str, TxId], int] = {}
         self._ended = 0
         for sequence, payload in journal.read(journal.first_sequence):
@@ -87,26 +87,26 @@ class SiteJournal:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise JournalCorrupt(str(self._directory), 0, f"record {sequence} is none of a site's: {error}") from None
         match record:
-            case Lived(incarnation=incarnation):
+            case IncarnationStarted(incarnation=incarnation):
                 self.incarnation = max(self.incarnation, incarnation)
-            case Promised(participant=participant, tx=tx):
-                self.promises[participant, tx] = record
+            case WorkPrepared(participant=participant, tx=tx):
+                self.prepared[participant, tx] = record
             case Ended(participant=participant, tx=tx, committed=committed):
                 self._take_end(participant, tx, committed)
-            case Forgotten(participant=participant, memo=memo):
-                self._take_forgotten(participant, memo)
+            case MemoDropped(participant=participant, memo=memo):
+                self._take_dropped(participant, memo)
             case Compensated(participant=participant, tx=tx, left=left):
                 self.compensated[participant, tx] = left
 
-    async def live(self) -> int:
+    async def begin_incarnation(self) -> int:
         """Begin a new life; its incarnation is on disk when this returns."""
         self.incarnation = max(self.incarnation + 1, new_incarnation())
-        await self._write(Lived(self.incarnation))
+        await self._write(IncarnationStarted(self.incarnation))
         return self.incarnation
 
-    async def promise(self, promised: Promised) -> None:
-        self.promises[promised.participant, promised.tx] = promised
-        await self._write(promised)
+    async def prepare(self, work: WorkPrepared) -> None:
+        self.prepared[work.participant, work.tx] = work
+        await self._write(work)
 
     async def compensate(self, participant: str, tx: TxId, left: int) -> None:
         self.compensated[participant, tx] = left
@@ -123,42 +123,42 @@ class SiteJournal:
 
     def forget(self, participant: str, memo: Memo) -> None:
         """Nobody waits for this to be on disk: losing it costs one more question to the coordinator."""
-        self._take_forgotten(participant, memo)
-        self._journal.append(_encoder.encode(Forgotten(participant, memo)))
+        self._take_dropped(participant, memo)
+        self._journal.append(_encoder.encode(MemoDropped(participant, memo)))
 
     def _take_end(self, participant: str, tx: TxId, committed: bool) -> bool:
-        promised = self.promises.pop((participant, tx), None)
+        work = self.prepared.pop((participant, tx), None)
         self.compensated.pop((participant, tx), None)
-        if promised is None:
+        if work is None:
             return False
         if committed:
-            self.kept[participant, tx] = msgspec.structs.replace(promised, events=())
+            self.kept[participant, tx] = msgspec.structs.replace(work, events=())
         return True
 
-    def _take_forgotten(self, participant: str, memo: Memo) -> None:
+    def _take_dropped(self, participant: str, memo: Memo) -> None:
         for tx in memo.transactions:
             self.kept.pop((participant, tx), None)
 
-    def open_promises(self, participant: str) -> list[Promise]:
+    def open_prepared_work(self, participant: str) -> list[PreparedWork]:
         """Promises whose outcome is not known here yet."""
         found: dict[Memo, list[TxId]] = {}
-        for (key, tx), promised in self.promises.items():
+        for (key, tx), work in self.prepared.items():
             if key == participant:
-                found.setdefault(promised.memo, []).append(tx)
-        return [Promise(memo, tuple(transactions)) for memo, transactions in found.items()]
+                found.setdefault(work.memo, []).append(tx)
+        return [PreparedWork(memo, tuple(transactions)) for memo, transactions in found.items()]
 
-    def kept_memos(self, participant: str) -> list[Memo]:
+    def committed_memos(self, participant: str) -> list[Memo]:
         """Promises that are kept and that the coordinator may not have noted yet."""
-        still_open = [promise.memo for promise in self.open_promises(participant)]
+        still_open = [prepare.memo for prepare in self.open_prepared_work(participant)]
         kept = {p.memo: None for (key, _), p in self.kept.items() if key == participant}
         return [memo for memo in kept if memo not in still_open]
 
     def _state(self) -> Iterator[AnySiteRecord]:
-        yield Lived(self.incarnation)
-        yield from self.promises.values()
-        for promised in self.kept.values():
-            yield promised
-            yield Ended(promised.participant, promised.tx, True)
+        yield IncarnationStarted(self.incarnation)
+        yield from self.prepared.values()
+        for work in self.kept.values():
+            yield work
+            yield Ended(work.participant, work.tx, True)
         for (participant, tx), left in self.compensated.items():
             yield Compensated(participant, tx, left)
 

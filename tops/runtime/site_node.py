@@ -28,24 +28,24 @@ from tops.model.ids import NodeId, TxId
 from tops.model.sizes import MESSAGE_BYTES_MAX
 from tops.protocol.effects import (
     Alarm,
-    Answer,
     Call,
     CancelTimer,
+    CompleteRequest,
     Deliver,
     DeliverAll,
+    DropMemo,
     Effect,
-    ForgetPromise,
     HistoryJudged,
-    Send,
+    SendOnLink,
     SetTimer,
     TxEnded,
 )
 from tops.protocol.messages import Event, LinkMessage, TxOutcome, TxSpec, encode_body
 from tops.runtime.links.dialling import client_session, open_socket
 from tops.runtime.links.identity import HANDSHAKE_TIMEOUT_S, Self
-from tops.runtime.links.link import Link, exchange_meet
+from tops.runtime.links.link import Link, exchange_link_hello
 from tops.runtime.links.sockets import Socket
-from tops.runtime.links.wire import AnyWord, Meet, Refused, encode_message, meeting
+from tops.runtime.links.wire import AnyControl, LinkHello, MessageRejected, encode_message, make_link_hello
 from tops.runtime.outbox import Outbox
 from tops.runtime.participant_driver import ParticipantDriver
 from tops.runtime.timers import Timers
@@ -76,11 +76,11 @@ class SiteNode:
         self.link: Link | None = None
         self.broker = ""
         self.drivers: dict[int, ParticipantDriver] = {}
-        self.refused: dict[tuple[str, str], str] = {}  # verb and type -> why
+        self.rejected: dict[tuple[str, str], str] = {}  # verb and type -> why
         self.on_ended: Ended | None = None
         self.timers = Timers(lambda key: self.act(self.core.timer(key, _now())))
         self.outbox = Outbox(self._perform)
-        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._responses: dict[int, asyncio.Future[Any]] = {}
         self._subjects: dict[str, int] = {}  # what a request is about -> the request, for refusals
         self._requests = 0
         self._connecting: asyncio.Task[None] | None = None
@@ -148,13 +148,13 @@ class SiteNode:
     async def publish_confirmed(self, event_type: str, body: dict[str, Any]) -> int | None:
         """An event of a durable type; returns its number when it is on disk."""
         request = self.next_request()
-        answer = self._answers[request] = self._loop.create_future()
+        response = self._responses[request] = self._loop.create_future()
         try:
             self.publish_soon(event_type, body, request)
-            number: int | None = await answer
+            number: int | None = await response
             return number
         finally:
-            self._answers.pop(request, None)
+            self._responses.pop(request, None)
 
     def execute(self, spec: TxSpec, events: tuple[Event, ...], size: int) -> "asyncio.Future[TxOutcome]":
         """A one-shot with so many bytes of events; those of one kind and one turn of the loop travel together.
@@ -170,12 +170,12 @@ class SiteNode:
         ):
             self._execute_together()
         request = self.next_request()
-        answer: asyncio.Future[TxOutcome] = self._loop.create_future()
-        self._answers[request] = answer
+        response: asyncio.Future[TxOutcome] = self._loop.create_future()
+        self._responses[request] = response
         self._one_shots_spec = spec
         self._one_shots.append((request, events))
         self._one_shots_bytes += size
-        return answer
+        return response
 
     def _execute_together(self) -> None:
         together, spec = self._one_shots, self._one_shots_spec
@@ -193,40 +193,40 @@ class SiteNode:
         self._requests += 1
         return self._requests
 
-    async def request(self, ask: Callable[[int], list[Effect]], subject: str = "") -> Any:
+    async def request(self, make: Callable[[int], list[Effect]], subject: str = "") -> Any:
         """Ask the machine something and wait for its answer. `subject` names it for refusals by the broker."""
         number = self.next_request()
-        answer = self._answers[number] = self._loop.create_future()
+        response = self._responses[number] = self._loop.create_future()
         try:
-            self.act(ask(number))
-            if subject and not answer.done():
+            self.act(make(number))
+            if subject and not response.done():
                 self._subjects[subject] = number
-            return await answer
+            return await response
         finally:
-            self._answers.pop(number, None)
+            self._responses.pop(number, None)
             self._subjects.pop(subject, None)
 
     @property
-    def is_crowded(self) -> bool:
+    def is_full(self) -> bool:
         """Whether more is queued for the broker than is sensible: the application should wait for `room`."""
-        return self.link is not None and self.link.is_crowded
+        return self.link is not None and self.link.is_full
 
-    async def room(self) -> None:
+    async def wait_writable(self) -> None:
         """Wait while more is queued for the broker than is sensible; the application is slowed down here."""
         if self.link is not None:
-            await self.link.room()
+            await self.link.wait_writable()
 
     def _perform(self, effect: Effect) -> None:
-        if type(effect) is Answer:
-            self._answer(effect)
+        if type(effect) is CompleteRequest:
+            self._complete(effect)
             return
         if type(effect) is TxEnded:
             if self.on_ended is not None:
                 self.on_ended(effect.tx, effect.committed, effect.reason)
             return
-        if type(effect) is Send:
+        if type(effect) is SendOnLink:
             if self.link is not None and self.link.name == effect.link:
-                self.link.post(encode_message(effect.message))
+                self.link.enqueue(encode_message(effect.message))
             return
         match effect:
             case Call(subscription=subscription):
@@ -245,7 +245,7 @@ class SiteNode:
                 self.timers.set(key, after_s)
             case CancelTimer(key=key):
                 self.timers.cancel(key)
-            case ForgetPromise(subscription=subscription, memo=memo):
+            case DropMemo(subscription=subscription, memo=memo):
                 driver = self.drivers.get(subscription)
                 if driver is not None:
                     driver.forget(memo)
@@ -258,14 +258,14 @@ class SiteNode:
             case _:  # Persist and Note among them: the machine of a site has no journal
                 raise InvariantBroken(f"a site can't perform the effect {effect!r}")
 
-    def _answer(self, given: Answer) -> None:
-        answer = self._answers.pop(given.request, None)
-        if answer is None or answer.done():
+    def _complete(self, given: CompleteRequest) -> None:
+        response = self._responses.pop(given.request, None)
+        if response is None or response.done():
             return
         if given.error is not None:
-            answer.set_exception(given.error)
+            response.set_exception(given.error)
         else:
-            answer.set_result(given.value)
+            response.set_result(given.value)
 
     def call_done(self, call: int, result: Any) -> None:
         self.act(self.core.call_done(call, result))
@@ -291,29 +291,29 @@ class SiteNode:
             self._backlog_bytes = 0
         return BACKLOG_PAUSE_S if backlog > BACKLOG_MAX or self._backlog_bytes > BACKLOG_BYTES_MAX else 0.0
 
-    def hear(self, link: Link, word: AnyWord) -> None:
-        if not isinstance(word, Refused):
-            raise ProtocolError(f"{link.name} said {type(word).__name__}, which brokers say to each other")
-        error = PermissionDenied(word.text, who=self.name, verb=word.verb, event_type=word.event_type)
-        log.warning(word.text, extra={"node": self.name, "subject": word.subject})
-        if word.code == "denied":  # for good: other rejections may pass
-            self.refused[word.verb, word.event_type] = word.text
-        if word.subject.startswith("events "):
-            self.act(self.core.refuse_events(word.event_type, error))
+    def on_control(self, link: Link, control: AnyControl) -> None:
+        if not isinstance(control, MessageRejected):
+            raise ProtocolError(f"{link.name} said {type(control).__name__}, which brokers say to each other")
+        error = PermissionDenied(control.text, who=self.name, verb=control.verb, event_type=control.event_type)
+        log.warning(control.text, extra={"node": self.name, "subject": control.subject})
+        if control.code == "denied":  # for good: other rejections may pass
+            self.rejected[control.verb, control.event_type] = control.text
+        if control.subject.startswith("events "):
+            self.act(self.core.reject_events(control.event_type, error))
             return
-        for request in self._waiting_for(word.subject):
-            answer = self._answers.pop(request, None)
-            if answer is not None and not answer.done():
-                answer.set_exception(error)
+        for request in self._waiting_for(control.subject):
+            response = self._responses.pop(request, None)
+            if response is not None and not response.done():
+                response.set_exception(error)
 
     def _waiting_for(self, subject: str) -> set[int]:
         """The requests that a message of ours belonged to, on which a broker did not act."""
         known = {self._subjects[subject]} if subject in self._subjects else set()
         return known.union(self.core.stop_repeating(subject))
 
-    def check_refused(self, verb: str, event_type: str) -> None:
+    def check_rejected(self, verb: str, event_type: str) -> None:
         """A broker refused this before: raise at once instead of sending it again."""
-        if self.refused and (text := self.refused.get((verb, event_type))) is not None:
+        if self.rejected and (text := self.rejected.get((verb, event_type))) is not None:
             raise PermissionDenied(text, who=self.name, verb=verb, event_type=event_type)
 
     # ---------------------------------------------------------------------------------------------------- connection
@@ -370,11 +370,11 @@ class SiteNode:
 
     async def _serve(self, socket: Socket, peer: Peer) -> None:
         link = self.link
-        same_life = link is not None and link.name == peer.identity.name and link.incarnation == peer.incarnation
-        ours = meeting("", 0, "", (), ())
-        if link is not None and same_life:
-            ours = meeting(link.session_name, link.session.received, "", (), ())
-        theirs = await exchange_meet(socket, ours, HANDSHAKE_TIMEOUT_S)
+        same_incarnation = link is not None and link.name == peer.identity.name and link.incarnation == peer.incarnation
+        ours = make_link_hello("", 0, "", (), ())
+        if link is not None and same_incarnation:
+            ours = make_link_hello(link.session_name, link.session.received, "", (), ())
+        theirs = await exchange_link_hello(socket, ours, HANDSHAKE_TIMEOUT_S)
         self._learn(theirs)
         received = theirs.received
         if link is None or not ours.session or ours.session != theirs.session:
@@ -387,7 +387,7 @@ class SiteNode:
         if link.parted:
             log.warning("the broker closed the link", extra={"node": self.name, "reason": link.parted})
 
-    def _learn(self, met: Meet) -> None:
+    def _learn(self, met: LinkHello) -> None:
         if not met.brokers:
             raise ProtocolError("the broker did not say who the brokers of the cluster are")
         if self._core is None:
@@ -404,7 +404,7 @@ class SiteNode:
             raise ProtocolError("the broker names other members of the cluster than before: start this site again")
         self.urls += [url for url in met.urls if url not in self.urls]
 
-    def _new_link(self, peer: Peer, met: Meet) -> Link:
+    def _new_link(self, peer: Peer, met: LinkHello) -> Link:
         old = self.link
         link = self.link = Link(NodeId(peer.identity.name), peer.incarnation, met.proposal)
         self._looked_bytes = 0
@@ -427,9 +427,9 @@ class SiteNode:
         for driver in self.drivers.values():
             driver.close()
         error = NotReachable("the site was closed")
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(error)
+        for response in self._responses.values():
+            if not response.done():
+                response.set_exception(error)
         if self.link is not None:
             self.link.end(error)
         if self._session is not None:

@@ -143,7 +143,7 @@ class Permissions:
         """Whether `identity` may; a name that is no event type's, such as a pattern, is never allowed."""
         decisions = self._decisions.get(identity)
         if decisions is None:
-            decisions = self._room_for(identity)
+            decisions = self._decisions_of(identity)
         key = (verb, event_type)
         known = decisions.get(key)
         if known is None:
@@ -188,7 +188,7 @@ class Permissions:
             return False
         return role.allows(verb, event_type)
 
-    def _room_for(self, identity: Identity) -> dict[tuple[Verb, str], bool]:
+    def _decisions_of(self, identity: Identity) -> dict[tuple[Verb, str], bool]:
         if len(self._decisions) >= IDENTITIES_MAX:
             self._decisions.clear()
         return self._decisions.setdefault(identity, {})

@@ -40,7 +40,7 @@ from tops.server.listener import BoundedSite, admit_identified
 from tops.server.retention import Retainer
 
 WATCH_S = 0.05
-ROOM_BYTES = 2**20  # by which the journal's files grow
+PREALLOCATE_BYTES = 2**20  # by which the journal's files grow
 SEGMENTS_KEPT = 16  # the journal's size is cut in this many parts, which are dropped one by one
 
 log = logging.getLogger("tops.broker")
@@ -288,4 +288,4 @@ def _options(table: BrokerTable) -> RendezvousOptions:
 
 def _journal_options(table: BrokerTable) -> JournalOptions:
     segment_bytes = max(2**20, min(64 * 2**20, table.retention.size // SEGMENTS_KEPT))
-    return JournalOptions(segment_bytes=segment_bytes, room_bytes=ROOM_BYTES)
+    return JournalOptions(segment_bytes=segment_bytes, preallocate_bytes=PREALLOCATE_BYTES)

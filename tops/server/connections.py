@@ -30,7 +30,7 @@ from tops.runtime.config import Limits
 from tops.runtime.edge.guard import Guard
 from tops.runtime.links.dialling import client_session, open_socket
 from tops.runtime.links.identity import HANDSHAKE_TIMEOUT_S, Self
-from tops.runtime.links.link import Link, exchange_meet
+from tops.runtime.links.link import Link, exchange_link_hello
 from tops.runtime.links.sockets import AcceptedSocket, Socket
 from tops.runtime.site_journal import INCARNATIONS_PER_S, new_incarnation
 from tops.security import (
@@ -78,11 +78,11 @@ class Connections:
             socket.read_up_to(FRAME_BYTES_MAX, request)
             await self._serve_accepted(socket, peer)
         except (ProtocolError, NotAuthenticated) as error:
-            await self._turn_away(socket, host, "connect", error)
+            await self._reject_connection(socket, host, "connect", error)
         except PermissionDenied as error:
-            await self._turn_away(socket, error.who, error.verb, error)
+            await self._reject_connection(socket, error.who, error.verb, error)
         except LimitExceeded as error:
-            await self._turn_away(socket, peer.node, "connect", error)
+            await self._reject_connection(socket, peer.node, "connect", error)
         except (ConnectionError, RuntimeError) as error:
             log.debug("connection lost", extra={"node": self.node.name, "host": host, "error": str(error)})
         return socket
@@ -147,8 +147,8 @@ class Connections:
 
     async def _serve(self, socket: Socket, peer: Peer, guard: Guard | None, *, accepting: bool) -> None:
         node = self.node
-        ours = node.our_meet(peer)
-        theirs = await exchange_meet(socket, ours, HANDSHAKE_TIMEOUT_S, accepting=accepting)
+        ours = node.own_link_hello(peer)
+        theirs = await exchange_link_hello(socket, ours, HANDSHAKE_TIMEOUT_S, accepting=accepting)
         self._check_trusted(socket)  # a revocation that came during the handshake did not find this socket yet
         link = node.link_for(peer, guard, ours, theirs, ours.proposal if accepting else theirs.proposal)
         if link.connected:
@@ -171,12 +171,12 @@ class Connections:
     def rejected(self, who: str, act: str, reason: str) -> None:
         """Count and audit a connection or request that was rejected; the log shows what the audit log's limit lets
         through, so that neither can be flooded."""
-        self.node.counters["refused"] += 1
+        self.node.counters["rejected"] += 1
         audit = self.node.audit
         if audit is None or audit.denied(time.time(), who=who, act=act, detail=reason):
             log.warning("rejected", extra={"node": self.node.name, "who": who, "act": act, "reason": reason})
 
-    async def _turn_away(self, socket: Socket, who: str, act: str, error: TopsError) -> None:
+    async def _reject_connection(self, socket: Socket, who: str, act: str, error: TopsError) -> None:
         self.rejected(who, act, str(error))
         with suppress(ConnectionError, RuntimeError):
             await socket.close(code=1008, message=str(error).encode()[:120])

@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from tops.core.commit.epochs import Stage
 from tops.runtime.broker_node import BrokerNode
 from tops.server.connections import Connections
-from tops.server.retention import Retainer, Room
+from tops.server.retention import JournalSpace, Retainer
 
 
 class NodeCollector:
@@ -23,7 +23,9 @@ class NodeCollector:
         yield from self._journal()
         for name, value in self.node.counters.items():
             yield CounterMetricFamily(f"tops_{name}", f"Since the start: {name.replace('_', ' ')}.", value=value)
-        yield _gauge("tops_pressed", "Whether publishers have to wait (1) or not (0).", int(self.node.pressed))
+        yield _gauge(
+            "tops_backpressure", "Whether publishers have to wait (1) or not (0).", int(self.node.backpressure)
+        )
         yield _gauge("tops_effects_waiting", "Effects that wait for the disk.", len(self.node.outbox))
         yield _gauge("tops_connections_unauthenticated", "Connections in handshake.", self.connections.budget.waiting)
 
@@ -86,7 +88,9 @@ class NodeCollector:
         yield CounterMetricFamily("tops_journal_records", "Records written.", value=statistics.records)
         yield CounterMetricFamily("tops_journal_fsyncs", "Syncs.", value=statistics.fsyncs)
         yield _gauge("tops_journal_last_fsync_seconds", "How long the last sync took.", statistics.last_fsync_s)
-        yield _gauge("tops_journal_full", "Over its size with nothing to drop.", int(self.retainer.room is Room.FULL))
+        yield _gauge(
+            "tops_journal_full", "Over its size with nothing to drop.", int(self.retainer.space is JournalSpace.FULL)
+        )
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

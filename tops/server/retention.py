@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from enum import Enum
 
-from tops.core.coordinator.log_opening import replicas_unheard
+from tops.core.coordinator.log_opening import replicas_unconfirmed
 from tops.core.log.event_log import EventLog
 from tops.model.log_points import LogPoint
 from tops.protocol.messages import PROTOCOL
@@ -24,12 +24,12 @@ from tops.protocol.records import (
     LogDecided,
     LogStale,
     MembersDeclared,
-    OutcomesForgotten,
+    OutcomesTruncated,
     PlansDeclared,
-    PublishersKept,
+    PublishersRetained,
     Started,
-    SubscriptionKept,
-    TxRefused,
+    SubscriptionAdvanced,
+    TxRejected,
     TypeDefined,
 )
 from tops.runtime.broker_node import BrokerNode
@@ -38,7 +38,7 @@ from tops.runtime.config import Retention
 LOOK_EVERY_S = 2.0
 
 
-class Room(Enum):
+class JournalSpace(Enum):
     ENOUGH = "enough"
     FULL = "full"  # over the size, and durable subscribers still need what is there
 
@@ -48,7 +48,7 @@ class Retainer:
 
     def __init__(self, node: BrokerNode, retention: Retention) -> None:
         self.node, self.retention = node, retention
-        self.room = Room.ENOUGH
+        self.space = JournalSpace.ENOUGH
         self.dropped_segments = 0
         self._marks: deque[tuple[float, int]] = deque()  # what the journal's end was at what time
         self._looked_at = 0.0
@@ -65,7 +65,7 @@ class Retainer:
             if index is not None and len(index):
                 first = index.first_from(sequence, log.undecided)
                 if sequence > self.node.store.journal.first_sequence:
-                    index.forget_before(first)
+                    index.truncate_before(first)
             log.keep_from(min(first, log.decided_upto + 1))
 
     async def step(self) -> None:
@@ -86,14 +86,14 @@ class Retainer:
         self._judge(over and needed and not dropped and journal.size_bytes > self.retention.size)
 
     def _judge(self, full: bool) -> None:
-        if full and self.room is Room.ENOUGH:
+        if full and self.space is JournalSpace.ENOUGH:
             behind = ", ".join(sorted(self._behind())) or "nobody in particular"
             self.node.alarm(
                 "journal-full",
                 f"the journal is over {self.retention.size} bytes and durable subscribers still need it: {behind}",
             )
-        self.room = Room.FULL if full else Room.ENOUGH
-        self.node.refusing = full and self.retention.when_full == "refuse"
+        self.space = JournalSpace.FULL if full else JournalSpace.ENOUGH
+        self.node.rejecting = full and self.retention.when_full == "refuse"
 
     def _behind(self) -> Iterator[str]:
         for log in self.node.core.rendezvous.logs.values():
@@ -172,14 +172,14 @@ class Retainer:
             yield from _last_entry(log)
             yield LogDecided(event_type=log.event_type, upto=log.decided_upto)
             if log.published:
-                yield PublishersKept(event_type=log.event_type, published=log.published)
+                yield PublishersRetained(event_type=log.event_type, published=log.published)
             yield from _history(log)
             for feed in log.subscribers:
-                yield SubscriptionKept(
+                yield SubscriptionAdvanced(
                     event_type=log.event_type, name=feed.key, position=feed.position, replica=feed.replica
                 )
             for key, position in log.dropped.items():
-                yield SubscriptionKept(event_type=log.event_type, name=key, position=position, dropped=True)
+                yield SubscriptionAdvanced(event_type=log.event_type, name=key, position=position, dropped=True)
         for family, epochs in rendezvous.epochs.items():
             if family in rendezvous.logs:
                 yield InSyncChanged(event_type=family, in_sync=epochs.standing.in_sync)
@@ -192,9 +192,9 @@ class Retainer:
                 )
         in_flight = [epoch for epochs in rendezvous.epochs.values() for epoch in epochs.in_flight.values()]
         unfinished = [tx for epoch in in_flight for tx in epoch.committed]
-        yield OutcomesForgotten(lives=rendezvous.outcomes.lives(unfinished))
-        for tx in rendezvous.outcomes.refused:
-            yield TxRefused(tx=tx)
+        yield OutcomesTruncated(incarnations=rendezvous.outcomes.incarnations(unfinished))
+        for tx in rendezvous.outcomes.rejected:
+            yield TxRejected(tx=tx)
 
 
 def _last_entry(log: EventLog) -> Iterator[LogAppended]:
@@ -213,8 +213,8 @@ def _history(log: EventLog) -> Iterator[AnyRecord]:
     if log.stale is not None:
         replica = log.stale.replica
         yield LogStale(event_type=name, replica=replica, point=LogPoint("", log.stale.replica_index, ""))
-    if log.unheard:
-        yield replicas_unheard(log)
+    if log.unconfirmed:
+        yield replicas_unconfirmed(log)
 
 
 def _cut(log: EventLog) -> LogCut:

@@ -8,7 +8,7 @@ from tops.model.errors import UnknownTransaction
 from tops.model.ids import TxId, hashed_voter
 from tops.model.rejections import sentence
 from tops.runtime.broker_node import BrokerNode
-from tops.server.retention import Retainer, Room
+from tops.server.retention import JournalSpace, Retainer
 
 
 class Views:
@@ -20,7 +20,7 @@ class Views:
     def unready(self, started: bool) -> list[str]:
         """What is still missing for this broker to do its part; links to others are reported, not waited for."""
         lacking = [] if started else ["recovery"]
-        if self.retainer.room is Room.FULL and self.node.refusing:
+        if self.retainer.space is JournalSpace.FULL and self.node.rejecting:
             lacking.append("room in the journal")
         return lacking
 
@@ -118,7 +118,7 @@ class Views:
             return {"tx": tx, "state": "committed", "log_number": committed.log_number, "in_doubt": False}
         if tx in outcomes.aborted:
             return {"tx": tx, "state": "aborted", "reason": sentence(outcomes.aborted[TxId(tx)]), "in_doubt": False}
-        if tx in outcomes.refused:
+        if tx in outcomes.rejected:
             return {"tx": tx, "state": "aborted", "reason": "refused", "in_doubt": False}
         raise UnknownTransaction(tx)
 
@@ -134,7 +134,7 @@ class Views:
             "fsyncs": done.fsyncs,
             "recovered_records": found.records,
             "torn_bytes": found.torn_bytes,
-            "room": self.retainer.room.value,
+            "room": self.retainer.space.value,
             "logs": [
                 {"event_type": name, "oldest": log.oldest, "last": log.last_number, "decided": log.decided_upto}
                 for name, log in sorted(self.node.core.rendezvous.logs.items())
@@ -149,7 +149,7 @@ def _shown(tx: TxId, event_type: str, tx_type: str, state: str) -> dict[str, Any
 def _with_epoch(shown: dict[str, Any], epoch: Epoch | None) -> dict[str, Any]:
     if epoch is None:
         return shown
-    missing = sorted(k for k in epoch.counted if k not in epoch.votes and k not in epoch.gone)
+    missing = sorted(k for k in epoch.counted if k not in epoch.votes and k not in epoch.lost)
     return {
         **shown,
         "epoch": str(epoch.id),

@@ -152,7 +152,7 @@ def check_nobody_left_out(world: World) -> list[str]:
         if known is None or constrains_participants(known.spec.constraints):
             continue
         committed = {(name, s.number) for name, s in subscriptions(world) if _holds(s, tx)}
-        left_out = world.history.promises.get(tx, set()) - committed
+        left_out = world.history.prepared_work.get(tx, set()) - committed
         if left_out:
             names = sorted(f"{site}/{number}" for site, number in left_out)
             found.append(f"{tx}: {names} promised and did not commit")
@@ -162,9 +162,9 @@ def check_nobody_left_out(world: World) -> list[str]:
 def check_scope_none_saw_nothing(world: World) -> list[str]:
     """A site that chose nothing sees no event of the transaction in that life."""
     found = []
-    for (tx, site, subscription, life), scope in world.history.scopes.items():
+    for (tx, site, subscription, incarnation), scope in world.history.scopes.items():
         if scope is Scope.NONE:
-            seen = [mark for t, mark in world.history.seen.get((site, subscription, life), []) if t == tx]
+            seen = [mark for t, mark in world.history.seen.get((site, subscription, incarnation), []) if t == tx]
             if seen:
                 found.append(f"{site} chose none of {tx} and saw {seen}")
     return found
@@ -371,9 +371,9 @@ def check_nothing_is_kept_for_ever(world: World) -> list[str]:
     for broker in world.brokers.values():
         rendezvous = broker.core.rendezvous
         found += [f"{broker.name} knows the publisher of {tx}" for tx in rendezvous.publishers]
-        found += [f"{broker.name} has somebody waiting for {tx}" for tx in rendezvous.outcomes.askers]
+        found += [f"{broker.name} has somebody waiting for {tx}" for tx in rendezvous.outcomes.requesters]
         for name, epochs in rendezvous.epochs.items():
-            found += [f"{broker.name} has an open question about {name}#{n}" for n in epochs.questions]
+            found += [f"{broker.name} has an open question about {name}#{n}" for n in epochs.queries]
         for site in broker.core.edge.sites.values():
             if len(site.transactions) > ENDS_LOST_MAX:
                 found.append(f"{broker.name} holds {len(site.transactions)} transactions for {site.name}")

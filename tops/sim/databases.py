@@ -12,7 +12,7 @@ from tops.model.ids import TxId
 from tops.model.log_points import NO_DIGEST, Digests, LogPoint
 from tops.model.log_points import chained as chained_digest
 from tops.model.rejections import Rejection, RejectionCode
-from tops.protocol.effects import BatchPrepared, Memo, Promise
+from tops.protocol.effects import BatchPrepared, Memo, PreparedWork
 from tops.protocol.messages import EpochId, EpochMember, Event, LogEntry
 
 
@@ -51,8 +51,8 @@ class CallbackDatabase:
         self.early: dict[TxId, tuple[Memo, tuple[str, ...]]] = {}
         self.committed: dict[TxId, Done] = {}
         self.local: dict[TxId, Done] = {}  # committed with local scope
-        self.local_life: dict[TxId, int] = {}
-        self.life = 0
+        self.local_incarnation: dict[TxId, int] = {}
+        self.incarnation = 0
         self.compensated: dict[TxId, tuple[str, ...]] = {}  # marks in the order in which they were undone
         self.finished: dict[EpochId, Memo] = {}  # committed, and the coordinator may still ask
         self.taken: list[int] = []  # log numbers of events that were taken one by one
@@ -84,18 +84,18 @@ class CallbackDatabase:
         elif tx in self.prepared:
             if tx in self.committed:
                 raise Broken(f"{tx} is committed twice")
-            memo, promised = self.prepared.pop(tx)
-            self.committed[tx] = Done(tx, promised)
+            memo, prepared = self.prepared.pop(tx)
+            self.committed[tx] = Done(tx, prepared)
             self.finished[memo.epoch] = memo
         elif tx not in self.committed:
             if not held:
                 raise Broken(f"{tx} is to be committed and was never prepared")
-            if self.local_life.get(tx) == self.life and number is None:
+            if self.local_incarnation.get(tx) == self.incarnation and number is None:
                 raise Broken(f"{tx} is committed twice as a local transaction")
             self._offer(number, tx)
             # It remembers ids and log numbers, so it sees what a restarted site is given again.
             self.local.setdefault(tx, Done(tx, work))
-            self.local_life[tx] = self.life
+            self.local_incarnation[tx] = self.incarnation
 
     def abort(self, tx: TxId) -> None:
         self.running.pop(tx, None)
@@ -123,7 +123,7 @@ class CallbackDatabase:
 
     def crash(self) -> None:
         self.running.clear()
-        self.life += 1
+        self.incarnation += 1
 
     def memos(self) -> list[Memo]:
         """Promises that are still open, once each, with the transactions that were really promised."""
@@ -134,11 +134,11 @@ class CallbackDatabase:
             for memo in sorted(found.values(), key=repr)
         ]
 
-    def promises(self) -> list[Promise]:
+    def prepared_work(self) -> list[PreparedWork]:
         held: dict[Memo, list[TxId]] = {}
         for tx, (memo, _) in [*self.prepared.items(), *self.early.items()]:
             held.setdefault(memo, []).append(tx)
-        return [Promise(memo, tuple(transactions)) for memo, transactions in held.items()]
+        return [PreparedWork(memo, tuple(transactions)) for memo, transactions in held.items()]
 
     def kept(self) -> list[Memo]:
         """Promises that were carried out, as far as they are not forgotten."""
@@ -165,8 +165,8 @@ class ReplicaDatabase:
         self.hashes: dict[int, str] = {0: ""}  # position -> hash of everything applied up to there
         self.applied: dict[TxId, tuple[str, ...]] = {}
         self.prepared: PreparedEpoch | None = None
-        self.sick: set[str] = set()  # keys that this replica alone refuses
-        self.odd: set[str] = set()  # keys of which this replica alone counts more rows
+        self.failing_keys: set[str] = set()  # keys that this replica alone refuses
+        self.miscounted_keys: set[str] = set()  # keys of which this replica alone counts more rows
 
     @property
     def point(self) -> LogPoint:
@@ -175,7 +175,7 @@ class ReplicaDatabase:
     def prepare(self, memo: Memo, members: tuple[EpochMember, ...], before: LogPoint) -> BatchPrepared:
         if memo.epoch.number != self.position + 1 or before.digest != self.point.digest:
             raise Broken(f"{memo.epoch} is prepared behind {before} at {self.point}")
-        excluded = {m.tx: why for m in members if (why := self._refusal(m.events or ())) is not None}
+        excluded = {m.tx: why for m in members if (why := self._rejection(m.events or ())) is not None}
         accepted = tuple(m for m in members if m.tx not in excluded)
         number = memo.epoch.number
         digest = chained_digest(before.history, before.digest, number, [m.tx for m in accepted])
@@ -184,13 +184,13 @@ class ReplicaDatabase:
         return BatchPrepared(excluded, rows, log_digest=digest)
 
     def _rows(self, event: Event) -> int:
-        return 2 if event.body["key"] in self.odd else 1
+        return 2 if event.body["key"] in self.miscounted_keys else 1
 
-    def _refusal(self, events: tuple[Event, ...]) -> Rejection | None:
+    def _rejection(self, events: tuple[Event, ...]) -> Rejection | None:
         for event in events:
             if event.body.get("bad"):
                 return Rejection(RejectionCode.CONSTRAINT, "violates a constraint")
-            if event.body["key"] in self.sick:
+            if event.body["key"] in self.failing_keys:
                 return Rejection(RejectionCode.ERROR, "this replica's disk is sick")
         return None
 
@@ -237,8 +237,8 @@ class ReplicaDatabase:
     def memos(self) -> list[Memo]:
         return [] if self.prepared is None else [self.prepared.memo]
 
-    def promises(self) -> list[Promise]:
-        return [Promise(memo, memo.transactions) for memo in self.memos()]
+    def prepared_work(self) -> list[PreparedWork]:
+        return [PreparedWork(memo, memo.transactions) for memo in self.memos()]
 
     def kept(self) -> list[Memo]:
         return []  # the log remembers what a replica has finished

@@ -26,11 +26,13 @@ class Faults(msgspec.Struct, frozen=True):
     partition: float = 0.2
     pause: float = 0.2
     duplicate: float = 0.5  # chance that a frame is repeated once more after a reconnection
-    refuse_event: float = 0.02  # chance that a participant fails at an event
-    refuse_prepare: float = 0.05
+    reject_event: float = 0.02  # chance that a participant fails at an event
+    reject_prepare: float = 0.05
     slow_call: float = 0.05  # chance that a participant takes long
-    sick_replica: float = 0.1  # chance that a run has a replica that refuses what the others accept
-    odd_replica: float = 0.1  # chance that a run has a replica that changes other numbers of rows than the others
+    failing_replica: float = 0.1  # chance that a run has a replica that refuses what the others accept
+    miscounting_replica: float = (
+        0.1  # chance that a run has a replica that changes other numbers of rows than the others
+    )
     lying_site: float = 0.1  # chance that a run has a site that lies to peers in doubt
     power_loss: float = 0.04  # everything at once
     crash_at_effect: float = 0.0006  # chance that a node crashes just before it carries out an effect
@@ -51,11 +53,11 @@ class Faults(msgspec.Struct, frozen=True):
             partition=0,
             pause=0,
             duplicate=0,
-            refuse_event=0,
-            refuse_prepare=0,
+            reject_event=0,
+            reject_prepare=0,
             slow_call=0,
-            sick_replica=0,
-            odd_replica=0,
+            failing_replica=0,
+            miscounting_replica=0,
             lying_site=0,
             power_loss=0,
             crash_at_effect=0,
@@ -173,10 +175,10 @@ class Nemesis:
         return takes_s
 
     def _crash_later(self, node: "SimNode", after_s: float) -> None:
-        life = node.incarnation
+        incarnation = node.incarnation
 
         def strike() -> None:
-            if self.active and node.incarnation == life:
+            if self.active and node.incarnation == incarnation:
                 self._crash_node(node)
 
         self.world.clock.after(after_s, strike)

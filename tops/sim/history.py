@@ -28,7 +28,7 @@ class History:
         self.scopes: dict[tuple[TxId, NodeId, int, int], Scope] = {}
         self.seen: dict[tuple[NodeId, int, int], list[tuple[TxId | None, str]]] = {}
         self.confirmed: dict[str, list[tuple[int, str]]] = {}  # durable type -> (log number, mark) that were confirmed
-        self.promises: dict[TxId, set[tuple[NodeId, int]]] = {}  # who voted YES at some time
+        self.prepared_work: dict[TxId, set[tuple[NodeId, int]]] = {}  # who voted YES at some time
         self.outcomes: dict[TxId, set[str]] = {}  # every outcome that anybody was told
         self.voters: dict[str, NodeId | None] = {}  # what sites voted under; None: own resources, which nobody counts
         self.local_aborts: list[tuple[TxId, NodeId, Rejection]] = []  # what local subscribers had to undo, and why
@@ -36,7 +36,7 @@ class History:
         self.broken: list[str] = []
         self.machine_faults: list[str] = []  # of these: a machine raised, or applied what does not continue its state
 
-    def tell(self, tx: TxId, outcome: str) -> None:
+    def record_outcome(self, tx: TxId, outcome: str) -> None:
         self.outcomes.setdefault(tx, set()).add(outcome)
         known = self.transactions.get(tx)
         if known is not None:

@@ -83,18 +83,18 @@ class Network:
     def _site_cut(self, site: SimSite, broker: NodeId) -> None:
         """The broker waits a while for the site; the site waits a while for the broker, then tries another."""
         world = self.world
-        site_life, broker_life = site.incarnation, world.brokers[broker].incarnation
+        site_incarnation, broker_incarnation = site.incarnation, world.brokers[broker].incarnation
 
         def lost() -> None:
             node = world.brokers[broker]
             back = _pair(site.name, broker) in self.connections
             known = node.up and node.core.edge.sites.get(site.name)
-            if not back and known and known.incarnation == site_life and node.incarnation == broker_life:
+            if not back and known and known.incarnation == site_incarnation and node.incarnation == broker_incarnation:
                 self.ends.pop((broker, site.name), None)
                 node.act(lambda: node.core.site_lost(site.name, world.clock.now))
 
         def fail_over() -> None:
-            if site.up and site.incarnation == site_life and self.homes[site.name] == broker:
+            if site.up and site.incarnation == site_incarnation and self.homes[site.name] == broker:
                 others = [b for b in world.topology.brokers if b != broker]
                 if _pair(site.name, broker) not in self.connections and others:
                     self.settle_at(site.name, world.rng.choice(others))
@@ -151,14 +151,14 @@ class Network:
     def _greet(self, owner: NodeId, peer: NodeId) -> None:
         """The owner learns that a peer that it shares no session with is there."""
         world, node = self.world, self.world.node(owner)
-        peer_life = world.node(peer).incarnation
+        peer_incarnation = world.node(peer).incarnation
         now = world.clock.now
         if isinstance(node, SimSite):
             node.act(node.core.link_up, peer, now)
         elif isinstance(node, SimBroker) and peer in world.sites:
-            node.act(node.core.site_up, Sender(peer, SITE_ROLE, incarnation=peer_life), now)
+            node.act(node.core.site_up, Sender(peer, SITE_ROLE, incarnation=peer_incarnation), now)
         elif isinstance(node, SimBroker):
-            node.act(node.core.broker_up, peer, peer_life, now)
+            node.act(node.core.broker_up, peer, peer_incarnation, now)
 
     def _resume(self, owner: NodeId, peer: NodeId, mine: End, theirs: End) -> None:
         for frame in mine.session.resume(theirs.session.received):

@@ -20,27 +20,27 @@ from tops.model.ids import NodeId, hashed
 from tops.protocol.effects import (
     AbortTxCall,
     Alarm,
-    Answer,
     ApplyEntries,
-    AskJoin,
     CancelTimer,
     CommitTxCall,
+    CompleteRequest,
     Deliver,
+    DropMemo,
     Effect,
     FinishBatch,
-    ForgetPromise,
+    JoinTx,
     Note,
     NotifyTx,
     Persist,
     PrepareBatch,
     PrepareTx,
     ReadLog,
-    Send,
+    SendOnLink,
     SetTimer,
     TakeEvent,
     TxEnded,
 )
-from tops.protocol.messages import PROTOCOL, Envelope, LinkMessage, LogEntry, PeerKnows, PeersAsked
+from tops.protocol.messages import PROTOCOL, DecisionRelayed, Envelope, LinkMessage, LogEntry, QueryPeers
 from tops.protocol.records import Started
 from tops.sim.disk import SimDisk
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 Step = Callable[..., list[Effect]]
 READING_S = 0.001
 CALLS = (
-    AskJoin,
+    JoinTx,
     TakeEvent,
     NotifyTx,
     PrepareTx,
@@ -79,7 +79,7 @@ class SimNode(ABC):
         self._timers: dict[Hashable, int] = {}
         self._timer_count = 0
         self._perform: dict[type, Callable[[Any], None]] = {
-            Send: self._send,
+            SendOnLink: self._send,
             SetTimer: self._set_timer,
             CancelTimer: self._cancel_timer,
             Alarm: self._alarm,
@@ -97,7 +97,7 @@ class SimNode(ABC):
         self._inbox.clear()
         self._timers.clear()
         self._blocked = False
-        self.lose_memory()
+        self.lose_state()
         self.world.network.node_down(self.name)
 
     def start(self) -> None:
@@ -111,7 +111,7 @@ class SimNode(ABC):
             self.world.network.node_up(self.name)
 
     @abstractmethod
-    def lose_memory(self) -> None:
+    def lose_state(self) -> None:
         """What the crash takes: everything that is not on disk."""
 
     @abstractmethod
@@ -160,12 +160,12 @@ class SimNode(ABC):
     def drain(self) -> None:
         """Carry out effects in their order, until one of them has to wait or the node dies."""
         self._draining = True
-        life, pipeline, world = self.incarnation, self._pipeline, self.world
+        incarnation, pipeline, world = self.incarnation, self._pipeline, self.world
         try:
             while pipeline and not self._blocked:
                 effect = pipeline.popleft()
                 world.on_effect(self, effect)
-                if not self.up or self.incarnation != life:
+                if not self.up or self.incarnation != incarnation:
                     return
                 perform = self._perform.get(type(effect))
                 if perform is not None:
@@ -173,7 +173,7 @@ class SimNode(ABC):
         finally:
             self._draining = False
 
-    def _send(self, send: Send) -> None:
+    def _send(self, send: SendOnLink) -> None:
         self.world.network.send(self.name, send.link, send.message)
 
     def _alarm(self, alarm: Alarm) -> None:
@@ -220,9 +220,9 @@ class Liar:
     def __init__(self, rng: Random) -> None:
         self._rng = rng
 
-    def answer(self, asked: PeersAsked) -> PeerKnows:
-        committing = frozenset([hashed(asked.voter)] if self._rng.random() < 0.5 else [])
-        forged = PeerKnows(epoch=asked.epoch, digest=asked.digest, committing=committing)
+    def respond(self, query: QueryPeers) -> DecisionRelayed:
+        committing = frozenset([hashed(query.voter)] if self._rng.random() < 0.5 else [])
+        forged = DecisionRelayed(epoch=query.epoch, digest=query.digest, committing=committing)
         if self._rng.random() < 0.5:
             return forged
         return msgspec.structs.replace(forged, proof=proof_of(NodeId("liar"), forged.text))
@@ -237,7 +237,7 @@ class SimBroker(SimNode):
         self.core: BrokerCore
         self._perform |= {Persist: self._persist, Note: self._note, ReadLog: self._read_log}
 
-    def lose_memory(self) -> None:
+    def lose_state(self) -> None:
         self.disk.crash(self.world.rng)
 
     def wake_up(self) -> None:
@@ -265,8 +265,8 @@ class SimBroker(SimNode):
         self._blocked = True
         self.world.clock.after(self.world.nemesis.writing_s(self), self._synced, self.incarnation)
 
-    def _synced(self, life: int) -> None:
-        if self.up and self.incarnation == life:
+    def _synced(self, incarnation: int) -> None:
+        if self.up and self.incarnation == incarnation:
             self.disk.sync()
             self._blocked = False
             self.drain()
@@ -298,13 +298,13 @@ class SimSite(SimNode):
         self.liar: Liar | None = None  # what it tells peers in doubt besides what it knows
         self._perform |= dict.fromkeys(CALLS, lambda call: self.app.on_call(call))
         self._perform |= {
-            Answer: self._answer,
+            CompleteRequest: self._complete,
             Deliver: self._deliver,
-            ForgetPromise: lambda forget: self.app.on_forget(forget),
+            DropMemo: lambda forget: self.app.on_drop_memo(forget),
             TxEnded: self._tx_ended,
         }
 
-    def lose_memory(self) -> None:
+    def lose_state(self) -> None:
         self.app.crash()
 
     def wake_up(self) -> None:
@@ -318,8 +318,8 @@ class SimSite(SimNode):
         )
         self.app.start(self)
 
-    def _answer(self, answer: Answer) -> None:
-        self.app.on_answer(answer.request, answer.value, answer.error)
+    def _complete(self, respond: CompleteRequest) -> None:
+        self.app.on_response(respond.request, respond.value, respond.error)
 
     def _deliver(self, deliver: Deliver) -> None:
         self.app.on_deliver(deliver.subscription, deliver.event, deliver.tx)
@@ -332,6 +332,6 @@ class SimSite(SimNode):
 
     def _take(self, link: NodeId, message: LinkMessage) -> list[Effect]:
         effects = self.core.receive(message, self.world.clock.now)
-        if self.liar is not None and type(message) is Envelope and type(message.body) is PeersAsked:
-            effects.append(Send(link, Envelope(to=message.reply_to, body=self.liar.answer(message.body))))
+        if self.liar is not None and type(message) is Envelope and type(message.body) is QueryPeers:
+            effects.append(SendOnLink(link, Envelope(to=message.reply_to, body=self.liar.respond(message.body))))
         return effects

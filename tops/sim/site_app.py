@@ -15,12 +15,12 @@ from tops.model.transactions import Access, Scope, granted_scope
 from tops.protocol.effects import (
     AbortTxCall,
     ApplyEntries,
-    AskJoin,
     Call,
     CommitTxCall,
+    DropMemo,
     Effect,
     FinishBatch,
-    ForgetPromise,
+    JoinTx,
     NotifyTx,
     PrepareBatch,
     PrepareTx,
@@ -40,8 +40,8 @@ class Sleep(msgspec.Struct, frozen=True):
     seconds: float
 
 
-Ask = Callable[[int], list[Effect]]  # given a request number, the site's effects
-Script = Generator[Ask | Sleep, Any, None]
+MakeRequest = Callable[[int], list[Effect]]  # given a request number, the site's effects
+Script = Generator[MakeRequest | Sleep, Any, None]
 
 
 class SimSubscription(msgspec.Struct):
@@ -70,14 +70,14 @@ class SiteApp:
     def start(self, site: "SimSite") -> None:
         self.site = site
         for s in self.subscriptions.values():
-            promises, kept = s.database.promises(), s.database.kept()
+            prepared_work, kept = s.database.prepared_work(), s.database.kept()
             if s.own:
-                site.act(site.core.enlist, s.number, promises, kept, s.wish.compensatable)
+                site.act(site.core.enlist, s.number, prepared_work, kept, s.wish.compensatable)
                 continue
             self._subscribe(s)
-            site.act(site.core.recover, s.number, promises, kept)
+            site.act(site.core.recover, s.number, prepared_work, kept)
         for definitions in self.advertises:
-            self._ask(None, lambda request, d=definitions: site.core.advertise(request, d))  # type: ignore[misc]
+            self._request(None, lambda request, d=definitions: site.core.advertise(request, d))  # type: ignore[misc]
 
     def _subscribe(self, s: SimSubscription) -> None:
         wish = s.wish
@@ -85,11 +85,11 @@ class SiteApp:
             wish = msgspec.structs.replace(wish, replica=s.database.point)
         else:
             s.database.offered.clear()
-        self._ask(None, lambda request: self.site.core.subscribe(request, s.number, wish))
+        self._request(None, lambda request: self.site.core.subscribe(request, s.number, wish))
 
     def resubscribe(self, number: int, after_s: float) -> None:
         """End a subscription; once what was promised under it has ended, ask for it again."""
-        world, life = self.world, self.site.incarnation
+        world, incarnation = self.world, self.site.incarnation
         s = self.subscriptions[number]
 
         def end() -> list[Effect]:
@@ -98,7 +98,7 @@ class SiteApp:
             return self.site.core.unsubscribe(number)
 
         def again() -> None:
-            if not self.site.up or self.site.incarnation != life:
+            if not self.site.up or self.site.incarnation != incarnation:
                 return  # it subscribed when it started
             if self.site.behind or s.busy or s.database.memos():
                 world.clock.after(after_s, again)
@@ -132,38 +132,40 @@ class SiteApp:
         else:
             script.close()
 
-    def _resume(self, script: Script, step: Callable[[], Ask | Sleep]) -> None:
+    def _resume(self, script: Script, step: Callable[[], MakeRequest | Sleep]) -> None:
         try:
             wanted = step()
         except StopIteration:
             return
         except TopsError as error:
-            error.__traceback__ = None  # its frames hold the `Answer` that holds it, and no collector looks into that
+            error.__traceback__ = (
+                None  # its frames hold the `CompleteRequest` that holds it, and no collector looks into that
+            )
             return
         if isinstance(wanted, Sleep):
-            life = self.site.incarnation
+            incarnation = self.site.incarnation
 
             def wake() -> None:
-                if self.site.up and self.site.incarnation == life:
+                if self.site.up and self.site.incarnation == incarnation:
                     self._resume(script, lambda: next(script))
                 else:
                     script.close()
 
             self.world.clock.after(wanted.seconds, wake)
             return
-        self._ask(script, wanted)
+        self._request(script, wanted)
 
-    def _ask(self, script: Script | None, ask: Ask) -> None:
+    def _request(self, script: Script | None, make: MakeRequest) -> None:
         self._last_request += 1
         request = self._last_request
         self._requests[request] = script
-        self.site.act(ask, request)
+        self.site.act(make, request)
 
     def open_requests(self) -> int:
         """Requests of scripts that nobody has answered."""
         return sum(script is not None for script in self._requests.values())
 
-    def on_answer(self, request: int, value: Any, error: TopsError | None) -> None:
+    def on_response(self, request: int, value: Any, error: TopsError | None) -> None:
         script = self._requests.pop(request, None)
         if script is None:
             return
@@ -177,7 +179,7 @@ class SiteApp:
     def on_deliver(self, subscription: int, event: Event, tx: TxId | None) -> None:
         self._saw(subscription, tx, event)
 
-    def on_forget(self, forget: ForgetPromise) -> None:
+    def on_drop_memo(self, forget: DropMemo) -> None:
         database = self.subscriptions[forget.subscription].database
         if isinstance(database, CallbackDatabase):
             database.finished.pop(forget.memo.epoch, None)
@@ -192,7 +194,7 @@ class SiteApp:
 
     def on_call(self, call: Call) -> None:
         """The work is done some time after it was asked for, and the answer arrives some time after the work."""
-        world, life = self.world, self.site.incarnation
+        world, incarnation = self.world, self.site.incarnation
         slow = world.nemesis.active and world.rng.random() < world.faults.slow_call
         before = world.rng.uniform(0.0001, 3.0 if slow else 0.002)
         after = world.rng.uniform(0.0001, 0.001)
@@ -201,7 +203,7 @@ class SiteApp:
         subscription.busy += 1
 
         def alive() -> bool:
-            return self.site.up and self.site.incarnation == life
+            return self.site.up and self.site.incarnation == incarnation
 
         def work() -> None:
             if not alive():
@@ -241,11 +243,11 @@ class SiteApp:
     def _callback(self, s: SimSubscription, database: CallbackDatabase, call: Call) -> Any:
         world = self.world
         match call:
-            case AskJoin(tx=tx, spec=spec):
+            case JoinTx(tx=tx, spec=spec):
                 return self._join(s, tx, spec)
             case NotifyTx(tx=tx, event=event):
                 self._saw(s.number, tx, event)
-                if world.nemesis.active and world.rng.random() < world.faults.refuse_event:
+                if world.nemesis.active and world.rng.random() < world.faults.reject_event:
                     return "the event can't be processed"
                 database.notify(tx, event)
                 return None
@@ -253,12 +255,12 @@ class SiteApp:
                 self._saw(s.number, None, event)
                 return database.take(number)
             case PrepareTx(tx=tx, memo=memo):
-                if world.nemesis.active and world.rng.random() < world.faults.refuse_prepare:
+                if world.nemesis.active and world.rng.random() < world.faults.reject_prepare:
                     return "the resource can't prepare"
                 database.prepare(tx, memo)
                 if memo is not None:
                     world.history.voters[memo.voter] = None if s.own else self.site.name
-                    world.history.promises.setdefault(tx, set()).add((self.site.name, s.number))
+                    world.history.prepared_work.setdefault(tx, set()).add((self.site.name, s.number))
                 return None
             case CommitTxCall(tx=tx, number=number):
                 return database.commit(tx, number)

@@ -19,9 +19,9 @@ from tops.model.event_types import EventType
 from tops.model.ids import TxId
 from tops.model.transactions import Access, LocalOutcome, Outcome, ScopeLimit, TxType
 from tops.protocol.effects import Effect
-from tops.protocol.messages import AskOutcome, CensusPolicy, Definitions, Event, TxSpec
+from tops.protocol.messages import CensusPolicy, Definitions, Event, GetOutcome, TxSpec
 from tops.sim.history import TxHistory
-from tops.sim.site_app import Ask, Script, SiteApp, Sleep
+from tops.sim.site_app import MakeRequest, Script, SiteApp, Sleep
 
 if TYPE_CHECKING:
     from tops.sim.world import World
@@ -43,7 +43,7 @@ DEFINITIONS: dict[str, Definitions] = {
     "set": (SET,),
 }
 KEYS = ("a", "b", "c")
-Steps = Generator[Ask | Sleep, Any, Any]
+Steps = Generator[MakeRequest | Sleep, Any, Any]
 
 
 class Workload:
@@ -161,11 +161,11 @@ class Workload:
                 outcome = yield lambda request: app.site.core.abort(request, tx, "changed its mind")
             else:
                 outcome = yield from self._commit(app, tx)
-            self.world.history.tell(tx, "committed" if outcome.outcome is Outcome.COMMITTED else "aborted")
+            self.world.history.record_outcome(tx, "committed" if outcome.outcome is Outcome.COMMITTED else "aborted")
         except TransactionAborted:
-            self.world.history.tell(tx, "aborted")
+            self.world.history.record_outcome(tx, "aborted")
         except OutcomeUnknown:
-            self.world.history.tell(tx, "unknown")
+            self.world.history.record_outcome(tx, "unknown")
 
     def _events(self, app: SiteApp, tx: TxId, history: TxHistory) -> Steps:
         rng = self.world.rng
@@ -207,21 +207,21 @@ class Workload:
         spec = self.spec(event_type, tx_type, Access.PRIVATE)
         if event_type != "plain":
             spec = _standing_only(spec)
-        letter = Letter(rng.choice([1, 1, 3]))
-        for _ in range(letter.room):
+        bundle = OneShotBundle(rng.choice([1, 1, 3]))
+        for _ in range(bundle.size_max):
             events = [self.event(event_type) for _ in range(rng.randint(1, 3))]
-            app.run(self._execute(app, spec, events, letter))
+            app.run(self._execute(app, spec, events, bundle))
         yield Sleep(0)
 
     def one_shot_on_set(self, app: SiteApp) -> Script:
         """A replicated write."""
-        return self._execute(app, self._replicated_write(), self._written(), Letter(1))
+        return self._execute(app, self._replicated_write(), self._written(), OneShotBundle(1))
 
     def burst_on_set(self, app: SiteApp) -> Script:
         """Many replicated writes at once: they share epochs, and those of one kind a letter."""
-        letter, spec = Letter(self.world.rng.randint(1, 5)), self._replicated_write()
-        for _ in range(letter.room):
-            app.run(self._execute(app, spec, self._written(), letter))
+        bundle, spec = OneShotBundle(self.world.rng.randint(1, 5)), self._replicated_write()
+        for _ in range(bundle.size_max):
+            app.run(self._execute(app, spec, self._written(), bundle))
         for _ in range(self.world.rng.randint(2, 5)):
             app.run(self.one_shot_on_set(app))
         yield Sleep(0)
@@ -243,7 +243,7 @@ class Workload:
     def _written(self) -> list[Event]:
         return [self.event("set") for _ in range(self.world.rng.randint(1, 2))]
 
-    def _execute(self, app: SiteApp, spec: TxSpec, events: list[Event], letter: "Letter") -> Script:
+    def _execute(self, app: SiteApp, spec: TxSpec, events: list[Event], bundle: "OneShotBundle") -> Script:
         """A one-shot that goes off when its letter is full."""
         started: list[TxId] = []
 
@@ -253,12 +253,12 @@ class Workload:
             self.world.history.transactions[tx] = TxHistory(tx, spec, app.site.name, marks)
 
         try:
-            outcome = yield lambda request: letter.add(app, spec, Wanted(request, tuple(events), begun))
-            self.world.history.tell(started[0], outcome.outcome.value)
+            outcome = yield lambda request: bundle.add(app, spec, Wanted(request, tuple(events), begun))
+            self.world.history.record_outcome(started[0], outcome.outcome.value)
         except TransactionAborted as aborted:
-            self.world.history.tell(TxId(aborted.tx), "aborted")
+            self.world.history.record_outcome(TxId(aborted.tx), "aborted")
         except OutcomeUnknown as unknown:
-            self.world.history.tell(TxId(unknown.tx), "unknown")
+            self.world.history.record_outcome(TxId(unknown.tx), "unknown")
 
     def curious(self, app: SiteApp) -> Script:
         """Somebody asks for the outcome of a transaction of anybody's."""
@@ -266,8 +266,8 @@ class Workload:
         if not known:
             return
         chosen = self.world.rng.choice(known)
-        question = AskOutcome(tx=chosen.tx, tx_type=chosen.spec.tx_type, event_type=chosen.spec.event_type)
-        outcome = yield lambda request: app.site.core.ask_outcome(request, question)
+        query = GetOutcome(tx=chosen.tx, tx_type=chosen.spec.tx_type, event_type=chosen.spec.event_type)
+        outcome = yield lambda request: app.site.core.get_outcome(request, query)
         if outcome.outcome is not Outcome.UNKNOWN:
             self.world.history.outcomes.setdefault(chosen.tx, set()).add(outcome.outcome.value)
 
@@ -280,16 +280,16 @@ class Wanted(msgspec.Struct, frozen=True):
     begun: Callable[[TxId], None]
 
 
-class Letter:
+class OneShotBundle:
     """One-shots of one kind that a site sends together."""
 
-    def __init__(self, room: int) -> None:
-        self.room = room
+    def __init__(self, size_max: int) -> None:
+        self.size_max = size_max
         self._wanted: list[Wanted] = []
 
     def add(self, app: SiteApp, spec: TxSpec, wanted: Wanted) -> list[Effect]:
         self._wanted.append(wanted)
-        if len(self._wanted) < self.room:
+        if len(self._wanted) < self.size_max:
             return []
         core = app.site.core
         before = set(core.transactions)

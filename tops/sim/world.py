@@ -98,10 +98,10 @@ class World:
         for replica in self.replicas:
             database = self.sites[replica].app.subscriptions[1].database
             if isinstance(database, ReplicaDatabase):
-                if rng.random() < self.faults.sick_replica / len(self.replicas):
-                    database.sick.add(rng.choice(KEYS))
-                if rng.random() < self.faults.odd_replica / len(self.replicas):
-                    database.odd.add(rng.choice(KEYS))
+                if rng.random() < self.faults.failing_replica / len(self.replicas):
+                    database.failing_keys.add(rng.choice(KEYS))
+                if rng.random() < self.faults.miscounting_replica / len(self.replicas):
+                    database.miscounted_keys.add(rng.choice(KEYS))
         lies = Random(f"{self.seed} lies")  # apart from the rest: a run without a liar goes as it did
         if lies.random() < self.faults.lying_site:
             self.sites[lies.choice(names)].liar = Liar(lies)

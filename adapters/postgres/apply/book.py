@@ -12,9 +12,9 @@ from adapters.postgres.apply.global_ids import parse
 from adapters.postgres.apply.progress import Progress
 from adapters.postgres.apply.session import Connection, Session
 from adapters.postgres.apply.statements import Statements
-from adapters.postgres.sql.sqlstates import is_passing, sqlstate
+from adapters.postgres.sql.sqlstates import is_transient, sqlstate
 from adapters.resource import Attempt, InDoubt
-from tops.model.errors import ResourceError, ResourceRefused
+from tops.model.errors import ResourceError, ResourceRejected
 
 T = TypeVar("T")
 Work = Callable[[Connection, Statements], Coroutine[Any, Any, T]]
@@ -30,7 +30,7 @@ class Book:
         self.session, self.cluster, self.replica_set = session, cluster, replica_set
         self.where = session.where
         self.progress = Progress(0, 0)
-        self.promised: set[Attempt] = set()
+        self.prepared: set[Attempt] = set()
         self.at_ms = 0  # the latest time that an epoch or the log brought
         self.compacted_ms = 0  # its value when what was over was last forgotten
         self._loaded_through: Connection | None = None
@@ -51,8 +51,8 @@ class Book:
             return await self.session.run(prepared_work, what)
         except asyncpg.PostgresError as error:
             problem = f"{what}: {getattr(error, 'message', None) or error} (SQLSTATE {sqlstate(error)})"
-            if is_passing(error):
-                raise ResourceRefused(self.where, problem) from error
+            if is_transient(error):
+                raise ResourceRejected(self.where, problem) from error
             raise ResourceError(self.where, problem) from error
 
     async def load(self, connection: Connection) -> list[InDoubt]:
@@ -62,6 +62,6 @@ class Book:
             attempt = parse(row["gid"], self.cluster, self.replica_set)
             if attempt is not None:
                 doubts.append(InDoubt(attempt, max(0.0, row["age_s"])))
-        self.promised = {doubt.attempt for doubt in doubts}
+        self.prepared = {doubt.attempt for doubt in doubts}
         self._loaded_through = connection
         return sorted(doubts, key=lambda doubt: doubt.attempt)

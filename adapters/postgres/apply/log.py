@@ -5,8 +5,8 @@ import itertools
 from collections.abc import Iterator, Sequence, Set
 
 from adapters.postgres.apply.book import Book
+from adapters.postgres.apply.prepared_transactions import finish
 from adapters.postgres.apply.progress import Job, Mark, Progress, number_text, prefix_text
-from adapters.postgres.apply.promises import finish
 from adapters.postgres.apply.session import Connection
 from adapters.postgres.apply.statements import Statements
 from adapters.postgres.apply.transactions import SlowPath, command_count, fast_texts, send_fast
@@ -50,7 +50,7 @@ class Log:
         self, chunks: Sequence[Sequence[Entry]], durable: bool, history: str, digests: Digests
     ) -> EntryFailed | None:
         async def work(connection: Connection, statements: Statements) -> EntryFailed | None:
-            if self._book.promised:
+            if self._book.prepared:
                 await self._drop_promises(connection, {entry.number for chunk in chunks for entry in chunk})
             turn = _Turn(self._book, connection, statements, durable, history, digests)
             return await turn.run(chunks)
@@ -59,10 +59,10 @@ class Log:
 
     async def _drop_promises(self, connection: Connection, numbers: Set[int]) -> None:
         """The log is the decision: a number that it holds comes from there, whatever we had promised under it."""
-        for attempt in sorted(self._book.promised):
+        for attempt in sorted(self._book.prepared):
             if attempt.number in numbers:
                 await finish(self._book, connection, "ROLLBACK", attempt)
-                self._book.promised.discard(attempt)
+                self._book.prepared.discard(attempt)
 
     async def progress(self) -> Progress:
         async def work(connection: Connection, _: Statements) -> Progress:

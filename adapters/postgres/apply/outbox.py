@@ -18,7 +18,7 @@ from adapters.postgres.apply.statements import Statements
 from adapters.postgres.apply.transactions import SlowPath, fast_texts, fast_votes, send_fast
 from adapters.postgres.sql.literals import quote
 from adapters.resource import MemberVote, too_large
-from tops.model.errors import MemberRefused
+from tops.model.errors import MemberRejected
 from tops.model.sizes import LOCAL_TX_BYTES_MAX
 
 _GROUP_MAX = 256
@@ -44,7 +44,7 @@ class Outbox:
     async def write(self, member: Member) -> MemberVote:
         (vote,) = await self.write_all([member])
         if vote.excluded is not None:
-            raise MemberRefused(self._book.where, member.tx, vote.excluded.message, vote.excluded.sqlstate)
+            raise MemberRejected(self._book.where, member.tx, vote.excluded.message, vote.excluded.sqlstate)
         return vote
 
     async def write_all(self, members: Sequence[Member]) -> list[MemberVote]:

@@ -17,10 +17,10 @@ from adapters.postgres.apply.progress import Progress
 from adapters.postgres.apply.session import Connection, Options, connect, meter_of
 from adapters.postgres.sql.catalog import Table, find_table, find_types
 from adapters.postgres.sql.literals import SqlType, identifier, literal
-from adapters.postgres.sql.sqlstates import is_connection_loss, is_passing
+from adapters.postgres.sql.sqlstates import is_connection_loss, is_transient
 from adapters.resource import Position, ReadResult, SharedSnapshot
 from adapters.sql import check_query
-from tops.model.errors import NotReachable, ResourceError, ResourceRefused, ResultTooLarge
+from tops.model.errors import NotReachable, ResourceError, ResourceRejected, ResultTooLarge
 from tops.model.log_points import LogPoint
 
 _PLAIN = frozenset(
@@ -56,7 +56,7 @@ class Readers:
         self._turns = FairShare(count, share or count)
         self._idle: list[Connection] = []
         self._orphans = Orphans(agent_dsn, where, options)
-        self._orphans.on_limit = self._turns.turn_away
+        self._orphans.on_limit = self._turns.fail_waiting
 
     async def read(
         self, replica_set: str, sql: str, args: Sequence[Value], *, with_position: bool, who: str = ""
@@ -103,7 +103,7 @@ class Readers:
                         raise
             except asyncpg.exceptions.InvalidCachedStatementError as error:
                 if last_try:  # the driver has forgotten the old statement by now
-                    raise ResourceRefused(self._where, "the tables are being changed under the read") from error
+                    raise ResourceRejected(self._where, "the tables are being changed under the read") from error
             except TimeoutError as error:
                 raise ResourceError(self._where, self._not_ended()) from error
             except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
@@ -112,8 +112,8 @@ class Readers:
                     if last_try or started:
                         raise NotReachable(f"{self._where}: the connection broke during a read") from error
                     self._drop_idle()
-                elif is_passing(error):
-                    raise ResourceRefused(self._where, f"the read was cut short: {error}") from error
+                elif is_transient(error):
+                    raise ResourceRejected(self._where, f"the read was cut short: {error}") from error
                 else:
                     raise ResourceError(self._where, f"the query fails: {error}") from error
             except (ValueError, OverflowError) as error:
@@ -152,7 +152,7 @@ class Readers:
                 self._orphans.watch(pid, who, lambda: self._turns.give_back(who))
 
     @asynccontextmanager
-    async def connection_aside(self) -> AsyncIterator[Connection]:
+    async def dedicated_connection(self) -> AsyncIterator[Connection]:
         """For what may last long: a connection that takes no turn away from the others."""
         connection = await self._connect()
         try:
@@ -274,10 +274,10 @@ class PostgresSnapshot:
 
 
 @asynccontextmanager
-async def snapshot(readers: Readers, replica_set: str, *, aside: bool) -> AsyncIterator[PostgresSnapshot]:
+async def snapshot(readers: Readers, replica_set: str, *, dedicated: bool) -> AsyncIterator[PostgresSnapshot]:
     # A block of asyncpg's own making, since its cursors ask for one; nothing is ever prepared in it.
     async with (
-        readers.connection_aside() if aside else readers.connection() as connection,
+        readers.dedicated_connection() if dedicated else readers.connection() as connection,
         connection.transaction(isolation="repeatable_read", readonly=True),
     ):
         await connection.execute("set local statement_timeout = 0")

@@ -30,7 +30,7 @@ from adapters.postgres.proof import MakeProver, NotProved, Prover, Verdict
 from adapters.postgres.sql.catalog import Table, find_table, find_types, sql_name
 from adapters.postgres.sql.literals import SqlType, array_literal, identifier, literal
 from adapters.postgres.sql.row_sql import Part, Sql, check_versions_sql, row_change_sql, write_versions_sql
-from adapters.postgres.sql.sqlstates import exclusion, is_connection_loss, is_passing
+from adapters.postgres.sql.sqlstates import exclusion, is_connection_loss, is_transient
 from adapters.postgres.sql.stamps import Stamps, expect_sql
 from adapters.postgres.sql.steps import Shape, Step, Traits, check, traits_of
 from adapters.resource import Exclusion
@@ -331,7 +331,7 @@ class Statements:
                 _require(verdict)
             return await self._proved_call(sql, None if own else self._as_client), stamps
         except (InvalidChange, asyncpg.PostgresError) as error:
-            if is_connection_loss(error) or is_passing(error):
+            if is_connection_loss(error) or is_transient(error):
                 raise
             return exclusion(error), stamps
 

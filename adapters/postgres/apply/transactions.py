@@ -19,7 +19,7 @@ from adapters.postgres.apply.replica_mode import Checks
 from adapters.postgres.apply.sequences import raise_texts
 from adapters.postgres.apply.session import Connection, Session
 from adapters.postgres.apply.statements import AS_AGENT, TELL, Statements
-from adapters.postgres.sql.sqlstates import exclusion, is_connection_loss, is_passing, is_schema_change
+from adapters.postgres.sql.sqlstates import exclusion, is_connection_loss, is_schema_change, is_transient
 from adapters.postgres.sql.stamps import have_changed
 from adapters.postgres.sql.steps import Step, Traits, have_one_shape, layers, plan, shape_of, side_by_side
 from adapters.resource import Exclusion, MemberVote
@@ -143,7 +143,7 @@ async def send_fast(
     try:
         return await session.send(connection, message)
     except asyncpg.PostgresError as error:
-        if is_connection_loss(error) or is_passing(error):
+        if is_connection_loss(error) or is_transient(error):
             raise
         if connection.is_in_transaction():
             await connection.execute("ROLLBACK")
@@ -216,7 +216,7 @@ class SlowPath:
         try:
             return await self._carry_out(written)
         except (InvalidChange, asyncpg.PostgresError) as error:
-            if is_connection_loss(error) or is_passing(error):
+            if is_connection_loss(error) or is_transient(error):
                 raise
             await self._connection.execute("ROLLBACK TO SAVEPOINT tops_member; RELEASE SAVEPOINT tops_member")
             return MemberVote(tx=tx, excluded=exclusion(error, captured=bool(written.job.member.origin)))
@@ -243,7 +243,7 @@ class SlowPath:
                     else:
                         texts.append([call.text(step, TELL) for call in calls])
         except (InvalidChange, asyncpg.PostgresError) as error:
-            if is_connection_loss(error) or is_passing(error):
+            if is_connection_loss(error) or is_transient(error):
                 raise
             return MemberVote(tx=job.member.tx, excluded=exclusion(error))
         return Written(job, keys, texts, checks)

@@ -35,7 +35,7 @@ from adapters.postgres.origin.session import CLEAN, OriginSession
 from adapters.postgres.origin.slots import Slots
 from adapters.postgres.origin.write_set import Images, State, changes_between
 from adapters.postgres.sql.catalog import Table, find_table
-from adapters.postgres.sql.sqlstates import is_connection_loss, is_passing, is_schema_change, sqlstate
+from adapters.postgres.sql.sqlstates import is_connection_loss, is_schema_change, is_transient, sqlstate
 from tops.model.errors import ConfigError
 
 TOGETHER_S = 1.0  # a message of many requests that takes longer is cancelled: each gets its own time then
@@ -441,4 +441,4 @@ async def _settle_sql(connection: Connection) -> str:
 
 def _is_transient(error: asyncpg.PostgresError) -> bool:
     """Locks, deadlocks, shutdowns: not the fault of the statement. A statement that takes too long stays too long."""
-    return is_passing(error) and sqlstate(error) != _CANCELED
+    return is_transient(error) and sqlstate(error) != _CANCELED

@@ -50,7 +50,7 @@ _COLUMNS = """
 select a.attname::text as name, a.attgenerated <> '' as is_generated,
        a.atttypmod >= 0 and t.typcategory in ('S', 'V', 'A') as is_limited,
        t.typtype = 'd' and (t.typtypmod >= 0 or b.typtype = 'd') or t.typdefault is not null and t.typdefaultbin is null
-       as is_odd,
+       as is_outlier,
        case when t.typcategory in ('S', 'V', 'A') then format_type(a.atttypid, -1)
             else format_type(a.atttypid, a.atttypmod) end as type_name,
        case when a.attidentity <> '' then format('nextval(%L::regclass)',
@@ -306,7 +306,7 @@ def _texts(statement: Statement, types: Sequence[SqlType]) -> list[str | None] |
 
 async def _columns(connection: Connection, oid: int) -> dict[str, _Column] | None:
     rows = await connection.fetch(_COLUMNS, oid)
-    if any(row["is_odd"] for row in rows):
+    if any(row["is_outlier"] for row in rows):
         return None
     return {
         row["name"]: _Column(row["is_generated"], row["is_limited"], row["type_name"], row["expression"] or "null")

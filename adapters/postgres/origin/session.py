@@ -43,7 +43,7 @@ select pid, backend_start from pg_stat_activity where pid = $1
 """
 
 
-class Told(NamedTuple):
+class MemberResult(NamedTuple):
     """What the server has told about one member of a message."""
 
     rows: int
@@ -60,7 +60,7 @@ class OriginSession:
         self.last_captured = 0  # the id of the last key that was read; later ones are greater
         self.captured_so_far = 0  # the id of the last key that was noted, as of the end of the last member
         self._rows: list[int] = []
-        self._told: list[Told] = []
+        self._results: list[MemberResult] = []
         self._counted: dict[str, tuple[Prepared, list[SqlType]] | None] = {}
         self._unlock = unlock
         self._prepared: dict[str, Prepared] = {}
@@ -90,7 +90,7 @@ class OriginSession:
             self._rows.append(int(message.message))
         elif message.sqlstate == CAPTURED_NOTICE:
             self.captured_so_far = int(message.message)
-            self._told.append(Told(sum(self._rows), tuple(self.notices), self.captured_so_far))
+            self._results.append(MemberResult(sum(self._rows), tuple(self.notices), self.captured_so_far))
             self._rows.clear()
             self.notices.clear()
         else:
@@ -160,12 +160,12 @@ class OriginSession:
         literals = _literals(statement.args, types)
         return f"EXECUTE {prepared.get_name()}({literals})" if literals else f"EXECUTE {prepared.get_name()}"
 
-    async def send(self, texts: list[str]) -> list[Told]:
+    async def send(self, texts: list[str]) -> list[MemberResult]:
         """Statements in one message: what each member of it has told, up to where its keys end."""
-        self._told, self._rows = [], []
+        self._results, self._rows = [], []
         self.notices.clear()
         await self.connection.execute(";".join(texts))
-        return self._told
+        return self._results
 
     async def _statement(self, sql: str) -> Prepared:
         prepared = self._prepared.get(sql)

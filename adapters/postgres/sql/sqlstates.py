@@ -43,7 +43,7 @@ def is_connection_loss(error: BaseException) -> bool:
     return isinstance(error, OSError | asyncio.TimeoutError | asyncpg.InterfaceError | asyncpg.InternalClientError)
 
 
-def is_passing(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Not the fault of any member: the whole epoch is refused and may be tried again."""
     return sqlstate(error)[:2] in _PASSING_CLASSES or sqlstate(error) in _PASSING
 

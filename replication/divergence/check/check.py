@@ -29,7 +29,7 @@ from replication.tables.buckets import KeyRange
 from replication.tables.catalog import LostConnection, Server
 from replication.tables.cuts import key_ranges
 from replication.tables.endpoints import Barrier, Engine, ReplicaEndpoint, SnapshotHandle, TransactionLog
-from replication.tables.errors import CheckRefused
+from replication.tables.errors import CheckRejected
 from replication.tables.schema import CommonTable, common_table
 from tops.model.errors import ConfigError, InvariantBroken, NotReachable
 
@@ -153,7 +153,7 @@ class Check:
                     Limit(LimitKind.SKIPPED, table, f"table {table} is missing on {', '.join(lacking)}")
                 )
         if not labels:
-            raise CheckRefused("the replicas have no table in common; name the tables with --table")
+            raise CheckRejected("the replicas have no table in common; name the tables with --table")
         return [await self._common(table, endpoints) for table in labels]
 
     async def _common(self, table: str, endpoints: Sequence[ReplicaEndpoint]) -> CommonTable:
@@ -250,7 +250,7 @@ class Check:
             and all(len({s.column(c.name).declared for s in table.schemas.values()}) == 1 for c in table.columns)
         )
         if self._options.method is Method.NATIVE and not alike:
-            raise CheckRefused(
+            raise CheckRejected(
                 f"table {table.label}: the replicas do not hash alike (kind, major version, encoding and column types "
                 "must be the same); leave --method at auto"
             )

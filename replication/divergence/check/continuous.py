@@ -1,7 +1,7 @@
 """Watches a set without pause: every row that the log says was written is compared on all replicas soon after.
 
 Structured Streaming reads committed log records as they are exported; a row that is not the same everywhere is looked
-at again with every batch until it is, and a replica that stays divergent for longer than `patience_s` raises a metric.
+at again with every batch until it is, and a replica that stays divergent for longer than `grace_s` raises a metric.
 """
 
 import asyncio
@@ -81,11 +81,11 @@ class Watch:
         log: Path,
         *,
         set_name: str = "databases",
-        patience_s: float = 60.0,
+        grace_s: float = 60.0,
         registry: CollectorRegistry | None = None,
     ) -> None:
         self._spark, self._endpoints, self._log = spark, list(endpoints), log
-        self._set, self._patience_s = set_name, patience_s
+        self._set, self._grace_s = set_name, grace_s
         self.metrics = Metrics(registry or CollectorRegistry())
         self._open: dict[tuple[str, Key], _Open] = {}
         self._tables: dict[str, CommonTable] = {}
@@ -154,7 +154,7 @@ class Watch:
             oldest = max(ages, default=0.0)
             self.metrics.divergent.labels(self._set, endpoint.name).set(len(ages))
             self.metrics.oldest.labels(self._set, endpoint.name).set(oldest)
-            self.metrics.alert.labels(self._set, endpoint.name).set(oldest > self._patience_s)
+            self.metrics.alert.labels(self._set, endpoint.name).set(oldest > self._grace_s)
 
     async def _table(self, name: str) -> CommonTable:
         if name not in self._tables:

@@ -13,7 +13,7 @@ from replication.divergence.read.source import REPLICA, encode_plan
 from replication.divergence.read.vault import vault
 from replication.divergence.results.model import Suspect
 from replication.tables.checksums import Checksum
-from replication.tables.errors import CheckRefused
+from replication.tables.errors import CheckRejected
 
 _HASH, _VERSIONS, _KEY = "tops_hash", "tops_versions", "tops_key"
 _LOW_WORD = 0xFFFFFFFF
@@ -82,7 +82,7 @@ def _suspect(row: Row, replicas: Sequence[str]) -> Suspect:
     seen = {version[REPLICA]: tuple(version["row"]) for version in row[_VERSIONS]}
     # Children of an inherited table do not share its key, and SQLite lets a key be NULL.
     if len(seen) < len(row[_VERSIONS]) or None in key:
-        raise CheckRefused(f"rows with the key {key} can't be told apart: it must be there and unique in each replica")
+        raise CheckRejected(f"rows with the key {key} can't be told apart: it must be there and unique in each replica")
     return Suspect(key, row[BUCKET], {replica: seen.get(replica) for replica in replicas})
 
 

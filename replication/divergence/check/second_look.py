@@ -103,7 +103,7 @@ class _Look:
     handles: Mapping[str, SnapshotHandle]
     records: Mapping[Key, Sequence[LogRecord]]
     leads: "Mapping[str, Lead]"
-    refused: Mapping[str, Mapping[str, str]]
+    rejected: Mapping[str, Mapping[str, str]]
     clocks: Mapping[Key, Mapping[str, RowClock]] = field(default_factory=dict)
     influences: "Influences | None" = None
 
@@ -187,7 +187,7 @@ class SecondLook:
             handles,
             records,
             await around.knowledge.leads(self._table, handles),
-            await around.knowledge.refused(handles),
+            await around.knowledge.rejected(handles),
             await around.knowledge.clocks(self._table, keys, handles),
             await around.knowledge.influences(self._table, handles),
         )
@@ -281,7 +281,7 @@ class SecondLook:
             max(positions.values(), default=None),
             positions,
             {name: self._lead(name, suspect.key, lead, steady) for name, lead in look.leads.items()},
-            look.refused,
+            look.rejected,
             knowledge is None or knowledge.log_decides,
             knowledge is not None,
             generated_in(self._table),

@@ -36,7 +36,7 @@ from replication.tables.buckets import (
 from replication.tables.catalog import postgres_at
 from replication.tables.checksums import Checksum
 from replication.tables.endpoints import Key, SnapshotHandle
-from replication.tables.errors import CheckRefused
+from replication.tables.errors import CheckRejected
 from replication.tables.schema import CommonTable, ValueKind
 from tops.model.errors import InvariantBroken, TopsError
 
@@ -272,4 +272,4 @@ def _within(ranges: Sequence[KeyRange], limits: KeyRange) -> list[KeyRange]:
 def failure_of(error: PySparkException) -> TopsError:
     """What went wrong inside a Spark task, as the task has encoded it."""
     text = str(error)
-    return failure_in(text) or CheckRefused(f"Spark could not run the check: {text.strip().splitlines()[0]}")
+    return failure_in(text) or CheckRejected(f"Spark could not run the check: {text.strip().splitlines()[0]}")

@@ -77,7 +77,7 @@ class Circumstances:
     barrier: int | None = None  # the log number that was read at
     positions: Mapping[str, int] | None = None  # how far each replica had applied, where one was behind
     leads: Mapping[str, Sequence[LogRecord]] = field(default_factory=dict)  # own writes of the row beyond the barrier
-    refused: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # replica -> transaction -> why not applied
+    rejected: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # replica -> transaction -> why not applied
     log_decides: bool = True  # the log's last write of a row is what all should hold
     exactly_once: bool = False  # a replica's position is recorded in the transactions of the data
     generated: frozenset[str] = frozenset()  # columns that follow from the others
@@ -86,8 +86,8 @@ class Circumstances:
     with_triggers: frozenset[str] = frozenset()  # replicas at which a write of the table may come out differently
     twin: Twin | None = None
 
-    def refused_by_all(self, tx: str) -> bool:
-        return bool(self.refused) and all(tx in refused for refused in self.refused.values())
+    def rejected_by_all(self, tx: str) -> bool:
+        return bool(self.rejected) and all(tx in rejected for rejected in self.rejected.values())
 
 
 def explain(
@@ -101,7 +101,7 @@ def explain(
 ) -> list[Difference]:
     """One difference per replica whose row is not the reference."""
     rows = {replica: _row(version, known) for replica, version in suspect.versions.items()}
-    records = [record for record in records if not known.refused_by_all(record.tx)]
+    records = [record for record in records if not known.rejected_by_all(record.tx)]
     versions = logged_versions(records, known)
     leading = {replica for replica, row in rows.items() if _leads(known.leads.get(replica, ()), row)}
     judged = {replica: row for replica, row in rows.items() if replica not in leading}
@@ -170,7 +170,7 @@ def _is_deleted(version: LoggedVersion) -> bool:
 
 def logged_row(records: Sequence[LogRecord], known: Circumstances) -> Mapping[str, Any] | None:
     """The row that the log wrote last, with the values as they were passed; None if the log does not hold all of it."""
-    versions = logged_versions([record for record in records if not known.refused_by_all(record.tx)], known)
+    versions = logged_versions([record for record in records if not known.rejected_by_all(record.tx)], known)
     newest = versions[-1] if versions else None
     if newest is None or newest.opaque or newest.values is None or not newest.whole:
         return None
@@ -319,7 +319,7 @@ def _cause(
     if kind is Kind.IN_FLIGHT:
         return _told("not applied here yet", newest)
     for record in reversed(records):
-        if reason := known.refused.get(replica, {}).get(record.tx):
+        if reason := known.rejected.get(replica, {}).get(record.tx):
             return _told(f"this replica could not apply the transaction: {reason}", record)
     held = next((v for v in reversed(versions) if v.matches(row)), None)
     wanted = next((v for v in reversed(versions) if v.matches(reference.values)), None)

@@ -150,7 +150,7 @@ class SetKnowledge:
             return ""
         return f"{row['writes']:,} direct write(s) of the table were noted here, the last by login {row['login']!r}"
 
-    async def refused(self, handles: Mapping[str, SnapshotHandle]) -> dict[str, dict[str, str]]:
+    async def rejected(self, handles: Mapping[str, SnapshotHandle]) -> dict[str, dict[str, str]]:
         """Transactions of the log that a replica did not apply, and why: by replica, by transaction."""
         found: dict[str, dict[str, str]] = {}
         for name, handle in handles.items():

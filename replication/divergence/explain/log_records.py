@@ -20,7 +20,7 @@ from replication.conflicts.versions import Ranking
 from replication.divergence.explain.statement_rows import as_row_change
 from replication.model.config import ReplicaSetConfig
 from replication.model.events import batch_in, member_in
-from replication.model.touched_rows import Place, keys_of, place, table_name, tables_named_in
+from replication.model.touched_rows import RowKey, keys_of, row_key, table_name, tables_named_in
 from replication.policies import EntryKind, policy_of
 from replication.rpc.control import repair_of
 from replication.tables.canonical import NotOfType, sqlite_text
@@ -47,14 +47,14 @@ def members_of(entry: LogEntry, config: ReplicaSetConfig) -> Iterator[tuple[Orig
     return ((origin, member) for origin, member in _every_member(entry, config) if member.control is None)
 
 
-def overruled_in(entry: LogEntry, config: ReplicaSetConfig) -> Iterator[tuple[Origin, Place]]:
+def overruled_in(entry: LogEntry, config: ReplicaSetConfig) -> Iterator[tuple[Origin, RowKey]]:
     """Rows that an operator has repaired by force: what the log wrote before does not count any more."""
     for origin, member in _every_member(entry, config):
         repair = repair_of(member)
         if repair is not None and repair.forced:
             for change in member.changes:
                 if isinstance(change, Statement) and change.sql == REPAIR_CALL:
-                    yield origin, msgspec.json.decode(change.args[0], type=Place)
+                    yield origin, msgspec.json.decode(change.args[0], type=RowKey)
 
 
 def _every_member(entry: LogEntry, config: ReplicaSetConfig) -> Iterator[tuple[Origin, Member]]:
@@ -103,8 +103,8 @@ class TableRecords:
         at = (origin.number, origin.tx, origin.site, origin.at)
         return LogRecord(*at, self._table.label, key, None, None, FORCED_REPAIR)
 
-    def place_of(self, key: Key) -> Place:
-        return place(self._table.label, dict(zip(self._table.key, key, strict=True)))
+    def row_key_of(self, key: Key) -> RowKey:
+        return row_key(self._table.label, dict(zip(self._table.key, key, strict=True)))
 
     def _is_ours(self, change: Change) -> bool:
         if isinstance(change, Statement):

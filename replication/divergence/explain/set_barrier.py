@@ -29,7 +29,7 @@ from replication.tables.endpoints import ReplicaEndpoint, SnapshotHandle
 from tops.model.errors import NotReachable, OutcomeUnknown, TopsError, TransactionAborted
 
 WAIT_S = 60.0
-ANSWER_S = 30.0  # an agent under load answers late
+RESPONSE_S = 30.0  # an agent under load answers late
 TRIES = 3
 
 
@@ -58,8 +58,10 @@ class SetBarrier(HeldSnapshots):
     async def _open(self, endpoints: Sequence[ReplicaEndpoint]) -> dict[str, SnapshotHandle]:
         barrier = secrets.token_hex(8)
         self.absent.clear()
-        answers = await asyncio.gather(*(self._asked(e.name, calls.BarrierWanted(barrier=barrier)) for e in endpoints))
-        ready = [endpoint for endpoint, answer in zip(endpoints, answers, strict=True) if answer is not None]
+        responses = await asyncio.gather(
+            *(self._asked(e.name, calls.PrepareBarrier(barrier=barrier)) for e in endpoints)
+        )
+        ready = [endpoint for endpoint, response in zip(endpoints, responses, strict=True) if response is not None]
         try:
             if not ready:
                 return {}
@@ -77,9 +79,9 @@ class SetBarrier(HeldSnapshots):
         return {t.replica: max(0, head - t.position) for t in told if isinstance(t, calls.Located)}
 
     async def _snapshot(self, endpoint: ReplicaEndpoint, barrier: str) -> SnapshotHandle | None:
-        question = calls.BarrierSnapshot(barrier=barrier, wait_s=self._wait_s)
-        told = await self._asked(endpoint.name, question, self._wait_s + CONNECT_TIMEOUT_S)
-        if not isinstance(told, calls.SnapshotTold):
+        request = calls.BarrierSnapshot(barrier=barrier, wait_s=self._wait_s)
+        told = await self._asked(endpoint.name, request, self._wait_s + CONNECT_TIMEOUT_S)
+        if not isinstance(told, calls.SnapshotReported):
             return None
         at = datetime.fromisoformat(told.at)
         if told.path:
@@ -96,15 +98,15 @@ class SetBarrier(HeldSnapshots):
         return SnapshotHandle(endpoint.name, endpoint.dsn, name, told.position, at)
 
     async def _asked(
-        self, replica: str, question: calls.Question[calls.R], timeout_s: float | None = None
+        self, replica: str, request: calls.ReplicaRequest[calls.R], timeout_s: float | None = None
     ) -> calls.R | None:
         try:
-            return await self._link.ask(replica, question, timeout_s or min(self._wait_s, ANSWER_S))
+            return await self._link.request(replica, request, timeout_s or min(self._wait_s, RESPONSE_S))
         except (NotReachable, ReplicaFailed) as error:
             self.absent.setdefault(replica, str(error))
             return None
 
-    async def _copied(self, replica: str, told: calls.SnapshotTold, at: datetime) -> SnapshotHandle:
+    async def _copied(self, replica: str, told: calls.SnapshotReported, at: datetime) -> SnapshotHandle:
         """The agent's copy of an SQLite file lives as long as its promise; ours as long as the barrier."""
         folder = self._held.enter_context(tempfile.TemporaryDirectory(prefix="tops-snapshot-"))
         copy = await asyncio.to_thread(shutil.copy, told.path, folder)

@@ -10,16 +10,16 @@ from replication.model.config import Cluster, ReplicaSetConfig
 from replication.model.events import log_type, write_body
 from replication.model.values import pack_values
 from replication.policies import policy_of
-from replication.rpc.calls import Question, R, Read
+from replication.rpc.calls import R, Read, ReplicaRequest
 from replication.rpc.control import KEY_TTL_S, control_key
 from replication.rpc.conversation import Caller
 from tops.client.site import Site
 from tops.model.constraints import AnyConstraint, AtLeast, OnlyFrom
 from tops.model.ids import TxId
 from tops.model.transactions import TxType
-from tops.protocol.messages import LogEntry, LogTold
+from tops.protocol.messages import LogEntry, LogStateReported
 
-ASK_S = 30.0
+REQUEST_S = 30.0
 
 
 class SetLink:
@@ -30,8 +30,8 @@ class SetLink:
         self._site, self._caller = site, caller
         self._log_type = log_type(config.name)
 
-    async def ask(self, replica: str, question: Question[R], timeout_s: float = ASK_S) -> R:
-        return await self._caller.ask(self.config.site_of(replica), question, timeout_s)
+    async def request(self, replica: str, request: ReplicaRequest[R], timeout_s: float = REQUEST_S) -> R:
+        return await self._caller.request(self.config.site_of(replica), request, timeout_s)
 
     async def publish(self, control: Barrier | Repair, changes: Sequence[Change] = ()) -> int:
         """Enter a transaction of the check's own into the log, ordered with all others; returns its number.
@@ -57,12 +57,12 @@ class SetLink:
 
     async def applied(self, replica: str, number: int, wait_s: float) -> None:
         """Return once the replica has applied the log up to a number; NotReachable if it does not get there in time."""
-        question = Read(sql="select 1", args=pack_values([]), at_least=number, wait_s=wait_s)
-        await self.ask(replica, question, wait_s + ASK_S)
+        request = Read(sql="select 1", args=pack_values([]), at_least=number, wait_s=wait_s)
+        await self.request(replica, request, wait_s + REQUEST_S)
 
-    async def log(self) -> LogTold:
+    async def log(self) -> LogStateReported:
         """From where to where the log is kept."""
-        return await self._site.ask_log(self._log_type, timeout_s=ASK_S)
+        return await self._site.get_log_state(self._log_type, timeout_s=REQUEST_S)
 
     def entries(self, first: int, last: int) -> AsyncIterator[LogEntry]:
         return self._site.read_log(self._log_type, first, last)

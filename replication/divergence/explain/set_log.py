@@ -51,7 +51,7 @@ class _Read:
 
     def __init__(self, records: TableRecords, keys: set[Key], upto: int) -> None:
         self.keys = keys
-        self._places = {records.place_of(key): key for key in keys}
+        self._row_keys = {records.row_key_of(key): key for key in keys}
         self._records, self._upto = records, upto
         self._by_key: dict[Key, deque[LogRecord]] = {}
         self._any_row: deque[LogRecord] = deque(maxlen=KEPT_PER_ROW)
@@ -69,10 +69,10 @@ class _Read:
                     self._note_inserted(key, record)
                     if key in self.keys:
                         self._add(key, record)
-            for origin, place in overruled_in(entry, link.config):
-                for key in [key for key in self.inserted if self._records.place_of(key) == place]:
+            for origin, row_key in overruled_in(entry, link.config):
+                for key in [key for key in self.inserted if self._records.row_key_of(key) == row_key]:
                     del self.inserted[key]
-                if (wanted := self._places.get(place)) is not None:
+                if (wanted := self._row_keys.get(row_key)) is not None:
                     self._add(wanted, self._records.overruled(origin, wanted))
         self._upto = max(self._upto, last)
 

@@ -28,10 +28,10 @@ def require_java() -> str:
     java = shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")
     if java is None:
         raise JavaMissing(f"JAVA_HOME ({home}) has no bin/java" if home else "there is no java on the PATH")
-    answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603
-    version = re.search(r'version "((\d+)[^"]*)"', answer)
+    response = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603
+    version = re.search(r'version "((\d+)[^"]*)"', response)
     if version is None or int(version[2]) < JAVA_MIN:
-        raise JavaMissing(f"{java} says {answer.strip().splitlines()[0] if answer.strip() else 'nothing'}")
+        raise JavaMissing(f"{java} says {response.strip().splitlines()[0] if response.strip() else 'nothing'}")
     return version[1]
 
 

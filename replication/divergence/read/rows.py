@@ -27,7 +27,7 @@ from replication.tables.canonical import (
 from replication.tables.catalog import LostConnection, sqlite
 from replication.tables.checksums import bucket_expression, key_expression
 from replication.tables.endpoints import Engine, Key, SnapshotHandle
-from replication.tables.errors import CheckRefused, SnapshotLost
+from replication.tables.errors import CheckRejected, SnapshotLost
 from replication.tables.schema import Column, CommonTable, TableSchema, ValueKind, literal, quoted
 
 BUCKET = "tops_bucket"
@@ -105,12 +105,12 @@ def session(handle: SnapshotHandle) -> Iterator[Any]:
                 yield cursor
             except OSError as error:  # while batches arrive, whatever goes wrong is this, without a code
                 if _is_alive(connection):
-                    raise CheckRefused(f"replica {handle.replica} refused a statement: {error}") from error
+                    raise CheckRejected(f"replica {handle.replica} refused a statement: {error}") from error
                 raise LostConnection(handle.replica, error) from error
     except (adbc_driver_manager.OperationalError, adbc_driver_manager.InternalError) as error:
         raise LostConnection(handle.replica, error) from error
     except adbc_driver_manager.Error as error:
-        raise CheckRefused(f"replica {handle.replica} refused a statement: {error}") from error
+        raise CheckRejected(f"replica {handle.replica} refused a statement: {error}") from error
     except OSError as error:
         raise LostConnection(handle.replica, error) from error
 

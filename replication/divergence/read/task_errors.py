@@ -6,14 +6,14 @@ import re
 import msgspec
 
 from replication.tables.catalog import LostConnection
-from replication.tables.errors import CheckRefused, SnapshotLost
+from replication.tables.errors import CheckRejected, SnapshotLost
 from tops.model.errors import NotReachable, TopsError
 
 _MARKED = re.compile(r"<tops-failure:([A-Za-z0-9+/=]+)>")
-_KINDS: dict[str, type[NotReachable | SnapshotLost | CheckRefused]] = {
+_KINDS: dict[str, type[NotReachable | SnapshotLost | CheckRejected]] = {
     "not-reachable": NotReachable,
     "snapshot-lost": SnapshotLost,
-    "check-refused": CheckRefused,
+    "check-rejected": CheckRejected,
 }
 _LOST = "lost-connection"
 

@@ -61,7 +61,7 @@ def resolved(dsn: str) -> str:
     from pyspark import SparkFiles  # only where Spark works are there references
 
     path = Path(dsn.removeprefix(_SCHEME))
-    for place in (path, Path(SparkFiles.get(path.name))):
-        if place.exists():
-            return place.read_text()
+    for row_key in (path, Path(SparkFiles.get(path.name))):
+        if row_key.exists():
+            return row_key.read_text()
     raise NotReachable(f"the address of a replica is not on this machine: {path.name}; start the check again")

@@ -34,14 +34,14 @@ from replication.divergence.read.background import in_thread
 from replication.divergence.repair.as_images import OFF, ON, AsImages, fails
 from replication.divergence.repair.repair import Planner, Repaired
 from replication.divergence.results.model import Difference, Kind, Suspect
-from replication.model.touched_rows import Place, place, table_name
+from replication.model.touched_rows import RowKey, row_key, table_name
 from replication.policies import EntryKind
 from replication.rpc import calls
 from replication.tables.buckets import HashBuckets
 from replication.tables.canonical import postgres_text
 from replication.tables.catalog import LostConnection, describe, postgres_at
 from replication.tables.endpoints import Engine, Key, ReplicaEndpoint, RowChange, SnapshotHandle
-from replication.tables.errors import CheckRefused
+from replication.tables.errors import CheckRejected
 from replication.tables.schema import CommonTable, ValueKind, common_table, generated_in, literal, quoted
 from tops.model.errors import OutcomeUnknown, TransactionAborted
 
@@ -84,7 +84,7 @@ class SetRepair:
     ) -> None:
         for endpoint in endpoints:
             if endpoint.engine is not Engine.POSTGRES:
-                raise CheckRefused(
+                raise CheckRejected(
                     f"replica {endpoint.name}: only PostgreSQL replicas are repaired through the set; "
                     f"stop it and give the databases with --dsn"
                 )
@@ -163,14 +163,14 @@ class SetRepair:
     @asynccontextmanager
     async def _guarded(self, table: CommonTable, keys: Sequence[Key]) -> AsyncIterator[str]:
         ident = secrets.token_hex(8)
-        places = tuple(_place(table, key) for key in keys)
+        row_keys = tuple(_row_key(table, key) for key in keys)
         for endpoint in self._endpoints:
-            await self._link.ask(endpoint.name, calls.GuardWanted(repair=ident, places=places), 30.0)
+            await self._link.request(endpoint.name, calls.GuardRows(repair=ident, row_keys=row_keys), 30.0)
         try:
             yield ident
         finally:
             for endpoint in self._endpoints:
-                await self._link.ask(endpoint.name, calls.GuardDone(repair=ident), 30.0)
+                await self._link.request(endpoint.name, calls.GuardDone(repair=ident), 30.0)
 
     @asynccontextmanager
     async def _look(self, table: CommonTable, keys: Sequence[Key]) -> AsyncIterator[_Look]:
@@ -194,7 +194,7 @@ class SetRepair:
         (position,) = {handle.position or 0 for handle in handles.values()}
         records = await self._log.records_of(table, keys, position)
         leads = await self._knowledge.leads(table, handles)
-        refused = await self._knowledge.refused(handles)
+        rejected = await self._knowledge.rejected(handles)
         clocks = await self._knowledge.clocks(table, keys, handles)
         found: dict[Key, list[Difference]] = {}
         logged: dict[Key, Mapping[str, Any]] = {}
@@ -209,7 +209,7 @@ class SetRepair:
                 self._planner.primary,
                 position,
                 leads={name: lead.of(key) for name, lead in leads.items()},
-                refused=refused,
+                rejected=rejected,
                 log_decides=self._knowledge.log_decides,
                 generated=generated_in(table),
                 clocks=clocks.get(key, {}),
@@ -268,8 +268,8 @@ class SetRepair:
                 violations = await images.violations({change.table: table}, [change])
                 if violations is not None:
                     texts = [ON, *texts, OFF, *(fails(violation.query) for violation in violations)]
-                place = msgspec.json.encode(_place(table, change.key)).decode()
-                statements.append(Statement(REPAIR_CALL, (place, texts)))
+                row_key = msgspec.json.encode(_row_key(table, change.key)).decode()
+                statements.append(Statement(REPAIR_CALL, (row_key, texts)))
         return statements
 
     async def _versions(self, table: CommonTable, look: _Look, change: RowChange) -> list[str]:
@@ -299,8 +299,8 @@ def _same(before: Iterable[Difference], now: Iterable[Difference]) -> bool:
     return [(d.replica, d.actual) for d in before] == [(d.replica, d.actual) for d in now]
 
 
-def _place(table: CommonTable, key: Key) -> Place:
-    return place(table.label, dict(zip(table.key, key, strict=True)))
+def _row_key(table: CommonTable, key: Key) -> RowKey:
+    return row_key(table.label, dict(zip(table.key, key, strict=True)))
 
 
 def _cut(repairs: Sequence[Statement]) -> list[list[Statement]]:

@@ -22,7 +22,7 @@ from replication.tables.buckets import HashBuckets
 from replication.tables.canonical import json_text, postgres_text, sqlite_text
 from replication.tables.catalog import CONNECT_TIMEOUT_S, LostConnection, describe, postgres
 from replication.tables.endpoints import Applied, Engine, Key, ReplicaEndpoint, RowChange, Values
-from replication.tables.errors import CheckRefused, RowMoved
+from replication.tables.errors import CheckRejected, RowMoved
 from replication.tables.schema import Column, CommonTable, TableSchema, ValueKind, common_table, quoted
 
 StoredRow = tuple[str | None, ...]
@@ -111,7 +111,7 @@ async def _apply_postgres(
                     await _check(connection, endpoint.name, violations)
                 transaction = await connection.fetchval("SELECT pg_current_xact_id()::text")
         except asyncpg.IntegrityConstraintViolationError as error:
-            raise CheckRefused(
+            raise CheckRejected(
                 f"{endpoint.name}: the repair breaks a constraint ({error}); nothing of its batch was written"
             ) from error
     return Applied(len(changes), (f"{endpoint.name}:{transaction}",))
@@ -122,7 +122,7 @@ async def _switch_triggers_off(connection: asyncpg.Connection, replica: str, tab
     try:
         await connection.execute(ON)
     except asyncpg.InsufficientPrivilegeError as error:
-        raise CheckRefused(
+        raise CheckRejected(
             f"{replica}: {', '.join(tables)}: a table has triggers, rules or referential actions, which a repair must "
             f"not run, and login {user!r} may not switch them off; as a superuser run: "
             f"GRANT SET ON PARAMETER session_replication_role TO {quoted(user)}"
@@ -133,7 +133,7 @@ async def _check(connection: asyncpg.Connection, replica: str, violations: Seque
     await connection.execute(OFF)
     for constraint, query in violations:
         if await connection.fetchval(f"SELECT EXISTS ({query})"):
-            raise CheckRefused(
+            raise CheckRejected(
                 f"{replica}: the repair breaks the constraint {constraint}; nothing of its batch was written"
             )
 

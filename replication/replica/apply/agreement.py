@@ -16,7 +16,7 @@ from replication.rpc.calls import Judgement, ReplicaFailed
 from replication.rpc.conversation import Caller
 from tops.model.errors import NotReachable, OutcomeUnknown
 
-ASKED_MAX = 200
+REQUESTED_MAX = 200
 WAIT_S = 10.0  # for another replica to get as far
 AGAIN_S = 2.0  # until a replica that did not respond is asked again
 TRIES_MAX = 300
@@ -48,17 +48,17 @@ class Agreement:
             self._came.clear()
             while self._rejected:
                 self._comparing = True
-                some = [self._rejected.popleft() for _ in range(min(ASKED_MAX, len(self._rejected)))]
+                some = [self._rejected.popleft() for _ in range(min(REQUESTED_MAX, len(self._rejected)))]
                 await self._compare(caller, some)
                 self._comparing = False
 
     async def _compare(self, caller: Caller, rejected: list[tuple[int, str, str]]) -> None:
-        question = Judgement(asked=tuple((number, tx) for number, tx, _ in rejected), wait_s=WAIT_S)
+        request = Judgement(asked=tuple((number, tx) for number, tx, _ in rejected), wait_s=WAIT_S)
         left = [name for name in self._config.names if name != self._replica]
         for _ in range(TRIES_MAX):
             for name in list(left):
                 with suppress(NotReachable, OutcomeUnknown, ReplicaFailed):
-                    judged = await caller.ask(self._config.site_of(name), question, 2 * WAIT_S)
+                    judged = await caller.request(self._config.site_of(name), request, 2 * WAIT_S)
                     left.remove(name)
                     applied = [one for one in rejected if one[1] not in judged.rejected]
                     if applied:

@@ -10,13 +10,13 @@ from datetime import UTC, datetime
 
 from adapters.changes import Row, decode_member, encode_member
 from adapters.resource import Entry, EntryFailed, Resource
-from replication.conflicts.tables import CONFLICTS, DDL, SET_ASIDE, aside_row, record_of, refusal
+from replication.conflicts.tables import CONFLICTS, DDL, QUARANTINED, quarantine_row, record_of, rejection_record
 from replication.policies import EntryKind, OnApplyFailure, Policy
 from replication.replica.apply.agreement import Agreement
 from replication.replica.apply.participant import ReplicaParticipant
-from replication.rpc.refusals import rejection
+from replication.rpc.rejections import rejection
 
-_FORGET = f"delete from {SET_ASIDE} where tx = $1"
+_DELETE = f"delete from {QUARANTINED} where tx = $1"
 
 log = logging.getLogger("tops.replication")
 
@@ -29,13 +29,13 @@ class ApplyErrors:
         self._replica, self._participant = replica, participant
         self._diverges = policy.entry_kind is EntryKind.VERSIONED  # when something is set aside: nobody else does it
         self.conflict_count = 0
-        self.set_aside_count = 0
+        self.quarantined_count = 0
         self.agreement: Agreement | None = None  # where every replica must reject the same
         participant.on_failed_entry = self._on_failed
 
     @property
     def divergent(self) -> bool:
-        return self.set_aside_count > 0 and self._diverges
+        return self.quarantined_count > 0 and self._diverges
 
     async def start(self) -> None:
         """Make the tables, and remember what is in them."""
@@ -46,8 +46,10 @@ class ApplyErrors:
 
     async def count(self) -> None:
         read = self._participant.resource.read_own
-        counts = (await read(f"select (select count(*) from {CONFLICTS}) c, (select count(*) from {SET_ASIDE}) a")).rows
-        self.conflict_count, self.set_aside_count = counts[0]["c"], counts[0]["a"]
+        counts = (
+            await read(f"select (select count(*) from {CONFLICTS}) c, (select count(*) from {QUARANTINED}) a")
+        ).rows
+        self.conflict_count, self.quarantined_count = counts[0]["c"], counts[0]["a"]
 
     async def _on_failed(self, entry: Entry, failed: EntryFailed) -> Entry | None:
         rejected = rejection(failed.reason)
@@ -64,31 +66,31 @@ class ApplyErrors:
         culprit = next(member for member in entry.members if member.tx == failed.tx)
         if reaction is OnApplyFailure.SKIP:
             self.conflict_count += 1
-            note = refusal(entry.number, failed.tx, "apply_error", rejected, "skip")
+            note = rejection_record(entry.number, failed.tx, "apply_error", rejected, "skip")
             if self.agreement is not None:
                 self.agreement.rejected(entry.number, failed.tx, str(rejected))
         else:
-            self.set_aside_count += 1
+            self.quarantined_count += 1
             at = datetime.now(UTC).isoformat()
-            line = aside_row(failed.tx, at, entry.number, encode_member(culprit), str(rejected))
+            line = quarantine_row(failed.tx, at, entry.number, encode_member(culprit), str(rejected))
             note = record_of(failed.tx, line)
         return Entry(entry.number, (*left, note), entry.at_ms)
 
     async def conflicts(self, limit: int) -> list[Row]:
         """The newest conflicts and apply errors, with both versions."""
         sql = f"select * from {CONFLICTS} order by at desc, id desc limit $1"
-        aside = f"select tx, at, number, reason from {SET_ASIDE} order by at desc limit $1"
+        aside = f"select tx, at, number, reason from {QUARANTINED} order by at desc limit $1"
         found = (await self._participant.resource.read_own(sql, (limit,))).rows
         waiting = (await self._participant.resource.read_own(aside, (limit,))).rows
-        return [*found, *({**row, "kind": "set_aside", "table_name": "", "key": ""} for row in waiting)]
+        return [*found, *({**row, "kind": "quarantined", "table_name": "", "key": ""} for row in waiting)]
 
     async def retry(self, resource: Resource) -> str:
         """Try what was set aside once more, as writes of this replica that only it carries out."""
-        rows = (await resource.read_own(f"select tx, number, member from {SET_ASIDE} order by number, tx")).rows
+        rows = (await resource.read_own(f"select tx, number, member from {QUARANTINED} order by number, tx")).rows
         done = 0
         for row in rows:
-            vote = await resource.apply_aside(decode_member(row["member"]), _FORGET)
+            vote = await resource.apply_quarantined(decode_member(row["member"]), _DELETE)
             done += vote.excluded is None
         await self.count()
-        left = f"{self.set_aside_count} are still set aside"
+        left = f"{self.quarantined_count} are still set aside"
         return f"{self._replica}: {done} of {len(rows)} transactions were applied; {left}"

@@ -18,8 +18,8 @@ import msgspec
 from adapters.changes import Insert, Member, Statement
 from adapters.resource import Entry, Resource
 from replication.conflicts.own_statements import DROP_WRITE_SETS
-from replication.conflicts.read_locks import Lock, Place, Places, decode_locks
-from replication.conflicts.tables import WRITE_SETS, refusal
+from replication.conflicts.read_locks import AccessedRows, Lock, RowKey, decode_locks
+from replication.conflicts.tables import WRITE_SETS, rejection_record
 from replication.model.events import UNREADABLE_ERRORS
 from replication.model.values import pack_result
 from replication.rpc.calls import LockedReadDone
@@ -28,8 +28,8 @@ from tops.protocol.messages import LogEntry
 
 WINDOW = 100_000  # numbers; how old a read may be when its transaction commits
 PRUNE_EVERY = 1_000
-_places = msgspec.json.Decoder(list[tuple[str, str]])
-WriteSet = tuple[int, frozenset[Place]]
+_row_keys = msgspec.json.Decoder(list[tuple[str, str]])
+WriteSet = tuple[int, frozenset[RowKey]]
 
 
 class WriteSets:
@@ -38,19 +38,19 @@ class WriteSets:
     def __init__(self, window: int) -> None:
         self._window = window
         self._sets: deque[WriteSet] = deque()
-        self._last: dict[Place, int] = {}
+        self._last: dict[RowKey, int] = {}
 
-    def add(self, number: int, places: frozenset[Place]) -> None:
-        self._sets.append((number, places))
-        self._last.update(dict.fromkeys(places, number))
+    def add(self, number: int, row_keys: frozenset[RowKey]) -> None:
+        self._sets.append((number, row_keys))
+        self._last.update(dict.fromkeys(row_keys, number))
         while self._sets and self._sets[0][0] <= number - self._window:
             old, gone = self._sets.popleft()
-            for place in gone:
-                if self._last.get(place) == old:
-                    del self._last[place]
+            for row_key in gone:
+                if self._last.get(row_key) == old:
+                    del self._last[row_key]
 
-    def last(self, place: Place) -> int:
-        return self._last.get(place, 0)
+    def last(self, row_key: RowKey) -> int:
+        return self._last.get(row_key, 0)
 
 
 class Certifier:
@@ -58,7 +58,7 @@ class Certifier:
 
     def __init__(self, resource: Resource, replica_set: str, *, window: int = WINDOW) -> None:
         self._resource, self._replica_set, self._window = resource, replica_set, window
-        self.places = Places(resource)
+        self.row_keys = AccessedRows(resource)
         self._written = WriteSets(window)
         self._judged: list[WriteSet] = []  # handed out to be applied; certain once the next ones are asked for
 
@@ -66,13 +66,13 @@ class Certifier:
         """Remember what earlier lives have written down."""
         found = await self._resource.read_own(f"select number, places from {WRITE_SETS} order by number")
         for row in found.rows:
-            self._written.add(row["number"], frozenset(_places.decode(row["places"])))
+            self._written.add(row["number"], frozenset(_row_keys.decode(row["places"])))
 
     async def read(self, replica: str, sql: str, args: Sequence[Any], who: str) -> LockedReadDone:
         """A query in one snapshot, with the position it was read at and the locks that it takes."""
         done = await self._resource.read(sql, args, with_position=True, who=who)
         position = done.position.prefix if done.position is not None else 0
-        locks = await self.places.read_by(sql, args)
+        locks = await self.row_keys.read_by(sql, args)
         rows = await pack_result(f"replica {replica}", done.rows)
         return LockedReadDone(replica=replica, rows=rows, position=position, locks=tuple(locks))
 
@@ -82,45 +82,45 @@ class Certifier:
         They are judged in order, each on what those before it write, so it makes no difference how many come at once.
         Those from before the first one have been applied; the rest of what was judged before is judged again.
         """
-        for number, places in self._judged:
+        for number, row_keys in self._judged:
             if number < entries[0].number:
-                self._written.add(number, places)
+                self._written.add(number, row_keys)
         self._judged = []
-        newest: dict[Place, int] = {}
+        newest: dict[RowKey, int] = {}
         keys: dict[str, int] = {}
         return [await self._certified(entry, _reads(logged.get(entry.number)), newest, keys) for entry in entries]
 
     async def _certified(
-        self, entry: Entry, reads: dict[str, list[Lock] | None], newest: dict[Place, int], keys: dict[str, int]
+        self, entry: Entry, reads: dict[str, list[Lock] | None], newest: dict[RowKey, int], keys: dict[str, int]
     ) -> Entry:
         members: list[Member] = []
         for member in entry.members:
             broken = self._broken(entry.number, reads.get(member.tx, []), newest)
             if broken is not None and not await self._repeated(member, entry.at_ms, keys):
-                members.append(refusal(entry.number, member.tx, "serialization", broken, "serializable"))
+                members.append(rejection_record(entry.number, member.tx, "serialization", broken, "serializable"))
                 continue
             if member.idempotency_key:
                 keys[member.idempotency_key] = entry.at_ms + member.key_ttl_s * 1000
             members.append(member)
             if reads:  # the next member of the entry comes after this one
-                places = await self.places.written_by(member.changes)
-                newest.update(dict.fromkeys(places, entry.number))
-        written = await self.places.written_by([change for member in members for change in member.changes])
+                row_keys = await self.row_keys.written_by(member.changes)
+                newest.update(dict.fromkeys(row_keys, entry.number))
+        written = await self.row_keys.written_by([change for member in members for change in member.changes])
         if written:
             newest.update(dict.fromkeys(written, entry.number))
             self._judged.append((entry.number, written))
             members += self._records(entry.number, written, members[-1])
         return Entry(entry.number, tuple(members), entry.at_ms)
 
-    def _broken(self, number: int, locks: Sequence[Lock] | None, newest: dict[Place, int]) -> Rejection | None:
+    def _broken(self, number: int, locks: Sequence[Lock] | None, newest: dict[RowKey, int]) -> Rejection | None:
         if locks is None:
             return _not_serializable("what it has read can't be decoded")
         for lock in locks:
             what = lock.what
             if number - lock.position > self._window:
                 return _not_serializable(f"{what} was read at {lock.position}, too long before number {number}")
-            for place in lock.places:
-                changed = max(newest.get(place, 0), self._written.last(place))
+            for row_key in lock.row_keys:
+                changed = max(newest.get(row_key, 0), self._written.last(row_key))
                 if changed > lock.position:
                     return _not_serializable(f"{what} was read at {lock.position} and changed by number {changed}")
         return None
@@ -136,9 +136,9 @@ class Certifier:
             keys[key] = max((row["expires_ms"] for row in found.rows), default=0)
         return keys.get(key, 0) > at_ms
 
-    def _records(self, number: int, places: frozenset[Place], last: Member) -> list[Member]:
+    def _records(self, number: int, row_keys: frozenset[RowKey], last: Member) -> list[Member]:
         """What is written beside the members, not into them: an idempotency key is tied to what its member says."""
-        row = {"number": number, "places": msgspec.json.encode(sorted(places)).decode()}
+        row = {"number": number, "places": msgspec.json.encode(sorted(row_keys)).decode()}
         records = [Member(last.tx, (Insert(WRITE_SETS, row),))]
         if number % PRUNE_EVERY == 0:
             records.append(Member(last.tx, (Statement(DROP_WRITE_SETS, (number - self._window,)),)))

@@ -17,7 +17,7 @@ import msgspec
 from adapters.changes import Change, Member, Repair, Statement
 from adapters.resource import Resource
 from replication.conflicts.own_statements import REPAIR_CALL
-from replication.model.touched_rows import Place, columns_of, keys_of, place, table_name, tables_named_in
+from replication.model.touched_rows import RowKey, columns_of, keys_of, row_key, table_name, tables_named_in
 from replication.rpc import calls
 from tops.model.errors import ConfigError, NotReachable
 
@@ -47,7 +47,7 @@ end $$;
 
 log = logging.getLogger("tops.replication")
 
-Question = calls.BarrierWanted | calls.BarrierSnapshot | calls.BarrierDone | calls.GuardWanted | calls.GuardDone
+ReplicaRequest = calls.PrepareBarrier | calls.BarrierSnapshot | calls.BarrierDone | calls.GuardRows | calls.GuardDone
 
 
 class AtReplica:
@@ -59,24 +59,24 @@ class AtReplica:
         self._guards: dict[str, _Guard] = {}
         self._expiring: asyncio.Future[None] | None = None
 
-    async def answer(self, question: Question) -> calls.AnyAnswer:
-        match question:
-            case calls.BarrierWanted(barrier=barrier):
+    async def response(self, request: ReplicaRequest) -> calls.AnyResponse:
+        match request:
+            case calls.PrepareBarrier(barrier=barrier):
                 await self._resource.read_own("select 1")  # a connection is at hand when the moment comes
                 self._stops[barrier] = _Stop()
                 asyncio.get_running_loop().call_later(HOLD_S, self._expire, barrier)
-                return calls.Told(text=self._replica)
+                return calls.OperationDone(text=self._replica)
             case calls.BarrierSnapshot(barrier=barrier, wait_s=wait_s):
                 return await self._snapshot(barrier, wait_s)
             case calls.BarrierDone(barrier=barrier):
                 await self._end(barrier)
-                return calls.Told(text=self._replica)
-            case calls.GuardWanted(repair=repair, places=places):
-                return await self._guard(repair, places)
+                return calls.OperationDone(text=self._replica)
+            case calls.GuardRows(repair=repair, row_keys=row_keys):
+                return await self._guard(repair, row_keys)
             case calls.GuardDone(repair=repair):
                 self._guards.pop(repair, None)
-                return calls.Told(text=self._replica)
-        assert_never(question)
+                return calls.OperationDone(text=self._replica)
+        assert_never(request)
 
     async def close(self) -> None:
         for barrier in list(self._stops):
@@ -100,10 +100,10 @@ class AtReplica:
         else:
             stop.taken.set_result(told)
 
-    async def _take(self, stop: "_Stop") -> calls.SnapshotTold:
+    async def _take(self, stop: "_Stop") -> calls.SnapshotReported:
         snapshot = await stop.held.enter_async_context(self._resource.snapshot())
         shared = await snapshot.share()
-        return calls.SnapshotTold(
+        return calls.SnapshotReported(
             replica=self._replica,
             snapshot=shared.name,
             path=shared.path,
@@ -111,7 +111,7 @@ class AtReplica:
             at=datetime.now(UTC).isoformat(),
         )
 
-    async def _snapshot(self, barrier: str, wait_s: float) -> calls.SnapshotTold:
+    async def _snapshot(self, barrier: str, wait_s: float) -> calls.SnapshotReported:
         stop = self._stops.get(barrier)
         if stop is None:
             raise NotReachable(f"replica {self._replica} does not know barrier {barrier}: it was restarted since")
@@ -135,14 +135,14 @@ class AtReplica:
 
     # ------------------------------------------------------------------------------------------------------- repairs
 
-    async def _guard(self, repair: str, places: tuple[Place, ...]) -> calls.Told:
+    async def _guard(self, repair: str, row_keys: tuple[RowKey, ...]) -> calls.OperationDone:
         if not self._resource.has_own_schema:
             raise ConfigError(f"replica {self._replica}: only PostgreSQL replicas are repaired through the set")
         await self._resource.run_own_script(REPAIR_FUNCTION)
         while len(self._guards) >= GUARDS_MAX:
             del self._guards[next(iter(self._guards))]
-        self._guards[repair] = _Guard(frozenset(places))
-        return calls.Told(text=self._replica)
+        self._guards[repair] = _Guard(frozenset(row_keys))
+        return calls.OperationDone(text=self._replica)
 
     @property
     def watches(self) -> bool:
@@ -169,17 +169,17 @@ class _Stop:
     """A barrier that is waited for, and then the snapshot."""
 
     def __init__(self) -> None:
-        self.taken: asyncio.Future[calls.SnapshotTold] = asyncio.get_running_loop().create_future()
+        self.taken: asyncio.Future[calls.SnapshotReported] = asyncio.get_running_loop().create_future()
         self.held = AsyncExitStack()
 
 
 class _Guard:
     """When each of some rows was last written."""
 
-    def __init__(self, places: frozenset[Place]) -> None:
-        self._places = places
-        self._columns = {table: columns_of(key) for table, key in places}
-        self._written: dict[Place, float] = {}
+    def __init__(self, row_keys: frozenset[RowKey]) -> None:
+        self._row_keys = row_keys
+        self._columns = {table: columns_of(key) for table, key in row_keys}
+        self._written: dict[RowKey, float] = {}
         self._whole: dict[str, float] = {}  # a table of which some row, nobody knows which, was written
 
     def saw(self, member: Member, number: float) -> None:
@@ -190,8 +190,8 @@ class _Guard:
                     self._whole[table] = number
                     continue
                 for key in keys:
-                    touched = place(table, key)
-                    if touched in self._places:
+                    touched = row_key(table, key)
+                    if touched in self._row_keys:
                         self._written[touched] = number
 
     def _tables(self, change: Change) -> list[str]:
@@ -203,5 +203,5 @@ class _Guard:
     def untouched(self, change: Change, position: int) -> bool:
         if not isinstance(change, Statement) or change.sql != REPAIR_CALL:
             return False
-        table, key = msgspec.json.decode(change.args[0], type=Place)
+        table, key = msgspec.json.decode(change.args[0], type=RowKey)
         return max(self._written.get((table, key), 0), self._whole.get(table, 0)) <= position

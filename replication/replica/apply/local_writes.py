@@ -29,7 +29,7 @@ from replication.replica.apply.checks import AtReplica
 from replication.replica.apply.participant import ReplicaParticipant
 from replication.replica.apply.publisher import OutboxPublisher
 from replication.rpc.calls import Failed, Write, WriteDone
-from replication.rpc.refusals import rejection
+from replication.rpc.rejections import rejection
 from tops.client.site import Site
 from tops.model.errors import NotReachable, OutcomeUnknown, TopsError
 from tops.model.ids import TxId
@@ -45,7 +45,7 @@ class Waiting(NamedTuple):
     """A write of a peer-to-peer set on its way into the database."""
 
     write: NamedWrite
-    answer: asyncio.Future[MemberVote]
+    response: asyncio.Future[MemberVote]
 
 
 class LocalWrites:
@@ -154,11 +154,11 @@ class LocalWrites:
             return WriteDone(replica=self._replica, tx=tx, rows=(), rejection=rejection(exclusion(vote)))
         if isinstance(vote, TopsError):
             return Failed.because(vote)
-        refused = vote.excluded
-        if refused is not None and refused.why is Why.DUPLICATE:
-            return WriteDone(replica=self._replica, tx=refused.first_tx or tx, rows=(), duplicate=True)
-        if refused is not None:
-            return WriteDone(replica=self._replica, tx=tx, rows=(), rejection=rejection(refused))
+        rejected = vote.excluded
+        if rejected is not None and rejected.why is Why.DUPLICATE:
+            return WriteDone(replica=self._replica, tx=rejected.first_tx or tx, rows=(), duplicate=True)
+        if rejected is not None:
+            return WriteDone(replica=self._replica, tx=tx, rows=(), rejection=rejection(rejected))
         returned = msgspec.msgpack.encode([pack_rows(rows) for rows in vote.returned]) if vote.returned else b""
         return WriteDone(replica=self._replica, tx=tx, rows=vote.rows, returned=returned)
 
@@ -183,10 +183,10 @@ class LocalWrites:
         self, members: Sequence[Member], peer: PeerWrites, check: Check
     ) -> list[MemberVote | TopsError]:
         loop = asyncio.get_running_loop()
-        answers: list[asyncio.Future[MemberVote]] = []
+        responses: list[asyncio.Future[MemberVote]] = []
         for member in members:
-            answer = loop.create_future()
-            answers.append(answer)
+            response = loop.create_future()
+            responses.append(response)
             try:
                 check(member)
                 if isinstance(self._apply, Folding) and not member.idempotency_key:
@@ -194,12 +194,12 @@ class LocalWrites:
                     member = msgspec.structs.replace(member, idempotency_key=own_key(member.tx))
                 write = await peer.named(member)
             except TopsError as error:
-                answer.set_exception(error)
+                response.set_exception(error)
             else:  # no earlier: while it waited, the worker may have taken the list it would have joined
-                self._waiting.append(Waiting(write, answer))
+                self._waiting.append(Waiting(write, response))
         if self._worker is None or self._worker.done():
             self._worker = asyncio.ensure_future(self._write_all(peer))
-        return [await _told(answer) for answer in answers]
+        return [await _told(response) for response in responses]
 
     async def _write_all(self, peer: PeerWrites) -> None:
         while self._waiting:
@@ -209,8 +209,8 @@ class LocalWrites:
                     await self._write_group(peer, group)
                 except Exception as error:
                     for waiting in group:
-                        if not waiting.answer.done():
-                            waiting.answer.set_exception(error)
+                        if not waiting.response.done():
+                            waiting.response.set_exception(error)
 
     def _disjoint(self) -> list[Waiting]:
         """Writers that come together and touch different rows share a turn: none builds on what another may fail at."""
@@ -219,14 +219,14 @@ class LocalWrites:
         added: set[tuple[str, str]] = set()  # to such rows others may add as well
         left: list[Waiting] = []
         for waiting in self._waiting:
-            adds, places = waiting.write.increments is not None, waiting.write.places
-            free = taken.isdisjoint(places) and (adds or added.isdisjoint(places))
+            adds, row_keys = waiting.write.increments is not None, waiting.write.row_keys
+            free = taken.isdisjoint(row_keys) and (adds or added.isdisjoint(row_keys))
             if free and len(group) < GROUP_MAX:
                 group.append(waiting)
             else:
                 left.append(waiting)
                 adds = False  # nobody may pass it
-            (added if adds else taken).update(places)
+            (added if adds else taken).update(row_keys)
         self._waiting = left
         return group
 
@@ -239,16 +239,18 @@ class LocalWrites:
             for (waiting, _), vote in zip(adding, votes, strict=True):
                 if vote.excluded is not None and vote.excluded.why is Why.VERSION:
                     others.append(waiting)
-                elif not waiting.answer.done():
-                    waiting.answer.set_result(vote)
+                elif not waiting.response.done():
+                    waiting.response.set_result(vote)
         if others:
-            known = await peer.known({place: key for waiting in others for place, key in waiting.write.places.items()})
+            known = await peer.known(
+                {row_key: key for waiting in others for row_key, key in waiting.write.row_keys.items()}
+            )
             written = [await peer.versioned(waiting.write.member, known) for waiting in others]
             votes = await self._resource.write_all_local([member for member, _ in written])
             for waiting, (_, went), vote in zip(others, written, votes, strict=True):
-                rows = tuple([0 if place is None else vote.rows[place] for place in went]) if vote.rows else ()
-                if not waiting.answer.done():
-                    waiting.answer.set_result(msgspec.structs.replace(vote, rows=rows))
+                rows = tuple([0 if row_key is None else vote.rows[row_key] for row_key in went]) if vote.rows else ()
+                if not waiting.response.done():
+                    waiting.response.set_result(msgspec.structs.replace(vote, rows=rows))
 
     async def _logged(self, tx: str) -> int:
         try:
@@ -258,8 +260,8 @@ class LocalWrites:
             raise OutcomeUnknown(tx, "the set's log") from None
 
 
-async def _told(answer: asyncio.Future[MemberVote]) -> MemberVote | TopsError:
+async def _told(response: asyncio.Future[MemberVote]) -> MemberVote | TopsError:
     try:
-        return await answer
+        return await response
     except TopsError as error:
         return error

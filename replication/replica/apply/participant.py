@@ -15,14 +15,14 @@ import msgspec
 
 from adapters.changes import Barrier, InvalidChange, Member, NotDeterministic
 from adapters.resource import Applied, Attempt, Entry, EntryFailed, Epoch, Exclusion, MemberVote, Resource, Why
-from replication.conflicts.tables import refusal
+from replication.conflicts.tables import rejection_record
 from replication.conflicts.verdicts import Verdicts
 from replication.model.events import at_ms, batch_in, logged_members, member_of
 from replication.model.values import pack_rows
 from replication.replica.apply.pace import GATHER_S, Pace
 from replication.rpc.control import Visitor, has_control, repair_of
-from replication.rpc.refusals import rejection
-from tops.model.errors import NotReachable, OutcomeUnknown, ResourceError, ResourceRefused, StaleAttempt
+from replication.rpc.rejections import rejection
+from tops.model.errors import NotReachable, OutcomeUnknown, ResourceError, ResourceRejected, StaleAttempt
 from tops.model.ids import TxId
 from tops.model.log_points import NO_DIGEST, NO_DIGESTS, Digests, LogPoint
 from tops.model.rejections import Rejection, RejectionCode
@@ -69,7 +69,7 @@ class ReplicaParticipant(BatchParticipant):
         self.prepared: set[int] = set()  # promised numbers
         self.stopped = ""  # why nothing is applied any more
         self.other_history = ""  # how the database differs from the coordinator's log
-        self.trouble = ""  # why the last try to apply came to nothing; it is tried again
+        self.last_error = ""  # why the last try to apply came to nothing; it is tried again
         self.unable = Recent()  # to vote, or to write
         self.resumed = asyncio.Event()
         self.resumed.set()
@@ -97,7 +97,7 @@ class ReplicaParticipant(BatchParticipant):
         self.verdicts.begin(self.reached)
         return point
 
-    async def promises(self) -> Sequence[Memo]:
+    async def prepared_work(self) -> Sequence[Memo]:
         memos = []
         for doubt in await self.resource.recover():
             voter, _, digest = doubt.attempt.note.partition(".")
@@ -160,21 +160,21 @@ class ReplicaParticipant(BatchParticipant):
             batch = tuple([self._own(member, memo.epoch.number) for member in logged])
             if waited := self._waited_for(logged):
                 self._barriers[memo.epoch.number] = waited
-        refused = self._refused(batch)
-        if refused:
-            batch = tuple([member for member in batch if member.tx not in refused])
+        rejected = self._rejected(batch)
+        if rejected:
+            batch = tuple([member for member in batch if member.tx not in rejected])
         try:
             epoch = Epoch(_attempt(memo), batch, memo.digest, at_ms(events), before)
             prepared = await self.resource.prepare(epoch)
-        except (ResourceRefused, NotReachable, OutcomeUnknown, StaleAttempt) as error:
+        except (ResourceRejected, NotReachable, OutcomeUnknown, StaleAttempt) as error:
             if not isinstance(error, StaleAttempt):  # that one is only late
                 self.unable.note(f"a vote failed: {error}")
             unavailable = Rejection(RejectionCode.UNAVAILABLE, str(error))
             return BatchPrepared({m.tx: unavailable for m in members})
         votes: Sequence[MemberVote] = prepared.votes
-        if refused:
+        if rejected:
             carried_out = iter(votes)
-            votes = [refused[m.tx] if m.tx in refused else next(carried_out) for m in logged]
+            votes = [rejected[m.tx] if m.tx in rejected else next(carried_out) for m in logged]
         excluded = {vote.tx: rejection(vote.excluded) for vote in votes if vote.excluded is not None}
         # Repairs differ from replica to replica, as they should: nobody compares what they did.
         repairs = {member.tx for member in logged if member.control is not None and repair_of(member) is not None}
@@ -189,7 +189,7 @@ class ReplicaParticipant(BatchParticipant):
         )
         return BatchPrepared(excluded, rows, results, prepared.log_digest)
 
-    def _refused(self, members: Sequence[Member]) -> dict[TxId, MemberVote]:
+    def _rejected(self, members: Sequence[Member]) -> dict[TxId, MemberVote]:
         """Votes against members that ask for what only agents write."""
         if self.reserved is None:
             return {}
@@ -255,14 +255,14 @@ class ReplicaParticipant(BatchParticipant):
             part, waited = self._to_barrier(work)
             try:
                 done = await self._apply(part, known)
-            except (ResourceRefused, NotReachable, OutcomeUnknown) as error:
+            except (ResourceRejected, NotReachable, OutcomeUnknown) as error:
                 # Passing trouble: locks, time, a server that restarts. What was done nevertheless is skipped then.
-                self.trouble = str(error)
-                log.warning("apply is tried again", extra={"replica": self.site, "reason": self.trouble})
+                self.last_error = str(error)
+                log.warning("apply is tried again", extra={"replica": self.site, "reason": self.last_error})
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, RETRY_MAX_S)
                 continue
-            self.trouble = ""
+            self.last_error = ""
             if waited and done.position >= part[-1].number:
                 await self._at_barriers(waited)
             self._reach(done.position)
@@ -275,15 +275,17 @@ class ReplicaParticipant(BatchParticipant):
 
     def _entry(self, number: int, logged: LogEntry | None) -> Entry:
         entry = self._own_left_out(number, logged)
-        refused = self._refused(entry.members)
-        if not refused:
+        rejected = self._rejected(entry.members)
+        if not rejected:
             return entry
-        members = tuple([self._refusal(number, refused[m.tx]) if m.tx in refused else m for m in entry.members])
+        members = tuple(
+            [self._rejection_record(number, rejected[m.tx]) if m.tx in rejected else m for m in entry.members]
+        )
         return Entry(number, members, entry.at_ms)
 
-    def _refusal(self, number: int, vote: MemberVote) -> Member:
+    def _rejection_record(self, number: int, vote: MemberVote) -> Member:
         assert vote.excluded is not None
-        return refusal(number, vote.tx, "apply_error", rejection(vote.excluded), "skip")
+        return rejection_record(number, vote.tx, "apply_error", rejection(vote.excluded), "skip")
 
     def _own_left_out(self, number: int, logged: LogEntry | None) -> Entry:
         if logged is None or not self.own:
@@ -392,9 +394,9 @@ class ReplicaParticipant(BatchParticipant):
 
     def _to_barrier(self, work: list[Entry]) -> tuple[list[Entry], list[str]]:
         """What can be applied at once: nothing that lies beyond a barrier that somebody waits for."""
-        for place, entry in enumerate(work):
+        for row_key, entry in enumerate(work):
             if waited := self._waited_for(entry.members):
-                return work[: place + 1], waited
+                return work[: row_key + 1], waited
         return work, []
 
     async def _at_barriers(self, barriers: Sequence[str]) -> None:

@@ -201,9 +201,9 @@ class OutboxPublisher:
 def _cut(entries: list[OutboxEntry]) -> list[OutboxEntry]:
     """As many as fit into one message, one at least."""
     size = count = 0
-    for place, entry in enumerate(entries):
+    for row_key, entry in enumerate(entries):
         size += sum(map(len, entry.encoded))
         count += len(entry.encoded)
-        if (size > BATCH_BYTES_MAX or count > BATCH_MAX) and place:
-            return entries[:place]
+        if (size > BATCH_BYTES_MAX or count > BATCH_MAX) and row_key:
+            return entries[:row_key]
     return entries

@@ -26,13 +26,13 @@ from adapters.changes import Member, content_digest, decode_member, own_key
 from adapters.postgres.origin import Executed, Interrupted, Origin, Rejected
 from adapters.resource import Why
 from replication.conflicts.own_statements import check_client
-from replication.conflicts.read_locks import Lock, Places, more_locks
+from replication.conflicts.read_locks import AccessedRows, Lock, more_locks
 from replication.model.values import pack_rows
 from replication.replica.apply.participant import ReplicaParticipant
 from replication.replica.origin.repeats import Repeats
 from replication.replica.origin.submission import Submission, Submitted
 from replication.rpc.calls import DatabaseError, Execute, ExecuteDone
-from replication.rpc.refusals import ChangeNotProved, SerializationFailure, WriteRefused, understand
+from replication.rpc.rejections import ChangeNotProved, SerializationFailure, WriteRejected, error_for
 from tops.model.errors import ResultTooLarge
 from tops.model.ids import TxId
 from tops.model.rejections import Rejection, sentence
@@ -119,16 +119,16 @@ class OriginExecutor:
         participant: ReplicaParticipant,
         submission: Submission,
         committed: Callable[[], Awaitable[int]] | None,
-        places: Places | None = None,
+        row_keys: AccessedRows | None = None,
     ) -> None:
         self._replica, self._origin, self._participant = replica, origin, participant
-        self._submission, self._committed, self._places = submission, committed, places
+        self._submission, self._committed, self._row_keys = submission, committed, row_keys
         self._repeats = Repeats(participant.resource, participant.event_type)
         self._arrived: list[_Waiting] = []  # not looked at yet
         self._queue = _Queue()
         self._resolving: asyncio.Task[None] | None = None
         self._worker: asyncio.Task[None] | None = None
-        self._aside: set[asyncio.Task[None]] = set()  # requests that are shipped, or wait for their tokens
+        self._background: set[asyncio.Task[None]] = set()  # requests that are shipped, or wait for their tokens
         self._reached = 0  # the position of the last write set that was submitted here
 
     async def execute(self, request: Execute, who: str) -> ExecuteDone:
@@ -143,7 +143,7 @@ class OriginExecutor:
         return await waiting.response
 
     async def close(self) -> None:
-        tasks = [task for task in (self._resolving, self._worker, *self._aside) if task is not None]
+        tasks = [task for task in (self._resolving, self._worker, *self._background) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -165,12 +165,12 @@ class OriginExecutor:
                 if outcome is None:
                     self._enqueue(waiting)
                 else:
-                    self._do_aside(self._ship(waiting, outcome))
+                    self._in_background(self._ship(waiting, outcome))
 
-    def _do_aside(self, work: Coroutine[None, None, None]) -> None:
+    def _in_background(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.ensure_future(work)
-        self._aside.add(task)
-        task.add_done_callback(self._aside.discard)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     async def _ship(self, waiting: _Waiting, outcome: Executed) -> None:
         try:
@@ -185,7 +185,7 @@ class OriginExecutor:
 
     def _enqueue(self, waiting: _Waiting) -> None:
         if waiting.request.at_least > self._participant.reached:
-            self._do_aside(self._enqueue_at_token(waiting))
+            self._in_background(self._enqueue_at_token(waiting))
             return
         self._queue.append(waiting)
         if self._worker is None or self._worker.done():
@@ -221,12 +221,12 @@ class OriginExecutor:
     async def _certifiable(self, chain: list[_Waiting]) -> list[_Waiting]:
         """The requests from the first on whose reads can be certified together. One that reads beside the rows that it
         changes is executed alone: what the others of its chain write would count as written since."""
-        if self._places is None:
+        if self._row_keys is None:
             return chain
-        for place, waiting in enumerate(chain):
+        for row_key, waiting in enumerate(chain):
             changes = waiting.member.changes
-            if await self._places.read_to_execute(changes, [1] * len(changes)):
-                together = max(place, 1)
+            if await self._row_keys.read_to_execute(changes, [1] * len(changes)):
+                together = max(row_key, 1)
                 self._queue.put_back(chain[together:])
                 return chain[:together]
         return chain
@@ -307,8 +307,8 @@ class OriginExecutor:
             waiting.member, changes=written.changes, sequences=written.sequences, origin=self._replica
         )
         reads = request.reads
-        if self._places is not None and position is not None:
-            read = await self._places.read_to_execute(waiting.member.changes, outcome.rows)
+        if self._row_keys is not None and position is not None:
+            read = await self._row_keys.read_to_execute(waiting.member.changes, outcome.rows)
             reads = more_locks(reads, [Lock(table, key, position) for table, key in read])
         submitted = await self._submission.submit(member, reads)
         self._reached = max(self._reached, submitted.position or 0)
@@ -369,24 +369,24 @@ def _is_conflict(waiting: _Waiting, outcome: Executed | Rejected, submitted: Sub
         return outcome.transient
     if submitted is None or submitted.rejection is None:
         return False
-    error = understand(waiting.request.tx, submitted.rejection)
+    error = error_for(waiting.request.tx, submitted.rejection)
     if isinstance(error, SerializationFailure):
         return not waiting.request.reads  # what the client has read stays read
-    return isinstance(error, WriteRefused) and error.why == Why.CONFLICT.value
+    return isinstance(error, WriteRejected) and error.why == Why.CONFLICT.value
 
 
 def _are_rows_rejected(waiting: _Waiting, submitted: Submitted | None) -> bool:
     """Whether a replica's database has rejected the rows, for whatever reason."""
     if submitted is None or submitted.rejection is None:
         return False
-    error = understand(waiting.request.tx, submitted.rejection)
-    return isinstance(error, ChangeNotProved) or (isinstance(error, WriteRefused) and error.why in _REJECTED_ROWS)
+    error = error_for(waiting.request.tx, submitted.rejection)
+    return isinstance(error, ChangeNotProved) or (isinstance(error, WriteRejected) and error.why in _REJECTED_ROWS)
 
 
 def _failed_check(waiting: _Waiting, rejected: Rejection | None) -> DatabaseError | None:
     """Of a write set whose rows have passed a CHECK at the origin, each time, and never where they were applied."""
-    error = understand(waiting.request.tx, rejected) if rejected is not None else None
-    if not isinstance(error, WriteRefused) or error.sqlstate != CHECK_VIOLATION:
+    error = error_for(waiting.request.tx, rejected) if rejected is not None else None
+    if not isinstance(error, WriteRejected) or error.sqlstate != CHECK_VIOLATION:
         return None
     return DatabaseError(
         NOT_SUPPORTED,

@@ -19,7 +19,7 @@ from replication.rpc.conversation import Caller
 from tops.model.errors import TopsError
 
 LOOK_S = 10.0  # between two comparisons
-ANSWER_WITHIN_S = 3.0
+RESPONSE_WITHIN_S = 3.0
 SHOWN_MAX = 5
 
 Digests = Mapping[str, str]  # of schemas, by table
@@ -28,7 +28,7 @@ log = logging.getLogger("tops.replication")
 
 
 class SchemaDrift:
-    """One replica's comparison. `warning` names tables and replicas; `is_odd`: most of the others agree on another
+    """One replica's comparison. `warning` names tables and replicas; `is_outlier`: most of the others agree on another
     definition than this replica's, or no definition has a majority."""
 
     def __init__(
@@ -39,7 +39,7 @@ class SchemaDrift:
         self._read_at = -LOOK_S
         self._last: dict[str, str] = {}  # what the last look has found, by table
         self.warning = ""
-        self.is_odd = False
+        self.is_outlier = False
 
     async def respond(self) -> SchemaDigests:
         return SchemaDigests(replica=self._replica, tables=dict(await self._read()))
@@ -54,14 +54,14 @@ class SchemaDrift:
 
     async def look(self, caller: Caller) -> None:
         """Compare with those that respond; what a replica that does not respond has is not known."""
-        answers = await caller.ask_all(GetSchemaDigests(), ANSWER_WITHIN_S, len(self._replicas))
-        found: dict[str, Digests] = {a.replica: a.tables for a in answers if isinstance(a, SchemaDigests)}
+        responses = await caller.request_all(GetSchemaDigests(), RESPONSE_WITHIN_S, len(self._replicas))
+        found: dict[str, Digests] = {a.replica: a.tables for a in responses if isinstance(a, SchemaDigests)}
         found = {name: digests for name, digests in found.items() if name in self._replicas}
         found[self._replica] = await self._read()
         differing = differences(found)
         lasting = {table: text for table, text in differing.items() if table in self._last}
         self._last = differing
-        self.is_odd = any(self._replica in odd_ones(table, found) for table in lasting)
+        self.is_outlier = any(self._replica in outliers(table, found) for table in lasting)
         self._tell(list(lasting.values()))
 
     def _tell(self, texts: Sequence[str]) -> None:
@@ -90,7 +90,7 @@ def differences(found: Mapping[str, Digests]) -> dict[str, str]:
     return {difference.table: difference.text for difference in comparing.differences(prints)}
 
 
-def odd_ones(table: str, found: Mapping[str, Digests]) -> set[str]:
+def outliers(table: str, found: Mapping[str, Digests]) -> set[str]:
     """The replicas whose table is not that of the majority; all if there is none."""
     counts = Counter(digests.get(table) for digests in found.values())
     digest, most = counts.most_common(1)[0]

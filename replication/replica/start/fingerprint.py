@@ -23,7 +23,7 @@ from replication.tables.buckets import Buckets, HashBuckets, KeyRange, RangeBuck
 from replication.tables.checksums import checksum_query
 from replication.tables.cuts import key_ranges
 from replication.tables.endpoints import ReplicaEndpoint, SnapshotHandle
-from replication.tables.errors import CheckRefused
+from replication.tables.errors import CheckRejected
 from replication.tables.schema import CommonTable, TableSchema, quoted
 from replication.tables.table_schema import schema_lines
 
@@ -116,7 +116,7 @@ async def take(dsn: str, replica: str, tables: Sequence[str], progress: Progress
         schemas: dict[str, TableSchema] = {}
         lines: dict[str, tuple[str, ...]] = {}
         for table in tables:
-            with suppress(CheckRefused):  # there is no such table
+            with suppress(CheckRejected):  # there is no such table
                 schema = await catalog.describe_postgres(connection, endpoint, table)
                 oid = await connection.fetchval("select $1::text::regclass::oid", schema.qualified)
                 lines[table] = await schema_lines(connection, oid)

@@ -13,15 +13,15 @@ from replication.replica.start import comparing, fingerprint
 from replication.replica.start.decisions import Agree, Differ, Report, Start, State, TakeCopy, Wait, Withdraw, decide
 from replication.replica.start.fingerprint import Described, Fingerprint, Progress, TableDetail
 from replication.replica.start.record import Record, StartRecord
-from replication.rpc.calls import AnyAnswer, GetStartState, GetTableFingerprint, StartState, TableFingerprint
+from replication.rpc.calls import AnyResponse, GetStartState, GetTableFingerprint, StartState, TableFingerprint
 from replication.rpc.conversation import Caller
 from replication.tables import catalog
 from replication.tables.endpoints import ReplicaEndpoint
 from replication.tables.schema import quoted
 from tops.model.errors import ConfigError, TopsError
-from tops.protocol.messages import LogTold
+from tops.protocol.messages import LogStateReported
 
-ASK_FIRST_S, ASK_MAX_S = 0.25, 2.0  # agents come up one after the other: at first nobody is waited for long
+ASK_FIRST_S, REQUEST_MAX_S = 0.25, 2.0  # agents come up one after the other: at first nobody is waited for long
 ROUND_S = 0.05  # between two rounds while the others keep up
 WAIT_S = 0.25  # between two rounds while the others are still at it
 EXPECTED_S = 20.0  # until a replica that waits for others warns about it
@@ -59,16 +59,16 @@ class Starter:
         dsn: str,
         record: StartRecord,
         *,
-        ask_log: Callable[[], Awaitable[LogTold]],
+        get_log_state: Callable[[], Awaitable[LogStateReported]],
         ensure_schema: Callable[[], Awaitable[None]],
         newcomer: Copying,
     ) -> None:
         self._config, self._replica, self._dsn, self.record = config, replica, dsn, record
-        self._ask_log, self._ensure_schema, self._newcomer = ask_log, ensure_schema, newcomer
+        self._ask_log, self._ensure_schema, self._newcomer = get_log_state, ensure_schema, newcomer
         self._caller: Caller
         self._state = Record()
         self._explained: tuple[object, str] = (None, "")
-        self._ask_s = ASK_FIRST_S
+        self._request_s = ASK_FIRST_S
         self._read_again_at = self._looked_at = 0.0
         self._warn_at: float | None = None  # when the problem has lasted too long
         self.problem = "it has just begun"
@@ -77,7 +77,7 @@ class Starter:
 
     # ---------------------------------------------------------------------------------------------------- responses
 
-    def respond(self, request: GetStartState | GetTableFingerprint) -> AnyAnswer:
+    def respond(self, request: GetStartState | GetTableFingerprint) -> AnyResponse:
         if isinstance(request, GetTableFingerprint):
             details = self._state.described.details if self._state.described is not None else {}
             found = details.get(request.table)
@@ -196,10 +196,12 @@ class Starter:
         return self._state.seeded or await self._newcomer.may_replace()
 
     async def _reports(self) -> dict[str, Report]:
-        answers = await self._caller.ask_all(GetStartState(), self._ask_s, len(self._config.replica))
-        found = {a.replica: _report(a) for a in answers if isinstance(a, StartState)}
+        responses = await self._caller.request_all(GetStartState(), self._request_s, len(self._config.replica))
+        found = {a.replica: _report(a) for a in responses if isinstance(a, StartState)}
         # Those who are there are not kept waiting for long; those who are not yet are asked again soon.
-        self._ask_s = ASK_FIRST_S if len(found) == len(self._config.replica) else min(self._ask_s * 2, ASK_MAX_S)
+        self._request_s = (
+            ASK_FIRST_S if len(found) == len(self._config.replica) else min(self._request_s * 2, REQUEST_MAX_S)
+        )
         listed = set(self._config.names)
         return {name: report for name, report in found.items() if name in listed} | {self._replica: self._state.report}
 
@@ -279,8 +281,10 @@ class Starter:
     async def _details(self, table: str) -> dict[str, TableDetail]:
         if not table:
             return {}
-        answers = await self._caller.ask_all(GetTableFingerprint(table=table), ASK_MAX_S, len(self._config.replica))
-        return {a.replica: _detail.decode(a.detail) for a in answers if isinstance(a, TableFingerprint) and a.detail}
+        responses = await self._caller.request_all(
+            GetTableFingerprint(table=table), REQUEST_MAX_S, len(self._config.replica)
+        )
+        return {a.replica: _detail.decode(a.detail) for a in responses if isinstance(a, TableFingerprint) and a.detail}
 
     def _warn(self, reports: dict[str, Report]) -> None:
         found = {name: r.fingerprint for name, r in reports.items() if r.fingerprint is not None}

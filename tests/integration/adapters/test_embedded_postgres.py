@@ -26,8 +26,8 @@ time.sleep(600)
 """
 
 
-def wait_for(condition: Callable[[], bool], what: str, patience_s: float = 60.0) -> None:
-    deadline = time.monotonic() + patience_s
+def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"never came true: {what}"
         time.sleep(0.02)

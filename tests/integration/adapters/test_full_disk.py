@@ -13,7 +13,7 @@ from adapters import EmbeddedPostgres, PostgresAdapter, SqliteAdapter
 from adapters.changes import Insert
 from adapters.resource import Position
 from tests.contract.harness import SqliteDatabase, attempt, entry, epoch, member
-from tops.model.errors import OutcomeUnknown, ResourceRefused
+from tops.model.errors import OutcomeUnknown, ResourceRejected
 
 SMALL_WAL = {"max_wal_size": "32MB", "min_wal_size": "32MB", "shared_buffers": "16MB", "wal_recycle": "off"}
 
@@ -57,15 +57,15 @@ async def test_a_full_disk_is_a_no_from_postgresql(small_disk: Path) -> None:
         async with PostgresAdapter(logins, cluster="c", replica_set="s") as adapter:
             await adapter.apply([entry(1, member("t1", Insert("t", {"id": 0, "v": "x"})))])
             members = [member(f"t{n}", change) for n, change in enumerate(big(range(1, 400)))]
-            with ballast(small_disk, leave=2_000_000), pytest.raises((ResourceRefused, OutcomeUnknown)) as refused:
+            with ballast(small_disk, leave=2_000_000), pytest.raises((ResourceRejected, OutcomeUnknown)) as rejected:
                 await adapter.prepare(epoch(2, *members))
             await server.start()  # PostgreSQL gives up itself when it was its journal that found no room
 
             assert await adapter.recover() == []
             assert await adapter.applied() == Position(1)
             assert (await adapter.read("select count(*) as n from t")).rows == [{"n": 1}]
-            if isinstance(refused.value, ResourceRefused):
-                assert "No space left" in str(refused.value)
+            if isinstance(rejected.value, ResourceRejected):
+                assert "No space left" in str(rejected.value)
             await adapter.prepare(epoch(2, member("t2", Insert("t", {"id": 1, "v": "y"}))))
             await adapter.commit(attempt(2))
             assert await adapter.applied() == Position(2)
@@ -74,7 +74,7 @@ async def test_a_full_disk_is_a_no_from_postgresql(small_disk: Path) -> None:
 async def test_a_full_disk_is_a_no_from_sqlite(small_disk: Path) -> None:
     await SqliteDatabase(small_disk / "s.db").sql("create table t (id integer primary key, v text)")
     async with SqliteAdapter(small_disk / "s.db", cluster="c", replica_set="s") as adapter:
-        with ballast(small_disk, leave=1_000_000), pytest.raises(ResourceRefused, match="full"):
+        with ballast(small_disk, leave=1_000_000), pytest.raises(ResourceRejected, match="full"):
             await adapter.prepare(epoch(1, *(member(f"t{n}", change) for n, change in enumerate(big(range(1, 100))))))
 
         assert await adapter.recover() == []

@@ -173,15 +173,15 @@ async def compare(database: PostgresDatabase, unproved_adapter: PostgresAdapter,
         members = [member(f"t{place}", *each) for place, each in enumerate(changes)]
         ours = [member(each.tx, *(in_schema(change, "ours") for change in each.changes)) for each in members]
 
-        answer = await unproved_adapter.prepare(epoch(number, *ours))
+        response = await unproved_adapter.prepare(epoch(number, *ours))
         decided = dice.random() < 0.8
         await (unproved_adapter.commit if decided else unproved_adapter.rollback)(attempt(number))
         if not decided:
-            accepted = [each for each, vote in zip(ours, answer.votes, strict=True) if vote.excluded is None]
+            accepted = [each for each, vote in zip(ours, response.votes, strict=True) if vote.excluded is None]
             assert (await unproved_adapter.apply([entry(number, *accepted)])).failed is None
         expected = await one_by_one(connection, members)
 
-        found = [vote.rows if vote.excluded is None else None for vote in answer.votes]
+        found = [vote.rows if vote.excluded is None else None for vote in response.votes]
         assert found == expected, f"seed {seed}, epoch {number}: {[m.changes for m in members]}"
         assert await state(connection, "ours") == await state(connection, "theirs"), f"seed {seed}, epoch {number}"
         fast += None not in expected

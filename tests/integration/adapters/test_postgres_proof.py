@@ -89,13 +89,15 @@ async def test_nothing_of_the_proof_stays_in_the_session(database: PostgresDatab
 
 
 async def test_a_rejection_names_the_reason_the_place_and_what_to_do(adapter: PostgresAdapter) -> None:
-    answer = await adapter.prepare(epoch(1, member("t1", Statement("update acct set note = now()::text where id = 1"))))
+    response = await adapter.prepare(
+        epoch(1, member("t1", Statement("update acct set note = now()::text where id = 1")))
+    )
 
-    refused = answer.votes[0].excluded
-    assert refused is not None
-    assert (refused.why, refused.sqlstate) == (Why.INVALID, "0A000")
-    assert refused.message.startswith("not proved deterministic [function]: now()")
-    assert "SET" in refused.message and "parameter" in refused.message
+    rejected = response.votes[0].excluded
+    assert rejected is not None
+    assert (rejected.why, rejected.sqlstate) == (Why.INVALID, "0A000")
+    assert rejected.message.startswith("not proved deterministic [function]: now()")
+    assert "SET" in rejected.message and "parameter" in rejected.message
 
 
 async def test_a_trigger_that_comes_later_is_noticed(database: PostgresDatabase, adapter: PostgresAdapter) -> None:

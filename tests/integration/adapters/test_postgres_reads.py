@@ -17,7 +17,7 @@ from adapters.postgres.sql.logins import user_of
 from tests.contract.harness import PostgresDatabase
 from tests.integration.replication.clusters import eventually
 from tests.support.logins import PASSWORDS
-from tops.model.errors import NotReachable, ResourceError, ResourceRefused, Retry
+from tops.model.errors import NotReachable, ResourceError, ResourceRejected, Retry
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ async def test_parameters_that_do_not_fit_are_told(
 
 async def test_a_read_that_takes_too_long_is_cut_short(database: PostgresDatabase) -> None:
     async with database.open(read_timeout_s=1.0) as adapter:
-        with pytest.raises(ResourceRefused, match="statement timeout"):
+        with pytest.raises(ResourceRejected, match="statement timeout"):
             await adapter.read("select pg_sleep(30)")
 
 
@@ -75,7 +75,7 @@ async def test_a_function_that_writes_cannot_be_called_by_a_read(
 ) -> None:
     await database.sql("create function wipe() returns void language sql as 'delete from acct'")
 
-    with pytest.raises((ResourceError, ResourceRefused), match="read-only"):
+    with pytest.raises((ResourceError, ResourceRejected), match="read-only"):
         await adapter.read("select wipe()")
 
     assert await database.sql("select count(*) from acct") == [(3,)]
@@ -209,7 +209,7 @@ async def test_a_query_s_files_on_the_server_s_disk_are_bounded(database: Postgr
     logins = await provision(database.dsn, "shop", "*", passwords=PASSWORDS, temp_file_limit="20MB")
     async with PostgresAdapter(logins, cluster="test", replica_set="shop") as adapter:
         sort = "select count(*) from (select repeat(md5(i::text), 200) x from generate_series(1, 20000) i order by x) s"
-        with pytest.raises(ResourceRefused, match="temp_file_limit"):
+        with pytest.raises(ResourceRejected, match="temp_file_limit"):
             await adapter.read(sort)
 
 

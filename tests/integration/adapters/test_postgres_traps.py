@@ -11,7 +11,7 @@ import pytest
 
 from adapters import EmbeddedPostgres, Logins, PostgresAdapter
 from adapters.changes import Change, Delete, Insert, Statement, Update
-from adapters.postgres.apply.promises import Promises
+from adapters.postgres.apply.prepared_transactions import PreparedEpochs
 from adapters.resource import Position, Why
 from tests.contract.harness import AlwaysShip, PostgresDatabase, attempt, entry, epoch, member
 from tests.support.logins import logins_in
@@ -21,7 +21,7 @@ from tops.model.errors import (
     NotReachable,
     OutcomeUnknown,
     PermissionDenied,
-    ResourceRefused,
+    ResourceRejected,
     TopsError,
 )
 
@@ -44,8 +44,8 @@ async def test_a_prepare_in_a_failed_transaction_is_not_taken_for_a_promise(
     tag = await connection.execute("PREPARE TRANSACTION 'nothing'")  # no error: that is the trap
     await connection.close()
 
-    with pytest.raises(ResourceRefused, match="ROLLBACK"):
-        Promises(adapter._book)._check_tag(tag, attempt(1))
+    with pytest.raises(ResourceRejected, match="ROLLBACK"):
+        PreparedEpochs(adapter._book)._check_tag(tag, attempt(1))
     assert await database.sql("select gid from pg_prepared_xacts where gid = 'nothing'") == []
 
 
@@ -53,9 +53,11 @@ async def test_a_prepare_in_a_failed_transaction_is_not_taken_for_a_promise(
 async def test_an_epoch_to_which_the_server_answers_rollback_is_a_no(
     adapter: PostgresAdapter, monkeypatch: pytest.MonkeyPatch, change: Change
 ) -> None:
-    monkeypatch.setattr(Promises, "_prepare_text", lambda *_: "ROLLBACK")  # the same answer as in a failed transaction
+    monkeypatch.setattr(
+        PreparedEpochs, "_prepare_text", lambda *_: "ROLLBACK"
+    )  # the same answer as in a failed transaction
 
-    with pytest.raises(ResourceRefused, match="answered ROLLBACK"):
+    with pytest.raises(ResourceRejected, match="answered ROLLBACK"):
         await adapter.prepare(epoch(1, member("t1", change)))
 
     assert await adapter.recover() == []
@@ -181,9 +183,9 @@ async def test_exhausted_slots_are_a_no_that_leaves_nothing_behind(
     for gid in gids:
         await blocker.execute(f"BEGIN; select txid_current(); PREPARE TRANSACTION '{gid}'")
 
-    with pytest.raises(ResourceRefused, match="maximum number of prepared transactions") as refused:
+    with pytest.raises(ResourceRejected, match="maximum number of prepared transactions") as rejected:
         await adapter.prepare(epoch(1, member("t1", balance(1, 1))))
-    assert refused.value.retry.value == "safe"
+    assert rejected.value.retry.value == "safe"
     for gid in gids:
         await blocker.execute(f"ROLLBACK PREPARED '{gid}'")
     await blocker.close()
@@ -234,10 +236,10 @@ async def test_the_member_that_cannot_be_prepared_is_found_and_the_others_commit
     members = [member(f"t{n}", balance(1 + n % 3, 1)) for n in range(9)]
     members[4] = member("t4", balance(1, 1), NOT_PREPARABLE[name])
 
-    answer = await unproved_adapter.prepare(epoch(1, *members))
+    response = await unproved_adapter.prepare(epoch(1, *members))
     await unproved_adapter.commit(attempt(1))
 
-    assert [vote.tx for vote in answer.votes if vote.excluded is not None] == ["t4"]
+    assert [vote.tx for vote in response.votes if vote.excluded is not None] == ["t4"]
     assert await database.sql("select sum(bal) from acct") == [(308,)]
 
 
@@ -247,9 +249,9 @@ async def test_two_members_that_cannot_be_prepared_are_both_found(
     notify = Statement("select pg_notify($1, $2)", ("channel", "text"))
     members = [member(f"t{n}", *([notify] if n in (0, 5) else [balance(1, 1)])) for n in range(7)]
 
-    answer = await unproved_adapter.prepare(epoch(1, *members))
+    response = await unproved_adapter.prepare(epoch(1, *members))
 
-    assert [vote.tx for vote in answer.votes if vote.excluded is not None] == ["t0", "t5"]
+    assert [vote.tx for vote in response.votes if vote.excluded is not None] == ["t0", "t5"]
 
 
 async def test_a_lock_held_too_long_becomes_a_no_and_leaves_nothing(
@@ -258,7 +260,7 @@ async def test_a_lock_held_too_long_becomes_a_no_and_leaves_nothing(
     holder = await connect(database)
     await holder.execute("BEGIN; update acct set bal = 0 where id = 1")
 
-    with pytest.raises(ResourceRefused, match="lock timeout"):
+    with pytest.raises(ResourceRejected, match="lock timeout"):
         await adapter.prepare(epoch(1, member("t1", balance(2, 1), balance(1, 1))))
     await holder.execute("ROLLBACK")
     await holder.close()
@@ -270,7 +272,7 @@ async def test_a_lock_held_too_long_becomes_a_no_and_leaves_nothing(
 
 async def test_a_statement_that_takes_too_long_becomes_a_no(database: PostgresDatabase) -> None:
     async with database.open(statement_timeout_s=1.0, prover=AlwaysShip) as adapter:
-        with pytest.raises(ResourceRefused, match="statement timeout"):
+        with pytest.raises(ResourceRejected, match="statement timeout"):
             await adapter.prepare(epoch(1, member("t1", Statement("select pg_sleep($1)", (30,)))))
 
         assert await adapter.recover() == []
@@ -293,7 +295,7 @@ async def test_writers_in_opposite_order_on_two_servers_end_within_the_time_out(
 
         results = await asyncio.gather(b1.prepare(epoch(1, work)), a2.prepare(epoch(1, work)), return_exceptions=True)
 
-        assert all(isinstance(result, ResourceRefused) for result in results)
+        assert all(isinstance(result, ResourceRejected) for result in results)
         await a1.rollback(attempt(1))
         await b2.rollback(attempt(1))
     await other.drop()
@@ -401,9 +403,9 @@ async def test_a_role_without_rights_is_told_what_it_lacks(shared_server: Embedd
 
     await database.sql(f"grant create on database {database.name} to poor")
     async with PostgresAdapter(logins, cluster="c", replica_set="s") as adapter:
-        answer = await adapter.prepare(epoch(1, member("t1", balance(1, 1))))
-        assert answer.votes[0].excluded is not None
-        assert answer.votes[0].excluded.sqlstate == "42501"
+        response = await adapter.prepare(epoch(1, member("t1", balance(1, 1))))
+        assert response.votes[0].excluded is not None
+        assert response.votes[0].excluded.sqlstate == "42501"
         await adapter.rollback(attempt(1))
     await database.sql("drop owned by poor cascade; drop role poor")
     await database.drop()
@@ -459,10 +461,10 @@ async def test_a_column_that_fills_itself_differently_everywhere_must_be_given(
     await database.sql(f"create table own ({columns})")
     partial = Insert("own", {"v": 1} if "serial" in columns else {"id": 1, "v": 1})
 
-    answer = await adapter.prepare(epoch(1, member("t1", partial)))
+    response = await adapter.prepare(epoch(1, member("t1", partial)))
 
-    assert answer.votes[0].excluded is not None
-    assert answer.votes[0].excluded.why is Why.INVALID
+    assert response.votes[0].excluded is not None
+    assert response.votes[0].excluded.why is Why.INVALID
 
 
 async def test_a_column_whose_type_changed_under_a_running_adapter_refuses_nobody(
@@ -494,7 +496,7 @@ async def test_a_constraint_that_shares_its_name_with_one_that_cannot_wait_hurts
     waits = (Insert("c2", {"id": 1, "p": 2}), Insert("c2", {"id": 2, "p": 1}))
     does_not_wait = (Update("c3", {"id": 1}, {"u": 2}), Update("c3", {"id": 2}, {"u": 1}))
 
-    answer = await adapter.prepare(
+    response = await adapter.prepare(
         epoch(
             1,
             member("refused", balance(1, -1000)),
@@ -505,7 +507,7 @@ async def test_a_constraint_that_shares_its_name_with_one_that_cannot_wait_hurts
     )
     await adapter.commit(attempt(1))
 
-    assert [vote.tx for vote in answer.votes if vote.excluded is not None] == ["refused", "swap"]
+    assert [vote.tx for vote in response.votes if vote.excluded is not None] == ["refused", "swap"]
     assert await database.sql("select bal from acct where id = 1") == [(101,)]
 
 
@@ -545,11 +547,11 @@ async def test_a_trigger_that_waits_for_the_end_finds_what_its_own_member_left(
 async def test_what_outlives_a_transaction_or_is_the_adapters_own_is_out_of_reach(
     adapter: PostgresAdapter, change: Change
 ) -> None:
-    answer = await adapter.prepare(epoch(1, member("t1", change), member("t2", balance(1, 1))))
+    response = await adapter.prepare(epoch(1, member("t1", change), member("t2", balance(1, 1))))
 
-    refused = answer.votes[0].excluded
-    assert refused is not None
-    assert (refused.why, answer.votes[1].excluded) == (Why.INVALID, None)
+    rejected = response.votes[0].excluded
+    assert rejected is not None
+    assert (rejected.why, response.votes[1].excluded) == (Why.INVALID, None)
     await adapter.commit(attempt(1))
     assert await adapter.applied() == Position(1)
 
@@ -557,9 +559,9 @@ async def test_what_outlives_a_transaction_or_is_the_adapters_own_is_out_of_reac
 async def test_words_in_strings_and_comments_are_no_calls(adapter: PostgresAdapter) -> None:
     harmless = Statement("update acct set note = 'set_config(1) tops.position' /* tops.applied */ where id = $1", (1,))
 
-    answer = await adapter.prepare(epoch(1, member("t1", harmless)))
+    response = await adapter.prepare(epoch(1, member("t1", harmless)))
 
-    assert answer.votes[0].rows == (1,)
+    assert response.votes[0].rows == (1,)
 
 
 @pytest.mark.parametrize("more", [(), (balance(2, -1000),)], ids=["together", "one by one"])
@@ -596,7 +598,7 @@ async def test_a_default_that_a_function_of_the_users_computes_must_be_given(
         "create table thrown (id int primary key, v int default dice(), w int default six())"
     )
 
-    answer = await adapter.prepare(
+    response = await adapter.prepare(
         epoch(
             1,
             member("t1", Insert("thrown", {"id": 1, "w": 1})),
@@ -605,7 +607,7 @@ async def test_a_default_that_a_function_of_the_users_computes_must_be_given(
         )
     )
 
-    first, second, third = (vote.excluded for vote in answer.votes)
+    first, second, third = (vote.excluded for vote in response.votes)
     assert first is not None and "dice()" in first.message
     assert second is not None and "six()" in second.message
     assert third is None
@@ -618,9 +620,9 @@ async def test_a_statement_that_returns_what_python_cannot_hold_is_refused_alone
     old = Statement("update dated set d = $1 where id = 1 returning d", ("0044-03-15 BC",))
     as_text = Statement("update dated set d = $1 where id = 1 returning d::text", ("0044-03-15 BC",))
 
-    answer = await adapter.prepare(epoch(1, member("t1", old), member("t2", balance(1, 1)), member("t3", as_text)))
+    response = await adapter.prepare(epoch(1, member("t1", old), member("t2", balance(1, 1)), member("t3", as_text)))
 
-    assert answer.votes[0].excluded is not None
-    assert "cast it to text" in answer.votes[0].excluded.message
-    assert answer.votes[1].excluded is None
-    assert answer.votes[2].returned == (({"d": "0044-03-15 BC"},),)
+    assert response.votes[0].excluded is not None
+    assert "cast it to text" in response.votes[0].excluded.message
+    assert response.votes[1].excluded is None
+    assert response.votes[2].returned == (({"d": "0044-03-15 BC"},),)

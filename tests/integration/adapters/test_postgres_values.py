@@ -123,10 +123,10 @@ async def test_values_of_every_type_arrive_as_the_database_itself_would_write_th
         changes += [Insert("mine", row), over_the_wire(Insert("wired", row))]
         changes += [Upsert("upserted", {"id": row["id"]}, rest), Update("updated", {"id": row["id"]}, rest)]
 
-    answer = await adapter.prepare(epoch(1, *(member(f"t{n}", change) for n, change in enumerate(changes))))
+    response = await adapter.prepare(epoch(1, *(member(f"t{n}", change) for n, change in enumerate(changes))))
     await adapter.commit(attempt(1))
 
-    assert [vote.excluded for vote in answer.votes if vote.excluded] == []
+    assert [vote.excluded for vote in response.votes if vote.excluded] == []
     async with adapter.snapshot() as snapshot:
         copied = [row async for chunk in snapshot.rows("mine", chunk=7) for row in chunk]
     wired = msgspec.msgpack.decode(msgspec.msgpack.encode(copied))
@@ -185,7 +185,7 @@ async def test_keys_of_every_kind_find_their_row(database: PostgresDatabase, ada
         for value in values:
             key = {"k": value, "second": 1}
             number += 1
-            answer = await adapter.prepare(
+            response = await adapter.prepare(
                 epoch(
                     number,
                     member("a", Insert(table, {**key, "v": 1}), Update(table, key, add={"v": 1})),
@@ -193,8 +193,8 @@ async def test_keys_of_every_kind_find_their_row(database: PostgresDatabase, ada
                     member("c", Update(table, key, add={"v": 1}), Delete(table, key), Insert(table, {**key, "v": 5})),
                 )
             )
-            await adapter.commit(answer.attempt)
-            assert [vote.rows for vote in answer.votes] == [(1, 1), (1, 1), (1, 1, 1)], (sql_type, value, answer)
+            await adapter.commit(response.attempt)
+            assert [vote.rows for vote in response.votes] == [(1, 1), (1, 1), (1, 1, 1)], (sql_type, value, response)
         assert await database.sql(f"select sum(v) from {table}") == [(5 * len(values),)]
 
 
@@ -203,12 +203,12 @@ async def test_two_spellings_of_one_key_are_one_row(database: PostgresDatabase, 
     await database.sql(f"create table doc (id uuid primary key, v int); insert into doc values ('{same}', 0)")
     spellings = [same, str(same), str(same).upper(), same.hex]
 
-    answer = await adapter.prepare(
+    response = await adapter.prepare(
         epoch(1, *(member(f"t{n}", Update("doc", {"id": key}, add={"v": 1})) for n, key in enumerate(spellings)))
     )
     await adapter.commit(attempt(1))
 
-    assert [vote.rows for vote in answer.votes] == [(1,)] * 4
+    assert [vote.rows for vote in response.votes] == [(1,)] * 4
     assert await database.sql("select v from doc") == [(4,)]
 
 
@@ -235,14 +235,14 @@ async def test_values_that_cannot_be_stored_are_refused_by_name(
         "alter table acct add column at timestamptz, add column times timestamptz[], add column during tstzrange"
     )
 
-    answer = await adapter.prepare(
+    response = await adapter.prepare(
         epoch(1, member("t1", change), member("t2", Update("acct", {"id": 1}, add={"bal": 1})))
     )
 
-    refused = answer.votes[0].excluded
-    assert refused is not None
-    assert (refused.why, words in refused.message) == (Why.INVALID, True), refused
-    assert answer.votes[1].excluded is None
+    rejected = response.votes[0].excluded
+    assert rejected is not None
+    assert (rejected.why, words in rejected.message) == (Why.INVALID, True), rejected
+    assert response.votes[1].excluded is None
 
 
 def test_half_a_character_is_refused_before_it_reaches_the_server() -> None:
@@ -259,9 +259,9 @@ async def test_values_that_the_type_refuses_exclude_their_member(adapter: Postgr
         Update("acct", {"id": "x"}, {"bal": 1}),
     ]
 
-    answer = await adapter.prepare(epoch(1, *(member(f"t{n}", change) for n, change in enumerate(wrong))))
+    response = await adapter.prepare(epoch(1, *(member(f"t{n}", change) for n, change in enumerate(wrong))))
 
-    assert [vote.excluded.sqlstate if vote.excluded else None for vote in answer.votes] == ["22P02", "22003", "22P02"]
+    assert [vote.excluded.sqlstate if vote.excluded else None for vote in response.votes] == ["22P02", "22003", "22P02"]
 
 
 async def test_names_at_and_over_the_limit_and_look_alikes_reach_their_own_table(
@@ -272,10 +272,10 @@ async def test_names_at_and_over_the_limit_and_look_alikes_reach_their_own_table
         await database.sql(f'create table "{name}" ("{name}" int primary key)')
 
     changes = [Insert(f'"{name}"', {name: 1}) for name in names]
-    answer = await adapter.prepare(epoch(1, *(member(f"t{n}", change) for n, change in enumerate(changes))))
+    response = await adapter.prepare(epoch(1, *(member(f"t{n}", change) for n, change in enumerate(changes))))
     await adapter.commit(attempt(1))
 
-    assert [vote.excluded for vote in answer.votes] == [None] * len(names)
+    assert [vote.excluded for vote in response.votes] == [None] * len(names)
     for name in names:
         assert await database.sql(f'select count(*) from "{name}"') == [(1,)]
 
@@ -303,8 +303,8 @@ async def test_lists_of_a_type_with_a_delimiter_of_its_own_arrive(
     await database.sql("create table shapes (id int primary key, v box[])")
 
     boxes = ["(1,1),(0,0)", "(2,2),(1,1)"]
-    answer = await adapter.prepare(epoch(1, member("t1", Insert("shapes", {"id": 1, "v": boxes}))))
-    await adapter.commit(answer.attempt)
+    response = await adapter.prepare(epoch(1, member("t1", Insert("shapes", {"id": 1, "v": boxes}))))
+    await adapter.commit(response.attempt)
 
     assert await database.sql("select v[1]::text, v[2]::text from shapes") == [tuple(boxes)]
 

@@ -15,7 +15,7 @@ from adapters.changes import Change, Delete, Insert, Statement, Update, Upsert
 from adapters.resource import Position, Why
 from adapters.sqlite.undo import OWN_TABLES
 from tests.contract.harness import SqliteDatabase, attempt, entry, epoch, member
-from tops.model.errors import CompensationRefused, ConfigError, ResourceRefused
+from tops.model.errors import CompensationRejected, ConfigError, ResourceRejected
 
 TABLES = """
 create table plain (id integer primary key, v, w text);
@@ -95,8 +95,8 @@ CHANGES: dict[str, Change] = {
 async def test_compensation_restores_every_byte(path: Path, name: str) -> None:
     before = dump(path)
     async with open_adapter(path) as adapter:
-        answer = await adapter.prepare(epoch(1, member("t1", CHANGES[name], Insert("plain", {"id": 50}))))
-        assert answer.votes[0].excluded is None
+        response = await adapter.prepare(epoch(1, member("t1", CHANGES[name], Insert("plain", {"id": 50}))))
+        assert response.votes[0].excluded is None
         assert dump(path) != before  # early: everybody sees it
 
         await adapter.rollback(attempt(1))
@@ -134,7 +134,7 @@ async def test_rows_changed_by_somebody_else_are_not_overwritten(path: Path) -> 
         await SqliteDatabase(path).sql("update plain set v = 'theirs' where id = 1")
         before = dump(path)
 
-        with pytest.raises(CompensationRefused):
+        with pytest.raises(CompensationRejected):
             await adapter.rollback(attempt(1))
 
         assert dump(path) == before
@@ -146,7 +146,7 @@ async def test_nothing_is_taken_back_once_something_later_is_committed(path: Pat
         await adapter.prepare(epoch(1, member("t1", Update("plain", {"id": 1}, {"w": "ours"}))))
         await adapter.write_local(member("t2", Update("plain", {"id": 2}, {"w": "later"})))
 
-        with pytest.raises(CompensationRefused, match="later"):
+        with pytest.raises(CompensationRejected, match="later"):
             await adapter.rollback(attempt(1))
         await adapter.commit(attempt(1))
 
@@ -157,9 +157,9 @@ async def test_the_log_waits_while_an_epoch_is_undecided(path: Path) -> None:
     async with open_adapter(path) as adapter:
         await adapter.prepare(epoch(1, member("t1", Update("plain", {"id": 1}, {"w": "ours"}))))
 
-        with pytest.raises(ResourceRefused, match="decided"):
+        with pytest.raises(ResourceRejected, match="decided"):
             await adapter.apply([entry(2, member("t2", Update("plain", {"id": 1}, {"w": "x"})))])
-        with pytest.raises(ResourceRefused, match="decided"):
+        with pytest.raises(ResourceRejected, match="decided"):
             await adapter.prepare(epoch(2, member("t2", Update("plain", {"id": 1}, {"w": "x"}))))
 
         await adapter.rollback(attempt(1))
@@ -169,7 +169,7 @@ async def test_the_log_waits_while_an_epoch_is_undecided(path: Path) -> None:
 async def test_tables_with_triggers_are_refused_since_the_way_back_would_fire_them(path: Path) -> None:
     await SqliteDatabase(path).sql("create trigger t after update on plain begin update keyed set v = 1; end")
     async with open_adapter(path) as adapter:
-        answer = await adapter.prepare(
+        response = await adapter.prepare(
             epoch(
                 1,
                 member("t1", Update("plain", {"id": 1}, {"w": "x"})),
@@ -177,8 +177,8 @@ async def test_tables_with_triggers_are_refused_since_the_way_back_would_fire_th
             )
         )
 
-        assert answer.votes[0].excluded is not None
-        assert (answer.votes[0].excluded.why, answer.votes[1].excluded) == (Why.INVALID, None)
+        assert response.votes[0].excluded is not None
+        assert (response.votes[0].excluded.why, response.votes[1].excluded) == (Why.INVALID, None)
 
 
 async def test_a_table_made_later_is_compensated_too(path: Path) -> None:
@@ -198,7 +198,7 @@ async def test_rows_that_others_tied_to_ours_are_not_swept_away(path: Path) -> N
         await SqliteDatabase(path).sql("pragma foreign_keys = on; insert into kid values (70, 7, 1.0)")
         before = dump(path)
 
-        with pytest.raises(CompensationRefused):
+        with pytest.raises(CompensationRejected):
             await adapter.rollback(attempt(1))
 
         assert dump(path) == before
@@ -210,7 +210,7 @@ async def test_a_case_that_differs_is_another_value(path: Path) -> None:
         await adapter.prepare(epoch(1, member("t1", Insert("loose", {"id": 1, "v": "ours"}))))
         await SqliteDatabase(path).sql("update loose set v = 'OURS'")
 
-        with pytest.raises(CompensationRefused):
+        with pytest.raises(CompensationRejected):
             await adapter.rollback(attempt(1))
 
 
@@ -221,10 +221,10 @@ async def test_no_way_leads_to_a_trigger_unseen(path: Path, change: Change) -> N
         "create table seen (n integer); create trigger t after insert on kid begin insert into seen values (1); end"
     )
     async with open_adapter(path) as adapter:
-        answer = await adapter.prepare(epoch(1, member("t1", change)))
+        response = await adapter.prepare(epoch(1, member("t1", change)))
 
-        assert answer.votes[0].excluded is not None
-        assert answer.votes[0].excluded.why is Why.INVALID
+        assert response.votes[0].excluded is not None
+        assert response.votes[0].excluded.why is Why.INVALID
 
 
 @pytest.mark.parametrize(
@@ -240,14 +240,14 @@ async def test_no_way_leads_to_a_trigger_unseen(path: Path, change: Change) -> N
 async def test_what_cannot_be_taken_back_is_not_done(path: Path, change: Change, words: str) -> None:
     await SqliteDatabase(path).sql("create virtual table papers using fts5 (body)")
     async with open_adapter(path) as adapter:
-        answer = await adapter.prepare(
+        response = await adapter.prepare(
             epoch(1, member("t1", change), member("t2", Statement("update plain set w = 'x' where id = 1")))
         )
 
-        refused = answer.votes[0].excluded
-        assert refused is not None
-        assert (refused.why, words in refused.message) == (Why.INVALID, True), refused
-        assert answer.votes[1].rows == (1,)
+        rejected = response.votes[0].excluded
+        assert rejected is not None
+        assert (rejected.why, words in rejected.message) == (Why.INVALID, True), rejected
+        assert response.votes[1].rows == (1,)
         assert (await adapter.read("select count(*) as n from papers")).rows == [{"n": 0}]
 
 
@@ -279,13 +279,13 @@ async def test_a_reference_that_was_broken_before_is_not_held_against_a_member(p
         "insert into late values (1, 999)"
     )
     async with open_adapter(path) as adapter:
-        answer = await adapter.prepare(
+        response = await adapter.prepare(
             epoch(
                 1, member("t1", Update("plain", {"id": 1}, {"w": "x"})), member("t2", Insert("late", {"id": 2, "p": 8}))
             )
         )
 
-        assert [vote.excluded is None for vote in answer.votes] == [True, False]
+        assert [vote.excluded is None for vote in response.votes] == [True, False]
 
 
 async def test_readers_go_on_and_see_whole_states_while_an_epoch_is_taken_back(path: Path) -> None:
@@ -365,10 +365,10 @@ async def test_a_locked_file_is_a_no_that_may_be_tried_again(path: Path) -> None
         adapter._connection.execute("pragma busy_timeout = 50")
         holder = sqlite3.connect(path, isolation_level=None)
         holder.execute("begin immediate")
-        with pytest.raises(ResourceRefused, match="locked"):
+        with pytest.raises(ResourceRejected, match="locked"):
             await adapter.prepare(epoch(1, member("t1", Update("plain", {"id": 1}, {"w": "x"}))))
         holder.execute("rollback")
         holder.close()
 
-        answer = await adapter.prepare(epoch(1, member("t1", Update("plain", {"id": 1}, {"w": "x"}))))
-        assert answer.votes[0].rows == (1,)
+        response = await adapter.prepare(epoch(1, member("t1", Update("plain", {"id": 1}, {"w": "x"}))))
+        assert response.votes[0].rows == (1,)

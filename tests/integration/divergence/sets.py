@@ -25,7 +25,7 @@ from replication.divergence.repair.set_repair import SetRepair
 from replication.divergence.results.folder import read_differences
 from replication.divergence.results.model import CheckResult, Difference, Kind
 from replication.model.events import batch_in
-from replication.rpc.refusals import WriteRefused
+from replication.rpc.rejections import WriteRejected
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tops.model.errors import OutcomeUnknown
 
@@ -128,7 +128,7 @@ class Writers:
     rate: int
     change: Callable[[int, random.Random], Change] = lambda key, _: Update("t", {"id": key}, add={"v": 1})
     written: int = 0
-    refused: list[str] = field(default_factory=list)
+    rejected: list[str] = field(default_factory=list)
     late: int = 0
     slowest_s: float = 0.0
     seconds: float = 0.0
@@ -148,8 +148,8 @@ class Writers:
             try:
                 await self.shop.write([self.change(generator.randint(*self.rows), generator)])
                 self.written += 1
-            except WriteRefused as refused:
-                self.refused.append(str(refused))
+            except WriteRejected as rejected:
+                self.rejected.append(str(rejected))
             except OutcomeUnknown:
                 self.late += 1  # a machine that is busy with other things answers late
             self.slowest_s = max(self.slowest_s, loop.time() - began)

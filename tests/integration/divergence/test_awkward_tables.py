@@ -10,7 +10,7 @@ import pytest
 from replication.divergence.check.options import Method
 from replication.divergence.results.model import Verdict
 from replication.tables.endpoints import ReplicaEndpoint
-from replication.tables.errors import CheckRefused
+from replication.tables.errors import CheckRejected
 from tests.integration.divergence.conftest import QUICK, Databases, kinds
 
 METHODS = [Method.NATIVE, Method.CANONICAL]
@@ -104,7 +104,7 @@ async def test_rows_of_an_inherited_table_that_share_a_key_are_not_taken_for_one
     assert (await databases.compare("parent", options=options)).verdict is Verdict.EQUAL
     await databases.on("r2", "UPDATE ONLY parent SET v = 'c'")
 
-    with pytest.raises(CheckRefused, match=r"rows with the key \('1',\) can't be told apart"):
+    with pytest.raises(CheckRejected, match=r"rows with the key \('1',\) can't be told apart"):
         await databases.compare("parent", options=options)
 
 
@@ -128,7 +128,7 @@ async def test_a_key_that_is_null_in_sqlite_is_refused(databases: Databases, tmp
     await databases.on("r1", table, "INSERT INTO t VALUES (1, 1)")
     second = file(tmp_path / "second.db", table, "INSERT INTO t VALUES (1, 1), (NULL, 5), (NULL, 6)")
 
-    with pytest.raises(CheckRefused, match=r"rows with the key \(None,\) can't be told apart"):
+    with pytest.raises(CheckRejected, match=r"rows with the key \(None,\) can't be told apart"):
         await databases.compare("t", endpoints=[databases.endpoints[0], second])
 
 

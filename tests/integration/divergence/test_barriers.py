@@ -28,7 +28,7 @@ POLICIES = {
     "serializable": 'policy = "serializable"',
 }
 BARRIERS = 3
-PATIENCE_S = 240.0  # on a machine that is busy with other things
+TIMEOUT_S = 240.0  # on a machine that is busy with other things
 
 
 async def rows_at(handle: SnapshotHandle) -> dict[Key, tuple[Any, ...]]:
@@ -62,7 +62,7 @@ async def test_snapshots_at_a_barrier_hold_the_same_rows_and_repairs_are_ordered
         positions, unexplained = [], []
         async with writing(checked, (101, 300), rate=50, writers=2) as writers:
             for _ in range(BARRIERS):
-                barrier = SetBarrier(checked.link, PATIENCE_S)
+                barrier = SetBarrier(checked.link, TIMEOUT_S)
                 try:
                     handles = await barrier.open(endpoints)
                     rows = {name: await rows_at(handle) for name, handle in handles.items()}
@@ -77,14 +77,14 @@ async def test_snapshots_at_a_barrier_hold_the_same_rows_and_repairs_are_ordered
             await checked.on("r3", "INSERT INTO t (id, v) VALUES (-7, 1)", "UPDATE t SET label = NULL WHERE id = 12")
             planner = Planner(["r1", "r2", "r3"], Strategy.MAJORITY)
             planted = [found_at("r2", 10), found_at("r2", 11), found_at("r3", 12), found_at("r3", -7)]
-            done = await SetRepair(checked.link, endpoints, planner, PATIENCE_S).run(planted)
+            done = await SetRepair(checked.link, endpoints, planner, TIMEOUT_S).run(planted)
         async with checked.small.connect() as shop:
             await shop.wait_in_sync()
         left = {r: [tuple(x) for x in await checked.small.sql(r, "select * from t order by id")] for r in rows}
         log = [key async for key in checked.logged_keys()]
 
     assert all(one.written > 0 for one in writers)
-    assert [reason for one in writers for reason in one.refused] == []
+    assert [reason for one in writers for reason in one.rejected] == []
     assert [len(each) for each in positions] == [1] * BARRIERS
     assert sorted(each.pop() or 0 for each in positions)[0] > 0
     assert unexplained == []
@@ -106,7 +106,7 @@ async def test_nobody_waits_for_snapshots_that_are_held_nor_for_a_repair_under_w
         async def all_have() -> bool:
             return all(one.written >= enough for one, enough in zip(writers, wanted, strict=True))
 
-        await eventually(all_have, PATIENCE_S, "that writers go on")
+        await eventually(all_have, TIMEOUT_S, "that writers go on")
 
     async with checked_set(cluster_server, folder, None, POLICIES[policy], rows=50) as checked:
         endpoints = load_set(str(checked.small.cluster.path), "shop").endpoints
@@ -118,7 +118,7 @@ async def test_nobody_waits_for_snapshots_that_are_held_nor_for_a_repair_under_w
                     await super()._write(*planned)  # type: ignore[arg-type]
 
             await gone_on(writers)
-            barrier = SetBarrier(checked.link, PATIENCE_S)
+            barrier = SetBarrier(checked.link, TIMEOUT_S)
             handles = await barrier.open(endpoints)
             first = {name: await rows_at(handle) for name, handle in handles.items()}
             await gone_on(writers)
@@ -126,8 +126,8 @@ async def test_nobody_waits_for_snapshots_that_are_held_nor_for_a_repair_under_w
             await barrier.release()
             await checked.on("r2", "UPDATE t SET v = -5 WHERE id = 1")
             planner = Planner(["r1", "r2", "r3"], Strategy.MAJORITY)
-            done = await UnderWay(checked.link, endpoints, planner, PATIENCE_S).run([found_at("r2", 1)])
+            done = await UnderWay(checked.link, endpoints, planner, TIMEOUT_S).run([found_at("r2", 1)])
 
     assert first == again
     assert (done.written, done.moved) == (1, 0)
-    assert [one.refused for one in writers] == [[], []]
+    assert [one.rejected for one in writers] == [[], []]

@@ -73,8 +73,8 @@ async def test_a_check_on_a_standalone_cluster_finds_the_same(
     await databases.on("r3", "UPDATE t SET v = 'x' WHERE id IN (1, 2500, 70000)", "DELETE FROM t WHERE id = 77")
 
     given = [*addresses(databases), "--master", master, "--method", "canonical", "--format", "json"]
-    answer = tops("check", *given, "--table", "t", cwd=tmp_path)
+    response = tops("check", *given, "--table", "t", cwd=tmp_path)
 
-    assert answer.returncode == 1, answer.stderr
-    assert json.loads(answer.stdout)["tables"][0]["counts"] == {"r3": {"changed": 3, "missing": 1}}
+    assert response.returncode == 1, response.stderr
+    assert json.loads(response.stdout)["tables"][0]["counts"] == {"r3": {"changed": 3, "missing": 1}}
     assert re.search(r"Launched executor|Launching executor", (tmp_path / "master.log").read_text())

@@ -100,18 +100,18 @@ async def test_trends_of_the_checks_so_far(databases: Databases, tmp_path: Path)
     ],
 )
 def test_wrong_use_is_one_line_and_an_exit_code(tmp_path: Path, arguments: list[str], code: int, message: str) -> None:
-    answer = tops(*arguments, cwd=tmp_path)
+    response = tops(*arguments, cwd=tmp_path)
 
-    assert answer.returncode == code
-    assert message in answer.stderr
-    assert "Traceback" not in answer.stderr
+    assert response.returncode == code
+    assert message in response.stderr
+    assert "Traceback" not in response.stderr
 
 
 async def test_without_java_the_command_says_what_to_install(databases: Databases, tmp_path: Path) -> None:
-    answer = tops("check", *addresses(databases), "--out", str(databases.out), cwd=tmp_path, JAVA_HOME=str(tmp_path))
+    response = tops("check", *addresses(databases), "--out", str(databases.out), cwd=tmp_path, JAVA_HOME=str(tmp_path))
 
-    assert answer.returncode == 2
-    assert "apt-get install openjdk-17-jre-headless" in answer.stderr
+    assert response.returncode == 2
+    assert "apt-get install openjdk-17-jre-headless" in response.stderr
     assert finished(databases.out) == []
 
 
@@ -120,16 +120,16 @@ async def test_a_stopped_server_is_exit_code_three(databases: Databases, tmp_pat
     await databases.everywhere("CREATE TABLE t (id int PRIMARY KEY)")
     given = [*addresses(databases)[:4], "--dsn", "r4=postgresql://postgres@127.0.0.1:1/postgres"]
 
-    answer = tops("check", *given, cwd=tmp_path)
+    response = tops("check", *given, cwd=tmp_path)
 
-    assert answer.returncode == 3
-    assert answer.stdout.startswith("PARTIAL")
-    assert "EQUAL" not in answer.stdout
+    assert response.returncode == 3
+    assert response.stdout.startswith("PARTIAL")
+    assert "EQUAL" not in response.stdout
 
 
 def test_help_does_not_load_spark(tmp_path: Path) -> None:
     program = "import sys, replication.cli.divergence; print('pyspark' in sys.modules, 'pyarrow' in sys.modules)"
-    answer = subprocess.run(
+    response = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
@@ -138,4 +138,4 @@ def test_help_does_not_load_spark(tmp_path: Path) -> None:
         check=True,
     )
 
-    assert answer.stdout.split() == ["False", "False"]
+    assert response.stdout.split() == ["False", "False"]

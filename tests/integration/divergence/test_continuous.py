@@ -31,7 +31,7 @@ async def test_a_replica_that_stays_divergent_raises_a_metric_until_it_converges
     log = tmp_path / "log"
     log.mkdir()
     write_log(log / "1.parquet", [write(1, "1", "a")])
-    watch = Watch(databases.spark, databases.endpoints, log, set_name="shop", patience_s=0.0)
+    watch = Watch(databases.spark, databases.endpoints, log, set_name="shop", grace_s=0.0)
 
     def metric(name: str, **labels: str) -> float:
         return watch.metrics.registry.get_sample_value(name, {"set": "shop", **labels}) or 0.0

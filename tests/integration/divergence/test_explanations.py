@@ -267,8 +267,8 @@ def test_versions_win_by_their_rank_and_not_by_their_number() -> None:
 
 def test_a_transaction_that_every_replica_refused_is_no_version_and_one_that_a_single_one_did_is_the_cause() -> None:
     records = [record(1, {"v": "a"}), record(2, {"v": "b"})]
-    everyone = Circumstances(("id", "v"), ("id",), refused={r: {"tx2": "serialization"} for r in ("r1", "r2")})
-    one = Circumstances(("id", "v"), ("id",), refused={"r1": {}, "r2": {"tx2": "unique [23505]: taken"}})
+    everyone = Circumstances(("id", "v"), ("id",), rejected={r: {"tx2": "serialization"} for r in ("r1", "r2")})
+    one = Circumstances(("id", "v"), ("id",), rejected={"r1": {}, "r2": {"tx2": "unique [23505]: taken"}})
 
     assert told(records, everyone, r1="a", r2="x").keys() == {"r2"}
     cause = told(records, one, r1="b", r2="a")["r2"].cause

@@ -22,7 +22,7 @@ from replication.divergence.results.folder import RunFolder
 from replication.divergence.results.model import LimitKind, Verdict
 from replication.tables.catalog import LostConnection
 from replication.tables.endpoints import ReplicaEndpoint, SnapshotHandle
-from replication.tables.errors import AlreadyRunning, CheckRefused, JavaMissing, SnapshotLost
+from replication.tables.errors import AlreadyRunning, CheckRejected, JavaMissing, SnapshotLost
 from tests.integration.divergence.conftest import QUICK, Databases
 from tops.model.errors import ConfigError, InvariantBroken, NotReachable, TopsError
 
@@ -86,7 +86,7 @@ async def test_a_table_that_one_replica_lacks_is_said_to_be_skipped(databases: D
 async def test_a_table_without_a_key_is_refused(databases: Databases) -> None:
     await databases.everywhere("CREATE TABLE t (id int, v int)", "CREATE UNIQUE INDEX ON t (id)")
 
-    with pytest.raises(CheckRefused, match=r"no primary key.*r1, r2, r3.*add a key"):
+    with pytest.raises(CheckRejected, match=r"no primary key.*r1, r2, r3.*add a key"):
         await databases.compare("t")
 
     assert not databases.out.exists()
@@ -98,7 +98,7 @@ async def test_a_role_without_the_right_to_read_is_refused_with_the_servers_word
     second = databases.endpoints[1]
     address = second.dsn.partition("@")[2]
 
-    with pytest.raises(CheckRefused, match=r"r2 refused.*permission denied for table t"):
+    with pytest.raises(CheckRejected, match=r"r2 refused.*permission denied for table t"):
         await databases.compare(
             "t", endpoints=[databases.endpoints[0], replace(second, dsn=f"postgresql://blind:x@{address}")]
         )
@@ -108,7 +108,7 @@ async def test_different_columns_are_refused_or_compared_as_far_as_shared(databa
     await databases.everywhere(*ROWS)
     await databases.on("r2", "ALTER TABLE t ADD note text")
 
-    with pytest.raises(CheckRefused, match="note only on r2"):
+    with pytest.raises(CheckRejected, match="note only on r2"):
         await databases.compare("t")
     result = await databases.compare("t", options=replace(QUICK, common_columns=True))
 
@@ -133,7 +133,7 @@ async def test_an_unknown_table_is_refused_with_the_replica_that_lacks_it(databa
     await databases.everywhere(*ROWS)
     await databases.on("r3", "DROP TABLE t")
 
-    with pytest.raises(CheckRefused, match="replica r3 has no table t"):
+    with pytest.raises(CheckRejected, match="replica r3 has no table t"):
         await databases.compare("t")
 
 
@@ -370,7 +370,7 @@ async def test_a_server_that_rejects_a_statement_while_rows_arrive_is_told_from_
 ) -> None:
     handle = SnapshotHandle("r1", databases.endpoints[0].dsn, None, None, datetime.now(UTC))
 
-    with pytest.raises(CheckRefused, match=r"r1 refused a statement.*division by zero"), session(handle) as cursor:
+    with pytest.raises(CheckRejected, match=r"r1 refused a statement.*division by zero"), session(handle) as cursor:
         cursor.execute("select repeat('x', 1000) || 1 / (n - 100000) from generate_series(1, 200000) n")
         for _ in cursor.fetch_record_batch():
             pass
@@ -388,8 +388,8 @@ async def test_a_server_that_rejects_a_statement_while_rows_arrive_is_told_from_
     [
         LostConnection("r2", ConnectionError("it went; bring it back")),
         NotReachable("SnapshotLost: in its own words"),
-        SnapshotLost("CheckRefused: x\nand more"),
-        CheckRefused("LostConnection: replica r1 can't be read"),
+        SnapshotLost("CheckRejected: x\nand more"),
+        CheckRejected("LostConnection: replica r1 can't be read"),
     ],
     ids=lambda error: type(error).__name__,
 )

@@ -134,7 +134,7 @@ async def test_two_hundred_differences_among_a_million_rows_of_a_set_that_is_bei
     record_property("writes_per_s", round(rate))
     record_property("slowest_write_s", round(max(one.slowest_s for one in writers), 2))
     assert rate > WRITES_PER_S / 2
-    assert [reason for one in writers for reason in one.refused] == []
+    assert [reason for one in writers for reason in one.rejected] == []
     assert kinds(checked.real_differences(result)) == expected
     assert (done.written, done.moved) == (200, 0)
     assert again.verdict is Verdict.EQUAL, again.headline

@@ -9,7 +9,7 @@ import pytest
 from replication.divergence.check.options import Method
 from replication.divergence.results.model import Verdict
 from replication.tables.buckets import HIGHEST, LOWEST, RangeBuckets, integer_buckets
-from replication.tables.errors import CheckRefused
+from replication.tables.errors import CheckRejected
 from tests.integration.divergence.conftest import QUICK, Databases, kinds
 
 METHODS = [Method.NATIVE, Method.CANONICAL]
@@ -218,7 +218,7 @@ async def test_rows_that_a_policy_hides_from_the_reader_are_not_called_equal(dat
     await databases.on("r2", "UPDATE t SET v = 2")
     seen = [replace(e, dsn=f"postgresql://tenant:x@{e.dsn.partition('@')[2]}") for e in databases.endpoints]
 
-    with pytest.raises(CheckRefused, match="row-level security"):
+    with pytest.raises(CheckRejected, match="row-level security"):
         await databases.compare("t", endpoints=seen)
 
 

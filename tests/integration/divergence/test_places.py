@@ -10,7 +10,7 @@ import pytest
 from adapters.changes import Change, Delete, Insert, Member, Repair, Statement, Update, Upsert
 from replication.conflicts.own_statements import REPAIR_CALL
 from replication.model.events import member_in, write_body
-from replication.model.touched_rows import key_in, loose, place, tables_named_in
+from replication.model.touched_rows import key_in, loose, row_key, tables_named_in
 from replication.replica.apply.checks import AtReplica, _Guard
 from replication.rpc.control import control_key
 from tops.model.ids import TxId
@@ -57,7 +57,7 @@ def test_spellings_of_one_value_are_one_place() -> None:
     ident = "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"
     assert loose(ident) == loose(ident.upper()) == loose(f"{{{ident.replace('-', '')}}}")
     assert loose("7") != loose("8")
-    assert place("public.t", {"a": 1, "b": "X"}) == place("t", {"b": "x", "a": "1"})
+    assert row_key("public.t", {"a": 1, "b": "X"}) == row_key("t", {"b": "x", "a": "1"})
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_tables_are_found_in_statements_as_postgresql_reads_them(sql: str, named
 
 
 def repair_of_row(key: int) -> Change:
-    return Statement(REPAIR_CALL, (msgspec.json.encode(place("t", {"id": key})).decode(), ["select 1"]))
+    return Statement(REPAIR_CALL, (msgspec.json.encode(row_key("t", {"id": key})).decode(), ["select 1"]))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def repair_of_row(key: int) -> Change:
     ],
 )
 def test_a_row_that_was_written_since_the_look_is_left_alone(change: Change, left_alone: set[int]) -> None:
-    guard = _Guard(frozenset({place("t", {"id": 7}), place("t", {"id": 8})}))
+    guard = _Guard(frozenset({row_key("t", {"id": 7}), row_key("t", {"id": 8})}))
 
     guard.saw(Member(TxId("tx"), (change,)), 12)
 
@@ -109,7 +109,7 @@ def test_a_repair_without_a_guard_writes_nothing_and_neither_does_what_is_no_rep
     visitor = AtReplica("r1", None)  # type: ignore[arg-type]
 
     assert visitor.permitted(member, repair).changes == ()
-    assert not _Guard(frozenset({place("t", {"id": 7})})).untouched(Statement("delete from t"), 11)
+    assert not _Guard(frozenset({row_key("t", {"id": 7})})).untouched(Statement("delete from t"), 11)
 
 
 def test_what_a_transaction_is_travels_beside_its_changes_and_nobody_claims_it_inside_them() -> None:

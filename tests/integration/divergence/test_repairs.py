@@ -11,7 +11,7 @@ from replication.divergence.repair.writer import DirectWriter
 from replication.divergence.results.folder import read_differences
 from replication.divergence.results.model import CheckResult, Verdict
 from replication.tables.endpoints import ReplicaEndpoint
-from replication.tables.errors import CheckRefused, RowMoved
+from replication.tables.errors import CheckRejected, RowMoved
 from tests.integration.divergence.conftest import Databases
 from tests.integration.divergence.test_planted_differences import CHANGES, EVERY_TYPE
 from tops.model.errors import ConfigError
@@ -88,7 +88,7 @@ async def test_a_batch_is_written_whole_or_not_at_all(databases: Databases) -> N
     result = await databases.compare("t")
     await databases.on("r1", "INSERT INTO t VALUES (99, 2)")  # takes the value that row 2 needs
 
-    with pytest.raises((CheckRefused, RowMoved)):
+    with pytest.raises((CheckRejected, RowMoved)):
         await DirectWriter(databases.endpoints).apply(
             list(Planner(["r1", "r2", "r3"], Strategy.MAJORITY).changes(read_differences(databases.out / result.id)))
         )
@@ -202,7 +202,7 @@ async def test_without_triggers_constraints_are_checked_all_the_same(databases: 
     planned = list(Planner(["r1", "r2", "r3"], Strategy.MAJORITY).changes(read_differences(databases.out / result.id)))
 
     for key, constraint in (("1", "t_v_key"), ("6", "child_t_id_fkey")):
-        with pytest.raises(CheckRefused, match=f"breaks the constraint {constraint}"):
+        with pytest.raises(CheckRejected, match=f"breaks the constraint {constraint}"):
             await DirectWriter(databases.endpoints).apply([change for change in planned if change.key == (key,)])
 
     assert [r["id"] for r in await databases.fetch("r1", "SELECT id FROM t ORDER BY 1")] == [2, 3, 4, 5, 6, 7]
@@ -217,7 +217,7 @@ async def test_a_login_that_may_not_switch_triggers_off_is_told_what_it_needs(da
     parts = urlsplit(first.dsn)
     limited = parts._replace(netloc=f"fixer:x@{parts.netloc.rpartition('@')[2]}").geturl()
 
-    with pytest.raises(CheckRefused, match='GRANT SET ON PARAMETER session_replication_role TO "fixer"'):
+    with pytest.raises(CheckRejected, match='GRANT SET ON PARAMETER session_replication_role TO "fixer"'):
         await repaired(
             databases,
             result,

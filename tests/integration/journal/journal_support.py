@@ -13,7 +13,7 @@ from tops.journal.reader import read_records
 from tops.journal.store import Store
 
 SMALL = JournalOptions(segment_bytes=200, batch_bytes_max=100)
-ROOMY = replace(SMALL, room_bytes=64)
+ROOMY = replace(SMALL, preallocate_bytes=64)
 
 
 @contextmanager

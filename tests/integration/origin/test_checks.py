@@ -7,7 +7,7 @@ import pytest
 
 from adapters import EmbeddedPostgres
 from adapters.postgres.origin import Executed
-from replication.rpc.refusals import WriteRefused
+from replication.rpc.rejections import WriteRejected
 from tests.integration.origin.databases import OriginDatabase
 from tests.integration.origin.policies import POLICIES
 from tests.integration.origin.test_executed_once import all_equal
@@ -81,7 +81,7 @@ async def test_rows_that_never_satisfy_their_check_again_are_rejected_for_good(
         small_cluster(server, folder, POLICIES[policy], schema=SCHEMA) as cluster,
         cluster.connect(prefer="r1") as shop,
     ):
-        with pytest.raises(WriteRefused, match=r"check constraint lines_item_check of .* own row alone") as rejected:
+        with pytest.raises(WriteRejected, match=r"check constraint lines_item_check of .* own row alone") as rejected:
             async with shop.transaction() as tx:
                 await tx.execute("insert into items values (9, now()::text)")
                 await tx.execute("insert into lines values (9, 9)")

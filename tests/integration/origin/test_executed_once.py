@@ -6,7 +6,7 @@ import pytest
 
 from adapters import EmbeddedPostgres
 from replication import ReplicaSet
-from replication.rpc.refusals import WriteRefused
+from replication.rpc.rejections import WriteRejected
 from tests.integration.origin.policies import POLICIES
 from tests.integration.replication.clusters import eventually, rows_everywhere
 from tests.integration.replication.inprocess import small_cluster
@@ -61,13 +61,13 @@ async def test_a_constraint_is_told_as_postgresql_tells_it(server: EmbeddedPostg
         small_cluster(server, folder, POLICIES["write-all"], schema=SCHEMA) as cluster,
         cluster.connect() as shop,
     ):
-        with pytest.raises(WriteRefused) as refused:
+        with pytest.raises(WriteRejected) as rejected:
             await shop.execute("insert into orders (id, customer, amount) values (gen_random_uuid(), 1, -1)")
 
-        assert (refused.value.why, refused.value.sqlstate) == ("constraint", "23514")
-        assert refused.value.database is not None
-        assert refused.value.database.constraint == "orders_amount_check"
-        assert "violates check constraint" in refused.value.database.message
+        assert (rejected.value.why, rejected.value.sqlstate) == ("constraint", "23514")
+        assert rejected.value.database is not None
+        assert rejected.value.database.constraint == "orders_amount_check"
+        assert "violates check constraint" in rejected.value.database.message
 
 
 async def test_a_parameter_may_name_a_time_by_the_clock(server: EmbeddedPostgres, folder: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from adapters import EmbeddedPostgres
 from adapters.changes import Change, Delete, Insert, Statement, Update
 from adapters.postgres.origin import Executed
-from replication.rpc.refusals import WriteRefused
+from replication.rpc.rejections import WriteRejected
 from tests.integration.origin.databases import OriginDatabase
 from tests.integration.origin.policies import POLICIES
 from tests.integration.origin.test_executed_once import all_equal
@@ -21,8 +21,8 @@ create domain short as text check (length(value) < 5);
 create domain cut as varchar(3);
 create domain seen as timestamptz default '2020-02-02 00:00+00';
 create function dice() returns int volatile language sql as 'select 4';
-create function is_odd(n int) returns boolean immutable language sql as 'select n % 2 = 1';
-create domain odd as int check (is_odd(value));
+create function is_outlier(n int) returns boolean immutable language sql as 'select n % 2 = 1';
+create domain odd as int check (is_outlier(value));
 create sequence numbers;
 create table orders (id uuid primary key default gen_random_uuid(), at timestamptz not null default now(),
     customer int not null, amount numeric(10, 2) not null default 1.005 check (amount > 0), note varchar(5) unique);
@@ -302,11 +302,11 @@ async def test_errors_are_those_of_postgresql(
         await shop.execute("insert into orders (customer, note) values (9, 'a')")
         said = await plain_error(cluster, sql)
 
-        with pytest.raises(WriteRefused) as refused:
+        with pytest.raises(WriteRejected) as rejected:
             await shop.execute(sql)
 
-        assert refused.value.sqlstate == sqlstate
-        told = refused.value.database
+        assert rejected.value.sqlstate == sqlstate
+        told = rejected.value.database
         assert told is not None
         assert (told.message, told.constraint) == (said.message, constraint)
         assert told.table == (said.table_name or "")

@@ -6,7 +6,7 @@ import pytest
 
 from adapters import EmbeddedPostgres
 from adapters.postgres.proof.verdict import NotProved, Reason
-from replication.rpc.refusals import WriteRefused
+from replication.rpc.rejections import WriteRejected
 from tests.integration.origin.policies import POLICIES
 from tests.integration.replication.inprocess import small_cluster
 from tops.model.errors import TopsError
@@ -25,7 +25,7 @@ async def test_a_session_value_is_never_another_clients(server: EmbeddedPostgres
                 await one.execute("insert into orders (note) values (clock_timestamp()::text)")
         async with cluster.connect(prefer="r1") as other:
             for call in ("currval('orders_id_seq')", "lastval()"):
-                with pytest.raises(WriteRefused, match="not yet defined in this session"):
+                with pytest.raises(WriteRejected, match="not yet defined in this session"):
                     await other.execute(f"insert into log values ({call}, clock_timestamp()::text)")
 
 
@@ -40,7 +40,7 @@ async def test_the_place_of_a_row_is_not_returned(
     ):
         with pytest.raises(TopsError, match=r"(ctid|xmin|tableoid) tells where one database keeps a row"):
             await shop.execute(f"insert into log values (1, clock_timestamp()::text) returning {columns}")
-        with pytest.raises(WriteRefused, match='column "nosuch" does not exist'):
+        with pytest.raises(WriteRejected, match='column "nosuch" does not exist'):
             await shop.execute("insert into log values (1, clock_timestamp()::text) returning nosuch")
         done = await shop.execute(
             "insert into log values (1, clock_timestamp()::text) returning log.tableoid::regclass::text as part"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from adapters import EmbeddedPostgres
-from replication.rpc.refusals import SerializationFailure, WriteRefused
+from replication.rpc.rejections import SerializationFailure, WriteRejected
 from tests.integration.origin.policies import POLICIES
 from tests.integration.origin.test_executed_once import SCHEMA, all_equal
 from tests.integration.replication.inprocess import small_cluster
@@ -50,7 +50,7 @@ async def test_a_repeated_key_executes_nothing_again(server: EmbeddedPostgres, f
         assert again.duplicate
         assert again.tx == first.tx
         assert await all_equal(shop, COUNT) == [(1,)]
-        with pytest.raises(WriteRefused, match="key"):
+        with pytest.raises(WriteRejected, match="key"):
             await shop.execute("update counters set n = random() where id = 1", idempotency_key="once")
 
 

@@ -75,7 +75,7 @@ async def participate(site: Site, commands: "asyncio.Queue[list[str]]", types: l
     while True:
         await commands.get()
         assert site._journal is not None
-        say(step="status", open=len(site._journal.promises), committed=ledger.committed())
+        say(step="status", open=len(site._journal.prepared), committed=ledger.committed())
 
 
 async def publish(site: Site, commands: "asyncio.Queue[list[str]]", types: list[EventType]) -> None:

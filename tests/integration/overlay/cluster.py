@@ -176,9 +176,9 @@ def event_type(name: str = "orders", *, durable: bool = False) -> EventType:
 class Recorder(Participant):
     """Writes down what happens to it."""
 
-    def __init__(self, scope: Scope = Scope.DISTRIBUTED, *, refuse: str = "") -> None:
+    def __init__(self, scope: Scope = Scope.DISTRIBUTED, *, reject: str = "") -> None:
         super().__init__()
-        self.scope, self.refuse = scope, refuse
+        self.scope, self.reject = scope, reject
         self.ordinary: list[Received] = []
         self.events: dict[TxId, list[int]] = {}
         self.prepared: list[TxId] = []
@@ -197,11 +197,11 @@ class Recorder(Participant):
     def on_notify_tx(self, event: Received) -> None:
         assert event.tx is not None
         self.events.setdefault(event.tx, []).append(event.body["id"])
-        if self.refuse == "notify":
+        if self.reject == "notify":
             raise ValueError("I can't take this")
 
     async def on_prepare(self, tx: TxId) -> None:
-        if self.refuse == "prepare":
+        if self.reject == "prepare":
             raise ValueError("I do not promise")
         self.prepared.append(tx)
 

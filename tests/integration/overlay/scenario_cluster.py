@@ -65,8 +65,8 @@ class Actor(Participant):
         super().__init__()
         self.site, self.scope, self.compensatable, self.standing = site, scope, compensatable, standing
         self._loop = loop
-        self.refuses: set[str] = set()
-        self.refuses_prepare = False
+        self.rejects: set[str] = set()
+        self.rejects_prepare = False
         self.holds: set[str] = set()
         self.calls: list[tuple[str, TxId | None]] = []
         self.joined: dict[TxId, Scope] = {}
@@ -78,10 +78,10 @@ class Actor(Participant):
         self.subscription: Subscription
 
     async def on_join(self, tx: TxId, spec: TxSpec) -> Scope:
-        self.calls.append(("AskJoin", tx))
-        await self._held("AskJoin")
-        refused = spec.tx_type is TxType.LOCAL and self.scope is Scope.DISTRIBUTED  # only a standing answer is lowered
-        self.joined[tx] = Scope.NONE if refused else granted_scope(self.scope, spec.limit, spec.tx_type)
+        self.calls.append(("JoinTx", tx))
+        await self._held("JoinTx")
+        rejected = spec.tx_type is TxType.LOCAL and self.scope is Scope.DISTRIBUTED  # only a standing answer is lowered
+        self.joined[tx] = Scope.NONE if rejected else granted_scope(self.scope, spec.limit, spec.tx_type)
         return self.scope
 
     def on_notify(self, event: Received) -> None:
@@ -90,7 +90,7 @@ class Actor(Participant):
     def on_notify_tx(self, event: Received) -> None:
         self.calls.append(("NotifyTx", event.tx))
         self._seen.append((event.tx, event.body["mark"]))
-        if event.body["mark"] in self.refuses:
+        if event.body["mark"] in self.rejects:
             raise ValueError(f"{event.body['mark']} can't be processed")
 
     async def on_prepare(self, tx: TxId) -> None:
@@ -99,7 +99,7 @@ class Actor(Participant):
         assert executor is not None
         self._scopes[tx] = executor.scope
         await self._held("PrepareTx")
-        if self.refuses_prepare:
+        if self.rejects_prepare:
             raise ValueError("the resource can't prepare")
 
     def on_commit(self, tx: TxId) -> None:
@@ -203,10 +203,10 @@ class Client:
             tx_spec(event_type, tx_type, **properties), event_type=self.cluster.type(event_type).name
         )
 
-        asked = {a: a.asked("AskJoin") for name, a in self.cluster.actors if name == event_type and not a.standing}
+        asked = {a: a.asked("JoinTx") for name, a in self.cluster.actors if name == event_type and not a.standing}
 
         def all_asked() -> bool:
-            return all(actor.asked("AskJoin") > before for actor, before in asked.items())
+            return all(actor.asked("JoinTx") > before for actor, before in asked.items())
 
         async def begin() -> TxId:
             try:

@@ -13,9 +13,9 @@ from tops import Broker, EventType, Outcome, Participant, Received, Scope, Site
 from tops.core.coordinator.rendezvous import RendezvousOptions
 from tops.model.errors import JournalFailed, LimitExceeded, NotReachable
 from tops.model.ids import NodeId, TxId
-from tops.protocol.effects import Post
-from tops.protocol.messages import Address, AskEpoch, EpochId, Sender
-from tops.protocol.records import MembersDeclared, PlansDeclared, PublishersKept
+from tops.protocol.effects import SendTo
+from tops.protocol.messages import Address, EpochId, GetEpochOutcome, Sender
+from tops.protocol.records import MembersDeclared, PlansDeclared, PublishersRetained
 from tops.protocol.set_types import set_definition
 from tops.runtime.config import Config, parse_config
 from tops.server import retention
@@ -102,7 +102,7 @@ async def test_what_a_durable_subscriber_needs_is_never_dropped(tmp_path: Path, 
         async with site_at(broker, "reader") as site:
             await site.subscribe(BULK, participant=Busy(), durable="reader")
         await publish_bulk(writer, 8)
-        await until(lambda: broker.retainer.room is retention.Room.FULL, 30)
+        await until(lambda: broker.retainer.space is retention.JournalSpace.FULL, 30)
 
         if when_full == "refuse":
             with pytest.raises(LimitExceeded, match="full"):
@@ -135,7 +135,7 @@ async def test_a_follower_that_takes_nothing_is_dropped_for_the_others_and_hears
                 confirmed += await publish_bulk(writer, 1)
                 await broker.retainer.step()
             await until(lambda: len(taken.ordinary) == confirmed, 30)
-            await until(lambda: broker.retainer.room is retention.Room.ENOUGH, 30)
+            await until(lambda: broker.retainer.space is retention.JournalSpace.ENOUGH, 30)
 
             assert confirmed == 12 * 16
             assert await writer.publish(other, {"data": b"more"})
@@ -179,7 +179,7 @@ async def test_what_is_old_goes_unless_a_durable_subscriber_needs_it(tmp_path: P
             for _ in range(20):
                 await broker.retainer.step()
             assert broker.node.store.journal.next_sequence == written, "to look, and drop nothing, costs nothing"
-        assert broker.retainer.room is retention.Room.ENOUGH
+        assert broker.retainer.space is retention.JournalSpace.ENOUGH
         assert broker.node.store.journal.size_bytes < 64 * 2**20
 
 
@@ -228,11 +228,11 @@ async def test_numbers_that_were_dropped_stay_gone_however_often_the_broker_is_r
             assert all(entry.event is not None for entry in kept.tail.values()), "a dropped number is no void one"
             with pytest.raises(NotReachable, match="no longer kept"):
                 [entry async for entry in reader.read_log(BULK, 1, 10)]
-            doubtful = AskEpoch(epoch=EpochId("bulk", 1, 1, NodeId("b1"), 1), digest="", voter="v")
-            asked = broker.node.core.rendezvous.on_letter(
+            doubtful = GetEpochOutcome(epoch=EpochId("bulk", 1, 1, NodeId("b1"), 1), digest="", voter="v")
+            asked = broker.node.core.rendezvous.on_message(
                 doubtful, Sender("v", "writer", incarnation=1), Address(NodeId("b1"), "v", 1), 0.0
             )
-            assert not any(isinstance(effect, Post) for effect in asked), "nobody is told that it was aborted"
+            assert not any(isinstance(effect, SendTo) for effect in asked), "nobody is told that it was aborted"
 
 
 @pytest.mark.usefixtures("eager")
@@ -268,11 +268,11 @@ async def test_a_commit_of_a_type_without_a_log_is_never_called_aborted_after_it
         committed = await one.execute(orders, events=[{"id": 1}])
         await until(lambda: not broker.node.core.rendezvous.epochs[orders.name].decided, 30)
         await publish_until_dropped(broker, one)
-        assert (await one.ask_outcome(committed.tx, orders)).outcome is Outcome.COMMITTED
+        assert (await one.get_outcome(committed.tx, orders)).outcome is Outcome.COMMITTED
 
     async with Broker.run(config, "b1") as broker, site_at(broker, "three") as three:
-        assert (await three.ask_outcome(committed.tx, orders)).outcome is Outcome.UNKNOWN
-        assert broker.node.core.rendezvous.outcomes.is_refused(committed.tx), "it must not run a second time"
+        assert (await three.get_outcome(committed.tx, orders)).outcome is Outcome.UNKNOWN
+        assert broker.node.core.rendezvous.outcomes.is_rejected(committed.tx), "it must not run a second time"
 
 
 class SlowToCommit(Participant):
@@ -298,7 +298,7 @@ async def test_a_commit_that_is_dropped_before_anybody_has_finished_it_is_never_
             await publish_until_dropped(broker, one)
 
         async with Broker.run(config, "b1") as broker, site_at(broker, "three") as three:
-            assert (await three.ask_outcome(epoch.committed[0], BULK)).outcome is Outcome.UNKNOWN
+            assert (await three.get_outcome(epoch.committed[0], BULK)).outcome is Outcome.UNKNOWN
             await ending.aclose()
 
 
@@ -363,7 +363,7 @@ async def test_half_a_checkpoint_does_not_set_a_publisher_back(tmp_path: Path) -
             undecided = kept.reserve()  # as an epoch does
             assert await writer.publish(log, {"id": 2}) == undecided + 1
             for record in broker.retainer._state():
-                if isinstance(record, PublishersKept):
+                if isinstance(record, PublishersRetained):
                     break  # killed here
                 broker.node.store.append(record)
             await broker.node.store.journal.sync()
@@ -471,10 +471,10 @@ async def test_a_decision_survives_the_broker_and_the_refusal_of_an_unknown_id_t
         await two.subscribe(orders, participant=Recorder(), scope=Scope.DISTRIBUTED)
         committed = await one.execute(orders, events=[{"id": 1}])
         unknown = f"one.{one.incarnation}.999"
-        assert (await one.ask_outcome(unknown, orders)).outcome is Outcome.ABORTED
+        assert (await one.get_outcome(unknown, orders)).outcome is Outcome.ABORTED
     await broker.kill("b1")
     await broker.start("b1")
 
     async with broker.site("three") as three:
-        assert (await three.ask_outcome(committed.tx, orders)).outcome is Outcome.COMMITTED
-        assert (await three.ask_outcome(unknown, orders)).outcome is Outcome.ABORTED
+        assert (await three.get_outcome(committed.tx, orders)).outcome is Outcome.COMMITTED
+        assert (await three.get_outcome(unknown, orders)).outcome is Outcome.ABORTED

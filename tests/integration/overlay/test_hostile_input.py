@@ -21,7 +21,6 @@ from tops.model.ids import NodeId, Pseudonym, TxId
 from tops.protocol.messages import (
     AbortTx,
     Address,
-    AskOutcome,
     BeginPublic,
     BeginTx,
     CensusOpened,
@@ -33,8 +32,9 @@ from tops.protocol.messages import (
     EpochVoted,
     Event,
     EventsPublished,
+    FollowLog,
+    GetOutcome,
     LinkMessage,
-    LogWanted,
     OneShot,
     Origin,
     Published,
@@ -43,7 +43,7 @@ from tops.protocol.messages import (
     RunOneShots,
     ScopeChosen,
     Sender,
-    StandingAnswered,
+    StandingRegistered,
     SubscriptionChanged,
     TxPublished,
     TxSpec,
@@ -54,9 +54,9 @@ from tops.runtime.config import parse_config
 from tops.runtime.edge.guard import GRANTED_MAX, Guard
 from tops.runtime.links.dialling import client_session, open_socket
 from tops.runtime.links.identity import Self
-from tops.runtime.links.link import exchange_meet, receive_bytes
+from tops.runtime.links.link import exchange_link_hello, receive_bytes
 from tops.runtime.links.sockets import DialledSocket
-from tops.runtime.links.wire import decode, encode_frame, encode_message, encode_word, meeting
+from tops.runtime.links.wire import decode, encode_control, encode_frame, encode_message, meeting
 from tops.security import HANDSHAKE_BYTES_MAX, Identity, Kind, Permissions
 
 FUZZ_INPUTS = 100_000
@@ -98,7 +98,7 @@ def samples(me: str) -> Iterator[LinkMessage]:
     tx = TxId(f"{me}.1.1")
     event = Event("fuzz", {"id": 1})
     epoch = EpochId("fuzz", 1, 1, NodeId("b1"), 1)
-    for letter in (
+    for message in (
         TypeAdvertised(definitions=(orders,)),
         TypeAdvertised(definitions=(log,)),
         BeginTx(tx=tx, spec=spec),
@@ -109,14 +109,14 @@ def samples(me: str) -> Iterator[LinkMessage]:
         PublishInTx(tx=tx, request=3, event=event),
         CommitTx(tx=tx, tx_type=TxType.DISTRIBUTED, event_type="fuzz", last_sequence=1),
         AbortTx(tx=tx, tx_type=TxType.DISTRIBUTED, event_type="fuzz", reason="no"),
-        AskOutcome(tx=tx, tx_type=TxType.DISTRIBUTED, event_type="fuzz"),
+        GetOutcome(tx=tx, tx_type=TxType.DISTRIBUTED, event_type="fuzz"),
         EpochVoted(epoch=epoch, digest="d", voter="v", excluded={}),
-        StandingAnswered(
+        StandingRegistered(
             voter="v", event_type="fuzz", filter=Filter(), scope=Scope.DISTRIBUTED, secret=b"s", position=1
         ),
-        LogWanted(name="n", definitions=(log,), filter=Filter(), position=None, start="now", credit=10, voter=None),
+        FollowLog(name="n", definitions=(log,), filter=Filter(), position=None, start="now", credit=10, voter=None),
     ):
-        yield Envelope(to=Address(NodeId("b1")), body=letter)
+        yield Envelope(to=Address(NodeId("b1")), body=message)
     for publication in (
         Published(event=event, origin=Origin("fuzz", 1)),
         Published(event=Event("fuzzlog", {"id": 1}), origin=Origin("fuzzlog", 1)),
@@ -172,8 +172,8 @@ async def test_a_hundred_thousand_hostile_frames_leave_the_broker_serving(servin
     guard = Guard(Identity("test", Kind.SITE, me, "admin"), Permissions(), ["b1"])
     node.act(node.core.site_up(Sender(me, "admin", incarnation=1), 0.0))
     whole = [b"\0" + msgspec.msgpack.encode((1, 0, [msgspec.Raw(encode_message(m))])) for m in samples(me)]
-    words = [encode_word(meeting("s", 1, "p", ("b1",), ()))]
-    passed = refused = 0
+    words = [encode_control(meeting("s", 1, "p", ("b1",), ()))]
+    passed = rejected = 0
 
     for number in range(FUZZ_INPUTS):
         source = rng.choice(whole) if rng.random() < 0.97 else rng.choice(words)
@@ -181,16 +181,16 @@ async def test_a_hundred_thousand_hostile_frames_leave_the_broker_serving(servin
         try:
             item = decode(data)
             for message in item.messages if isinstance(item, Frame) else ():
-                if guard.refusal(message) is None:
+                if guard.rejection(message) is None:
                     node.act(node.core.receive(NodeId(me), message, float(number)))
                     passed += 1
         except ProtocolError:
-            refused += 1
+            rejected += 1
         if number % 1000 == 0:
             await asyncio.sleep(0)
 
     assert passed > FUZZ_INPUTS / 100, "the fuzzer must get past the decoder often enough to matter"
-    assert refused > FUZZ_INPUTS / 10
+    assert rejected > FUZZ_INPUTS / 10
     assert await serves(serving)
 
 
@@ -198,7 +198,7 @@ async def open_link(session: aiohttp.ClientSession, broker: Broker, name: str, i
     own = Self.without_keys("test", Kind.SITE, name, incarnation, "writer")
     socket = await open_socket(session, broker.url, own, 30)
     await own.introduce(socket, "127.0.0.1")
-    await exchange_meet(socket, meeting("", 0, "", (), ()), 10)
+    await exchange_link_hello(socket, meeting("", 0, "", (), ()), 10)
     return socket
 
 
@@ -211,8 +211,8 @@ async def open_link(session: aiohttp.ClientSession, broker: Broker, name: str, i
         b"\0\x93\x01",
         b"\0" + b"\x93" * 5000,
         b"\0" + b"\x91" * 100_000,
-        b"\1" + msgspec.msgpack.encode(["Meet", 1, "", 0, ""]),
-        b"\1" + msgspec.msgpack.encode(["Pressed", "b1", 1, 1, True]),
+        b"\1" + msgspec.msgpack.encode(["LinkHello", 1, "", 0, ""]),
+        b"\1" + msgspec.msgpack.encode(["Backpressure", "b1", 1, 1, True]),
         encode_frame(Frame(7, 0)),
         encode_frame(Frame(1, 99)),
         os.urandom(3000),
@@ -248,8 +248,8 @@ async def test_a_stranger_is_read_a_few_kilobytes_and_a_known_site_megabytes(ser
     async with client_session() as session:
         stranger = await session.ws_connect(f"{serving.url}/link")
         await stranger.send_bytes(bytes(HANDSHAKE_BYTES_MAX + 2))
-        answer = await stranger.receive(timeout=10)
-        assert (answer.type, answer.data) == (aiohttp.WSMsgType.CLOSE, aiohttp.WSCloseCode.MESSAGE_TOO_BIG)
+        response = await stranger.receive(timeout=10)
+        assert (response.type, response.data) == (aiohttp.WSMsgType.CLOSE, aiohttp.WSCloseCode.MESSAGE_TOO_BIG)
 
     blob = EventType("large", {"data": bytes}, durable=True)
     async with Site.connect(serving.url, name="known", cluster="test") as site:
@@ -285,7 +285,7 @@ def test_a_site_that_names_ever_new_types_costs_no_memory() -> None:
 
     for i in range(GRANTED_MAX + 10):
         event = Published(event=Event(f"t{i}", {}), origin=Origin(f"t{i}", 1))
-        assert guard.refusal(Dissemination(NodeId("b1"), True, True, event)) is None
+        assert guard.rejection(Dissemination(NodeId("b1"), True, True, event)) is None
         assert guard.may_read(f"t{i}")
 
     assert len(guard._publishable) <= GRANTED_MAX and len(guard._readable) <= GRANTED_MAX
@@ -302,7 +302,7 @@ async def test_a_reader_that_never_reads_is_cut_off_and_costs_no_memory(tmp_path
             own = Self.without_keys("test", Kind.SITE, "sleeper", 1, "writer")
             socket = await open_socket(session, cluster.url("b1"), own, 30)
             await own.introduce(socket, "127.0.0.1")
-            await exchange_meet(socket, meeting("", 0, "", (), ()), 10)
+            await exchange_link_hello(socket, meeting("", 0, "", (), ()), 10)
             wanted = SubscriptionChanged(
                 subscription=1, definitions=(payload,), filter=Filter(), scope=Scope.NON_TRANSACTIONAL, durable=False
             )
@@ -349,15 +349,15 @@ async def test_a_site_whose_participant_is_stuck_stops_reading_and_its_memory_st
         async with cluster.site("publisher") as publisher, cluster.site("stuck") as stuck:
             await publisher.advertise(payload)
             subscription = await stuck.subscribe(payload, participant=Stuck())
-            first_life = stuck._node.link
-            assert first_life is not None
+            first_incarnation = stuck._node.link
+            assert first_incarnation is not None
 
             for _ in range(2000):
                 await publisher.publish(payload, {"data": bytes(32 * 1024)})
             await publisher.flush()
 
             await until(lambda: _slow_readers(cluster), 60)  # it does not read any more
-            assert first_life.received_bytes < 20 * 2**20, "of the 64 MiB that were sent"
+            assert first_incarnation.received_bytes < 20 * 2**20, "of the 64 MiB that were sent"
             assert stuck._node.drivers[subscription.number].backlog * 32 * 1024 < 20 * 2**20
     finally:
         await cluster.stop()

@@ -29,8 +29,8 @@ async def tops(*arguments: str) -> tuple[int, str, str]:
 
 async def text(cluster: Cluster, path: str) -> tuple[int, str]:
     address = http_address(cluster.url("b1"), path)
-    async with aiohttp.ClientSession() as session, session.get(address, headers=bearer_for(address)) as answer:
-        return answer.status, await answer.text()
+    async with aiohttp.ClientSession() as session, session.get(address, headers=bearer_for(address)) as response:
+        return response.status, await response.text()
 
 
 async def test_health_readiness_and_the_document_of_the_views(broker: Cluster) -> None:

@@ -186,14 +186,14 @@ class Drama:
         if step != "after a prepare":
             return self.participants[0]
 
-        async def promised() -> list[Actor]:
+        async def prepared() -> list[Actor]:
             return [p for p in self.participants if (await p.status())["open"]]
 
         async def has_one() -> bool:
-            return bool(await promised())
+            return bool(await prepared())
 
         await until(has_one, 60)
-        return (await promised())[0]
+        return (await prepared())[0]
 
     async def _assembled(self) -> bool:
         """Everybody is connected and subscribed."""
@@ -280,7 +280,7 @@ class Drama:
         async with self.cluster.site("asker") as site:
             orders = EventType(self.types[0], {"id": int})
             for tx in list(committed)[-20:]:
-                assert (await site.ask_outcome(tx, orders)).outcome is Outcome.COMMITTED
+                assert (await site.get_outcome(tx, orders)).outcome is Outcome.COMMITTED
 
 
 @pytest.mark.timeout(400)

@@ -19,7 +19,7 @@ from tops.model.transactions import Outcome, TxType
 from tops.protocol.messages import CensusPolicy, TxSpec
 from tops.runtime import site_node
 from tops.runtime.config import parse_config
-from tops.runtime.links.wire import Pressed
+from tops.runtime.links.wire import Backpressure
 
 
 @asynccontextmanager
@@ -137,8 +137,8 @@ async def test_a_publisher_is_slowed_down_while_the_broker_is_under_pressure(tmp
         Site.connect(broker.url, name="publisher", cluster="test") as publisher,
     ):
         await publisher.advertise(blobs)
-        other_broker = Pressed("b2", 1, 1, True)
-        broker.node._pressed_elsewhere["b2"] = other_broker
+        other_broker = Backpressure("b2", 1, 1, True)
+        broker.node._remote_backpressure["b2"] = other_broker
         broker.node._hold_sites()
 
         published = 0
@@ -152,10 +152,10 @@ async def test_a_publisher_is_slowed_down_while_the_broker_is_under_pressure(tmp
         flooding = asyncio.ensure_future(flood())
         link = publisher._node.link
         assert link is not None
-        await until(lambda: bool(link._room), 60)  # the publisher waits for room
+        await until(lambda: bool(link._window_waiters), 60)  # the publisher waits for room
         assert link.pending_bytes < 16 * 2**20
 
-        broker.node._pressed_elsewhere.clear()
+        broker.node._remote_backpressure.clear()
         broker.node._hold_sites()
         before = published
         await until(lambda: published > before + 100, 30)
@@ -247,7 +247,7 @@ async def test_the_outcome_of_a_transaction_is_known_though_a_site_moved_in_the_
             except TransactionAborted:
                 told = Outcome.ABORTED
 
-            known = await publisher.ask_outcome(tx.id, orders)
+            known = await publisher.get_outcome(tx.id, orders)
             assert known.outcome is told
             await until(lambda: all(tx.id in p.committed or tx.id in p.aborted for p in participants), 60)
             for participant in participants:
@@ -285,7 +285,7 @@ async def test_a_transaction_of_a_site_that_left_a_living_broker_ends_with_a_rea
 
             with pytest.raises(TransactionAborted, match="moved to another broker"):
                 await tx.commit()
-            assert (await publisher.ask_outcome(tx.id, orders)).outcome is Outcome.ABORTED
+            assert (await publisher.get_outcome(tx.id, orders)).outcome is Outcome.ABORTED
             again = await publisher.begin(spec)
             assert (await again.commit()).outcome is Outcome.COMMITTED
     finally:

@@ -20,12 +20,12 @@ from tops import EventType, Filter
 from tops.core.link.session import Frame
 from tops.model.errors import ProtocolError
 from tops.model.ids import NodeId
-from tops.protocol.messages import Address, Envelope, LinkMessage, RouteAsked, RouteStands, SubscriptionChanged
+from tops.protocol.messages import Address, ConfirmRoute, Envelope, LinkMessage, RouteConfirmed, SubscriptionChanged
 from tops.runtime.links.dialling import client_session, open_socket
 from tops.runtime.links.identity import Self
-from tops.runtime.links.link import exchange_meet, receive_bytes
+from tops.runtime.links.link import exchange_link_hello, receive_bytes
 from tops.runtime.links.sockets import DialledSocket
-from tops.runtime.links.wire import Parting, decode, encode_frame, meeting
+from tops.runtime.links.wire import Goodbye, decode, encode_frame, meeting
 from tops.security import Kind
 
 SILENCE_S = 2.0  # in which a broker answers anybody; alone it takes milliseconds
@@ -38,7 +38,7 @@ async def raw_link(cluster: Cluster, name: str) -> AsyncIterator[DialledSocket]:
         own = Self.without_keys("test", Kind.SITE, name, 1, "writer")
         socket = await open_socket(session, cluster.url("b1"), own, 30)
         await own.introduce(socket, "127.0.0.1")
-        await exchange_meet(socket, meeting("", 0, "", (), ()), 10)
+        await exchange_link_hello(socket, meeting("", 0, "", (), ()), 10)
         yield socket
 
 
@@ -48,12 +48,12 @@ def subscription(number: int, of: EventType, interest: Filter) -> SubscriptionCh
 
 async def answered(socket: DialledSocket) -> None:
     """Returns when the broker has acted on all that was sent before the question, which is in frame 2."""
-    question = Envelope(to=Address(NodeId("b1")), body=RouteAsked(subscription=1))
-    await socket.send_bytes(encode_frame(Frame(2, 0, (question,))))
+    request = Envelope(to=Address(NodeId("b1")), body=ConfirmRoute(subscription=1))
+    await socket.send_bytes(encode_frame(Frame(2, 0, (request,))))
     while True:
         item = decode(await receive_bytes(socket, 60))
         if isinstance(item, Frame) and any(
-            isinstance(m, Envelope) and isinstance(m.body, RouteStands) for m in item.messages
+            isinstance(m, Envelope) and isinstance(m.body, RouteConfirmed) for m in item.messages
         ):
             return
 
@@ -123,7 +123,7 @@ class Silent:
         try:
             while True:
                 item = decode(await receive_bytes(socket, 60))
-                if isinstance(item, Parting):
+                if isinstance(item, Goodbye):
                     self.ended_because = item.reason
         except (ProtocolError, ConnectionError) as error:
             self.ended_because = self.ended_because or str(error)

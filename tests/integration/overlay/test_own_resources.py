@@ -28,7 +28,7 @@ async def test_enlisted_resources_commit_with_the_publisher_s_transaction(broker
 
 
 async def test_enlisted_resources_that_refuse_abort_the_transaction(broker: Cluster) -> None:
-    orders, own, other = event_type(), Recorder(refuse="prepare"), Recorder()
+    orders, own, other = event_type(), Recorder(reject="prepare"), Recorder()
     async with broker.site("publisher") as publisher, broker.site("subscriber") as subscriber:
         await publisher.advertise(orders)
         await subscriber.subscribe(orders, participant=other)

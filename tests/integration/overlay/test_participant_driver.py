@@ -95,7 +95,7 @@ async def test_after_a_crash_the_promise_that_was_renewed_is_the_one_that_is_ask
     journal = SiteJournal.open(tmp_path)
     again = Driven(journal)
 
-    (promise,), kept = again.driver.promises()
+    (promise,), kept = again.driver.prepared_work()
     await again.call(CommitTxCall(1, 1, TX))
 
     assert (promise.memo, promise.transactions, kept) == (memo(2, TX), (TX,), [])

@@ -73,7 +73,7 @@ async def test_an_ordinary_event_without_the_right_reaches_nobody(secured: Secur
 
         await until(lambda: bool(taken.ordinary))
         assert taken.ids() == [2]
-        await until(lambda: bool(quiet._node.refused))
+        await until(lambda: bool(quiet._node.rejected))
         with pytest.raises(PermissionDenied):
             await quiet.publish(orders, {"id": 3})
 
@@ -134,10 +134,10 @@ async def test_resolve_lets_an_operator_ask_what_a_reader_may_not(secured: Secur
     async with secured.site("writer") as writer:
         await writer.advertise(orders)
     async with secured.site("root", "admin") as root, secured.site("reader", "reader") as reader:
-        answer = await root.ask_outcome("writer.1.1", orders)
-        assert answer.outcome is Outcome.ABORTED
+        response = await root.get_outcome("writer.1.1", orders)
+        assert response.outcome is Outcome.ABORTED
         with pytest.raises(PermissionDenied, match="may not resolve"):
-            await reader.ask_outcome("writer.1.2", orders)
+            await reader.get_outcome("writer.1.2", orders)
 
 
 async def test_only_an_administrator_ends_somebody_elses_private_transaction(secured: Secured) -> None:

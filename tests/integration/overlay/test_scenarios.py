@@ -140,17 +140,17 @@ async def test_all_participants_of_a_distributed_transaction_commit_every_event(
         for participant in participants:
             assert participant.events == {tx.id: [0, 1, 2, 3, 4]}
             await until(lambda p=participant: (p.prepared, p.committed) == ([tx.id], [tx.id]))
-        known = await publisher.ask_outcome(tx.id, orders)
+        known = await publisher.get_outcome(tx.id, orders)
         assert known.outcome is Outcome.COMMITTED
 
 
-@pytest.mark.parametrize("refuse", ["notify", "prepare"])
-async def test_a_participant_that_fails_aborts_everybody(cluster: Cluster, refuse: str) -> None:
+@pytest.mark.parametrize("reject", ["notify", "prepare"])
+async def test_a_participant_that_fails_aborts_everybody(cluster: Cluster, reject: str) -> None:
     orders = event_type()
     async with AsyncExitStack() as stack:
         publisher, one, two = await sites(stack, cluster, 3)
         await publisher.advertise(orders)
-        good, bad = Recorder(), Recorder(refuse=refuse)
+        good, bad = Recorder(), Recorder(reject=reject)
         await one.subscribe(orders, participant=good)
         await two.subscribe(orders, participant=bad)
 
@@ -257,7 +257,7 @@ async def test_a_compensatable_participant_undoes_in_reverse_what_was_aborted(cl
     async with AsyncExitStack() as stack:
         publisher, one, two = await sites(stack, cluster, 3)
         await publisher.advertise(orders)
-        early, bad = Recorder(), Recorder(refuse="prepare")
+        early, bad = Recorder(), Recorder(reject="prepare")
         early.compensatable = True
         await one.subscribe(orders, participant=early)
         await two.subscribe(orders, participant=bad)
@@ -278,7 +278,7 @@ async def test_a_question_about_an_unknown_transaction_refuses_it_for_good(clust
         publisher, _ = await sites(stack, cluster, 2)
         await publisher.advertise(orders)
 
-        answer = await publisher.ask_outcome(f"{publisher.name}.1.1", orders)
-        again = await publisher.ask_outcome(f"{publisher.name}.1.1", orders)
+        response = await publisher.get_outcome(f"{publisher.name}.1.1", orders)
+        again = await publisher.get_outcome(f"{publisher.name}.1.1", orders)
 
-        assert answer.outcome is again.outcome is Outcome.ABORTED
+        assert response.outcome is again.outcome is Outcome.ABORTED

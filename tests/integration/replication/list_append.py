@@ -12,7 +12,7 @@ from typing import Protocol
 
 from adapters.changes import Insert
 from replication import ReplicaSet
-from replication.rpc.refusals import WriteRefused
+from replication.rpc.rejections import WriteRejected
 from tests.integration.replication.history import Tx, Version
 from tops.model.errors import NotReachable, OutcomeUnknown
 
@@ -96,7 +96,7 @@ class Run:
                         await tx.update("lists", key={"key": key}, values={"items": ",".join(record.writes[key])})
                 if not self.locks:
                     tx._locks.clear()
-        except (WriteRefused, NotReachable):
+        except (WriteRejected, NotReachable):
             return
         except OutcomeUnknown as unknown:
             record.committed = None

@@ -34,7 +34,7 @@ class Observations:
     total: int
     begun: dict[str, float] = field(default_factory=dict)
     told: dict[str, float] = field(default_factory=dict)
-    refused: set[str] = field(default_factory=set)
+    rejected: set[str] = field(default_factory=set)
     seen: list[Seen] = field(default_factory=list)
 
 
@@ -58,7 +58,7 @@ def _alone(found: Observations, seen: Seen) -> list[str]:
     lost = {ident for ident, at in found.told.items() if at < seen.began} - seen.transfers
     if lost:
         problems.append(f"acknowledged transfers are not there: {sorted(lost)[:3]}")
-    ghosts = {ident for ident in seen.transfers if ident in found.refused or found.begun[ident] > seen.ended}
+    ghosts = {ident for ident in seen.transfers if ident in found.rejected or found.begun[ident] > seen.ended}
     if ghosts:
         problems.append(f"transfers are there that were refused or not begun: {sorted(ghosts)[:3]}")
     for writer in {ident.partition("-")[0] for ident in seen.transfers}:

@@ -22,7 +22,7 @@ from replication.model.config import Cluster
 from replication.model.events import log_type, write_body
 from replication.operations.doctor import Finding, examine
 from replication.replica.agent import Agent
-from replication.rpc.refusals import TooFewReplicas
+from replication.rpc.rejections import TooFewReplicas
 from tests.integration.replication.clusters import eventually
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tests.integration.replication.test_command_line import tops
@@ -239,8 +239,8 @@ async def test_doctor_refuses_a_server_on_which_nothing_can_be_prepared(folder: 
 
 
 async def get(url: str) -> tuple[int, str]:
-    async with aiohttp.ClientSession() as session, session.get(url) as answer:
-        return answer.status, await answer.text()
+    async with aiohttp.ClientSession() as session, session.get(url) as response:
+        return response.status, await response.text()
 
 
 async def test_an_agent_tells_its_health_readiness_and_figures(server: EmbeddedPostgres, folder: Path) -> None:
@@ -338,8 +338,8 @@ async def test_writes_over_http_need_the_token_and_count_once_per_key(
         ) -> tuple[int, dict[str, Any]]:
             headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
             headers |= {"Idempotency-Key": key} if key else {}
-            async with session.post(f"{url}/{name}/write", json=body, headers=headers) as answer:
-                return answer.status, await answer.json()
+            async with session.post(f"{url}/{name}/write", json=body, headers=headers) as response:
+                return response.status, await response.json()
 
         insert = {"changes": [{"kind": "insert", "table": "accounts", "key": {"id": 1}, "values": {"balance": 0}}]}
         add = {"changes": [{"kind": "update", "table": "accounts", "key": {"id": 1}, "add": {"balance": 5}}]}
@@ -387,8 +387,8 @@ async def test_a_set_without_a_token_takes_no_writes_over_http(server: EmbeddedP
             headers = {"Authorization": "Bearer None"}
             async with session.post(
                 f"{url}/shop/write", json={"sql": "delete from accounts"}, headers=headers
-            ) as answer:
-                assert answer.status == 403
+            ) as response:
+                assert response.status == 403
         finally:
             await runner.cleanup()
 

@@ -14,7 +14,7 @@ from replication import ReplicaSet
 from replication.client.transaction import Transaction
 from replication.replica.apply.certification import WriteSets
 from replication.replica.origin.submission import Submission, Submitted
-from replication.rpc.refusals import SerializationFailure, WriteRefused
+from replication.rpc.rejections import SerializationFailure, WriteRejected
 from tests.integration.replication.clusters import SCHEMA
 from tests.integration.replication.inprocess import small_cluster
 
@@ -148,7 +148,7 @@ async def test_a_change_that_no_replica_can_carry_out_is_refused_and_holds_up_no
     server: EmbeddedPostgres, folder: Path
 ) -> None:
     async with small_cluster(server, folder, 'policy = "serializable"') as cluster, cluster.connect() as shop:
-        with pytest.raises(WriteRefused):
+        with pytest.raises(WriteRejected):
             await shop.write([Insert("no_such_table", {"id": 1})])
         await shop.write([Insert("accounts", {"id": 1, "balance": 5})])
 

@@ -107,8 +107,8 @@ async def http(cluster: RunningCluster) -> None:
     body: dict[str, Any] = {"sql": "update accounts set balance = balance + $1 where id = 1", "args": [5]}
     headers = {"Authorization": "Bearer secret-token-of-the-set", "Idempotency-Key": "once"}
     async with aiohttp.ClientSession() as session:
-        async with session.post(f"{base}/write", json=body) as refused:
-            assert refused.status == 403
+        async with session.post(f"{base}/write", json=body) as rejected:
+            assert rejected.status == 403
         for _ in range(2):
             async with session.post(f"{base}/write", json=body, headers=headers) as done:
                 assert done.status == 200, await done.text()

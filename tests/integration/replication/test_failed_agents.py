@@ -88,7 +88,7 @@ async def test_a_task_that_dies_after_the_start_ends_the_service_of_the_replica(
             await shop.write([Upsert("accounts", {"id": 1}, {"balance": 2})])
 
             async def has_left() -> bool:
-                told = await cluster.agents["r1"].site.ask_log(log_type("shop"))
+                told = await cluster.agents["r1"].site.get_log_state(log_type("shop"))
                 present = {follower.name for follower in told.followers if follower.present}
                 return (set(told.in_sync), present) == (MEMBERS, MEMBERS)
 

@@ -130,7 +130,7 @@ async def check_replicas(shop: ReplicaSet, record: Record) -> None:
         assert table["r1"] == table["r2"] == table["r3"]
     found = {row[0] for row in transfers["r1"]}
     assert record.acknowledged - found == set(), "acknowledged writes are lost"
-    assert found & record.refused.keys() == set(), "refused writes are there"
+    assert found & record.rejected.keys() == set(), "refused writes are there"
     expected = dict.fromkeys(range(ACCOUNTS), START)
     for _, source, target, amount in transfers["r1"]:
         expected[source] -= amount

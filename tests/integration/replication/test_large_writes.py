@@ -11,7 +11,7 @@ import pytest
 from adapters import EmbeddedPostgres
 from adapters.changes import Insert
 from replication import ReplicaSet
-from replication.rpc.refusals import WriteTooLarge
+from replication.rpc.rejections import WriteTooLarge
 from tests.integration.replication.clusters import rows_everywhere
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tests.integration.replication.test_administration import http_side
@@ -65,10 +65,10 @@ ATTEMPTS: list[Attempt] = [as_a_row, as_many_rows, in_a_transaction, as_a_statem
 async def rejects(cluster: SmallCluster, shop: ReplicaSet, size: int) -> None:
     """Every way to write so much is rejected, leaves nothing behind, and holds up nobody."""
     for number, attempt in enumerate(ATTEMPTS):
-        with pytest.raises(WriteTooLarge) as refused:
+        with pytest.raises(WriteTooLarge) as rejected:
             await attempt(shop, 1000 * number, size)
-        assert (refused.value.why, refused.value.retry) == ("too-large", Retry.NEVER), attempt.__name__
-        assert "split it" in str(refused.value), attempt.__name__
+        assert (rejected.value.why, rejected.value.retry) == ("too-large", Retry.NEVER), attempt.__name__
+        assert "split it" in str(rejected.value), attempt.__name__
     await shop.write([Insert("big", {"id": size, "v": 1})])
     await shop.wait_in_sync()
     for rows in (
@@ -145,11 +145,11 @@ async def test_over_http_a_write_that_is_too_large_gets_status_413_and_the_code(
                 aiohttp.ClientSession(headers=headers) as session,
                 session.post(f"{url}/shop/write", json=body) as response,
             ):
-                answer = await response.json()
+                reply = await response.json()
         finally:
             await runner.cleanup()
 
-        assert (response.status, answer["code"], answer["retry"]) == (413, "too-large", "never")
+        assert (response.status, reply["code"], reply["retry"]) == (413, "too-large", "never")
 
 
 async def test_writes_that_come_together_are_rejected_one_by_one(server: EmbeddedPostgres, folder: Path) -> None:

@@ -14,7 +14,7 @@ from adapters.resource import Epoch, Prepared
 from replication import connect
 from replication.replica.agent import complaint
 from replication.replica.apply.participant import ReplicaParticipant
-from replication.rpc.refusals import TooFewReplicas, WriteRefused
+from replication.rpc.rejections import TooFewReplicas, WriteRejected
 from tests.integration.replication.clusters import eventually, rows_everywhere
 from tests.integration.replication.inprocess import small_cluster
 from tests.integration.replication.test_command_line import tops
@@ -29,7 +29,7 @@ select from pg_locks where relation = 'accounts'::regclass and pid <> pg_backend
 """
 
 
-PROMISED = "select gid from pg_prepared_xacts where database = current_database()"
+PREPARED = "select gid from pg_prepared_xacts where database = current_database()"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ async def test_a_replica_that_stops_while_writes_go_on_leaves_no_locks_in_its_da
         for _ in range(4):
             await eventually(partial(more_than, written + 20), what="writes")
             await cluster.stop("r3")
-            left += await cluster.sql("r3", PROMISED)
+            left += await cluster.sql("r3", PREPARED)
             await cluster.start("r3")
             await shop.wait_in_sync()
         stop.set()
@@ -145,7 +145,7 @@ async def test_a_replica_that_stops_carries_out_a_new_attempt_at_what_it_has_pro
 
         slow.prepare = prepare_later  # type: ignore[method-assign]
         try:
-            good, refused = (
+            good, rejected = (
                 asyncio.ensure_future(shop.write([Insert("accounts", {"id": key, "balance": 1})])) for key in (8, 7)
             )
             await eventually(partial(_has_promised, third), what="the promise of r3")
@@ -154,10 +154,10 @@ async def test_a_replica_that_stops_carries_out_a_new_attempt_at_what_it_has_pro
         finally:
             go_on.set()
         await stopping
-        with pytest.raises(WriteRefused):
-            await refused
+        with pytest.raises(WriteRejected):
+            await rejected
         await good
-        assert await cluster.sql("r3", PROMISED) == []
+        assert await cluster.sql("r3", PREPARED) == []
         assert len(await cluster.sql("r3", "select from accounts where id = 8")) == 1
 
 
@@ -228,7 +228,7 @@ async def test_a_change_that_can_not_be_applied_does_what_the_set_says(
             if reaction == "stop":
                 return "insert" in r3["stopped"] or "duplicate" in r3["stopped"] or "23505" in r3["stopped"]
             return (
-                r3["set_aside"] == (reaction == "set-aside")
+                r3["quarantined"] == (reaction == "set-aside")
                 and r3["conflicts"] == (reaction == "skip")
                 and r3["in_sync"]
             )
@@ -239,7 +239,7 @@ async def test_a_change_that_can_not_be_applied_does_what_the_set_says(
         else:
             assert await shop.fetchval("select balance from accounts where id = 2", replica="r3", after=shop.token) == 2
             _, out, err = await tops(cluster.cluster, "rs", "conflicts", "shop")
-            kind = {"skip": "apply_error", "set-aside": "set_aside"}[reaction]
+            kind = {"skip": "apply_error", "set-aside": "quarantined"}[reaction]
             assert (f"  r3  {kind}  " in out, "accounts_pkey" in out, "\n1 conflict\n" in out) == (True,) * 3, out + err
         await cluster.sql("r3", "delete from accounts where id = 1")
         if reaction == "stop":
@@ -292,7 +292,7 @@ async def test_a_replica_whose_database_is_away_says_so_also_on_an_idle_set(
 
         async def told() -> bool:
             r3 = next(r for r in (await shop.status())["replicas"] if r["replica"] == "r3")
-            return bool(r3["trouble"] and not r3["in_sync"])
+            return bool(r3["last_error"] and not r3["in_sync"])
 
         await eventually(told, what="r3 saying that its database is away")
         assert not await cluster.agents["r3"].healthy()
@@ -387,7 +387,7 @@ async def test_a_replica_that_rejects_what_the_others_apply_stops_and_says_so(
 async def test_what_every_replica_rejects_stops_none(server: EmbeddedPostgres, folder: Path) -> None:
     keys = 'policy = "peer-to-peer"\norder = "ordered"'
     async with small_cluster(server, folder, keys) as cluster, cluster.connect(prefer="r1") as shop:
-        with pytest.raises(WriteRefused):
+        with pytest.raises(WriteRejected):
             await shop.write([Insert("accounts", {"id": 1, "balance": -500})])
         await shop.write([Insert("accounts", {"id": 1, "balance": 1})])
         await shop.wait_in_sync()

@@ -9,7 +9,7 @@ import pytest
 from adapters import EmbeddedPostgres
 from adapters.changes import Insert, Update
 from replication import ReplicaSet, connect
-from replication.rpc.refusals import WriteRefused
+from replication.rpc.rejections import WriteRejected
 from tests.integration.replication.clusters import eventually
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tests.integration.replication.wires import Wire, wire_to
@@ -105,7 +105,7 @@ async def test_a_replica_that_is_new_tells_what_was_refused_before_it_came(
 ) -> None:
     async with small_cluster(server, folder, POLICIES["serializable"]) as cluster, cluster.connect() as shop:
         done = await shop.write([LOST])
-        with pytest.raises(WriteRefused) as refused:
+        with pytest.raises(WriteRejected) as rejected:
             await shop.write([LOST])
         await cluster.stop("r3")
         await cluster.lose_database("r3")
@@ -113,7 +113,7 @@ async def test_a_replica_that_is_new_tells_what_was_refused_before_it_came(
         await shop.wait_in_sync()
 
         async with cluster.connect(prefer="r3") as at_new:
-            assert await at_new.outcome(refused.value.tx) == "aborted"
+            assert await at_new.outcome(rejected.value.tx) == "aborted"
             assert await at_new.outcome(done.tx) == "committed"
 
 
@@ -157,7 +157,7 @@ async def test_a_refusal_is_told_after_old_conflicts_were_pruned(server: Embedde
     keys = f"{POLICIES['serializable']}\nkeep_conflicts_s = 0.1"
     async with small_cluster(server, folder, keys) as cluster, cluster.connect() as shop:
         await shop.write([LOST])
-        with pytest.raises(WriteRefused) as refused:
+        with pytest.raises(WriteRejected) as rejected:
             await shop.write([LOST])
         await shop.wait_in_sync()
 
@@ -165,7 +165,7 @@ async def test_a_refusal_is_told_after_old_conflicts_were_pruned(server: Embedde
         await cluster.stop("r1", "r2", "r3")
         await cluster.start("r1", "r2", "r3")
 
-        assert await shop.outcome(refused.value.tx) == "aborted"
+        assert await shop.outcome(rejected.value.tx) == "aborted"
 
 
 async def pruned(cluster: SmallCluster) -> bool:

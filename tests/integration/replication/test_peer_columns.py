@@ -7,7 +7,7 @@ import pytest
 from adapters import EmbeddedPostgres
 from adapters.changes import Insert, Row, Update, Upsert
 from replication import ReplicaSet
-from replication.rpc.refusals import WriteRefused
+from replication.rpc.rejections import WriteRejected
 from tests.integration.replication.clusters import eventually, rows_everywhere
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tests.integration.replication.test_peer_to_peer import cut, heal
@@ -111,7 +111,7 @@ async def test_an_identity_that_a_statement_draws_anew_is_replicated(
 
         assert await same_everywhere(cluster, shop, TICKETS) == [(1, 1, "a", "0")]
         assert await same_everywhere(cluster, shop, "select id, ticket from notes") == [(1, 1)]
-        with pytest.raises(WriteRefused, match="DEFAULT") as rejected:
+        with pytest.raises(WriteRejected, match="DEFAULT") as rejected:
             await shop.write([Update("tickets", {"id": 1}, {"n": 5})])
         assert rejected.value.sqlstate == "428C9"
 
@@ -144,7 +144,7 @@ async def test_a_row_that_leaves_its_key_to_the_database_has_the_same_key_everyw
 
 async def test_a_row_that_lacks_a_key_that_nobody_makes_is_rejected(server: EmbeddedPostgres, folder: Path) -> None:
     async with small_cluster(server, folder, PEERS, schema=KEYS) as cluster, cluster.connect(prefer="r1") as shop:
-        with pytest.raises(WriteRefused, match="id") as rejected:
+        with pytest.raises(WriteRejected, match="id") as rejected:
             await shop.write([Insert("plain", {"v": "x"})])
 
         assert rejected.value.sqlstate == "23502"
@@ -162,7 +162,7 @@ async def test_only_sums_that_do_not_depend_on_the_order_are_added_to(server: Em
         row = {"id": 1, "i": "1 day", "d": "2026-01-01", "m": 1, "f": 1.0, "n": 1, "x": 1}
         await shop.write([Insert("sums", row)])
         for column, amount in {"i": "1 hour", "d": 1, "m": 1, "f": 1.0}.items():
-            with pytest.raises(WriteRefused, match=f"column '{column}' of 'sums' .* write the new value instead"):
+            with pytest.raises(WriteRejected, match=f"column '{column}' of 'sums' .* write the new value instead"):
                 await shop.write([Update("sums", {"id": 1}, add={column: amount})])
 
         await shop.write([Update("sums", {"id": 1}, add={"n": 2, "x": "0.5"})])

@@ -17,7 +17,7 @@ from adapters.resource import MemberVote, OutboxEntry
 from replication import ReplicaSet
 from replication.conflicts.tables import key_text, rows_of
 from replication.operations.doctor import examine
-from replication.rpc.refusals import WriteRefused
+from replication.rpc.rejections import WriteRejected
 from tests.integration.replication.clusters import eventually
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tests.integration.replication.test_peer_to_peer import cut, heal
@@ -169,7 +169,7 @@ async def test_a_key_that_its_column_rounds_is_the_row_that_is_stored(server: Em
             await put(other, Insert(table, {"id": stored, "v": "other"}))
             missed = await one.write([Update(table, {"id": given}, {"v": "nobody"})])
             assert sum(missed.rows) == 0  # as in PostgreSQL, where no row has such a key
-        with pytest.raises(WriteRefused, match="too long"):
+        with pytest.raises(WriteRejected, match="too long"):
             await put(one, Insert("codes", {"id": "abcd", "v": "one"}))
         for site in SITES:
             heal(cluster, site)
@@ -251,7 +251,7 @@ async def test_a_member_whose_key_is_no_value_of_its_type_is_left_out_alike_ever
 
         async def left_out() -> bool:
             status = [await cluster.agents[site].status() for site in ("r2", "r3")]
-            return [told["set_aside"] + told["conflicts"] for told in status] == [1, 1]
+            return [told["quarantined"] + told["conflicts"] for told in status] == [1, 1]
 
         await eventually(left_out, 10.0, what="that the transaction was left out")
         resource.unpublished = unpublished  # type: ignore[method-assign]
@@ -305,7 +305,7 @@ async def test_keys_of_which_no_text_stands_for_all_are_rejected(server: Embedde
         cluster.connect(prefer="r1") as shop,
     ):
         for table, key in tables.items():
-            with pytest.raises(WriteRefused, match="different texts of it are equal"):
+            with pytest.raises(WriteRejected, match="different texts of it are equal"):
                 await put(shop, Insert(table, {"id": key, "v": ""}))
         await put(shop, Insert("fine", {"id": 1, "v": ""}))
 
@@ -327,7 +327,7 @@ async def test_a_key_that_no_row_can_have_is_its_writers_problem_alone(server: E
         )
 
         assert [type(end).__name__ for end in ended] == [
-            *["WriteRefused"] * 2, *["NoneType"] * 10, "WriteRefused", "WriteRefused", "NoneType"
+            *["WriteRejected"] * 2, *["NoneType"] * 10, "WriteRejected", "WriteRejected", "NoneType"
         ]  # fmt: skip
 
 

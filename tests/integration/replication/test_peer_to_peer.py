@@ -283,7 +283,7 @@ async def test_a_violated_constraint_sets_the_transaction_aside_and_marks_the_se
 
         async def quarantined() -> bool:
             status = {r["replica"]: r for r in (await shop.status())["replicas"]}
-            return bool(status["r1"]["divergent"]) and status["r1"]["set_aside"] == 1
+            return bool(status["r1"]["divergent"]) and status["r1"]["quarantined"] == 1
 
         await eventually(quarantined, what="r1 quarantines it")
         assert not any(r["in_sync"] for r in (await shop.status())["replicas"] if r["divergent"])

@@ -17,7 +17,7 @@ from adapters import EmbeddedPostgres
 from adapters.changes import Update, Upsert
 from replication import ReplicaSet
 from replication.client.reads import TooFewReaders
-from replication.rpc.refusals import TooFewReplicas, WriteRefused
+from replication.rpc.rejections import TooFewReplicas, WriteRejected
 from tests.integration.replication.clusters import eventually
 from tests.integration.replication.inprocess import VOTE_S, SmallCluster, small_cluster
 
@@ -50,9 +50,9 @@ class Quorum:
             await self.write()
         else:
             async with asyncio.timeout(AT_ONCE_S):
-                with pytest.raises(TooFewReplicas) as refused:
+                with pytest.raises(TooFewReplicas) as rejected:
                     await self.shop.write([Upsert("accounts", {"id": 2}, {"balance": 1})])
-            assert all(name in str(refused.value) for name in down)
+            assert all(name in str(rejected.value) for name in down)
         if len(down) <= self.m - 1:
             await self.check_read(f"{sorted(down)} down")
         elif len(down) < self.n:
@@ -201,7 +201,7 @@ async def test_a_member_that_every_replica_refuses_is_refused_and_nobody_is_drop
     ):
         await shop.write([Upsert("accounts", {"id": 1}, {"balance": 1})])
         await shop.wait_in_sync()  # whom the write did not wait for is not in sync until it has it
-        with pytest.raises(WriteRefused, match="constraint"):
+        with pytest.raises(WriteRejected, match="constraint"):
             await shop.write([Upsert("accounts", {"id": 1}, {"balance": -1})])
 
         assert await shop.fetchval(BALANCE, consistency="quorum") == 1

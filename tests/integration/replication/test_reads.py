@@ -13,7 +13,7 @@ from adapters.changes import Insert, Update, Upsert
 from adapters.resource import Attempt
 from replication.model.events import log_type
 from replication.rpc.calls import ReplicaFailed
-from replication.rpc.refusals import VersionConflict, WriteRefused
+from replication.rpc.rejections import VersionConflict, WriteRejected
 from tests.integration.replication.clusters import eventually
 from tests.integration.replication.inprocess import small_cluster
 from tops.model.errors import InvalidTransaction, NotReachable
@@ -142,7 +142,7 @@ async def test_the_same_idempotency_key_writes_once_and_refuses_other_content(
 
         assert await shop.fetchval("select balance from accounts where id = 1", consistency="current") == 5
         assert {r.tx for r in (first, *others)} == {first.tx if not first.duplicate else others[0].tx}
-        with pytest.raises(WriteRefused, match="other content"):
+        with pytest.raises(WriteRejected, match="other content"):
             await shop.write([Update("accounts", {"id": 1}, add={"balance": 6})], idempotency_key="k1")
 
 
@@ -206,7 +206,7 @@ async def test_a_current_read_does_not_wait_for_a_replica_that_is_gone(server: E
         await cluster.stop("r3")
 
         async def is_gone() -> bool:
-            told = await other.ask_log(log_type("shop"))
+            told = await other.get_log_state(log_type("shop"))
             return shop.config.site_of("r3") not in {f.name for f in told.followers if f.present}
 
         await eventually(is_gone, what="the loss of r3")

@@ -86,7 +86,7 @@ class Round:
         It is asked now: an agent repeats what it was told half a second ago, and a quorum may have gone on since."""
         for name, agent in list(self.cluster.agents.items()):
             with contextlib.suppress(NotReachable):  # no coordinator yet: nobody is said to be in sync
-                told = await agent.site.ask_log(agent.log_type, timeout_s=1.0)
+                told = await agent.site.get_log_state(agent.log_type, timeout_s=1.0)
                 if agent.name in told.in_sync:
                     (row,) = await self.cluster.sql(name, BALANCE)
                     assert row["balance"] >= self.newest, f"{name} is in sync without {self.newest}"
@@ -147,12 +147,12 @@ async def test_a_replica_that_is_cut_off_from_the_others_serves_no_current_and_n
 
         await cluster.stop_broker("b1")
 
-        async def refused() -> bool:
+        async def rejected() -> bool:
             with pytest.raises(NotReachable):
                 await shop.fetch(BALANCE, consistency="current", wait_s=2.0)
             return True
 
-        await eventually(refused, what="a current read being refused without a coordinator")
+        await eventually(rejected, what="a current read being refused without a coordinator")
 
 
 async def is_out(agent: Agent) -> bool:

@@ -93,8 +93,8 @@ async def over_http(cluster: Cluster, operator: str, reader: str) -> None:
     body = {"sql": "update accounts set balance = balance + $1 where id = 1", "args": [5]}
     headers = {"Authorization": "Bearer secret-token-of-the-set", "Idempotency-Key": "once"}
     async with aiohttp.ClientSession() as session:
-        async with session.post(url, json=body, ssl=certified(reader)) as refused:
-            assert (refused.status, "auditor (reader) may not" in await refused.text()) == (403, True)
+        async with session.post(url, json=body, ssl=certified(reader)) as rejected:
+            assert (rejected.status, "auditor (reader) may not" in await rejected.text()) == (403, True)
         for shown, keys in ((headers, reader), ({}, operator)):  # the token's service, then the operator itself
             async with session.post(url, json=body, headers=shown, ssl=certified(keys)) as done:
                 assert done.status == 200, await done.text()

@@ -9,7 +9,7 @@ from adapters import EmbeddedPostgres
 from adapters.changes import Insert, Member, encode_member, known_by_id, pack_members
 from replication.model.config import Cluster
 from replication.operations.doctor import examine
-from replication.rpc.refusals import WriteRefused
+from replication.rpc.rejections import WriteRejected
 from tests.integration.replication.clusters import eventually, rows_everywhere
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tests.integration.replication.test_command_line import tops
@@ -96,7 +96,7 @@ async def test_a_primary_that_waits_for_the_log_takes_no_write_that_would_wait_i
 
         await eventually(is_stuck)
         async with cluster.connect() as shop:
-            with pytest.raises(WriteRefused, match="can't be published"):
+            with pytest.raises(WriteRejected, match="can't be published"):
                 await shop.write([Insert("t", {"id": 1, "v": 1})])
         assert await cluster.sql("r1", "select * from t") == []
 

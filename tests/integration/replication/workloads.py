@@ -9,14 +9,14 @@ from typing import Any, Protocol
 
 from replication import ReplicaSet
 from replication.client.reads import Consistency, TooFewReaders
-from replication.rpc.refusals import WriteRefused
+from replication.rpc.rejections import WriteRejected
 from tests.integration.replication.clusters import eventually
 from tests.integration.replication.observations import QUERY, Observations, Seen, transfer_id
 from tops.model.errors import NotReachable, OutcomeUnknown, TopsError
 
 ACCOUNTS = 10
 START = 1_000_000
-PATIENCE_S = 2.0  # until an answer counts as lost
+TIMEOUT_S = 2.0  # until an answer counts as lost
 
 
 class Connects(Protocol):
@@ -30,7 +30,7 @@ class Record:
     """`unknown` counts answers that were lost; every one of them was asked about until it was known."""
 
     seen: Observations = field(default_factory=lambda: Observations(ACCOUNTS * START))
-    refused: dict[str, str] = field(default_factory=dict)
+    rejected: dict[str, str] = field(default_factory=dict)
     unknown: int = 0
     noticed: int = 0  # writes that ended, or whose answer was lost
     other: list[str] = field(default_factory=list)
@@ -42,9 +42,9 @@ class Record:
     def acknowledge(self, ident: str) -> None:
         self.seen.told[ident] = time.monotonic()
 
-    def refuse(self, ident: str, reason: str) -> None:
-        self.refused[ident] = reason
-        self.seen.refused.add(ident)
+    def reject(self, ident: str, reason: str) -> None:
+        self.rejected[ident] = reason
+        self.seen.rejected.add(ident)
 
     async def grows(self, count: Callable[["Record"], int], by: int, what: str, timeout_s: float = 60.0) -> None:
         """Wait until a figure of this record has grown."""
@@ -78,7 +78,7 @@ async def write_until(cluster: Connects, site: str, writer: int, stop: asyncio.E
     step = 0
     while not stop.is_set():
         with contextlib.suppress(NotReachable):
-            async with cluster.connect(prefer=site, timeout_s=PATIENCE_S) as shop:
+            async with cluster.connect(prefer=site, timeout_s=TIMEOUT_S) as shop:
                 while not stop.is_set():
                     step += 1
                     await _one(cluster, shop, site, writer, step, record)
@@ -95,11 +95,11 @@ async def _one(cluster: Connects, shop: ReplicaSet, site: str, writer: int, step
         if await outcome(cluster, site, unknown.tx) == "committed":
             record.acknowledge(ident)
         else:
-            record.refuse(ident, "aborted")
-    except WriteRefused as refused:
-        record.refuse(ident, str(refused))
+            record.reject(ident, "aborted")
+    except WriteRejected as rejected:
+        record.reject(ident, str(rejected))
     except NotReachable:
-        record.refuse(ident, "not reachable")
+        record.reject(ident, "not reachable")
         raise
     except TopsError as error:
         record.other.append(f"{ident}: {type(error).__name__}: {error}")
@@ -114,7 +114,7 @@ async def outcome(cluster: Connects, site: str, tx: str, timeout_s: float = 90.0
     async with asyncio.timeout(timeout_s):
         while True:
             with contextlib.suppress(NotReachable, OutcomeUnknown):
-                async with cluster.connect(prefer=site, timeout_s=PATIENCE_S) as shop:
+                async with cluster.connect(prefer=site, timeout_s=TIMEOUT_S) as shop:
                     return str(await shop.outcome(tx))
 
 
@@ -122,7 +122,7 @@ async def read_until(cluster: Connects, consistency: Consistency, stop: asyncio.
     """Reads of everything; one that can't be answered says so, and is no observation."""
     while not stop.is_set():
         with contextlib.suppress(NotReachable):
-            async with cluster.connect(timeout_s=PATIENCE_S) as shop:
+            async with cluster.connect(timeout_s=TIMEOUT_S) as shop:
                 while not stop.is_set():
                     began = time.monotonic()
                     try:

@@ -6,7 +6,7 @@ import pytest
 
 from replication.replica import copies
 from replication.replica.start import starter
-from replication.rpc.calls import CopyWanted, OpenCopy
+from replication.rpc.calls import GetCopyChunk, OpenCopy
 from tests.integration.replication.clusters import eventually
 from tests.integration.start.seeding import SeededSet, seeded_set
 from tops.model.errors import NotReachable
@@ -61,7 +61,7 @@ async def test_open_copies_are_bounded_and_take_no_connection_from_the_agents_ow
             await agent.copies.respond(OpenCopy(copy=f"new-{attempt}", target="shop/r3"))
         assert await held(seeded) == 1  # a target's new copy replaces its former one
         with pytest.raises(NotReachable, match="new-0 is no longer open"):
-            await agent.copies.respond(CopyWanted(copy="new-0", piece=0, number=0))
+            await agent.copies.respond(GetCopyChunk(copy="new-0", piece=0, number=0))
 
         for number in range(1, copies.COPIES_MAX):
             await agent.copies.respond(OpenCopy(copy=f"copy-{number}", target=f"shop/x{number}"))

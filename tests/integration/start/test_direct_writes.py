@@ -102,8 +102,8 @@ async def test_pgbench_into_one_replica_is_noticed_within_five_seconds(server: E
         agent = cluster.agents["r2"]
         agent.replica = agent.replica.model_copy(update={"listen": f"127.0.0.1:{free_port()}"})
         async with serve_agent(agent), aiohttp.ClientSession() as session:
-            async with session.get(f"http://{agent.replica.listen}/metrics") as answer:
-                assert 'tops_replica_direct_writes_total{replica="r2",replica_set="shop"}' in await answer.text()
+            async with session.get(f"http://{agent.replica.listen}/metrics") as response:
+                assert 'tops_replica_direct_writes_total{replica="r2",replica_set="shop"}' in await response.text()
 
 
 async def pgbench(server: EmbeddedPostgres, database: str, script: Path) -> int:

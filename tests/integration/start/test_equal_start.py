@@ -15,7 +15,7 @@ from replication.http.agent import serve_agent
 from replication.replica.agent import Agent
 from replication.replica.start.decisions import State
 from replication.replica.start.record import StartRecord
-from replication.rpc.refusals import NotStarted
+from replication.rpc.rejections import NotStarted
 from tests.integration.replication.clusters import eventually, rows_everywhere
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tests.integration.replication.test_command_line import tops
@@ -93,8 +93,8 @@ async def test_the_reason_is_on_the_command_line_and_in_the_readiness(server: Em
         agent = cluster.agents["r1"]
         agent.replica = agent.replica.model_copy(update={"listen": f"127.0.0.1:{free_port()}"})
         async with serve_agent(agent), aiohttp.ClientSession() as session:
-            async with session.get(f"http://{agent.replica.listen}/readyz") as answer:
-                assert (answer.status, "forgotten" in await answer.text()) == (503, True)
+            async with session.get(f"http://{agent.replica.listen}/readyz") as response:
+                assert (response.status, "forgotten" in await response.text()) == (503, True)
 
         code, out, _ = await tops(cluster.cluster, "rs", "status", "shop")
         assert (code, "r2: not started: the databases differ: table forgotten is missing" in out) == (1, True)

@@ -123,6 +123,6 @@ async def test_doctor_finds_a_default_that_differs(server: EmbeddedPostgres, fol
 def test_the_majority_is_right() -> None:
     found = {"r1": {"a": "x", "b": "1"}, "r2": {"a": "y", "b": "2"}, "r3": {"a": "x", "b": "3"}, "r4": {"a": "x"}}
 
-    assert drift.odd_ones("a", found) == {"r2"}
-    assert drift.odd_ones("b", found) == set(found), "nobody knows which one is meant"
+    assert drift.outliers("a", found) == {"r2"}
+    assert drift.outliers("b", found) == set(found), "nobody knows which one is meant"
     assert drift.differences({"r1": {"a": "x"}, "r2": {"a": "x"}}) == {}

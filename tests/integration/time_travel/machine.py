@@ -12,7 +12,7 @@ import asyncpg
 
 from adapters.changes import Insert
 from replication.model.events import log_type
-from replication.rpc.refusals import WriteRefused
+from replication.rpc.rejections import WriteRejected
 from tests.integration.replication.clusters import eventually
 from tests.integration.replication.inprocess import SmallCluster, _forget_promises
 from tops.model.errors import NotReachable, OutcomeUnknown, TopsError
@@ -50,8 +50,8 @@ class TimeMachine:
         async with self.small.connect(timeout_s=5.0) as shop:
             try:
                 await shop.write([Insert("accounts", {"id": 1_000_000 + next(self._next), "balance": 1})])
-            except WriteRefused as refused:
-                return refused.why
+            except WriteRejected as rejected:
+                return rejected.why
             except (NotReachable, OutcomeUnknown) as error:
                 return type(error).__name__
         return "written"
@@ -141,7 +141,7 @@ class TimeMachine:
         async def says_why() -> bool:
             found = await self.status()
             assert [r["replica"] for r in found["replicas"] if r["in_sync"]] == []
-            return all(r["stopped"] or r["trouble"] for r in found["replicas"] if not r.get("unreachable"))
+            return all(r["stopped"] or r["last_error"] for r in found["replicas"] if not r.get("unreachable"))
 
         await eventually(stale, what="a stale journal is noticed")
         for _ in range(3):
@@ -156,9 +156,11 @@ class TimeMachine:
 
         async def done() -> bool:
             async with self.small.connect() as shop:
-                answer = await shop.recover_log(accept_loss=accept_loss)
-            recovered.append(answer)
-            silent = set(answer.silent) & {self.small.cluster.replica_set("shop").site_of(n) for n in self.small.agents}
+                response = await shop.recover_log(accept_loss=accept_loss)
+            recovered.append(response)
+            silent = set(response.silent) & {
+                self.small.cluster.replica_set("shop").site_of(n) for n in self.small.agents
+            }
             return not silent
 
         await eventually(done, what="every running replica has told where it is")
@@ -202,4 +204,4 @@ class TimeMachine:
             found = {r["replica"]: r for r in (await self.status())["replicas"]}[replica]
         except TopsError as error:
             return str(error)
-        return str(found.get("stopped") or found.get("trouble") or "")
+        return str(found.get("stopped") or found.get("last_error") or "")

@@ -160,9 +160,9 @@ async def broker_older_while_one_replica_is_down(machine: TimeMachine) -> None:
     await machine.restore_journal(machine.coordinator, copy)
     await machine.is_noticed()
 
-    refused = await machine.recover()
-    if refused.problem:  # under a quorum two of three are enough
-        assert "r3" in refused.problem
+    rejected = await machine.recover()
+    if rejected.problem:  # under a quorum two of three are enough
+        assert "r3" in rejected.problem
         recovered = await machine.recover(accept_loss=True)
         assert (recovered.problem, len(recovered.silent)) == ("", 1)
     await machine.small.start("r3")

@@ -1,7 +1,7 @@
 """A broker without its sockets: links in, effects out.
 
 Three things meet here and nowhere else: hop-by-hop routing (`RoutingTable`), the sites at this edge (`Edge`), and the
-coordinator's duties for the types that meet here (`Rendezvous`). The broker turns what the latter wants done (`Post`,
+coordinator's duties for the types that meet here (`Rendezvous`). The broker turns what the latter wants done (`SendTo`,
 `Disseminate`) into messages on links.
 """
 
@@ -12,7 +12,7 @@ import msgspec
 
 from tops.core.broker.edge import Edge, SiteLink
 from tops.core.broker.routing import RoutingTable, Topology
-from tops.core.commit.decision_teller import CheckProof, Sign
+from tops.core.commit.decision_sender import CheckProof, Sign
 from tops.core.coordinator.rendezvous import BROKER_ROLE, Rendezvous, RendezvousOptions
 from tops.core.log.event_log import Feed
 from tops.model.constraints import Predicate
@@ -22,27 +22,28 @@ from tops.model.filters import Filter
 from tops.model.ids import NodeId, TxId
 from tops.model.sizes import bundles, encoded_bytes
 from tops.model.transactions import TxState
-from tops.protocol.effects import Disseminate, Effect, Post, Reject, Send
+from tops.protocol.effects import Disseminate, Effect, Reject, SendOnLink, SendTo
 from tops.protocol.messages import (
     Address,
+    AddressedMessage,
+    AdvertisementHandled,
     BeginTx,
     CensusOpened,
     CensusReplied,
+    DecisionRelayed,
     Definitions,
     Dissemination,
     Envelope,
     EventsPublished,
-    Letter,
     LinkMessage,
     LocalCommitOrdered,
     LogEntry,
-    MembershipAnswered,
+    MembershipReported,
     ParticipantLost,
-    PeerKnows,
-    PeersAsked,
     Publication,
     Published,
     PublisherLost,
+    QueryPeers,
     RouteAdded,
     RouteRemoved,
     RoutesReset,
@@ -50,12 +51,11 @@ from tops.protocol.messages import (
     RunOneShots,
     ScopeChosen,
     Sender,
-    StandingAnswered,
+    StandingRegistered,
     SubscriptionChanged,
     TxAbandoned,
     TxPublication,
     TxPublished,
-    TypeAnswered,
     decode_body,
 )
 from tops.protocol.records import AnyRecord
@@ -87,7 +87,7 @@ class BrokerCore:
         known = {} if predicates is None else predicates  # kept as it is: more may be registered later
         self.rendezvous = Rendezvous(name, incarnation, known, options or RendezvousOptions(), entropy, sign)
         self._check_proof = check_proof
-        self._letters = self.rendezvous.letters
+        self._message_handlers = self.rendezvous.handlers
         self.neighbours: dict[NodeId, int] = {}  # neighbouring brokers -> their incarnation
         self.tx_routes: OrderedDict[TxId, Sequence[NodeId]] = OrderedDict()  # where a transaction was announced
 
@@ -101,8 +101,8 @@ class BrokerCore:
             for event_type, interest in self.table.announced_to(neighbour)
         ]
         first = next(bundles(routes, encoded_bytes), [])
-        added = [Send(neighbour, route) for route in routes[len(first) :]]
-        return [Send(neighbour, RoutesReset(routes=tuple(first))), *added]
+        added = [SendOnLink(neighbour, route) for route in routes[len(first) :]]
+        return [SendOnLink(neighbour, RoutesReset(routes=tuple(first))), *added]
 
     def site_up(self, sender: Sender, now: float) -> list[Effect]:
         """A site is there; all its messages are stamped with `sender`. If it is a new incarnation of a known one, the
@@ -119,11 +119,11 @@ class BrokerCore:
         site = self.edge.forget(name)
         if site is None:
             return []
-        effects = self._announce_changes(self.table.forget_link(name))
+        effects = self._announce_changes(self.table.remove_link(name))
         lost = ParticipantLost(address=site.address)
         died = PublisherLost(site=name, incarnation=site.incarnation)
         for broker in sorted(site.contacts):
-            effects += self._post(Address(broker), lost, now) + self._post(Address(broker), died, now)
+            effects += self._send_to(Address(broker), lost, now) + self._send_to(Address(broker), died, now)
         return effects
 
     # ------------------------------------------------------------------------------------------------------ messages
@@ -133,7 +133,7 @@ class BrokerCore:
         site = self.edge.sites.get(link)
         if site is not None:
             if type(message) is Envelope:
-                return self._letter_from_site(site, message, now)
+                return self._envelope_from_site(site, message, now)
             return self._from_site(site, message, now)
         if link not in self.neighbours:
             return []  # neither a site that is connected here nor a broker that we have met
@@ -171,19 +171,19 @@ class BrokerCore:
             return self._subscribed(site, message, now)
         return []
 
-    def _letter_from_site(self, site: SiteLink, envelope: Envelope, now: float) -> list[Effect]:
+    def _envelope_from_site(self, site: SiteLink, envelope: Envelope, now: float) -> list[Effect]:
         """With this broker's word for who the sender is and where it is reached; what the site claims is not read."""
         to, body = envelope.to, envelope.body
         if (foreign := _begun_for_another(site, body)) is not None:
             return [foreign]
         site.contacts.add(to.broker)
         released: list[Effect] = []
-        if type(body) is StandingAnswered:
+        if type(body) is StandingRegistered:
             self.edge.on_standing(site, body)
         elif type(body) is CensusReplied:
             held = self.edge.on_replied(site, body.tx, body.pseudonym)
             released = self._release(site.name, held) if held else released
-        handler = self._letters.get(type(body)) if to == self.address else None
+        handler = self._message_handlers.get(type(body)) if to == self.address else None
         if handler is None:
             stamped = Envelope(to=to, body=body, reply_to=site.address, sender=site.sender)
             return released + self._route(stamped, now)
@@ -193,7 +193,7 @@ class BrokerCore:
 
     def _release(self, site: NodeId, held: list[Publication]) -> list[Effect]:
         """What was held back until it was known what the site takes."""
-        return [Send(site, self._downward(p, (), self.name, None)) for p in held]
+        return [SendOnLink(site, self._downward(p, (), self.name, None)) for p in held]
 
     # ---------------------------------------------------------------------------------------------------- letters
 
@@ -201,16 +201,16 @@ class BrokerCore:
         to = envelope.to
         if to.broker != self.name:
             hop = self.topology.next_hop(self.name, to.broker)
-            return [] if hop is None else [Send(hop, envelope)]
+            return [] if hop is None else [SendOnLink(hop, envelope)]
         if to.handle:
             delivered = self._deliver(envelope)
             return [] if delivered is None else [delivered]
-        if type(envelope.body) is PeersAsked:
-            asked = Envelope(to=to, body=envelope.body, reply_to=envelope.reply_to)  # sites do not learn who asks
-            return [Send(s, asked) for s in self.edge.subscribers_of(envelope.body.epoch.event_type)]
+        if type(envelope.body) is QueryPeers:
+            query = Envelope(to=to, body=envelope.body, reply_to=envelope.reply_to)  # sites do not learn who asks
+            return [SendOnLink(s, query) for s in self.edge.subscribers_of(envelope.body.epoch.event_type)]
         if envelope.sender is None:
             return []
-        effects = self.rendezvous.on_letter(envelope.body, envelope.sender, envelope.reply_to, now)
+        effects = self.rendezvous.on_message(envelope.body, envelope.sender, envelope.reply_to, now)
         return self._carry_out(effects, now)
 
     def _deliver(self, envelope: Envelope) -> Effect | None:
@@ -219,19 +219,19 @@ class BrokerCore:
         site = self.edge.owners.get(to.handle)
         if site is None or (to.incarnation and to.incarnation != site.incarnation):
             return None
-        if type(body) is MembershipAnswered and body.state is TxState.ABORTED:
+        if type(body) is MembershipReported and body.state is TxState.ABORTED:
             self.edge.dropped_out(site, body.tx)
         sender = envelope.sender
-        if type(body) is PeerKnows:
+        if type(body) is DecisionRelayed:
             if sender is None:
                 return None
             if reason := self._unfounded(sender, body):
                 return Reject(sender, "participate", body.epoch.event_type, reason)
         if sender is not None:
             envelope = Envelope(to=to, body=body, reply_to=envelope.reply_to)  # sites do not learn who writes to them
-        return Send(site.name, envelope)
+        return SendOnLink(site.name, envelope)
 
-    def _unfounded(self, sender: Sender, known: PeerKnows) -> str:
+    def _unfounded(self, sender: Sender, known: DecisionRelayed) -> str:
         """Why a decision that this sender passes on does not count, or empty: in a set's log only its replicas may do
         so, and with keys they need the coordinator's signature."""
         epoch = known.epoch
@@ -242,12 +242,12 @@ class BrokerCore:
             return f"{sender.node} passes on a decision on {epoch} that is not signed by its coordinator: {why}"
         return ""
 
-    def post(self, to: Address, letter: Letter, now: float) -> list[Effect]:
+    def send_to(self, to: Address, message: AddressedMessage, now: float) -> list[Effect]:
         """A letter of the broker itself, not of a coordinator."""
-        return self._post(to, letter, now)
+        return self._send_to(to, message, now)
 
-    def _post(self, to: Address, letter: Letter, now: float) -> list[Effect]:
-        return self._route(Envelope(to=to, body=letter, reply_to=self.address, sender=self.sender), now)
+    def _send_to(self, to: Address, message: AddressedMessage, now: float) -> list[Effect]:
+        return self._route(Envelope(to=to, body=message, reply_to=self.address, sender=self.sender), now)
 
     def _carry_out(
         self,
@@ -261,11 +261,11 @@ class BrokerCore:
         to be disseminated comes from `sender`."""
         carried: list[Effect] = []
         for effect in effects:
-            if type(effect) is Post:
+            if type(effect) is SendTo:
                 to = effect.to
                 if to.broker != self.name or not to.handle:
-                    carried += self._post(to, effect.letter, now)
-                elif (delivered := self._deliver(Envelope(to=to, body=effect.letter))) is not None:
+                    carried += self._send_to(to, effect.message, now)
+                elif (delivered := self._deliver(Envelope(to=to, body=effect.message))) is not None:
                     carried.append(delivered)
             elif type(effect) is Disseminate:
                 publication = effect.publication
@@ -297,7 +297,7 @@ class BrokerCore:
                 # Nobody behind the link subscribes to the type, or the broker there would know the same of it.
                 dissemination = msgspec.structs.replace(dissemination, early=False)
         hop = self.topology.next_hop(self.name, dissemination.rendezvous)
-        return down if hop is None else [*down, Send(hop, dissemination)]
+        return down if hop is None else [*down, SendOnLink(hop, dissemination)]
 
     def _may_pass_early(self, event_type: str) -> bool:
         """Whether subscribers may get events of a type before its rendezvous, which knows its ancestors and its log.
@@ -330,7 +330,7 @@ class BrokerCore:
         links = self.table.interested(lineage, publication.event.body)
         skip = (exclude, self.topology.next_hop(self.name, rendezvous))
         downward = self._downward(publication, lineage, rendezvous, sender)
-        return [Send(link, downward) for link in links if link not in skip]
+        return [SendOnLink(link, downward) for link in links if link not in skip]
 
     def _descend_in_tx(
         self, publication: TxPublication, lineage: tuple[str, ...], rendezvous: NodeId, exclude: NodeId | None
@@ -347,9 +347,9 @@ class BrokerCore:
             site = sites.get(link)
             if site is not None:
                 if pass_on(site, tx, publication, lineage):
-                    effects.append(Send(link, downward))
+                    effects.append(SendOnLink(link, downward))
             elif link != exclude and link != self.topology.next_hop(self.name, rendezvous):
-                effects.append(Send(link, downward))
+                effects.append(SendOnLink(link, downward))
         if type(publication) is LocalCommitOrdered or (
             type(publication) is TxAbandoned and not publication.distributed_only
         ):
@@ -377,7 +377,7 @@ class BrokerCore:
         whole = self._downward(published, lineage, rendezvous, sender)
         links = self.table.interested_in_all(lineage)
         if links is not None:
-            return [Send(link, whole) for link in links if link not in skip]
+            return [SendOnLink(link, whole) for link in links if link not in skip]
         wanted: dict[NodeId, list[msgspec.Raw]] = {}
         for encoded in published.bodies:
             body = decode_body(encoded)
@@ -392,7 +392,7 @@ class BrokerCore:
             if len(bodies) < len(published.bodies):
                 part = msgspec.structs.replace(published, bodies=tuple(bodies))
                 message = self._downward(part, lineage, rendezvous, sender)
-            effects.append(Send(link, message))
+            effects.append(SendOnLink(link, message))
         return effects
 
     def _downward(
@@ -422,10 +422,10 @@ class BrokerCore:
             touched.add(former[0])
         if changed.filter is not None and not changed.durable:
             name = changed.definitions[-1].name
-            refusal = self._add_route(site.name, changed.definitions, changed.filter)
-            if refusal is not None:
-                refused = TypeAnswered(event_type=name, refusal=refusal)
-                return self._post(site.address, refused, now)
+            rejection = self._add_route(site.name, changed.definitions, changed.filter)
+            if rejection is not None:
+                rejected = AdvertisementHandled(event_type=name, rejection=rejection)
+                return self._send_to(site.address, rejected, now)
             touched.add(name)
         return self._announce_changes(touched)
 
@@ -443,8 +443,8 @@ class BrokerCore:
     def _add_route(self, link: NodeId, definitions: Definitions, interest: Filter) -> str | None:
         try:
             self.table.add(link, definitions, interest)
-        except InvalidEventType as refusal:
-            return str(refusal)
+        except InvalidEventType as rejection:
+            return str(rejection)
         return None
 
     def _routes_changed(self, link: NodeId, message: RouteAdded | RouteRemoved | RoutesReset) -> list[Effect]:
@@ -457,7 +457,7 @@ class BrokerCore:
                 self.table.remove(link, name, interest)
                 touched.add(name)
             case RoutesReset(routes=routes):
-                touched = self.table.forget_link(link)
+                touched = self.table.remove_link(link)
                 for route in routes:
                     self._add_route(link, route.definitions, route.filter)
                     touched.add(route.definitions[-1].name)
@@ -472,8 +472,8 @@ class BrokerCore:
             if parent is None:
                 continue
             definitions = self.table.types.definitions(name)
-            effects += [Send(parent, RouteAdded(definitions=definitions, filter=f)) for f in added]
-            effects += [Send(parent, RouteRemoved(event_type=name, filter=f)) for f in removed]
+            effects += [SendOnLink(parent, RouteAdded(definitions=definitions, filter=f)) for f in added]
+            effects += [SendOnLink(parent, RouteRemoved(event_type=name, filter=f)) for f in removed]
         return effects
 
     # -------------------------------------------------------------------------------------- timers, disk, recovery
@@ -486,9 +486,9 @@ class BrokerCore:
         return self._carry_out(self.rendezvous.log_read(event_type, feed, entries), now)
 
     def drop_followers(self, event_type: str, before: int, now: float) -> tuple[list[Feed], list[Effect]]:
-        """See `LogKeeper.drop_followers`."""
+        """See `LogService.drop_followers`."""
         rendezvous = self.rendezvous
-        dropped, effects = rendezvous.log_keeper.drop_followers(rendezvous.logs[event_type], before)
+        dropped, effects = rendezvous.log_service.drop_followers(rendezvous.logs[event_type], before)
         return dropped, self._carry_out(effects, now)
 
     def recover(self, record: AnyRecord) -> None:
@@ -500,7 +500,7 @@ class BrokerCore:
         return self._carry_out(self.rendezvous.recovered(), now)
 
 
-def _begun_for_another(site: SiteLink, body: Letter) -> Reject | None:
+def _begun_for_another(site: SiteLink, body: AddressedMessage) -> Reject | None:
     """A transaction that a site wants to begin under an id that is not its own."""
     if type(body) is RunOneShots:
         foreign = next((one.tx for one in body.transactions if not site.begins(one.tx)), None)

@@ -24,7 +24,7 @@ from tops.protocol.messages import (
     Publication,
     ScopeChosen,
     Sender,
-    StandingAnswered,
+    StandingRegistered,
     SubscriptionChanged,
     TxBegan,
     TxPublication,
@@ -43,7 +43,7 @@ class Taken(msgspec.Struct):
     """
 
     scope: Scope | None = None
-    asked: int = 0
+    pending: int = 0
     distributed: bool = False
     pseudonyms: set[str] = set()
     withheld: list[Publication] = []
@@ -213,12 +213,12 @@ class Edge:
         if taken is None:
             return []
         taken.pseudonyms.add(pseudonym)
-        return taken.choose(NONE, True) if taken.asked == 1 else []
+        return taken.choose(NONE, True) if taken.pending == 1 else []
 
-    def on_standing(self, site: SiteLink, answered: StandingAnswered) -> None:
+    def on_standing(self, site: SiteLink, registered: StandingRegistered) -> None:
         """A standing answer on its way to the coordinator; its pseudonyms will be on the lists of members, or not."""
-        if answered.subscription in site.subscriptions:
-            site.secrets[answered.subscription] = answered.secret
+        if registered.subscription in site.subscriptions:
+            site.secrets[registered.subscription] = registered.secret
 
     def dropped_out(self, site: SiteLink, tx: TxId) -> None:
         """The site's distributed part is over; what it takes in another way goes on."""
@@ -250,7 +250,7 @@ class Edge:
                 continue  # it takes the transaction from the log
             if s.scope is None:
                 taken.scope = None
-                taken.asked += 1
+                taken.pending += 1
                 continue
             granted = granted_scope(s.scope, spec.limit, spec.tx_type)
             if granted is DISTRIBUTED:

@@ -97,7 +97,7 @@ class RoutingTable:
             self._index[event_type].remove(link, interest)
             self._changes(event_type, interest, -1)
 
-    def forget_link(self, link: NodeId) -> set[str]:
+    def remove_link(self, link: NodeId) -> set[str]:
         """The link's interest is gone; returns the event types that were touched."""
         touched = set()
         for event_type, links in self._interest.items():

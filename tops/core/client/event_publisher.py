@@ -7,19 +7,19 @@ import msgspec
 
 from tops.core.client.type_directory import TypeDirectory
 from tops.model.errors import InvalidEventType, LimitExceeded, NotAdvertised, TopsError
-from tops.protocol.effects import Answer, Disseminate, Effect, Post
+from tops.protocol.effects import CompleteRequest, Disseminate, Effect, SendTo
 from tops.protocol.messages import (
     Address,
+    AdvertisementHandled,
     Definitions,
     Event,
     EventConfirmed,
     EventsPublished,
-    EventsRefused,
+    EventsRejected,
     Origin,
     Published,
     TxSpec,
     TypeAdvertised,
-    TypeAnswered,
 )
 
 
@@ -42,8 +42,8 @@ class EventPublisher:
         """Say that this site is going to publish a type; answered when the rendezvous has taken it."""
         try:
             self.directory.types.define_all(definitions)
-        except InvalidEventType as refusal:
-            return [Answer(request, error=refusal)]
+        except InvalidEventType as rejection:
+            return [CompleteRequest(request, error=rejection)]
         name = definitions[-1].name
         self.directory.advertised[name] = definitions
         if plans is not None:
@@ -51,20 +51,20 @@ class EventPublisher:
         if members is not None:
             self.directory.members[name] = members
         self.advertising.setdefault(name, []).append(request)
-        return self._advertise_letter(definitions)
+        return self._advertisement(definitions)
 
-    def _advertise_letter(self, definitions: Definitions) -> list[Effect]:
+    def _advertisement(self, definitions: Definitions) -> list[Effect]:
         coordinator = self.directory.rendezvous(definitions[0].name)
         name, directory = definitions[-1].name, self.directory
         plans, members = directory.plans.get(name), directory.members.get(name)
-        return [Post(Address(coordinator), TypeAdvertised(definitions=definitions, plans=plans, members=members))]
+        return [SendTo(Address(coordinator), TypeAdvertised(definitions=definitions, plans=plans, members=members))]
 
-    def on_type_answered(self, answered: TypeAnswered) -> list[Effect]:
-        waiting = self.advertising.pop(answered.event_type, [])
-        if answered.refusal is None:
-            return [Answer(request) for request in waiting]
-        self.directory.advertised.pop(answered.event_type, None)
-        return [Answer(request, error=InvalidEventType(answered.refusal)) for request in waiting]
+    def on_advertisement_handled(self, handled: AdvertisementHandled) -> list[Effect]:
+        waiting = self.advertising.pop(handled.event_type, [])
+        if handled.rejection is None:
+            return [CompleteRequest(request) for request in waiting]
+        self.directory.advertised.pop(handled.event_type, None)
+        return [CompleteRequest(request, error=InvalidEventType(handled.rejection)) for request in waiting]
 
     def stop_advertising(self, name: str) -> list[int]:
         """The broker did not act on the advertisement of this type. Returns the requests that waited for it."""
@@ -75,7 +75,7 @@ class EventPublisher:
         """An ordinary event; for a durable type the answer means that it is on disk."""
         error = self._problem(event)
         if error is not None:
-            return [Answer(request, error=error)]
+            return [CompleteRequest(request, error=error)]
         family = self.directory.types.family(event.type)
         number = self.numbers[family] = self.numbers.get(family, 0) + 1
         published = Published(event=event, origin=Origin(family, number))
@@ -83,7 +83,7 @@ class EventPublisher:
         if self.directory.types.whole(event.type).durable:
             self.unconfirmed[family, number] = (request, published)
             return effects
-        return [*effects, Answer(request)]
+        return [*effects, CompleteRequest(request)]
 
     def publish_confirmed(
         self, event_type: str, events: Sequence[tuple[int, dict[str, Any], msgspec.Raw]]
@@ -114,37 +114,37 @@ class EventPublisher:
         return self.directory.problem_with(event)
 
     def on_confirmed(self, confirmed: EventConfirmed) -> list[Effect]:
-        answers: list[Effect] = []
+        completed: list[Effect] = []
         origin, log_number = confirmed.origin, confirmed.log_number
         for before in range(confirmed.count - 1, -1, -1):
             known = self.unconfirmed.pop((origin.family, origin.number - before), None)
             if known is not None:
-                answers.append(Answer(known[0], None if log_number is None else log_number - before))
-        return answers
+                completed.append(CompleteRequest(known[0], None if log_number is None else log_number - before))
+        return completed
 
-    def on_refused(self, refused: EventsRefused) -> list[Effect]:
-        return self.refuse_events(refused.event_type, LimitExceeded(refused.reason))
+    def on_events_rejected(self, rejected: EventsRejected) -> list[Effect]:
+        return self.reject_events(rejected.event_type, LimitExceeded(rejected.reason))
 
-    def refuse_events(self, event_type: str, error: TopsError) -> list[Effect]:
+    def reject_events(self, event_type: str, error: TopsError) -> list[Effect]:
         """Durable events of this type that wait for a confirmation get none.
 
         The log expects numbers without gaps, so those at the end are given again."""
-        refused = [(key, request) for key, (request, p) in self.unconfirmed.items() if p.event.type == event_type]
-        for (family, number), _ in reversed(refused):
+        rejected = [(key, request) for key, (request, p) in self.unconfirmed.items() if p.event.type == event_type]
+        for (family, number), _ in reversed(rejected):
             del self.unconfirmed[family, number]
             if self.numbers[family] == number:
                 self.numbers[family] -= 1
-        return [Answer(request, error=error) for _, request in refused]
+        return [CompleteRequest(request, error=error) for _, request in rejected]
 
     def announce(self) -> list[Effect]:
         """Everything a new broker must know."""
-        return [letter for d in self.directory.advertised.values() for letter in self._advertise_letter(d)]
+        return [message for d in self.directory.advertised.values() for message in self._advertisement(d)]
 
     def repeat_events(self) -> list[Effect]:
         return [Disseminate(published) for _, published in self.unconfirmed.values()]
 
     def repeat_types(self) -> list[Effect]:
-        return [e for name in self.advertising for e in self._advertise_letter(self.directory.advertised[name])]
+        return [e for name in self.advertising for e in self._advertisement(self.directory.advertised[name])]
 
     def waits(self) -> bool:
         return bool(self.unconfirmed or self.advertising)

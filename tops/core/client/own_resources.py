@@ -6,13 +6,13 @@ commit for the transaction to commit; no constraint counts them.
 
 from collections.abc import Callable, Sequence
 
-from tops.core.participant.promises import Promises
+from tops.core.participant.prepared_epochs import PreparedEpochs
 from tops.core.participant.sub_transactions import SubTransactions
 from tops.core.participant.voters import Voters
 from tops.model.ids import NodeId, Pseudonym, TxId
 from tops.model.rejections import Rejection
 from tops.model.transactions import Scope
-from tops.protocol.effects import Effect, Memo, Promise
+from tops.protocol.effects import Effect, Memo, PreparedWork
 from tops.protocol.messages import Event, TxSpec
 
 
@@ -22,21 +22,21 @@ class OwnResources:
     def __init__(
         self,
         sub_transactions: SubTransactions,
-        promises: Promises,
+        prepared_work: PreparedEpochs,
         voters: Voters,
         entropy: Callable[[int], bytes],
     ) -> None:
-        self._sub_transactions, self._promises, self._voters = sub_transactions, promises, voters
+        self._sub_transactions, self._prepared_epochs, self._voters = sub_transactions, prepared_work, voters
         self._entropy = entropy
 
     def enlist(
-        self, number: int, promises: Sequence[Promise], kept: Sequence[Memo], *, compensatable: bool
+        self, number: int, prepared_work: Sequence[PreparedWork], kept: Sequence[Memo], *, compensatable: bool
     ) -> list[Effect]:
         """One more; what an earlier life of the site promised through it is settled first."""
         self._voters.own.add(number)
         if compensatable:
             self._voters.serial.add(number)
-        return self._promises.recover(number, promises, kept)
+        return self._prepared_epochs.recover(number, prepared_work, kept)
 
     def dismiss(self, number: int) -> list[Effect]:
         """It takes part in nothing new; what is promised is kept."""

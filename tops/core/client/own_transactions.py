@@ -18,17 +18,17 @@ from tops.model.errors import (
 )
 from tops.model.ids import NodeId, TxId, tx_id
 from tops.model.transactions import Access, Outcome, TxState, TxType
-from tops.protocol.effects import Answer, Disseminate, Effect, Post
+from tops.protocol.effects import CompleteRequest, Disseminate, Effect, SendTo
 from tops.protocol.messages import (
     Address,
-    AskOutcome,
     BeginPublic,
     BeginTx,
     CensusOpened,
     Event,
+    GetOutcome,
     OneShot,
     PublisherDone,
-    PublishInTxAnswered,
+    PublishInTxHandled,
     RunOneShot,
     RunOneShots,
     TxOpened,
@@ -56,7 +56,7 @@ class OwnTransactions:
         self.transactions: dict[TxId, PublisherTx] = {}
         self.opening: dict[int, tuple[BeginPublic, float]] = {}  # public ones without an id yet, and for how long
         self.ended: OrderedDict[TxId, TxOutcome] = OrderedDict()  # for those who use a transaction after its end
-        self.asking: dict[TxId, tuple[AskOutcome, list[int]]] = {}
+        self.outcome_queries: dict[TxId, tuple[GetOutcome, list[int]]] = {}
 
     def begin(self, request: int, spec: TxSpec, own: int | None = None) -> list[Effect]:
         """Open a transaction; answered with its id when events may be published in it.
@@ -65,12 +65,12 @@ class OwnTransactions:
         """
         error = self._problem_with_spec(spec) or self._problem_with_own(spec, own)
         if error is not None:
-            return [Answer(request, error=error)]
+            return [CompleteRequest(request, error=error)]
         coordinator = self.directory.coordinator_of(spec.event_type)
         if spec.access is PUBLIC:
             begin_public = BeginPublic(request=request, spec=spec)
             self.opening[request] = (begin_public, 0.0)
-            return [Post(Address(coordinator), begin_public)]
+            return [SendTo(Address(coordinator), begin_public)]
         tx = self._new_id()
         if spec.tx_type is DISTRIBUTED:
             name = self.resources.new_name() if own is not None else None
@@ -78,7 +78,7 @@ class OwnTransactions:
             own_tx = self.transactions[tx] = PublisherTx.begun(tx, spec, coordinator)
             own_tx.begin_message, own_tx.opening = begin, request
             own_tx.own = (own, name) if own is not None and name is not None else None
-            return [Post(Address(coordinator), begin)]
+            return [SendTo(Address(coordinator), begin)]
         own_tx = self.transactions[tx] = PublisherTx.begun(tx, spec, coordinator)
         announced = CensusOpened(
             tx=tx, spec=spec, coordinator=coordinator, incarnation=self.incarnation, initiator=Address(coordinator)
@@ -94,22 +94,22 @@ class OwnTransactions:
         """One-shots of one kind, each with its request: all of them in one message."""
         error = self._problem_with_spec(spec)
         if error is not None:
-            return [Answer(request, error=error) for request, _ in wanted]
+            return [CompleteRequest(request, error=error) for request, _ in wanted]
         effects: list[Effect] = []
         run: list[OneShot] = []
         coordinator = self.directory.coordinator_of(spec.event_type)
         for request, events in wanted:
             error = self._problem_with_events(events)
             if error is not None:
-                effects.append(Answer(request, error=error))
+                effects.append(CompleteRequest(request, error=error))
                 continue
             tx = self._new_id()
             self.transactions[tx] = PublisherTx.of_one_shot(tx, spec, coordinator, request)
             run.append(OneShot(tx, events))
         if len(run) == 1:
-            effects.append(Post(Address(coordinator), RunOneShot(tx=run[0].tx, spec=spec, events=run[0].events)))
+            effects.append(SendTo(Address(coordinator), RunOneShot(tx=run[0].tx, spec=spec, events=run[0].events)))
         elif run:
-            effects.append(Post(Address(coordinator), RunOneShots(spec=spec, transactions=tuple(run))))
+            effects.append(SendTo(Address(coordinator), RunOneShots(spec=spec, transactions=tuple(run))))
         return effects
 
     def _problem_with_events(self, events: tuple[Event, ...]) -> TopsError | None:
@@ -180,10 +180,10 @@ class OwnTransactions:
         """An event inside a transaction; it travels under the transaction's type whatever its own."""
         known = self.transactions.get(tx)
         if known is None:
-            return [Answer(request, error=self._no_longer_open(tx))]
+            return [CompleteRequest(request, error=self._no_longer_open(tx))]
         problem = self.directory.problem_with(event) if event.type in self.directory.types else None
         if problem is not None:
-            return [Answer(request, error=problem)]
+            return [CompleteRequest(request, error=problem)]
         effects = known.publish(request, event)
         if known.own is None:
             return effects
@@ -210,12 +210,12 @@ class OwnTransactions:
             return []
         if known.contributed and not known.waits():
             del self.transactions[tx]
-        return [Post(Address(known.coordinator), PublisherDone(tx=tx))]
+        return [SendTo(Address(known.coordinator), PublisherDone(tx=tx))]
 
     def commit(self, request: int, tx: TxId) -> list[Effect]:
         known = self.transactions.get(tx)
         if known is None:
-            return [Answer(request, error=self._no_longer_open(tx))]
+            return [CompleteRequest(request, error=self._no_longer_open(tx))]
         return known.commit(request)
 
     def abort(self, request: int, tx: TxId, reason: str) -> list[Effect]:
@@ -223,23 +223,23 @@ class OwnTransactions:
         if known is not None:
             return known.abort(request, reason)
         if tx in self.ended and self.ended[tx].outcome is not Outcome.UNKNOWN:
-            return [Answer(request, self.ended[tx])]
-        return [Answer(request, error=self._no_longer_open(tx))]
+            return [CompleteRequest(request, self.ended[tx])]
+        return [CompleteRequest(request, error=self._no_longer_open(tx))]
 
-    def ask_outcome(self, request: int, question: AskOutcome) -> list[Effect]:
+    def get_outcome(self, request: int, query: GetOutcome) -> list[Effect]:
         """What became of a transaction, also one of an earlier life of this site."""
-        if question.event_type not in self.directory.types:
-            refusal = InvalidEventType(f"event type {question.event_type!r} is not known here: advertise or subscribe")
-            return [Answer(request, error=refusal)]
-        self.asking.setdefault(question.tx, (question, []))[1].append(request)
-        return self._ask(question)
+        if query.event_type not in self.directory.types:
+            rejection = InvalidEventType(f"event type {query.event_type!r} is not known here: advertise or subscribe")
+            return [CompleteRequest(request, error=rejection)]
+        self.outcome_queries.setdefault(query.tx, (query, []))[1].append(request)
+        return self._send_query(query)
 
-    def _ask(self, question: AskOutcome) -> list[Effect]:
-        return [Post(Address(self.directory.coordinator_of(question.event_type)), question)]
+    def _send_query(self, query: GetOutcome) -> list[Effect]:
+        return [SendTo(Address(self.directory.coordinator_of(query.event_type)), query)]
 
-    def on_outcomes(self, letter: TxOutcomes) -> list[Effect]:
+    def on_outcomes(self, message: TxOutcomes) -> list[Effect]:
         effects: list[Effect] = []
-        for outcome in letter.outcomes:
+        for outcome in message.outcomes:
             effects += self.on_outcome(outcome)
         return effects
 
@@ -254,8 +254,8 @@ class OwnTransactions:
                 del self.transactions[outcome.tx]
                 if not known.one_shot:  # nobody can do more with that one
                     self._remember(outcome)
-        if self.asking and not outcome.locals_wait and outcome.tx in self.asking:
-            effects += [Answer(request, outcome) for request in self.asking.pop(outcome.tx)[1]]
+        if self.outcome_queries and not outcome.locals_wait and outcome.tx in self.outcome_queries:
+            effects += [CompleteRequest(request, outcome) for request in self.outcome_queries.pop(outcome.tx)[1]]
         return effects
 
     def _remember(self, outcome: TxOutcome) -> None:
@@ -263,11 +263,13 @@ class OwnTransactions:
         if len(self.ended) > ENDED_MAX:
             self.ended.popitem(last=False)
 
-    def on_tx_letter(self, letter: PublishInTxAnswered | VotesMissing) -> list[Effect]:
-        known = self.transactions.get(letter.tx)
+    def on_tx_message(self, message: PublishInTxHandled | VotesMissing) -> list[Effect]:
+        known = self.transactions.get(message.tx)
         if known is None:
             return []
-        return known.on_published(letter) if isinstance(letter, PublishInTxAnswered) else known.on_votes_missing(letter)
+        return (
+            known.on_published(message) if isinstance(message, PublishInTxHandled) else known.on_votes_missing(message)
+        )
 
     def stop_repeating(self, tx: TxId) -> list[int]:
         """The broker did not act on a message about this transaction. Returns the requests that waited for it."""
@@ -286,10 +288,10 @@ class OwnTransactions:
             if waited_s + elapsed_s > self.give_up_s:
                 del self.opening[request]
                 error = NotReachable(f"broker {coordinator} does not answer: no transaction was begun")
-                effects.append(Answer(request, error=error))
+                effects.append(CompleteRequest(request, error=error))
             else:
                 self.opening[request] = (begin, waited_s + elapsed_s)
-                effects.append(Post(Address(coordinator), begin))
+                effects.append(SendTo(Address(coordinator), begin))
         return effects
 
     def repeat(self, elapsed_s: float) -> list[Effect]:
@@ -299,11 +301,11 @@ class OwnTransactions:
             effects += known.repeat(elapsed_s, self.give_up_s)
             if known.state is CENSUS and not known.waits():
                 del self.transactions[known.tx]  # given up before the application learnt its id
-        for question, _ in self.asking.values():
-            effects += self._ask(question)
+        for query, _ in self.outcome_queries.values():
+            effects += self._send_query(query)
         return effects
 
     def waits(self) -> bool:
-        if self.opening or self.asking:
+        if self.opening or self.outcome_queries:
             return True
         return any(t.waits() for t in self.transactions.values())

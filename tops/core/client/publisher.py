@@ -21,16 +21,16 @@ from tops.model.ids import NodeId, Pseudonym, TxId
 from tops.model.rejections import Rejection, RejectionCode, over_limit
 from tops.model.sizes import TEXT_MAX, encoded_bytes, logged_bytes
 from tops.model.transactions import Access, Outcome, TxState
-from tops.protocol.effects import Answer, Disseminate, Effect, Post, TxEnded
+from tops.protocol.effects import CompleteRequest, Disseminate, Effect, SendTo, TxEnded
 from tops.protocol.messages import (
     AbortTx,
     Address,
-    AskOutcome,
     BeginTx,
     CommitTx,
     Event,
+    GetOutcome,
     PublishInTx,
-    PublishInTxAnswered,
+    PublishInTxHandled,
     TxOpened,
     TxOutcome,
     TxSpec,
@@ -64,7 +64,7 @@ class PublisherTx(msgspec.Struct, eq=False):
     contributed: bool = False  # somebody else's transaction
     own: tuple[int, Pseudonym] | None = None  # resources of the site's own that take part, and their name
     operator: bool = False  # somebody else's private one, which this site can only end
-    life: int = 0  # of the coordinator, as it was when it opened the transaction
+    incarnation: int = 0  # of the coordinator, as it was when it opened the transaction
     size: int = 0  # in bytes, with all events that were numbered here
 
     @classmethod
@@ -92,51 +92,51 @@ class PublisherTx(msgspec.Struct, eq=False):
         if self.state is not CENSUS:
             return []
         self.state, request, self.opening, self.begin_message = opened.state, self.opening, None, None
-        self.life = opened.life
+        self.incarnation = opened.incarnation
         if opened.state is ACTIVE:
             if self.numbering is not None:
                 self.numbering.open()
-            return [] if request is None else [Answer(request, self.tx)]
+            return [] if request is None else [CompleteRequest(request, self.tx)]
         rejection = opened.rejection or UNSTATED
         error: TopsError = TransactionAborted(self.tx, rejection)
         if opened.state is CENSUS_UNFULFILLED:
             error = CensusUnfulfilled(self.tx, rejection)
         effects = self.on_outcome(TxOutcome(tx=self.tx, outcome=Outcome.ABORTED, rejection=opened.rejection))
-        return effects if request is None else [Answer(request, error=error), *effects]
+        return effects if request is None else [CompleteRequest(request, error=error), *effects]
 
     # --------------------------------------------------------------------------------------------------- publishing
 
     def publish(self, request: int, event: Event) -> list[Effect]:
         """An event for the transaction: numbered here if the site is its only publisher."""
         if self.state is not ACTIVE or self.wish is not None:
-            return [Answer(request, error=TransactionClosed(self.tx, self.state.value))]
+            return [CompleteRequest(request, error=TransactionClosed(self.tx, self.state.value))]
         if self.numbering is None:
             self.publishing[request] = event
-            return [Post(Address(self.coordinator), PublishInTx(tx=self.tx, request=request, event=event))]
+            return [SendTo(Address(self.coordinator), PublishInTx(tx=self.tx, request=request, event=event))]
         grown = self.size + encoded_bytes(event)
         if (rejection := over_limit(grown)) is not None:
-            return [Answer(request, error=TransactionTooLarge(self.tx, rejection))]
+            return [CompleteRequest(request, error=TransactionTooLarge(self.tx, rejection))]
         self.size = grown
         published = self.numbering.admit(event)
-        return [Disseminate(published), Answer(request, published.sequence)]
+        return [Disseminate(published), CompleteRequest(request, published.sequence)]
 
-    def on_published(self, answered: PublishInTxAnswered) -> list[Effect]:
-        if self.publishing.pop(answered.request, None) is None:
+    def on_published(self, handled: PublishInTxHandled) -> list[Effect]:
+        if self.publishing.pop(handled.request, None) is None:
             return []
-        if answered.rejection is not None:
-            return [Answer(answered.request, error=TransactionTooLarge(self.tx, answered.rejection))]
-        if answered.sequence is None:
-            return [Answer(answered.request, error=TransactionClosed(self.tx, answered.state.value))]
-        return [Answer(answered.request, answered.sequence)]
+        if handled.rejection is not None:
+            return [CompleteRequest(handled.request, error=TransactionTooLarge(self.tx, handled.rejection))]
+        if handled.sequence is None:
+            return [CompleteRequest(handled.request, error=TransactionClosed(self.tx, handled.state.value))]
+        return [CompleteRequest(handled.request, handled.sequence)]
 
     # ------------------------------------------------------------------------------------------------------- ending
 
     def commit(self, request: int) -> list[Effect]:
         """Ask for commitment, or wait once more after `UncheckedTransaction`."""
         if self.outcome is not None and not self.outcome.locals_wait:
-            return [self._answer(request, self.outcome)]
+            return [self._completion(request, self.outcome)]
         if self.wish == "abort" or self.state not in (ACTIVE, COMMITTING, ABORTED):
-            return [Answer(request, error=TransactionClosed(self.tx, self.state.value))]
+            return [CompleteRequest(request, error=TransactionClosed(self.tx, self.state.value))]
         self.ending.append(request)
         self.wish, self.waited_s = "commit", 0.0
         if self.state is ACTIVE:
@@ -149,7 +149,7 @@ class PublisherTx(msgspec.Struct, eq=False):
     def abort(self, request: int, reason: str) -> list[Effect]:
         """Give it up; the answer is the outcome, which is a commit if that was decided before."""
         if self.outcome is not None and not self.outcome.locals_wait:
-            return [self._answer(request, self.outcome, aborting=True)]
+            return [self._completion(request, self.outcome, aborting=True)]
         self.ending.append(request)
         self.wish, self.reason, self.waited_s = "abort", reason[:TEXT_MAX], 0.0
         return [self._abort_order()]
@@ -160,7 +160,7 @@ class PublisherTx(msgspec.Struct, eq=False):
         self.unchecked = True
         waiting, self.ending = self.ending, []
         error = UncheckedTransaction(self.tx, missing.missing)
-        return [Answer(request, error=error) for request in waiting]
+        return [CompleteRequest(request, error=error) for request in waiting]
 
     def on_outcome(self, outcome: TxOutcome) -> list[Effect]:
         known = self.outcome
@@ -176,23 +176,23 @@ class PublisherTx(msgspec.Struct, eq=False):
             return effects
         waiting, self.ending = self.ending, []
         for request in waiting:
-            effects.append(self._answer(request, outcome, self.wish == "abort"))
+            effects.append(self._completion(request, outcome, self.wish == "abort"))
         if self.opening is not None:
-            effects.append(self._answer(self.opening, outcome))
+            effects.append(self._completion(self.opening, outcome))
             self.opening = None
         for request in self.publishing:
-            effects.append(Answer(request, error=TransactionClosed(self.tx, self.state.value)))
+            effects.append(CompleteRequest(request, error=TransactionClosed(self.tx, self.state.value)))
         self.publishing.clear()
         return effects
 
-    def _answer(self, request: int, outcome: TxOutcome, aborting: bool = False) -> Effect:
+    def _completion(self, request: int, outcome: TxOutcome, aborting: bool = False) -> Effect:
         if outcome.outcome is COMMIT:
-            return Answer(request, outcome)
+            return CompleteRequest(request, outcome)
         if outcome.outcome is Outcome.UNKNOWN:
-            return Answer(request, error=OutcomeUnknown(self.tx, self.coordinator))
+            return CompleteRequest(request, error=OutcomeUnknown(self.tx, self.coordinator))
         if aborting:
-            return Answer(request, outcome)
-        return Answer(request, error=aborted(outcome))
+            return CompleteRequest(request, outcome)
+        return CompleteRequest(request, error=aborted(outcome))
 
     # ------------------------------------------------------------------------------------------------------ repeating
 
@@ -207,17 +207,17 @@ class PublisherTx(msgspec.Struct, eq=False):
             return self._give_up()
         to = Address(self.coordinator)
         if self.begin_message is not None and self.state is CENSUS:
-            return [Post(to, self.begin_message)]
+            return [SendTo(to, self.begin_message)]
         events: list[Effect] = [
-            Post(to, PublishInTx(tx=self.tx, request=request, event=event))
+            SendTo(to, PublishInTx(tx=self.tx, request=request, event=event))
             for request, event in self.publishing.items()
         ]
         return events + (self._repeat_wish(to) if self.ending or self.unchecked else [])
 
     def _repeat_wish(self, to: Address) -> list[Effect]:
         if self.one_shot or not self.ending:
-            question = AskOutcome(tx=self.tx, tx_type=self.spec.tx_type, event_type=self.spec.event_type)
-            return [Post(to, question)]
+            query = GetOutcome(tx=self.tx, tx_type=self.spec.tx_type, event_type=self.spec.event_type)
+            return [SendTo(to, query)]
         if self.wish == "abort":
             return [self._abort_order()]
         return [self._commit_order(None if self.numbering is None else self.numbering.last_sequence)]
@@ -228,9 +228,9 @@ class PublisherTx(msgspec.Struct, eq=False):
             tx_type=self.spec.tx_type,
             event_type=self.spec.event_type,
             last_sequence=last_sequence,
-            life=self.life,
+            incarnation=self.incarnation,
         )
-        return Post(Address(self.coordinator), order)
+        return SendTo(Address(self.coordinator), order)
 
     def _abort_order(self) -> Effect:
         order = AbortTx(
@@ -240,7 +240,7 @@ class PublisherTx(msgspec.Struct, eq=False):
             reason=self.reason,
             operator=self.operator,
         )
-        return Post(Address(self.coordinator), order)
+        return SendTo(Address(self.coordinator), order)
 
     @property
     def waiting(self) -> list[int]:
@@ -251,7 +251,7 @@ class PublisherTx(msgspec.Struct, eq=False):
         waiting = self.waiting
         self.opening, self.ending, self.unchecked = None, [], False
         self.publishing.clear()
-        return [Answer(request, error=OutcomeUnknown(self.tx, self.coordinator)) for request in waiting]
+        return [CompleteRequest(request, error=OutcomeUnknown(self.tx, self.coordinator)) for request in waiting]
 
 
 def aborted(outcome: TxOutcome) -> TransactionAborted:

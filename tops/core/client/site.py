@@ -14,19 +14,19 @@ from tops.core.client.event_publisher import EventPublisher
 from tops.core.client.own_resources import OwnResources
 from tops.core.client.own_transactions import OwnTransactions
 from tops.core.client.type_directory import TypeDirectory
-from tops.core.commit.decision_teller import CheckProof
+from tops.core.commit.decision_sender import CheckProof
 from tops.core.participant.calls import Calls
 from tops.core.participant.participation import Participation, SiteOptions, Wish
 from tops.model.errors import NotReachable, TopsError
 from tops.model.filters import Filter
 from tops.model.ids import NodeId, TxId
 from tops.model.transactions import LocalOutcome, TxType
-from tops.protocol.effects import Answer, Disseminate, Effect, Memo, Post, Promise, Send, SetTimer
+from tops.protocol.effects import CompleteRequest, Disseminate, Effect, Memo, PreparedWork, SendOnLink, SendTo, SetTimer
 from tops.protocol.messages import (
     Address,
-    AskLog,
-    AskOutcome,
-    AskReached,
+    AdvertisementHandled,
+    ConfirmRoute,
+    DecisionRelayed,
     Definitions,
     Dissemination,
     EndLog,
@@ -34,31 +34,31 @@ from tops.protocol.messages import (
     EpochDecided,
     Event,
     EventConfirmed,
-    EventsRefused,
+    EventsRejected,
     FinishNoted,
+    FollowLog,
+    FollowRejected,
+    GetAppliedIndex,
+    GetLogState,
+    GetOutcome,
     HistoryRejected,
     LinkMessage,
     LogDelivered,
     LogEnded,
     LogRecovered,
-    LogRefused,
-    LogTold,
-    LogWanted,
-    MembershipAnswered,
-    PeerKnows,
-    PeersAsked,
+    LogStateReported,
+    MembershipReported,
     PrepareEpoch,
     Publication,
-    PublishInTxAnswered,
+    PublishInTxHandled,
+    QueryPeers,
     RecoverLog,
-    RouteAsked,
-    RouteStands,
+    RouteConfirmed,
     StandingAccepted,
     TxOpened,
     TxOutcome,
     TxOutcomes,
     TxSpec,
-    TypeAnswered,
     VotesMissing,
 )
 
@@ -90,42 +90,47 @@ class SiteCore:
             name, self.types, self.calls, self.brokers, directory.rendezvous, entropy, self.options, check_proof
         )
         self.resources = OwnResources(
-            participation.sub_transactions, participation.promises, participation.voters, entropy
+            participation.sub_transactions, participation.prepared_epochs, participation.voters, entropy
         )
         own = self.own = OwnTransactions(name, incarnation, directory, self.resources, self.options.give_up_s)
-        self.transactions, self.opening, self.ended, self.asking = own.transactions, own.opening, own.ended, own.asking
-        self.asking_logs: dict[int, AskLog] = {}
+        self.transactions, self.opening, self.ended, self.outcome_queries = (
+            own.transactions,
+            own.opening,
+            own.ended,
+            own.outcome_queries,
+        )
+        self.pending_log_requests: dict[int, GetLogState] = {}
         self.ending_logs: dict[int, EndLog] = {}
         self.recovering_logs: dict[int, RecoverLog] = {}
-        self.reading_logs: dict[str, tuple[int, LogWanted]] = {}  # by the reader's name
+        self.reading_logs: dict[str, tuple[int, FollowLog]] = {}  # by the reader's name
         self.routes_asked: dict[int, int] = {}  # subscription -> the request that waits for its route
         self._retrying = False
         self._meant = (incarnation, 0)  # the lives that a letter for this one is addressed to; 0: whichever
-        self._letters, self._publications = self._handlers(), participation.publications
+        self._message_handlers, self._publications = self._handlers(), participation.publications
 
     def _handlers(self) -> dict[type, Callable[[Any], list[Effect]]]:
-        promises, subscribed = self.participation.promises, self.participation.subscribed
+        prepared_epochs, subscribed = self.participation.prepared_epochs, self.participation.subscribed
         return {
-            PrepareEpoch: promises.on_prepare,
-            EpochDecided: promises.on_decided,
-            FinishNoted: promises.on_noted,
-            PeerKnows: promises.on_peer_knows,
+            PrepareEpoch: prepared_epochs.on_prepare,
+            EpochDecided: prepared_epochs.on_decided,
+            FinishNoted: prepared_epochs.on_noted,
+            DecisionRelayed: prepared_epochs.on_decision_relayed,
             LogDelivered: self._on_log,
-            LogRefused: self._on_log_refused,
+            FollowRejected: self._on_follow_rejected,
             HistoryRejected: self.participation.subscribed.on_history_rejected,
             StandingAccepted: subscribed.on_accepted,
-            MembershipAnswered: self.participation.on_membership,
+            MembershipReported: self.participation.on_membership,
             TxOutcome: self.own.on_outcome,
             TxOutcomes: self.own.on_outcomes,
             TxOpened: self.own.on_opened,
-            PublishInTxAnswered: self.own.on_tx_letter,
-            VotesMissing: self.own.on_tx_letter,
+            PublishInTxHandled: self.own.on_tx_message,
+            VotesMissing: self.own.on_tx_message,
             EventConfirmed: self.events.on_confirmed,
-            EventsRefused: self.events.on_refused,
-            TypeAnswered: self.events.on_type_answered,
-            RouteStands: self._on_route,
-            LogTold: self._on_log_told,
-            AskReached: promises.on_reached_asked,
+            EventsRejected: self.events.on_events_rejected,
+            AdvertisementHandled: self.events.on_advertisement_handled,
+            RouteConfirmed: self._on_route,
+            LogStateReported: self._on_log_state,
+            GetAppliedIndex: prepared_epochs.on_get_applied_index,
             LogEnded: self._on_log_ended,
             LogRecovered: self._on_log_recovered,
         }
@@ -156,13 +161,13 @@ class SiteCore:
         if type(message) is Envelope:
             if message.to.incarnation not in self._meant:
                 return []  # for an earlier life, which numbered its requests and events as this one does
-            letter = message.body
-            handler = self._letters.get(type(letter))
+            body = message.body
+            handler = self._message_handlers.get(type(body))
             if handler is not None:
-                effects = handler(letter)
+                effects = handler(body)
                 return self._carry_out(effects) if effects else effects
-            if type(letter) is PeersAsked:
-                return self._carry_out(self.participation.promises.on_peers_asked(letter, message.reply_to))
+            if type(body) is QueryPeers:
+                return self._carry_out(self.participation.prepared_epochs.on_query_peers(body, message.reply_to))
         elif type(message) is Dissemination and self.link is not None:
             publication = message.publication
             effects = self._publications[type(publication)](publication, message, self.link)
@@ -212,9 +217,9 @@ class SiteCore:
                 return self.own.stop_opening(int(name))
         return []
 
-    def refuse_events(self, event_type: str, error: TopsError) -> list[Effect]:
+    def reject_events(self, event_type: str, error: TopsError) -> list[Effect]:
         """Durable events of this type that wait for a confirmation get none."""
-        return self.events.refuse_events(event_type, error)
+        return self.events.reject_events(event_type, error)
 
     # ------------------------------------------------------------------------------------------- own transactions
 
@@ -226,13 +231,17 @@ class SiteCore:
         return self._request(self.own.begin(request, spec, own))
 
     def enlist(
-        self, number: int, promises: Sequence[Promise] = (), kept: Sequence[Memo] = (), compensatable: bool = False
+        self,
+        number: int,
+        prepared_work: Sequence[PreparedWork] = (),
+        kept: Sequence[Memo] = (),
+        compensatable: bool = False,
     ) -> list[Effect]:
         """Resources of the site's own for transactions that it begins; `number` names them as it does a subscription.
 
         `promises` and `kept` are what an earlier life promised through them, see `recover`.
         """
-        return self._carry_out(self.resources.enlist(number, promises, kept, compensatable=compensatable))
+        return self._carry_out(self.resources.enlist(number, prepared_work, kept, compensatable=compensatable))
 
     def dismiss(self, number: int) -> list[Effect]:
         """These resources take part in nothing new."""
@@ -264,9 +273,9 @@ class SiteCore:
     def abort(self, request: int, tx: TxId, reason: str) -> list[Effect]:
         return self._request(self.own.abort(request, tx, reason))
 
-    def ask_outcome(self, request: int, question: AskOutcome) -> list[Effect]:
+    def get_outcome(self, request: int, query: GetOutcome) -> list[Effect]:
         """What became of a transaction, also one of an earlier life of this site."""
-        return self._request(self.own.ask_outcome(request, question))
+        return self._request(self.own.get_outcome(request, query))
 
     # ------------------------------------------------------------------------------------------------ subscriptions
 
@@ -277,12 +286,12 @@ class SiteCore:
     def unsubscribe(self, number: int) -> list[Effect]:
         return self._carry_out(self.participation.unsubscribe(number, self.link))
 
-    def recover(self, number: int, promises: Sequence[Promise], kept: Sequence[Memo] = ()) -> list[Effect]:
+    def recover(self, number: int, prepared_work: Sequence[PreparedWork], kept: Sequence[Memo] = ()) -> list[Effect]:
         """What a subscription's participant found again after a crash; call it right after `subscribe`.
 
         `promises` are those that are still open, `kept` those that were carried out and not yet forgotten.
         """
-        return self._carry_out(self.participation.promises.recover(number, promises, kept))
+        return self._carry_out(self.participation.prepared_epochs.recover(number, prepared_work, kept))
 
     def call_done(self, call: int, result: Any) -> list[Effect]:
         """A participant answered a call."""
@@ -296,48 +305,48 @@ class SiteCore:
 
     # --------------------------------------------------------------------------------------------------- questions
 
-    def ask_route(self, request: int, number: int) -> list[Effect]:
+    def confirm_route(self, request: int, number: int) -> list[Effect]:
         """Answered when events that are published from then on reach the subscription."""
         self.routes_asked[number] = request
-        return self._request(self._route_question(number))
+        return self._request(self._route_confirmation(number))
 
-    def _route_question(self, number: int) -> list[Effect]:
+    def _route_confirmation(self, number: int) -> list[Effect]:
         known = self.participation.subscriptions.get(number)
         if known is None:
             self.routes_asked.pop(number, None)
             return []
-        return [Post(Address(known.coordinator), RouteAsked(subscription=number))]
+        return [SendTo(Address(known.coordinator), ConfirmRoute(subscription=number))]
 
-    def _on_route(self, stands: RouteStands) -> list[Effect]:
+    def _on_route(self, stands: RouteConfirmed) -> list[Effect]:
         request = self.routes_asked.pop(stands.subscription, None)
-        return [] if request is None else [Answer(request, stands.subscription)]
+        return [] if request is None else [CompleteRequest(request, stands.subscription)]
 
-    def ask_log(self, request: int, event_type: str) -> list[Effect]:
-        """How far a durable type's log is decided; repeated until it is answered or `forget_log` ends it."""
-        question = self.asking_logs[request] = AskLog(request=request, event_type=event_type)
-        return self._request([Post(Address(self.coordinator_of(event_type)), question)])
+    def get_log_state(self, request: int, event_type: str) -> list[Effect]:
+        """How far a durable type's log is decided; repeated until it is answered or `cancel_log_request` ends it."""
+        query = self.pending_log_requests[request] = GetLogState(request=request, event_type=event_type)
+        return self._request([SendTo(Address(self.coordinator_of(event_type)), query)])
 
-    def forget_log(self, request: int) -> None:
+    def cancel_log_request(self, request: int) -> None:
         """Nobody waits for that answer any more."""
-        self.asking_logs.pop(request, None)
+        self.pending_log_requests.pop(request, None)
         self.ending_logs.pop(request, None)
         self.recovering_logs.pop(request, None)
 
     def recover_log(
         self, request: int, event_type: str, replicas: tuple[str, ...], needed: int, accept_loss: bool
     ) -> list[Effect]:
-        """A stale journal's log goes on in a new history; repeated until it is answered or `forget_log` gives it up."""
+        """Continue a stale journal's log in a new history; sent until a response or `cancel_log_request` ends it."""
         asked = self.recovering_logs[request] = RecoverLog(
             request=request, event_type=event_type, replicas=replicas, needed=needed, accept_loss=accept_loss
         )
-        return self._request([Post(Address(self.coordinator_of(event_type)), asked)])
+        return self._request([SendTo(Address(self.coordinator_of(event_type)), asked)])
 
     def end_log(self, request: int, event_type: str, name: str, *, operator: bool = False) -> list[Effect]:
-        """A durable subscription ends for good; repeated until it is answered or `forget_log` gives it up.
+        """A durable subscription ends for good; repeated until it is answered or `cancel_log_request` gives it up.
 
         `operator`: somebody else's, by the name that the log knows it by."""
         order = self.ending_logs[request] = EndLog(request=request, event_type=event_type, name=name, operator=operator)
-        return self._request([Post(Address(self.coordinator_of(event_type)), order)])
+        return self._request([SendTo(Address(self.coordinator_of(event_type)), order)])
 
     def read_log(self, request: int, name: str, event_type: str, after: int, entries_max: int) -> list[Effect]:
         """Some of the entries that follow a number, in passing: under a name of the reader's own, one read at a time.
@@ -345,14 +354,16 @@ class SiteCore:
         Repeated until it is answered; `read_log_done` ends it."""
         wanted = self._reading(name, event_type, after, entries_max)
         self.reading_logs[name] = (request, wanted)
-        return self._request([Post(Address(self.coordinator_of(event_type)), wanted)])
+        return self._request([SendTo(Address(self.coordinator_of(event_type)), wanted)])
 
     def read_log_done(self, name: str, event_type: str) -> list[Effect]:
         self.reading_logs.pop(name, None)
-        return self._carry_out([Post(Address(self.coordinator_of(event_type)), self._reading(name, event_type, -1, 0))])
+        return self._carry_out(
+            [SendTo(Address(self.coordinator_of(event_type)), self._reading(name, event_type, -1, 0))]
+        )
 
-    def _reading(self, name: str, event_type: str, after: int, entries_max: int) -> LogWanted:
-        return LogWanted(
+    def _reading(self, name: str, event_type: str, after: int, entries_max: int) -> FollowLog:
+        return FollowLog(
             name=name,
             definitions=self.types.definitions(event_type),
             filter=Filter(),
@@ -360,7 +371,7 @@ class SiteCore:
             start="",
             credit=entries_max,
             voter=None,
-            passing=True,
+            ephemeral=True,
         )
 
     def _on_log(self, delivered: LogDelivered) -> list[Effect]:
@@ -371,24 +382,28 @@ class SiteCore:
         if delivered.after != wanted.position:
             return []  # of an earlier question
         del self.reading_logs[delivered.name]
-        return [Answer(request, delivered)]
+        return [CompleteRequest(request, delivered)]
 
-    def _on_log_refused(self, refused: LogRefused) -> list[Effect]:
-        reading = self.reading_logs.pop(refused.name, None)
+    def _on_follow_rejected(self, rejected: FollowRejected) -> list[Effect]:
+        reading = self.reading_logs.pop(rejected.name, None)
         if reading is None:
-            return self.participation.subscribed.on_log_refused(refused)
-        text = f"the log of {refused.event_type!r} begins at {refused.oldest}; what was before is no longer kept"
-        return [Answer(reading[0], error=NotReachable(text))]
+            return self.participation.subscribed.on_follow_rejected(rejected)
+        text = f"the log of {rejected.event_type!r} begins at {rejected.oldest}; what was before is no longer kept"
+        return [CompleteRequest(reading[0], error=NotReachable(text))]
 
     def _on_log_ended(self, ended: LogEnded) -> list[Effect]:
-        return [] if self.ending_logs.pop(ended.request, None) is None else [Answer(ended.request)]
+        return [] if self.ending_logs.pop(ended.request, None) is None else [CompleteRequest(ended.request)]
 
     def _on_log_recovered(self, recovered: LogRecovered) -> list[Effect]:
         known = self.recovering_logs.pop(recovered.request, None)
-        return [] if known is None else [Answer(recovered.request, recovered)]
+        return [] if known is None else [CompleteRequest(recovered.request, recovered)]
 
-    def _on_log_told(self, told: LogTold) -> list[Effect]:
-        return [] if self.asking_logs.pop(told.request, None) is None else [Answer(told.request, told)]
+    def _on_log_state(self, reported: LogStateReported) -> list[Effect]:
+        return (
+            []
+            if self.pending_log_requests.pop(reported.request, None) is None
+            else [CompleteRequest(reported.request, reported)]
+        )
 
     # -------------------------------------------------------------------------------------------------------- time
 
@@ -401,22 +416,28 @@ class SiteCore:
     def _repeat(self, elapsed_s: float) -> list[Effect]:
         """Ask again for whatever is unanswered."""
         effects = self.events.repeat_events() + self.own.repeat(elapsed_s)
-        about_logs: list[AskLog | EndLog | RecoverLog] = [
-            *self.asking_logs.values(),
+        about_logs: list[GetLogState | EndLog | RecoverLog] = [
+            *self.pending_log_requests.values(),
             *self.ending_logs.values(),
             *self.recovering_logs.values(),
         ]
         for asked in about_logs:
-            effects.append(Post(Address(self.coordinator_of(asked.event_type)), asked))
+            effects.append(SendTo(Address(self.coordinator_of(asked.event_type)), asked))
         for _, wanted in self.reading_logs.values():
-            effects.append(Post(Address(self.coordinator_of(wanted.definitions[-1].name)), wanted))
+            effects.append(SendTo(Address(self.coordinator_of(wanted.definitions[-1].name)), wanted))
         effects += self.own.repeat_openings(elapsed_s) + self.events.repeat_types()
         for number in list(self.routes_asked):
-            effects += self._route_question(number)
+            effects += self._route_confirmation(number)
         return effects
 
     def _waiting(self) -> bool:
-        asks = self.asking_logs or self.ending_logs or self.recovering_logs or self.reading_logs or self.routes_asked
+        asks = (
+            self.pending_log_requests
+            or self.ending_logs
+            or self.recovering_logs
+            or self.reading_logs
+            or self.routes_asked
+        )
         return bool(asks or self.events.waits() or self.own.waits())
 
     # ------------------------------------------------------------------------------------------------- carrying out
@@ -425,12 +446,12 @@ class SiteCore:
         """Turn letters and publications into messages on the link; without one they are said again later."""
         link = self.link
         if link is None:
-            return [effect for effect in effects if not isinstance(effect, Post | Disseminate)]
+            return [effect for effect in effects if not isinstance(effect, SendTo | Disseminate)]
         for index, effect in enumerate(effects):
-            if type(effect) is Post:
-                effects[index] = Send(link, Envelope(to=effect.to, body=effect.letter))
+            if type(effect) is SendTo:
+                effects[index] = SendOnLink(link, Envelope(to=effect.to, body=effect.message))
             elif type(effect) is Disseminate:
-                effects[index] = Send(link, self._dissemination(effect.publication))
+                effects[index] = SendOnLink(link, self._dissemination(effect.publication))
         return effects
 
     def _request(self, effects: list[Effect]) -> list[Effect]:

@@ -90,7 +90,7 @@ def count_votes(
     members: Sequence[ReadyTx],
     voters: Mapping[str, Member],
     votes: Mapping[str, EpochVoted],
-    gone: Mapping[str, str],
+    lost: Mapping[str, str],
     required: frozenset[str],
     predicates: Mapping[str, Predicate],
     majority_first: bool,
@@ -104,7 +104,7 @@ def count_votes(
     """
     exclusions = {key: votes[key].excluded for key in sorted(votes)}
     differing, divergent = _differing_rows(members, votes)
-    if not gone and not differing:
+    if not lost and not differing:
         if not any(exclusions.values()):
             return Verdict(frozenset(exclusions), {})
         first = next(iter(exclusions.values()))
@@ -125,13 +125,13 @@ def count_votes(
     present = {key: voters[key] for key in exclusions}
     # Replicas of a set are named; other participants are known to publishers only where a constraint names them.
     named = majority_first or any(needs_identity(m.spec.constraints) for m in members)
-    why_gone = "; ".join(
+    why_lost = "; ".join(
         f"{(voters[key].identity if named else None) or 'a participant'}: {reason}"
-        for key, reason in sorted(gone.items())
+        for key, reason in sorted(lost.items())
     )
     for m in members:
         if m.tx not in excluded and (lacking := shortfall(m, required, present, predicates)):
-            text = f"{lacking.text} ({why_gone})" if why_gone else lacking.text
+            text = f"{lacking.text} ({why_lost})" if why_lost else lacking.text
             excluded[m.tx] = msgspec.structs.replace(lacking, text=text)
     nothing_left = len(excluded) == len(members)
     return Verdict(frozenset() if nothing_left else frozenset(present), excluded, not nothing_left, divergent)

@@ -45,7 +45,7 @@ class Census(msgspec.Struct, eq=False):
     predicates: Mapping[str, Predicate]
     members: dict[str, Member] = {}
 
-    def answer(self, member: Member) -> bool:
+    def add_reply(self, member: Member) -> bool:
         """Whether the answer was taken: a repeated one changes nothing, one that constraints forbid is turned away."""
         if member.key in self.members:
             return False

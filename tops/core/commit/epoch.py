@@ -44,7 +44,7 @@ class Epoch(msgspec.Struct):
     counted: frozenset[str]  # those whose votes are waited for
     stage: Stage = Stage.VOTING
     votes: dict[str, EpochVoted] = {}
-    gone: dict[str, str] = {}
+    lost: dict[str, str] = {}
     committing: frozenset[str] = frozenset()
     committed: tuple[TxId, ...] = ()
     decided: frozenset[str] = frozenset()  # the committing set as it was decided
@@ -54,11 +54,11 @@ class Epoch(msgspec.Struct):
 
     def everyone_voted(self) -> bool:
         missing = self.counted - self.votes.keys()
-        return not missing or missing <= self.gone.keys()
+        return not missing or missing <= self.lost.keys()
 
     def awaits(self, key: str) -> bool:
         """Whether this voter may still vote."""
-        return key not in self.votes and key not in self.gone
+        return key not in self.votes and key not in self.lost
 
     def is_prompt(self) -> bool:
         """Whether all its members are to be decided as soon as their constraints are met."""
@@ -68,7 +68,7 @@ class Epoch(msgspec.Struct):
         """Who has not voted and may still do so, if a decision does not wait for them."""
         if not self.is_prompt():
             return frozenset()
-        return frozenset(self.voters.keys() - self.votes.keys() - self.gone.keys())
+        return frozenset(self.voters.keys() - self.votes.keys() - self.lost.keys())
 
     def first_vote(self, committing: frozenset[str]) -> EpochVoted:
         """The vote whose rows and results count: the first of those that tell any."""

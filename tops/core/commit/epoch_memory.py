@@ -9,15 +9,15 @@ is. Who gets none repeats its finish, and is answered.
 
 import msgspec
 
-from tops.core.commit.decision_teller import DecisionTeller
+from tops.core.commit.decision_sender import DecisionSender
 from tops.core.commit.epoch import hashed_all
 from tops.core.log.event_log import EventLog
 from tops.model.ids import TxId, voter_of
-from tops.protocol.effects import Effect, Persist, Post, ReadLog, SetTimer
+from tops.protocol.effects import Effect, Persist, ReadLog, SendTo, SetTimer
 from tops.protocol.messages import Address, EpochId, FinishNoted, LogEntry
 from tops.protocol.records import FinishesNoted
 
-QUESTION = "?"  # the feed name under which single entries are read to answer a question
+QUERY_FEED = "?"  # the feed name under which single entries are read to answer a question
 
 
 class Decided(msgspec.Struct, frozen=True):
@@ -32,15 +32,20 @@ class EpochMemory:
     """The decided epochs of one event type."""
 
     def __init__(
-        self, event_type: str, incarnation: int, log: EventLog | None, note_after_s: float, teller: DecisionTeller
+        self,
+        event_type: str,
+        incarnation: int,
+        log: EventLog | None,
+        note_after_s: float,
+        decision_sender: DecisionSender,
     ) -> None:
         self.event_type, self.incarnation, self.log = event_type, incarnation, log
-        self._teller = teller
+        self._decision_sender = decision_sender
         self._write_soon = SetTimer(("notes", event_type), note_after_s)
         self.decided: dict[EpochId, Decided] = {}
         self.notes: dict[tuple[EpochId, str], None] = {}  # finishes that are not on disk yet
         self._open: dict[int, None] = {}  # of this life, not aborted and not wholly noted; in their order
-        self.questions: dict[int, list[tuple[EpochId, str, str, Address]]] = {}  # waiting for the disk
+        self.queries: dict[int, list[tuple[EpochId, str, str, Address]]] = {}  # waiting for the disk
 
     def open(self, number: int) -> int:
         """A number is given out; returns the one below which every commit of this life is noted by all its voters."""
@@ -55,7 +60,7 @@ class EpochMemory:
         """A voter has carried out a commit: noted with the next ones, or told that it is noted already."""
         decided = self.decided.get(epoch)
         if decided is None or key not in decided.committing:
-            return [Post(at, FinishNoted(epoch=epoch, voter=voter_of(key)))]
+            return [SendTo(at, FinishNoted(epoch=epoch, voter=voter_of(key)))]
         first = not self.notes
         self.notes[epoch, key] = None
         return [self._write_soon] if first else []
@@ -64,10 +69,10 @@ class EpochMemory:
         """Remember, many at a time, who has finished; only then may a voter forget its promise."""
         notes, self.notes = self.notes, {}
         for epoch, voter in notes:
-            self.forget(epoch, voter)
+            self.drop_finished(epoch, voter)
         return [Persist(FinishesNoted(event_type=self.event_type, finished=tuple(notes)))] if notes else []
 
-    def forget(self, epoch: EpochId, voter: str) -> None:
+    def drop_finished(self, epoch: EpochId, voter: str) -> None:
         """When the last one has finished nobody is going to ask any more."""
         decided = self.decided.get(epoch)
         if decided is None:
@@ -80,7 +85,7 @@ class EpochMemory:
             if epoch.incarnation == self.incarnation:
                 self.close(epoch.number)
 
-    def answer(self, epoch: EpochId, digest: str, voter: str, asker: Address) -> list[Effect]:
+    def respond(self, epoch: EpochId, digest: str, voter: str, requester: Address) -> list[Effect]:
         """A voter in doubt asks about an epoch that is not in flight."""
         if self.log is None:
             known = self.decided.get(epoch)
@@ -91,19 +96,19 @@ class EpochMemory:
             committing = _committing(self.log.tail.get(epoch.number), epoch)
         else:
             # Too old for memory: the disk knows. If it no longer does, only an operator can tell.
-            questions = self.questions.setdefault(epoch.number, [])
-            if (epoch, digest, voter, asker) not in questions:
-                questions.append((epoch, digest, voter, asker))
-            return [ReadLog(self.event_type, QUESTION, epoch.number, epoch.number)]
-        return [self._teller.answered(epoch, digest, voter, committing, asker)]
+            queries = self.queries.setdefault(epoch.number, [])
+            if (epoch, digest, voter, requester) not in queries:
+                queries.append((epoch, digest, voter, requester))
+            return [ReadLog(self.event_type, QUERY_FEED, epoch.number, epoch.number)]
+        return [self._decision_sender.in_response(epoch, digest, voter, committing, requester)]
 
     def on_read(self, entries: tuple[LogEntry, ...]) -> list[Effect]:
         """What the disk knows about the numbers that were asked for."""
         effects: list[Effect] = []
         for entry in entries:
-            for epoch, digest, voter, asker in self.questions.pop(entry.number, ()):
+            for epoch, digest, voter, requester in self.queries.pop(entry.number, ()):
                 committing = _committing(entry, epoch)
-                effects.append(self._teller.answered(epoch, digest, voter, committing, asker))
+                effects.append(self._decision_sender.in_response(epoch, digest, voter, committing, requester))
         return effects
 
 

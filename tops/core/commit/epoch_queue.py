@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from tops.core.commit.ballot import ReadyTx, shortfall
 from tops.core.commit.census import Member
-from tops.core.commit.standing import StandingAnswers
+from tops.core.commit.standing_registrations import StandingRegistrations
 from tops.model.constraints import Predicate, unmet
 from tops.model.ids import TxId
 from tops.model.rejections import Rejection
@@ -24,7 +24,7 @@ Refuse = Callable[[ReadyTx, Rejection], list[Effect]]
 class EpochQueue:
     """What waits to be prepared, in the order in which commitment was asked for."""
 
-    def __init__(self, standing: StandingAnswers, predicates: Mapping[str, Predicate], members_max: int) -> None:
+    def __init__(self, standing: StandingRegistrations, predicates: Mapping[str, Predicate], members_max: int) -> None:
         self.standing, self.predicates, self.members_max = standing, predicates, members_max
         self.ready: deque[ReadyTx] = deque()
 
@@ -40,7 +40,7 @@ class EpochQueue:
         """These go first, in their order."""
         self.ready.extendleft(reversed(list(members)))
 
-    def next_group(self, refuse: Refuse) -> tuple[list[ReadyTx], dict[str, Member], list[Effect]]:
+    def next_group(self, reject: Refuse) -> tuple[list[ReadyTx], dict[str, Member], list[Effect]]:
         """The next transactions to be prepared together, their voters, and what `refuse` did with those that can't."""
         effects: list[Effect] = []
         group: list[ReadyTx] = []
@@ -62,7 +62,7 @@ class EpochQueue:
             self.ready.popleft()
             lacking = self._lacking(ready, own, met)
             if lacking is not None:
-                effects += refuse(ready, lacking)
+                effects += reject(ready, lacking)
                 continue
             group.append(ready)
             size += own_size
@@ -76,7 +76,7 @@ class EpochQueue:
         return {
             key: m
             for key, m in ready.members.items()
-            if not m.standing or ((s := self.standing.answers.get(key)) is not None and self.standing.counted(s))
+            if not m.standing or ((s := self.standing.registrations.get(key)) is not None and self.standing.counted(s))
         }
 
     def _lacking(self, ready: ReadyTx, voters: dict[str, Member], met: set[object]) -> Rejection | None:

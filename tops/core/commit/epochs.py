@@ -16,20 +16,20 @@ import msgspec
 
 from tops.core.commit.ballot import ReadyTx, Verdict, count_votes, suffice
 from tops.core.commit.census import Member
-from tops.core.commit.decision_teller import DecisionTeller, Sign
+from tops.core.commit.decision_sender import DecisionSender, Sign
 from tops.core.commit.epoch import Epoch, EpochOptions, Stage, fits, hashed_all, is_enough, member_digest, outcomes_of
-from tops.core.commit.epoch_memory import QUESTION, Decided, EpochMemory
+from tops.core.commit.epoch_memory import QUERY_FEED, Decided, EpochMemory
 from tops.core.commit.epoch_queue import EpochQueue
 from tops.core.commit.late_voters import LateVoters
 from tops.core.commit.outcomes import Outcomes
-from tops.core.commit.standing import StandingAnswers
+from tops.core.commit.standing_registrations import StandingRegistrations
 from tops.core.log.event_log import EventLog
 from tops.model.constraints import Predicate, needs_identity
 from tops.model.ids import NodeId, TxId, hashed_voter, voter_key, voter_of
 from tops.model.log_points import BEGINNING
 from tops.model.rejections import Rejection, RejectionCode
 from tops.model.transactions import Outcome
-from tops.protocol.effects import Alarm, CancelTimer, Effect, Note, Persist, Post, Reject, SetTimer
+from tops.protocol.effects import Alarm, CancelTimer, Effect, Note, Persist, Reject, SendTo, SetTimer
 from tops.protocol.messages import (
     Address,
     EpochFinished,
@@ -48,7 +48,7 @@ from tops.protocol.records import EpochCommitted, FinishesNoted, InSyncChanged, 
 
 VOTING, FINISHING = Stage  # looked at with every message
 
-__all__ = ["QUESTION", "Epoch", "EpochCoordinator", "EpochOptions", "Stage", "member_digest"]
+__all__ = ["QUERY_FEED", "Epoch", "EpochCoordinator", "EpochOptions", "Stage", "member_digest"]
 
 
 class EpochCoordinator:
@@ -59,7 +59,7 @@ class EpochCoordinator:
         event_type: str,
         me: NodeId,
         incarnation: int,
-        standing: StandingAnswers,
+        standing: StandingRegistrations,
         log: EventLog | None,
         outcomes: Outcomes,
         predicates: Mapping[str, Predicate],
@@ -71,9 +71,9 @@ class EpochCoordinator:
         self.standing, self.log, self.outcomes = standing, log, outcomes
         self.predicates, self.options = predicates, options
         self.settled = settled  # what follows a decision for those who do not vote: local subscribers
-        self.teller = DecisionTeller(log, sign, self._is_over)
-        self.late = LateVoters(log, standing, self.teller)
-        self.memory = EpochMemory(event_type, incarnation, log, options.note_after_s, self.teller)
+        self.decision_sender = DecisionSender(log, sign, self._is_over)
+        self.late = LateVoters(log, standing, self.decision_sender)
+        self.memory = EpochMemory(event_type, incarnation, log, options.note_after_s, self.decision_sender)
         self.waiting = EpochQueue(standing, predicates, options.members_max)
         self.held: set[TxId] = set()  # waiting here or in flight
         self.in_flight: dict[int, Epoch] = {}
@@ -91,9 +91,9 @@ class EpochCoordinator:
         return self.memory.decided
 
     @property
-    def questions(self) -> Mapping[int, object]:
+    def queries(self) -> Mapping[int, object]:
         """Numbers that voters asked about and the disk has not told about yet."""
-        return self.memory.questions
+        return self.memory.queries
 
     # ------------------------------------------------------------------------------------------------ forming an epoch
 
@@ -134,11 +134,11 @@ class EpochCoordinator:
         """Form epochs from the queue as long as one may be in flight."""
         queue = self.waiting.ready
         effects: list[Effect] = []
-        while queue and self._room():
+        while queue and self._may_form():
             effects += self._form()
         return effects
 
-    def _room(self) -> bool:
+    def _may_form(self) -> bool:
         """A log takes one epoch at a time. Without one, interactive transactions neither wait nor are waited for:
         their publishers may take long to say what is to become of them."""
         if self.log is not None:
@@ -147,16 +147,16 @@ class EpochCoordinator:
         return interactive or all(m.members is not None for e in self.in_flight.values() for m in e.members)
 
     def _form(self) -> list[Effect]:
-        group, voters, refused = self.waiting.next_group(self._settle_abort)
-        return refused + (self._prepare_new(group, voters) if group else [])
+        group, voters, aborts = self.waiting.next_group(self._settle_abort)
+        return aborts + (self._prepare_new(group, voters) if group else [])
 
     def _prepare_new(self, group: list[ReadyTx], voters: dict[str, Member]) -> list[Effect]:
         if self.log is not None:
             number, voters = self.log.reserve(), self._without_late(group, voters)
-            if self.standing.answers.keys() <= voters.keys():
+            if self.standing.registrations.keys() <= voters.keys():
                 asked = voters  # nobody is left who could join
             else:
-                barred = self.log.unheard.keys() | self.log.differing
+                barred = self.log.unconfirmed.keys() | self.log.differing
                 joiners = self.standing.joiners(group[0].spec, number, self.options.join_gap, barred)
                 asked = {**voters, **{key: m for key, m in joiners.items() if key not in self.late}}
         else:
@@ -183,7 +183,7 @@ class EpochCoordinator:
         noted = self.memory.open(number) if self.log is None else 0
         before = BEGINNING if self.log is None else self.log.chain.end
         effects: list[Effect] = [
-            Post(
+            SendTo(
                 voters[key].address,
                 PrepareEpoch(
                     epoch=epoch_id,
@@ -229,7 +229,7 @@ class EpochCoordinator:
                 if key not in epoch.voters:
                     continue
                 if epoch.stage is VOTING and epoch.awaits(key):
-                    epoch.gone[key] = reason
+                    epoch.lost[key] = reason
                     if epoch.everyone_voted():
                         effects += self._resolve(epoch)
                 elif epoch.stage is FINISHING and key in epoch.committing - epoch.finished:
@@ -242,7 +242,7 @@ class EpochCoordinator:
         if epoch is None:
             return []
         for key in epoch.counted - epoch.votes.keys():
-            epoch.gone[key] = rejection.text
+            epoch.lost[key] = rejection.text
         return self._apply(epoch, Verdict(frozenset(), {m.tx: rejection for m in epoch.members}))
 
     def wait_again(self, tx: TxId) -> list[Effect]:
@@ -264,21 +264,21 @@ class EpochCoordinator:
         if self.log is None and len(epoch.members) == 1 and lone.members is not None:
             # An interactive transaction's publisher decides whether to wait on.
             epoch.unchecked = True
-            return [Post(lone.publisher, VotesMissing(tx=lone.tx, missing=len(missing)))]
+            return [SendTo(lone.publisher, VotesMissing(tx=lone.tx, missing=len(missing)))]
         for key in missing:
-            epoch.gone[key] = "did not vote in time"
+            epoch.lost[key] = "did not vote in time"
         return self._resolve(epoch)
 
     def _resolve(self, epoch: Epoch) -> list[Effect]:
-        counted, votes, gone = epoch.counted, epoch.votes, epoch.gone
+        counted, votes, lost = epoch.counted, epoch.votes, epoch.lost
         if len(epoch.voters) > len(counted):  # joiners vote, too
             votes = {k: v for k, v in votes.items() if k in counted}
-            gone = {k: r for k, r in gone.items() if k in counted}
+            lost = {k: r for k, r in lost.items() if k in counted}
         verdict = count_votes(
             epoch.members,
             epoch.voters,
             votes,
-            gone,
+            lost,
             counted,
             self.predicates,
             majority_first=self.log is not None,
@@ -319,13 +319,13 @@ class EpochCoordinator:
         """A new attempt at the number without the members that stood in the way; its prepare undoes the old one."""
         effects = self._leave_out(epoch, verdict)
         rest = [m for m in epoch.members if m.tx not in verdict.excluded]
-        gone = [key for key in epoch.voters if key not in verdict.committing]
-        effects += [self._decided(epoch, key, frozenset()) for key in sorted(gone)]
+        lost = [key for key in epoch.voters if key not in verdict.committing]
+        effects += [self._decided(epoch, key, frozenset()) for key in sorted(lost)]
         if epoch.id.attempt >= self.options.attempts_max:
             for ready in rest:
                 ready.alone, ready.started_with = True, epoch.counted
             self.waiting.put_back(rest)
-            return effects + self._undo(epoch) + self._end(epoch, void=True) + self.start()
+            return effects + self._undo(epoch) + self._end(epoch, no_op=True) + self.start()
         voters = {key: epoch.voters[key] for key in sorted(verdict.committing)}
         return effects + self._prepare(epoch.id.number, epoch.id.attempt + 1, rest, voters, frozenset(voters))
 
@@ -351,7 +351,7 @@ class EpochCoordinator:
             committed = [m for m in epoch.members if m.tx not in verdict.excluded]
             aborts = self._leave_out(epoch, verdict)
         if not committed:
-            return self._undo(epoch) + aborts + self._end(epoch, void=True) + self.start()
+            return self._undo(epoch) + aborts + self._end(epoch, no_op=True) + self.start()
         epoch.stage = FINISHING
         epoch.committing = epoch.decided = verdict.committing
         epoch.committed = tuple([m.tx for m in committed])
@@ -397,7 +397,7 @@ class EpochCoordinator:
 
     def _decided(self, epoch: Epoch, key: str, committing: frozenset[str]) -> Effect:
         voter = epoch.voters[key]
-        return self.teller.decided(epoch.id, epoch.digest, voter.voter, committing, voter.address)
+        return self.decision_sender.decided(epoch.id, epoch.digest, voter.voter, committing, voter.address)
 
     def _undo(self, epoch: Epoch) -> list[Effect]:
         return [self._decided(epoch, key, frozenset()) for key in sorted(epoch.voters)]
@@ -421,7 +421,7 @@ class EpochCoordinator:
             epoch.finished.add(key)
             self._write_outcomes(epoch)  # while the others are at it
             if epoch.stage is FINISHING and epoch.committing <= epoch.finished:
-                effects += self._end(epoch, void=False) + self.start()
+                effects += self._end(epoch, no_op=False) + self.start()
         return effects
 
     def _write_outcomes(self, epoch: Epoch) -> None:
@@ -437,15 +437,15 @@ class EpochCoordinator:
         effects = self.late.on_finished(finished, key)
         if number not in self.in_flight and not self.late.any_of(number):
             effects.append(CancelTimer(("epoch", self.event_type, number)))
-        answer = standing.answers.get(key)
-        if answer is None or not answer.replica or self.log is None:
+        response = standing.registrations.get(key)
+        if response is None or not response.replica or self.log is None:
             return effects
-        answer.position = max(answer.position or 0, number)
+        response.position = max(response.position or 0, number)
         entry, elsewhere = self.log.tail.get(number), self.in_flight.keys() - {number}
         is_last = number == self.log.decided_upto and entry is not None and entry.epoch == finished.epoch
-        barred = self.log.unheard.keys() | self.log.differing
-        if is_last and not elsewhere and self.log.opening is None and answer.identity not in barred:
-            standing.in_sync |= {answer.identity}
+        barred = self.log.unconfirmed.keys() | self.log.differing
+        if is_last and not elsewhere and self.log.opening is None and response.identity not in barred:
+            standing.in_sync |= {response.identity}
             effects.append(Note(InSyncChanged(event_type=self.event_type, in_sync=standing.in_sync)))
         return effects
 
@@ -461,11 +461,11 @@ class EpochCoordinator:
             self.standing.in_sync = in_sync
             effects.append(Persist(InSyncChanged(event_type=self.event_type, in_sync=in_sync)))
         if epoch.committing - epoch.finished == late:
-            return effects + self._end(epoch, void=False) + self.start()
+            return effects + self._end(epoch, no_op=False) + self.start()
         epoch.committing -= late
         return effects
 
-    def _end(self, epoch: Epoch, void: bool) -> list[Effect]:
+    def _end(self, epoch: Epoch, no_op: bool) -> list[Effect]:
         number = epoch.id.number
         del self.in_flight[number]
         self.held.difference_update(epoch.committed)
@@ -479,9 +479,9 @@ class EpochCoordinator:
             for outcome, _ in epoch.outcomes:
                 self.outcomes.remember(outcome)
         effects += self.outcomes.settle_commits(epoch.outcomes)
-        if void and self.log is None:
+        if no_op and self.log is None:
             self.memory.close(number)
-        elif void and self.log is not None:
+        elif no_op and self.log is not None:
             entry = LogEntry(number=number)
             self.log.fill(entry)
             # Whoever hears that the number is void counts it as applied: it must not be given out again after a crash.
@@ -496,17 +496,17 @@ class EpochCoordinator:
 
     # -------------------------------------------------------------------------------------------- questions, recovery
 
-    def on_asked(self, epoch: EpochId, digest: str, key: str, asker: Address) -> list[Effect]:
+    def on_outcome_requested(self, epoch: EpochId, digest: str, key: str, requester: Address) -> list[Effect]:
         """A voter in doubt. No record means abort, unless we are still at it."""
         live = self.in_flight.get(epoch.number)
         if live is not None and live.id == epoch:
             if key in live.voters:
-                live.voters[key].address = asker  # it may have moved to another broker
+                live.voters[key].address = requester  # it may have moved to another broker
             if live.stage is VOTING:
                 return []
-            answer = self.teller.decided(epoch, digest, voter_of(key), hashed_all(live.decided), asker)
-            return [answer, *self.late.on_asked(epoch, key)]
-        return self.memory.answer(epoch, digest, voter_of(key), asker) + self.late.on_asked(epoch, key)
+            response = self.decision_sender.decided(epoch, digest, voter_of(key), hashed_all(live.decided), requester)
+            return [response, *self.late.on_outcome_requested(epoch, key)]
+        return self.memory.respond(epoch, digest, voter_of(key), requester) + self.late.on_outcome_requested(epoch, key)
 
     def _is_over(self, epoch: EpochId) -> bool:
         """Whether nothing can be decided about this attempt any more that is not decided yet."""
@@ -537,7 +537,7 @@ class EpochCoordinator:
                     self.outcomes.remember(TxOutcome(tx=tx, outcome=Outcome.COMMITTED))
             case FinishesNoted(finished=finished):
                 for epoch, voter in finished:
-                    self.memory.forget(epoch, voter)
+                    self.memory.drop_finished(epoch, voter)
 
 
 def _not_asked(epoch: Epoch, sender: Sender, act: str) -> Effect:

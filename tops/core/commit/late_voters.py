@@ -8,9 +8,9 @@ tells it to undo its work, and then it takes the entry from the log like any fol
 
 import msgspec
 
-from tops.core.commit.decision_teller import DecisionTeller
+from tops.core.commit.decision_sender import DecisionSender
 from tops.core.commit.epoch import Epoch, fits, hashed_all
-from tops.core.commit.standing import StandingAnswers
+from tops.core.commit.standing_registrations import StandingRegistrations
 from tops.core.log.event_log import EventLog
 from tops.protocol.effects import Alarm, Effect
 from tops.protocol.messages import EpochFinished, EpochId, EpochVoted
@@ -20,15 +20,15 @@ class Late(msgspec.Struct):
     """A voter of a decided epoch; `told` that it may commit, or still without a vote."""
 
     epoch: Epoch
-    told: bool = False
+    notified: bool = False
 
 
 class LateVoters:
     """The late voters of one event type's epochs. Each is late for one epoch, and asked for another meanwhile only if
     that one can't be done without it."""
 
-    def __init__(self, log: EventLog | None, standing: StandingAnswers, teller: DecisionTeller) -> None:
-        self._log, self._standing, self._teller = log, standing, teller
+    def __init__(self, log: EventLog | None, standing: StandingRegistrations, decision_sender: DecisionSender) -> None:
+        self._log, self._standing, self._decision_sender = log, standing, decision_sender
         self._late: dict[str, Late] = {}
 
     def __contains__(self, voter: str) -> bool:
@@ -47,7 +47,7 @@ class LateVoters:
 
     def on_voted(self, voted: EpochVoted, key: str, incarnation: int) -> list[Effect]:
         late = self._late.get(key)
-        if late is None or late.told or late.epoch.id != voted.epoch or late.epoch.digest != voted.digest:
+        if late is None or late.notified or late.epoch.id != voted.epoch or late.epoch.digest != voted.digest:
             return []
         epoch = late.epoch
         if epoch.voters[key].incarnation != incarnation or not fits(voted, epoch.members):
@@ -55,7 +55,7 @@ class LateVoters:
         rows = epoch.first_vote(epoch.decided).rows
         excluded = {m.tx for m in epoch.members} - set(epoch.committed)
         if voted.excluded.keys() == excluded and (not voted.rows or not rows or voted.rows == rows):
-            late.told = True
+            late.notified = True
             return [self._decided(key, epoch, epoch.decided | {key})]
         effects = self._undo(key)
         if voted.excluded.keys() == excluded:
@@ -71,7 +71,7 @@ class LateVoters:
             return []
         return self._release(key, holds=True)
 
-    def on_asked(self, epoch: EpochId, voter: str) -> list[Effect]:
+    def on_outcome_requested(self, epoch: EpochId, voter: str) -> list[Effect]:
         """It is about to be told that it is not among those who commit."""
         late = self._late.get(voter)
         return self._release(voter) if late is not None and late.epoch.id == epoch else []
@@ -87,7 +87,7 @@ class LateVoters:
 
     def _undo(self, voter: str) -> list[Effect]:
         late = self._late[voter]
-        undo = [] if late.told else [self._decided(voter, late.epoch, late.epoch.decided)]
+        undo = [] if late.notified else [self._decided(voter, late.epoch, late.epoch.decided)]
         return undo + self._release(voter)
 
     def _release(self, voter: str, *, holds: bool = False) -> list[Effect]:
@@ -99,4 +99,6 @@ class LateVoters:
 
     def _decided(self, voter: str, epoch: Epoch, committing: frozenset[str]) -> Effect:
         member = epoch.voters[voter]
-        return self._teller.decided(epoch.id, epoch.digest, member.voter, hashed_all(committing), member.address)
+        return self._decision_sender.decided(
+            epoch.id, epoch.digest, member.voter, hashed_all(committing), member.address
+        )

@@ -13,14 +13,14 @@ from tops.model.constraints import needs_identity
 from tops.model.ids import NodeId, TxId, voter_key
 from tops.model.rejections import Rejection, RejectionCode
 from tops.model.transactions import LocalOutcome, Outcome, ScopeLimit, TxState
-from tops.protocol.effects import Disseminate, Effect, Post, Reject
+from tops.protocol.effects import Disseminate, Effect, Reject, SendTo
 from tops.protocol.messages import (
     Address,
     BeginTx,
     CensusOpened,
     CensusReplied,
     LocalCommitOrdered,
-    MembershipAnswered,
+    MembershipReported,
     OneShot,
     ParticipantAborted,
     RunOneShots,
@@ -46,23 +46,23 @@ class DistributedTransactions:
     def on_begin(self, m: BeginTx, sender: Sender, at: Address, now: float) -> list[Effect]:
         known = self._open.coordinators.get(m.tx)
         if known is not None:  # asked again: the answer may have been lost
-            opened = TxOpened(tx=m.tx, state=known.state, life=known.life)
-            return [] if known.state is TxState.CENSUS else [Post(at, opened)]
+            opened = TxOpened(tx=m.tx, state=known.state, incarnation=known.incarnation)
+            return [] if known.state is TxState.CENSUS else [SendTo(at, opened)]
         if self.holds(m.tx, m.spec.event_type):
             return []  # a late repetition: it is decided, and its end is about to be told
-        if self._outcomes.is_refused(m.tx):
+        if self._outcomes.is_rejected(m.tx):
             ended = Rejection(RejectionCode.NOT_TAKEN, "it ended already")
-            return [Post(at, TxOpened(tx=m.tx, state=TxState.ABORTED, rejection=ended))]
-        refusal = self._known.refusal(m.spec)
-        if refusal is not None:
-            return [Post(at, TxOpened(tx=m.tx, state=TxState.ABORTED, rejection=refusal))]
+            return [SendTo(at, TxOpened(tx=m.tx, state=TxState.ABORTED, rejection=ended))]
+        spec_rejection = self._known.spec_rejection(m.spec)
+        if spec_rejection is not None:
+            return [SendTo(at, TxOpened(tx=m.tx, state=TxState.ABORTED, rejection=spec_rejection))]
         if (rejection := self._open.rejection(m.tx, m.spec, sender)) is not None:
-            return [rejection, Post(at, TxOpened(tx=m.tx, state=TxState.ABORTED, rejection=not_taken(rejection)))]
+            return [rejection, SendTo(at, TxOpened(tx=m.tx, state=TxState.ABORTED, rejection=not_taken(rejection)))]
         coordinator = self.coordinator(m.tx, m.spec, sender, at)
         self._open.publishers[m.tx] = (sender.node, sender.incarnation)
         if m.own is not None:
             own = Member(voter_key(sender.identity, m.own), m.own, None, at, sender.incarnation, counts=False)
-            coordinator.census.answer(own)
+            coordinator.census.add_reply(own)
         return self.open(coordinator)
 
     def coordinator(
@@ -92,16 +92,18 @@ class DistributedTransactions:
 
     def on_one_shots(self, m: RunOneShots, sender: Sender, at: Address) -> list[Effect]:
         spec, effects = m.spec, list[Effect]()
-        refusal = self._known.refusal(spec)
+        spec_rejection = self._known.spec_rejection(spec)
         ready: dict[TxId, ReadyTx] = {}
         at_it = self._known.epochs_if_known(spec.event_type)
         for one in m.transactions:
             tx = one.tx
             alive = tx in self._open or (at_it is not None and at_it.holds(tx))
-            if alive or self._outcomes.is_refused(tx):
-                effects += self._outcomes.ask(tx, at, alive)
-            elif refusal is not None:
-                effects += self._outcomes.settle(TxOutcome(tx=tx, outcome=Outcome.ABORTED, rejection=refusal), at)
+            if alive or self._outcomes.is_rejected(tx):
+                effects += self._outcomes.query(tx, at, alive)
+            elif spec_rejection is not None:
+                effects += self._outcomes.settle(
+                    TxOutcome(tx=tx, outcome=Outcome.ABORTED, rejection=spec_rejection), at
+                )
             elif spec.census is not None:
                 coordinator = self.coordinator(tx, spec, sender, at, EventCoordinator(tx, spec.event_type))
                 coordinator.one_shot = one.events
@@ -185,16 +187,16 @@ class DistributedTransactions:
             locals_wait=coordinator.detached,
         )
         if coordinator.detached:
-            return [Post(coordinator.initiator, outcome)]
+            return [SendTo(coordinator.initiator, outcome)]
         del self._open.coordinators[coordinator.tx]
         self._open.publishers.pop(coordinator.tx, None)
         return self._outcomes.settle(outcome, coordinator.initiator)
 
-    def abort(self, coordinator: TxCoordinator, rejection: Rejection, asker: Address | None) -> list[Effect]:
+    def abort(self, coordinator: TxCoordinator, rejection: Rejection, requester: Address | None) -> list[Effect]:
         """Whoever asked hears the outcome: an abort that comes after the decision changes nothing."""
         tx = coordinator.tx
-        if asker is not None and asker != coordinator.initiator:
-            self._outcomes.askers.setdefault(tx, []).append(asker)
+        if requester is not None and requester != coordinator.initiator:
+            self._outcomes.requesters.setdefault(tx, []).append(requester)
         if coordinator.state is not TxState.COMMITTING:
             effects = coordinator.abort(rejection)
             return effects + self._end_failed(coordinator)
@@ -232,12 +234,12 @@ class DistributedTransactions:
                     effects += self._go_on(coordinator, coordinator.on_participant_lost(key, reason))
         return effects
 
-    def on_publisher_lost(self, life: tuple[NodeId, int], rejection: Rejection) -> list[Effect]:
+    def on_publisher_lost(self, incarnation: tuple[NodeId, int], rejection: Rejection) -> list[Effect]:
         effects: list[Effect] = []
         for coordinator in list(self._open.coordinators.values()):
             # The abort of one makes room for the next, which may end at once and be another one of the list.
             still_open = coordinator.tx in self._open.coordinators
-            lost = self._open.published_by(coordinator.tx, coordinator.numbering, life)
+            lost = self._open.published_by(coordinator.tx, coordinator.numbering, incarnation)
             if still_open and lost and coordinator.one_shot is None:
                 effects += self.abort(coordinator, rejection, None)
         return effects
@@ -250,4 +252,4 @@ class DistributedTransactions:
 
 def membership(tx: TxId, voter: str, state: TxState, to: Address) -> Effect:
     """What the coordinator knows of a participant's transaction."""
-    return Post(to, MembershipAnswered(tx=tx, voter=voter, state=state))
+    return SendTo(to, MembershipReported(tx=tx, voter=voter, state=state))

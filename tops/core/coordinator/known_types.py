@@ -7,7 +7,7 @@ from typing import Any
 from tops.core.commit.ballot import ReadyTx
 from tops.core.commit.epochs import EpochCoordinator
 from tops.core.commit.outcomes import Outcomes
-from tops.core.commit.standing import StandingAnswers
+from tops.core.commit.standing_registrations import StandingRegistrations
 from tops.core.coordinator.open_transactions import RendezvousNode
 from tops.core.log.event_log import EventLog
 from tops.model.constraints import OnlyFrom
@@ -16,8 +16,8 @@ from tops.model.event_types import EventType, EventTypes, SetPart, set_of_log, s
 from tops.model.rejections import Rejection, RejectionCode
 from tops.model.sizes import encoded_bytes
 from tops.model.transactions import LocalOutcome, ScopeLimit, TxType
-from tops.protocol.effects import Effect, Persist, Post, Reject
-from tops.protocol.messages import Address, Definitions, Event, Sender, TxSpec, TypeAdvertised, TypeAnswered
+from tops.protocol.effects import Effect, Persist, Reject, SendTo
+from tops.protocol.messages import Address, AdvertisementHandled, Definitions, Event, Sender, TxSpec, TypeAdvertised
 from tops.protocol.records import MembersDeclared, PlansDeclared, TypeDefined
 
 NOT_LISTED = RejectionCode.NOT_LISTED.value
@@ -46,15 +46,15 @@ class KnownTypes:
         size = encoded_bytes(new) if new else 0
         if new and (reason := self._beyond_quota(sender.accountable, len(new), size)) is not None:
             rejection = Reject(sender, "advertise", name, reason, f"type {name}", code="quota")
-            return [rejection, Post(at, TypeAnswered(event_type=name, refusal=reason))]
+            return [rejection, SendTo(at, AdvertisementHandled(event_type=name, rejection=reason))]
         try:
             effects = self._define(m.definitions)
-        except InvalidEventType as refusal:
-            return [Post(at, TypeAnswered(event_type=name, refusal=str(refusal)))]
+        except InvalidEventType as error:
+            return [SendTo(at, AdvertisementHandled(event_type=name, rejection=str(error)))]
         if new:
             self._defined_by[sender.accountable] += len(new)
             self._defined_bytes[sender.accountable] += size
-        return [*effects, *self._declare(m, name, sender), Post(at, TypeAnswered(event_type=name))]
+        return [*effects, *self._declare(m, name, sender), SendTo(at, AdvertisementHandled(event_type=name))]
 
     def _beyond_quota(self, who: str, count: int, size: int) -> str | None:
         quotas = self._node.options.quotas
@@ -174,7 +174,7 @@ class KnownTypes:
             family,
             node.me,
             node.incarnation,
-            StandingAnswers(node.options.lease_s, self.types.lineage),
+            StandingRegistrations(node.options.lease_s, self.types.lineage),
             log,
             self._outcomes,
             node.predicates,
@@ -210,7 +210,7 @@ class KnownTypes:
             return Rejection(RejectionCode.AGAINST_PLAN, text)
         return None
 
-    def refusal(self, spec: TxSpec) -> Rejection | None:
+    def spec_rejection(self, spec: TxSpec) -> Rejection | None:
         """Why the coordinator does not take this transaction, or None."""
         if spec.event_type not in self.types:
             return unknown_type(spec.event_type)

@@ -40,7 +40,7 @@ class LocalTransactions:
     def on_announced(self, census: CensusOpened, sender: Sender, at: Address) -> list[Effect]:
         """A private one, whose initiator numbers its events."""
         tx = census.tx
-        if self._outcomes.is_refused(tx) or tx in self._open.relays:
+        if self._outcomes.is_rejected(tx) or tx in self._open.relays:
             return []
         if (rejection := self._open.rejection(tx, census.spec, sender)) is not None:
             aborted = TxOutcome(tx=tx, outcome=Outcome.ABORTED, rejection=not_taken(rejection))
@@ -51,13 +51,15 @@ class LocalTransactions:
     def on_one_shots(self, m: RunOneShots, sender: Sender, at: Address) -> list[Effect]:
         """Announced, relayed and committed at once: they are never open. In a log as many as fit share a number."""
         effects: list[Effect] = []
-        refusal = self._known.refusal(m.spec)
+        spec_rejection = self._known.spec_rejection(m.spec)
         fresh: dict[TxId, LocalRelay] = {}
         for one in m.transactions:
-            if self._outcomes.is_refused(one.tx):
-                effects += self._outcomes.ask(one.tx, at, alive=False)
-            elif refusal is not None:
-                effects += self._outcomes.settle(TxOutcome(tx=one.tx, outcome=Outcome.ABORTED, rejection=refusal), at)
+            if self._outcomes.is_rejected(one.tx):
+                effects += self._outcomes.query(one.tx, at, alive=False)
+            elif spec_rejection is not None:
+                effects += self._outcomes.settle(
+                    TxOutcome(tx=one.tx, outcome=Outcome.ABORTED, rejection=spec_rejection), at
+                )
             elif one.tx not in fresh:
                 relay = fresh[one.tx] = self._relay(one.tx, m.spec, sender, at, None)
                 effects += self._announced(relay, one.events)
@@ -158,9 +160,9 @@ class LocalTransactions:
         if relay.numbering is not None:
             relay.numbering.close(TxState.COMMITTED if outcome is Outcome.COMMITTED else TxState.ABORTED)
 
-    def on_publisher_lost(self, life: tuple[NodeId, int], rejection: Rejection) -> list[Effect]:
+    def on_publisher_lost(self, incarnation: tuple[NodeId, int], rejection: Rejection) -> list[Effect]:
         effects: list[Effect] = []
         for relay in list(self._open.relays.values()):
-            if self._open.published_by(relay.tx, relay.numbering, life):
+            if self._open.published_by(relay.tx, relay.numbering, incarnation):
                 effects += self.end(relay, Outcome.ABORTED, rejection)
         return effects

@@ -25,20 +25,20 @@ the journal lost what it had confirmed, or it is a copy that was taken while the
 from tops.core.commit.epochs import EpochCoordinator
 from tops.core.coordinator.known_types import KnownTypes
 from tops.core.coordinator.open_transactions import RendezvousNode
-from tops.core.log.event_log import EventLog, Feed, Opening, Relation, Unheard
+from tops.core.log.event_log import EventLog, Feed, Opening, Relation, Unconfirmed
 from tops.model.log_points import LogPoint
-from tops.protocol.effects import Alarm, Effect, Persist, Post, Reject, SetTimer
+from tops.protocol.effects import Alarm, Effect, Persist, Reject, SendTo, SetTimer
 from tops.protocol.messages import (
     Address,
-    AskReached,
+    AppliedIndexReported,
+    GetAppliedIndex,
     HistoryDiffers,
     HistoryRejected,
     LogEntry,
-    ReachedTold,
     Sender,
     StaleJournal,
 )
-from tops.protocol.records import HistoryBegun, InSyncChanged, LogAppended, LogStale, ReplicasUnheard
+from tops.protocol.records import HistoryBegun, InSyncChanged, LogAppended, LogStale, ReplicasUnconfirmed
 
 
 class LogOpenings:
@@ -50,24 +50,24 @@ class LogOpenings:
 
     # --------------------------------------------------------------------------------------------------- the start
 
-    def recover(self, record: LogStale | HistoryBegun | ReplicasUnheard) -> None:
+    def recover(self, record: LogStale | HistoryBegun | ReplicasUnconfirmed) -> None:
         log = self._known.logs[record.event_type]
         match record:
             case LogStale(replica=replica, point=point):
                 log.stale = StaleJournal(log.event_type, log.chain.end.index, replica, point.index)
             case HistoryBegun(point=point, end=end, incarnation=incarnation):
                 log.begin_history(point, end, incarnation)
-            case ReplicasUnheard(ends=ends, incarnations=incarnations):
-                log.unheard = {name: Unheard(end, incarnations[name]) for name, end in ends.items()}
+            case ReplicasUnconfirmed(ends=ends, incarnations=incarnations):
+                log.unconfirmed = {name: Unconfirmed(end, incarnations[name]) for name, end in ends.items()}
 
     def recovered(self) -> list[Effect]:
         """The journal is read: ask whoever can tell whether it is the newest one."""
         effects: list[Effect] = []
         for log in self._known.logs.values():
             voters = self._epochs(log).standing.in_sync
-            asked = voters or frozenset([feed.replica for feed in log.feeds.values() if feed.replica])
-            if asked or log.stale is not None:
-                log.opening = Opening(log.chain.end.index, asked, told={}, feeds={}, waiting=[])
+            awaited = voters or frozenset([feed.replica for feed in log.feeds.values() if feed.replica])
+            if awaited or log.stale is not None:
+                log.opening = Opening(log.chain.end.index, awaited, reported={}, feeds={}, waiting=[])
                 effects.append(SetTimer(("tail", log.event_type), self._node.options.tail_wait_s))
             else:
                 effects += _fill_gaps(log)
@@ -78,64 +78,64 @@ class LogOpenings:
         opening = log.opening
         if opening is None or log.stale is not None:
             return []
-        if opening.told:
+        if opening.reported:
             return self._finish(log, opening)
         text = f"{log.event_type} gives out no index: waiting to hear from {names(opening.silent)}"
         return [Alarm("replicas-silent", text), SetTimer(("tail", event_type), self._node.options.tail_wait_s)]
 
     # ------------------------------------------------------------------------------------------ who tells, and what
 
-    def must_tell(self, log: EventLog, site: str) -> bool:
+    def must_report(self, log: EventLog, site: str) -> bool:
         """Whether a replica has to tell where it is before it is served or counted."""
-        return site in log.unheard or (log.opening is not None and site not in log.opening.told)
+        return site in log.unconfirmed or (log.opening is not None and site not in log.opening.reported)
 
-    def ask(self, log: EventLog, feed: Feed) -> list[Effect]:
+    def request_index(self, log: EventLog, feed: Feed) -> list[Effect]:
         """Ask the replica behind a durable subscription. One that was too far, and still holds that, is told so each
         time; a copy of another one may be in its place by now."""
-        end, went_on_in = (log.opening.end, None) if log.opening is not None else log.unheard[feed.replica]
-        asked = AskReached(
+        end, resumed_in = (log.opening.end, None) if log.opening is not None else log.unconfirmed[feed.replica]
+        awaited = GetAppliedIndex(
             name=feed.name,
             event_type=log.event_type,
             incarnation=self._node.incarnation,
             end=end,
-            went_on_in=went_on_in,
+            resumed_in=resumed_in,
             since=log.began_in,
         )
-        if (log.event_type, feed.replica) not in self._ahead or feed.told is None or _holds(log, feed.told):
-            return [Post(feed.address, asked)]
-        return [Post(feed.address, asked), _rejected(log, feed, log.chain.end)]
+        if (log.event_type, feed.replica) not in self._ahead or feed.reported is None or _holds(log, feed.reported):
+            return [SendTo(feed.address, awaited)]
+        return [SendTo(feed.address, awaited), _rejected(log, feed, log.chain.end)]
 
     def knows(self, log: EventLog, site: str) -> bool:
         """Whether a replica stands in the log's way although nothing is kept for it."""
-        return site in log.unheard or site in log.differing or (log.stale is not None and log.stale.replica == site)
+        return site in log.unconfirmed or site in log.differing or (log.stale is not None and log.stale.replica == site)
 
     def hold(self, log: EventLog, feed: Feed) -> None:
         """A replica's feed is served when the log is open."""
         if log.opening is not None:
             log.opening.feeds[feed.key] = feed
 
-    def on_told(self, m: ReachedTold, sender: Sender, at: Address, now: float) -> list[Effect]:
+    def on_applied_index(self, m: AppliedIndexReported, sender: Sender, at: Address, now: float) -> list[Effect]:
         log, identity = self._known.logs.get(m.event_type), sender.identity
         if log is None or m.incarnation != self._node.incarnation:
             return []
         if self._known.no_member(log.event_type, sender) is not None:
             return [_no_member(log, sender)]
         if log.opening is None:
-            return self._told_late(log, identity, m) if identity in log.unheard else []
+            return self._reported_late(log, identity, m) if identity in log.unconfirmed else []
         follows = any(feed.replica == identity for feed in [*log.opening.feeds.values(), *log.feeds.values()])
-        if identity not in log.opening.asked and not follows:
+        if identity not in log.opening.awaited and not follows:
             return [_no_member(log, sender)]  # it was neither in sync, nor does it follow the log as a replica
-        log.opening.told[identity] = m
+        log.opening.reported[identity] = m
         return [] if log.stale is not None else self._look(log, log.opening)
 
-    def _told_late(self, log: EventLog, site: str, m: ReachedTold) -> list[Effect]:
-        end = log.unheard[site].end
+    def _reported_late(self, log: EventLog, site: str, m: AppliedIndexReported) -> list[Effect]:
+        end = log.unconfirmed[site].end
         # Behind the end, only the digest tells a copy that followed the log from a database that went its own way.
         is_ours = m.point.index <= end or _holds(log, m.point)
         if m.decided <= max(end, m.point.index) and is_ours and log.relation(m.point) is Relation.PREFIX:
             self._ahead.discard((log.event_type, site))
-            del log.unheard[site]
-            return [Persist(replicas_unheard(log))]
+            del log.unconfirmed[site]
+            return [Persist(replicas_unconfirmed(log))]
         if (log.event_type, site) in self._ahead:
             return []
         self._ahead.add((log.event_type, site))
@@ -147,17 +147,17 @@ class LogOpenings:
         return [Alarm("ahead-of-log", text)]
 
     def _look(self, log: EventLog, opening: Opening) -> list[Effect]:
-        for site, told in opening.told.items():
-            ahead = told.decided > opening.end and told.point.history == log.chain.history
-            if ahead or log.relation(told.point) is Relation.AHEAD:
-                return self._stale(log, opening, site, told)
+        for site, reported in opening.reported.items():
+            ahead = reported.decided > opening.end and reported.point.history == log.chain.history
+            if ahead or log.relation(reported.point) is Relation.AHEAD:
+                return self._stale(log, opening, site, reported)
         return [] if opening.silent else self._finish(log, opening)
 
     def _finish(self, log: EventLog, opening: Opening) -> list[Effect]:
         """Everybody has told, or had the time to."""
-        others = {s: t for s, t in opening.told.items() if log.relation(t.point) is Relation.OTHER}
-        confirmed = max([t.point.index for s, t in opening.told.items() if s not in others], default=-1)
-        for site in sorted(others.keys() & opening.asked):
+        others = {s: t for s, t in opening.reported.items() if log.relation(t.point) is Relation.OTHER}
+        confirmed = max([t.point.index for s, t in opening.reported.items() if s not in others], default=-1)
+        for site in sorted(others.keys() & opening.awaited):
             # Another replica that holds our log at least as far shows that this one is the odd one. Else it is us: an
             # index that we would call void may be what it has committed.
             if others[site].point.index > confirmed:
@@ -169,28 +169,28 @@ class LogOpenings:
         effects: list[Effect] = []
         if silent:
             for name in silent:
-                log.unheard.setdefault(name, Unheard(opening.end, self._node.incarnation))
+                log.unconfirmed.setdefault(name, Unconfirmed(opening.end, self._node.incarnation))
             text = f"{names(silent)} did not tell in time how far {log.event_type} is: it goes on behind {opening.end}"
-            effects += [Persist(replicas_unheard(log)), Alarm("replicas-silent", text)]
+            effects += [Persist(replicas_unconfirmed(log)), Alarm("replicas-silent", text)]
         effects += self._without(epochs, log, silent | others)
         log.opening = None
         effects += _fill_gaps(log) + epochs.start()
         for then in opening.waiting:
             effects += then()
         for feed in opening.feeds.values():
-            if feed.told is not None and not self.must_tell(log, feed.replica):
-                fits, problem = self.judge(log, feed.replica, feed.told)
-                effects += log.want(feed) if fits else problem + self.reject(log, feed, feed.told)
+            if feed.reported is not None and not self.must_report(log, feed.replica):
+                fits, problem = self.judge(log, feed.replica, feed.reported)
+                effects += log.want(feed) if fits else problem + self.reject(log, feed, feed.reported)
         return effects
 
     # ---------------------------------------------------------------------------------------- whoever comes later
 
-    def reject(self, log: EventLog, feed: Feed, told: LogPoint) -> list[Effect]:
+    def reject(self, log: EventLog, feed: Feed, reported: LogPoint) -> list[Effect]:
         """Nothing is served to, or kept for, a replica that holds another history; it is told so each time it asks."""
         log.end(feed.key)
         if feed.replica not in log.differing:
             return []
-        own = log.chain.end if told.index > log.chain.end.index else _at(log, told.index)
+        own = log.chain.end if reported.index > log.chain.end.index else _at(log, reported.index)
         return [_rejected(log, feed, own)]
 
     def judge(self, log: EventLog, site: str, point: LogPoint) -> tuple[bool, list[Effect]]:
@@ -225,21 +225,21 @@ class LogOpenings:
 
     def _overtaken(self, log: EventLog, site: str, point: LogPoint) -> list[Effect]:
         """The log is open, and a replica that nobody knew of is ahead of it."""
-        log.opening = opening = Opening(log.chain.end.index, frozenset([site]), told={}, feeds={}, waiting=[])
-        told = ReachedTold(
+        log.opening = opening = Opening(log.chain.end.index, frozenset([site]), reported={}, feeds={}, waiting=[])
+        reported = AppliedIndexReported(
             event_type=log.event_type,
             incarnation=self._node.incarnation,
             point=point,
             decided=point.index,
             transactions=(),
         )
-        opening.told[site] = told
-        return self._stale(log, opening, site, told)
+        opening.reported[site] = reported
+        return self._stale(log, opening, site, reported)
 
-    def _stale(self, log: EventLog, opening: Opening, site: str, told: ReachedTold) -> list[Effect]:
-        index = max(told.point.index, told.decided)
+    def _stale(self, log: EventLog, opening: Opening, site: str, reported: AppliedIndexReported) -> list[Effect]:
+        index = max(reported.point.index, reported.decided)
         log.stale = stale = StaleJournal(log.event_type, opening.end, site, index)
-        record = LogStale(event_type=log.event_type, replica=site, point=told.point)
+        record = LogStale(event_type=log.event_type, replica=site, point=reported.point)
         effects: list[Effect] = [Persist(record), Alarm("journal-stale", str(stale))]
         effects += self._epochs(log).reject_all(stale)
         waiting, opening.waiting = opening.waiting, []
@@ -249,20 +249,20 @@ class LogOpenings:
 
     def ended(self, log: EventLog, site: str) -> None:
         """The durable subscription of a replica has ended: it is not waited for, and not looked at."""
-        log.unheard.pop(site, None)
+        log.unconfirmed.pop(site, None)
         log.differing.discard(site)
         self._ahead.discard((log.event_type, site))
         if log.stale is not None and log.stale.replica == site:
             log.stale = None
         if log.opening is not None:
-            log.opening.asked -= {site}
-            log.opening.told.pop(site, None)
+            log.opening.awaited -= {site}
+            log.opening.reported.pop(site, None)
 
     def on_ended(self, log: EventLog, site: str) -> list[Effect]:
         """An operator has ended the durable subscription of a replica that is gone for good."""
-        unheard = site in log.unheard
+        unconfirmed = site in log.unconfirmed
         self.ended(log, site)
-        effects: list[Effect] = [Persist(replicas_unheard(log))] if unheard else []
+        effects: list[Effect] = [Persist(replicas_unconfirmed(log))] if unconfirmed else []
         effects += self._without(self._epochs(log), log, frozenset([site]))
         if log.opening is None or log.stale is not None:
             return effects
@@ -285,7 +285,7 @@ def _holds(log: EventLog, point: LogPoint) -> bool:
 
 
 def _rejected(log: EventLog, feed: Feed, own: LogPoint) -> Effect:
-    return Post(feed.address, HistoryRejected(name=feed.name, event_type=log.event_type, point=own))
+    return SendTo(feed.address, HistoryRejected(name=feed.name, event_type=log.event_type, point=own))
 
 
 def _no_member(log: EventLog, sender: Sender) -> Effect:
@@ -307,11 +307,11 @@ def _at(log: EventLog, index: int) -> LogPoint:
     return LogPoint(log.chain.history, index, log.chain.at(index) or "")
 
 
-def replicas_unheard(log: EventLog) -> ReplicasUnheard:
+def replicas_unconfirmed(log: EventLog) -> ReplicasUnconfirmed:
     """For the journal: who of this log is still to be heard."""
-    ends = {name: unheard.end for name, unheard in log.unheard.items()}
-    incarnations = {name: unheard.incarnation for name, unheard in log.unheard.items()}
-    return ReplicasUnheard(event_type=log.event_type, ends=ends, incarnations=incarnations)
+    ends = {name: unconfirmed.end for name, unconfirmed in log.unconfirmed.items()}
+    incarnations = {name: unconfirmed.incarnation for name, unconfirmed in log.unconfirmed.items()}
+    return ReplicasUnconfirmed(event_type=log.event_type, ends=ends, incarnations=incarnations)
 
 
 def names(sites: frozenset[str]) -> str:

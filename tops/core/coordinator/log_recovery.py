@@ -14,8 +14,8 @@ from tops.core.coordinator.open_transactions import RendezvousNode
 from tops.core.log.event_log import EventLog, Opening
 from tops.model.log_points import BEGINNING, LogPoint
 from tops.model.transactions import Outcome
-from tops.protocol.effects import Alarm, Effect, Persist, Post
-from tops.protocol.messages import Address, LogRecovered, ReachedTold, RecoverLog, Sender, TxOutcome
+from tops.protocol.effects import Alarm, Effect, Persist, SendTo
+from tops.protocol.messages import Address, AppliedIndexReported, LogRecovered, RecoverLog, Sender, TxOutcome
 from tops.protocol.records import HistoryBegun, InSyncChanged
 
 
@@ -29,31 +29,31 @@ class LogRecovery:
         log = self._known.logs_of.get(m.event_type)
         if log is None or log.opening is None or log.stale is None:
             problem = f"the journal of {m.event_type} is not stale here: there is nothing to recover"
-            return [Post(at, LogRecovered(request=m.request, problem=problem, point=BEGINNING))]
-        told = {site: t for site, t in log.opening.told.items() if site in m.replicas}
-        silent = tuple(sorted(set(m.replicas) - told.keys()))
-        problem = _problem(log, m, told)
+            return [SendTo(at, LogRecovered(request=m.request, problem=problem, point=BEGINNING))]
+        reported = {site: t for site, t in log.opening.reported.items() if site in m.replicas}
+        silent = tuple(sorted(set(m.replicas) - reported.keys()))
+        problem = _problem(log, m, reported)
         if problem:
-            refused = LogRecovered(request=m.request, problem=problem, point=log.chain.end, silent=silent)
-            return [Post(at, refused)]
-        furthest = _furthest(told)
+            rejected = LogRecovered(request=m.request, problem=problem, point=log.chain.end, silent=silent)
+            return [SendTo(at, rejected)]
+        furthest = _furthest(reported)
         point = LogPoint(self._node.entropy(16).hex(), furthest.index, furthest.digest)
-        at_point = frozenset(site for site, t in told.items() if _same(t.point, point))
+        at_point = frozenset(site for site, t in reported.items() if _same(t.point, point))
         effects = self._begin(log, log.opening, point, at_point)
         recovered = LogRecovered(
             request=m.request,
             problem="",
             point=point,
             following=tuple(sorted(at_point)),
-            behind=tuple(sorted(told.keys() - at_point)),
+            behind=tuple(sorted(reported.keys() - at_point)),
             silent=silent,
         )
-        return [*effects, Post(at, recovered)]
+        return [*effects, SendTo(at, recovered)]
 
     def _begin(self, log: EventLog, opening: Opening, point: LogPoint, at_point: frozenset[str]) -> list[Effect]:
         epochs, end = self._known.epochs[log.event_type], log.chain.end.index
         log.begin_history(point, end, self._node.incarnation)
-        voters = frozenset(s.identity for s in epochs.standing.answers.values() if s.replica and s.identity)
+        voters = frozenset(s.identity for s in epochs.standing.registrations.values() if s.replica and s.identity)
         epochs.standing.in_sync = in_sync = at_point & voters
         text = (
             f"{log.event_type} goes on in a new history behind index {point.index}, with {names(at_point)}; the "
@@ -65,23 +65,23 @@ class LogRecovery:
             Alarm("history-begun", text),
         ]
         # What the replicas remember to have committed in the lost part is known again to whoever asks for it.
-        for told in opening.told.values():
-            for tx in told.transactions if _same(told.point, point) else ():
+        for reported in opening.reported.values():
+            for tx in reported.transactions if _same(reported.point, point) else ():
                 effects += self._outcomes.settle(TxOutcome(tx=tx, outcome=Outcome.COMMITTED), None)
         for feed in opening.feeds.values():
             effects += log.want(feed)
         return effects + epochs.start()
 
 
-def _problem(log: EventLog, m: RecoverLog, told: Mapping[str, ReachedTold]) -> str:
+def _problem(log: EventLog, m: RecoverLog, reported: Mapping[str, AppliedIndexReported]) -> str:
     """Why the log can't go on from what these replicas told; empty if it can."""
-    silent = frozenset(m.replicas) - told.keys()
-    if not told:
+    silent = frozenset(m.replicas) - reported.keys()
+    if not reported:
         return f"no replica has told where it is: start at least one of {names(silent)}"
-    furthest = _furthest(told)
-    differing = {t.point.digest for t in told.values() if t.point.index == furthest.index}
+    furthest = _furthest(reported)
+    differing = {t.point.digest for t in reported.values() if t.point.index == furthest.index}
     if len(differing) > 1:
-        equal = frozenset(site for site, t in told.items() if t.point.index == furthest.index)
+        equal = frozenset(site for site, t in reported.items() if t.point.index == furthest.index)
         return (
             f"{names(equal)} are all at index {furthest.index} and hold different data: compare them, and end the "
             f"durable subscription of those that are wrong"
@@ -91,18 +91,18 @@ def _problem(log: EventLog, m: RecoverLog, told: Mapping[str, ReachedTold]) -> s
             f"the journal ends at index {log.chain.end.index}, behind every replica, and is another log's: move its "
             f"directory away, start the broker without it, and recover again"
         )
-    heard = max(t.decided for t in told.values())
-    if m.accept_loss or (len(told) >= m.needed and heard <= furthest.index):
+    decided = max(t.decided for t in reported.values())
+    if m.accept_loss or (len(reported) >= m.needed and decided <= furthest.index):
         return ""
     return (
-        f"{len(told)} of the {m.needed} replicas that are needed have told where they are, and the furthest is at "
-        f"index {furthest.index}{f' although {heard} was decided' if heard > furthest.index else ''}: what was "
+        f"{len(reported)} of the {m.needed} replicas that are needed have told where they are, and the furthest is at "
+        f"index {furthest.index}{f' although {decided} was decided' if decided > furthest.index else ''}: what was "
         f"acknowledged may be at {names(silent)} alone; start them, or accept the loss of what only they hold"
     )
 
 
-def _furthest(told: Mapping[str, ReachedTold]) -> LogPoint:
-    return max((t.point for t in told.values()), key=lambda point: (point.index, point.digest))
+def _furthest(reported: Mapping[str, AppliedIndexReported]) -> LogPoint:
+    return max((t.point for t in reported.values()), key=lambda point: (point.index, point.digest))
 
 
 def _same(point: LogPoint, other: LogPoint) -> bool:

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from tops.core.commit.decision_teller import Sign
+from tops.core.commit.decision_sender import Sign
 from tops.core.commit.epoch import EpochOptions
 from tops.core.coordinator.event_coordinator import EventCoordinator
 from tops.core.coordinator.local_relay import LocalRelay
@@ -112,6 +112,6 @@ class OpenTransactions:
         contributed = owner.numbering is not None and sender.node in owner.numbering.contributors
         return contributed or self.is_initiator(owner, sender)
 
-    def published_by(self, tx: TxId, numbering: EventCoordinator | None, life: tuple[NodeId, int]) -> bool:
+    def published_by(self, tx: TxId, numbering: EventCoordinator | None, incarnation: tuple[NodeId, int]) -> bool:
         """Whether the death of this life of a site ends the transaction."""
-        return self.publishers.get(tx) == life or (numbering is not None and life in numbering.publishing)
+        return self.publishers.get(tx) == incarnation or (numbering is not None and incarnation in numbering.publishing)

@@ -15,14 +15,14 @@ from tops.model.ids import TxId, tx_id
 from tops.model.rejections import over_limit
 from tops.model.sizes import encoded_bytes
 from tops.model.transactions import TxState, TxType
-from tops.protocol.effects import Effect, Post
+from tops.protocol.effects import Effect, SendTo
 from tops.protocol.messages import (
     Address,
     BeginPublic,
     CensusOpened,
     PublisherDone,
     PublishInTx,
-    PublishInTxAnswered,
+    PublishInTxHandled,
     Sender,
     TxOpened,
     TxPublished,
@@ -49,21 +49,23 @@ class PublicTransactions:
         self._requests: OrderedDict[tuple[str, int, int], TxId] = OrderedDict()
 
     def on_begin(self, m: BeginPublic, sender: Sender, at: Address, now: float) -> list[Effect]:
-        refusal = self._known.refusal(m.spec)
-        if refusal is not None:
-            return [Post(at, TxOpened(tx=TxId(""), state=TxState.ABORTED, rejection=refusal, request=m.request))]
+        spec_rejection = self._known.spec_rejection(m.spec)
+        if spec_rejection is not None:
+            return [
+                SendTo(at, TxOpened(tx=TxId(""), state=TxState.ABORTED, rejection=spec_rejection, request=m.request))
+            ]
         asked = (sender.node, sender.incarnation, m.request)
         if asked in self._requests:  # the answer was lost, or is on its way
             return self._again(self._requests[asked], m.request, at)
         if (rejection := self._open.rejection("", m.spec, sender)) is not None:
             aborted = TxOpened(tx=TxId(""), state=TxState.ABORTED, rejection=not_taken(rejection), request=m.request)
-            return [rejection, Post(at, aborted)]
+            return [rejection, SendTo(at, aborted)]
         tx = self._requests[asked] = self._new_id()
         if len(self._requests) > self._node.options.keep_outcomes:
             self._requests.popitem(last=False)
         numbering = EventCoordinator(tx, m.spec.event_type)
         # The initiator learns the id first; what becomes of the census follows under that id.
-        learn: Effect = Post(at, TxOpened(tx=tx, state=TxState.CENSUS, request=m.request))
+        learn: Effect = SendTo(at, TxOpened(tx=tx, state=TxState.CENSUS, request=m.request))
         self._open.publishers[tx] = (sender.node, sender.incarnation)
         if m.spec.tx_type is TxType.DISTRIBUTED:
             coordinator = self._distributed.coordinator(tx, m.spec, sender, at, numbering)
@@ -73,7 +75,7 @@ class PublicTransactions:
             tx=tx, spec=m.spec, coordinator=self._node.me, incarnation=self._node.incarnation, initiator=at
         )
         opened = TxOpened(tx=tx, state=TxState.ACTIVE)
-        return [learn, *self._local.open(census, sender, at, numbering), Post(at, opened)]
+        return [learn, *self._local.open(census, sender, at, numbering), SendTo(at, opened)]
 
     def _new_id(self) -> TxId:
         """Ids grow, so that old ones can be told by their number, and can't be guessed: who knows one was told."""
@@ -82,39 +84,39 @@ class PublicTransactions:
         return tx_id(self._node.me, self._node.incarnation, unguessable)
 
     def _again(self, tx: TxId, request: int, at: Address) -> list[Effect]:
-        learn = Post(at, TxOpened(tx=tx, state=TxState.CENSUS, request=request))
+        learn = SendTo(at, TxOpened(tx=tx, state=TxState.CENSUS, request=request))
         owner = self._open.owner(tx)
         if owner is None:
-            return [learn, *self._outcomes.ask(tx, at, alive=False)]
+            return [learn, *self._outcomes.query(tx, at, alive=False)]
         active = isinstance(owner, LocalRelay) or owner.state is not TxState.CENSUS
-        return [learn, *([Post(at, TxOpened(tx=tx, state=TxState.ACTIVE))] if active else [])]
+        return [learn, *([SendTo(at, TxOpened(tx=tx, state=TxState.ACTIVE))] if active else [])]
 
     def on_publish(self, m: PublishInTx, sender: Sender, at: Address, now: float) -> list[Effect]:
         owner = self._open.owner(m.tx)
         numbering = owner.numbering if owner is not None and self._open.may_publish(owner, sender) else None
         if owner is None or numbering is None:
-            answer = PublishInTxAnswered(tx=m.tx, request=m.request, sequence=None, state=TxState.ABORTED)
-            return [Post(at, answer)]
+            answer = PublishInTxHandled(tx=m.tx, request=m.request, sequence=None, state=TxState.ABORTED)
+            return [SendTo(at, answer)]
         publisher = (sender.node, sender.incarnation)
         known = numbering.admitted.get((*publisher, m.request))
         if known is not None:  # asked again: the answer may have been lost
-            return [Post(at, PublishInTxAnswered(tx=m.tx, request=m.request, sequence=known, state=numbering.state))]
+            return [SendTo(at, PublishInTxHandled(tx=m.tx, request=m.request, sequence=known, state=numbering.state))]
         grown = owner.size + encoded_bytes(m.event)
         if numbering.state is TxState.ACTIVE and (rejection := over_limit(grown)) is not None:
-            answer = PublishInTxAnswered(
+            answer = PublishInTxHandled(
                 tx=m.tx, request=m.request, sequence=None, state=numbering.state, rejection=rejection
             )
-            return [Post(at, answer)]
+            return [SendTo(at, answer)]
         try:
             new = publisher not in numbering.publishing
             published = numbering.admit(m.event, publisher, m.request)
         except TransactionClosed:
-            answer = PublishInTxAnswered(tx=m.tx, request=m.request, sequence=None, state=numbering.state)
-            return [Post(at, answer)]
-        answer = PublishInTxAnswered(tx=m.tx, request=m.request, sequence=published.sequence, state=numbering.state)
+            answer = PublishInTxHandled(tx=m.tx, request=m.request, sequence=None, state=numbering.state)
+            return [SendTo(at, answer)]
+        answer = PublishInTxHandled(tx=m.tx, request=m.request, sequence=published.sequence, state=numbering.state)
         if new and at != owner.initiator:
-            self._outcomes.askers.setdefault(m.tx, []).append(at)  # every publisher hears how it ends
-        return [*self.on_event(owner, published), Post(at, answer)]
+            self._outcomes.requesters.setdefault(m.tx, []).append(at)  # every publisher hears how it ends
+        return [*self.on_event(owner, published), SendTo(at, answer)]
 
     def on_event(self, owner: TxCoordinator | LocalRelay, published: TxPublished) -> list[Effect]:
         """A numbered event of any transaction that is open here."""

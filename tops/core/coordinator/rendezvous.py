@@ -1,26 +1,26 @@
 """What a broker does for the event types whose rendezvous it is: number, log, coordinate, remember.
 
-It composes the parts that do so: `KnownTypes` (epochs and logs per family), `LogKeeper` (ordinary events),
-`LocalTransactions`, `DistributedTransactions` and `PublicTransactions`, `StandingDesk` and `Outcomes`. It answers
-letters and looks at publications on their way through; it knows nothing of links.
+It composes the parts that do so: `KnownTypes` (epochs and logs per family), `LogService` (ordinary events),
+`LocalTransactions`, `DistributedTransactions` and `PublicTransactions`, `RegistrationHandler` and `Outcomes`. It
+handles messages and looks at publications on their way through; it knows nothing of links.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from tops.core.commit.ballot import ReadyTx
-from tops.core.commit.decision_teller import Sign
+from tops.core.commit.decision_sender import Sign
 from tops.core.commit.outcomes import Outcomes
 from tops.core.coordinator.distributed_transactions import DistributedTransactions, membership
 from tops.core.coordinator.known_types import KnownTypes, not_taken
 from tops.core.coordinator.local_relay import LocalRelay
 from tops.core.coordinator.local_transactions import LocalTransactions
-from tops.core.coordinator.log_keeper import LogKeeper
 from tops.core.coordinator.log_opening import LogOpenings
 from tops.core.coordinator.log_recovery import LogRecovery
+from tops.core.coordinator.log_service import LogService
 from tops.core.coordinator.open_transactions import OpenTransactions, RendezvousNode, RendezvousOptions
 from tops.core.coordinator.public_transactions import PublicTransactions
-from tops.core.coordinator.standing_desk import StandingDesk
+from tops.core.coordinator.registration_handler import RegistrationHandler
 from tops.core.coordinator.tx_coordinator import TxCoordinator
 from tops.core.log.event_log import Feed
 from tops.model.constraints import Predicate
@@ -29,27 +29,29 @@ from tops.model.filters import Filter
 from tops.model.ids import NodeId, TxId, voter_key
 from tops.model.rejections import Rejection, RejectionCode
 from tops.model.transactions import Outcome, TxState, TxType
-from tops.protocol.effects import Effect, Post, Reject
+from tops.protocol.effects import Effect, Reject, SendTo
 from tops.protocol.messages import (
     AbortTx,
     Address,
-    AskEpoch,
-    AskLog,
-    AskMembership,
-    AskOutcome,
+    AppliedIndexReported,
     BeginPublic,
     BeginTx,
     CensusOpened,
     CensusReplied,
     CommitTx,
+    ConfirmRoute,
     EndLog,
     EpochFinished,
     EpochVoted,
     EventsPublished,
+    FollowLog,
+    GetEpochOutcome,
+    GetLogState,
+    GetMembership,
+    GetOutcome,
     HistoryDiffers,
     LogEntry,
-    LogWanted,
-    MembershipAnswered,
+    MembershipReported,
     OneShot,
     ParticipantAborted,
     ParticipantLost,
@@ -58,14 +60,12 @@ from tops.protocol.messages import (
     PublisherDone,
     PublisherLost,
     PublishInTx,
-    ReachedTold,
     RecoverLog,
-    RouteAsked,
-    RouteStands,
+    RouteConfirmed,
     RunOneShot,
     RunOneShots,
     Sender,
-    StandingAnswered,
+    StandingRegistered,
     StandingWithdrawn,
     TxOutcome,
     TxPublished,
@@ -82,13 +82,13 @@ from tops.protocol.records import (
     LogDecided,
     LogStale,
     MembersDeclared,
-    OutcomesForgotten,
+    OutcomesTruncated,
     PlansDeclared,
-    PublishersKept,
-    ReplicasUnheard,
+    PublishersRetained,
+    ReplicasUnconfirmed,
     Started,
-    SubscriptionKept,
-    TxRefused,
+    SubscriptionAdvanced,
+    TxRejected,
     TypeDefined,
 )
 
@@ -120,46 +120,46 @@ class Rendezvous:
         self.coordinators, self.relays = transactions.coordinators, transactions.relays
         self.publishers = transactions.publishers
         self.openings = LogOpenings(node, known)
-        self.log_keeper = LogKeeper(known, self.openings, options.quotas)
+        self.log_service = LogService(known, self.openings, options.quotas)
         recovery = LogRecovery(node, known, outcomes)
         self.local = LocalTransactions(node, known, transactions, outcomes)
         self.distributed = DistributedTransactions(node, known, transactions, outcomes)
         self.public = PublicTransactions(node, known, transactions, outcomes, self.local, self.distributed)
-        self.standing = StandingDesk(node, known, self.openings, self._lose)
-        self.letters: dict[type, Callable[[Any, Sender, Address, float], list[Effect]]] = {
+        self.standing = RegistrationHandler(node, known, self.openings, self._lose)
+        self.handlers: dict[type, Callable[[Any, Sender, Address, float], list[Effect]]] = {
             TypeAdvertised: known.on_advertised,
             BeginTx: self.distributed.on_begin,
             BeginPublic: self.public.on_begin,
             RunOneShot: self._run_one_shot,
             RunOneShots: self._run_one_shots,
             CensusReplied: self.distributed.on_replied,
-            StandingAnswered: self.standing.on_answered,
+            StandingRegistered: self.standing.on_registered,
             StandingWithdrawn: self.standing.on_withdrawn,
             PublishInTx: self._publish_in_tx,
             PublisherDone: self.public.on_done,
             CommitTx: self._commit,
             AbortTx: self._abort,
             ParticipantAborted: self.distributed.on_participant_aborted,
-            ParticipantLost: self._participant_lost,
-            PublisherLost: self._publisher_lost,
+            ParticipantLost: self._on_participant_lost,
+            PublisherLost: self._on_publisher_lost,
             EpochVoted: self._voted,
             EpochFinished: self._finished,
-            AskEpoch: self._ask_epoch,
-            AskMembership: self._ask_membership,
-            AskOutcome: self._ask_outcome,
-            LogWanted: self.log_keeper.on_wanted,
-            AskLog: self.log_keeper.on_asked,
-            EndLog: self.log_keeper.on_end,
-            ReachedTold: self.openings.on_told,
+            GetEpochOutcome: self._get_epoch_outcome,
+            GetMembership: self._get_membership,
+            GetOutcome: self._get_outcome,
+            FollowLog: self.log_service.on_follow,
+            GetLogState: self.log_service.on_get_log_state,
+            EndLog: self.log_service.on_end,
+            AppliedIndexReported: self.openings.on_applied_index,
             HistoryDiffers: self.openings.on_differs,
             RecoverLog: recovery.on_recover,
-            RouteAsked: self._route_asked,
+            ConfirmRoute: self._confirm_route,
         }
 
-    def on_letter(self, letter: object, sender: Sender, at: Address, now: float) -> list[Effect]:
+    def on_message(self, message: object, sender: Sender, at: Address, now: float) -> list[Effect]:
         """A letter that is addressed to this broker as a rendezvous; its `sender` is stamped, and reached `at`."""
-        handler = self.letters.get(type(letter))
-        return handler(letter, sender, at, now) if handler is not None else []
+        handler = self.handlers.get(type(message))
+        return handler(message, sender, at, now) if handler is not None else []
 
     def on_publication(self, publication: Publication, sender: Sender, at: Address, now: float) -> list[Effect]:
         """A publication that a site sent up the tree; what is to go down again is among the effects."""
@@ -171,9 +171,9 @@ class Rendezvous:
                 return []
             return self.public.on_event(owner, publication)
         if type(publication) is Published:
-            return self.log_keeper.on_published(publication, sender, at)
+            return self.log_service.on_published(publication, sender, at)
         if type(publication) is EventsPublished:
-            return self.log_keeper.on_published_together(publication, sender, at)
+            return self.log_service.on_published_together(publication, sender, at)
         if type(publication) is CensusOpened:
             return self.local.on_announced(publication, sender, at)
         return []
@@ -188,7 +188,7 @@ class Rendezvous:
         if (rejection := self.known.against_plan(m.spec, sender)) is not None:
             return self._unplanned(m, rejection, sender, at)
         if not set_of_log(m.spec.event_type) and (misfit := self._misfit(m, sender)) is not None:
-            return [misfit, *(Post(at, _aborted(one.tx, not_taken(misfit))) for one in m.transactions)]
+            return [misfit, *(SendTo(at, _aborted(one.tx, not_taken(misfit))) for one in m.transactions)]
         if m.spec.tx_type is TxType.LOCAL:
             return self.local.on_one_shots(m, sender, at)
         return self.distributed.on_one_shots(m, sender, at)
@@ -207,7 +207,7 @@ class Rendezvous:
         aborted = [_aborted(one.tx, rejection) for one in m.transactions]
         text = f"{sender.node} ran a transaction: {rejection.text}"
         rejected = Reject(sender, "run", m.spec.event_type, text, code=rejection.code.value)
-        return [rejected, *(Post(at, outcome) for outcome in aborted)]
+        return [rejected, *(SendTo(at, outcome) for outcome in aborted)]
 
     def _commit(self, m: CommitTx, sender: Sender, at: Address, now: float) -> list[Effect]:
         owner = self.open.owner(m.tx)
@@ -217,7 +217,7 @@ class Rendezvous:
             return [_foreign(m.tx, "commit", owner, sender)]
         if isinstance(owner, LocalRelay):
             return self.local.commit(owner, m.last_sequence)
-        if m.life and m.life != owner.life:
+        if m.incarnation and m.incarnation != owner.incarnation:
             # Its begin came again after a restart, when its publisher may have heard of an abort.
             restarted = Rejection(RejectionCode.RESTARTED, "its coordinator was restarted")
             return self.distributed.abort(owner, restarted, at)
@@ -252,7 +252,7 @@ class Rendezvous:
             return self.local.end(owner, Outcome.ABORTED, rejection)
         return self.distributed.abort(owner, rejection, at)
 
-    def _participant_lost(self, m: ParticipantLost, sender: Sender, at: Address, now: float) -> list[Effect]:
+    def _on_participant_lost(self, m: ParticipantLost, sender: Sender, at: Address, now: float) -> list[Effect]:
         """A broker speaks for its own sites; who has moved to another broker since is reached elsewhere."""
         if m.address.broker != sender.identity:
             reason = f"{sender.node} says that a site of {m.address.broker} is gone, and is not that broker"
@@ -261,7 +261,7 @@ class Rendezvous:
         for epochs in self.epochs.values():
             members += [voter for epoch in epochs.in_flight.values() for voter in epoch.voters.values()]
         keys = {member.key: None for member in members if member.address == m.address}
-        standing = [s for epochs in self.epochs.values() for s in epochs.standing.answers.values()]
+        standing = [s for epochs in self.epochs.values() for s in epochs.standing.registrations.values()]
         keys |= {s.key: None for s in standing if s.address == m.address}
         return self._lose(tuple(keys), "the participant died")
 
@@ -273,23 +273,25 @@ class Rendezvous:
             effects += epochs.drop(keys, reason)
         return effects
 
-    def _publisher_lost(self, m: PublisherLost, sender: Sender, at: Address, now: float) -> list[Effect]:
+    def _on_publisher_lost(self, m: PublisherLost, sender: Sender, at: Address, now: float) -> list[Effect]:
         """An undecided transaction of a dead publisher is aborted, behind its last accepted event."""
         if sender.role != BROKER_ROLE:
             return [Reject(sender, "publish", "", f"{sender.node} says that {m.site} is gone, and is no broker")]
-        life = (m.site, m.incarnation)
+        incarnation = (m.site, m.incarnation)
         rejection = Rejection(RejectionCode.PUBLISHER_LOST, "a publisher died, or moved to another broker")
-        return self.local.on_publisher_lost(life, rejection) + self.distributed.on_publisher_lost(life, rejection)
+        return self.local.on_publisher_lost(incarnation, rejection) + self.distributed.on_publisher_lost(
+            incarnation, rejection
+        )
 
     # --------------------------------------------------------------------------------------------------- questions
 
-    def _ask_epoch(self, m: AskEpoch, sender: Sender, at: Address, now: float) -> list[Effect]:
+    def _get_epoch_outcome(self, m: GetEpochOutcome, sender: Sender, at: Address, now: float) -> list[Effect]:
         epochs = self.epochs.get(m.epoch.event_type)
         if epochs is None or m.epoch.coordinator != self.node.me:
             return []
-        return epochs.on_asked(m.epoch, m.digest, voter_key(sender.identity, m.voter), at)
+        return epochs.on_outcome_requested(m.epoch, m.digest, voter_key(sender.identity, m.voter), at)
 
-    def _ask_membership(self, m: AskMembership, sender: Sender, at: Address, now: float) -> list[Effect]:
+    def _get_membership(self, m: GetMembership, sender: Sender, at: Address, now: float) -> list[Effect]:
         if m.tx in self.relays:
             return [membership(m.tx, m.voter, TxState.ACTIVE, at)]
         coordinator, key = self.coordinators.get(m.tx), voter_key(sender.identity, m.voter)
@@ -304,29 +306,29 @@ class Rendezvous:
             coordinator.members[key].address = at  # it may have moved to another broker
         if coordinator.state is TxState.CENSUS:
             return []
-        answer = MembershipAnswered(
+        answer = MembershipReported(
             tx=m.tx, voter=m.voter, state=coordinator.state, members=coordinator.census.hashed_members()
         )
-        return [Post(at, answer)]
+        return [SendTo(at, answer)]
 
-    def _ask_outcome(self, m: AskOutcome, sender: Sender, at: Address, now: float) -> list[Effect]:
+    def _get_outcome(self, m: GetOutcome, sender: Sender, at: Address, now: float) -> list[Effect]:
         return self._ended(m, at)
 
-    def _ended(self, m: AskOutcome | CommitTx | AbortTx, at: Address) -> list[Effect]:
+    def _ended(self, m: GetOutcome | CommitTx | AbortTx, at: Address) -> list[Effect]:
         """What became of a transaction that is not being coordinated any more, or never was."""
         alive = self.distributed.holds(m.tx, m.event_type)
         remembered = m.tx_type is TxType.DISTRIBUTED or m.event_type in self.logs_of
-        if not alive and not remembered and not self.outcomes.is_refused(m.tx):
+        if not alive and not remembered and not self.outcomes.is_rejected(m.tx):
             text = "the broker keeps no record of local transactions, and was restarted"
             rejection = Rejection(RejectionCode.NO_RECORD, text)
-            return [Post(at, TxOutcome(tx=m.tx, outcome=Outcome.UNKNOWN, rejection=rejection))]
+            return [SendTo(at, TxOutcome(tx=m.tx, outcome=Outcome.UNKNOWN, rejection=rejection))]
         log = self.logs_of.get(m.event_type)
-        if log is not None and log.opening is not None and not alive and not self.outcomes.is_refused(m.tx):
+        if log is not None and log.opening is not None and not alive and not self.outcomes.is_rejected(m.tx):
             return []  # a replica may have committed it: who asks does so again
-        return self.outcomes.ask(m.tx, at, alive, presume=log is None or not log.missing)
+        return self.outcomes.query(m.tx, at, alive, presume=log is None or not log.missing)
 
-    def _route_asked(self, m: RouteAsked, sender: Sender, at: Address, now: float) -> list[Effect]:
-        return [Post(at, RouteStands(subscription=m.subscription))]
+    def _confirm_route(self, m: ConfirmRoute, sender: Sender, at: Address, now: float) -> list[Effect]:
+        return [SendTo(at, RouteConfirmed(subscription=m.subscription))]
 
     # ------------------------------------------------------------------------------------------------ time, recovery
 
@@ -359,7 +361,7 @@ class Rendezvous:
 
     def log_read(self, event_type: str, feed: str, entries: tuple[LogEntry, ...]) -> list[Effect]:
         """What a `ReadLog` brought."""
-        return self.log_keeper.on_read(event_type, feed, entries)
+        return self.log_service.on_read(event_type, feed, entries)
 
     def recover(self, record: AnyRecord) -> None:
         """Replay one record of the journal, in order."""
@@ -376,25 +378,25 @@ class Rendezvous:
                 self.epochs[name].recover(record)
             case EpochCommitted(epoch=epoch):
                 self.epochs[epoch.event_type].recover(record)
-            case LogStale() | HistoryBegun() | ReplicasUnheard():
+            case LogStale() | HistoryBegun() | ReplicasUnconfirmed():
                 self.openings.recover(record)
             case FinishesNoted(event_type=name):
                 self.epochs[name].recover(record)
-            case TxRefused(tx=tx):
-                self.outcomes.refuse(tx)
-            case OutcomesForgotten(lives=lives):
-                for life, counter in lives.items():
-                    self.outcomes.forget(TxId(f"{life}.{counter}"))
+            case TxRejected(tx=tx):
+                self.outcomes.reject(tx)
+            case OutcomesTruncated(incarnations=incarnations):
+                for origin, counter in incarnations.items():
+                    self.outcomes.forget(TxId(f"{origin}.{counter}"))
             case LogDecided(event_type=name, upto=upto):
                 self.logs[name].last_number = max(self.logs[name].last_number, upto)
             case LogCut(event_type=name, point=point):
                 self.logs[name].chain.begin(point)
-            case PublishersKept(event_type=name, published=published):
+            case PublishersRetained(event_type=name, published=published):
                 self.logs[name].published.update(published)
-            case SubscriptionKept():
+            case SubscriptionAdvanced():
                 self._recover_subscription(record)
 
-    def _recover_subscription(self, record: SubscriptionKept) -> None:
+    def _recover_subscription(self, record: SubscriptionAdvanced) -> None:
         log, key, position = self.logs[record.event_type], record.name, record.position
         known = log.feeds.get(key)
         if record.dropped:

@@ -22,7 +22,7 @@ from tops.model.ids import NodeId, TxId
 from tops.model.rejections import Rejection, RejectionCode, over_limit
 from tops.model.sizes import encoded_bytes, logged_bytes
 from tops.model.transactions import LocalOutcome, ScopeLimit, TxState
-from tops.protocol.effects import CancelTimer, Disseminate, Effect, Post, SetTimer
+from tops.protocol.effects import CancelTimer, Disseminate, Effect, SendTo, SetTimer
 from tops.protocol.messages import (
     Address,
     CensusOpened,
@@ -68,7 +68,7 @@ class TxCoordinator(msgspec.Struct, eq=False):
     joined: frozenset[str] = frozenset()
     failed: Rejection | None = None
     detached: bool = False
-    life: int = 0  # of the broker that coordinates
+    incarnation: int = 0  # of the broker that coordinates
     size: int = 0  # in bytes, with all its events
 
     def __post_init__(self) -> None:
@@ -82,9 +82,9 @@ class TxCoordinator(msgspec.Struct, eq=False):
 
     def open(self, me: NodeId, incarnation: int, standing: Iterable[Member]) -> list[Effect]:
         """Announce the transaction; standing answers count at once."""
-        self.life = incarnation
+        self.incarnation = incarnation
         for member in standing:
-            self.census.answer(member)
+            self.census.add_reply(member)
         announced = CensusOpened(
             tx=self.tx, spec=self.spec, coordinator=me, incarnation=incarnation, initiator=self.initiator
         )
@@ -99,7 +99,7 @@ class TxCoordinator(msgspec.Struct, eq=False):
     def on_replied(self, member: Member) -> list[Effect]:
         if self.state is not CENSUS:
             return []  # it finds out from the published list that it is not on it
-        self.census.answer(member)
+        self.census.add_reply(member)
         return self.close_census() if self.census.may_close() else []
 
     def close_census(self) -> list[Effect]:
@@ -118,7 +118,7 @@ class TxCoordinator(msgspec.Struct, eq=False):
         began = TxBegan(tx=self.tx, event_type=self.spec.event_type, members=self.census.hashed_members())
         effects.append(Disseminate(began))
         if self.one_shot is None:
-            effects.append(Post(self.initiator, TxOpened(tx=self.tx, state=self.state, life=self.life)))
+            effects.append(SendTo(self.initiator, TxOpened(tx=self.tx, state=self.state, incarnation=self.incarnation)))
         return effects
 
     # --------------------------------------------------------------------------------------------------- execution
@@ -216,7 +216,7 @@ class TxCoordinator(msgspec.Struct, eq=False):
             self.numbering.close(state)
         effects.append(CancelTimer(("deadline", self.tx)))
         if state is CENSUS_UNFULFILLED and self.one_shot is None:
-            effects.append(Post(self.initiator, TxOpened(tx=self.tx, state=state, rejection=rejection)))
+            effects.append(SendTo(self.initiator, TxOpened(tx=self.tx, state=state, rejection=rejection)))
         return effects
 
     def _abandoned(self, rejection: Rejection, distributed_only: bool) -> Effect:

@@ -17,8 +17,16 @@ from tops.model.filters import Filter
 from tops.model.ids import NodeId, hashed_voter
 from tops.model.log_points import LogPoint
 from tops.model.sizes import BUNDLE_BYTES, encoded_bytes
-from tops.protocol.effects import Effect, Post, ReadLog
-from tops.protocol.messages import Address, LogDelivered, LogEntry, LogRefused, ReachedTold, Sender, StaleJournal
+from tops.protocol.effects import Effect, ReadLog, SendTo
+from tops.protocol.messages import (
+    Address,
+    AppliedIndexReported,
+    FollowRejected,
+    LogDelivered,
+    LogEntry,
+    Sender,
+    StaleJournal,
+)
 from tops.protocol.records import Publisher
 
 ENTRIES_PER_DELIVERY = 256
@@ -35,7 +43,7 @@ class Relation(Enum):
     OTHER = "other"  # another history
 
 
-class Unheard(NamedTuple):
+class Unconfirmed(NamedTuple):
     """Where a log ended, and the coordinator's incarnation in which it went on without a replica's response."""
 
     end: int
@@ -57,8 +65,8 @@ class Feed(msgspec.Struct):
     replica: str = ""  # the identity of the replica behind it, which gets the digests, too
     reading: bool = False
     under_way: tuple[int, ...] = ()  # where each delivery ends that is not acknowledged
-    passing: bool = False  # gets one delivery each time it asks, and holds nothing back
-    told: LogPoint | None = None  # where the replica behind it was when it asked last
+    ephemeral: bool = False  # gets one delivery each time it asks, and holds nothing back
+    reported: LogPoint | None = None  # where the replica behind it was when it asked last
     hashed_voter: str | None = None  # as the entries name who committed them
 
     def __post_init__(self) -> None:
@@ -77,14 +85,14 @@ class Opening(msgspec.Struct):
     """
 
     end: int
-    asked: frozenset[str]  # replicas that are waited for
-    told: dict[str, ReachedTold]
+    awaited: frozenset[str]  # replicas that are waited for
+    reported: dict[str, AppliedIndexReported]
     feeds: dict[str, Feed]  # of replicas, to be served when the log is open
     waiting: list[Callable[[], list[Effect]]]  # what is done once it is known whether the log opens
 
     @property
     def silent(self) -> frozenset[str]:
-        return self.asked - self.told.keys()
+        return self.awaited - self.reported.keys()
 
 
 def feed_key(sender: Sender, name: str) -> str:
@@ -139,7 +147,7 @@ class EventLog:
         self.published: dict[NodeId, tuple[int, int]] = {}  # publisher -> its latest life, its last publication
         self.opening: Opening | None = None  # since the start its replicas are asked where they are
         self.stale: StaleJournal | None = None  # why no index is given out
-        self.unheard: dict[str, Unheard] = {}  # replicas that have not told yet whether they were ahead
+        self.unconfirmed: dict[str, Unconfirmed] = {}  # replicas that have not told yet whether they were ahead
         self.differing: set[str] = set()  # replicas that hold another history
         self.held_back: dict[str, int] = {}  # voters that may be about to commit this number by themselves
         self.missing = range(0)  # numbers that replicas alone know: no abort is presumed of them
@@ -185,7 +193,7 @@ class EventLog:
         """The journal ended at `end`, replicas are at `point`: go on behind that, in its history."""
         if self.chain.history != point.history:  # else a checkpoint has repeated it
             self.chain.begin(point)
-        self.opening, self.stale, self.unheard, self.began_in = None, None, {}, incarnation
+        self.opening, self.stale, self.unconfirmed, self.began_in = None, None, {}, incarnation
         self.missing = range(end + 1, point.index + 1)
         self.undecided = {number for number in self.undecided if number > point.index}
         self.last_number, self.oldest = max(self.last_number, point.index), max(self.oldest, point.index + 1)
@@ -230,11 +238,11 @@ class EventLog:
     def want(self, feed: Feed) -> list[Effect]:
         """A durable subscription (again) asks for what follows its position."""
         if feed.position + 1 < self.oldest:
-            refusal = LogRefused(name=feed.name, event_type=self.event_type, oldest=self.oldest)
-            return [Post(feed.address, refusal)]
+            rejection = FollowRejected(name=feed.name, event_type=self.event_type, oldest=self.oldest)
+            return [SendTo(feed.address, rejection)]
         known = self.feeds.get(feed.key)
         renewed = known is not None and known.address == feed.address and known.sent >= feed.position
-        if known is not None and renewed and not feed.passing:
+        if known is not None and renewed and not feed.ephemeral:
             # A renewal: what is on its way stays on its way, unless nothing has arrived since the last one.
             stalled = known.position == feed.position and known.sent > feed.position
             feed.sent = feed.position if stalled else known.sent
@@ -246,7 +254,7 @@ class EventLog:
     @property
     def subscribers(self) -> list[Feed]:
         """The durable subscriptions, without who only looks in passing."""
-        return [feed for feed in self.feeds.values() if not feed.passing]
+        return [feed for feed in self.feeds.values() if not feed.ephemeral]
 
     def end(self, key: str) -> None:
         self.feeds.pop(key, None)
@@ -328,7 +336,7 @@ class EventLog:
                 wanted.append(entry)
             feed.sent = entry.number
         feed.under_way = (*feed.under_way, feed.sent)
-        if feed.passing:
+        if feed.ephemeral:
             feed.credit = feed.sent - feed.position
         delivered = LogDelivered(
             name=feed.name,
@@ -341,7 +349,7 @@ class EventLog:
             history=self.chain.history,
             digests=self.chain.between(after, feed.sent) if feed.replica else b"",
         )
-        return [Post(feed.address, delivered)]
+        return [SendTo(feed.address, delivered)]
 
     def retain_from(self) -> int:
         """The first number that some durable subscription still needs."""

@@ -16,19 +16,19 @@ from tops.core.participant.doubt import Doubt
 from tops.core.participant.sub_tx_executor import SubTxExecutor
 from tops.model.ids import TxId, hashed
 from tops.model.rejections import Rejection, RejectionCode
-from tops.protocol.effects import CancelTimer, Effect, ForgetPromise, Memo, Post
+from tops.protocol.effects import CancelTimer, DropMemo, Effect, Memo, SendTo
 from tops.protocol.messages import Address, EpochFinished, EpochId, EpochMember, EpochVoted
 
 
 class EpochStage(Enum):
     VOTING = "voting"  # ends when every sub-transaction has voted
-    PROMISED = "promised"  # ends with the decision
+    PREPARED = "prepared"  # ends with the decision
     FINISHING = "finishing"  # the decision is being carried out
     FINISHED = "finished"  # committed; ends when the coordinator has noted it
     ENDED = "ended"
 
 
-VOTING, PROMISED, FINISHING, FINISHED, ENDED = EpochStage  # looked at with every message
+VOTING, PREPARED, FINISHING, FINISHED, ENDED = EpochStage  # looked at with every message
 
 
 EpochKey = tuple[str, int, int, int]  # what is voted under; the coordinator's incarnation, the number, the attempt
@@ -70,19 +70,19 @@ class CallbackEpoch(msgspec.Struct, eq=False):
         self._votes[tx] = rejection
         if self.stage is not VOTING or len(self._votes) < len(self.memo.transactions):
             return []
-        self.stage = PROMISED
+        self.stage = PREPARED
         memo = self.memo
         excluded = {t: why.bounded() for t in memo.transactions if (why := self._votes[t]) is not None}
         vote = EpochVoted(epoch=memo.epoch, digest=memo.digest, voter=memo.voter, excluded=excluded)
-        told = Post(Address(memo.epoch.coordinator), vote)
+        voted = SendTo(Address(memo.epoch.coordinator), vote)
         if len(excluded) == len(memo.transactions):
             self._end()  # nothing was promised, there is no decision to wait for
-            return [told, *self._settled(self.subscription)]
-        return [told, self.doubt.wait]
+            return [voted, *self._settled(self.subscription)]
+        return [voted, self.doubt.wait]
 
     def on_decided(self, committing: frozenset[str]) -> list[Effect]:
         """The decision, from the coordinator or from a peer who heard it."""
-        if self.stage not in (VOTING, PROMISED):
+        if self.stage not in (VOTING, PREPARED):
             return []
         self.stage = FINISHING
         committed = hashed(self.memo.voter) in committing
@@ -129,27 +129,27 @@ class CallbackEpoch(msgspec.Struct, eq=False):
 
     def on_timer(self) -> list[Effect]:
         """Ask for the decision, or tell that it is carried out, once more."""
-        if self.stage is PROMISED:
-            return self.doubt.ask()
+        if self.stage is PREPARED:
+            return self.doubt.query()
         if self.stage is not FINISHED:
             return []
         epoch = self.memo.epoch
         finished = EpochFinished(epoch=epoch, voter=self.memo.voter, note=True)
-        return [Post(Address(epoch.coordinator), finished), self.doubt.wait]
+        return [SendTo(Address(epoch.coordinator), finished), self.doubt.wait]
 
     def on_noted(self) -> list[Effect]:
         if self.stage is not FINISHED:
             return []
         self._end()
-        return [CancelTimer(self.doubt.timer), ForgetPromise(self.subscription, self.memo)]
+        return [CancelTimer(self.doubt.timer), DropMemo(self.subscription, self.memo)]
 
     def loses_one(self, members: Container[TxId]) -> bool:
         """Whether something that is promised here, or going to be, is not among these."""
-        return self.stage in (VOTING, PROMISED) and any(tx not in members for tx in self._live())
+        return self.stage in (VOTING, PREPARED) and any(tx not in members for tx in self._live())
 
     def superseded(self, members: Container[TxId]) -> list[Effect]:
         """A newer attempt takes over: its prepare renews the promises of its members, the others end here."""
-        if self.stage not in (VOTING, PROMISED):
+        if self.stage not in (VOTING, PREPARED):
             return []
         self._end()
         effects: list[Effect] = [CancelTimer(self.doubt.timer)]

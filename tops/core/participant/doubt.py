@@ -7,11 +7,11 @@ decision that somebody heard ends the doubt, never a guess.
 from collections.abc import Sequence
 
 from tops.model.ids import NodeId
-from tops.protocol.effects import Alarm, Effect, Memo, Post, SetTimer
-from tops.protocol.messages import Address, AskEpoch, PeersAsked
+from tops.protocol.effects import Alarm, Effect, Memo, SendTo, SetTimer
+from tops.protocol.messages import Address, GetEpochOutcome, QueryPeers
 
-QUESTIONS_BEFORE_PEERS = 2
-QUESTIONS_BEFORE_ALARM = 20
+QUERIES_BEFORE_PEERS = 2
+QUERIES_BEFORE_ALARM = 20
 
 
 class Doubt:
@@ -19,20 +19,20 @@ class Doubt:
 
     def __init__(self, memo: Memo, brokers: Sequence[NodeId], every_s: float) -> None:
         self.memo, self.brokers = memo, brokers
-        self.asked = 0
+        self.queries_sent = 0
         epoch = memo.epoch
         self.timer = ("doubt", memo.voter, epoch.incarnation, epoch.number, epoch.attempt)
         self.wait = SetTimer(self.timer, every_s)  # gives the decision some time to arrive by itself
 
-    def ask(self) -> list[Effect]:
+    def query(self) -> list[Effect]:
         """The time is up: ask, and come back."""
         memo = self.memo
-        question = AskEpoch(epoch=memo.epoch, digest=memo.digest, voter=memo.voter)
-        effects: list[Effect] = [Post(Address(memo.epoch.coordinator), question)]
-        if self.asked >= QUESTIONS_BEFORE_PEERS:
-            to_peers = PeersAsked(epoch=memo.epoch, digest=memo.digest, voter=memo.voter)
-            effects += [Post(Address(broker), to_peers) for broker in self.brokers]
-        if self.asked == QUESTIONS_BEFORE_ALARM:
+        query_message = GetEpochOutcome(epoch=memo.epoch, digest=memo.digest, voter=memo.voter)
+        effects: list[Effect] = [SendTo(Address(memo.epoch.coordinator), query_message)]
+        if self.queries_sent >= QUERIES_BEFORE_PEERS:
+            to_peers = QueryPeers(epoch=memo.epoch, digest=memo.digest, voter=memo.voter)
+            effects += [SendTo(Address(broker), to_peers) for broker in self.brokers]
+        if self.queries_sent == QUERIES_BEFORE_ALARM:
             effects.append(Alarm("in-doubt", f"{memo.epoch}: promised, and nobody knows the decision"))
-        self.asked += 1
+        self.queries_sent += 1
         return [*effects, self.wait]

@@ -25,8 +25,8 @@ from tops.protocol.effects import (
     FinishBatch,
     HistoryJudged,
     Memo,
-    Post,
     PrepareBatch,
+    SendTo,
 )
 from tops.protocol.messages import (
     Address,
@@ -51,7 +51,7 @@ ENTRIES_AT_ONCE = 256  # or as many as one delivery brings
 class Work(Enum):
     IDLE = "idle"
     RUNNING = "running"  # an epoch is being prepared
-    PROMISED = "promised"  # prepared; only its decision, or a newer attempt, ends it
+    PREPARED = "prepared"  # prepared; only its decision, or a newer attempt, ends it
     FINISHING = "finishing"  # its decision is being carried out
     APPLYING = "applying"  # entries of the log are being applied
 
@@ -96,8 +96,8 @@ class EpochExecutor:
     @property
     def decided(self) -> int:
         """The highest index that is surely decided: nothing is prepared before its predecessor is."""
-        promised = [memo.epoch.number - 1 for memo in (self.memo, *self.doubts) if memo is not None]
-        return max([self.position, *promised])
+        prepared = [memo.epoch.number - 1 for memo in (self.memo, *self.doubts) if memo is not None]
+        return max([self.position, *prepared])
 
     @property
     def received(self) -> int:
@@ -166,7 +166,7 @@ class EpochExecutor:
         return tuple(whole), missing
 
     def _prepared(self, memo: Memo, result: BatchPrepared, excluded: dict[TxId, Rejection]) -> list[Effect]:
-        self.work = Work.PROMISED
+        self.work = Work.PREPARED
         self.doubt = Doubt(memo, self._brokers, self._doubt_s)
         if self._decision is not None:
             return self._finish(self._decision)
@@ -180,7 +180,7 @@ class EpochExecutor:
             rows=result.rows,
             results=result.results,
         )
-        return [Post(Address(memo.epoch.coordinator), vote), self.doubt.wait]
+        return [SendTo(Address(memo.epoch.coordinator), vote), self.doubt.wait]
 
     # --------------------------------------------------------------------------------------------------- the decision
 
@@ -202,7 +202,7 @@ class EpochExecutor:
         if self.work is Work.RUNNING:
             self._decision = committing
             return []
-        return self._finish(committing) if self.work is Work.PROMISED else []
+        return self._finish(committing) if self.work is Work.PREPARED else []
 
     def _finish(self, committing: frozenset[str]) -> list[Effect]:
         memo = self.memo
@@ -240,7 +240,7 @@ class EpochExecutor:
             if len(self._committed) > COMMITTED_KEPT:
                 self._committed.popitem(last=False)
             finished = EpochFinished(epoch=memo.epoch, voter=memo.voter, note=False)
-            effects.append(Post(Address(memo.epoch.coordinator), finished))
+            effects.append(SendTo(Address(memo.epoch.coordinator), finished))
             if self.collected:
                 for tx in memo.transactions:
                     self.collected.pop(tx, None)
@@ -323,7 +323,7 @@ class EpochExecutor:
         return [
             Alarm("other-history", problem),
             HistoryJudged(self.subscription, problem),
-            Post(Address(self.coordinator), report),
+            SendTo(Address(self.coordinator), report),
         ]
 
     def _agrees(self) -> list[Effect]:
@@ -336,7 +336,7 @@ class EpochExecutor:
 
     def _go_on(self) -> list[Effect]:
         """The next thing to do, if nothing is under way: settle promises, then the log, then the next epoch."""
-        if self.work is Work.PROMISED and self._held is not None and self.memo is not None:
+        if self.work is Work.PREPARED and self._held is not None and self.memo is not None:
             if self._held.epoch.number == self.memo.epoch.number:
                 # A newer attempt at the same number: preparing it undoes the old one.
                 if self._held.before.digest != self.point.digest:
@@ -364,12 +364,12 @@ class EpochExecutor:
         self._leaving, self._held = True, None
         return self.memo is not None or bool(self.doubts)
 
-    def promised_as(self, voter: str) -> bool:
+    def prepared_as(self, voter: str) -> bool:
         """Whether a promise is open, or wanted, under that name."""
         return any(p is not None and p.voter == voter for p in (self.memo, self._held, *self.doubts))
 
     def on_doubt(self) -> list[Effect]:
-        return self.doubt.ask() if self.doubt is not None and self.work is Work.PROMISED else []
+        return self.doubt.query() if self.doubt is not None and self.work is Work.PREPARED else []
 
     def recover(self, memos: Sequence[Memo]) -> list[Effect]:
         """Promises that the database still holds; each is resolved before anything else is done."""
@@ -379,9 +379,9 @@ class EpochExecutor:
     def _resume_doubt(self) -> list[Effect]:
         self.memo = self.doubts.popleft()
         self._accepted, self._prepared_digest = self.memo.transactions, ""
-        self.work = Work.PROMISED
+        self.work = Work.PREPARED
         self.doubt = Doubt(self.memo, self._brokers, self._doubt_s)
-        return self.doubt.ask()
+        return self.doubt.query()
 
 
 def _aligned(result: BatchPrepared, memo: Memo, missing: dict[TxId, Rejection]) -> BatchPrepared:

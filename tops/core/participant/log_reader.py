@@ -12,8 +12,8 @@ from tops.core.participant.sub_tx_executor import SubTxExecutor
 from tops.model.filters import Filter
 from tops.model.ids import NodeId
 from tops.model.transactions import Scope
-from tops.protocol.effects import Effect, Post, TakeEvent
-from tops.protocol.messages import Address, Definitions, LogDelivered, LogEntry, LoggedTx, LogWanted
+from tops.protocol.effects import Effect, SendTo, TakeEvent
+from tops.protocol.messages import Address, Definitions, FollowLog, LogDelivered, LogEntry, LoggedTx
 
 OpenLocal = Callable[[LoggedTx, Callable[[], list[Effect]]], SubTxExecutor]
 
@@ -47,7 +47,7 @@ class LogReader:
     def want(self) -> list[Effect]:
         """Ask for what follows; also tells how far everything is safe."""
         self._told = self.position
-        wanted = LogWanted(
+        wanted = FollowLog(
             name=self.name,
             definitions=self.definitions,
             filter=self.interest,
@@ -56,7 +56,7 @@ class LogReader:
             credit=self.credit,
             voter=None,
         )
-        return [Post(Address(self.coordinator), wanted)]
+        return [SendTo(Address(self.coordinator), wanted)]
 
     def restart(self) -> list[Effect]:
         """The link is new: what was on its way may be lost."""
@@ -116,7 +116,7 @@ class LogReader:
                 effects += e.on_event(sequence, event)
             return effects + e.on_local_commit(len(logged.events))
 
-        return executor.ask(Address(self.coordinator), chosen)
+        return executor.request_scope(Address(self.coordinator), chosen)
 
     def _taken(self, number: int) -> list[Effect]:
         self._taking = None

@@ -8,10 +8,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tops.core.commit.decision_teller import CheckProof
-from tops.core.commit.remembering import trim
+from tops.core.commit.decision_sender import CheckProof
+from tops.core.commit.eviction import trim
 from tops.core.participant.calls import Calls
-from tops.core.participant.promises import Promises
+from tops.core.participant.prepared_epochs import PreparedEpochs
 from tops.core.participant.sub_transactions import SubTransactions
 from tops.core.participant.sub_tx_executor import SubTxExecutor
 from tops.core.participant.subscriptions import SiteOptions, Subscription, Subscriptions, Wish
@@ -20,13 +20,13 @@ from tops.model.event_types import EventTypes
 from tops.model.filters import Filter
 from tops.model.ids import NodeId, Pseudonym, TxId, standing_pseudonym
 from tops.model.transactions import Scope, granted_scope
-from tops.protocol.effects import Deliver, DeliverAll, Effect, Send
+from tops.protocol.effects import Deliver, DeliverAll, Effect, SendOnLink
 from tops.protocol.messages import (
     CensusOpened,
     Dissemination,
     EventsPublished,
     LocalCommitOrdered,
-    MembershipAnswered,
+    MembershipReported,
     Origin,
     Published,
     ScopeChosen,
@@ -62,12 +62,12 @@ class Participation:
         self.subscribed = Subscriptions(
             site, types, calls, brokers, rendezvous, entropy, options, self.voters, self.sub_transactions.open_logged
         )
-        self.promises = Promises(
+        self.prepared_epochs = PreparedEpochs(
             self.subscribed, self.sub_transactions, self.voters, brokers, options.doubt_s, check_proof
         )
         self.subscriptions = self.subscribed.all
         self.executors, self.ended = self.sub_transactions.executors, self.sub_transactions.ended
-        self.epochs = self.promises.epochs
+        self.epochs = self.prepared_epochs.epochs
         self.latest: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()  # per publisher: life, number
         # What came down the tree; the message tells the lineage of its type, which this site need not know.
         self.publications: dict[type, Callable[[Any, Dissemination, NodeId], list[Effect]]] = {
@@ -173,7 +173,7 @@ class Participation:
     def _census(self, census: CensusOpened, message: Dissemination, link: NodeId) -> list[Effect]:
         tx, spec = census.tx, census.spec
         known = self.executors.get(tx, ())
-        asked: list[SubTxExecutor] = []
+        candidates: list[SubTxExecutor] = []
         effects: list[Effect] = []
         for s in self.subscriptions.values():
             if s.number in known or not s.matches(message.lineage, spec.attributes):
@@ -186,8 +186,8 @@ class Participation:
             elif s.wish.scope is DISTRIBUTED:
                 effects += self._standing_participant(s, census)
             elif s.wish.durable is None:  # a durable one takes it from the log
-                asked.append(self.sub_transactions.open(s, tx, spec, Pseudonym(self.entropy(16).hex())))
-        return effects + self._ask(census, asked, link) if asked else effects
+                candidates.append(self.sub_transactions.open(s, tx, spec, Pseudonym(self.entropy(16).hex())))
+        return effects + self._request_scopes(census, candidates, link) if candidates else effects
 
     def _standing_participant(self, s: Subscription, census: CensusOpened) -> list[Effect]:
         granted = granted_scope(DISTRIBUTED, census.spec.limit, census.spec.tx_type)
@@ -198,26 +198,26 @@ class Participation:
         )
         return executor.take(granted)
 
-    def _ask(self, census: CensusOpened, asked: list[SubTxExecutor], link: NodeId) -> list[Effect]:
+    def _request_scopes(self, census: CensusOpened, candidates: list[SubTxExecutor], link: NodeId) -> list[Effect]:
         """Let every subscription choose; when all have, the broker learns what the site takes as a whole."""
-        waiting = len(asked)
+        waiting = len(candidates)
         effects: list[Effect] = []
 
         def chosen(executor: SubTxExecutor) -> list[Effect]:
             nonlocal waiting
             waiting -= 1
             replies = executor.reply() if executor.scope is DISTRIBUTED else []
-            if waiting or (replies and len(asked) == 1):
+            if waiting or (replies and len(candidates) == 1):
                 return replies  # when it is the only one the broker sees it in the reply
-            scopes = [e.scope for e in asked]
+            scopes = [e.scope for e in candidates]
             others = max((x for x in scopes if x is not DISTRIBUTED), default=NONE)
             choice = ScopeChosen(tx=census.tx, scope=others, distributed=DISTRIBUTED in scopes)
-            return [*replies, Send(link, choice)]
+            return [*replies, SendOnLink(link, choice)]
 
-        for executor in asked:
+        for executor in candidates:
             scope = self.subscriptions[executor.subscription].wish.scope
             if scope is None:
-                effects += executor.ask(census.initiator, chosen)
+                effects += executor.request_scope(census.initiator, chosen)
             else:
                 effects += executor.take(granted_scope(scope, census.spec.limit, census.spec.tx_type))
                 waiting -= 1
@@ -225,9 +225,9 @@ class Participation:
 
     # ------------------------------------------------------------------------------------------------- doubt, time
 
-    def on_membership(self, answered: MembershipAnswered) -> list[Effect]:
-        named = [e for e in self.sub_transactions.of(answered.tx) if e.voter == answered.voter]
-        return [effect for e in named for effect in e.on_membership(answered)]
+    def on_membership(self, reported: MembershipReported) -> list[Effect]:
+        named = [e for e in self.sub_transactions.of(reported.tx) if e.voter == reported.voter]
+        return [effect for e in named for effect in e.on_membership(reported)]
 
     def on_timer(self, key: tuple[str, ...]) -> list[Effect]:
         match key:
@@ -237,5 +237,5 @@ class Participation:
                 executor = self.sub_transactions.get(TxId(tx), int(subscription))
                 return executor.on_quiet() if executor is not None else []
             case ("doubt", voter, incarnation, number, attempt):
-                return self.promises.on_doubt(voter, int(incarnation), int(number), int(attempt))
+                return self.prepared_epochs.on_doubt(voter, int(incarnation), int(number), int(attempt))
         return []

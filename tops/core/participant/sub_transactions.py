@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 
-from tops.core.commit.remembering import trim
+from tops.core.commit.eviction import trim
 from tops.core.participant.calls import Calls
 from tops.core.participant.sub_tx_executor import SubTxExecutor
 from tops.core.participant.subscriptions import SiteOptions, Subscription
@@ -86,5 +86,5 @@ class SubTransactions:
             self.ended[tx, subscription] = None
             trim(self.ended)
         if executor.voter == executor.pseudonym:
-            self._voters.forget_unless_promised(executor.voter)
+            self._voters.drop_unless_prepared(executor.voter)
         return []

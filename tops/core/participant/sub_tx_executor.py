@@ -22,24 +22,24 @@ from tops.model.transactions import Scope, TxState, TxType, granted_scope
 from tops.protocol.effects import (
     AbortTxCall,
     Alarm,
-    AskJoin,
     CancelTimer,
     CommitTxCall,
     Deliver,
     Effect,
+    JoinTx,
     Memo,
     NotifyTx,
-    Post,
     PrepareTx,
+    SendTo,
     SetTimer,
 )
 from tops.protocol.messages import (
     Address,
-    AskMembership,
     CensusReplied,
     EpochId,
     Event,
-    MembershipAnswered,
+    GetMembership,
+    MembershipReported,
     ParticipantAborted,
     TxSpec,
 )
@@ -49,12 +49,12 @@ class SubTxState(Enum):
     ASKED = "asked"  # the application is choosing a scope
     ENLISTED = "enlisted"  # asked to take part; ends with the published list
     ACTIVE = "active"  # events arrive; ends with prepare, a local commit order, or an abort
-    PROMISED = "promised"  # prepared and durable; only the decision ends it
+    PREPARED = "prepared"  # prepared and durable; only the decision ends it
     ENDED = "ended"
 
 
 # Looked at with every message, and an enum's members take long to find by their class.
-ASKED, ENLISTED, ACTIVE, PROMISED, ENDED = SubTxState
+ASKED, ENLISTED, ACTIVE, PREPARED, ENDED = SubTxState
 NONE, NON_TRANSACTIONAL, LOCAL, DISTRIBUTED = Scope
 LOCAL_TX = TxType.LOCAL
 FOLLOWED = Rejection(RejectionCode.ABORTED, "the transaction aborted")
@@ -105,10 +105,10 @@ class SubTxExecutor:
 
     # ------------------------------------------------------------------------------------------------------ census
 
-    def ask(self, initiator: Address, chosen: Callable[["SubTxExecutor"], list[Effect]]) -> list[Effect]:
+    def request_scope(self, initiator: Address, chosen: Callable[["SubTxExecutor"], list[Effect]]) -> list[Effect]:
         """Let the application choose its scope."""
 
-        def answered(asked: Scope) -> list[Effect]:
+        def reported(asked: Scope) -> list[Effect]:
             if self.state is not ASKED:
                 return []
             spec = self.spec
@@ -117,8 +117,8 @@ class SubTxExecutor:
                 return [alarm, *self.take(NONE), *chosen(self)]
             return self.take(granted_scope(asked, spec.limit, spec.tx_type)) + chosen(self)
 
-        call = self._calls.open(answered)
-        return [AskJoin(self.subscription, call, self.tx, self.spec, initiator)]
+        call = self._calls.open(reported)
+        return [JoinTx(self.subscription, call, self.tx, self.spec, initiator)]
 
     def take(self, scope: Scope) -> list[Effect]:
         """The scope is known."""
@@ -131,7 +131,7 @@ class SubTxExecutor:
     def reply(self) -> list[Effect]:
         """Ask the coordinator to be a distributed participant."""
         replied = CensusReplied(tx=self.tx, pseudonym=self.pseudonym, event_type=self.spec.event_type)
-        return [Post(Address(self.coordinator), replied)]
+        return [SendTo(Address(self.coordinator), replied)]
 
     def on_began(self, members: frozenset[str]) -> list[Effect]:
         if self.state is not ENLISTED:
@@ -178,19 +178,19 @@ class SubTxExecutor:
 
     def give_up(self, reason: str) -> list[Effect]:
         """This participant fails, by itself; nobody is bound yet."""
-        if self._failed is not None or self.state in (PROMISED, ENDED):
+        if self._failed is not None or self.state in (PREPARED, ENDED):
             return []
         effects: list[Effect] = []
         if self.scope is DISTRIBUTED:
             aborted = ParticipantAborted(
                 tx=self.tx, voter=self.voter, reason=reason[:TEXT_MAX], event_type=self.spec.event_type
             )
-            effects.append(Post(Address(self.coordinator), aborted))
+            effects.append(SendTo(Address(self.coordinator), aborted))
         return effects + self.abandon(Rejection(RejectionCode.PARTICIPANT_FAILED, reason))
 
     def abandon(self, rejection: Rejection) -> list[Effect]:
         """The transaction is over for whoever has not promised: undo what was done."""
-        if self._failed is not None or self.state is ENDED or self.state is PROMISED:
+        if self._failed is not None or self.state is ENDED or self.state is PREPARED:
             return []
         if self.scope is NON_TRANSACTIONAL or self.state is ASKED:
             return self._end()  # it keeps what it received, or has received nothing
@@ -220,7 +220,7 @@ class SubTxExecutor:
 
     def prepare(self, memo: Memo, last_sequence: int, voted: Voted) -> list[Effect]:
         """Promise, or say why not; a new attempt of the epoch renews the promise."""
-        if self._failed is not None or self.undoing or self.state not in (ACTIVE, PROMISED):
+        if self._failed is not None or self.undoing or self.state not in (ACTIVE, PREPARED):
             elsewhere = Rejection(RejectionCode.PARTICIPANT_FAILED, f"{self.tx} is {self.state.value} here")
             return voted(self._failed or elsewhere)
         if self.epoch is not None and not memo.epoch.newer_than(self.epoch):
@@ -228,14 +228,14 @@ class SubTxExecutor:
         former, self._voting, self.epoch = self._voting, voted, memo.epoch
         overtaken = former(OVERTAKEN) if former is not None else []
         if last_sequence != self.last_sequence:
-            return overtaken + self._refuse(self._incomplete(last_sequence))
+            return overtaken + self._reject(self._incomplete(last_sequence))
 
         def prepared(rejection: Rejection | None) -> list[Effect]:
             if self._voting is not voted:
                 return []  # the vote has been a NO meanwhile
             if rejection is not None:
-                return self._refuse(rejection)
-            self.state, self._voting = PROMISED, None
+                return self._reject(rejection)
+            self.state, self._voting = PREPARED, None
             return voted(None)
 
         effects = overtaken + self._disarm() if self._armed else overtaken
@@ -248,10 +248,10 @@ class SubTxExecutor:
         text = f"{self.last_sequence} of {last_sequence} events arrived"
         return Rejection(RejectionCode.INCOMPLETE, text)
 
-    def _refuse(self, rejection: Rejection) -> list[Effect]:
+    def _reject(self, rejection: Rejection) -> list[Effect]:
         """A NO. It ends what was promised in an attempt before, which may be committed: the vote comes after that."""
         voted = self._voting
-        if self.state is not PROMISED or voted is None:
+        if self.state is not PREPARED or voted is None:
             return self.abandon(rejection)
         self._voting = None
         return self.finish(False, partial(voted, rejection))
@@ -273,7 +273,7 @@ class SubTxExecutor:
         if self.state is ENDED:
             return done()
         self._when_ended.append(done)
-        if self.state is not PROMISED:
+        if self.state is not PREPARED:
             return self.abandon(FOLLOWED)
         self.undoing = not committed
         if self._busy:
@@ -308,16 +308,16 @@ class SubTxExecutor:
         """Nothing was heard for long; before the promise the coordinator's word is enough to end it."""
         if self.state not in (ENLISTED, ACTIVE) or self._voting is not None:
             return []
-        question = AskMembership(tx=self.tx, event_type=self.spec.event_type, voter=self.voter)
-        return [Post(Address(self.coordinator), question), self._arm()]
+        query = GetMembership(tx=self.tx, event_type=self.spec.event_type, voter=self.voter)
+        return [SendTo(Address(self.coordinator), query), self._arm()]
 
-    def on_membership(self, answered: MembershipAnswered) -> list[Effect]:
+    def on_membership(self, reported: MembershipReported) -> list[Effect]:
         if self.state not in (ENLISTED, ACTIVE) or self._voting is not None:
             return []
-        if answered.state in (TxState.ABORTED, TxState.CENSUS_UNFULFILLED, TxState.COMMITTED):
+        if reported.state in (TxState.ABORTED, TxState.CENSUS_UNFULFILLED, TxState.COMMITTED):
             return self.abandon(Rejection(RejectionCode.NO_RECORD, "the coordinator no longer knows the transaction"))
-        listed = answered.state is TxState.ACTIVE and self.scope is DISTRIBUTED
-        return self.on_began(answered.members) if listed else []
+        listed = reported.state is TxState.ACTIVE and self.scope is DISTRIBUTED
+        return self.on_began(reported.members) if listed else []
 
     # ------------------------------------------------------------------------------------------------------- steps
 
@@ -376,5 +376,5 @@ class SubTxExecutor:
             delivery_attempts=1,
             ended=ended,
         )
-        executor.scope, executor.state, executor.epoch = DISTRIBUTED, PROMISED, memo.epoch
+        executor.scope, executor.state, executor.epoch = DISTRIBUTED, PREPARED, memo.epoch
         return executor

@@ -16,17 +16,17 @@ from tops.model.filters import Filter
 from tops.model.ids import NodeId
 from tops.model.log_points import BEGINNING, LogPoint
 from tops.model.transactions import Scope
-from tops.protocol.effects import Alarm, Answer, Effect, Post, Send, SetTimer
+from tops.protocol.effects import Alarm, CompleteRequest, Effect, SendOnLink, SendTo, SetTimer
 from tops.protocol.messages import (
     Address,
     Definitions,
+    FollowLog,
+    FollowRejected,
     HistoryRejected,
     LogDelivered,
     LoggedTx,
-    LogRefused,
-    LogWanted,
     StandingAccepted,
-    StandingAnswered,
+    StandingRegistered,
     StandingWithdrawn,
     SubscriptionChanged,
 )
@@ -115,8 +115,8 @@ class Subscriptions:
             whole = self.types.define_all(wish.definitions)
             wish.filter.check_against(whole)
             _check_wish(wish, whole.durable)
-        except TopsError as refusal:
-            return [Answer(request, error=refusal)]
+        except TopsError as rejection:
+            return [CompleteRequest(request, error=rejection)]
         coordinator = self.rendezvous(wish.definitions[0].name)
         subscription = Subscription(number, wish, coordinator)
         self.all[number] = subscription
@@ -150,7 +150,7 @@ class Subscriptions:
         if wish.scope is Scope.DISTRIBUTED:
             subscription.request = request
             return self.announce(subscription, link)
-        return [*self.announce(subscription, link), Answer(request, number)]
+        return [*self.announce(subscription, link), CompleteRequest(request, number)]
 
     def remove(self, number: int) -> Subscription | None:
         """A subscription ends here; a replica keeps what it promised."""
@@ -170,12 +170,12 @@ class Subscriptions:
         effects: list[Effect] = []
         if s.voter:
             withdrawn = StandingWithdrawn(voter=s.voter, event_type=s.type_name)
-            effects.append(Post(Address(s.coordinator), withdrawn))
+            effects.append(SendTo(Address(s.coordinator), withdrawn))
         if link is not None:
             ended = SubscriptionChanged(
                 subscription=s.number, definitions=s.wish.definitions, filter=None, scope=None, durable=False
             )
-            effects.append(Send(link, ended))
+            effects.append(SendOnLink(link, ended))
         return effects
 
     def by_voter(self, voter: str) -> Subscription | None:
@@ -194,7 +194,7 @@ class Subscriptions:
         """Who promised under this name, also one whose subscription has ended."""
         number = self.voters.subscription(voter)
         left, here = self.leaving.get(number), self.all.get(number)
-        if left is not None and left.replica is not None and left.replica.promised_as(voter):
+        if left is not None and left.replica is not None and left.replica.prepared_as(voter):
             return left.replica
         return here.replica if here is not None else None
 
@@ -214,12 +214,12 @@ class Subscriptions:
             scope=s.wish.scope,
             durable=s.wish.durable is not None,
         )
-        effects: list[Effect] = [Send(link, changed)]
+        effects: list[Effect] = [SendOnLink(link, changed)]
         if s.wish.scope is Scope.DISTRIBUTED:
             # A standing answer is good for one link: what was said under the old key no longer binds anyone.
             s.voter, s.secret = self.entropy(12).hex(), self.entropy(32)
             replica = s.replica
-            self.voters.rename(s.number, s.voter, lambda name: replica is not None and replica.promised_as(name))
+            self.voters.rename(s.number, s.voter, lambda name: replica is not None and replica.prepared_as(name))
         if s.reader is not None:
             effects += s.reader.restart()
         return effects + self.renew(s.number)
@@ -233,14 +233,14 @@ class Subscriptions:
         if s.wish.scope is Scope.DISTRIBUTED and not (s.replica is not None and s.replica.doubts):
             effects.append(self._standing(s))
         if s.replica is not None:
-            effects.append(self._log_wanted(s, s.replica))
+            effects.append(self._follow_log(s, s.replica))
         elif s.reader is not None:
             effects += s.reader.want()
         return [*effects, SetTimer(("renew", str(number)), self.options.renew_s)]
 
     def _standing(self, s: Subscription) -> Effect:
         point = s.replica.point if s.replica is not None else BEGINNING
-        answered = StandingAnswered(
+        answered = StandingRegistered(
             voter=s.voter,
             event_type=s.type_name,
             filter=s.wish.filter,
@@ -251,10 +251,10 @@ class Subscriptions:
             history=point.history,
             digest=point.digest,
         )
-        return Post(Address(s.coordinator), answered)
+        return SendTo(Address(s.coordinator), answered)
 
-    def _log_wanted(self, s: Subscription, replica: EpochExecutor) -> Effect:
-        wanted = LogWanted(
+    def _follow_log(self, s: Subscription, replica: EpochExecutor) -> Effect:
+        wanted = FollowLog(
             name=s.wish.durable or self.site,
             definitions=s.wish.definitions,
             filter=s.wish.filter,
@@ -265,12 +265,12 @@ class Subscriptions:
             history=replica.point.history,
             digest=replica.point.digest,
         )
-        return Post(Address(s.coordinator), wanted)
+        return SendTo(Address(s.coordinator), wanted)
 
     def _progressed(self, s: Subscription, caught_up: bool) -> list[Effect]:
         if s.replica is None:
             return []
-        wanted = self._log_wanted(s, s.replica)
+        wanted = self._follow_log(s, s.replica)
         votes = s.wish.scope is Scope.DISTRIBUTED
         return [wanted, self._standing(s)] if caught_up and votes else [wanted]
 
@@ -279,7 +279,7 @@ class Subscriptions:
         if s is None or s.request is None:
             return []
         request, s.request = s.request, None
-        return [Answer(request, s.number)]
+        return [CompleteRequest(request, s.number)]
 
     def on_log(self, delivered: LogDelivered) -> list[Effect]:
         for s in self.all.values():
@@ -294,9 +294,9 @@ class Subscriptions:
         replica = self.replica_named(rejected.name, rejected.event_type)
         return replica.on_rejected(rejected) if replica is not None else []
 
-    def on_log_refused(self, refused: LogRefused) -> list[Effect]:
-        needs = refused.reason or f"it needs entries before {refused.oldest}, which are no longer kept"
-        text = f"durable subscription {refused.name}: {needs}"
+    def on_follow_rejected(self, rejected: FollowRejected) -> list[Effect]:
+        needs = rejected.reason or f"it needs entries before {rejected.oldest}, which are no longer kept"
+        text = f"durable subscription {rejected.name}: {needs}"
         return [Alarm("log-gone", text)]
 
 

@@ -30,7 +30,7 @@ class Turns:
         self._epochs, self._voters = epochs, voters
         self.waiting: dict[int, dict[tuple[str, str, int, int], PrepareEpoch]] = {}  # by participant, in their order
 
-    def ask(self, participant: int, prepare: PrepareEpoch) -> Turn:
+    def admit(self, participant: int, prepare: PrepareEpoch) -> Turn:
         """Whether this one may be prepared; a new attempt at what is at work may, unless that is being undone."""
         mine = _order(prepare.epoch)
         at_work = {_order(epoch.memo.epoch): epoch.stage for epoch in self._at_work(participant)}
@@ -47,7 +47,7 @@ class Turns:
         waiting = self.waiting.setdefault(participant, {})
         known = waiting.get(mine)
         if known is None:
-            self._voters.promise(prepare.voter)  # the name is needed when the turn comes
+            self._voters.retain(prepare.voter)  # the name is needed when the turn comes
         if known is None or known.epoch.attempt < prepare.epoch.attempt:
             waiting[mine] = prepare
 

@@ -10,30 +10,30 @@ class Voters:
         self.names: dict[str, int] = {}  # what we vote under -> subscription
         self.own: set[int] = set()  # participants in the site's own transactions: numbers without a subscription
         self.serial: set[int] = set()  # compensatable participants: they are at one epoch at a time
-        self._promised: dict[str, int] = {}  # what we vote under -> epochs that are open
+        self._open_epochs: dict[str, int] = {}  # what we vote under -> epochs that are open
 
     def subscription(self, voter: str) -> int:
         """The subscription's number; -1 for a name that is not ours."""
         return self.names.get(voter, -1)
 
-    def promise(self, voter: str) -> None:
+    def retain(self, voter: str) -> None:
         """An epoch was opened under this name."""
-        self._promised[voter] = self._promised.get(voter, 0) + 1
+        self._open_epochs[voter] = self._open_epochs.get(voter, 0) + 1
 
     def release(self, voter: str) -> bool:
         """An epoch under this name ended; True if it was the last one."""
-        left = self._promised.pop(voter) - 1
+        left = self._open_epochs.pop(voter) - 1
         if left:
-            self._promised[voter] = left
+            self._open_epochs[voter] = left
         return not left
 
     def rename(self, number: int, voter: str, needed: Callable[[str], bool]) -> None:
         """A subscription votes under a new name; old ones are kept as long as something is promised under them."""
-        old = [v for v, n in self.names.items() if n == number and v not in self._promised and not needed(v)]
+        old = [v for v, n in self.names.items() if n == number and v not in self._open_epochs and not needed(v)]
         for name in old:
             del self.names[name]
         self.names[voter] = number
 
-    def forget_unless_promised(self, voter: str) -> None:
-        if voter not in self._promised:
+    def drop_unless_prepared(self, voter: str) -> None:
+        if voter not in self._open_epochs:
             self.names.pop(voter, None)

@@ -4,55 +4,55 @@ from tops.model.filters import Filter
 from tops.model.ids import NodeId, TxId
 from tops.model.transactions import Scope
 from tops.protocol.messages.logs import (
-    AskLog,
-    AskReached,
+    AdvertisementHandled,
+    AppliedIndexReported,
+    ConfirmRoute,
     EndLog,
     EventConfirmed,
-    EventsRefused,
+    EventsRejected,
+    FollowLog,
+    FollowRejected,
+    GetAppliedIndex,
+    GetLogState,
     HistoryDiffers,
     HistoryRejected,
     LogDelivered,
     LogEnded,
     LogRecovered,
-    LogRefused,
-    LogTold,
-    LogWanted,
-    ReachedTold,
+    LogStateReported,
     RecoverLog,
-    RouteAsked,
-    RouteStands,
+    RouteConfirmed,
     TypeAdvertised,
-    TypeAnswered,
 )
 from tops.protocol.messages.participants import (
-    AskEpoch,
-    AskMembership,
     CensusReplied,
+    DecisionRelayed,
     EpochDecided,
     EpochFinished,
     EpochVoted,
     FinishNoted,
-    MembershipAnswered,
+    GetEpochOutcome,
+    GetMembership,
+    MembershipReported,
     ParticipantAborted,
     ParticipantLost,
-    PeerKnows,
-    PeersAsked,
     PrepareEpoch,
+    QueryPeers,
     StandingAccepted,
-    StandingAnswered,
+    StandingRegistered,
     StandingWithdrawn,
 )
 from tops.protocol.messages.publications import Publication
 from tops.protocol.messages.publishers import (
     AbortTx,
-    AskOutcome,
     BeginPublic,
     BeginTx,
     CommitTx,
+    GetOutcome,
     PublisherDone,
     PublisherLost,
     PublishInTx,
-    PublishInTxAnswered,
+    PublishInTxHandled,
     RunOneShot,
     RunOneShots,
     TxOpened,
@@ -62,25 +62,25 @@ from tops.protocol.messages.publishers import (
 )
 from tops.protocol.messages.values import Address, Definitions, Message, Sender
 
-Letter = (
+AddressedMessage = (
     EventConfirmed
-    | EventsRefused
+    | EventsRejected
     | BeginTx
     | RunOneShot
     | BeginPublic
     | TxOpened
     | PublishInTx
-    | PublishInTxAnswered
+    | PublishInTxHandled
     | PublisherDone
     | CommitTx
     | AbortTx
     | VotesMissing
     | TxOutcome
-    | AskOutcome
+    | GetOutcome
     | PublisherLost
     | ParticipantLost
     | CensusReplied
-    | StandingAnswered
+    | StandingRegistered
     | StandingAccepted
     | StandingWithdrawn
     | ParticipantAborted
@@ -89,26 +89,26 @@ Letter = (
     | EpochDecided
     | EpochFinished
     | FinishNoted
-    | AskEpoch
-    | AskMembership
-    | AskLog
-    | LogTold
-    | MembershipAnswered
-    | PeersAsked
-    | PeerKnows
-    | RouteAsked
-    | RouteStands
-    | LogWanted
+    | GetEpochOutcome
+    | GetMembership
+    | GetLogState
+    | LogStateReported
+    | MembershipReported
+    | QueryPeers
+    | DecisionRelayed
+    | ConfirmRoute
+    | RouteConfirmed
+    | FollowLog
     | LogDelivered
-    | LogRefused
+    | FollowRejected
     | EndLog
     | LogEnded
     | TypeAdvertised
-    | TypeAnswered
+    | AdvertisementHandled
     | RunOneShots
     | TxOutcomes
-    | AskReached
-    | ReachedTold
+    | GetAppliedIndex
+    | AppliedIndexReported
     | HistoryDiffers
     | HistoryRejected
     | RecoverLog
@@ -124,7 +124,7 @@ class Envelope(Message, frozen=True):
     reached; a site learns only the latter."""
 
     to: Address
-    body: Letter
+    body: AddressedMessage
     reply_to: Address = NOWHERE
     sender: Sender | None = None
 

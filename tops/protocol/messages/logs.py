@@ -20,11 +20,11 @@ class TypeAdvertised(Message, frozen=True):
     members: frozenset[str] | None = None
 
 
-class TypeAnswered(Message, frozen=True):
+class AdvertisementHandled(Message, frozen=True):
     """The rendezvous takes the type, or says why not: it may know another definition under that name."""
 
     event_type: str
-    refusal: str | None = None
+    rejection: str | None = None
 
 
 class EventConfirmed(Message, frozen=True):
@@ -38,24 +38,24 @@ class EventConfirmed(Message, frozen=True):
     count: int = 1
 
 
-class EventsRefused(Message, frozen=True):
+class EventsRejected(Message, frozen=True):
     """The rendezvous takes no more events of this durable type for now; nothing of what is not confirmed was kept."""
 
     event_type: str
     reason: str
 
 
-class RouteAsked(Message, frozen=True):
+class ConfirmRoute(Message, frozen=True):
     """Sent behind a new subscription, on the same path: when it is answered, events reach the subscriber."""
 
     subscription: int
 
 
-class RouteStands(Message, frozen=True):
+class RouteConfirmed(Message, frozen=True):
     subscription: int
 
 
-class AskLog(Message, frozen=True):
+class GetLogState(Message, frozen=True):
     """How far is the log of a durable type decided, and who follows it? For reads that must be current."""
 
     request: int
@@ -88,7 +88,7 @@ class StaleJournal(Wire, frozen=True):
         )
 
 
-class LogTold(Message, frozen=True):
+class LogStateReported(Message, frozen=True):
     """Everything up to `decided` is committed or void, and nothing that was acknowledged lies beyond it."""
 
     request: int
@@ -102,7 +102,7 @@ class LogTold(Message, frozen=True):
     is_open: bool = True  # False: since the coordinator's start its replicas are asked where they are
 
 
-class LogWanted(Message, frozen=True):
+class FollowLog(Message, frozen=True):
     """A durable subscription asks for what follows `position`; also says that everything up to there is safe."""
 
     name: str
@@ -112,16 +112,16 @@ class LogWanted(Message, frozen=True):
     start: str
     credit: int
     voter: str | None  # what it votes under, if it votes: what it committed itself is not sent to it again
-    passing: bool = False  # a reader of what is there: one delivery, nothing is kept for it; position -1: it is done
+    ephemeral: bool = False  # a reader of what is there: one delivery, nothing is kept for it; position -1: it is done
     history: str = ""
     digest: str | None = None  # a replica's, at `position`; it gets the digests of what is delivered, too
     defines: bool = True  # the type, if nobody has yet; its broker takes that back from who may not
 
 
-class AskReached(Message, frozen=True):
+class GetAppliedIndex(Message, frozen=True):
     """A coordinator has started, and its journal ends at `end`: how far has this replica come?
 
-    Only what was decided in incarnations from `since` on, and before `went_on_in`, is meant: earlier ones belong to
+    Only what was decided in incarnations from `since` on, and before `resumed_in`, is meant: earlier ones belong to
     another history, later ones are in the journal. None: the log waits for the response.
     """
 
@@ -129,11 +129,11 @@ class AskReached(Message, frozen=True):
     event_type: str
     incarnation: int
     end: int
-    went_on_in: int | None = None
+    resumed_in: int | None = None
     since: int = 0
 
 
-class ReachedTold(Message, frozen=True):
+class AppliedIndexReported(Message, frozen=True):
     """Where a replica is in a log, the highest index that it knows to be decided, and the transactions that it
     remembers to have committed behind the end that it was asked about."""
 
@@ -198,7 +198,7 @@ class LogDelivered(Message, frozen=True):
     digests: bytes = b""  # for a replica: packed, at `after` and at every index up to `upto`
 
 
-class LogRefused(Message, frozen=True):
+class FollowRejected(Message, frozen=True):
     """The position asked for is no longer kept: the subscriber needs a new copy of the data.
 
     `reason`: why not, if the subscription was dropped; it stays so until it is ended."""

@@ -24,7 +24,7 @@ class CensusReplied(Message, frozen=True):
     event_type: str
 
 
-class StandingAnswered(Message, frozen=True):
+class StandingRegistered(Message, frozen=True):
     """A subscriber's answer to every census of that type, renewed while its link lives.
 
     Pseudonyms are derived from `secret`. `position` is what a replica has applied of the log; None: it keeps none.
@@ -64,7 +64,7 @@ class ParticipantAborted(Message, frozen=True):
     event_type: str
 
 
-class AskMembership(Message, frozen=True):
+class GetMembership(Message, frozen=True):
     """A participant in the census or active state has heard nothing for long."""
 
     tx: TxId
@@ -72,7 +72,7 @@ class AskMembership(Message, frozen=True):
     voter: str
 
 
-class MembershipAnswered(Message, frozen=True):
+class MembershipReported(Message, frozen=True):
     tx: TxId
     voter: str
     state: TxState
@@ -141,7 +141,7 @@ class FinishNoted(Message, frozen=True):
     voter: str
 
 
-class AskEpoch(Message, frozen=True):
+class GetEpochOutcome(Message, frozen=True):
     """A voter has promised and waits for the decision."""
 
     epoch: EpochId
@@ -149,7 +149,7 @@ class AskEpoch(Message, frozen=True):
     voter: str
 
 
-class PeersAsked(Message, frozen=True):
+class QueryPeers(Message, frozen=True):
     """In doubt and the coordinator is silent: brokers pass this to their own subscribers of the type."""
 
     epoch: EpochId
@@ -157,7 +157,7 @@ class PeersAsked(Message, frozen=True):
     voter: str
 
 
-class PeerKnows(Message, frozen=True):
+class DecisionRelayed(Message, frozen=True):
     """A peer passes on the decision that it heard; who does not know stays silent, nobody guesses.
 
     With keys it counts only with the coordinator's own `proof`.

@@ -54,7 +54,7 @@ class TxOpened(Message, frozen=True):
     state: TxState
     rejection: Rejection | None = None
     request: int | None = None
-    life: int = 0
+    incarnation: int = 0
 
 
 class PublishInTx(Message, frozen=True):
@@ -65,7 +65,7 @@ class PublishInTx(Message, frozen=True):
     event: Event
 
 
-class PublishInTxAnswered(Message, frozen=True):
+class PublishInTxHandled(Message, frozen=True):
     """`sequence` None: the transaction takes no more events or, if it says why, only not this one."""
 
     tx: TxId
@@ -92,7 +92,7 @@ class CommitTx(Message, frozen=True):
     tx_type: TxType
     event_type: str
     last_sequence: int | None
-    life: int = 0
+    incarnation: int = 0
 
 
 class AbortTx(Message, frozen=True):
@@ -138,7 +138,7 @@ class TxOutcomes(Message, frozen=True):
     outcomes: tuple[TxOutcome, ...]
 
 
-class AskOutcome(Message, frozen=True):
+class GetOutcome(Message, frozen=True):
     """After any break: what became of it? An unknown id is refused for good before it is answered."""
 
     tx: TxId

@@ -23,12 +23,12 @@ from tops.model.filters import Filter
 from tops.model.rejections import REJECTION_TEXT_MAX, Rejection
 from tops.model.sizes import TEXT_MAX, encoded_bytes
 from tops.protocol.messages import (
+    AppliedIndexReported,
     EpochVoted,
     Event,
     EventsPublished,
-    LogWanted,
+    FollowLog,
     OneShot,
-    ReachedTold,
     RecoverLog,
     RunOneShot,
     RunOneShots,
@@ -56,14 +56,14 @@ UNCOUNTED: Final = frozenset(
         (RunOneShot, "events"),
         (OneShot, "events"),
         (RunOneShots, "transactions"),
-        (ReachedTold, "transactions"),
+        (AppliedIndexReported, "transactions"),
     ]
 )
 # Kept as they are, for a long time: bounded as a whole.
 PARTS: Final = frozenset(
     [
         (SubscriptionChanged, "definitions"),
-        (LogWanted, "definitions"),
+        (FollowLog, "definitions"),
         (TypeAdvertised, "definitions"),
         (TypeAdvertised, "plans"),
         (TypeAdvertised, "members"),

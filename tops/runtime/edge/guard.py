@@ -16,24 +16,24 @@ from tops.model.ids import node_id
 from tops.model.sizes import ENCODED_BYTES_MAX, SITE_MESSAGE_BYTES_MAX, TEXT_MAX, encoded_bytes
 from tops.protocol.messages import (
     AbortTx,
-    AskOutcome,
     BeginPublic,
     CensusOpened,
     CommitTx,
+    DecisionRelayed,
     Definitions,
     Dissemination,
     Envelope,
     EventsPublished,
+    FollowLog,
+    GetOutcome,
     LinkMessage,
     LogDelivered,
-    LogWanted,
-    PeerKnows,
     Published,
     PublisherDone,
     PublishInTx,
     RecoverLog,
     RunOneShots,
-    StandingAnswered,
+    StandingRegistered,
     SubscriptionChanged,
     TxPublished,
     TypeAdvertised,
@@ -46,7 +46,7 @@ from tops.runtime.edge.rights import LINK_RIGHTS, Right, extending, publishing, 
 from tops.security import Identity, Permissions, Verb
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class GuardRejection(msgspec.Struct, frozen=True):
     """A message that was not acted on; `subjects` has one for each request of the site that it answers."""
 
     subjects: tuple[str, ...]
@@ -85,7 +85,7 @@ class Guard:
         self._readable: dict[str, bool] = {}
         self.unreckoned = 0  # messages that are not reckoned against the site's rate yet
 
-    def refusal(self, message: LinkMessage, size: int = 0) -> Refusal | None:
+    def rejection(self, message: LinkMessage, size: int = 0) -> GuardRejection | None:
         """Why this message, in a frame of so many bytes, must not be acted on; ProtocolError if no site ever sends it.
 
         A writer's clock that is wrong is replaced in the message."""
@@ -107,19 +107,19 @@ class Guard:
                 self._check_rights(publication)
                 self._checks.check(publication)
             elif type(message) is Envelope:
-                self._check_letter(message)
+                self._check_envelope(message)
                 self._checks.check(message.body)
             elif type(message) is SubscriptionChanged:
                 self._check_subscription(message)
             else:
                 self._check_rights(message)
         except PermissionDenied as error:
-            return Refusal(_subjects(message), error)
+            return GuardRejection(_subjects(message), error)
         except (InvalidEvent, InvalidEventType, InvalidTransaction) as error:
-            return Refusal(_subjects(message), self._invalid(message, str(error)), code="invalid")
+            return GuardRejection(_subjects(message), self._invalid(message, str(error)), code="invalid")
         return None
 
-    def too_large(self, message: LinkMessage) -> Refusal | None:
+    def too_large(self, message: LinkMessage) -> GuardRejection | None:
         """Why this message must not be acted on if it is longer than what brokers can send on inside of others. It is
         measured as it will be encoded again: that may be longer than what arrived."""
         publication = message.publication if type(message) is Dissemination else None
@@ -129,7 +129,7 @@ class Guard:
             return None
         kind = type(message.body if type(message) is Envelope else publication or message).__name__
         error = f"a {kind} of {size} bytes is over the limit of {bytes_max} for a message of a site: split it"
-        return Refusal(_subjects(message), self._invalid(message, error), code="invalid")
+        return GuardRejection(_subjects(message), self._invalid(message, error), code="invalid")
 
     def _invalid(self, message: LinkMessage, reason: str) -> PermissionDenied:
         event_type = type_of(message.publication) if type(message) is Dissemination else ""
@@ -157,23 +157,23 @@ class Guard:
             name = definitions[-1].name
             raise PermissionDenied(str(error), who=str(self.identity), verb=verb.value, event_type=name) from None
 
-    def _check_letter(self, envelope: Envelope) -> None:
-        letter = envelope.body
-        kind = type(letter)
-        if type(letter) is TypeAdvertised or type(letter) is LogWanted:
-            if not letter.definitions:
+    def _check_envelope(self, envelope: Envelope) -> None:
+        message = envelope.body
+        kind = type(message)
+        if type(message) is TypeAdvertised or type(message) is FollowLog:
+            if not message.definitions:
                 raise ProtocolError(f"{self.identity} named no event type")
-            self._check_definitions(letter.definitions, Verb.ADVERTISE)
-            if type(letter) is LogWanted and letter.defines and not self._may_extend(letter.definitions):
-                msgspec.structs.force_setattr(letter, "defines", False)  # in place: it was decoded for this site alone
-        if envelope.to.handle and kind is not PeerKnows:
+            self._check_definitions(message.definitions, Verb.ADVERTISE)
+            if type(message) is FollowLog and message.defines and not self._may_extend(message.definitions):
+                msgspec.structs.force_setattr(message, "defines", False)  # in place: it was decoded for this site alone
+        if envelope.to.handle and kind is not DecisionRelayed:
             raise ProtocolError(f"{self.identity} sent a {kind.__name__} to another site, which only brokers do")
-        if type(letter) is AskOutcome:
-            verb = Verb.BEGIN if self._is_own(letter.tx) else Verb.RESOLVE
-            self._check(((verb,), letter.event_type))
-        elif kind in _OF_A_PUBLISHER and not (type(letter) is AbortTx and letter.operator):
-            self._check_own(_transaction_of(letter), kind)
-        self._check_rights(letter)
+        if type(message) is GetOutcome:
+            verb = Verb.BEGIN if self._is_own(message.tx) else Verb.RESOLVE
+            self._check(((verb,), message.event_type))
+        elif kind in _OF_A_PUBLISHER and not (type(message) is AbortTx and message.operator):
+            self._check_own(_transaction_of(message), kind)
+        self._check_rights(message)
 
     def _may_extend(self, definitions: Definitions) -> bool:
         rights = extending(definitions)
@@ -282,9 +282,9 @@ def _subject(message: LinkMessage) -> str:
             return f"subscription {number}"
         case Envelope(body=TypeAdvertised(definitions=definitions)):
             return f"type {definitions[-1].name if definitions else ''}"
-        case Envelope(body=LogWanted(name=name)):
+        case Envelope(body=FollowLog(name=name)):
             return f"log {name}"
-        case Envelope(body=StandingAnswered(voter=voter)):
+        case Envelope(body=StandingRegistered(voter=voter)):
             return f"voter {voter}"
         case Envelope(body=RecoverLog(event_type=event_type)):
             return f"recover {event_type}"

@@ -11,16 +11,15 @@ from typing import Any, NamedTuple
 from tops.model.event_types import SetPart, set_part
 from tops.protocol.messages import (
     AbortTx,
-    AskEpoch,
-    AskLog,
-    AskMembership,
-    AskOutcome,
-    AskReached,
+    AdvertisementHandled,
+    AppliedIndexReported,
     BeginPublic,
     BeginTx,
     CensusOpened,
     CensusReplied,
     CommitTx,
+    ConfirmRoute,
+    DecisionRelayed,
     Definitions,
     Dissemination,
     EndLog,
@@ -31,40 +30,42 @@ from tops.protocol.messages import (
     Event,
     EventConfirmed,
     EventsPublished,
-    EventsRefused,
+    EventsRejected,
     FinishNoted,
+    FollowLog,
+    FollowRejected,
+    GetAppliedIndex,
+    GetEpochOutcome,
+    GetLogState,
+    GetMembership,
+    GetOutcome,
     HistoryDiffers,
     HistoryRejected,
     LocalCommitOrdered,
     LogDelivered,
     LogEnded,
     LogRecovered,
-    LogRefused,
-    LogTold,
-    LogWanted,
-    MembershipAnswered,
+    LogStateReported,
+    MembershipReported,
     ParticipantAborted,
     ParticipantLost,
-    PeerKnows,
-    PeersAsked,
     PrepareEpoch,
     Published,
     PublisherDone,
     PublisherLost,
     PublishInTx,
-    PublishInTxAnswered,
-    ReachedTold,
+    PublishInTxHandled,
+    QueryPeers,
     RecoverLog,
     RouteAdded,
-    RouteAsked,
+    RouteConfirmed,
     RouteRemoved,
     RoutesReset,
-    RouteStands,
     RunOneShot,
     RunOneShots,
     ScopeChosen,
     StandingAccepted,
-    StandingAnswered,
+    StandingRegistered,
     StandingWithdrawn,
     SubscriptionChanged,
     TxAbandoned,
@@ -75,7 +76,6 @@ from tops.protocol.messages import (
     TxPublished,
     TxSpec,
     TypeAdvertised,
-    TypeAnswered,
     VotesMissing,
 )
 from tops.protocol.set_types import BATCH, MARKS, ORIGIN
@@ -141,9 +141,9 @@ def _subscribing(m: SubscriptionChanged) -> Iterable[Right]:
     return (receiving(name), _on(Verb.FOLLOW, name)) if m.durable else (receiving(name),)
 
 
-def _following(m: LogWanted) -> Iterable[Right]:
+def _following(m: FollowLog) -> Iterable[Right]:
     name = m.definitions[-1].name
-    return (receiving(name),) if m.passing else (receiving(name), _on(Verb.FOLLOW, name))
+    return (receiving(name),) if m.ephemeral else (receiving(name), _on(Verb.FOLLOW, name))
 
 
 def _recovering(m: RecoverLog) -> Iterable[Right]:
@@ -154,12 +154,17 @@ def _ending_log(m: EndLog) -> Iterable[Right]:
     return (_on(Verb.OPERATE if m.operator else Verb.FOLLOW, m.event_type),)
 
 
-def _voting(m: EpochVoted | EpochFinished | AskEpoch | PeersAsked | PeerKnows) -> Iterable[Right]:
+def _voting(m: EpochVoted | EpochFinished | GetEpochOutcome | QueryPeers | DecisionRelayed) -> Iterable[Right]:
     return (_on(Verb.PARTICIPATE, m.epoch.event_type),)
 
 
 def _taking_part(
-    m: StandingAnswered | StandingWithdrawn | CensusReplied | ParticipantAborted | ReachedTold | HistoryDiffers,
+    m: StandingRegistered
+    | StandingWithdrawn
+    | CensusReplied
+    | ParticipantAborted
+    | AppliedIndexReported
+    | HistoryDiffers,
 ) -> Iterable[Right]:
     return (_on(Verb.PARTICIPATE, m.event_type),)
 
@@ -227,29 +232,29 @@ LINK_RIGHTS: Mapping[type, Need | None] = {
     # subscriptions
     SubscriptionChanged: Need(f"{_RECEIVES}; durable also follow", _subscribing),
     ScopeChosen: Need("none: only what the site takes of a transaction that it was told of", _nothing),
-    RouteAsked: Need("none: only when one's own subscription is in place", _nothing),
+    ConfirmRoute: Need("none: only when one's own subscription is in place", _nothing),
     RouteAdded: None,
     RouteRemoved: None,
     RoutesReset: None,
-    RouteStands: None,
+    RouteConfirmed: None,
     # event types and logs
     TypeAdvertised: Need(
         "advertise, and advertise or publish on each ancestor; a set's log read, write or operate, its requests and "
         "responses as publishing them; with plans or members originate",
         _advertises,
     ),
-    TypeAnswered: None,
+    AdvertisementHandled: None,
     EventConfirmed: None,
-    EventsRefused: None,
-    LogWanted: Need("subscribe and follow; in passing subscribe", _following),
+    EventsRejected: None,
+    FollowLog: Need("subscribe and follow; in passing subscribe", _following),
     LogDelivered: None,
-    LogRefused: None,
-    AskLog: _SUBSCRIBES,
-    LogTold: None,
+    FollowRejected: None,
+    GetLogState: _SUBSCRIBES,
+    LogStateReported: None,
     EndLog: Need("follow for one's own, operate for another's", _ending_log),
     LogEnded: None,
-    AskReached: None,
-    ReachedTold: _TAKES_PART,
+    GetAppliedIndex: None,
+    AppliedIndexReported: _TAKES_PART,
     HistoryDiffers: _TAKES_PART,
     HistoryRejected: None,
     RecoverLog: Need("administer", _recovering),
@@ -263,27 +268,27 @@ LINK_RIGHTS: Mapping[type, Need | None] = {
     PublisherDone: Need(_OWN, _nothing),
     CommitTx: Need(_OWN, _nothing),
     AbortTx: Need(f"{_OWN}; operate for another's", lambda m: (_on(Verb.OPERATE, m.event_type),) if m.operator else ()),
-    AskOutcome: Need("begin for one's own and for public ones, resolve for another's", _nothing),
+    GetOutcome: Need("begin for one's own and for public ones, resolve for another's", _nothing),
     TxOpened: None,
-    PublishInTxAnswered: None,
+    PublishInTxHandled: None,
     VotesMissing: None,
     TxOutcome: None,
     TxOutcomes: None,
     PublisherLost: None,
     # participants
     CensusReplied: _TAKES_PART,
-    StandingAnswered: _TAKES_PART,
+    StandingRegistered: _TAKES_PART,
     StandingWithdrawn: _TAKES_PART,
     ParticipantAborted: _TAKES_PART,
-    AskMembership: _SUBSCRIBES,
+    GetMembership: _SUBSCRIBES,
     EpochVoted: _VOTES,
     EpochFinished: _VOTES,
-    AskEpoch: _VOTES,
-    PeersAsked: _VOTES,
-    PeerKnows: _VOTES,
+    GetEpochOutcome: _VOTES,
+    QueryPeers: _VOTES,
+    DecisionRelayed: _VOTES,
     ParticipantLost: None,
     StandingAccepted: None,
-    MembershipAnswered: None,
+    MembershipReported: None,
     PrepareEpoch: None,
     EpochDecided: None,
     FinishNoted: None,

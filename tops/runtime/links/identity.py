@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from tops.core.commit.decision_teller import CheckProof, Sign
+from tops.core.commit.decision_sender import CheckProof, Sign
 from tops.model.errors import ConfigError, NotAuthenticated
 from tops.model.ids import NodeId, node_id
 from tops.protocol.messages import Principal

@@ -22,17 +22,17 @@ from tops.runtime.links.fault_points import fault_point
 from tops.runtime.links.sockets import Socket, drained, hand_over, write
 from tops.runtime.links.wire import (
     BATCH_BYTES,
-    AcknowledgementWanted,
-    AnyWord,
-    Meet,
-    Parting,
+    AnyControl,
+    Goodbye,
+    LinkHello,
+    RequestAcknowledgement,
     decode,
+    encode_control,
     encode_frame,
-    encode_word,
 )
 
 WINDOW_BYTES: Final = 4 * 2**20
-ROOM_BYTES: Final = 2**20  # publishers wait while more than this is queued
+QUEUE_BYTES_MAX: Final = 2**20  # publishers wait while more than this is queued
 ACKNOWLEDGE_FRAMES: Final = 16
 ACKNOWLEDGE_BYTES: Final = 2**20
 ACKNOWLEDGE_AFTER_S: Final = 0.2
@@ -49,7 +49,7 @@ class LinkOwner(Protocol):
     def pause(self, link: "Link") -> float:
         """Asked when that time is over: for how many more seconds."""
 
-    def hear(self, link: "Link", word: AnyWord) -> None: ...
+    def on_control(self, link: "Link", control: AnyControl) -> None: ...
 
 
 class Link:
@@ -63,13 +63,13 @@ class Link:
         self.received_messages = self.sent_messages = self.received_bytes = self.sent_bytes = 0
         self.parted: str | None = None  # why the other end closed, if it said so
         self._queue: deque[bytes] = deque()
-        self._words: deque[AnyWord] = deque()
+        self._controls: deque[AnyControl] = deque()
         self._on_the_way: deque[tuple[int, int]] = deque()  # number and size of frames not acknowledged yet
         self._on_the_way_bytes = 0
         self._oldest_on_the_way = 0  # when it was last looked at, and for how long that has been so
         self._unacknowledged_s = 0.0
-        self._told = 0  # the last acknowledgement that the other end got
-        self._untold_bytes = 0
+        self._acknowledged = 0  # the last acknowledgement that the other end got
+        self._unacknowledged_bytes = 0
         self._acknowledge = self._holding = False
         self._acknowledge_later: asyncio.TimerHandle | None = None
         self._repeated: deque[Frame] = deque()  # what a new connection must carry first
@@ -77,9 +77,9 @@ class Link:
         self._draining: asyncio.Task[None] | None = None  # the connection is full
         self._resting: asyncio.Future[None] | None = None  # until then nothing is taken from the other end
         self._failure: Exception | None = None  # of what arrived, for the reader
-        self._room: list[asyncio.Future[None]] = []
+        self._window_waiters: list[asyncio.Future[None]] = []
         self._flushes: list[asyncio.Future[None]] = []
-        self._flush_asked = 0  # up to which frame an acknowledgement was asked for
+        self._flush_requested = 0  # up to which frame an acknowledgement was asked for
         self._socket: Socket | None = None
         self._closing: asyncio.Task[Any] | None = None
         self._released = asyncio.Event()
@@ -106,7 +106,7 @@ class Link:
 
     # ------------------------------------------------------------------------------------------------------- sending
 
-    def post(self, encoded: bytes) -> None:
+    def enqueue(self, encoded: bytes) -> None:
         """Queue one message, as `encode_message` gave it."""
         self._queue.append(encoded)
         self.queued_bytes += len(encoded)
@@ -117,10 +117,10 @@ class Link:
         would rarely get company until then."""
         self._write()
 
-    def say(self, word: AnyWord) -> None:
+    def send_control(self, control: AnyControl) -> None:
         """A word about the link; lost if there is no connection."""
         if self._socket is not None:
-            self._words.append(word)
+            self._controls.append(control)
             self._wake()
 
     def hold(self, holding: bool) -> None:
@@ -131,14 +131,14 @@ class Link:
         self._holding = holding
 
     @property
-    def is_crowded(self) -> bool:
-        return self.queued_bytes > ROOM_BYTES
+    def is_full(self) -> bool:
+        return self.queued_bytes > QUEUE_BYTES_MAX
 
-    async def room(self) -> None:
+    async def wait_writable(self) -> None:
         """Returns when there is room for more; whoever may be slowed down waits here."""
-        while self.is_crowded:
+        while self.is_full:
             waiting = self._loop.create_future()
-            self._room.append(waiting)
+            self._window_waiters.append(waiting)
             await waiting
 
     async def flushed(self) -> None:
@@ -166,15 +166,15 @@ class Link:
         self._queue.clear()
         self._on_the_way.clear()
         self.queued_bytes = self._on_the_way_bytes = 0
-        _release(self._room)
+        _release(self._window_waiters)
         _release(self._flushes)
 
     def end(self, error: TopsError) -> None:
         """There is not going to be another connection: whoever waits for room hears why."""
-        for waiting in (*self._room, *self._flushes):
+        for waiting in (*self._window_waiters, *self._flushes):
             if not waiting.done():
                 waiting.set_exception(error)
-        self._room.clear()
+        self._window_waiters.clear()
         self._flushes.clear()
 
     # ---------------------------------------------------------------------------------------------------- connections
@@ -183,9 +183,9 @@ class Link:
         """Carry the session over this connection until it breaks; raises ProtocolError for what is not ours."""
         self._socket, self._closing, self.parted = socket, None, None
         self._released.clear()
-        self._words.clear()
+        self._controls.clear()
         self._acknowledge = False
-        self._flush_asked = 0
+        self._flush_requested = 0
         self._failure = self._resting = None
         self._confirm(received_by_peer)
         self._repeated = deque(self.session.resume(received_by_peer))
@@ -242,19 +242,19 @@ class Link:
         """The next message for the connection, if there is one."""
         if self._repeated:
             return encode_frame(self._repeated.popleft())
-        if self._words:
-            return encode_word(self._words.popleft())
+        if self._controls:
+            return encode_control(self._controls.popleft())
         if self._queue and self._on_the_way_bytes < WINDOW_BYTES:
             frame = self._next_frame()
             if _FAULT_POINT is not None:
                 _FAULT_POINT.leaving(frame)
             return frame
-        if self._flushes and self._flush_asked < self.session.sent:
-            self._flush_asked = self.session.sent
-            return encode_word(AcknowledgementWanted())
+        if self._flushes and self._flush_requested < self.session.sent:
+            self._flush_requested = self.session.sent
+            return encode_control(RequestAcknowledgement())
         if self._acknowledge:
-            self._tell()
-            return encode_frame(Frame(0, self._told))
+            self._note_acknowledged()
+            return encode_frame(Frame(0, self._acknowledged))
         return None
 
     def _next_frame(self) -> bytes:
@@ -268,22 +268,22 @@ class Link:
             messages.append(msgspec.Raw(encoded))
         self.queued_bytes -= size
         if not self._holding:
-            self._tell()
+            self._note_acknowledged()
         frame = self.session.pack(tuple(messages))
         if self._holding:
-            frame = msgspec.structs.replace(frame, received=self._told)
+            frame = msgspec.structs.replace(frame, received=self._acknowledged)
         data = encode_frame(frame)
         self._on_the_way.append((frame.number, size))
         self._on_the_way_bytes += size
         self.sent_messages += len(messages)
         self.sent_bytes += len(data)
-        if self._room and self.queued_bytes <= ROOM_BYTES:
-            _release(self._room)
+        if self._window_waiters and self.queued_bytes <= QUEUE_BYTES_MAX:
+            _release(self._window_waiters)
         return data
 
-    def _tell(self) -> None:
-        self._told = self.session.received
-        self._untold_bytes = 0
+    def _note_acknowledged(self) -> None:
+        self._acknowledged = self.session.received
+        self._unacknowledged_bytes = 0
         self._acknowledge = False
 
     async def _read(self, socket: Socket, owner: LinkOwner) -> None:
@@ -293,7 +293,7 @@ class Link:
             if self._failure is not None or self._resting is not None:
                 return False
             try:
-                self._hear(data, owner)
+                self._receive(data, owner)
             except Exception as failure:
                 self._failure = failure
                 return False
@@ -319,23 +319,23 @@ class Link:
                 if self._closing is not None or socket.closed:
                     return  # what was not taken is not acknowledged either
                 self._resting = None
-            self._hear(cast(bytes, arrived.data), owner)
+            self._receive(cast(bytes, arrived.data), owner)
 
-    def _hear(self, data: bytes, owner: LinkOwner) -> None:
+    def _receive(self, data: bytes, owner: LinkOwner) -> None:
         self.received_bytes += len(data)
         item = decode(data)
         if isinstance(item, Frame):
             pause_s = self._take(item, len(data), owner)
             if pause_s > 0:
                 self._resting = self._rest(pause_s)
-        elif isinstance(item, Parting):
+        elif isinstance(item, Goodbye):
             self.parted = item.reason
-        elif isinstance(item, AcknowledgementWanted):
+        elif isinstance(item, RequestAcknowledgement):
             self._acknowledge_now()
-        elif isinstance(item, Meet):
+        elif isinstance(item, LinkHello):
             raise ProtocolError("the other end introduced its session twice")
         else:
-            owner.hear(self, item)
+            owner.on_control(self, item)
 
     def _rest(self, pause_s: float) -> "asyncio.Future[None]":
         resting = self._loop.create_future()
@@ -349,16 +349,19 @@ class Link:
             return 0.0
         self.received_messages += len(messages)
         pause_s = owner.take(self, messages, size)
-        self._untold_bytes += size
-        if self.session.received - self._told >= ACKNOWLEDGE_FRAMES or self._untold_bytes >= ACKNOWLEDGE_BYTES:
+        self._unacknowledged_bytes += size
+        if (
+            self.session.received - self._acknowledged >= ACKNOWLEDGE_FRAMES
+            or self._unacknowledged_bytes >= ACKNOWLEDGE_BYTES
+        ):
             self._acknowledge_now()
         elif self._acknowledge_later is None:
-            self._acknowledge_later = self._loop.call_later(ACKNOWLEDGE_AFTER_S, self._later)
+            self._acknowledge_later = self._loop.call_later(ACKNOWLEDGE_AFTER_S, self._acknowledge_overdue)
         return pause_s
 
-    def _later(self) -> None:
+    def _acknowledge_overdue(self) -> None:
         self._acknowledge_later = None
-        if self.session.received > self._told:
+        if self.session.received > self._acknowledged:
             self._acknowledge_now()
 
     def _acknowledge_now(self) -> None:
@@ -391,23 +394,25 @@ def _release(waiting: list[asyncio.Future[None]]) -> None:
 async def _part(socket: Socket, reason: str) -> None:
     with suppress(ConnectionError, RuntimeError, asyncio.TimeoutError):
         async with asyncio.timeout(1):
-            await socket.send_bytes(encode_word(Parting(reason)))
+            await socket.send_bytes(encode_control(Goodbye(reason)))
     with suppress(ConnectionError, RuntimeError):
         await socket.close(message=reason.encode()[:100])
 
 
-async def exchange_meet(socket: Socket, own: Meet, timeout_s: float, *, accepting: bool = False) -> Meet:
+async def exchange_link_hello(
+    socket: Socket, own: LinkHello, timeout_s: float, *, accepting: bool = False
+) -> LinkHello:
     """Send our first word and take the other end's. The accepting end speaks first: before it has, the other is silent,
     and that is when the accepting end begins to read messages of any size."""
     if accepting:
-        await socket.send_bytes(encode_word(own))
+        await socket.send_bytes(encode_control(own))
     data = await receive_bytes(socket, timeout_s)
     if not accepting:
-        await socket.send_bytes(encode_word(own))
+        await socket.send_bytes(encode_control(own))
     met = decode(data)
-    if isinstance(met, Parting):
+    if isinstance(met, Goodbye):
         raise ProtocolError(met.reason)
-    if not isinstance(met, Meet):
+    if not isinstance(met, LinkHello):
         raise ProtocolError("the other end did not say which session it has")
     if met.protocol != own.protocol:
         raise ProtocolError(f"the other end speaks version {met.protocol} of the messages, this one {own.protocol}")

@@ -43,20 +43,20 @@ class DirectQueue(WebSocketDataQueue):
         return message
 
 
-class _Heard:
+class _LastReceived:
     """Tells the library that the other end lives, but not with every message: its timer is not worth one each."""
 
     _heartbeat: float | None
-    _heard_at = 0.0
+    _received_at = 0.0
 
     def _on_data_received(self) -> None:
         now = monotonic()
-        if now - self._heard_at > (self._heartbeat or 0.0) / 8:
-            self._heard_at = now
+        if now - self._received_at > (self._heartbeat or 0.0) / 8:
+            self._received_at = now
             super()._on_data_received()  # type: ignore[misc]
 
 
-class AcceptedSocket(_Heard, web.WebSocketResponse):
+class AcceptedSocket(_LastReceived, web.WebSocketResponse):
     """The accepting end: reads only little until it knows who is there."""
 
     address = ""  # the `host:port` that the other end meant; checked to be one of ours
@@ -75,7 +75,7 @@ class AcceptedSocket(_Heard, web.WebSocketResponse):
         request.protocol.set_parser(self._parser, data_received_cb=self._on_data_received)
 
 
-class DialledSocket(_Heard, aiohttp.ClientWebSocketResponse):
+class DialledSocket(_LastReceived, aiohttp.ClientWebSocketResponse):
     """The dialling end; in use from the moment the connection stands, when the other end is still silent."""
 
     address = ""  # the `host:port` that was dialled, as the `Host` header had it

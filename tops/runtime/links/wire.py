@@ -15,15 +15,15 @@ from tops.model.sizes import MESSAGE_BYTES_MAX
 from tops.protocol.messages import PROTOCOL, LinkMessage
 
 FRAME: Final = 0
-WORD: Final = 1
+CONTROL: Final = 1
 BATCH_BYTES: Final = 256 * 2**10  # a frame takes no more messages once it has reached this
 
 
-class Word(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+class LinkControl(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
     """Something about the link, outside its session: neither numbered nor repeated."""
 
 
-class Meet(Word, frozen=True):
+class LinkHello(LinkControl, frozen=True):
     """The first word on a connection, from both ends. If both name the same session it goes on, else a new one
     begins under the name that the accepting end proposes.
 
@@ -37,7 +37,7 @@ class Meet(Word, frozen=True):
     urls: tuple[str, ...] = ()
 
 
-class Refused(Word, frozen=True):
+class MessageRejected(LinkControl, frozen=True):
     """A message from the other end was not acted on. `subject` names it: `events TYPE`, `tx ID`, `subscription N`,
     `type NAME`."""
 
@@ -48,30 +48,30 @@ class Refused(Word, frozen=True):
     code: str = "denied"  # or why a message that the rights allow was not acted on: see `Reject`
 
 
-class Pressed(Word, frozen=True):
+class Backpressure(LinkControl, frozen=True):
     """A broker has more queued than it likes, or no longer; passed on from broker to broker while `change` is new."""
 
     broker: str
     incarnation: int
     change: int
-    pressed: bool
+    backpressure: bool
 
 
-class AcknowledgementWanted(Word, frozen=True):
+class RequestAcknowledgement(LinkControl, frozen=True):
     """Somebody waits to hear that everything sent so far has arrived."""
 
 
-class Parting(Word, frozen=True):
+class Goodbye(LinkControl, frozen=True):
     """Why the connection is about to be closed by this end."""
 
     reason: str
 
 
-AnyWord = Meet | Refused | Pressed | AcknowledgementWanted | Parting
+AnyControl = LinkHello | MessageRejected | Backpressure | RequestAcknowledgement | Goodbye
 
 _encoder = msgspec.msgpack.Encoder()
 _frames = msgspec.msgpack.Decoder(Frame)
-_words: msgspec.msgpack.Decoder[AnyWord] = msgspec.msgpack.Decoder(AnyWord)
+_controls: msgspec.msgpack.Decoder[AnyControl] = msgspec.msgpack.Decoder(AnyControl)
 
 
 def encode_message(message: LinkMessage) -> bytes:
@@ -91,29 +91,31 @@ def encode_frame(frame: Frame) -> bytes:
     return bytes(buffer)
 
 
-def encode_word(word: AnyWord) -> bytes:
-    return b"\1" + _encoder.encode(word)
+def encode_control(control: AnyControl) -> bytes:
+    return b"\1" + _encoder.encode(control)
 
 
-def decode(data: bytes) -> Frame | AnyWord:
+def decode(data: bytes) -> Frame | AnyControl:
     """What one WebSocket message holds."""
     if not data:
-        raise _refusal("an empty message", None)
+        raise _undecodable("an empty message", None)
     try:
         if data[0] == FRAME:
             return _frames.decode(memoryview(data)[1:])
-        if data[0] == WORD:
-            return _words.decode(memoryview(data)[1:])
+        if data[0] == CONTROL:
+            return _controls.decode(memoryview(data)[1:])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TopsError, ValueError, TypeError) as error:
         # A filter or an event type that contradicts itself is refused by its own class, in its own words.
-        raise _refusal("a message that is not ours", error) from None
-    raise _refusal(f"a message of unknown kind {data[0]}", None)
+        raise _undecodable("a message that is not ours", error) from None
+    raise _undecodable(f"a message of unknown kind {data[0]}", None)
 
 
-def _refusal(what: str, error: Exception | None) -> Undecodable:
+def _undecodable(what: str, error: Exception | None) -> Undecodable:
     detail = f": {str(error)[:200]}" if error is not None else ""
     return Undecodable(f"the other end sent {what}{detail}")
 
 
-def meeting(session: str, received: int, proposal: str, brokers: tuple[str, ...], urls: tuple[str, ...]) -> Meet:
-    return Meet(PROTOCOL, session, received, proposal, brokers, urls)
+def make_link_hello(
+    session: str, received: int, proposal: str, brokers: tuple[str, ...], urls: tuple[str, ...]
+) -> LinkHello:
+    return LinkHello(PROTOCOL, session, received, proposal, brokers, urls)

@@ -10,18 +10,18 @@ from tops.model.filters import Filter
 from tops.model.ids import TxId, hashed
 from tops.model.log_points import LogPoint
 from tops.model.transactions import Scope
-from tops.protocol.effects import AbortTxCall, CommitTxCall, Memo, NotifyTx, Promise
+from tops.protocol.effects import AbortTxCall, CommitTxCall, Memo, NotifyTx, PreparedWork
 from tops.protocol.messages import (
-    AskEpoch,
-    AskReached,
+    AppliedIndexReported,
     EpochDecided,
     EpochFinished,
     EpochId,
     EpochMember,
     EpochVoted,
     Event,
+    GetAppliedIndex,
+    GetEpochOutcome,
     PrepareEpoch,
-    ReachedTold,
 )
 
 OTHER = EventType("other", {"mark": str})
@@ -41,13 +41,13 @@ def test_a_new_life_of_the_coordinator_that_counts_from_one_again_does_not_end_a
     voter = site.subscribe(1, WISH)
     first, second = prepare(voter, 1, TxId("p.1.1")), prepare(voter, 2, TxId("p.1.2"))
 
-    site.hear(first)
-    site.hear(second)
+    site.deliver(first)
+    site.deliver(second)
 
-    assert [v.epoch for v in site.posted(EpochVoted)] == [first.epoch, second.epoch]
+    assert [v.epoch for v in site.sent_messages(EpochVoted)] == [first.epoch, second.epoch]
     assert not site.made(AbortTxCall)
     committing = frozenset([hashed(voter)])
-    site.hear(EpochDecided(epoch=first.epoch, digest=first.digest, voter=voter, committing=committing))
+    site.deliver(EpochDecided(epoch=first.epoch, digest=first.digest, voter=voter, committing=committing))
     assert [c.tx for c in site.made(CommitTxCall)] == [TxId("p.1.1")]
 
 
@@ -56,19 +56,19 @@ def test_a_transaction_that_is_prepared_again_while_it_is_being_undone_is_voted_
     voter = site.subscribe(1, WISH)
     tx = TxId("p.1.1")
     first = prepare(voter, 1, tx)
-    site.hear(first)
+    site.deliver(first)
     site.answering = False
-    site.hear(EpochDecided(epoch=first.epoch, digest=first.digest, voter=voter, committing=frozenset()))
+    site.deliver(EpochDecided(epoch=first.epoch, digest=first.digest, voter=voter, committing=frozenset()))
     again = msgspec.structs.replace(first, epoch=EpochId("other", 2, 1, BROKER, 1))
 
-    site.hear(again)
+    site.deliver(again)
 
     assert [c.tx for c in site.made(AbortTxCall)] == [tx]
     assert len(site.made(NotifyTx)) == 1
     site.answering = True
     site.answer(site.made(AbortTxCall)[0])
     assert len(site.made(NotifyTx)) == 2
-    assert [(v.epoch, v.excluded) for v in site.posted(EpochVoted)] == [(first.epoch, {}), (again.epoch, {})]
+    assert [(v.epoch, v.excluded) for v in site.sent_messages(EpochVoted)] == [(first.epoch, {}), (again.epoch, {})]
 
 
 def test_the_decision_on_an_earlier_epoch_does_not_end_a_promise_that_a_later_one_renewed() -> None:
@@ -77,14 +77,14 @@ def test_the_decision_on_an_earlier_epoch_does_not_end_a_promise_that_a_later_on
     tx = TxId("p.1.1")
     first = prepare(voter, 1, tx)
     again = msgspec.structs.replace(first, epoch=EpochId("other", 2, 1, BROKER, 1))
-    site.hear(first)
-    site.hear(again)
+    site.deliver(first)
+    site.deliver(again)
 
-    site.hear(EpochDecided(epoch=first.epoch, digest=first.digest, voter=voter, committing=frozenset()))
+    site.deliver(EpochDecided(epoch=first.epoch, digest=first.digest, voter=voter, committing=frozenset()))
 
     assert not site.made(AbortTxCall)
     committing = frozenset([hashed(voter)])
-    site.hear(EpochDecided(epoch=again.epoch, digest=again.digest, voter=voter, committing=committing))
+    site.deliver(EpochDecided(epoch=again.epoch, digest=again.digest, voter=voter, committing=committing))
     assert [c.tx for c in site.made(CommitTxCall)] == [tx]
 
 
@@ -96,15 +96,15 @@ def test_a_later_epoch_that_takes_a_transaction_over_does_not_leave_its_former_c
     digest = member_digest(m.tx for m in members)
     both = PrepareEpoch(epoch=EpochId("other", 1, 1, BROKER, 1), digest=digest, voter=voter, members=members)
     site.answering = False
-    site.hear(both)
+    site.deliver(both)
     alone = prepare(voter, 1, TxId("p.1.1"))
 
-    site.hear(msgspec.structs.replace(alone, epoch=EpochId("other", 2, 1, BROKER, 1)))
+    site.deliver(msgspec.structs.replace(alone, epoch=EpochId("other", 2, 1, BROKER, 1)))
     site.answering = True
     for call in site.made(NotifyTx):
         site.answer(call)
 
-    votes = {v.epoch.number: set(v.excluded) for v in site.posted(EpochVoted)}
+    votes = {v.epoch.number: set(v.excluded) for v in site.sent_messages(EpochVoted)}
     assert votes == {1: {TxId("p.1.1")}, 2: set()}
 
 
@@ -114,12 +114,12 @@ def test_after_a_crash_promises_of_two_attempts_at_a_number_are_both_asked_about
     epochs = [EpochId("other", 4, attempt, BROKER, 1) for attempt in (1, 2)]
     memos = [Memo(epoch, "d", "v", (TxId(f"p.1.{i}"),)) for i, epoch in enumerate(epochs)]
 
-    site.take(site.core.recover(1, [Promise(memos[0], memos[0].transactions)], memos[1:]))
+    site.take(site.core.recover(1, [PreparedWork(memos[0], memos[0].transactions)], memos[1:]))
 
-    assert [a.epoch for a in site.posted(AskEpoch)] == epochs[:1]
-    assert [f.epoch for f in site.posted(EpochFinished)] == epochs[1:]
+    assert [a.epoch for a in site.sent_messages(GetEpochOutcome)] == epochs[:1]
+    assert [f.epoch for f in site.sent_messages(EpochFinished)] == epochs[1:]
     site.take(site.core.timer(tuple(map(str, ("doubt", "v", 1, 4, 1))), 1.0))
-    assert [a.epoch for a in site.posted(AskEpoch)] == epochs[:1] * 2
+    assert [a.epoch for a in site.sent_messages(GetEpochOutcome)] == epochs[:1] * 2
 
 
 def test_a_participant_that_lost_the_events_in_a_crash_votes_no_on_the_next_attempt_and_undoes_the_former_one() -> None:
@@ -127,11 +127,11 @@ def test_a_participant_that_lost_the_events_in_a_crash_votes_no_on_the_next_atte
     site.subscribe(1, WISH)
     first = prepare("v", 1, TxId("p.1.1"))
     memo = Memo(first.epoch, first.digest, "v", (TxId("p.1.1"),))
-    site.take(site.core.recover(1, [Promise(memo, memo.transactions)]))
+    site.take(site.core.recover(1, [PreparedWork(memo, memo.transactions)]))
 
-    site.hear(msgspec.structs.replace(first, epoch=EpochId("other", 1, 2, BROKER, 1)))
+    site.deliver(msgspec.structs.replace(first, epoch=EpochId("other", 1, 2, BROKER, 1)))
 
-    (vote,) = site.posted(EpochVoted)
+    (vote,) = site.sent_messages(EpochVoted)
     assert vote.epoch.attempt == 2
     assert set(vote.excluded) == {TxId("p.1.1")}
     assert [c.tx for c in site.made(AbortTxCall)] == [TxId("p.1.1")]
@@ -142,14 +142,14 @@ def test_what_a_site_heard_decided_after_a_log_went_on_does_not_put_its_replica_
     site.subscribe(1, REPLICA)
     beside = site.subscribe(2, Wish((SET,), Filter.everything(), scope=Scope.DISTRIBUTED))
 
-    def reached(went_on_in: int | None, since: int = 0) -> int:
-        asked = AskReached(name="R", event_type="set", incarnation=4, end=1, went_on_in=went_on_in, since=since)
-        site.hear(asked)
-        return site.posted(ReachedTold)[-1].decided
+    def reached(resumed_in: int | None, since: int = 0) -> int:
+        asked = GetAppliedIndex(name="R", event_type="set", incarnation=4, end=1, resumed_in=resumed_in, since=since)
+        site.deliver(asked)
+        return site.sent_messages(AppliedIndexReported)[-1].decided
 
-    for life, number in ((1, 2), (2, 5), (3, 7)):
-        epoch = EpochId("set", number, 1, BROKER, life)
-        site.hear(EpochDecided(epoch=epoch, digest="d", voter=beside, committing=frozenset([hashed(beside)])))
+    for incarnation, number in ((1, 2), (2, 5), (3, 7)):
+        epoch = EpochId("set", number, 1, BROKER, incarnation)
+        site.deliver(EpochDecided(epoch=epoch, digest="d", voter=beside, committing=frozenset([hashed(beside)])))
 
-    assert [reached(life) for life in (1, 2, 3, None)] == [1, 2, 5, 7]
+    assert [reached(incarnation) for incarnation in (1, 2, 3, None)] == [1, 2, 5, 7]
     assert reached(None, since=4) == 1, "what belongs to an earlier history is not meant"

@@ -18,11 +18,11 @@ from adapters.postgres.sql.sqlstates import (
     UNKNOWN_ID,
     exclusion,
     is_connection_loss,
-    is_passing,
+    is_transient,
     sqlstate,
 )
 from adapters.resource import Attempt, Epoch, InDoubt, MemberVote, Prepared
-from tops.model.errors import PermissionDenied, PromiseLost, ResourceRefused, StaleAttempt
+from tops.model.errors import PermissionDenied, PreparedWorkLost, ResourceRejected, StaleAttempt
 from tops.model.log_points import LogPoint, chained
 
 _TRIES = 50
@@ -33,7 +33,7 @@ class _Outdated(Exception):
     """A table has changed between the proof of a change and its execution; the transaction is rolled back."""
 
 
-class Promises:
+class PreparedTransactions:
     def __init__(self, book: Book) -> None:
         self._book = book
         self._answers: dict[Attempt, Prepared] = {}  # given in this life, for when the question comes again
@@ -57,7 +57,7 @@ class Promises:
             if votes is None:
                 votes = await self._slow(connection, statements, epoch)
                 mark = _mark(epoch, votes)
-            self._book.promised.add(epoch.attempt)
+            self._book.prepared.add(epoch.attempt)
             self._marks[epoch.attempt] = mark
             answer = Prepared(attempt=epoch.attempt, digest=epoch.digest, votes=votes, log_digest=mark.digest)
             self._answers[epoch.attempt], self._times[epoch.attempt] = answer, epoch.at_ms
@@ -74,7 +74,9 @@ class Promises:
                 # Promised before a crash, or perhaps it is committed and the answer was lost: the database knows.
                 self._book.progress = await Progress.load(connection, self._book.replica_set)
                 if not self._book.progress.holds(attempt.number):
-                    raise PromiseLost(self._book.where, f"{attempt} is to commit, but is neither prepared nor applied")
+                    raise PreparedWorkLost(
+                        self._book.where, f"{attempt} is to commit, but is neither prepared nor applied"
+                    )
             self._book.at_ms = max(self._book.at_ms, self._times.pop(attempt, 0))
             self._forget(attempt)
             return self._book.progress.point
@@ -89,7 +91,7 @@ class Promises:
         await self._book.run(work, f"rolling back {attempt}")
 
     def _forget(self, attempt: Attempt) -> None:
-        self._book.promised.discard(attempt)
+        self._book.prepared.discard(attempt)
         self._answers.pop(attempt, None)
         self._times.pop(attempt, None)
         self._marks.pop(attempt, None)
@@ -99,7 +101,7 @@ class Promises:
         asked = epoch.attempt
         if self._book.progress.holds(asked.number):
             raise StaleAttempt(self._book.where, f"{asked}: the number is applied already")
-        for known in sorted(self._book.promised):
+        for known in sorted(self._book.prepared):
             if known.number != asked.number:
                 continue
             if known == asked:
@@ -118,7 +120,7 @@ class Promises:
         under a running agent."""
         point, before = self._book.progress.point, epoch.before
         if before.index and (point.index, point.digest) != (before.index, before.digest):
-            raise ResourceRefused(self._book.where, f"{epoch.attempt} follows {before}, and the database has {point}")
+            raise ResourceRejected(self._book.where, f"{epoch.attempt} follows {before}, and the database has {point}")
 
     async def _fast(
         self, connection: Connection, statements: Statements, epoch: Epoch, mark: Mark
@@ -143,7 +145,7 @@ class Promises:
         for _ in range(_TRIES):
             with suppress(_Outdated):
                 return await self._one_by_one(connection, statements, epoch)
-        raise ResourceRefused(self._book.where, f"{epoch.attempt}: definitions of its tables change again and again")
+        raise ResourceRejected(self._book.where, f"{epoch.attempt}: definitions of its tables change again and again")
 
     async def _one_by_one(self, connection: Connection, statements: Statements, epoch: Epoch) -> tuple[MemberVote, ...]:
         jobs = [Job(epoch.attempt.number, epoch.at_ms, member) for member in epoch.members]
@@ -187,7 +189,7 @@ class Promises:
     def _check_tag(self, tag: str, attempt: Attempt) -> None:
         # In a failed transaction the server answers ROLLBACK, without an error: a promise of nothing.
         if tag != "PREPARE TRANSACTION":
-            raise ResourceRefused(self._book.where, f"{attempt}: the server answered {tag} to PREPARE TRANSACTION")
+            raise ResourceRejected(self._book.where, f"{attempt}: the server answered {tag} to PREPARE TRANSACTION")
 
 
 def _mark(epoch: Epoch, votes: Sequence[MemberVote]) -> Mark:
@@ -213,7 +215,7 @@ async def finish(book: Book, connection: Connection, verb: str, attempt: Attempt
                 return False
             if is_connection_loss(error):
                 raise
-            if sqlstate(error) == BUSY_ID or is_passing(error):
+            if sqlstate(error) == BUSY_ID or is_transient(error):
                 # Another session is at it, or our wait was cancelled and it may be done: ask again.
                 await asyncio.sleep(_PAUSE_S)
                 continue
@@ -222,4 +224,4 @@ async def finish(book: Book, connection: Connection, verb: str, attempt: Attempt
                 f"prepared it, or by a superuser ({error})"
             ) from error
         return True
-    raise ResourceRefused(book.where, f"{attempt}: {verb} PREPARED is refused again and again; still prepared")
+    raise ResourceRejected(book.where, f"{attempt}: {verb} PREPARED is refused again and again; still prepared")

@@ -13,18 +13,18 @@ from tops.model.filters import Filter
 from tops.model.ids import NodeId
 from tops.model.log_points import LogPoint
 from tops.model.transactions import Scope
-from tops.protocol.effects import Answer, Effect, Post, Send, SetTimer
+from tops.protocol.effects import CompleteRequest, Effect, SendOnLink, SendTo, SetTimer
 from tops.protocol.messages import (
     Address,
-    AskLog,
     Envelope,
     Event,
-    LogTold,
-    LogWanted,
+    FollowLog,
+    GetLogState,
+    LogStateReported,
     Origin,
     Published,
     Sender,
-    StandingAnswered,
+    StandingRegistered,
     TypeAdvertised,
 )
 
@@ -35,7 +35,7 @@ SITE, SENDER = Address(B1, "site", 1), Sender("site", "writer", incarnation=1)
 
 def rendezvous_with_stock() -> Rendezvous:
     rendezvous = Rendezvous(B1, 1, {}, RendezvousOptions(), bytes)
-    rendezvous.on_letter(TypeAdvertised(definitions=(STOCK,)), SENDER, SITE, 0.0)
+    rendezvous.on_message(TypeAdvertised(definitions=(STOCK,)), SENDER, SITE, 0.0)
     return rendezvous
 
 
@@ -46,7 +46,7 @@ def site() -> SiteCore:
 
 
 def letters(effects: list[Effect], kind: Callable[..., object]) -> list[object]:
-    sent = [e.message.body for e in effects if isinstance(e, Send) and isinstance(e.message, Envelope)]
+    sent = [e.message.body for e in effects if isinstance(e, SendOnLink) and isinstance(e.message, Envelope)]
     return [body for body in sent if isinstance(body, kind)]  # type: ignore[arg-type]
 
 
@@ -56,24 +56,26 @@ def test_the_coordinator_tells_how_far_the_log_is_decided() -> None:
     rendezvous.on_publication(published, SENDER, SITE, 0.0)
     rendezvous.logs["stock"].reserve()
 
-    effects = rendezvous.on_letter(AskLog(request=7, event_type="stock"), SENDER, SITE, 0.0)
+    effects = rendezvous.on_message(GetLogState(request=7, event_type="stock"), SENDER, SITE, 0.0)
 
-    assert [e.letter.decided for e in effects if isinstance(e, Post) and isinstance(e.letter, LogTold)] == [1]
+    assert [
+        e.message.decided for e in effects if isinstance(e, SendTo) and isinstance(e.message, LogStateReported)
+    ] == [1]
 
 
 def test_a_question_about_a_log_is_repeated_until_it_is_answered() -> None:
     core = site()
     core.types.define_all((STOCK,))
-    core.ask_log(3, "stock")
+    core.get_log_state(3, "stock")
 
     again = core.timer(("retry",), 1.0)
-    told = LogTold(request=3, event_type="stock", decided=9, oldest=1, in_sync=(), followers=())
+    told = LogStateReported(request=3, event_type="stock", decided=9, oldest=1, in_sync=(), followers=())
     answered = core.receive(Envelope(to=Address(B1), body=told), 1.0)
     silent = core.timer(("retry",), 2.0)
 
-    assert letters(again, AskLog)
-    assert Answer(3, told) in answered
-    assert not letters(silent, AskLog)
+    assert letters(again, GetLogState)
+    assert CompleteRequest(3, told) in answered
+    assert not letters(silent, GetLogState)
 
 
 def test_a_replica_with_local_scope_asks_for_the_log_and_leaves_no_standing_answer() -> None:
@@ -82,9 +84,9 @@ def test_a_replica_with_local_scope_asks_for_the_log_and_leaves_no_standing_answ
 
     effects = core.subscribe(1, 1, wish)
 
-    assert Answer(1, 1) in effects
-    assert [w.position for w in letters(effects, LogWanted)] == [4]  # type: ignore[attr-defined]
-    assert letters(effects, StandingAnswered) == []
+    assert CompleteRequest(1, 1) in effects
+    assert [w.position for w in letters(effects, FollowLog)] == [4]  # type: ignore[attr-defined]
+    assert letters(effects, StandingRegistered) == []
     assert any(isinstance(e, SetTimer) for e in effects)
 
 
@@ -95,4 +97,4 @@ def test_a_replica_can_not_be_without_any_scope() -> None:
     effects = core.subscribe(1, 1, wish)
 
     with pytest.raises(InvalidEventType, match="standing answer"):
-        raise next(e.error for e in effects if isinstance(e, Answer) and e.error is not None)
+        raise next(e.error for e in effects if isinstance(e, CompleteRequest) and e.error is not None)

@@ -2,29 +2,29 @@
 
 import msgspec
 
-from tests.core.test_log_questions import B1, SENDER, SITE, STOCK, letters, rendezvous_with_stock, site
+from tests.core.test_log_requests import B1, SENDER, SITE, STOCK, letters, rendezvous_with_stock, site
 from tops.core.coordinator.rendezvous import Rendezvous
 from tops.model.errors import NotReachable
 from tops.model.filters import Filter
-from tops.protocol.effects import Answer, Effect, Note, Post
+from tops.protocol.effects import CompleteRequest, Effect, Note, SendTo
 from tops.protocol.messages import (
     Address,
-    AskLog,
     Envelope,
     Event,
+    FollowLog,
+    FollowRejected,
+    GetLogState,
     LogDelivered,
-    LogRefused,
-    LogTold,
-    LogWanted,
+    LogStateReported,
     Origin,
 )
 from tops.protocol.messages import Published as EventPublished
 
 
-def wanted(position: int, credit: int = 2) -> LogWanted:
-    return LogWanted(
+def wanted(position: int, credit: int = 2) -> FollowLog:
+    return FollowLog(
         name="look", definitions=(STOCK,), filter=Filter(), position=position, start="", credit=credit, voter=None,
-        passing=True,
+        ephemeral=True,
     )  # fmt: skip
 
 
@@ -40,15 +40,15 @@ def numbers(effects: list[Effect]) -> list[int]:
     return [
         e.number
         for p in effects
-        if isinstance(p, Post) and isinstance(p.letter, LogDelivered)
-        for e in p.letter.entries
+        if isinstance(p, SendTo) and isinstance(p.message, LogDelivered)
+        for e in p.message.entries
     ]
 
 
 def test_every_question_gets_one_delivery_also_when_it_is_repeated() -> None:
     rendezvous = with_events(5)
 
-    answers = [numbers(rendezvous.on_letter(wanted(position), SENDER, SITE, 0.0)) for position in (0, 0, 2, 4)]
+    answers = [numbers(rendezvous.on_message(wanted(position), SENDER, SITE, 0.0)) for position in (0, 0, 2, 4)]
 
     assert answers == [[1, 2], [1, 2], [3, 4], [5]]
 
@@ -56,12 +56,14 @@ def test_every_question_gets_one_delivery_also_when_it_is_repeated() -> None:
 def test_a_reader_is_not_recorded_and_holds_nothing_back() -> None:
     rendezvous = with_events(3)
 
-    effects = rendezvous.on_letter(wanted(0), SENDER, SITE, 0.0)
-    told = rendezvous.on_letter(AskLog(request=1, event_type="stock"), SENDER, SITE, 0.0)
-    rendezvous.on_letter(wanted(-1), SENDER, SITE, 0.0)
+    effects = rendezvous.on_message(wanted(0), SENDER, SITE, 0.0)
+    told = rendezvous.on_message(GetLogState(request=1, event_type="stock"), SENDER, SITE, 0.0)
+    rendezvous.on_message(wanted(-1), SENDER, SITE, 0.0)
 
     assert not [e for e in effects if isinstance(e, Note)]
-    assert [p.letter.followers for p in told if isinstance(p, Post) and isinstance(p.letter, LogTold)] == [()]
+    assert [p.message.followers for p in told if isinstance(p, SendTo) and isinstance(p.message, LogStateReported)] == [
+        ()
+    ]
     assert rendezvous.logs["stock"].retain_from() == 4
     assert rendezvous.logs["stock"].feeds == {}
 
@@ -76,18 +78,18 @@ def test_a_site_asks_again_until_the_answer_to_this_very_question_is_there() -> 
     again = core.timer(("retry",), 1.0)
     answers = [core.receive(Envelope(to=Address(B1), body=d), 1.0) for d in (late, right)]
 
-    assert [w.position for w in letters(again, LogWanted)] == [4]  # type: ignore[attr-defined]
-    assert answers == [[], [Answer(3, right)]]
-    assert not letters(core.timer(("retry",), 2.0), LogWanted)
+    assert [w.position for w in letters(again, FollowLog)] == [4]  # type: ignore[attr-defined]
+    assert answers == [[], [CompleteRequest(3, right)]]
+    assert not letters(core.timer(("retry",), 2.0), FollowLog)
 
 
 def test_what_is_no_longer_kept_is_said() -> None:
     core = site()
     core.types.define_all((STOCK,))
     core.read_log(3, "look", "stock", 0, 256)
-    refused = LogRefused(name="look", event_type="stock", oldest=7)
+    rejected = FollowRejected(name="look", event_type="stock", oldest=7)
 
-    (answer,) = core.receive(Envelope(to=Address(B1), body=refused), 1.0)
+    (answer,) = core.receive(Envelope(to=Address(B1), body=rejected), 1.0)
 
-    assert isinstance(answer, Answer) and isinstance(answer.error, NotReachable)
+    assert isinstance(answer, CompleteRequest) and isinstance(answer.error, NotReachable)
     assert "begins at 7" in str(answer.error)

@@ -3,27 +3,27 @@
 from collections.abc import Callable
 
 from tops.core.commit.epochs import EpochCoordinator
-from tops.core.commit.standing import Standing, StandingAnswers
+from tops.core.commit.standing_registrations import StandingRegistration, StandingRegistrations
 from tops.core.coordinator.known_types import NOT_LISTED, KnownTypes
 from tops.core.coordinator.log_opening import LogOpenings
 from tops.core.coordinator.open_transactions import RendezvousNode
 from tops.model.ids import voter_key
 from tops.model.log_points import LogPoint
 from tops.model.transactions import Scope
-from tops.protocol.effects import Effect, Persist, Post, Reject, SetTimer
-from tops.protocol.messages import Address, Sender, StandingAccepted, StandingAnswered, StandingWithdrawn
+from tops.protocol.effects import Effect, Persist, Reject, SendTo, SetTimer
+from tops.protocol.messages import Address, Sender, StandingAccepted, StandingRegistered, StandingWithdrawn
 from tops.protocol.records import InSyncChanged
 
 Lose = Callable[[tuple[str, ...], str], list[Effect]]
 
 
-class StandingDesk:
+class RegistrationHandler:
     """The standing answers of all families; `lose` is what follows when one is gone."""
 
     def __init__(self, node: RendezvousNode, known: KnownTypes, openings: LogOpenings, lose: Lose) -> None:
         self._node, self._known, self._openings, self._lose = node, known, openings, lose
 
-    def on_answered(self, m: StandingAnswered, sender: Sender, at: Address, now: float) -> list[Effect]:
+    def on_registered(self, m: StandingRegistered, sender: Sender, at: Address, now: float) -> list[Effect]:
         family = self._known.families.get(m.event_type)
         if family is None:
             return []
@@ -31,38 +31,42 @@ class StandingDesk:
         standing = epochs.standing
         if (rejection := self._rejection(family, standing, m, sender)) is not None:
             return [rejection]
-        answer, new = standing.renew(m, sender, at, now)
-        effects = self._judge_position(epochs, answer, new)
-        in_sync = standing.counted(answer)
+        registration, new = standing.renew(m, sender, at, now)
+        effects = self._judge_position(epochs, registration, new)
+        in_sync = standing.counted(registration)
         accepted = StandingAccepted(voter=m.voter, incarnation=self._node.incarnation, in_sync=in_sync)
-        effects.append(Post(at, accepted))
+        effects.append(SendTo(at, accepted))
         if new:
-            if len(standing.answers) == 1:  # later ones must not put off the look at the earlier ones
+            if len(standing.registrations) == 1:  # later ones must not put off the look at the earlier ones
                 effects.append(SetTimer(("lease", family), self._node.options.lease_s))
             effects += epochs.start()
         return effects
 
-    def _judge_position(self, epochs: EpochCoordinator, answer: Standing, new: bool) -> list[Effect]:
+    def _judge_position(self, epochs: EpochCoordinator, registration: StandingRegistration, new: bool) -> list[Effect]:
         """A replica is in sync only with everything decided; it grows into the set while nothing is in flight."""
-        log, identity = epochs.log, answer.identity
-        if log is None or answer.position is None or answer.scope is not Scope.DISTRIBUTED:
+        log, identity = epochs.log, registration.identity
+        if log is None or registration.position is None or registration.scope is not Scope.DISTRIBUTED:
             return []
-        if log.opening is not None or identity in log.unheard:
+        if log.opening is not None or identity in log.unconfirmed:
             return []  # how far the log goes, or this replica went while it was silent, is not known yet
-        fits, problem = self._openings.judge(log, identity, LogPoint(answer.history, answer.position, answer.digest))
+        fits, problem = self._openings.judge(
+            log, identity, LogPoint(registration.history, registration.position, registration.digest)
+        )
         if not fits:
             return problem
         in_sync = epochs.standing.in_sync
-        if identity in in_sync and new and answer.position < log.decided_upto:
+        if identity in in_sync and new and registration.position < log.decided_upto:
             in_sync = in_sync - {identity}
-        elif identity not in in_sync and answer.position >= log.decided_upto and not epochs.in_flight:
+        elif identity not in in_sync and registration.position >= log.decided_upto and not epochs.in_flight:
             in_sync = in_sync | {identity}
         if in_sync == epochs.standing.in_sync:
             return []
         epochs.standing.in_sync = in_sync
         return [Persist(InSyncChanged(event_type=log.event_type, in_sync=in_sync))]
 
-    def _rejection(self, family: str, standing: StandingAnswers, m: StandingAnswered, sender: Sender) -> Reject | None:
+    def _rejection(
+        self, family: str, standing: StandingRegistrations, m: StandingRegistered, sender: Sender
+    ) -> Reject | None:
         """Who can't take part: anybody but its replicas in a set's log, and who has too many registrations."""
         quota = self._node.options.quotas.participants
         if (reason := self._known.unlisted(family, sender)) is not None:
@@ -73,8 +77,8 @@ class StandingDesk:
             return Reject(sender, "participate", m.event_type, reason, f"voter {m.voter}")
         key = voter_key(sender.identity, m.voter)
         beyond: str | None = None
-        own = [s for s in standing.answers.values() if s.identity == sender.identity]
-        if key not in standing.answers and len(own) >= quota:
+        own = [s for s in standing.registrations.values() if s.identity == sender.identity]
+        if key not in standing.registrations and len(own) >= quota:
             beyond = f"{sender.identity} takes part in {family} {quota} times, which is the quota: end some first"
         beyond = beyond or self._beyond_bytes(family, standing, key, m, sender)
         if beyond is None:
@@ -82,13 +86,13 @@ class StandingDesk:
         return Reject(sender, "participate", m.event_type, beyond, f"voter {m.voter}", code="quota")
 
     def _beyond_bytes(
-        self, family: str, standing: StandingAnswers, key: str, m: StandingAnswered, sender: Sender
+        self, family: str, standing: StandingRegistrations, key: str, m: StandingRegistered, sender: Sender
     ) -> str | None:
         quotas = self._node.options.quotas
         size, most = m.filter.encoded_bytes(), quotas.filter_bytes
         if size * quotas.participants <= most:
             return None  # also with as many of them as there may be
-        own = [s.filter for k, s in standing.answers.items() if k != key and s.identity == sender.identity]
+        own = [s.filter for k, s in standing.registrations.items() if k != key and s.identity == sender.identity]
         if size + sum(f.encoded_bytes() for f in own) <= most:
             return None
         return (
@@ -107,6 +111,6 @@ class StandingDesk:
         effects: list[Effect] = []
         for late in epochs.standing.expire(now):
             effects += self._lose((late.key,), "the participant fell silent")
-        if epochs.standing.answers:
+        if epochs.standing.registrations:
             effects.append(SetTimer(("lease", event_type), self._node.options.lease_s))
         return effects

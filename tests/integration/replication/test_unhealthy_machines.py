@@ -141,9 +141,9 @@ async def sick(shop: ReplicaSet, victim: str, sickness: Sickness) -> bool:
     told: dict[str, Any] = next(r for r in (await shop.status())["replicas"] if r["replica"] == victim)
     match sickness.__name__:
         case "full_disk":
-            return "No space left" in told["trouble"] and not told["in_sync"]
+            return "No space left" in told["last_error"] and not told["in_sync"]
         case "stopped_server":
-            return "has not answered" in told["trouble"] and not told["in_sync"]
+            return "has not answered" in told["last_error"] and not told["in_sync"]
         case "stopped_agent":
             return told.get("unreachable", False) and told["lag_s"] > LAGGING_S
     return not told["in_sync"] and told["lag_s"] > LAGGING_S

@@ -15,7 +15,7 @@ import pytest
 from adapters import EmbeddedPostgres
 from adapters.changes import Change, Insert, Update
 from replication import ReplicaSet, connect
-from replication.rpc.refusals import WriteRefused
+from replication.rpc.rejections import WriteRejected
 from tests.integration.replication.clusters import rows_everywhere
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tests.integration.replication.test_kills import POLICIES
@@ -69,7 +69,7 @@ async def repeated(cluster: SmallCluster, direct: ReplicaSet, row: int, loss: Lo
     assert await balance(direct, row) == 1, f"{loss.value} lost, sent again: {again}"
     outcome = await direct.outcome(unknown.tx, idempotency_key=f"key {row}")
     assert outcome == "committed", "the request is there, whichever transaction carried it"
-    with pytest.raises(WriteRefused, match="other content"):
+    with pytest.raises(WriteRejected, match="other content"):
         await direct.write(add_to(row) * 2, idempotency_key=f"key {row}")
 
 

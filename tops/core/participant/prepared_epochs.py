@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tops.core.commit.decision_teller import CheckProof
-from tops.core.commit.remembering import trim
+from tops.core.commit.decision_sender import CheckProof
+from tops.core.commit.eviction import trim
 from tops.core.participant.callback_epoch import CallbackEpoch, EpochKey, EpochStage, epoch_key
 from tops.core.participant.doubt import Doubt
 from tops.core.participant.sub_transactions import SubTransactions
@@ -21,29 +21,29 @@ from tops.core.participant.voters import Voters
 from tops.model.ids import NodeId, TxId, standing_pseudonym
 from tops.model.rejections import Rejection, RejectionCode
 from tops.model.transactions import TxType
-from tops.protocol.effects import Alarm, Effect, Memo, Post, Promise
+from tops.protocol.effects import Alarm, Effect, Memo, PreparedWork, SendTo
 from tops.protocol.messages import (
     Address,
-    AskReached,
+    AppliedIndexReported,
+    DecisionRelayed,
     EpochDecided,
     EpochId,
     EpochMember,
     EpochVoted,
     Event,
     FinishNoted,
-    PeerKnows,
-    PeersAsked,
+    GetAppliedIndex,
     PrepareEpoch,
-    ReachedTold,
+    QueryPeers,
     TxSpec,
 )
 
 BUSY = Rejection(RejectionCode.BUSY, "the participant is at another epoch, which it may have to undo")
 DECIDED_WITHOUT = Rejection(RejectionCode.ABORTED, "it was decided without a vote")
-CoordinatorLife = tuple[str, NodeId, int]  # of an event type
+CoordinatorIncarnation = tuple[str, NodeId, int]  # of an event type
 
 
-class Promises:
+class PreparedEpochs:
     """The epochs of one site's participants, from the prepare to the coordinator's note."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Promises:
         self._brokers, self._doubt_s = brokers, doubt_s
         self.epochs: dict[EpochKey, CallbackEpoch] = {}
         self._retried: dict[tuple[str, int, int], CallbackEpoch] = {}  # the attempt that counts, if not the first
-        self._finished: dict[CoordinatorLife, dict[EpochKey, CallbackEpoch]] = {}  # not noted
+        self._finished: dict[CoordinatorIncarnation, dict[EpochKey, CallbackEpoch]] = {}  # not noted
         self._turns = Turns(self.epochs, voters)
         self._decisions: OrderedDict[EpochId, EpochDecided] = OrderedDict()
 
@@ -83,12 +83,12 @@ class Promises:
             if lessened := [e for e in former if e.loses_one(left)]:
                 self._turns.wait(number, self._with_events(number, prepare))
                 return [effect for e in lessened for effect in e.on_decided(frozenset())]
-            turn = self._turns.ask(number, prepare)
+            turn = self._turns.admit(number, prepare)
             if turn is Turn.LATER:
                 return []
             if turn is Turn.NEVER:
                 return self._decline(number, prepare)
-        effects = self._forget_noted(prepare.epoch, prepare.noted)
+        effects = self._drop_noted(prepare.epoch, prepare.noted)
         for known in former:
             effects += known.superseded(left)
         transactions: list[TxId] = []
@@ -119,7 +119,7 @@ class Promises:
         """A NO to all of it, which is undone here as far as it was begun."""
         excluded = dict.fromkeys([m.tx for m in prepare.members], BUSY)
         vote = EpochVoted(epoch=prepare.epoch, digest=prepare.digest, voter=prepare.voter, excluded=excluded)
-        effects: list[Effect] = [Post(Address(prepare.epoch.coordinator), vote)]
+        effects: list[Effect] = [SendTo(Address(prepare.epoch.coordinator), vote)]
         return effects + self._abandon(number, prepare, BUSY)
 
     def _abandon(self, number: int, prepare: PrepareEpoch, rejection: Rejection) -> list[Effect]:
@@ -170,16 +170,16 @@ class Promises:
         )
         if key[3] > 1:
             self._retried[key[:3]] = epoch
-        self._voters.promise(memo.voter)
+        self._voters.retain(memo.voter)
         return epoch
 
     def _epoch_finished(self, epoch: CallbackEpoch) -> None:
-        self._finished.setdefault(coordinator_life(epoch.memo.epoch), {})[epoch.key] = epoch
+        self._finished.setdefault(coordinator_incarnation(epoch.memo.epoch), {})[epoch.key] = epoch
 
-    def _forget_noted(self, latest: EpochId, below: int) -> list[Effect]:
+    def _drop_noted(self, latest: EpochId, below: int) -> list[Effect]:
         """The coordinator has noted everything up to there; numbers finish in about their order."""
-        life = coordinator_life(latest)
-        finished = self._finished.get(life)
+        incarnation = coordinator_incarnation(latest)
+        finished = self._finished.get(incarnation)
         effects: list[Effect] = []
         while finished:
             key, oldest = next(iter(finished.items()))
@@ -187,7 +187,7 @@ class Promises:
                 return effects
             del finished[key]
             effects += oldest.on_noted()
-        self._finished.pop(life, None)
+        self._finished.pop(incarnation, None)
         return effects
 
     def _epoch_ended(self, epoch: CallbackEpoch) -> None:
@@ -218,20 +218,20 @@ class Promises:
         replica = self._subscriptions.replica_of(voter)
         return replica.learn(epoch, digest, committing, log_digest) if replica is not None else []
 
-    def on_peers_asked(self, asked: PeersAsked, asker: Address) -> list[Effect]:
-        known = self._decisions.get(asked.epoch)
-        if known is None or known.digest != asked.digest or (self._check_proof is not None and not known.proof):
+    def on_query_peers(self, query: QueryPeers, requester: Address) -> list[Effect]:
+        known = self._decisions.get(query.epoch)
+        if known is None or known.digest != query.digest or (self._check_proof is not None and not known.proof):
             return []  # not heard from the coordinator in this life, or not in a form that a peer would believe
-        knows = PeerKnows(
+        knows = DecisionRelayed(
             epoch=known.epoch,
             digest=known.digest,
             committing=known.committing,
             log_digest=known.log_digest,
             proof=known.proof,
         )
-        return [Post(asker, knows)]
+        return [SendTo(requester, knows)]
 
-    def on_peer_knows(self, knows: PeerKnows) -> list[Effect]:
+    def on_decision_relayed(self, knows: DecisionRelayed) -> list[Effect]:
         epoch, decision = knows.epoch, (knows.digest, knows.committing, knows.log_digest)
         voters = [e.memo.voter for e in self.epochs.values() if e.memo.epoch == epoch]
         subscriptions = [*self._subscriptions.leaving.values(), *self._subscriptions.all.values()]
@@ -244,37 +244,37 @@ class Promises:
         effects = [effect for voter in voters for effect in self._learn(voter, epoch, *decision)]
         return effects + [effect for replica in replicas for effect in replica.learn(epoch, *decision)]
 
-    def on_reached_asked(self, asked: AskReached) -> list[Effect]:
+    def on_get_applied_index(self, query: GetAppliedIndex) -> list[Effect]:
         """A coordinator has started: tell where the database is, and what is known to be decided."""
-        replica = self._subscriptions.replica_named(asked.name, asked.event_type)
+        replica = self._subscriptions.replica_named(query.name, query.event_type)
         if replica is None:
             return []
         committed = [epoch for epoch, decided in self._decisions.items() if decided.committing]
-        heard = [
+        received = [
             epoch.number
             for epoch in committed
-            if epoch.event_type == asked.event_type
-            and epoch.incarnation >= asked.since
-            and (asked.went_on_in is None or epoch.incarnation < asked.went_on_in)
+            if epoch.event_type == query.event_type
+            and epoch.incarnation >= query.since
+            and (query.resumed_in is None or epoch.incarnation < query.resumed_in)
         ]
-        told = ReachedTold(
-            event_type=asked.event_type,
-            incarnation=asked.incarnation,
+        reported = AppliedIndexReported(
+            event_type=query.event_type,
+            incarnation=query.incarnation,
             point=replica.point,
-            decided=max([replica.decided, *heard]),
-            transactions=replica.committed_after(asked.end),
+            decided=max([replica.decided, *received]),
+            transactions=replica.committed_after(query.end),
         )
-        return [Post(Address(self._subscriptions.rendezvous(asked.event_type)), told)]
+        return [SendTo(Address(self._subscriptions.rendezvous(query.event_type)), reported)]
 
     def on_noted(self, noted: FinishNoted) -> list[Effect]:
         epoch = self.epochs.get(epoch_key(noted.voter, noted.epoch))
         if epoch is None or epoch.memo.epoch != noted.epoch:
             return []
-        life = coordinator_life(noted.epoch)
-        finished = self._finished.get(life, {})
+        incarnation = coordinator_incarnation(noted.epoch)
+        finished = self._finished.get(incarnation, {})
         finished.pop(epoch.key, None)
         if not finished:
-            self._finished.pop(life, None)
+            self._finished.pop(incarnation, None)
         return epoch.on_noted()
 
     def on_doubt(self, voter: str, incarnation: int, number: int, attempt: int) -> list[Effect]:
@@ -285,28 +285,28 @@ class Promises:
         replica = self._subscriptions.replica_of(voter)
         return replica.on_doubt() if replica is not None else []
 
-    def recover(self, number: int, promises: Sequence[Promise], kept: Sequence[Memo] = ()) -> list[Effect]:
+    def recover(self, number: int, prepared_work: Sequence[PreparedWork], kept: Sequence[Memo] = ()) -> list[Effect]:
         """Promises that a participant found again after a crash: open ones, and ones that are `kept` but not noted."""
         s = self._subscriptions.all.get(number)
-        found = [*promises, *(Promise(memo, ()) for memo in kept)]
-        for promise in found:
-            self._voters.names[promise.memo.voter] = number
+        found = [*prepared_work, *(PreparedWork(memo, ()) for memo in kept)]
+        for retain in found:
+            self._voters.names[retain.memo.voter] = number
         if s is not None and s.replica is not None:
-            return s.replica.recover([p.memo for p in promises])
+            return s.replica.recover([p.memo for p in prepared_work])
         effects: list[Effect] = []
-        for promise in sorted(found, key=lambda p: p.memo.epoch.attempt):
-            memo = promise.memo
+        for retain in sorted(found, key=lambda p: p.memo.epoch.attempt):
+            memo = retain.memo
             executors: dict[TxId, SubTxExecutor] = {}
-            for tx in promise.transactions:
+            for tx in retain.transactions:
                 spec = TxSpec(memo.epoch.event_type, TxType.DISTRIBUTED)
                 executors[tx] = self._sub_transactions.recover(tx, number, spec, memo)
             epoch = self._open_epoch(number, memo, epoch_key(memo.voter, memo.epoch), executors)
             # Without anything that is still open the commit was carried out.
-            epoch.stage = EpochStage.PROMISED if executors else EpochStage.FINISHED
+            epoch.stage = EpochStage.PREPARED if executors else EpochStage.FINISHED
             effects += epoch.on_timer()
         return effects
 
 
-def coordinator_life(epoch: EpochId) -> CoordinatorLife:
+def coordinator_incarnation(epoch: EpochId) -> CoordinatorIncarnation:
     """Whose numbers an epoch's is one of."""
     return (epoch.event_type, epoch.coordinator, epoch.incarnation)

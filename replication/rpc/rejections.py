@@ -19,7 +19,7 @@ _TRANSIENT = frozenset(
 _FINAL = frozenset([RejectionCode.INVALID, RejectionCode.CONSTRAINT, RejectionCode.KEY_REUSED, RejectionCode.ERROR])
 
 
-class WriteRefused(TopsError):
+class WriteRejected(TopsError):
     """The transaction is nowhere; `why` is the kind of refusal, `sqlstate` the database's code if it was its.
 
     `database` is all that PostgreSQL has said, where the transaction was executed once and PostgreSQL rejected it."""
@@ -40,7 +40,7 @@ class WriteRefused(TopsError):
         super().__init__(f"{what} was refused ({why}): {text}")
 
 
-class ChangeNotProved(WriteRefused):
+class ChangeNotProved(WriteRejected):
     """The change is not proved to do the same on every replica; `reason` is the proof's code, the text says what to do.
 
     Nothing but another statement, or another schema, helps.
@@ -53,26 +53,26 @@ class ChangeNotProved(WriteRefused):
         super().__init__(tx, "not-deterministic", text, sqlstate, database=database)
 
 
-class WriteTooLarge(WriteRefused):
+class WriteTooLarge(WriteRejected):
     """The transaction is longer than a message or the log takes: split it."""
 
     def __init__(self, tx: str, text: str) -> None:
         super().__init__(tx, Why.TOO_LARGE.value, text)
 
 
-class VersionConflict(WriteRefused):
+class VersionConflict(WriteRejected):
     """A row is not the one that the writer had seen: read it again, then decide."""
 
 
-class SerializationFailure(WriteRefused):
+class SerializationFailure(WriteRejected):
     """Something that the transaction had read was changed before it committed: run it again from its first read."""
 
 
-class TooFewReplicas(WriteRefused):
+class TooFewReplicas(WriteRejected):
     """Not enough replicas are in sync to keep the policy's promise; the text names who is missing."""
 
 
-class NotStarted(WriteRefused):
+class NotStarted(WriteRejected):
     """The set has not started: its databases are being compared, or differ. Nothing happened."""
 
     def __init__(self, text: str, tx: str = "") -> None:
@@ -107,13 +107,13 @@ def check_request(*parts: bytes) -> None:
         raise WriteTooLarge("", text)
 
 
-def understand(tx: str, rejected: Rejection) -> TopsError:
+def error_for(tx: str, rejected: Rejection) -> TopsError:
     """The error that the rejection of a transaction means for its writer."""
     code, text, sqlstate = rejected.code, rejected.text, rejected.sqlstate
     match code:
         case RejectionCode.PARTICIPANT_NOT_ALLOWED:
             cure = "agents of the set run with different files: stop them all and start them with the same one"
-            return WriteRefused(tx, "unknown-replica", f"{text}; {cure}", retry=Retry.SAFE)
+            return WriteRejected(tx, "unknown-replica", f"{text}; {cure}", retry=Retry.SAFE)
         case RejectionCode.CONSTRAINTS_UNMET | RejectionCode.CENSUS_UNFULFILLED:
             return TooFewReplicas(tx, "too-few-replicas", text, retry=Retry.SAFE)
         case RejectionCode.DUPLICATE if rejected.first_tx is not None:
@@ -127,13 +127,13 @@ def understand(tx: str, rejected: Rejection) -> TopsError:
     if rejected.proof:
         return ChangeNotProved(tx, rejected.proof, text, sqlstate)
     if code in _TRANSIENT:
-        return WriteRefused(tx, code.value, text, sqlstate, retry=Retry.SAFE)
+        return WriteRejected(tx, code.value, text, sqlstate, retry=Retry.SAFE)
     if code in _FINAL or code is RejectionCode.DUPLICATE:
-        return WriteRefused(tx, code.value, text, sqlstate)
-    return WriteRefused(tx, "aborted", text, retry=Retry.SAFE)
+        return WriteRejected(tx, code.value, text, sqlstate)
+    return WriteRejected(tx, "aborted", text, retry=Retry.SAFE)
 
 
-def database_error(tx: str, error: DatabaseError) -> WriteRefused:
+def database_error(tx: str, error: DatabaseError) -> WriteRejected:
     """The error of a transaction that was executed once, and rejected there."""
     if error.proof:
         return ChangeNotProved(tx, error.proof, error.message, error.sqlstate, database=error)
@@ -141,4 +141,4 @@ def database_error(tx: str, error: DatabaseError) -> WriteRefused:
         why = RejectionCode.SERIALIZATION.value
         return SerializationFailure(tx, why, error.message, error.sqlstate, retry=Retry.SAFE, database=error)
     why = (RejectionCode.CONSTRAINT if error.sqlstate.startswith("23") else RejectionCode.ERROR).value
-    return WriteRefused(tx, why, error.message, error.sqlstate, database=error)
+    return WriteRejected(tx, why, error.message, error.sqlstate, database=error)

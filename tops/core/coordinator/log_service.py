@@ -2,7 +2,7 @@
 
 import msgspec
 
-from tops.core.commit.epochs import QUESTION
+from tops.core.commit.epochs import QUERY_FEED
 from tops.core.coordinator.known_types import NOT_LISTED, KnownTypes
 from tops.core.coordinator.log_opening import LogOpenings
 from tops.core.coordinator.open_transactions import Quotas
@@ -10,30 +10,30 @@ from tops.core.log.event_log import EventLog, Feed, Repetition, feed_key, identi
 from tops.model.ids import voter_key
 from tops.model.log_points import LogPoint
 from tops.model.sizes import bundles, encoded_bytes
-from tops.protocol.effects import Alarm, Disseminate, Effect, Note, Persist, Post, Reject
+from tops.protocol.effects import Alarm, Disseminate, Effect, Note, Persist, Reject, SendTo
 from tops.protocol.messages import (
     Address,
-    AskLog,
     EndLog,
     Event,
     EventConfirmed,
     EventsPublished,
-    EventsRefused,
+    EventsRejected,
     Follower,
+    FollowLog,
+    FollowRejected,
+    GetLogState,
     LogEnded,
     LogEntry,
-    LogRefused,
-    LogTold,
-    LogWanted,
+    LogStateReported,
     Published,
     Sender,
     TypeAdvertised,
     decode_body,
 )
-from tops.protocol.records import LogAppended, Publisher, SubscriptionKept
+from tops.protocol.records import LogAppended, Publisher, SubscriptionAdvanced
 
 
-class LogKeeper:
+class LogService:
     """Numbers and keeps what is published to durable types, and feeds whoever reads on from a position."""
 
     def __init__(self, known: KnownTypes, openings: LogOpenings, quotas: Quotas) -> None:
@@ -45,22 +45,22 @@ class LogKeeper:
         log = self._known.logs_of.get(published.event.type)
         misfit = self._known.misfit(published.event, sender, f"events {published.event.type}")
         if misfit is not None:
-            return [misfit] if log is None else _refused(misfit, at)
+            return [misfit] if log is None else _rejection_sent(misfit, at)
         if log is None:
             return [Disseminate(published)]
         if (rejection := self._rejection(log, published.event.type, sender)) is not None:
-            return _refused(rejection, at)
+            return _rejection_sent(rejection, at)
         if log.opening is not None:
             return _not_open(log, published.event.type, at)
         seen = log.recognise(sender, published.origin.number)
         if seen is Repetition.REPEATED:
-            return [Post(at, EventConfirmed(origin=published.origin))]
+            return [SendTo(at, EventConfirmed(origin=published.origin))]
         if seen is Repetition.OUT_OF_TURN:
             return []
         publisher = Publisher(sender.node, sender.incarnation, published.origin.number)
         appended = self._append(log, published.event, publisher)
         confirmed = EventConfirmed(origin=published.origin, log_number=log.last_number)
-        return [appended, Post(at, confirmed), Disseminate(published), *log.pump_all()]
+        return [appended, SendTo(at, confirmed), Disseminate(published), *log.pump_all()]
 
     def _rejection(self, log: EventLog, event_type: str, sender: Sender) -> Reject | None:
         """On a set's log single events are what its members publish: a client's write goes the way that its policy
@@ -84,7 +84,7 @@ class LogKeeper:
         if log is None:
             return [Disseminate(published)]
         if (rejection := self._rejection(log, published.event_type, sender)) is not None:
-            return _refused(rejection, at)
+            return _rejection_sent(rejection, at)
         if log.opening is not None:
             return _not_open(log, published.event_type, at)
         last = published.origin
@@ -93,7 +93,7 @@ class LogKeeper:
             return []
         misfit = self._known.misfit_among(published.event_type, bodies, sender, f"events {published.event_type}")
         if misfit is not None:
-            return _refused(misfit, at)
+            return _rejection_sent(misfit, at)
         events = [Event(published.event_type, body) for body in bodies]
         first = last.number - len(events) + 1
         if log.recognise(sender, first) is not Repetition.NEW:
@@ -108,11 +108,11 @@ class LogKeeper:
             for number, event in enumerate(events, start=first)
         ]
         confirmed = EventConfirmed(origin=last, log_number=log.last_number, count=len(bodies))
-        return [*effects, Post(at, confirmed), Disseminate(published), *log.pump_all()]
+        return [*effects, SendTo(at, confirmed), Disseminate(published), *log.pump_all()]
 
     # ----------------------------------------------------------------------------------------------------- reading
 
-    def on_wanted(self, m: LogWanted, sender: Sender, at: Address, now: float) -> list[Effect]:
+    def on_follow(self, m: FollowLog, sender: Sender, at: Address, now: float) -> list[Effect]:
         wanted = m.definitions[-1]
         if wanted.name not in self._known.types:
             if not m.defines:
@@ -125,15 +125,15 @@ class LogKeeper:
             return effects
         if (rejection := self._beyond_quota(log, m, sender)) is not None:
             return [*effects, rejection]
-        if m.passing:
-            return effects + self._read_in_passing(log, m, sender, at)
-        told = None
+        if m.ephemeral:
+            return effects + self._read_ephemeral(log, m, sender, at)
+        reported = None
         if m.digest is not None and m.position is not None and self._known.no_member(log.event_type, sender) is None:
-            told = LogPoint(m.history, m.position, m.digest)
-        replica = sender.identity if told is not None else ""
+            reported = LogPoint(m.history, m.position, m.digest)
+        replica = sender.identity if reported is not None else ""
         key = feed_key(sender, m.name)
         if key in log.dropped and not self._known.is_replica(log.event_type, replica):
-            return [*effects, Post(at, _dropped(log, m.name, log.dropped[key]))]
+            return [*effects, SendTo(at, _dropped(log, m.name, log.dropped[key]))]
         known = log.feeds.get(key)
         position = m.position
         if position is None:
@@ -141,29 +141,31 @@ class LogKeeper:
         kept = position + 1 >= log.oldest  # else it is refused, and no record must keep the log for it
         noted: list[Effect] = []
         if kept and (known is None or known.position != position):
-            record = SubscriptionKept(event_type=log.event_type, name=key, position=position, replica=replica)
+            record = SubscriptionAdvanced(event_type=log.event_type, name=key, position=position, replica=replica)
             noted = [Note(record)]
         voter = None if m.voter is None else voter_key(sender.identity, m.voter)
-        feed = Feed(key, m.name, wanted.name, at, m.filter, position, position, m.credit, voter, replica, told=told)
-        if told is not None:
-            return effects + self._feed_replica(log, feed, told, noted)
+        feed = Feed(
+            key, m.name, wanted.name, at, m.filter, position, position, m.credit, voter, replica, reported=reported
+        )
+        if reported is not None:
+            return effects + self._feed_replica(log, feed, reported, noted)
         if position > log.last_number and known is None:
             text = f"{key} has taken {position}, and the log of {log.event_type} ends at {log.last_number}"
             effects.append(Alarm("ahead-of-log", text))
         return effects + noted + log.want(feed)
 
-    def _feed_replica(self, log: EventLog, feed: Feed, told: LogPoint, noted: list[Effect]) -> list[Effect]:
-        if self._openings.must_tell(log, feed.replica):
+    def _feed_replica(self, log: EventLog, feed: Feed, reported: LogPoint, noted: list[Effect]) -> list[Effect]:
+        if self._openings.must_report(log, feed.replica):
             self._openings.hold(log, feed)
-            return self._openings.ask(log, feed)
+            return self._openings.request_index(log, feed)
         if log.opening is not None:
             self._openings.hold(log, feed)
             return []
-        fits, problem = self._openings.judge(log, feed.replica, told)
-        return noted + log.want(feed) if fits else problem + self._openings.reject(log, feed, told)
+        fits, problem = self._openings.judge(log, feed.replica, reported)
+        return noted + log.want(feed) if fits else problem + self._openings.reject(log, feed, reported)
 
-    def _beyond_quota(self, log: EventLog, m: LogWanted, sender: Sender) -> Reject | None:
-        key = reader_key(sender, m.name) if m.passing else feed_key(sender, m.name)
+    def _beyond_quota(self, log: EventLog, m: FollowLog, sender: Sender) -> Reject | None:
+        key = reader_key(sender, m.name) if m.ephemeral else feed_key(sender, m.name)
         known, most = log.feeds.get(key), self._quotas.followers
         reason = None
         if known is None and len(log.feeds) >= most:
@@ -178,7 +180,7 @@ class LogKeeper:
             return None
         return Reject(sender, "follow", log.event_type, reason, f"log {m.name}", code="quota")
 
-    def _beyond_bytes(self, log: EventLog, key: str, m: LogWanted, sender: Sender) -> str | None:
+    def _beyond_bytes(self, log: EventLog, key: str, m: FollowLog, sender: Sender) -> str | None:
         size, most = m.filter.encoded_bytes(), self._quotas.filter_bytes
         if size * self._quotas.followers <= most:
             return None  # also with as many of them as there may be
@@ -191,27 +193,27 @@ class LogKeeper:
         )
 
     @staticmethod
-    def _read_in_passing(log: EventLog, m: LogWanted, sender: Sender, at: Address) -> list[Effect]:
+    def _read_ephemeral(log: EventLog, m: FollowLog, sender: Sender, at: Address) -> list[Effect]:
         """Somebody looks at what is in the log. No record is made of it: it is not there after a restart."""
         key, wanted = reader_key(sender, m.name), m.definitions[-1].name
         if m.position is None or m.position < 0:
             log.end(key)
             return []
-        feed = Feed(key, m.name, wanted, at, m.filter, m.position, m.position, m.credit, passing=True)
+        feed = Feed(key, m.name, wanted, at, m.filter, m.position, m.position, m.credit, ephemeral=True)
         return log.want(feed)
 
     def on_end(self, m: EndLog, sender: Sender, at: Address, now: float) -> list[Effect]:
         """Its owner ends a durable subscription, or an operator anybody's; one that is not there has ended."""
         log = self._known.logs_of.get(m.event_type)
         key = m.name if m.operator else feed_key(sender, m.name)
-        told: Effect = Post(at, LogEnded(request=m.request))
+        reported: Effect = SendTo(at, LogEnded(request=m.request))
         if log is None or (key not in log.feeds and key not in log.dropped and not self._openings.knows(log, key)):
-            return [told]
+            return [reported]
         known = log.feeds.get(key)
         log.end(key)
-        kept = Persist(SubscriptionKept(event_type=log.event_type, name=key, position=-1))
+        kept = Persist(SubscriptionAdvanced(event_type=log.event_type, name=key, position=-1))
         replica = known.replica if known is not None and known.replica else key
-        return [kept, told, *self._openings.on_ended(log, replica)]
+        return [kept, reported, *self._openings.on_ended(log, replica)]
 
     def drop_followers(self, log: EventLog, before: int) -> tuple[list[Feed], list[Effect]]:
         """Drop the durable subscriptions that need a number before this one, but for replicas of the set. Returns
@@ -221,20 +223,22 @@ class LogKeeper:
         effects: list[Effect] = []
         for feed in dropped:
             log.drop(feed.key, feed.position)
-            record = SubscriptionKept(event_type=log.event_type, name=feed.key, position=feed.position, dropped=True)
-            effects += [Persist(record), Post(feed.address, _dropped(log, feed.name, feed.position))]
+            record = SubscriptionAdvanced(
+                event_type=log.event_type, name=feed.key, position=feed.position, dropped=True
+            )
+            effects += [Persist(record), SendTo(feed.address, _dropped(log, feed.name, feed.position))]
         return dropped, effects
 
-    def on_asked(self, m: AskLog, sender: Sender, at: Address, now: float) -> list[Effect]:
+    def on_get_log_state(self, m: GetLogState, sender: Sender, at: Address, now: float) -> list[Effect]:
         log = self._known.logs_of.get(m.event_type)
         if log is None:
             return []  # the asker repeats itself: the type may be on its way
         standing = self._known.epochs[self._known.families[m.event_type]].standing
         in_sync = standing.in_sync if log.opening is None else frozenset()
-        present = {s.identity for s in standing.answers.values()}
+        present = {s.identity for s in standing.registrations.values()}
         replicas_first = sorted(log.subscribers, key=lambda f: (not f.replica, f.key))
         followers = [Follower(f.key, f.position, f.key in present, f.key in in_sync) for f in replicas_first]
-        told = LogTold(
+        reported = LogStateReported(
             request=m.request,
             event_type=m.event_type,
             decided=log.decided_upto,
@@ -245,11 +249,11 @@ class LogKeeper:
             stale=log.stale,
             is_open=log.opening is None,
         )
-        return [Post(at, told)]
+        return [SendTo(at, reported)]
 
     def on_read(self, event_type: str, feed: str, entries: tuple[LogEntry, ...]) -> list[Effect]:
         """What a `ReadLog` brought."""
-        if feed == QUESTION:
+        if feed == QUERY_FEED:
             return self._known.epochs[event_type].on_read(entries)
         return self._known.logs[event_type].on_read(feed, entries)
 
@@ -261,21 +265,21 @@ def _start(start: str, log: EventLog) -> int:
     return oldest if start == "oldest" else min(max(int(start) - 1, oldest), log.decided_upto)
 
 
-def _dropped(log: EventLog, name: str, position: int) -> LogRefused:
+def _dropped(log: EventLog, name: str, position: int) -> FollowRejected:
     reason = (
         f"it was dropped: it took nothing after {position} until the broker kept more than `follower_size` of its "
         "journal for it. End it for good (`unsubscribe(forget=True)`) and subscribe again; what it missed is in the "
         "log only as far as that is kept"
     )
-    return LogRefused(name=name, event_type=log.event_type, oldest=log.oldest, reason=reason)
+    return FollowRejected(name=name, event_type=log.event_type, oldest=log.oldest, reason=reason)
 
 
-def _refused(rejection: Reject, at: Address) -> list[Effect]:
+def _rejection_sent(rejection: Reject, at: Address) -> list[Effect]:
     """Durable events are not logged, and their publisher stops waiting for them."""
-    return [rejection, Post(at, EventsRefused(event_type=rejection.event_type, reason=rejection.reason))]
+    return [rejection, SendTo(at, EventsRejected(event_type=rejection.event_type, reason=rejection.reason))]
 
 
-def _undefined(name: str, m: LogWanted, sender: Sender) -> Reject:
+def _undefined(name: str, m: FollowLog, sender: Sender) -> Reject:
     """A reader that may not publish a type declares no children of it: their events would reach its subscribers."""
     reason = f"event type {name!r} is not known here: a publisher of its parent has to advertise it first"
     return Reject(sender, "follow", name, reason, f"log {m.name}", code="unknown-type")
@@ -285,4 +289,4 @@ def _not_open(log: EventLog, event_type: str, publisher: Address) -> list[Effect
     """No index can be given out: the publisher says it again, unless only an operator can change that."""
     if log.stale is None:
         return []
-    return [Post(publisher, EventsRefused(event_type=event_type, reason=str(log.stale)))]
+    return [SendTo(publisher, EventsRejected(event_type=event_type, reason=str(log.stale)))]

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from tests.scenarios.cluster import Cluster, letter_of
+from tests.scenarios.cluster import Cluster, content_of
 from tops.model.constraints import MaxParticipants, MinParticipants, OnlyFrom
 from tops.model.errors import UncheckedTransaction
 from tops.model.ids import NodeId, TxId
@@ -11,11 +11,11 @@ from tops.protocol.effects import Reject
 from tops.protocol.messages import (
     AbortTx,
     Address,
+    AddressedMessage,
     CommitTx,
     Dissemination,
     Envelope,
     Event,
-    Letter,
     LinkMessage,
     LocalCommitOrdered,
     Publication,
@@ -30,10 +30,10 @@ def cluster_of(*sites: str) -> Cluster:
     return cluster
 
 
-def say(cluster: Cluster, site: str, letter: Letter) -> None:
+def say(cluster: Cluster, site: str, message: AddressedMessage) -> None:
     """A letter to the coordinator of `plain` that the site's library would never write."""
     to = Address(NodeId(cluster.rendezvous("plain")))
-    _send(cluster, site, Envelope(to=to, body=letter))
+    _send(cluster, site, Envelope(to=to, body=message))
 
 
 def spread(cluster: Cluster, site: str, publication: Publication) -> None:
@@ -70,8 +70,8 @@ def test_nobody_but_its_initiator_commits_aborts_or_fills_a_private_transaction(
     s = cluster["S"].subscribe("plain")
     tx = cluster["P"].begin("plain")
 
-    for letter in (commit(tx), abort(tx)):
-        say(cluster, "X", letter)
+    for message in (commit(tx), abort(tx)):
+        say(cluster, "X", message)
     spread(cluster, "X", event(tx, 1))
     spread(cluster, "X", LocalCommitOrdered(tx=tx, event_type="plain", last_sequence=0))
     cluster["P"].publish("plain", "one", tx=tx)
@@ -90,7 +90,7 @@ def test_a_later_life_of_the_initiator_is_not_the_initiator() -> None:
     coordinator = coordinators.coordinators[tx]
     later = msgspec.structs.replace(coordinator.begun_by, incarnation=coordinator.begun_by.incarnation + 1)
 
-    rejected = coordinators.on_letter(commit(tx), later, coordinator.initiator, 0.0)
+    rejected = coordinators.on_message(commit(tx), later, coordinator.initiator, 0.0)
 
     assert [type(effect) for effect in rejected] == [Reject]
     assert tx in coordinators.coordinators
@@ -160,7 +160,7 @@ def _events_to(cluster: Cluster, site: str, tx: TxId) -> list[TxPublished]:
     crossed: list[TxPublished] = []
 
     def look(owner: NodeId, peer: NodeId, message: LinkMessage) -> bool:
-        what = letter_of(message)
+        what = content_of(message)
         if peer == site and isinstance(what, TxPublished) and what.tx == tx:
             crossed.append(what)
         return False

@@ -11,7 +11,7 @@ from adapters.postgres.apply.transactions import SlowPath
 from adapters.resource import MemberVote, Why
 
 
-async def apply_aside(book: Book, member: Member, forget_sql: str) -> MemberVote:
+async def apply_quarantined(book: Book, member: Member, delete_sql: str) -> MemberVote:
     """Carry out the member and, in the same transaction, the statement that forgets it (with the id as `$1`)."""
 
     async def work(connection: Connection, statements: Statements) -> MemberVote:
@@ -22,7 +22,7 @@ async def apply_aside(book: Book, member: Member, forget_sql: str) -> MemberVote
         if vote.excluded is not None and vote.excluded.why is not Why.DUPLICATE:
             await connection.execute("ROLLBACK")
             return vote
-        await connection.execute(forget_sql, member.tx)
+        await connection.execute(delete_sql, member.tx)
         await connection.execute("COMMIT")
         return MemberVote(tx=member.tx, rows=vote.rows)
 

@@ -9,14 +9,14 @@ from collections.abc import Callable
 
 from tops.core.log.event_log import EventLog
 from tops.model.ids import NodeId
-from tops.protocol.effects import Effect, Post
+from tops.protocol.effects import Effect, SendTo
 from tops.protocol.messages import Address, EpochDecided, EpochId, decision_text
 
 Sign = Callable[[bytes], bytes]  # a text -> the proof that this broker wrote it
 CheckProof = Callable[[bytes, NodeId, bytes], str]  # a text, its broker, the proof -> why it proves nothing, or empty
 
 
-class DecisionTeller:
+class DecisionSender:
     """The decisions of one event type's coordinator, as letters."""
 
     def __init__(self, log: EventLog | None, sign: Sign | None, is_over: Callable[[EpochId], bool]) -> None:
@@ -26,16 +26,16 @@ class DecisionTeller:
 
     def decided(self, epoch: EpochId, digest: str, voter: str, committing: frozenset[str], to: Address) -> Effect:
         """To a voter of an epoch that has just been decided, or is being finished."""
-        return self._told(epoch, digest, voter, committing, to, self._sign)
+        return self._decision(epoch, digest, voter, committing, to, self._sign)
 
-    def answered(self, epoch: EpochId, digest: str, voter: str, committing: frozenset[str], to: Address) -> Effect:
+    def in_response(self, epoch: EpochId, digest: str, voter: str, committing: frozenset[str], to: Address) -> Effect:
         """To one who asks about an epoch that is not in flight.
 
         Of an attempt that was not given out yet, whose id and members can be foreseen, "abort" is true only now: such
         an answer is not signed, or whoever asked in advance could show it when that attempt has committed."""
-        return self._told(epoch, digest, voter, committing, to, self._sign if self._is_over(epoch) else None)
+        return self._decision(epoch, digest, voter, committing, to, self._sign if self._is_over(epoch) else None)
 
-    def _told(
+    def _decision(
         self,
         epoch: EpochId,
         digest: str,
@@ -54,4 +54,4 @@ class DecisionTeller:
         decided = EpochDecided(
             epoch=epoch, digest=digest, voter=voter, committing=committing, log_digest=log_digest, proof=proof
         )
-        return Post(to, decided)
+        return SendTo(to, decided)

@@ -5,7 +5,7 @@ import pytest
 from adapters.changes import Change, Delete, Insert, Statement, Update, Upsert
 from adapters.resource import Position, Resource, Why
 from tests.contract.harness import Database, attempt, entry, epoch, member
-from tops.model.errors import PromiseLost, ResourceRefused, StaleAttempt
+from tops.model.errors import PreparedWorkLost, ResourceRejected, StaleAttempt
 
 
 def balance(row: int, add: int) -> Update:
@@ -236,9 +236,9 @@ async def test_a_change_that_cannot_be_is_refused_with_what_is_wrong(
     answer = await resource.prepare(epoch(1, member("t1", balance(2, 1)), member("t2", change)))
     await resource.commit(answer.attempt)
 
-    refused = answer.votes[1].excluded
-    assert refused is not None
-    assert (refused.why, words in refused.message) == (Why.INVALID, True), refused
+    rejected = answer.votes[1].excluded
+    assert rejected is not None
+    assert (rejected.why, words in rejected.message) == (Why.INVALID, True), rejected
     assert await balances(database) == [100, 101, 100]
 
 
@@ -287,7 +287,7 @@ async def test_rolling_back_what_was_never_promised_is_done_already(resource: Re
 
 
 async def test_committing_what_was_never_promised_is_an_alarm(resource: Resource) -> None:
-    with pytest.raises(PromiseLost, match="number 7"):
+    with pytest.raises(PreparedWorkLost, match="number 7"):
         await resource.commit(attempt(7))
 
 
@@ -320,7 +320,7 @@ async def test_a_late_older_attempt_changes_nothing(resource: Resource) -> None:
 
     with pytest.raises(StaleAttempt):
         await resource.prepare(epoch(1, member("t1", balance(1, 1)), of=attempt(1, attempt=1)))
-    with pytest.raises(PromiseLost):
+    with pytest.raises(PreparedWorkLost):
         await resource.commit(attempt(1, attempt=1))
     await resource.rollback(attempt(1, attempt=1))
 
@@ -419,7 +419,7 @@ async def test_a_second_epoch_does_not_see_half_of_the_first(resource: Resource,
     await resource.prepare(epoch(1, member("t1", balance(1, 1))))
     try:
         await resource.prepare(epoch(2, member("t2", balance(2, 1))))
-    except ResourceRefused:
+    except ResourceRejected:
         await resource.commit(attempt(1))
         await resource.prepare(epoch(2, member("t2", balance(2, 1))))
     else:

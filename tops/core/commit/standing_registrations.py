@@ -14,13 +14,13 @@ from tops.model.constraints import only_from
 from tops.model.filters import Filter
 from tops.model.ids import Pseudonym, TxId, standing_pseudonym, voter_key
 from tops.model.transactions import Scope, ScopeLimit, TxType, granted_scope
-from tops.protocol.messages import Address, Sender, StandingAnswered, TxSpec
+from tops.protocol.messages import Address, Sender, StandingRegistered, TxSpec
 
 EVERYTHING = Filter.everything()
 Kind = tuple[str, ScopeLimit, TxType, frozenset[str] | None]  # of transactions that have the same voters
 
 
-class Standing(msgspec.Struct):
+class StandingRegistration(msgspec.Struct):
     """One standing answer."""
 
     key: str  # what it votes under, bound to its identity
@@ -50,12 +50,12 @@ class Standing(msgspec.Struct):
         return (self.sender.identity if self.replica else self.sender.node, self.subscription)
 
 
-class StandingAnswers:
+class StandingRegistrations:
     """The standing answers of one event type."""
 
     def __init__(self, lease_s: float, lineage: Callable[[str], tuple[str, ...]]) -> None:
         self.lease_s, self.lineage = lease_s, lineage
-        self.answers: dict[str, Standing] = {}  # by key
+        self.registrations: dict[str, StandingRegistration] = {}  # by key
         self._in_sync: frozenset[str] = frozenset()
         self._near: frozenset[str] = frozenset()
         self._voters: dict[Kind, dict[str, Member]] = {}  # while nothing changes
@@ -82,44 +82,46 @@ class StandingAnswers:
         self._near = identities - self._in_sync
         self._voters.clear()
 
-    def renew(self, answered: StandingAnswered, sender: Sender, at: Address, now: float) -> tuple[Standing, bool]:
+    def renew(
+        self, registered: StandingRegistered, sender: Sender, at: Address, now: float
+    ) -> tuple[StandingRegistration, bool]:
         """Take or renew an answer; True when it is new, so that its position is to be believed as it is."""
-        key = voter_key(sender.identity, answered.voter)
-        known = self.answers.get(key)
+        key = voter_key(sender.identity, registered.voter)
+        known = self.registrations.get(key)
         self._voters.clear()
-        standing = Standing(
+        standing = StandingRegistration(
             key=key,
-            event_type=answered.event_type,
-            subscription=answered.subscription,
+            event_type=registered.event_type,
+            subscription=registered.subscription,
             sender=sender,
             address=at,
-            filter=answered.filter,
-            scope=answered.scope,
-            secret=answered.secret,
-            position=answered.position,
-            history=answered.history,
-            digest=answered.digest,
+            filter=registered.filter,
+            scope=registered.scope,
+            secret=registered.secret,
+            position=registered.position,
+            history=registered.history,
+            digest=registered.digest,
             renewed_at=now,
         )
         if known is None:
             self._near -= {sender.identity}  # its position tells how near it is
             # An agent that came back under a new name replaces its former self; one site may have several.
-            self.answers = {k: s for k, s in self.answers.items() if s.owner != standing.owner}
-        self.answers[key] = standing
+            self.registrations = {k: s for k, s in self.registrations.items() if s.owner != standing.owner}
+        self.registrations[key] = standing
         return standing, known is None
 
-    def withdraw(self, key: str) -> Standing | None:
+    def withdraw(self, key: str) -> StandingRegistration | None:
         self._voters.clear()
-        return self.answers.pop(key, None)
+        return self.registrations.pop(key, None)
 
-    def expire(self, now: float) -> list[Standing]:
+    def expire(self, now: float) -> list[StandingRegistration]:
         """Answers that were not renewed in time no longer count."""
-        late = [s for s in self.answers.values() if now - s.renewed_at > self.lease_s]
+        late = [s for s in self.registrations.values() if now - s.renewed_at > self.lease_s]
         for s in late:
             self.withdraw(s.key)
         return late
 
-    def counted(self, standing: Standing) -> bool:
+    def counted(self, standing: StandingRegistration) -> bool:
         """Whether its vote counts: a replica's only while it is in sync, or as good as."""
         return not standing.replica or standing.identity in self._in_sync or standing.identity in self._near
 
@@ -130,9 +132,9 @@ class StandingAnswers:
         kind = (spec.event_type, spec.limit, spec.tx_type, only_from(spec.constraints))
         known = self._voters.get(kind)
         if known is None:
-            taking = [s for s in self.answers.values() if self.counted(s) and self._takes_part(s, spec)]
+            taking = [s for s in self.registrations.values() if self.counted(s) and self._takes_part(s, spec)]
             known = {s.key: _member(s) for s in taking}
-            if all(s.filter == EVERYTHING for s in self.answers.values()):
+            if all(s.filter == EVERYTHING for s in self.registrations.values()):
                 self._voters[kind] = known  # the attributes make no difference
         return known
 
@@ -141,21 +143,21 @@ class StandingAnswers:
         `barred`: whose position means nothing yet."""
         return {
             s.key: _member(s)
-            for s in self.answers.values()
+            for s in self.registrations.values()
             if s.replica and not self.counted(s) and number - 1 - gap_max <= (s.position or 0) < number
             if s.identity not in barred and self._takes_part(s, spec)
         }
 
     def pseudonymous(self, member: Member, tx: TxId) -> Member:
         """The same member with the pseudonym that belongs to this transaction."""
-        pseudonym = standing_pseudonym(self.answers[member.key].secret, tx)
+        pseudonym = standing_pseudonym(self.registrations[member.key].secret, tx)
         return msgspec.structs.replace(member, pseudonym=pseudonym)
 
     def identities(self, voters: frozenset[str]) -> frozenset[str]:
         """Which replicas stand behind these voters."""
-        return frozenset(s.identity for v in voters if (s := self.answers.get(v)) is not None and s.replica)
+        return frozenset(s.identity for v in voters if (s := self.registrations.get(v)) is not None and s.replica)
 
-    def _takes_part(self, standing: Standing, spec: TxSpec) -> bool:
+    def _takes_part(self, standing: StandingRegistration, spec: TxSpec) -> bool:
         if standing.event_type not in self.lineage(spec.event_type):
             return False
         allowed = only_from(spec.constraints)
@@ -165,5 +167,5 @@ class StandingAnswers:
         return granted is Scope.DISTRIBUTED and standing.filter.matches(spec.attributes)
 
 
-def _member(s: Standing) -> Member:
+def _member(s: StandingRegistration) -> Member:
     return Member(s.key, Pseudonym(""), s.identity, s.address, s.sender.incarnation, standing=True)
