@@ -367,7 +367,7 @@ class BrokerNode:
         waiting: dict[str, list[Link]] = {}
         for name, guard in list(self.guards.items()):
             link = self.links[name]
-            if link.unacknowledged_s(passed_s) > limits.acknowledge_s and link.connected:
+            if link.flow.stalled_s(passed_s) > limits.acknowledge_s and link.connected:
                 self._too_slow(link, f"you acknowledged nothing for {limits.acknowledge_s:g} s, `acknowledge_s`")
             elif link.pending_bytes:
                 waiting.setdefault(guard.accountable, []).append(link)

@@ -1,5 +1,5 @@
-"""A link's memory: what is sent is numbered and kept until the other side has it, so that a broken connection between
-two living nodes loses nothing and repeats nothing. When one of the two lives ends, the session ends with it.
+"""The reliable part of a link: what is sent is numbered and kept until the other end has received it, so that a broken
+connection between two running nodes loses nothing and repeats nothing. The session ends with either incarnation.
 """
 
 from collections import deque
@@ -9,31 +9,28 @@ import msgspec
 from tops.model.errors import ProtocolError
 from tops.protocol.messages import LinkMessage
 
-ACKNOWLEDGE_EVERY = 16
-
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """All that was queued for a link at one moment. Number 0: nothing but an acknowledgement."""
+    """What was queued for a link at one moment. Number 0: nothing but an acknowledgement."""
 
     number: int
-    received: int  # the highest number that the sender has got from the other side
+    received: int  # the highest number that its sender acknowledges to have received
     messages: tuple[LinkMessage, ...] = ()
 
 
 class LinkSession:
-    """One side of a link between two lives of two nodes."""
+    """One end of a link between two incarnations of two nodes."""
 
     def __init__(self) -> None:
         self.sent = 0
         self.received = 0
         self.unacknowledged: deque[Frame] = deque()
-        self._told = 0
 
-    def pack(self, messages: tuple[LinkMessage, ...]) -> Frame:
-        """The next frame; it is kept until the other side has told that it arrived."""
+    def pack(self, messages: tuple[LinkMessage, ...], acknowledged: int | None = None) -> Frame:
+        """The next frame; it is kept until the other end acknowledges it. It acknowledges everything received, or what
+        `acknowledged` says."""
         self.sent += 1
-        self._told = self.received
-        frame = Frame(self.sent, self.received, messages)
+        frame = Frame(self.sent, self.received if acknowledged is None else acknowledged, messages)
         self.unacknowledged.append(frame)
         return frame
 
@@ -51,15 +48,8 @@ class LinkSession:
         self.received = frame.number
         return frame.messages
 
-    def acknowledgement(self) -> Frame | None:
-        """A frame of its own for what was received, when there was nothing to send it along with."""
-        if self.received - self._told < ACKNOWLEDGE_EVERY:
-            return None
-        self._told = self.received
-        return Frame(0, self.received)
-
     def resume(self, received_by_peer: int) -> list[Frame]:
-        """After a reconnection: what the other side has not got."""
+        """After a reconnection: the frames that the other end has not received."""
         while self.unacknowledged and self.unacknowledged[0].number <= received_by_peer:
             self.unacknowledged.popleft()
         return list(self.unacknowledged)

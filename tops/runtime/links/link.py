@@ -1,9 +1,7 @@
-"""One neighbour: a session that outlives connections, and what serves a connection while there is one.
+"""One neighbour: drives a link's machine over the connection that there is at the moment.
 
-What is posted is queued as bytes. At the end of the loop's turn all that is queued is put into one frame, so frames
-grow with the load and nothing waits when there is none. At most `WINDOW_BYTES` are on their way unacknowledged; what is
-beyond stays in the queue, whose size its owner watches. An owner under pressure holds acknowledgements back, which
-stops the other end without ever stopping to read: answers to heartbeats, votes and decisions still come in.
+What is posted is queued as bytes. At the end of the event-loop iteration all that is queued is put into one frame, so
+frames grow with the load and nothing waits when there is none. What is sent when is decided by `LinkFlow`.
 """
 
 import asyncio
@@ -14,14 +12,14 @@ from typing import Any, Final, Protocol, cast
 import aiohttp
 import msgspec
 
-from tops.core.link.session import Frame, LinkSession
+from tops.core.link.flow import Acknowledge, LinkFlow
+from tops.core.link.session import Frame
 from tops.model.errors import ProtocolError, TopsError
 from tops.model.ids import NodeId
 from tops.protocol.messages import LinkMessage
 from tops.runtime.links.fault_points import fault_point
 from tops.runtime.links.sockets import Socket, drained, hand_over, write
 from tops.runtime.links.wire import (
-    BATCH_BYTES,
     AnyControl,
     Goodbye,
     LinkHello,
@@ -31,10 +29,7 @@ from tops.runtime.links.wire import (
     encode_frame,
 )
 
-WINDOW_BYTES: Final = 4 * 2**20
 QUEUE_BYTES_MAX: Final = 2**20  # publishers wait while more than this is queued
-ACKNOWLEDGE_FRAMES: Final = 16
-ACKNOWLEDGE_BYTES: Final = 2**20
 ACKNOWLEDGE_AFTER_S: Final = 0.2
 
 _FAULT_POINT: Final = fault_point()
@@ -57,22 +52,13 @@ class Link:
 
     def __init__(self, name: NodeId, incarnation: int, session_name: str) -> None:
         self.name, self.incarnation, self.session_name = name, incarnation, session_name
-        self.session = LinkSession()
+        self.flow = LinkFlow()
+        self.session = self.flow.session
         self._loop = asyncio.get_running_loop()  # kept: to ask for it costs a system call each time
-        self.queued_bytes = 0
         self.received_messages = self.sent_messages = self.received_bytes = self.sent_bytes = 0
         self.parted: str | None = None  # why the other end closed, if it said so
-        self._queue: deque[bytes] = deque()
         self._controls: deque[AnyControl] = deque()
-        self._on_the_way: deque[tuple[int, int]] = deque()  # number and size of frames not acknowledged yet
-        self._on_the_way_bytes = 0
-        self._oldest_on_the_way = 0  # when it was last looked at, and for how long that has been so
-        self._unacknowledged_s = 0.0
-        self._acknowledged = 0  # the last acknowledgement that the other end got
-        self._unacknowledged_bytes = 0
-        self._acknowledge = self._holding = False
         self._acknowledge_later: asyncio.TimerHandle | None = None
-        self._repeated: deque[Frame] = deque()  # what a new connection must carry first
         self._woken = False
         self._draining: asyncio.Task[None] | None = None  # the connection is full
         self._resting: asyncio.Future[None] | None = None  # until then nothing is taken from the other end
@@ -90,26 +76,19 @@ class Link:
         return self._socket is not None
 
     @property
-    def pending_bytes(self) -> int:
-        """All that this end holds for the other: queued, and sent but not acknowledged."""
-        return self.queued_bytes + self._on_the_way_bytes
+    def queued_bytes(self) -> int:
+        return self.flow.queued_bytes
 
-    def unacknowledged_s(self, passed_s: float) -> float:
-        """For how long the other end has acknowledged nothing of what is on its way; to be asked regularly, with the
-        time since the last question."""
-        oldest = self._on_the_way[0][0] if self._on_the_way else 0
-        if oldest != self._oldest_on_the_way:
-            self._oldest_on_the_way, self._unacknowledged_s = oldest, 0.0
-        elif oldest:
-            self._unacknowledged_s += passed_s
-        return self._unacknowledged_s
+    @property
+    def pending_bytes(self) -> int:
+        """All that this end keeps for the other: queued, and sent but not acknowledged."""
+        return self.flow.pending_bytes
 
     # ------------------------------------------------------------------------------------------------------- sending
 
     def enqueue(self, encoded: bytes) -> None:
         """Queue one message, as `encode_message` gave it."""
-        self._queue.append(encoded)
-        self.queued_bytes += len(encoded)
+        self.flow.queue(msgspec.Raw(encoded), len(encoded))
         self._wake()
 
     def send_now(self) -> None:
@@ -125,14 +104,12 @@ class Link:
 
     def hold(self, holding: bool) -> None:
         """Stop or go on telling the other end what was received, so that it stops or goes on sending."""
-        if self._holding and not holding:
-            self._acknowledge = True
+        if self.flow.hold(holding):
             self._wake()
-        self._holding = holding
 
     @property
     def is_full(self) -> bool:
-        return self.queued_bytes > QUEUE_BYTES_MAX
+        return self.flow.queued_bytes > QUEUE_BYTES_MAX
 
     async def wait_writable(self) -> None:
         """Returns when there is room for more; whoever may be slowed down waits here."""
@@ -143,8 +120,8 @@ class Link:
 
     async def flushed(self) -> None:
         """Returns when everything posted so far has arrived at the other end."""
-        target = self.session.sent + (1 if self._queue else 0)
-        while self._queue or (self._on_the_way and self._on_the_way[0][0] <= target):
+        upto = self.session.sent + (1 if self.flow.has_queued else 0)
+        while not self.flow.all_arrived(upto):
             arrived = self._loop.create_future()
             self._flushes.append(arrived)
             self._wake()
@@ -163,9 +140,7 @@ class Link:
 
     def abandon(self) -> None:
         """Another link takes over: whoever waits for room looks for it there."""
-        self._queue.clear()
-        self._on_the_way.clear()
-        self.queued_bytes = self._on_the_way_bytes = 0
+        self.flow.abandon()
         _release(self._window_waiters)
         _release(self._flushes)
 
@@ -184,11 +159,10 @@ class Link:
         self._socket, self._closing, self.parted = socket, None, None
         self._released.clear()
         self._controls.clear()
-        self._acknowledge = False
         self._flush_requested = 0
         self._failure = self._resting = None
-        self._confirm(received_by_peer)
-        self._repeated = deque(self.session.resume(received_by_peer))
+        self.flow.connected(received_by_peer)
+        _release(self._flushes)
         self._wake()
         try:
             await self._read(socket, owner)
@@ -240,51 +214,24 @@ class Link:
 
     def _next_data(self) -> bytes | None:
         """The next message for the connection, if there is one."""
-        if self._repeated:
-            return encode_frame(self._repeated.popleft())
         if self._controls:
             return encode_control(self._controls.popleft())
-        if self._queue and self._on_the_way_bytes < WINDOW_BYTES:
-            frame = self._next_frame()
-            if _FAULT_POINT is not None:
-                _FAULT_POINT.leaving(frame)
-            return frame
+        if (frame := self.flow.next_frame()) is not None:
+            return self._encoded(frame)
         if self._flushes and self._flush_requested < self.session.sent:
             self._flush_requested = self.session.sent
             return encode_control(RequestAcknowledgement())
-        if self._acknowledge:
-            self._note_acknowledged()
-            return encode_frame(Frame(0, self._acknowledged))
         return None
 
-    def _next_frame(self) -> bytes:
-        queue = self._queue
-        encoded = queue.popleft()
-        messages: list[Any] = [msgspec.Raw(encoded)]
-        size = len(encoded)
-        while queue and size < BATCH_BYTES:
-            encoded = queue.popleft()
-            size += len(encoded)
-            messages.append(msgspec.Raw(encoded))
-        self.queued_bytes -= size
-        if not self._holding:
-            self._note_acknowledged()
-        frame = self.session.pack(tuple(messages))
-        if self._holding:
-            frame = msgspec.structs.replace(frame, received=self._acknowledged)
+    def _encoded(self, frame: Frame) -> bytes:
         data = encode_frame(frame)
-        self._on_the_way.append((frame.number, size))
-        self._on_the_way_bytes += size
-        self.sent_messages += len(messages)
+        self.sent_messages += len(frame.messages)
         self.sent_bytes += len(data)
-        if self._window_waiters and self.queued_bytes <= QUEUE_BYTES_MAX:
+        if _FAULT_POINT is not None:
+            _FAULT_POINT.leaving(data)
+        if self._window_waiters and not self.is_full:
             _release(self._window_waiters)
         return data
-
-    def _note_acknowledged(self) -> None:
-        self._acknowledged = self.session.received
-        self._unacknowledged_bytes = 0
-        self._acknowledge = False
 
     async def _read(self, socket: Socket, owner: LinkOwner) -> None:
         """What is not taken in the moment it arrives is taken here; so are the end and whatever went wrong."""
@@ -343,43 +290,33 @@ class Link:
         return resting
 
     def _take(self, frame: Frame, size: int, owner: LinkOwner) -> float:
-        self._confirm(frame.received)
+        if self.flow.confirm(frame.received):
+            self._confirmed()
         messages = self.session.unpack(frame)
         if not frame.number:
             return 0.0
         self.received_messages += len(messages)
         pause_s = owner.take(self, messages, size)
-        self._unacknowledged_bytes += size
-        if (
-            self.session.received - self._acknowledged >= ACKNOWLEDGE_FRAMES
-            or self._unacknowledged_bytes >= ACKNOWLEDGE_BYTES
-        ):
+        due = self.flow.received(size)
+        if due is Acknowledge.NOW:
             self._acknowledge_now()
-        elif self._acknowledge_later is None:
+        elif due is Acknowledge.SOON and self._acknowledge_later is None:
             self._acknowledge_later = self._loop.call_later(ACKNOWLEDGE_AFTER_S, self._acknowledge_overdue)
         return pause_s
 
     def _acknowledge_overdue(self) -> None:
         self._acknowledge_later = None
-        if self.session.received > self._acknowledged:
+        if self.flow.owes_acknowledgement:
             self._acknowledge_now()
 
     def _acknowledge_now(self) -> None:
-        if not self._holding:
-            self._acknowledge = True
+        if self.flow.acknowledge():
             self._wake()
 
-    def _confirm(self, received: int) -> None:
-        """The other end has everything up to this frame."""
-        if received > self.session.sent:
-            raise ProtocolError("the other end acknowledges what was never sent")
-        frames = self._on_the_way
-        if not frames or frames[0][0] > received:
-            return
-        while frames and frames[0][0] <= received:
-            self._on_the_way_bytes -= frames.popleft()[1]
-        if self._queue:
-            self._wake()  # there is room in the window
+    def _confirmed(self) -> None:
+        """The other end has received more: there is credit in the window, and a flush may be complete."""
+        if self.flow.has_queued:
+            self._wake()
         if self._flushes:
             _release(self._flushes)
 
