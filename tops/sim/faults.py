@@ -40,6 +40,7 @@ class Faults(msgspec.Struct, frozen=True):
     crash_at_write: float = 0.015  # chance that a broker crashes while a record is on its way to the disk
     crash_after_write: float = 0.01  # chance that it crashes shortly after: others are just hearing of it
     move: float = 0.2  # a site goes to another broker without being cut off
+    gathering: float = 0.3  # chance that sites gather events that they publish at one moment, as the library does
     narrow_windows: float = 0.2  # chance that a run's links take a few messages in flight at most
     resubscribe: float = 0.2  # a site ends a subscription and asks for it again
     restore_journal: float = 0.0  # a broker comes back with an earlier copy of its journal
@@ -66,6 +67,7 @@ class Faults(msgspec.Struct, frozen=True):
             crash_at_write=0,
             crash_after_write=0,
             move=0,
+            gathering=0,
             narrow_windows=0,
             resubscribe=0,
         )
