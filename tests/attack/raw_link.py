@@ -16,7 +16,7 @@ from tops.runtime.links.dialling import client_session, open_socket
 from tops.runtime.links.identity import Self
 from tops.runtime.links.link import exchange_link_hello, receive_bytes
 from tops.runtime.links.sockets import DialledSocket
-from tops.runtime.links.wire import Goodbye, MessageRejected, decode, encode_frame, meeting
+from tops.runtime.links.wire import Goodbye, MessageRejected, decode, encode_frame, make_link_hello
 from tops.runtime.site_journal import new_incarnation
 
 RESPONSE_S = 20.0
@@ -46,7 +46,7 @@ class RawLink:
             own = Self.with_keys(self._keys, self.incarnation, None, self.instance)
             socket = await open_socket(self._session, self._url, own, RESPONSE_S)
             await own.introduce(socket, "127.0.0.1")
-            await exchange_link_hello(socket, meeting("", 0, "", (), ()), RESPONSE_S)
+            await exchange_link_hello(socket, make_link_hello("", 0, "", (), ()), RESPONSE_S)
             self._socket, self._sent, self._taken = socket, 0, 0
 
     async def send(self, *messages: LinkMessage) -> Verdict:

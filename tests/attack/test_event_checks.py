@@ -54,7 +54,7 @@ from tops.runtime.edge.event_checks import CLOCK_DIFFERENCE_MAX_MS, EventChecks,
 from tops.runtime.links.dialling import client_session, open_socket
 from tops.runtime.links.identity import Self
 from tops.runtime.links.link import exchange_link_hello, receive_bytes
-from tops.runtime.links.wire import LinkHello, decode, encode_frame, meeting
+from tops.runtime.links.wire import LinkHello, decode, encode_frame, make_link_hello
 from tops.security import Kind
 
 B1 = NodeId("b1")
@@ -266,7 +266,7 @@ async def test_an_undecodable_message_of_a_broker_is_not_sent_for_ever(tmp_path:
             own = Self.without_keys("test", Kind.BROKER, "b1", 1, "writer")
             socket = await open_socket(session, broker.url, own, 30)
             await own.introduce(socket, "127.0.0.1")
-            return socket, await exchange_link_hello(socket, meeting(known, 0, "", (), ()), 10)
+            return socket, await exchange_link_hello(socket, make_link_hello(known, 0, "", (), ()), 10)
 
         socket, met = await meet("")
         event = Published(event=Event("t", {"x": "@@@@"}), origin=Origin("t", 1))

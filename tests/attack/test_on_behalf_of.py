@@ -20,7 +20,7 @@ from tops.protocol.messages import Address, EndLog, Envelope, Principal, Sender
 from tops.runtime.links.dialling import client_session, open_socket
 from tops.runtime.links.identity import Self
 from tops.runtime.links.link import exchange_link_hello
-from tops.runtime.links.wire import meeting
+from tops.runtime.links.wire import make_link_hello
 from tops.runtime.site_journal import new_incarnation
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -144,7 +144,7 @@ async def test_a_session_can_not_change_whom_it_acts_for(sets: SecuredSets) -> N
         acting = own.acting_for(principal)
         socket = await open_socket(session, url, acting, 15.0)
         await acting.introduce(socket, "127.0.0.1")
-        await exchange_link_hello(socket, meeting("", 0, "", (), ()), 15.0)
+        await exchange_link_hello(socket, make_link_hello("", 0, "", (), ()), 15.0)
 
     async with client_session() as session:
         await enter(Principal("victim", "writer"), session)

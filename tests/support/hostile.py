@@ -14,7 +14,7 @@ from tops.runtime.links.dialling import client_session, open_socket
 from tops.runtime.links.identity import Self
 from tops.runtime.links.link import exchange_link_hello, receive_bytes
 from tops.runtime.links.sockets import DialledSocket
-from tops.runtime.links.wire import Frame, MessageRejected, decode, encode_frame, meeting
+from tops.runtime.links.wire import Frame, MessageRejected, decode, encode_frame, make_link_hello
 from tops.runtime.site_journal import new_incarnation
 
 M = TypeVar("M", bound=Message)
@@ -46,7 +46,7 @@ class Hostile:
         own = Self.with_keys(keys, incarnation or new_incarnation(), instance=instance)
         async with client_session() as session, await open_socket(session, url, own, 30.0) as socket:
             await own.introduce(socket, "127.0.0.1")
-            await exchange_link_hello(socket, meeting("", 0, "", (), ()), 10.0)
+            await exchange_link_hello(socket, make_link_hello("", 0, "", (), ()), 10.0)
             hostile = cls(socket, own, broker)
             listening = asyncio.ensure_future(hostile._listen())
             try:

@@ -11,7 +11,7 @@ import pytest
 
 from adapters import EmbeddedPostgres, Logins, PostgresAdapter
 from adapters.changes import Change, Delete, Insert, Statement, Update
-from adapters.postgres.apply.prepared_transactions import PreparedEpochs
+from adapters.postgres.apply.prepared_transactions import PreparedTransactions
 from adapters.resource import Position, Why
 from tests.contract.harness import AlwaysShip, PostgresDatabase, attempt, entry, epoch, member
 from tests.support.logins import logins_in
@@ -45,7 +45,7 @@ async def test_a_prepare_in_a_failed_transaction_is_not_taken_for_a_promise(
     await connection.close()
 
     with pytest.raises(ResourceRejected, match="ROLLBACK"):
-        PreparedEpochs(adapter._book)._check_tag(tag, attempt(1))
+        PreparedTransactions(adapter._book)._check_tag(tag, attempt(1))
     assert await database.sql("select gid from pg_prepared_xacts where gid = 'nothing'") == []
 
 
@@ -54,7 +54,7 @@ async def test_an_epoch_to_which_the_server_answers_rollback_is_a_no(
     adapter: PostgresAdapter, monkeypatch: pytest.MonkeyPatch, change: Change
 ) -> None:
     monkeypatch.setattr(
-        PreparedEpochs, "_prepare_text", lambda *_: "ROLLBACK"
+        PreparedTransactions, "_prepare_text", lambda *_: "ROLLBACK"
     )  # the same answer as in a failed transaction
 
     with pytest.raises(ResourceRejected, match="answered ROLLBACK"):

@@ -56,7 +56,7 @@ from tops.runtime.links.dialling import client_session, open_socket
 from tops.runtime.links.identity import Self
 from tops.runtime.links.link import exchange_link_hello, receive_bytes
 from tops.runtime.links.sockets import DialledSocket
-from tops.runtime.links.wire import decode, encode_control, encode_frame, encode_message, meeting
+from tops.runtime.links.wire import decode, encode_control, encode_frame, encode_message, make_link_hello
 from tops.security import HANDSHAKE_BYTES_MAX, Identity, Kind, Permissions
 
 FUZZ_INPUTS = 100_000
@@ -172,7 +172,7 @@ async def test_a_hundred_thousand_hostile_frames_leave_the_broker_serving(servin
     guard = Guard(Identity("test", Kind.SITE, me, "admin"), Permissions(), ["b1"])
     node.act(node.core.site_up(Sender(me, "admin", incarnation=1), 0.0))
     whole = [b"\0" + msgspec.msgpack.encode((1, 0, [msgspec.Raw(encode_message(m))])) for m in samples(me)]
-    words = [encode_control(meeting("s", 1, "p", ("b1",), ()))]
+    words = [encode_control(make_link_hello("s", 1, "p", ("b1",), ()))]
     passed = rejected = 0
 
     for number in range(FUZZ_INPUTS):
@@ -198,7 +198,7 @@ async def open_link(session: aiohttp.ClientSession, broker: Broker, name: str, i
     own = Self.without_keys("test", Kind.SITE, name, incarnation, "writer")
     socket = await open_socket(session, broker.url, own, 30)
     await own.introduce(socket, "127.0.0.1")
-    await exchange_link_hello(socket, meeting("", 0, "", (), ()), 10)
+    await exchange_link_hello(socket, make_link_hello("", 0, "", (), ()), 10)
     return socket
 
 
@@ -302,7 +302,7 @@ async def test_a_reader_that_never_reads_is_cut_off_and_costs_no_memory(tmp_path
             own = Self.without_keys("test", Kind.SITE, "sleeper", 1, "writer")
             socket = await open_socket(session, cluster.url("b1"), own, 30)
             await own.introduce(socket, "127.0.0.1")
-            await exchange_link_hello(socket, meeting("", 0, "", (), ()), 10)
+            await exchange_link_hello(socket, make_link_hello("", 0, "", (), ()), 10)
             wanted = SubscriptionChanged(
                 subscription=1, definitions=(payload,), filter=Filter(), scope=Scope.NON_TRANSACTIONAL, durable=False
             )

@@ -25,7 +25,7 @@ from tops.runtime.links.dialling import client_session, open_socket
 from tops.runtime.links.identity import Self
 from tops.runtime.links.link import exchange_link_hello, receive_bytes
 from tops.runtime.links.sockets import DialledSocket
-from tops.runtime.links.wire import Goodbye, decode, encode_frame, meeting
+from tops.runtime.links.wire import Goodbye, decode, encode_frame, make_link_hello
 from tops.security import Kind
 
 SILENCE_S = 2.0  # in which a broker answers anybody; alone it takes milliseconds
@@ -38,7 +38,7 @@ async def raw_link(cluster: Cluster, name: str) -> AsyncIterator[DialledSocket]:
         own = Self.without_keys("test", Kind.SITE, name, 1, "writer")
         socket = await open_socket(session, cluster.url("b1"), own, 30)
         await own.introduce(socket, "127.0.0.1")
-        await exchange_link_hello(socket, meeting("", 0, "", (), ()), 10)
+        await exchange_link_hello(socket, make_link_hello("", 0, "", (), ()), 10)
         yield socket
 
 

@@ -48,7 +48,7 @@ ATTACKS: list[Change] = [
 
 async def memory(small: SmallCluster, *tables: str) -> list[object]:
     """What agents remember, but for what goes on by itself."""
-    tables = tables or ("agent_locks", "row_clocks", "row_sums", "write_sets", "quarantined", "start")
+    tables = tables or ("agent_locks", "row_clocks", "row_sums", "write_sets", "set_aside", "start")
     return [
         await small.sql(name, f"select * from tops.{table} order by 1") for table in tables for name in small.agents
     ]
@@ -121,7 +121,7 @@ async def test_what_a_client_claims_inside_its_write_does_not_count(
 ) -> None:
     log = log_type("shop")
     async with small_cluster(server, folder, policy, replicas=2) as small, small.connect() as shop:
-        before = await memory(small, "row_clocks", "row_sums", "quarantined", "start", "known_ids")
+        before = await memory(small, "row_clocks", "row_sums", "set_aside", "start", "known_ids")
         spec = write_spec(log, policy_of(small.cluster.replica_set("shop")))
         async with Site.connect(small.cluster.urls(), name="mallory") as site:
             await site.advertise(log)
@@ -134,6 +134,6 @@ async def test_what_a_client_claims_inside_its_write_does_not_count(
 
         await shop.write([Insert("accounts", {"id": 1, "balance": 1})])
         await shop.wait_in_sync()
-        assert await memory(small, "row_clocks", "row_sums", "quarantined", "start", "known_ids") == before
+        assert await memory(small, "row_clocks", "row_sums", "set_aside", "start", "known_ids") == before
         for name in small.agents:
             assert [row["id"] for row in await small.sql(name, "select id from accounts")] == [1]
