@@ -149,6 +149,7 @@ async def round_of(sets: SecuredSets, messages: int) -> Tally:
     writes = {c.replica_set: (len(c.acknowledged), len(c.unknown), len(c.failed), c.longest_s) for c in clients}
     grown = {broker: (resident(sets, broker) - size) // 2**20 for broker, size in before.items()}
     print(f"{tally.messages} messages in {took_s:.0f} s: {dict(tally.verdicts)}; MiB grown: {grown}; writes: {writes}")
+    print("failed writes:", *[f"{c.replica_set}: {text}" for c in clients for text in c.failed], sep="\n")
 
     sets.processes.check()
     unexpected = tracebacks(sets)

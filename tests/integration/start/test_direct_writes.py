@@ -106,6 +106,17 @@ async def test_pgbench_into_one_replica_is_noticed_within_five_seconds(server: E
                 assert 'tops_replica_direct_writes_total{replica="r2",replica_set="shop"}' in await response.text()
 
 
+async def test_pgbench_into_one_replica_is_rejected(server: EmbeddedPostgres, folder: Path) -> None:
+    async with small_cluster(server, folder, f'{QUORUM}\ndirect_writes = "reject"') as cluster:
+        script = folder / "writes.sql"
+        script.write_text("insert into lists values (:client_id, '');")
+
+        code = await pgbench(server, cluster.databases["r2"], script)
+
+        assert code == 2, "every client of pgbench was aborted by an error"
+        assert await cluster.sql("r2", "select key from lists") == []
+
+
 async def pgbench(server: EmbeddedPostgres, database: str, script: Path) -> int:
     process = await asyncio.create_subprocess_exec(
         str(server.binary("pgbench")), "-n", "-c", "4", "-t", "10", "-f", str(script), database,

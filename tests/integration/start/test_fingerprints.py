@@ -128,6 +128,18 @@ async def test_every_difference_that_matters_is_found_and_named(server: Embedded
             assert expected in text, f"{change}: {text}"
 
 
+@pytest.mark.parametrize(("seed", "advice"), [(None, "as `seed`"), ("r1", "--overwrite")])
+def test_every_difference_is_told_with_what_to_do(seed: str | None, advice: str) -> None:
+    texts = [f"table t{number} is missing on r2 and exists on r1" for number in range(7)]
+
+    for count in (1, 7):
+        text = comparing.reason(texts[:count], seed)
+
+        assert texts[0] in text
+        assert advice in text.rpartition(": ")[2], text
+        assert ("2 more" in text) == (count == 7)
+
+
 async def test_what_does_not_matter_makes_no_difference(server: EmbeddedPostgres) -> None:
     async with equal(server) as (first, second):
         for change in HARMLESS:

@@ -43,7 +43,8 @@ class TimeMachine:
     @property
     def commits_locally(self) -> bool:
         """Whether a replica takes writes by itself; they wait for the log then."""
-        return self.small.cluster.replica_set("shop").policy == "peer-to-peer"
+        config = self.small.cluster.replica_set("shop")
+        return (config.policy == "peer-to-peer" and config.order != "ordered") or config.ack == "local"
 
     async def rejection(self) -> str:
         """The code with which a write is rejected."""
