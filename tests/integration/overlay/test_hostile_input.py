@@ -357,7 +357,7 @@ async def test_a_site_whose_participant_is_stuck_stops_reading_and_its_memory_st
             await publisher.flush()
 
             await until(lambda: _slow_readers(cluster), 60)  # it does not read any more
-            assert first_life.received_bytes < 20 * 2**20, "of the 64 MiB that were sent"
+            assert first_life.traffic.received_bytes < 20 * 2**20, "of the 64 MiB that were sent"
             assert stuck._node.drivers[subscription.number].backlog * 32 * 1024 < 20 * 2**20
     finally:
         await cluster.stop()

@@ -56,7 +56,7 @@ async def test_metrics_follow_what_happens(broker: Cluster) -> None:
     found = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if not line.startswith("#"))
     assert found['tops_links{kind="site"}'] == "2.0"
     assert found["tops_subscriptions"] == "1.0"
-    assert found[f'tops_log_last_number{{event_type="{log.name}"}}'] == "3.0"
+    assert found[f'tops_log_last_index{{event_type="{log.name}"}}'] == "3.0"
     assert float(found["tops_journal_fsyncs_total"]) >= 1
     assert "tops_transactions_in_doubt" in found
 

@@ -258,14 +258,14 @@ async def test_an_agent_tells_its_health_readiness_and_figures(server: EmbeddedP
             labels = '{replica="r3",replica_set="shop"}'
             metrics = (await get(f"{base}/metrics"))[1]
             assert f"tops_replica_in_sync{labels} 1.0" in metrics
-            assert f"tops_replica_lag_transactions{labels} 0.0" in metrics
+            assert f"tops_replica_lag_entries{labels} 0.0" in metrics
 
             await shop.order("r3", "pause")
             for _ in range(3):
                 await shop.write([Update("accounts", {"id": 1}, add={"balance": 1})])
 
             async def behind() -> bool:
-                return f"tops_replica_lag_transactions{labels} 3.0" in (await get(f"{base}/metrics"))[1]
+                return f"tops_replica_lag_entries{labels} 3.0" in (await get(f"{base}/metrics"))[1]
 
             await eventually(behind, what="the lag in the metrics")
             assert f"tops_replica_stopped{labels} 1.0" in (await get(f"{base}/metrics"))[1]

@@ -9,6 +9,7 @@ stops the other end without ever stopping to read: answers to heartbeats, votes 
 import asyncio
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
 import aiohttp
@@ -40,6 +41,22 @@ ACKNOWLEDGE_AFTER_S: Final = 0.2
 _FAULT_POINT: Final = fault_point()
 
 
+@dataclass(slots=True)
+class Traffic:
+    """What has passed a link."""
+
+    received_messages: int = 0
+    sent_messages: int = 0
+    received_bytes: int = 0
+    sent_bytes: int = 0
+
+    def add(self, other: "Traffic") -> None:
+        self.received_messages += other.received_messages
+        self.sent_messages += other.sent_messages
+        self.received_bytes += other.received_bytes
+        self.sent_bytes += other.sent_bytes
+
+
 class LinkOwner(Protocol):
     """Who hears what arrives."""
 
@@ -60,7 +77,7 @@ class Link:
         self.session = LinkSession()
         self._loop = asyncio.get_running_loop()  # kept: to ask for it costs a system call each time
         self.queued_bytes = 0
-        self.received_messages = self.sent_messages = self.received_bytes = self.sent_bytes = 0
+        self.traffic = Traffic()
         self.parted: str | None = None  # why the other end closed, if it said so
         self._queue: deque[bytes] = deque()
         self._words: deque[AnyWord] = deque()
@@ -275,8 +292,8 @@ class Link:
         data = encode_frame(frame)
         self._on_the_way.append((frame.number, size))
         self._on_the_way_bytes += size
-        self.sent_messages += len(messages)
-        self.sent_bytes += len(data)
+        self.traffic.sent_messages += len(messages)
+        self.traffic.sent_bytes += len(data)
         if self._room and self.queued_bytes <= ROOM_BYTES:
             _release(self._room)
         return data
@@ -322,7 +339,7 @@ class Link:
             self._hear(cast(bytes, arrived.data), owner)
 
     def _hear(self, data: bytes, owner: LinkOwner) -> None:
-        self.received_bytes += len(data)
+        self.traffic.received_bytes += len(data)
         item = decode(data)
         if isinstance(item, Frame):
             pause_s = self._take(item, len(data), owner)
@@ -347,7 +364,7 @@ class Link:
         messages = self.session.unpack(frame)
         if not frame.number:
             return 0.0
-        self.received_messages += len(messages)
+        self.traffic.received_messages += len(messages)
         pause_s = owner.take(self, messages, size)
         self._untold_bytes += size
         if self.session.received - self._told >= ACKNOWLEDGE_FRAMES or self._untold_bytes >= ACKNOWLEDGE_BYTES:
