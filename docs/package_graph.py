@@ -74,7 +74,9 @@ def reachable(start: str, used: Edges) -> set[str]:
 def reduced(used: Edges) -> Edges:
     """Without the imports that follow from others. A cycle, which a test forbids, would make this wrong."""
     beyond = {name: reachable(name, used) for name in used}
-    return {name: {to for to in tos if not any(to in beyond[other] for other in tos - {to})} for name, tos in used.items()}
+    return {
+        name: {to for to in tos if not any(to in beyond[other] for other in tos - {to})} for name, tos in used.items()
+    }
 
 
 def rows(used: Edges) -> tuple[list[list[str]], Edges]:
@@ -166,7 +168,8 @@ def line(x1: float, y1: float, x2: float, y2: float, *, head: bool = False) -> s
 def box(name: str, x: float, y: float) -> str:
     colour = COLOURS[name.split(".")[0]]
     return (
-        f'<rect x="{x - WIDTH / 2:g}" y="{y:g}" width="{WIDTH}" height="{HEIGHT}" rx="5" fill="{colour}" stroke="#889"/>'
+        f'<rect x="{x - WIDTH / 2:g}" y="{y:g}" width="{WIDTH}" height="{HEIGHT}" rx="5" '
+        f'fill="{colour}" stroke="#889"/>'
         f'<text x="{x:g}" y="{y + HEIGHT / 2 + 4.5:g}" text-anchor="middle" font-size="13" fill="#223">{name}</text>'
     )
 

@@ -157,7 +157,7 @@ def test_a_help_text_that_does_not_say_what_is_measured_is_found() -> None:
 async def test_an_agent_counts_its_writes_by_outcome_and_code() -> None:
     meter = WriteMeter()
     conflict = Rejection(RejectionCode.CONFLICT)
-    answers = {
+    answers: dict[tuple[str, str], WriteDone | ExecuteDone | Failed] = {
         ("committed", ""): WriteDone(replica="r1", tx="a", rows=()),
         ("aborted", "conflict"): WriteDone(replica="r1", tx="b", rows=(), rejection=conflict),
         ("aborted", "database"): ExecuteDone(replica="r1", tx="c", error=DatabaseError("23505", "duplicate key")),

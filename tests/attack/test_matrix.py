@@ -163,7 +163,7 @@ async def test_every_request_by_every_role(sets: SecuredSets) -> None:
             return None
         return caller
 
-    async def ask(caller: Caller | None, to: str, request: calls.AnyQuestion) -> bool:
+    async def ask(caller: Caller | None, to: str, request: calls.Question[Any]) -> bool:
         if caller is None:
             return False
         try:

@@ -13,7 +13,7 @@ Operation = Callable[[Store], object]
 COMMITS = [[b"alpha", b"beta"], [b"x" * 150], [b"gamma"], [b"y" * 150], [b"delta"]]
 OPERATIONS: dict[str, Operation] = {
     "commit": lambda store: store.commit([b"new", b"newer"]),
-    "commit into a new segment": lambda store: (store.commit([b"z" * 200]), store.commit([b"new"])),
+    "commit into a new segment": lambda store: [store.commit(records) for records in ([b"z" * 200], [b"new"])],
     "seal": lambda store: store.seal(),
     "drop": lambda store: store.drop_before(5),
     "rewrite": lambda store: store.rewrite([b"state", b"s" * 120, b"more state"]),

@@ -53,6 +53,7 @@ async def test_a_failure_reaches_every_pending_and_later_call_and_is_not_retried
 
     assert [type(outcome) for outcome in pending] == [JournalFailed] * 4
     assert os.strerror(code) in str(pending[0])
+    assert isinstance(pending[0], JournalFailed)
     assert (await watch).problem == pending[0].problem
     with pytest.raises(JournalFailed):
         journal.append(b"later")

@@ -8,8 +8,9 @@ from adapters import EmbeddedPostgres
 from replication import ReplicaSet
 from replication.rpc.refusals import WriteRefused
 from tests.integration.origin.policies import POLICIES
-from tests.integration.replication.clusters import eventually, rows_everywhere
+from tests.integration.replication.clusters import rows_everywhere
 from tests.integration.replication.inprocess import small_cluster
+from tests.support.polling import eventually
 
 SCHEMA = """
 create table orders (

@@ -9,8 +9,9 @@ import asyncpg
 import pytest
 
 from adapters.embedded.servers import EmbeddedPostgres
-from tests.integration.overlay.cluster import Cluster, Recorder, event_type, until
-from tests.integration.overlay.test_http_and_cli import tops
+from tests.integration.overlay.cluster import Cluster, Recorder, event_type
+from tests.support.command_line import tops
+from tests.support.polling import eventually
 from tops import EventType, Outcome, Site, TxType
 from tops.client.transactions import Transaction
 from tops.model.errors import UncheckedTransaction
@@ -95,7 +96,7 @@ async def test_an_operator_ends_what_a_database_has_promised_and_nobody_decides(
         await one.subscribe(orders, participant=table)
         await two.subscribe(orders, participant=silent)
         tx = await in_doubt(publisher, orders)
-        await until(lambda: _listed(url, tx))
+        await eventually(lambda: _listed(url, tx))
         assert await table.promised() == [tx.id]
         resolve = ("tx", "resolve", tx.id, "--event-type", orders.name, "--url", url, "--wait", "1")
 
@@ -106,7 +107,7 @@ async def test_an_operator_ends_what_a_database_has_promised_and_nobody_decides(
 
         assert (code, out.strip()) == (1, f"{tx.id}: aborted (ended by an operator, by force)"), error
         assert "aborted by force" in error
-        await until(lambda: tx.id in table.aborted)
+        await eventually(lambda: tx.id in table.aborted)
         assert await table.promised() == []
         assert await table.connection.fetch("select * from orders") == []
         assert (await tx.abort()).outcome is Outcome.ABORTED
@@ -124,7 +125,7 @@ async def test_a_decision_that_was_taken_stands_whatever_is_forced(broker: Clust
         tx = await in_doubt(publisher, orders)
         silent.go_on.set()
         assert (await decided(tx)).outcome is Outcome.COMMITTED
-        await until(lambda: tx.id in table.committed)
+        await eventually(lambda: tx.id in table.committed)
 
         code, out, _ = await tops("tx", "resolve", tx.id, "--event-type", orders.name, "--url", url, "--force")
 
@@ -141,7 +142,7 @@ async def test_a_promise_survives_its_silent_coordinator_and_resolve_says_whom_t
         await one.subscribe(orders, participant=table)
         await two.subscribe(orders, participant=silent)
         tx = await in_doubt(publisher, orders)
-        await until(lambda: _listed(url, tx))  # the database has promised
+        await eventually(lambda: _listed(url, tx))  # the database has promised
         await broker.kill("b1")
 
         code, _, error = await tops("tx", "resolve", tx.id, "--event-type", orders.name, "--url", url, "--force")
@@ -150,7 +151,7 @@ async def test_a_promise_survives_its_silent_coordinator_and_resolve_says_whom_t
         assert await table.promised() == [tx.id]
         silent.go_on.set()
         await broker.start("b1")  # it has no record of a decision, so there was none
-        await until(lambda: tx.id in table.aborted)
+        await eventually(lambda: tx.id in table.aborted)
         assert await table.promised() == []
 
 

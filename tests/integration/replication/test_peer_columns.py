@@ -8,9 +8,10 @@ from adapters import EmbeddedPostgres
 from adapters.changes import Insert, Row, Update, Upsert
 from replication import ReplicaSet
 from replication.rpc.refusals import WriteRefused
-from tests.integration.replication.clusters import eventually, rows_everywhere
+from tests.integration.replication.clusters import rows_everywhere
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tests.integration.replication.test_peer_to_peer import cut, heal
+from tests.support.polling import eventually
 
 SCHEMA = """
 create table tickets (id int primary key, n bigint generated always as identity, v text, amount numeric default 0);
