@@ -128,7 +128,10 @@ async def test_alerts_and_dashboard_use_what_brokers_and_agents_export(stack: Lo
     assert names_in(" ".join(alert_expressions())) - known == set()
     assert names_in(" ".join(dashboard_expressions())) - known == set()
     assert all(names >= LABELLED for names in found[len(brokers) :])
+    documented = names_in((COMPOSE.parent / "docs" / "metrics.md").read_text())
     ours = [family for one in exported for family in one if family.name.startswith("tops_")]
+    shown = {f"{family.name}_total" if family.type == "counter" else family.name for family in ours}
+    assert shown - documented == set()
     assert [bad for family in ours if (bad := bad_name(family.name, family.type))] == []
     assert [bad for family in ours if (bad := bad_help(family.name, family.documentation))] == []
 

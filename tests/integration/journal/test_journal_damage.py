@@ -5,8 +5,16 @@ import shutil
 from pathlib import Path
 
 import pytest
-from journal_support import ROOMY, SMALL, UnsyncedDisk, files_in, opened, records_in, write_sample
 
+from tests.integration.journal.journal_support import (
+    ROOMY,
+    SMALL,
+    UnsyncedDisk,
+    files_in,
+    opened,
+    records_in,
+    write_sample,
+)
 from tops.journal import Journal
 from tops.journal.format import SEGMENT_HEADER_BYTES
 from tops.model.errors import JournalCorrupt

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from journal_support import FailingDisk, GatedDisk
 
+from tests.integration.journal.journal_support import FailingDisk, GatedDisk
 from tops.journal import Journal, JournalOptions
 from tops.model.errors import JournalClosed, JournalFailed
 

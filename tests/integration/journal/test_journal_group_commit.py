@@ -9,8 +9,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
-from journal_support import SMALL, GatedDisk, opened
 
+from tests.integration.journal.journal_support import SMALL, GatedDisk, opened
 from tests.support.polling import eventually
 from tops.journal import Disk, Journal, JournalOptions
 from tops.journal.format import RECORD_BYTES_MAX

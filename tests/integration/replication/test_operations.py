@@ -228,7 +228,7 @@ async def test_a_change_that_can_not_be_applied_does_what_the_set_says(
             r3 = next(r for r in (await shop.status())["replicas"] if r["replica"] == "r3")
             if reaction == "stop":
                 return "insert" in r3["stopped"] or "duplicate" in r3["stopped"] or "23505" in r3["stopped"]
-            return (
+            return bool(
                 r3["set_aside"] == (reaction == "set-aside")
                 and r3["conflicts"] == (reaction == "skip")
                 and r3["in_sync"]

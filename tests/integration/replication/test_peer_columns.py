@@ -1,6 +1,7 @@
 """Columns that PostgreSQL fills in or adds to in its own way, in a set whose sites write without asking each other."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,10 +30,10 @@ PEERS = 'policy = "peer-to-peer"'
 RESOLVERS = {name: f'{PEERS}\nresolver = "{name}"' for name in ("last-writer", "per-column", f"{__name__}:shorter")}
 
 
-async def same_everywhere(cluster: SmallCluster, shop: ReplicaSet, sql: str) -> list[tuple[object, ...]]:
+async def same_everywhere(cluster: SmallCluster, shop: ReplicaSet, sql: str) -> list[tuple[Any, ...]]:
     """The rows, once every replica has applied everything; nothing may be quarantined."""
     await shop.wait_in_sync()
-    found: dict[str, list[tuple[object, ...]]] = {}
+    found: dict[str, list[tuple[Any, ...]]] = {}
 
     async def same() -> bool:
         found.update(await rows_everywhere(shop, sql))

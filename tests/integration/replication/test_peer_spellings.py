@@ -229,7 +229,7 @@ async def test_what_another_site_calls_a_row_is_not_believed(server: EmbeddedPos
 
 @pytest.mark.parametrize("resolver", ["last-writer", f"{__name__}:first_text"])
 async def test_a_member_whose_key_is_no_value_of_its_type_is_left_out_alike_everywhere(
-    server: EmbeddedPostgres, folder: Path, resolver: str
+    server: EmbeddedPostgres, folder: Path, resolver: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = f'policy = "peer-to-peer"\nresolver = "{resolver}"'
     async with (
@@ -246,7 +246,7 @@ async def test_a_member_whose_key_is_no_value_of_its_type_is_left_out_alike_ever
             entries = await unpublished(limit, after)
             return [OutboxEntry(e.id, [encode_member(misnamed(m, "no number")) for m in e.members]) for e in entries]
 
-        resource.unpublished = hostile  # type: ignore[method-assign]
+        monkeypatch.setattr(resource, "unpublished", hostile)
         await one.write([Update("t0", {"id": 4}, {"v": "hostile"})])
 
         async def left_out() -> bool:
