@@ -345,7 +345,7 @@ class SiteNode:
             except (NotAuthenticated, ConfigError) as error:
                 self._report(url, error)
             except (TopsError, aiohttp.ClientError, ConnectionError, OSError, RuntimeError, TimeoutError) as error:
-                self._problem = str(error)
+                self._problem = str(error) or type(error).__name__  # a time-out has no text
                 log.info("no link", extra={"node": self.name, "url": url, "reason": self._problem})
             if self._up_since is not None and time.monotonic() - self._up_since > REDIAL_MAX_S:
                 pause_s = REDIAL_FIRST_S  # it was up: the same broker first
