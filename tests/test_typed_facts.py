@@ -38,6 +38,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("tops/runtime/links/identity.py", "Self._watch"): "logs a problem once",
     ("tops/server/broker.py", "Broker.reload_keys"): "logs a problem once",
     ("replication/replica/start/starter.py", "Starter._note"): "logs a problem once",
+    ("replication/replica/agent.py", "Agent._note_database"): "logs a problem once",
     ("replication/cli/up.py", "_essence"): "prints a progress on the terminal less often than its figures change",
     # Words are changed before they leave, whatever they are.
     ("tops/security/redaction.py", "redact"): "takes secrets out of any text",
@@ -95,8 +96,8 @@ def holds_words(node: ast.expr) -> bool:
             return attr in SAME_WORDS and holds_words(inner)
         case ast.Call(func=ast.Attribute(attr="get"), args=[ast.Constant(value=str(name)), *_]):
             return name in WORDS
-        case ast.Subscript(value=ast.Attribute(attr="args")):
-            return is_error(node.value.value)
+        case ast.Subscript(value=ast.Attribute(attr="args", value=owner)):
+            return is_error(owner)
         case ast.Subscript(slice=ast.Constant(value=str(name))):
             return name in WORDS
         case ast.Subscript(value=inner):

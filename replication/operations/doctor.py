@@ -352,9 +352,18 @@ async def _running(cluster: Cluster, config: ReplicaSetConfig, keys: Path | None
             findings.append(Finding("error", replica["replica"], f"stopped: {replica['stopped']}", remedy))
         elif replica["not_started"]:
             text = f"not started: {replica['not_started']}"
-            findings.append(Finding("error", replica["replica"], text, "it is tried again by itself"))
+            findings.append(
+                Finding("error", replica["replica"], text, "it is tried again; if it lasts, see docs/operations.md")
+            )
         elif replica["last_error"]:
-            findings.append(Finding("error", replica["replica"], replica["last_error"], "it is tried again by itself"))
+            findings.append(
+                Finding(
+                    "error",
+                    replica["replica"],
+                    replica["last_error"],
+                    "it is tried again; if it lasts, see docs/operations.md",
+                )
+            )
         if replica.get("warning"):
             remedy = "keep time with NTP; after direct writes, tops check"
             findings.append(Finding("warning", replica["replica"], replica["warning"], remedy))

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.integration.overlay.cluster import until
 from tests.integration.overlay.secured import Secured, secured_broker
 from tests.support.brokers import denied
 from tests.support.hostile import Hostile
+from tests.support.polling import eventually
 from tops import EventType, Scope, TxType
 from tops.model.filters import Filter
 from tops.model.ids import TxId
@@ -89,12 +89,12 @@ async def test_an_identity_has_no_more_than_its_quota_in_all_its_sessions(limite
         await one.send_messages(*(make(one, number) for number in range(QUOTA - 1)))
         await one.send_messages(make(one, 0))  # again: it is the same one
         await two.send_messages(*(make(two, number) for number in range(QUOTA, QUOTA + 3)))
-        await until(lambda: len(two.rejected) == 2)
+        await eventually(lambda: len(two.rejected) == 2)
         await modest.send_messages(*(make(modest, number) for number in range(20, 20 + QUOTA)))
         if make is not a_type:  # what ends makes room; a type is for good
             await one.send_messages(the_end_of(make, one, 0))
             await one.send_messages(make(one, 9), make(one, 10))
-            await until(lambda: len(one.rejected) == 1)
+            await eventually(lambda: len(one.rejected) == 1)
 
         assert {rejected.code for rejected in (*one.rejected, *two.rejected)} == {"quota"}
         assert all(f"{QUOTA} " in rejected.text for rejected in two.rejected)

@@ -19,7 +19,7 @@ from replication import ReplicaSet
 from tests.attack.random_messages import KINDS, RandomMessages, encoded_kinds
 from tests.attack.raw_link import RawLink, Verdict, raw_link
 from tests.attack.secured_sets import REPLICAS, SETS, SecuredSets
-from tests.integration.replication.clusters import eventually
+from tests.support.polling import eventually
 from tops.model.errors import OutcomeUnknown, TopsError
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -233,15 +233,15 @@ class SiteNode:
         for message in messages:
             put(core.receive(message, now))
         self._taken += len(messages)
-        if self._taken >= BACKLOG_LOOK or link.received_bytes - self._looked_bytes >= BACKLOG_LOOK_BYTES:
+        if self._taken >= BACKLOG_LOOK or link.traffic.received_bytes - self._looked_bytes >= BACKLOG_LOOK_BYTES:
             return self.pause(link)
         return 0.0
 
     def pause(self, link: Link) -> float:
         """For how long nothing more should be read, because participants are too far behind."""
         self._taken = 0
-        self._backlog_bytes += link.received_bytes - self._looked_bytes
-        self._looked_bytes = link.received_bytes
+        self._backlog_bytes += link.traffic.received_bytes - self._looked_bytes
+        self._looked_bytes = link.traffic.received_bytes
         backlog = max([driver.backlog for driver in self.drivers.values()], default=0)
         if not backlog:
             self._backlog_bytes = 0
@@ -301,7 +301,7 @@ class SiteNode:
             except (NotAuthenticated, ConfigError) as error:
                 self._report(url, error)
             except (TopsError, aiohttp.ClientError, ConnectionError, OSError, RuntimeError, TimeoutError) as error:
-                self._problem = str(error)
+                self._problem = str(error) or type(error).__name__  # a time-out has no text
                 log.info("no link", extra={"node": self.name, "url": url, "reason": self._problem})
             if self._up_since is not None and time.monotonic() - self._up_since > REDIAL_MAX_S:
                 pause_s = REDIAL_FIRST_S  # it was up: the same broker first
@@ -339,6 +339,7 @@ class SiteNode:
         if self._first is not None and not self._first.done():
             self._first.set_result(None)
         self._up_since = time.monotonic()
+        log.info("linked", extra={"node": self.name, "broker": link.name, "former_problem": self._problem})
         await link.serve(socket, received, self)
         if link.parted:
             log.warning("the broker closed the link", extra={"node": self.name, "reason": link.parted})

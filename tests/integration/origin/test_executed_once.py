@@ -9,8 +9,9 @@ from adapters.changes import Insert, Upsert
 from replication import ReplicaSet
 from replication.rpc.rejections import WriteRejected
 from tests.integration.origin.policies import POLICIES
-from tests.integration.replication.clusters import eventually, rows_everywhere
+from tests.integration.replication.clusters import rows_everywhere
 from tests.integration.replication.inprocess import small_cluster
+from tests.support.polling import eventually
 
 SCHEMA = """
 create table orders (

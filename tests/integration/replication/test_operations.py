@@ -15,10 +15,11 @@ from replication import connect
 from replication.replica.agent import complaint
 from replication.replica.apply.participant import ReplicaParticipant
 from replication.rpc.rejections import TooFewReplicas, WriteRejected
-from tests.integration.replication.clusters import eventually, rows_everywhere
+from tests.integration.replication.clusters import rows_everywhere
 from tests.integration.replication.inprocess import small_cluster
-from tests.integration.replication.test_command_line import tops
 from tests.integration.replication.workloads import fill, transfer
+from tests.support.command_line import tops_of
+from tests.support.polling import eventually
 from tops.core.broker.routing import rendezvous_of
 from tops.model.errors import OutcomeUnknown
 from tops.model.ids import NodeId
@@ -227,7 +228,7 @@ async def test_a_change_that_can_not_be_applied_does_what_the_set_says(
             r3 = next(r for r in (await shop.status())["replicas"] if r["replica"] == "r3")
             if reaction == "stop":
                 return "insert" in r3["stopped"] or "duplicate" in r3["stopped"] or "23505" in r3["stopped"]
-            return (
+            return bool(
                 r3["quarantined"] == (reaction == "set-aside")
                 and r3["conflicts"] == (reaction == "skip")
                 and r3["in_sync"]
@@ -238,7 +239,7 @@ async def test_a_change_that_can_not_be_applied_does_what_the_set_says(
             assert not await cluster.agents["r3"].healthy()
         else:
             assert await shop.fetchval("select balance from accounts where id = 2", replica="r3", after=shop.token) == 2
-            _, out, err = await tops(cluster.cluster, "rs", "conflicts", "shop")
+            _, out, err = await tops_of(cluster.cluster, "rs", "conflicts", "shop")
             kind = {"skip": "apply_error", "set-aside": "quarantined"}[reaction]
             assert (f"  r3  {kind}  " in out, "accounts_pkey" in out, "\n1 conflict\n" in out) == (True,) * 3, out + err
         await cluster.sql("r3", "delete from accounts where id = 1")
@@ -296,7 +297,7 @@ async def test_a_replica_whose_database_is_away_says_so_also_on_an_idle_set(
 
         await eventually(told, what="r3 saying that its database is away")
         assert not await cluster.agents["r3"].healthy()
-        code, out, _ = await tops(cluster.cluster, "rs", "status", "shop")
+        code, out, _ = await tops_of(cluster.cluster, "rs", "status", "shop")
         assert (code, "r3: tried again: " in out) == (1, True), out
         await allow_connections(server, cluster.databases["r3"], True)
         await shop.wait_in_sync()

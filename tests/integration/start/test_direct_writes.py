@@ -19,9 +19,10 @@ from replication import connect
 from replication.http.agent import serve_agent
 from replication.model.config import Cluster
 from replication.replica.agent import Agent
-from tests.integration.replication.clusters import SCHEMA, eventually, rows_everywhere
+from tests.integration.replication.clusters import SCHEMA, rows_everywhere
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
-from tests.integration.replication.test_command_line import tops
+from tests.support.command_line import tops_of
+from tests.support.polling import eventually
 from tops.server.broker import Broker
 
 QUORUM = 'policy = "quorum"\nwrite_quorum = 2\ntables = "*"'
@@ -159,7 +160,7 @@ async def test_a_server_that_was_set_up_by_the_printed_grants_is_guarded(folder:
         replica = '[[replica_set.replica]]\nname = "r{}"\nbroker = "b1"\ndsn = "{}"'
         path.write_text("\n".join(lines + [replica.format(number, dsn) for number, dsn in enumerate(dsns, 1)]))
         cluster = Cluster.load(path)
-        code, printed, _ = await tops(cluster, "doctor", "shop", "--print-grants")
+        code, printed, _ = await tops_of(cluster, "doctor", "shop", "--print-grants")
         assert code == 0
         given = []
         for number, part in enumerate(printed.split("-- Replica shop/")[1:], 1):

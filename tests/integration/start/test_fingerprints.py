@@ -9,6 +9,8 @@ import pytest
 from adapters import EmbeddedPostgres
 from replication.replica.start import comparing, fingerprint
 from replication.replica.start.fingerprint import Described, Progress
+from replication.tables import catalog
+from replication.tables.endpoints import ReplicaEndpoint
 from tests.integration.replication.inprocess import _database, _give_back
 
 BASE = """
@@ -101,7 +103,7 @@ async def on(dsn: str, script: str) -> None:
 
 
 async def taken(dsn: str, *, checksums: bool = True) -> Described:
-    tables = await fingerprint.catalog.tables_of(fingerprint.ReplicaEndpoint("r", dsn))
+    tables = await catalog.tables_of(ReplicaEndpoint("r", dsn))
     return await fingerprint.take(dsn, "r", tables, Progress(), checksums=checksums)
 
 

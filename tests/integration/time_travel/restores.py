@@ -2,8 +2,8 @@
 
 from collections.abc import Awaitable, Callable
 
-from tests.integration.replication.clusters import eventually
 from tests.integration.time_travel.machine import TimeMachine
+from tests.support.polling import eventually
 
 Restore = Callable[[TimeMachine], Awaitable[None]]
 RESTORES: dict[str, Restore] = {}

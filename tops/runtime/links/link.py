@@ -7,6 +7,7 @@ frames grow with the load and nothing waits when there is none. What is sent whe
 import asyncio
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
 import aiohttp
@@ -35,6 +36,22 @@ ACKNOWLEDGE_AFTER_S: Final = 0.2
 _FAULT_POINT: Final = fault_point()
 
 
+@dataclass(slots=True)
+class Traffic:
+    """What has passed a link."""
+
+    received_messages: int = 0
+    sent_messages: int = 0
+    received_bytes: int = 0
+    sent_bytes: int = 0
+
+    def add(self, other: "Traffic") -> None:
+        self.received_messages += other.received_messages
+        self.sent_messages += other.sent_messages
+        self.received_bytes += other.received_bytes
+        self.sent_bytes += other.sent_bytes
+
+
 class LinkOwner(Protocol):
     """Who hears what arrives."""
 
@@ -55,7 +72,7 @@ class Link:
         self.flow = LinkFlow()
         self.session = self.flow.session
         self._loop = asyncio.get_running_loop()  # kept: to ask for it costs a system call each time
-        self.received_messages = self.sent_messages = self.received_bytes = self.sent_bytes = 0
+        self.traffic = Traffic()
         self.parted: str | None = None  # why the other end closed, if it said so
         self._controls: deque[AnyControl] = deque()
         self._acknowledge_later: asyncio.TimerHandle | None = None
@@ -225,8 +242,8 @@ class Link:
 
     def _encoded(self, frame: Frame) -> bytes:
         data = encode_frame(frame)
-        self.sent_messages += len(frame.messages)
-        self.sent_bytes += len(data)
+        self.traffic.sent_messages += len(frame.messages)
+        self.traffic.sent_bytes += len(data)
         if _FAULT_POINT is not None:
             _FAULT_POINT.leaving(data)
         if self._window_waiters and not self.is_full:
@@ -269,7 +286,7 @@ class Link:
             self._receive(cast(bytes, arrived.data), owner)
 
     def _receive(self, data: bytes, owner: LinkOwner) -> None:
-        self.received_bytes += len(data)
+        self.traffic.received_bytes += len(data)
         item = decode(data)
         if isinstance(item, Frame):
             pause_s = self._take(item, len(data), owner)
@@ -295,7 +312,7 @@ class Link:
         messages = self.session.unpack(frame)
         if not frame.number:
             return 0.0
-        self.received_messages += len(messages)
+        self.traffic.received_messages += len(messages)
         pause_s = owner.take(self, messages, size)
         due = self.flow.received(size)
         if due is Acknowledge.NOW:
