@@ -38,7 +38,6 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("tops/runtime/links/identity.py", "Self._watch"): "logs a problem once",
     ("tops/server/broker.py", "Broker.reload_keys"): "logs a problem once",
     ("replication/replica/start/starter.py", "Starter._note"): "logs a problem once",
-    ("replication/replica/agent.py", "Agent._note_database"): "logs a problem once",
     ("replication/cli/up.py", "_essence"): "prints a progress on the terminal less often than its figures change",
     # Words are changed before they leave, whatever they are.
     ("tops/security/redaction.py", "redact"): "takes secrets out of any text",

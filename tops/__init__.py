@@ -1,16 +1,8 @@
 """TOPS: content-based publish/subscribe whose publications can be grouped into transactions.
 
-One transaction, file by file:
-
-1. `site` - an application begins it and publishes its events; `runtime.site_node` carries them to a broker.
-2. `core.broker` - brokers pass letters and publications on, by hop, along `core.routing`'s trees.
-3. `core.event_coordinator` - numbers the events, at the initiator's site or at the rendezvous.
-4. `core.tx_coordinator` - at the rendezvous: who takes part (`core.census`), and whether that is enough
-   (`constraints`). Ready transactions are voted on and decided in `core.epochs`; the decision is on disk
-   (`runtime.journal`) before anyone hears it.
-5. `core.sub_tx_executor` - at each subscriber: events, promise, outcome, through the callbacks of `participants`.
-
-The machines in `core` do no I/O: `runtime` carries out what they ask for, and `sim` does so on virtual time.
+Knows no database, no SQL and no replica set. An application holds a `Site`; a `Broker` is a process of the overlay.
+`tops.model` has the vocabulary, `tops.protocol` the messages, `tops.core` the machines without I/O, `tops.runtime`
+their drivers; `tops.sim` runs the same machines on virtual time. `docs/architecture.md` follows one write file by file.
 """
 
 from typing import TYPE_CHECKING

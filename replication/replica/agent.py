@@ -365,7 +365,7 @@ class Agent:
 
     def _note_database(self, problem: str) -> None:
         before, self._database_error = self._database_error, problem
-        if problem and problem != before:
+        if problem and not before:
             log.warning("the database can't be used", extra={"replica": self.name, "reason": problem})
         elif before and not problem:
             log.info("the database responds again", extra={"replica": self.name, "former_problem": before})

@@ -16,7 +16,7 @@ from tops.server.retention import JournalSpace, Retainer
 
 # The name and the help text of each counter of `BrokerNode.counters`.
 COUNTERS: Final = {
-    "refused": ("tops_rejected_messages", "Number of messages of sites that were rejected."),
+    "rejected": ("tops_rejected_messages", "Number of messages of sites that were rejected."),
     "over_quota": ("tops_over_quota", "Number of messages that were rejected because of a quota."),
     "sender_mismatches": ("tops_sender_mismatches", "Number of messages that spoke for another member."),
     "dropped": ("tops_dropped_messages", "Number of messages dropped because their receiver was gone."),

@@ -40,7 +40,7 @@ class Table(Recorder):
         await self.connection.execute(f"rollback prepared '{tx}'")
         await super().on_abort(tx, reason)
 
-    async def prepared_ids(self) -> list[str]:
+    async def prepared_in_database(self) -> list[str]:
         return [row["gid"] for row in await self.connection.fetch("select gid from pg_prepared_xacts")]
 
 
@@ -97,18 +97,18 @@ async def test_an_operator_ends_what_a_database_has_promised_and_nobody_decides(
         await two.subscribe(orders, participant=silent)
         tx = await in_doubt(publisher, orders)
         await eventually(lambda: _listed(url, tx))
-        assert await table.prepared_ids() == [tx.id]
+        assert await table.prepared_in_database() == [tx.id]
         resolve = ("tx", "resolve", tx.id, "--event-type", orders.name, "--url", url, "--wait", "1")
 
         code, out, error = await tops(*resolve)
         assert (code, out.startswith(f"{tx.id}: unknown (committing; votes missing from ")) == (1, True), error
-        assert await table.prepared_ids() == [tx.id]
+        assert await table.prepared_in_database() == [tx.id]
         code, out, error = await tops(*resolve, "--force")
 
         assert (code, out.strip()) == (1, f"{tx.id}: aborted (ended by an operator, by force)"), error
         assert "aborted by force" in error
         await eventually(lambda: tx.id in table.aborted)
-        assert await table.prepared_ids() == []
+        assert await table.prepared_in_database() == []
         assert await table.connection.fetch("select * from orders") == []
         assert (await tx.abort()).outcome is Outcome.ABORTED
         _, out, _ = await tops("tx", "list", "--in-doubt", "--url", url, "--format", "json")
@@ -148,11 +148,11 @@ async def test_a_promise_survives_its_silent_coordinator_and_resolve_says_whom_t
         code, _, error = await tops("tx", "resolve", tx.id, "--event-type", orders.name, "--url", url, "--force")
 
         assert (code, "no broker answers" in error) == (3, True), error
-        assert await table.prepared_ids() == [tx.id]
+        assert await table.prepared_in_database() == [tx.id]
         silent.go_on.set()
         await broker.start("b1")  # it has no record of a decision, so there was none
         await eventually(lambda: tx.id in table.aborted)
-        assert await table.prepared_ids() == []
+        assert await table.prepared_in_database() == []
 
 
 async def _listed(url: str, tx: Transaction) -> bool:
