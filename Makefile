@@ -37,7 +37,8 @@ test-long: $(STAMP) java
 
 # How much of the machines the tests of the core, the scenarios and the simulator execute, by line and branch.
 coverage: $(STAMP)
-	@PYTHONHASHSEED=0 $(BIN)/python -m coverage run -m pytest -q tests/core tests/scenarios tests/sim
+	@PYTHONHASHSEED=0 $(BIN)/python -m coverage run -m pytest -q --timeout 3000 -o faulthandler_timeout=3600 \
+		tests/core tests/scenarios tests/sim
 	@$(BIN)/python -m coverage report
 
 bench: $(STAMP)
