@@ -53,6 +53,19 @@ def test_every_decision_is_listed_and_has_its_three_parts() -> None:
         assert headings == ["## Context", "## Decision", "## Consequences"], page.name
 
 
+def alarms_raised() -> set[str]:
+    """The kinds of the alarms in the code."""
+    sources = [path.read_text() for path in (ROOT / "tops").rglob("*.py")]
+    return {kind for source in sources for kind in re.findall(r"\b[Aa]larm\(\s*\"([a-z-]+)\"", source)}
+
+
+def test_every_alarm_is_among_the_runbooks() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text()
+
+    assert {"journal-stale", "keys"} <= alarms_raised()
+    assert {kind for kind in alarms_raised() if f"`{kind}`" not in text} == set()
+
+
 def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="the extra 'docs' is not installed")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]

@@ -88,6 +88,11 @@ def test_a_rule_says_what_it_means_and_what_to_do(rule: dict[str, Any]) -> None:
     assert rule["annotations"]["description"].endswith(".")
 
 
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_an_alert_has_a_runbook(rule: dict[str, Any]) -> None:
+    assert f"`{rule['alert']}`" in (COMPOSE.parent / "docs" / "operations.md").read_text()
+
+
 def rule_named(alert: str) -> dict[str, Any]:
     return next(rule for rule in RULES if rule["alert"] == alert)
 
