@@ -45,7 +45,7 @@ LOGS = tuple(f"rs.{name}" for name in SETS)
 NUMBERS = (0, 1, 2, 3, -1, 7, 100, 2**31, 2**53 - 1, 2**63 - 1, -(2**63))
 SECONDS = (0.0, 0.001, 1.0, 5.0, -1.0, 1e9, float("inf"))
 TEXTS = ("", "x", "now", "oldest", "shop/r1", "ä\u200b\U0001f600", "*", "rs.**", "'; drop table accounts", "n" * 300)
-TYPES = ("rs.shop.ask0", "rs.shop.answer0", "rs.stock.ask0", "rs.shop.x", "orders", "orders.child")
+TYPES = ("rs.shop.request0", "rs.shop.response0", "rs.stock.request0", "rs.shop.x", "orders", "orders.child")
 SEEN_MAX = 200
 NESTING_MAX = 4
 

@@ -488,7 +488,7 @@ async def test_filters_of_followers_and_registrations_count_by_their_bytes(secur
 
 
 async def test_a_response_type_is_received_only_by_whom_it_is_addressed_to(secured: Secured) -> None:
-    responses = EventType("rs.shop.answer0", {"to": str}, discloses_sender=True)
+    responses = EventType("rs.shop.response0", {"to": str}, discloses_sender=True)
     changed = SubscriptionChanged(subscription=1, definitions=(responses,), filter=Filter(), scope=None, durable=False)
     async with Hostile.connect(secured.broker.url, secured.keys("mallory")) as mallory:
         await mallory.send(changed)

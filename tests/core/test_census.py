@@ -42,7 +42,7 @@ def test_an_initiators_own_resources_take_nobodys_place() -> None:
 
 
 def test_nobody_is_unfulfilled_without_constraints_and_fine_where_none_is_asked_for() -> None:
-    assert census().unfulfilled() == Rejection(RejectionCode.CONSTRAINTS_UNMET, "nobody joined")
+    assert census().unfulfilled() == Rejection(RejectionCode.CONSTRAINTS_UNMET, "no participant joined")
     assert census(MinParticipants(0)).unfulfilled() is None
 
 

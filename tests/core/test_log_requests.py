@@ -96,5 +96,5 @@ def test_a_replica_can_not_be_without_any_scope() -> None:
 
     effects = core.subscribe(1, 1, wish)
 
-    with pytest.raises(InvalidEventType, match="standing answer"):
+    with pytest.raises(InvalidEventType, match="standing registration"):
         raise next(e.error for e in effects if isinstance(e, CompleteRequest) and e.error is not None)

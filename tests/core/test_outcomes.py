@@ -109,7 +109,7 @@ def test_what_is_forgotten_is_remembered_once_per_origin_however_often_it_was_re
     for incarnation in range(1, 200):
         outcomes.remember(committed(f"P.{incarnation}.1"))
 
-    assert len(outcomes.forgotten) == 1
+    assert len(outcomes.truncated) == 1
     for early in ("P.1.1", "P.197.5", "P.198.1"):
         told = sent_messages(outcomes.query(TxId(early), PUBLISHER, alive=False), TxOutcome)
         assert told[0].outcome is Outcome.UNKNOWN
@@ -125,5 +125,5 @@ def test_what_may_be_forgotten_survives_in_the_journal_as_it_was() -> None:
     for incarnation, counter in outcomes.incarnations([TxId("Q.1.5"), TxId("P.7.1")]).items():
         later.forget(TxId(f"{incarnation}.{counter}"))
 
-    assert outcomes.forgotten == {"P": (7, 2), "with.dots": (3, 9)}
-    assert later.forgotten == {"P": (7, 2), "with.dots": (3, 10), "Q": (1, 5)}, "what is remembered is dropped, too"
+    assert outcomes.truncated == {"P": (7, 2), "with.dots": (3, 9)}
+    assert later.truncated == {"P": (7, 2), "with.dots": (3, 10), "Q": (1, 5)}, "what is remembered is dropped, too"

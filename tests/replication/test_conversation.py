@@ -229,7 +229,7 @@ class Silent(Line):
 
     def respond(self, caller: Caller, sender: Sender | None, request_id: bytes, response: AnyResponse) -> None:
         caller.on_notify(
-            Received("rs.shop.answer0", {"body": calls.encode_bundle([(request_id, response)])}, sender=sender)
+            Received("rs.shop.response0", {"body": calls.encode_bundle([(request_id, response)])}, sender=sender)
         )
 
 

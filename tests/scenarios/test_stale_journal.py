@@ -156,7 +156,7 @@ def two_of_three_go_on(replica_set: ReplicaSet) -> None:
     cluster.run(RendezvousOptions().tail_wait_s / 2)
     assert not pending.done
     assert pending.result().outcome is Outcome.COMMITTED
-    assert ["C did not tell in time" in text for text in alarms(replica_set, "replicas-silent")][-1]
+    assert ["C did not report" in text for text in alarms(replica_set, "replicas-silent")][-1]
 
 
 def test_who_is_gone_is_not_waited_for_without_end_and_comes_back() -> None:

@@ -52,9 +52,9 @@ OF_A_REPLICA = {"subscribe", "read", "advertise", "publish", "begin", "write", "
 def test_a_replica_has_its_verbs_on_the_types_of_its_own_set_and_on_no_other(verb: Verb) -> None:
     permissions, replica = Permissions(), someone("replica")
 
-    for name in ("rs.stock", "rs.stock.ask0", "rs.stock.answer1"):
+    for name in ("rs.stock", "rs.stock.request0", "rs.stock.response1"):
         assert permissions.allowed(replica, verb, name) is (verb.value in OF_A_REPLICA)
-    for name in ("rs", "rs.stocks", "rs.shop", "rs.shop.ask0", "stock", "xrs.stock", EVERYTHING):
+    for name in ("rs", "rs.stocks", "rs.shop", "rs.shop.request0", "stock", "xrs.stock", EVERYTHING):
         assert not permissions.allowed(replica, verb, name)
 
 

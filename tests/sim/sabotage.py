@@ -40,8 +40,6 @@ from tops.protocol.messages import EpochId, Sender
 from tops.sim import databases, nodes
 from tops.sim.databases import CallbackDatabase, Done
 
-NOBODY_JOINED = Rejection(RejectionCode.CONSTRAINTS_UNMET, "nobody joined")
-
 SABOTAGES: dict[str, Callable[[], Any]] = {}
 
 
@@ -310,7 +308,7 @@ def the_census_ignores_its_constraints() -> Any:
         _patched(
             Census,
             "unfulfilled",
-            lambda self: None if self.members else Rejection(RejectionCode.CONSTRAINTS_UNMET, "nobody joined"),
+            lambda self: None if self.members else Rejection(RejectionCode.CONSTRAINTS_UNMET, "no participant joined"),
         ),
         _patched(ballot, "shortfall", lambda *args: None),
         _patched(epoch_queue, "shortfall", lambda *args: None),

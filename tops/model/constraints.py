@@ -2,7 +2,7 @@
 
 Constraints are data, so that they travel with `begin`. They are tested when the census closes, when a participant
 drops out, before prepare and after the votes, always against the participants that are left at that moment.
-A transaction without participant constraints demands what the thesis does: whoever joined must commit.
+A transaction without participant constraints demands what the thesis does: every participant that joined must commit.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,7 +16,7 @@ from tops.model.transactions import TxType
 
 
 class Constraint(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A demand on the set of participants; subclasses say which."""
+    """A condition on the set of participants; the subclasses define which."""
 
 
 class MinParticipants(Constraint, frozen=True, tag="min"):
@@ -24,7 +24,7 @@ class MinParticipants(Constraint, frozen=True, tag="min"):
 
 
 class MaxParticipants(Constraint, frozen=True, tag="max"):
-    """At most `n` are accepted; who answers the census later is turned away."""
+    """At most `n` are accepted; later replies to the census are rejected."""
 
     n: int
 
@@ -36,7 +36,7 @@ class Required(Constraint, frozen=True, tag="required"):
 
 
 class OnlyFrom(Constraint, frozen=True, tag="only"):
-    """Nobody else may take part."""
+    """Only these identities may take part."""
 
     ids: frozenset[str]
 
@@ -49,13 +49,13 @@ class AtLeast(Constraint, frozen=True, tag="at_least"):
 
 
 class Deadline(Constraint, frozen=True, tag="deadline"):
-    """The decision is taken within `seconds` of `begin`, or the transaction aborts."""
+    """The transaction is decided within `seconds` of `begin`, or it aborts."""
 
     seconds: float
 
 
 class Named(Constraint, frozen=True, tag="named"):
-    """A predicate registered by name at the coordinator; it sees the identities that are left."""
+    """A predicate registered by name at the coordinator; it gets the identities that are left."""
 
     name: str
     arguments: tuple[str | int | float, ...] = ()
@@ -68,21 +68,21 @@ _ABOUT_IDENTITY = (Required, OnlyFrom, AtLeast, Named)
 
 
 def needs_identity(constraints: Sequence[AnyConstraint]) -> bool:
-    """Whether census replies must name who answers; otherwise participants stay pseudonymous."""
+    """Whether the coordinator needs the identities of participants; otherwise they stay pseudonymous."""
     return any(isinstance(c, _ABOUT_IDENTITY) for c in constraints)
 
 
 def constrains_participants(constraints: Sequence[AnyConstraint]) -> bool:
-    """Whether the initiator said which participants are enough; if not, everyone who joined is needed."""
+    """Whether the constraints define which participants are enough; if not, all that joined are needed."""
     return bool(constraints) and any(not isinstance(c, Deadline | OnlyFrom | MaxParticipants) for c in constraints)
 
 
 def check_prompt(constraints: Sequence[AnyConstraint]) -> None:
-    """Refuse to decide by the first who are enough where two decisions might have nobody in common."""
+    """Raise InvalidTransaction if `decide_when_met` could decide by two sets of voters without a common member."""
     if not any(isinstance(c, AtLeast) and 2 * c.k > len(c.ids) for c in constraints):
         raise InvalidTransaction(
-            "decide_when_met needs AtLeast more than half of those whom it names: of any two decisions somebody must "
-            "know both"
+            "decide_when_met needs AtLeast more than half of the identities that it names, so that any two decisions "
+            "have a common voter"
         )
 
 
@@ -98,7 +98,7 @@ def admits(constraints: Sequence[AnyConstraint], identity: str | None, members: 
 
 @lru_cache(maxsize=1024)
 def only_from(constraints: tuple[AnyConstraint, ...]) -> frozenset[str] | None:
-    """The identities that may take part; None if anybody may."""
+    """The identities that may take part; None if any identity may."""
     if not constraints:
         return None
     lists = [c.ids for c in constraints if isinstance(c, OnlyFrom)]
@@ -114,7 +114,7 @@ def deadline_of(constraints: Sequence[AnyConstraint]) -> float | None:
 
 @lru_cache(maxsize=1024)
 def check_consistent(constraints: tuple[AnyConstraint, ...], tx_type: TxType) -> None:
-    """Refuse at `begin` what no set of participants could ever meet."""
+    """Raise InvalidTransaction for constraints that no set of participants could meet."""
     if tx_type is TxType.LOCAL and any(not isinstance(c, Deadline) for c in constraints):
         raise InvalidTransaction("a local transaction has no distributed participants for constraints to count")
     at_most = min((c.n for c in constraints if isinstance(c, MaxParticipants)), default=None)
@@ -122,9 +122,9 @@ def check_consistent(constraints: tuple[AnyConstraint, ...], tx_type: TxType) ->
     for c in constraints:
         needed, pool = _demand(c)
         if needed < 0 or (isinstance(c, Deadline) and not c.seconds > 0):
-            raise InvalidTransaction(f"{c} asks for something that can't be")
+            raise InvalidTransaction(f"{c} can't be met by any number of participants")
         if pool is not None and needed > len(pool):
-            raise InvalidTransaction(f"{c} asks for more participants than it names")
+            raise InvalidTransaction(f"{c} needs more participants than it names")
         if only is not None and needed > len(only if pool is None else only & pool):
             raise InvalidTransaction(f"{c} can't be met by the participants that OnlyFrom admits: {sorted(only)}")
         if at_most is not None and needed > at_most:
@@ -153,7 +153,7 @@ def unmet(
                     return _unmet(f"required participants missing: {', '.join(sorted(ids - named))}")
             case OnlyFrom(ids):
                 if not named <= ids or len(named) < len(identities):
-                    others = ", ".join(sorted(named - ids)) or "one without a name"
+                    others = ", ".join(sorted(named - ids)) or "a participant without a name"
                     text = f"a participant is not on the list of those allowed: {others}"
                     return Rejection(RejectionCode.PARTICIPANT_NOT_ALLOWED, text)
             case AtLeast(k, ids):

@@ -1,6 +1,6 @@
 """Everything TOPS raises on purpose, as one family.
 
-Each class says what happened, keeps the ids as attributes and tells the caller through `retry` what is safe next.
+Each class states what happened, keeps the ids as attributes, and `retry` states what the caller may do next.
 A bug in TOPS itself raises `InvariantBroken`, which is outside the family so that no retry hides it.
 """
 
@@ -19,7 +19,7 @@ class Retry(Enum):
 
 
 class InvariantBroken(Exception):
-    """TOPS caught itself breaking a promise; a bug, never the caller's fault."""
+    """TOPS found one of its own invariants violated: a bug, never the caller's fault."""
 
 
 class TopsError(Exception):
@@ -34,7 +34,7 @@ def error_code(kind: str) -> str:
 
 
 def code_of(error: TopsError | type[TopsError]) -> str:
-    """The code of an error, by which it is told from others on the wire and over HTTP."""
+    """The code of an error, which identifies it on the wire and over HTTP."""
     kind = error if isinstance(error, type) else type(error)
     return str(vars(kind).get("code", "")) or error_code(kind.__name__)
 
@@ -44,7 +44,7 @@ class ConfigError(TopsError):
 
 
 class MissingExtra(ConfigError):
-    """A part of the product that is installed on request is needed and not there."""
+    """An optional part of the product is needed and not installed."""
 
     def __init__(self, extra: str, module: str, otherwise: str = "") -> None:
         self.extra, self.module = extra, module
@@ -83,11 +83,11 @@ class InvalidTransaction(TopsError):
 
 
 class TransactionClosed(TopsError):
-    """The transaction no longer takes events or requests: a commit or an abort is under way or done."""
+    """The transaction no longer accepts events or requests: a commit or an abort is in progress or done."""
 
     def __init__(self, tx: str, state: str) -> None:
         self.tx, self.state = tx, state
-        super().__init__(f"transaction {tx} is {state} and takes no more events or requests")
+        super().__init__(f"transaction {tx} is {state} and accepts no more events or requests")
 
 
 class UnknownTransaction(TopsError):
@@ -109,12 +109,12 @@ class TransactionAborted(TopsError):
 
     @property
     def reason(self) -> str:
-        """Why, for people; programs decide by `rejection`."""
+        """Why, as a text; programs decide by `rejection`."""
         return str(self.rejection)
 
 
 class JournalStale(TransactionAborted):
-    """The coordinator's journal is older than what a replica holds, so it gives out no index: an operator is needed."""
+    """The coordinator's journal is older than what a replica holds, so it assigns no index: an operator is needed."""
 
     code = "journal-stale"
     retry = Retry.NEVER
@@ -127,7 +127,7 @@ class JournalStale(TransactionAborted):
 
 
 class CensusUnfulfilled(TransactionAborted):
-    """Too few or the wrong participants answered the census; no event was sent."""
+    """Too few or the wrong participants replied to the census; no event was sent."""
 
 
 class UncheckedTransaction(TopsError):
@@ -141,17 +141,17 @@ class UncheckedTransaction(TopsError):
 
 
 class OutcomeUnknown(TopsError):
-    """The connection or a party went silent between our order and its answer."""
+    """A node became unreachable between a request and its response: the request may have been carried out."""
 
     retry = Retry.ASK_FIRST
 
     def __init__(self, tx: str, node: str) -> None:
         self.tx, self.node = tx, node
-        super().__init__(f"{tx}: no answer from {node}; ask for the outcome of {tx} before retrying")
+        super().__init__(f"{tx}: no response from {node}; request the outcome of {tx} before retrying")
 
 
 class NotReachable(TopsError):
-    """Nobody answers at that address, or the party that must decide is down."""
+    """No process responds at that address, or the node that must decide is unreachable."""
 
     retry = Retry.SAFE
 
@@ -167,13 +167,13 @@ class PermissionDenied(TopsError):
 
 
 class NotListed(PermissionDenied):
-    """A replica with a certificate of the set is not in the set's list of replicas, and asks for more than to join."""
+    """A replica with a certificate of the set is not in the set's list of replicas, and requests more than to join."""
 
     code = "not-listed"
 
 
 class NotAuthenticated(TopsError):
-    """The other side did not prove who it is, or is not allowed to be here at all; nothing of it was acted on."""
+    """The other side did not prove its identity, or may not connect at all; nothing of it was acted on."""
 
 
 class LimitExceeded(TopsError):
@@ -187,7 +187,7 @@ class LimitExceeded(TopsError):
 
 
 class TransactionTooLarge(LimitExceeded):
-    """An event was not added to its transaction, which would be longer than a transaction may be; it stays open."""
+    """An event was not added to its transaction, which would exceed the limit; the transaction stays open."""
 
     code = "too-large"
     retry = Retry.NEVER
@@ -198,7 +198,7 @@ class TransactionTooLarge(LimitExceeded):
 
 
 class ResultTooLarge(LimitExceeded):
-    """A query returns more than one response takes; it was ended when that showed."""
+    """The result of a query does not fit into a response; the query was cancelled."""
 
     retry = Retry.NEVER
 
@@ -211,15 +211,15 @@ class ResultTooLarge(LimitExceeded):
 
 
 class AuditBroken(TopsError):
-    """An audit log does not verify: a record was changed, removed or put in."""
+    """An audit log does not verify: a record was changed, removed or inserted."""
 
 
 class ProtocolError(TopsError):
-    """The other side sent something that is not ours: garbage, an unknown type, an oversized frame."""
+    """The other side violated the protocol: undecodable bytes, an unknown type, an oversized frame."""
 
 
 class EventTooLarge(ProtocolError):
-    """What is to be published does not fit into a message; nothing of it was sent."""
+    """The events to be published do not fit into a message; nothing was sent."""
 
     def __init__(self, size: int, size_max: int) -> None:
         self.size, self.size_max = size, size_max
@@ -227,11 +227,11 @@ class EventTooLarge(ProtocolError):
 
 
 class Undecodable(ProtocolError):
-    """A frame or a word holds no message of this version. Sent again, it would be the same bytes."""
+    """A frame holds no message of this version. A repetition would have the same bytes."""
 
 
 class JournalCorrupt(TopsError):
-    """What is in a journal is not what was written; nothing was opened, served or changed."""
+    """The content of a journal is not what was written; nothing was opened, served or changed."""
 
     def __init__(self, file: str, offset: int, problem: str) -> None:
         self.file, self.offset, self.problem = file, offset, problem
@@ -250,8 +250,8 @@ class JournalFailed(TopsError):
     def __init__(self, directory: str, problem: str) -> None:
         self.directory, self.problem = directory, problem
         super().__init__(
-            f"journal {directory}: {problem}. No more is written or acknowledged: stop this process, mend the disk "
-            "or make room, and start it again"
+            f"journal {directory}: {problem}. Nothing more is written or acknowledged: stop this process, fix the disk "
+            "or free space on it, and start the process again"
         )
 
 
@@ -260,7 +260,7 @@ class JournalClosed(TopsError):
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
-        super().__init__(f"journal {directory} is closed and takes no more records")
+        super().__init__(f"journal {directory} is closed and accepts no more records")
 
 
 class JournalLocked(TopsError):
@@ -274,18 +274,18 @@ class JournalLocked(TopsError):
 
 
 class NotInJournal(TopsError):
-    """A reader asks for a record that was dropped, replaced by a rewrite, or not appended yet."""
+    """A reader requests a record that was truncated, replaced by a rewrite, or not appended yet."""
 
     def __init__(self, directory: str, sequence: int, first: int, following: int) -> None:
         self.directory, self.sequence, self.first, self.following = directory, sequence, first, following
         super().__init__(
-            f"journal {directory} keeps records {first} up to, not including, {following}: record {sequence} is not "
+            f"journal {directory} has records {first} up to, not including, {following}: record {sequence} is not "
             "among them"
         )
 
 
 class RecordTooLarge(TopsError):
-    """A record is larger than the journal takes; it was not appended."""
+    """A record is larger than the journal's limit; it was not appended."""
 
     def __init__(self, size: int, size_max: int) -> None:
         self.size, self.size_max = size, size_max
@@ -293,7 +293,7 @@ class RecordTooLarge(TopsError):
 
 
 class ResourceError(TopsError):
-    """A database did not do what was asked of it; `where` names it."""
+    """A database did not carry out an operation; `where` names it."""
 
     def __init__(self, where: str, problem: str) -> None:
         self.where = where
@@ -315,16 +315,16 @@ class MemberRejected(ResourceError):
 
 
 class StaleAttempt(ResourceError):
-    """The order is about an attempt that a later one, or its end, has overtaken; nothing was done."""
+    """The request concerns an attempt that has ended or was replaced by a later one; nothing was done."""
 
 
 class PreparedWorkLost(ResourceError):
-    """A commit was ordered of something neither prepared nor applied here: the data may be diverging; an alarm."""
+    """A commit was requested of work that is neither prepared nor applied here: the data may diverge; an alarm."""
 
 
 class CompensationRejected(ResourceError):
-    """Something later is committed, so that the earlier part can't be taken back any more; an alarm."""
+    """Something later is committed, so that the earlier part can't be undone any more; an alarm."""
 
 
 class AgentReplaced(ResourceError):
-    """Another agent has taken over this database; this one must not touch it again."""
+    """Another agent has taken over this database; this one must not access it again."""

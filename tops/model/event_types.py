@@ -20,8 +20,8 @@ NESTING_MAX: Final = 64
 INT_MIN: Final = -(2**63)
 INT_MAX: Final = 2**63 - 1
 SETS_ROOT: Final = "rs"
-REQUESTS: Final = "ask"
-RESPONSES: Final = "answer"
+REQUESTS: Final = "request"
+RESPONSES: Final = "response"
 
 
 class AttributeKind(Enum):
@@ -41,7 +41,7 @@ class AttributeKind(Enum):
     STRUCTURE = "structure"  # `list`s and `dict`s with `str` keys of the others and None; can't be filtered by value
 
 
-BYTES: Final = AttributeKind.BYTES  # looked at with every event, and an enum's members take long to find by their class
+BYTES: Final = AttributeKind.BYTES  # read with every event; access through its class is slow
 INT: Final = AttributeKind.INT
 
 PYTHON_TYPES: Final[Mapping[AttributeKind, type[Any]]] = {
@@ -127,13 +127,13 @@ def _problem_with_structure(value: object, levels_left: int) -> str | None:
 
 
 class SetPart(Enum):
-    """What a type is to a replica set. Names below `rs.` belong to replica sets; it goes by the name alone, so that no
-    definition can say otherwise."""
+    """The part of a type in a replica set. Names below `rs.` belong to replica sets; the name alone decides, so that no
+    definition can contradict it."""
 
     NONE = "none"
     LOG = "log"  # rs.SET: only the set's replicas vote in it and publish single events to it
-    REQUESTS = "requests"  # rs.SET.ask…: from clients to replicas
-    RESPONSES = "responses"  # rs.SET.answer…: from replicas to clients
+    REQUESTS = "requests"  # rs.SET.request…: from clients to replicas
+    RESPONSES = "responses"  # rs.SET.response…: from replicas to clients
 
 
 def set_part(name: str) -> SetPart:
@@ -155,13 +155,13 @@ def set_of_log(family: str) -> str:
 
 
 class EventType(msgspec.Struct, frozen=True, eq=True, array_like=True):
-    """What events of one name look like.
+    """The structure of the events of one name.
 
     `attributes` takes Python types or kinds, `EventType("orders", {"id": int, "total": int})`, and holds kinds. An
     attribute that is listed in `optional` may be absent; None is never a value. With a `parent`, the attributes here
     are those that the child adds: `EventTypes` puts both together. Events of a `durable` type are kept in a log.
 
-    With `discloses_sender` subscribers learn who published an event; otherwise publishers are anonymous to them.
+    With `discloses_sender` events name their publisher to subscribers; otherwise publishers are anonymous to them.
     """
 
     name: str
@@ -206,7 +206,7 @@ class EventType(msgspec.Struct, frozen=True, eq=True, array_like=True):
         return kind if isinstance(kind, AttributeKind) else None
 
     def check(self, body: Mapping[str, Any]) -> None:
-        """Refuse a body that does not fit, with the attribute's name and what is wrong with it."""
+        """Raise InvalidEvent for a body that does not fit; the error names the attribute and its problem."""
         kinds = self.attributes
         for attribute, value in body.items():
             kind = kinds.get(attribute)
@@ -229,9 +229,9 @@ class EventType(msgspec.Struct, frozen=True, eq=True, array_like=True):
 
 
 class EventTypes:
-    """The event types known at one place, each with what it inherits.
+    """The event types that one node knows, each with what it inherits.
 
-    A name keeps its first definition for good: events already sent and filters already placed rely on it.
+    The first definition of a name is final: events that are sent and filters that are in use rely on it.
     """
 
     def __init__(self) -> None:
@@ -243,7 +243,7 @@ class EventTypes:
         return name in self._defined
 
     def define(self, event_type: EventType) -> EventType:
-        """Take a definition; gives back the type with its ancestors' attributes. Defining the same again is fine."""
+        """Add a definition; returns the type with its ancestors' attributes. To define the same again is no error."""
         known = self._defined.get(event_type.name)
         if known is None:
             self._whole[event_type.name] = self._with_inherited(event_type)
@@ -266,11 +266,11 @@ class EventTypes:
         return self._whole.get(name)
 
     def definitions(self, name: str) -> tuple[EventType, ...]:
-        """What another place needs to define the type: its ancestors' definitions, the oldest first, then its own."""
+        """What another node needs to define the type: its ancestors' definitions, the oldest first, then its own."""
         return tuple(self._defined[ancestor] for ancestor in reversed(self.lineage(name)))
 
     def define_all(self, definitions: tuple[EventType, ...]) -> EventType:
-        """Take a type and its ancestors as `definitions` gave them."""
+        """Define a type and its ancestors, as `definitions` returned them."""
         for definition in definitions:
             self.define(definition)
         return self._whole[definitions[-1].name]
@@ -288,7 +288,7 @@ class EventTypes:
         return known
 
     def lineage_as_known(self, name: str) -> tuple[str, ...]:
-        """The lineage as far as this place can tell: of a type that is not defined here, its name."""
+        """The lineage as far as this node knows it: for an unknown type, its name alone."""
         return self._lineages.get(name) or (self.lineage(name) if name in self._defined else (name,))
 
     def _with_inherited(self, child: EventType) -> EventType:

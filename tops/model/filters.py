@@ -1,8 +1,8 @@
 """Which events a subscriber wants: filters, and how they relate to each other.
 
 A filter is a conjunction of predicates on attributes. It is kept as one set of allowed values per attribute, so that
-matching, overlap and covering are exact, and filters that mean the same are equal. How many filters are matched
-against one event quickly is the business of `tops.core.broker.filter_index`.
+matching, overlap and covering are exact, and equivalent filters are equal. `tops.core.broker.filter_index` matches many
+filters against one event.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -30,7 +30,7 @@ _OPERATORS: Final = (*_COMPARISONS, "range", "in", "prefix", "exists")
 
 
 class Constraint(msgspec.Struct, frozen=True, array_like=True):
-    """What a filter asks of one attribute: to be there and, unless `allowed` is None, to have a value in the set."""
+    """A filter's condition on one attribute: it is present and, unless `allowed` is None, its value is in the set."""
 
     attribute: str
     allowed: ValueSet | None
@@ -49,7 +49,7 @@ class Constraint(msgspec.Struct, frozen=True, array_like=True):
         return body.get(self.attribute) in self.allowed
 
     def covers(self, other: "Constraint") -> bool:
-        """Whether all that `other` allows is allowed here; both are on one attribute."""
+        """Whether every value that `other` allows is allowed here; both are on one attribute."""
         return self.allowed is None or (other.allowed is not None and self.allowed.covers(other.allowed))
 
     def overlaps(self, other: "Constraint") -> bool:
@@ -79,7 +79,7 @@ class Filter(msgspec.Struct, frozen=True, array_like=True):
     operands of one kind. `range` takes `(low, high)`, both included; `in` a list, tuple or set; `prefix` a str or
     bytes; `exists` nothing. A predicate on an absent attribute is false, `!=` too.
 
-    The constructor is for decoders; it refuses (as a decoding error) what is not canonical.
+    The constructor is for decoders; it rejects (as a decoding error) what is not canonical.
     """
 
     constraints: tuple[Constraint, ...] = ()  # by attribute, in order of the names
@@ -122,7 +122,7 @@ class Filter(msgspec.Struct, frozen=True, array_like=True):
         return Filter(tuple(Constraint(attribute, merged[attribute]) for attribute in sorted(merged)))
 
     def encoded_bytes(self) -> int:
-        """How much it takes on the wire; what quotas go by. Nothing for the filter that every event matches."""
+        """Its size on the wire, which counts for quotas; 0 for the filter that every event matches."""
         return len(_encode(self)) if self.constraints else 0
 
     def matches(self, body: Mapping[str, Any]) -> bool:
@@ -153,7 +153,7 @@ class Filter(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def check_against(self, event_type: EventType) -> None:
-        """Refuse a filter that can't be meant for this type; give a type with its inherited attributes."""
+        """Raise InvalidFilter for a filter that does not fit this type; pass a type with its inherited attributes."""
         for constraint in self.constraints:
             kind = event_type.kind_of(constraint.attribute)
             subject = f"filter on event type {event_type.name!r}: attribute {constraint.attribute!r}"
@@ -229,7 +229,7 @@ def _operands(predicate: str, given: Iterable[object]) -> tuple[AttributeKind, l
 
 
 def _canonical(predicate: str, value: object) -> object:
-    """A timestamp is taken to UTC, where timestamps compare; of the two zeros the positive one stands for both."""
+    """A timestamp is converted to UTC, in which timestamps are compared; negative zero becomes positive zero."""
     if isinstance(value, float):
         return value + 0.0
     if not isinstance(value, datetime):

@@ -1,7 +1,6 @@
 """How ids are made and printed.
 
-Ids are plain strings on the wire and in journals, so that a person can search for them; their makers live here and
-nowhere else.
+Ids are plain strings on the wire and in journals, so that an operator can search for them. Only this module makes them.
 """
 
 import base64
@@ -12,7 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NewType
 
-NodeId = NewType("NodeId", str)  # a broker's name, or what a site's session goes by: IDENTITY or IDENTITY:INSTANCE
+NodeId = NewType("NodeId", str)  # a broker's name, or that of a site's session: IDENTITY or IDENTITY:INSTANCE
 TxId = NewType("TxId", str)  # origin.incarnation.counter
 Pseudonym = NewType("Pseudonym", str)  # a participant's name within one transaction
 
@@ -29,15 +28,15 @@ _NUMBERS = re.compile(r"(?:[0-9a-f]{10})+")
 
 
 def counted_id(origin: str, incarnation: str, number: int, key: str, replica: str) -> TxId:
-    """The id of the `number`-th write of one life of `origin` that goes to a replica first.
+    """The id of the `number`-th write of one incarnation of `origin` that goes to a replica first.
 
-    It tells the replica, and the write's idempotency key if it has one: whoever asks what became of it needs both."""
-    told = f"{_KEYED}{base64.urlsafe_b64encode(key.encode()).decode()}" if key else ""
-    return TxId(f"{origin}.{incarnation}.{number:010x}{told}{_AT}{replica}")
+    It contains the replica, and the write's idempotency key if it has one: a request for its outcome needs both."""
+    key_part = f"{_KEYED}{base64.urlsafe_b64encode(key.encode()).decode()}" if key else ""
+    return TxId(f"{origin}.{incarnation}.{number:010x}{key_part}{_AT}{replica}")
 
 
 def parts_of_counted(tx: str) -> tuple[str, str]:
-    """The idempotency key and the replica that a counted id tells; nothing for other ids. ValueError: it is no id."""
+    """The idempotency key and the replica that a counted id contains; empty for other ids. ValueError: it is no id."""
     before, at, replica = tx.rpartition(_AT)
     _, keyed, key = before.partition(_KEYED)
     return base64.urlsafe_b64decode(key).decode() if at and keyed else "", replica if at else ""
@@ -58,7 +57,7 @@ def counted_all(ids: Sequence[str]) -> list[tuple[str, int]] | None:
     if {tx[:begin] for tx in ids} == {first[1]} and {tx[end:] for tx in ids} == {first[3]}:  # most often: one writer's
         numbers, series = [tx[begin:end] for tx in ids], first[1] + first[3]
         return [(series, int(number, 16)) for number in numbers] if _NUMBERS.fullmatch("".join(numbers)) else None
-    found = [place for place in map(counted, ids) if place is not None]
+    found = [parts for parts in map(counted, ids) if parts is not None]
     return found if len(found) == len(ids) else None
 
 
@@ -68,7 +67,7 @@ def identity_in(tx: str) -> str:
 
 
 def standing_pseudonym(secret: bytes, tx: TxId) -> Pseudonym:
-    """The pseudonym of a standing answer: nobody without the secret can link two of them."""
+    """The pseudonym of a standing registration in a transaction: without the secret no two of them can be linked."""
     return Pseudonym(hmac.digest(secret, tx.encode(), "sha256")[:16].hex())
 
 
@@ -78,7 +77,7 @@ def node_id(identity: str, instance: str) -> NodeId:
 
 
 def voter_key(identity: str, voter: str) -> str:
-    """What a coordinator knows a voter by: its own name, bound to the identity that the message was stamped with."""
+    """A coordinator's name for a voter: the voter's own name, bound to the identity in the stamp of the message."""
     return f"{identity}#{voter}"
 
 
@@ -89,11 +88,11 @@ def voter_of(key: str) -> str:
 
 @lru_cache(maxsize=8192)
 def hashed_voter(key: str) -> str:
-    """The voter as a published committing set shows it."""
+    """The voter in the form of a published committing set."""
     return hashed(voter_of(key))
 
 
 @lru_cache(maxsize=8192)
 def hashed(pseudonym: str) -> str:
-    """One way: a published membership list shows a member its own entry and tells others nothing."""
+    """A one-way hash: a member finds its own entry in a published membership list, which reveals nothing else."""
     return hashlib.sha256(pseudonym.encode()).hexdigest()[:32]

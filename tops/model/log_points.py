@@ -1,9 +1,9 @@
-"""Where in which history of a log somebody is: (history, index, digest), comparable across restores and restarts.
+"""A point in a history of a log: (history, index, digest), comparable across restores and restarts.
 
 A log has a random history id. The digest at an index is a hash over everything committed up to it: each entry's digest
 covers the history id, the digest before it, its index and the ids of what was committed under it. An entry that changes
-nothing leaves the digest as it is. Two parties with the same digest at an index hold the same prefix of the same log;
-a log that was restored from a backup and went on differently has other digests from the first different entry on.
+nothing leaves the digest as it is. Two nodes with the same digest at an index hold the same prefix of the same log; a
+log that was restored from a backup and continued differently has other digests from the first different entry on.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ class Digests(msgspec.Struct, frozen=True, gc=False):
         return found.hex() if len(found) == DIGEST_BYTES else None
 
     def behind(self, index: int) -> bytes:
-        """Those of the indexes after `index`."""
+        """The digests of the indexes after `index`."""
         return self.packed[(index - self.after + 1) * DIGEST_BYTES :]
 
 

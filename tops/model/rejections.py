@@ -1,7 +1,7 @@
-"""Why a transaction, a vote or a write is rejected: a code that programs decide by, and a text for people.
+"""Why a transaction, a vote or a write is rejected: a code for programs, and a text for people.
 
-A rejection travels from whoever rejects (a participant, a coordinator, a replica's database) to the publisher. Nothing
-on the way reads its text; to reword a text changes no behaviour.
+A rejection travels from the node that rejects (a participant, a coordinator, a replica's database) to the publisher.
+Nothing on the way reads its text; to reword a text changes no behaviour.
 """
 
 from enum import Enum
@@ -17,22 +17,22 @@ class RejectionCode(Enum):
     """The kind of a rejection. The values are stable: they are stored, and applications see them."""
 
     # By its publisher, its coordinator or a participant.
-    ABORTED = "aborted"  # its publisher or an operator wanted it so
-    PUBLISHER_LOST = "publisher-lost"  # a publisher is gone
+    ABORTED = "aborted"  # its publisher or an operator aborted it
+    PUBLISHER_LOST = "publisher-lost"  # a publisher is unreachable
     TIMED_OUT = "timed-out"  # it was not decided in time
     RESTARTED = "restarted"  # its coordinator was restarted
-    NOT_TAKEN = "not-taken"  # its coordinator does not take it: what it asks for, a quota, a late repetition
+    NOT_TAKEN = "not-taken"  # its coordinator does not accept it: its specification, a quota, a late repetition
     INCOMPLETE = "incomplete"  # events are missing, or came out of sequence
     CENSUS_UNFULFILLED = "census-unfulfilled"  # too few or the wrong participants replied to the census
-    CONSTRAINTS_UNMET = "constraints-unmet"  # those who are left to commit it are not enough
-    PARTICIPANT_NOT_ALLOWED = "participant-not-allowed"  # somebody takes part who is not on the list
+    CONSTRAINTS_UNMET = "constraints-unmet"  # the participants that are left are not enough
+    PARTICIPANT_NOT_ALLOWED = "participant-not-allowed"  # a participant is not on the list
     OWN_RESOURCES = "own-resources"  # the publisher's own resources failed
     PARTICIPANT_FAILED = "participant-failed"  # a participant raised an error, or does not know the transaction
-    BUSY = "busy"  # a participant is at something else
+    BUSY = "busy"  # a participant has other work in progress
     PAUSED = "paused"  # a replica was stopped
     ROWS_DIFFER = "rows-differ"  # it changed another number of rows at some replicas than at others
-    JOURNAL_STALE = "journal-stale"  # the coordinator gives out no index
-    NO_RECORD = "no-record"  # nothing is known of it (any more)
+    JOURNAL_STALE = "journal-stale"  # the coordinator assigns no index
+    NO_RECORD = "no-record"  # there is no record of it (any more)
     # By the coordinator of a replica set's log.
     PLAN_UNKNOWN = "plan-unknown"
     AGAINST_PLAN = "against-plan"
@@ -41,16 +41,16 @@ class RejectionCode(Enum):
     # By a replica.
     INVALID = "invalid"  # unknown table or column, no primary key, not deterministic (with `proof`)
     CONSTRAINT = "constraint"  # check, unique, foreign key, not null, exclusion
-    VERSION = "version"  # the row is not the one that the writer had seen
+    VERSION = "version"  # the row is not the version that the writer had read
     DUPLICATE = "duplicate"  # its idempotency key has been committed with the same content, by `first_tx`
     KEY_REUSED = "key-reused"  # its idempotency key has been committed with other content
-    CONFLICT = "conflict"  # something came in between: execute again
+    CONFLICT = "conflict"  # another transaction committed in between: execute again
     SERIALIZATION = "serialization"  # what the transaction has read was changed
     UNAVAILABLE = "unavailable"  # the replica can't at the moment
-    ERROR = "error"  # anything else that the database objects to
+    ERROR = "error"  # any other error of the database
 
 
-# Whose code is part of the text that people see.
+# Codes that are part of the text.
 _SHOWN = frozenset(
     [
         RejectionCode.PLAN_UNKNOWN,
@@ -72,7 +72,7 @@ REJECTION_TEXT_MAX: Final = TEXT_MAX  # of all texts of a rejection in a message
 
 
 class Rejection(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Why something is rejected. `str()` of it is the whole sentence for people; only the other fields are decided by.
+    """Why something is rejected. `str()` gives the whole text for people; programs use only the other fields.
 
     `proof`: the code of why a change is not proved to be deterministic. `first_tx`, `first_number`: of a duplicate, the
     transaction that was committed with the key, and its log index.
@@ -98,7 +98,7 @@ class Rejection(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return len(self.text) + len(self.sqlstate) + len(self.proof) + len(self.first_tx or "")
 
     def bounded(self) -> "Rejection":
-        """The same with a text that is short enough for a message of a site."""
+        """The same rejection with a text that fits into a message of a site."""
         over = self.text_length - REJECTION_TEXT_MAX
         if over <= 0:
             return self
@@ -106,12 +106,12 @@ class Rejection(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def sentence(rejection: Rejection | None) -> str:
-    """The sentence for people; empty if nothing was rejected."""
+    """The text for people; empty if nothing was rejected."""
     return "" if rejection is None else str(rejection)
 
 
 def over_limit(size: int) -> Rejection | None:
-    """Why a transaction of so many bytes is not taken; None if it is."""
+    """Why a transaction of that size is rejected, or None."""
     if size <= TX_BYTES_MAX:
         return None
     text = f"with this event it takes over {TX_BYTES_MAX} bytes, the limit of a transaction: split it"

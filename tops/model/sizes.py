@@ -7,10 +7,10 @@ import msgspec
 
 FRAME_BYTES_MAX: Final = 8 * 2**20  # of one WebSocket message, after authentication
 MESSAGE_BYTES_MAX: Final = FRAME_BYTES_MAX - 1024  # of one message: a frame holds at least one
-# Of one message of a site, and of one transaction in a log. Brokers send on what such a message holds inside of other
-# messages, which must fit a frame as well. What they add once is the sender's stamp, addresses and names (below 2 KiB
-# each), an epoch's id and 64 sequence numbers in a prepare, and in a delivery of the log 256 digests (8 KiB) and the
-# hashed names of those who committed an entry (1,000 voters take about 20 KiB).
+# Of one message of a site, and of one transaction in a log. Brokers forward the content of such a message inside of
+# other messages, which must fit into a frame as well. They add once the sender's stamp, addresses and names (below
+# 2 KiB each), an epoch's id and 64 sequence numbers in a prepare, and in a delivery of the log 256 digests (8 KiB) and
+# the hashed names of the voters that committed an entry (1,000 voters take about 20 KiB).
 SITE_MESSAGE_BYTES_MAX: Final = MESSAGE_BYTES_MAX - 32 * 1024
 # Of events that travel encoded. They may be decoded and encoded again, where a float of 5 bytes takes 9.
 ENCODED_BYTES_MAX: Final = SITE_MESSAGE_BYTES_MAX * 5 // 9
@@ -34,8 +34,8 @@ T = TypeVar("T")
 
 
 def encoded_bytes(value: object) -> int:
-    """How many bytes a value of a message takes on the wire and in a journal. To encode a small write takes a tenth of
-    a microsecond, less than to look at its values."""
+    """The size of a value of a message on the wire and in a journal. To encode a small write takes a tenth of a
+    microsecond, which is less than to add up the sizes of its values."""
     return len(_encoder.encode(value))
 
 

@@ -1,4 +1,4 @@
-"""The words of a transaction: type, access, scope, limit, states, and which of them go together."""
+"""The properties of a transaction: type, access, scope, limit, states, and which of them may be combined."""
 
 from enum import Enum, IntEnum
 
@@ -9,16 +9,16 @@ class TxType(Enum):
     LOCAL = "local"  # every subscriber commits by itself
     DISTRIBUTED = "distributed"  # the participants commit together or not at all
 
-    __hash__ = object.__hash__  # part of a key that every transaction is looked up by; the one of `Enum` is slow
+    __hash__ = object.__hash__  # part of a key that is looked up for every transaction; `Enum.__hash__` is slow
 
 
 class Access(Enum):
     PRIVATE = "private"  # only the initiator publishes
-    PUBLIC = "public"  # whoever knows the transaction publishes
+    PUBLIC = "public"  # every site that knows the transaction may publish
 
 
 class Scope(IntEnum):
-    """What a subscriber asks for or gets; ordered from least to most bound."""
+    """The scope that a subscriber requests or gets; ordered from least to most bound."""
 
     NONE = 0
     NON_TRANSACTIONAL = 1
@@ -37,10 +37,10 @@ class ScopeLimit(IntEnum):
 
 
 class LocalOutcome(Enum):
-    """What local subscribers of a distributed transaction go by."""
+    """What decides the outcome at local subscribers of a distributed transaction."""
 
-    INDEPENDENT = "independent"  # they commit on the request, whatever the distributed part does
-    FOLLOWS = "follows"  # they get the transaction only after a distributed commit
+    INDEPENDENT = "independent"  # the publisher's commit request, whatever the distributed part does
+    FOLLOWS = "follows"  # the distributed part: they commit only after a distributed commit
 
 
 class TxState(Enum):
@@ -53,26 +53,26 @@ class TxState(Enum):
 
 
 class Outcome(Enum):
-    """What is known of a transaction's end."""
+    """What is known of a transaction's outcome."""
 
     COMMITTED = "committed"
     ABORTED = "aborted"
-    UNKNOWN = "unknown"  # not decided yet, or nobody who knows was reached
+    UNKNOWN = "unknown"  # not decided yet, or no node that knows it was reached
 
 
-# Asked for with every transaction, and an enum's members take long to find by their class.
+# Read with every transaction, and access to a member of an enum through its class is slow.
 _LOCAL_TX, _NO_SCOPE = TxType.LOCAL, Scope.NONE
 
 
-def granted_scope(asked: Scope, limit: ScopeLimit, tx_type: TxType) -> Scope:
+def granted_scope(requested: Scope, limit: ScopeLimit, tx_type: TxType) -> Scope:
     """The scope a subscriber gets (thesis, table 4-A); a local transaction offers at most `LOCAL`."""
-    if tx_type is _LOCAL_TX and asked is Scope.DISTRIBUTED:
-        asked = Scope.LOCAL
-    return asked if asked >= limit else _NO_SCOPE
+    if tx_type is _LOCAL_TX and requested is Scope.DISTRIBUTED:
+        requested = Scope.LOCAL
+    return requested if requested >= limit else _NO_SCOPE
 
 
 def check_limit(tx_type: TxType, limit: ScopeLimit, local_outcome: LocalOutcome) -> None:
-    """Refuse at `begin` what could never be honoured."""
+    """Raise InvalidTransaction for a combination that can't be carried out."""
     if tx_type is not _LOCAL_TX:
         return
     if limit is ScopeLimit.DISTRIBUTED:

@@ -1,10 +1,10 @@
-"""Sets of values of one kind, with exact set algebra: what one attribute may be, as a filter sees it.
+"""Sets of values of one kind, with exact set algebra: the values that a filter allows for one attribute.
 
 Every kind that can be ordered has a least value, and every value but the greatest has an immediate successor: n + 1
 for integers, the next double for floats, the next microsecond for timestamps, and for strings and bytes the value with
 a zero appended, since nothing sorts between "a" and "a\\0". So every comparison is a union of half-open intervals
-`[low, high)`, and sorted intervals that do not touch are the one way to write a set: equal sets are equal values, and
-no answer depends on whether a kind is dense.
+`[low, high)`, and sorted intervals that do not touch are the only form of a set: equal sets are equal values, and no
+result depends on whether a kind is dense.
 """
 
 import math
@@ -46,14 +46,14 @@ _ORDERS: Final = {
     ),
 }
 _LOW: Final = itemgetter(0)
-_SCAN_MAX: Final = 4  # up to so many intervals a plain loop beats a binary search
+_SCAN_MAX: Final = 4  # up to so many intervals a plain loop is faster than a binary search
 
 
 class ValueSet(msgspec.Struct, frozen=True, array_like=True):
-    """A set of values of one kind, written in the one canonical way.
+    """A set of values of one kind, in its canonical form.
 
-    Build one with the functions below; the constructor is what a decoder calls, and it refuses (as a decoding error)
-    whatever is not canonical.
+    Build one with the functions below; the constructor is for decoders and rejects (as a decoding error) what is not
+    canonical.
     """
 
     kind: AttributeKind
@@ -135,7 +135,7 @@ class ValueSet(msgspec.Struct, frozen=True, array_like=True):
         return None
 
     def describe(self, attribute: str) -> str:
-        """The set as a condition on `attribute`, for people."""
+        """The set as a readable condition on `attribute`."""
         excluded = (~self).points()
         if excluded and self.points() is None:
             return " and ".join(f"{attribute} != {value!r}" for value in excluded)
@@ -172,7 +172,7 @@ def _lower(high: Any, other: Any) -> Any:
 
 
 def exactly(kind: AttributeKind, values: Iterable[Any]) -> ValueSet:
-    """The set of just these values."""
+    """The set of exactly these values."""
     after = _ORDERS[kind].after
     intervals: list[Interval] = []
     for value in sorted(set(values)):

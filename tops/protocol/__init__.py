@@ -1,4 +1,4 @@
-"""What crosses a border: messages between nodes, effects that a machine asks of its driver, records in a journal.
+"""Data that crosses a border: messages between nodes, effects of a machine for its driver, records in a journal.
 
-Declarations only; whoever receives one decides what it means. Imports `tops.model`.
+Declarations only: the receiver defines the behaviour. Imports `tops.model`; machines and drivers import it.
 """

@@ -1,9 +1,9 @@
-"""Everything a machine may ask of the world.
+"""All effects that a machine may return.
 
-Effects are data, and their order in a list is the order in which they happen. The one rule that everything rests on:
-an effect behind a `Persist` is carried out only once that record is on disk, and so is every effect of later inputs,
-since a machine's memory already knows what its disk does not yet. The runtime makes that cheap by putting many records
-on disk together; the simulator makes it hurt by crashing in between.
+Effects are data, and the driver carries them out in the order of the list. The central rule: an effect behind a
+`Persist` is carried out only once that record is on disk, and so is every effect of later inputs, since they may
+depend on state that is in memory and not on disk yet. The runtime makes that cheap by writing many records together
+(group commit); the simulator tests it by crashing in between.
 """
 
 from collections.abc import Hashable
@@ -31,43 +31,44 @@ from tops.protocol.records import AnyRecord
 
 
 class Effect(msgspec.Struct, frozen=True, gc=False):
-    """Something to be done by whoever drives the machine."""
+    """Something that the machine's driver carries out."""
 
 
 class SendTo(Effect, frozen=True):
-    """A letter to an address; the node that hosts the machine finds the way."""
+    """A message to an address; the node that hosts the machine routes it."""
 
     to: Address
     message: AddressedMessage
 
 
 class Disseminate(Effect, frozen=True):
-    """A publication for the multicast tree; the node that hosts the machine finds the way."""
+    """A publication for the multicast tree; the node that hosts the machine routes it."""
 
     publication: Publication
 
 
 class SendOnLink(Effect, frozen=True):
-    """Over one link, to the neighbour at its other end, in order."""
+    """A message over one link, to the neighbour at its other end; messages of one link stay in order."""
 
     link: NodeId
     message: LinkMessage
 
 
 class Persist(Effect, frozen=True):
-    """On disk before the next effect starts: whoever hears a decision may rely on it."""
+    """On disk before the next effect starts: a node that receives a decision may rely on it."""
 
     record: AnyRecord
 
 
 class Note(Effect, frozen=True):
-    """To the journal in its turn, but nobody waits for it: losing it in a crash costs work, never truth."""
+    """To the journal in order, without waiting for the disk: losing it in a crash costs repeated work and nothing
+    else."""
 
     record: AnyRecord
 
 
 class ReadLog(Effect, frozen=True):
-    """Older entries of a log, from disk, for the feed of that name; answered with `log_read`."""
+    """Older entries of a log, from disk, for the feed of that name; the driver returns them with `log_read`."""
 
     event_type: str
     feed: str
@@ -87,15 +88,15 @@ class CancelTimer(Effect, frozen=True):
 
 
 class Alarm(Effect, frozen=True):
-    """Something an operator must see: divergence in the making, a promise that is kept for too long."""
+    """Something that an operator must see, such as a divergence, or a transaction that stays in doubt."""
 
     kind: str
     text: str
 
 
 class Reject(Effect, frozen=True):
-    """A message of this sender was not acted on, since it claims something that its stamp does not bear out: to be
-    audited, and to be answered where the sender is connected here. `subject`: as in `MessageRejected`."""
+    """A message of this sender was not acted on, since its stamp does not justify what the message claims. It is
+    audited, and the sender gets a `MessageRejected` if it is connected here. `subject`: as in that message."""
 
     sender: Sender
     verb: str
@@ -106,7 +107,7 @@ class Reject(Effect, frozen=True):
 
 
 class CompleteRequest(Effect, frozen=True):
-    """The end of a request that the application made: a value, or an error to raise."""
+    """A request of the application has ended: its value, or an error to raise."""
 
     request: int
     value: Any = None
@@ -114,7 +115,8 @@ class CompleteRequest(Effect, frozen=True):
 
 
 class Deliver(Effect, frozen=True):
-    """An ordinary event (or a transactional one taken as such) for a subscription's application."""
+    """An ordinary event (or a transactional one for a non-transactional subscriber) for a subscription's
+    application."""
 
     subscription: int
     event: Event
@@ -132,7 +134,7 @@ class DeliverAll(Effect, frozen=True):
 
 
 class TxEnded(Effect, frozen=True):
-    """Publishers hear how their transaction ended, too."""
+    """The outcome of a transaction, for its publishers' applications."""
 
     tx: TxId
     committed: bool
@@ -140,7 +142,7 @@ class TxEnded(Effect, frozen=True):
 
 
 class Memo(msgspec.Struct, frozen=True, array_like=True):
-    """What a participant keeps with its promise, so that it can ask for the decision after a crash."""
+    """What a participant stores durably with its prepared work, so that it can request the decision after a crash."""
 
     epoch: EpochId
     digest: str
@@ -149,9 +151,9 @@ class Memo(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PreparedWork(msgspec.Struct, frozen=True):
-    """A promise that a participant found again after a crash, and which transactions it holds under it.
+    """Prepared work that a participant found after a crash: the memo, and the transactions that are prepared under it.
 
-    These may be fewer than the memo names: a crash can come while the promises of an epoch are being renewed.
+    These may be fewer than the memo names: the crash may have come while a new attempt was being prepared.
     """
 
     memo: Memo
@@ -159,15 +161,15 @@ class PreparedWork(msgspec.Struct, frozen=True):
 
 
 class Call(Effect, frozen=True):
-    """A request to a subscription's participant. It answers with `call_done(call, result)`, in any time it needs;
-    calls of one transaction are made one after the other."""
+    """A call to a subscription's participant. The driver returns the result with `call_done(call, result)`, after any
+    time; calls of one transaction are made one after the other."""
 
     subscription: int
     call: int
 
 
 class JoinTx(Call, frozen=True):
-    """Which scope? Result: `Scope`."""
+    """Choose a scope. Result: `Scope`."""
 
     tx: TxId
     spec: TxSpec
@@ -175,7 +177,8 @@ class JoinTx(Call, frozen=True):
 
 
 class TakeEvent(Call, frozen=True):
-    """An ordinary event of a durable type, from the log. Returns when it is safely taken; any result will do."""
+    """Process an ordinary event of a durable type, from the log. When the call returns the event is acknowledged; the
+    result is ignored."""
 
     number: int
     event: Event
@@ -190,9 +193,10 @@ class NotifyTx(Call, frozen=True):
 
 
 class PrepareTx(Call, frozen=True):
-    """Promise, durably, with `memo` (None: a local transaction, which commits right after). Result: None or a reason.
+    """Prepare durably, with `memo` (None: a local transaction, which commits right after). Result: None, or a reason
+    for a NO.
 
-    A compensatable participant commits here and remembers what it consumed."""
+    A compensatable participant commits here, and stores the events for a compensation."""
 
     tx: TxId
     memo: Memo | None
@@ -200,31 +204,32 @@ class PrepareTx(Call, frozen=True):
 
 
 class CommitTxCall(Call, frozen=True):
-    """Carry out. `number`: the transaction comes from a log, which may deliver it again after a crash; a participant
-    that remembers the number with its work sees that."""
+    """Commit. `number`: the transaction comes from a log, which may deliver it again after a crash; a participant that
+    stores the number with its work recognises that."""
 
     tx: TxId
     number: int | None = None
 
 
 class AbortTxCall(Call, frozen=True):
-    """Undo: roll back what is running or prepared; compensate, in reverse order, what was committed early."""
+    """Abort: roll back what is running or prepared; compensate, in reverse order, what was committed early."""
 
     tx: TxId
     rejection: Rejection
 
 
 class DropMemo(Effect, frozen=True):
-    """The coordinator knows that the promise is kept: the participant's memory of it may go."""
+    """The coordinator has noted that the commit is carried out: the participant may delete the memo."""
 
     subscription: int
     memo: Memo
 
 
 class PrepareBatch(Call, frozen=True):
-    """Apply an epoch as one unit and promise it. Result: `BatchPrepared`.
+    """Apply an epoch as one unit and prepare it. Result: `BatchPrepared`.
 
-    `before` is what the database holds; the digest behind it is prepared with the epoch, in the same transaction."""
+    `before` is the point that the database holds; the digest after the epoch is prepared with it, in the same
+    transaction."""
 
     memo: Memo
     members: tuple[EpochMember, ...]
@@ -232,15 +237,15 @@ class PrepareBatch(Call, frozen=True):
 
 
 class FinishBatch(Call, frozen=True):
-    """Commit or roll back an epoch, also one that is unknown here (it is rolled back already). Result, of a commit: the
-    point that the database holds now."""
+    """Commit or roll back an epoch; an unknown one is rolled back already. Result of a commit: the point that the
+    database holds now."""
 
     memo: Memo
     committed: bool
 
 
 class ApplyEntries(Call, frozen=True):
-    """Apply what others have committed, in this order, each once. Result: the point reached."""
+    """Apply entries of the log, in this order, each once. Result: the point reached."""
 
     entries: tuple[LogEntry, ...]
     upto: int
@@ -249,16 +254,16 @@ class ApplyEntries(Call, frozen=True):
 
 
 class HistoryJudged(Effect, frozen=True):
-    """Whether a replica's database and the coordinator's log hold the same history; empty: they do."""
+    """The result of comparing a replica's database with the coordinator's log: a problem, or empty if they agree."""
 
     subscription: int
     problem: str
 
 
 class BatchPrepared(msgspec.Struct, frozen=True):
-    """A participant's answer to `PrepareBatch`; `rows` and `results` have one element per member, excluded or not."""
+    """The result of `PrepareBatch`; `rows` and `results` have one element per member, excluded or not."""
 
     excluded: dict[TxId, Rejection]
     rows: tuple[tuple[int, ...], ...] = ()
     results: tuple[bytes, ...] = ()
-    log_digest: str = ""  # what was prepared, as it will stand in the database; empty: nothing was
+    log_digest: str = ""  # the digest that was prepared with the epoch; empty: nothing was prepared

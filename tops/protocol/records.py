@@ -13,14 +13,15 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=Tru
 
 
 class Started(Record, frozen=True):
-    """A new life of the broker; everything said by an earlier one is late."""
+    """A new incarnation of the broker; messages of earlier ones no longer count."""
 
     incarnation: int
-    protocol: int = 1  # the version that wrote what follows
+    protocol: int = 1  # the version that wrote the following records
 
 
 class Publisher(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Whose publication an entry is, and which one of its incarnation; entries themselves do not tell."""
+    """The publisher of an entry, its incarnation and the number of the publication; the entry itself does not name
+    it."""
 
     node: NodeId
     incarnation: int
@@ -28,29 +29,30 @@ class Publisher(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TypeDefined(Record, frozen=True):
-    """An event type; `history` is that of the log, with the first type of a durable family."""
+    """An event type; `history` is the id of the log's history, for the first type of a durable family."""
 
     event_type: EventType
     history: str = ""
 
 
 class PlansDeclared(Record, frozen=True):
-    """Which transactions a replica set's log takes from sites that are no replicas of the set; the latest counts."""
+    """The transactions that a replica set's log accepts from sites that are no replicas of the set; the latest record
+    counts."""
 
     event_type: str
     plans: tuple[TxSpec, ...]
 
 
 class MembersDeclared(Record, frozen=True):
-    """Which replicas a replica set has, by identity; the latest counts."""
+    """The identities of a replica set's replicas; the latest record counts."""
 
     event_type: str
     members: frozenset[str]
 
 
 class LogAppended(Record, frozen=True):
-    """A number of a durable type's log. For an epoch this is also the decision to commit it, and who is in sync
-    from here on (None: unchanged): one record, so that no crash can separate them."""
+    """An entry of a durable type's log. For an epoch it is also the decision to commit, and it names the replicas that
+    are in sync from here on (None: unchanged). All of it is one record, so that a crash can't separate it."""
 
     event_type: str
     entry: LogEntry
@@ -64,8 +66,8 @@ class InSyncChanged(Record, frozen=True):
 
 
 class LogStale(Record, frozen=True):
-    """A replica is ahead of this journal, or holds another log: no index is given out until a `HistoryBegun` follows,
-    or the replica's durable subscription is ended."""
+    """A replica is ahead of this journal, or holds another log: no index is assigned until a `HistoryBegun` follows, or
+    the replica's durable subscription is ended."""
 
     event_type: str
     replica: str
@@ -73,8 +75,8 @@ class LogStale(Record, frozen=True):
 
 
 class HistoryBegun(Record, frozen=True):
-    """An operator let the log go on in a new history, behind what the most advanced replicas hold. What lies between
-    `end`, where this journal ended, and `point` is at replicas alone."""
+    """An operator continued the log in a new history, behind what the most advanced replicas hold. Only replicas have
+    what lies between `end`, where this journal ended, and `point`."""
 
     event_type: str
     point: LogPoint
@@ -83,16 +85,16 @@ class HistoryBegun(Record, frozen=True):
 
 
 class ReplicasUnconfirmed(Record, frozen=True):
-    """Which replicas had not responded when a log went on after a start of the broker, and where it ended then: they
-    take no part before they have told that they were not ahead of it."""
+    """Replicas that had not reported when a log continued after a start of the broker, and where the log ended then.
+    They take no part until they have reported that they were not ahead of it."""
 
     event_type: str
     ends: dict[str, int]
-    incarnations: dict[str, int] = {}  # of the broker, in which the log went on without them
+    incarnations: dict[str, int] = {}  # of the broker, in which the log continued without them
 
 
 class EpochCommitted(Record, frozen=True):
-    """The decision on an epoch of a type that keeps no log."""
+    """The decision to commit an epoch of a type that keeps no log."""
 
     epoch: EpochId
     digest: str
@@ -101,54 +103,55 @@ class EpochCommitted(Record, frozen=True):
 
 
 class FinishesNoted(Record, frozen=True):
-    """These voters have carried out these commits and are not going to ask any more."""
+    """These voters have carried out these commits and will not request the decisions again."""
 
     event_type: str
     finished: tuple[tuple[EpochId, str], ...]
 
 
 class TxRejected(Record, frozen=True):
-    """Asked about before it arrived: a late arrival must not apply."""
+    """Its outcome was requested before the transaction arrived, and the response was "aborted": if it arrives later, it
+    must not commit."""
 
     tx: TxId
 
 
 class OutcomesTruncated(Record, frozen=True):
-    """Old parts of a log were dropped: of these lives, commits up to that transaction may not be remembered here, and
-    having no record of one no longer means that it aborted."""
+    """Old parts of a log were truncated: commits of these incarnations up to that transaction may have no record here,
+    so the absence of a record no longer means abort."""
 
     incarnations: dict[str, int]
 
 
 class LogDecided(Record, frozen=True):
-    """Old parts of a log were dropped: every number up to this one is decided, also those that are not kept."""
+    """Old parts of a log were truncated: every number up to this one is decided, also truncated ones."""
 
     event_type: str
     upto: int
 
 
 class LogCut(Record, frozen=True):
-    """Old parts of a log were dropped: the digest at the last index that is not kept."""
+    """Old parts of a log were truncated: the digest at the last truncated index."""
 
     event_type: str
     point: LogPoint
 
 
 class PublishersRetained(Record, frozen=True):
-    """Old parts of a log were dropped: the latest life and the last publication of those who published to it."""
+    """Old parts of a log were truncated: the latest incarnation and the last publication of its publishers."""
 
     event_type: str
     published: dict[NodeId, tuple[int, int]]
 
 
 class SubscriptionAdvanced(Record, frozen=True):
-    """How far a durable subscription has safely taken the log; -1 ends it."""
+    """The acknowledged position of a durable subscription; -1 ends it."""
 
     event_type: str
     name: str
     position: int
-    replica: str = ""  # the site of the replica that follows under that name, if it is one's
-    dropped: bool = False  # it held too much of the journal: nothing is kept for it, and it hears so when it returns
+    replica: str = ""  # the site of the replica that follows under that name, if it is a replica
+    dropped: bool = False  # it retained too much of the journal: nothing is retained for it, its requests are rejected
 
 
 AnyRecord = (

@@ -13,9 +13,9 @@ from tops.model.filters import Filter
 from tops.model.ids import NodeId
 from tops.protocol.messages import Definitions
 
-AT = "at"  # attribute of a log's event: the writer's clock in ms since 1970, kept near theirs by brokers
+AT = "at"  # attribute of a log's event: the writer's clock in ms since 1970; brokers keep it near their own
 
-# Attributes of a log's event that say more than a client may say with a write.
+# Attributes of a log's event that a client may not set.
 BATCH = "batch"  # transactions that a replica has committed before it published them
 ORIGIN = "origin"  # the replica that has executed the write and captured its rows
 CONTROL = "control"  # a barrier, a repair or housekeeping
@@ -36,14 +36,14 @@ def set_definition(name: str) -> EventType:
 
 
 def is_plain_write(body: Mapping[str, object]) -> bool:
-    """Whether the body fits a set's log and has no attribute that only some may send: the common case, told fast. Its
+    """Whether the body fits a set's log and has no attribute that needs a right: a fast test for the common case. The
     clock may still be any number."""
     kinds = type(body.get(AT)), type(body.get("write")), type(body.get("reads"))
     return len(body) == len(_PLAIN) and kinds == _PLAIN
 
 
 def check_definitions(definitions: Definitions) -> None:
-    """Raise InvalidEventType if these define a name below `rs.` differently, or relate it to another type."""
+    """Raise InvalidEventType if these define a name below `rs.` in another way, or relate it to another type."""
     for definition in definitions:
         if definition.name.partition(".")[0] != SETS_ROOT:
             continue

@@ -227,7 +227,7 @@ async def test_numbers_that_were_dropped_stay_gone_however_often_the_broker_is_r
             kept = broker.node.core.rendezvous.logs["bulk"]
             assert kept.oldest >= oldest > 1
             assert all(entry.event is not None for entry in kept.tail.values()), "a dropped number is no void one"
-            with pytest.raises(NotReachable, match="no longer kept"):
+            with pytest.raises(NotReachable, match="no longer retained"):
                 [entry async for entry in reader.read_log(BULK, 1, 10)]
             doubtful = GetEpochOutcome(epoch=EpochId("bulk", 1, 1, NodeId("b1"), 1), digest="", voter="v")
             asked = broker.node.core.rendezvous.on_message(

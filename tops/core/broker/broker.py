@@ -1,8 +1,8 @@
-"""A broker without its sockets: links in, effects out.
+"""A broker without its sockets: messages from links in, effects out.
 
-Three things meet here and nowhere else: hop-by-hop routing (`RoutingTable`), the sites at this edge (`Edge`), and the
-coordinator's duties for the types that meet here (`Rendezvous`). The broker turns what the latter wants done (`SendTo`,
-`Disseminate`) into messages on links.
+It combines hop-by-hop routing (`RoutingTable`), the sites at this edge (`Edge`), and the coordinator of the types whose
+rendezvous is this broker (`Rendezvous`). The broker turns the effects of the latter (`SendTo`, `Disseminate`) into
+messages on links.
 """
 
 from collections import OrderedDict
@@ -77,24 +77,24 @@ class BrokerCore:
         sign: Sign | None = None,
         check_proof: CheckProof | None = None,
     ) -> None:
-        """`entropy` gives as many random bytes as it is asked for. `sign` and `check_proof` are for decisions that
-        participants pass on to each other; without keys there are none."""
+        """`entropy` returns the requested number of random bytes. `sign` and `check_proof` are for decisions that
+        participants relay to each other; None in a cluster without keys."""
         self.name, self.incarnation, self.topology = name, incarnation, topology
         self.address = Address(name)
         self.sender = Sender(name, BROKER_ROLE, incarnation=incarnation)
         self.table = RoutingTable()
         self.edge = Edge(name, entropy(32))
-        known = {} if predicates is None else predicates  # kept as it is: more may be registered later
+        known = {} if predicates is None else predicates  # not copied: more may be registered later
         self.rendezvous = Rendezvous(name, incarnation, known, options or RendezvousOptions(), entropy, sign)
         self._check_proof = check_proof
         self._message_handlers = self.rendezvous.handlers
         self.neighbours: dict[NodeId, int] = {}  # neighbouring brokers -> their incarnation
         self.tx_routes: OrderedDict[TxId, Sequence[NodeId]] = OrderedDict()  # where a transaction was announced
 
-    # --------------------------------------------------------------------------------------------- links come and go
+    # --------------------------------------------------------------------------------------------------------- links
 
     def broker_up(self, neighbour: NodeId, incarnation: int, now: float) -> list[Effect]:
-        """A neighbouring broker is there; it is told everything that it must know of this side of the link."""
+        """A neighbouring broker is connected: send it the complete interest of this side of the link."""
         self.neighbours[neighbour] = incarnation
         routes = [
             RouteAdded(definitions=self.table.types.definitions(event_type), filter=interest)
@@ -105,8 +105,8 @@ class BrokerCore:
         return [SendOnLink(neighbour, RoutesReset(routes=tuple(first))), *added]
 
     def site_up(self, sender: Sender, now: float) -> list[Effect]:
-        """A site is there; all its messages are stamped with `sender`. If it is a new incarnation of a known one, the
-        old one is gone for good."""
+        """A site is connected; all its messages are stamped with `sender`. A new incarnation of a known site replaces
+        the old one, which is lost."""
         known = self.edge.sites.get(sender.node)
         effects: list[Effect] = []
         if known is not None and known.incarnation != sender.incarnation:
@@ -115,28 +115,28 @@ class BrokerCore:
         return effects
 
     def site_lost(self, name: NodeId, now: float) -> list[Effect]:
-        """A site is gone for good, or for longer than anybody waits: its transactions must not wait either."""
+        """A site has left, or is unreachable for longer than the grace period: end what waits for it."""
         site = self.edge.forget(name)
         if site is None:
             return []
         effects = self._announce_changes(self.table.remove_link(name))
         lost = ParticipantLost(address=site.address)
-        died = PublisherLost(site=name, incarnation=site.incarnation)
+        publisher_lost = PublisherLost(site=name, incarnation=site.incarnation)
         for broker in sorted(site.contacts):
-            effects += self._send_to(Address(broker), lost, now) + self._send_to(Address(broker), died, now)
+            effects += self._send_to(Address(broker), lost, now) + self._send_to(Address(broker), publisher_lost, now)
         return effects
 
     # ------------------------------------------------------------------------------------------------------ messages
 
     def receive(self, link: NodeId, message: LinkMessage, now: float) -> list[Effect]:
-        """Whatever a neighbour says, in the order in which it said it."""
+        """A message of a neighbour; messages of one link arrive in the order in which they were sent."""
         site = self.edge.sites.get(link)
         if site is not None:
             if type(message) is Envelope:
                 return self._envelope_from_site(site, message, now)
             return self._from_site(site, message, now)
         if link not in self.neighbours:
-            return []  # neither a site that is connected here nor a broker that we have met
+            return []  # neither a site that is connected here nor a connected broker
         if type(message) is Envelope:
             return self._route(message, now)
         if type(message) is Dissemination:
@@ -155,7 +155,7 @@ class BrokerCore:
             site.contacts.add(message.rendezvous)
             if message.rendezvous == self.name:
                 effects = self.rendezvous.on_publication(publication, site.sender, site.address, now)
-                return self._carry_out(effects, now, sender=site.sender)  # its publisher may subscribe to it, too
+                return self._carry_out(effects, now, sender=site.sender)  # the publisher may be a subscriber, too
             stamped = Dissemination(
                 rendezvous=message.rendezvous,
                 upward=True,
@@ -172,7 +172,8 @@ class BrokerCore:
         return []
 
     def _envelope_from_site(self, site: SiteLink, envelope: Envelope, now: float) -> list[Effect]:
-        """With this broker's word for who the sender is and where it is reached; what the site claims is not read."""
+        """Stamp a message with its sender and its reply address, as this broker knows them from the handshake. What the
+        site claims about itself is never read."""
         to, body = envelope.to, envelope.body
         if (foreign := _begun_for_another(site, body)) is not None:
             return [foreign]
@@ -192,10 +193,10 @@ class BrokerCore:
         return released + carried if released else carried
 
     def _release(self, site: NodeId, held: list[Publication]) -> list[Effect]:
-        """What was held back until it was known what the site takes."""
+        """Send what was withheld until the site had chosen its scope."""
         return [SendOnLink(site, self._downward(p, (), self.name, None)) for p in held]
 
-    # ---------------------------------------------------------------------------------------------------- letters
+    # --------------------------------------------------------------------------------------- addressed messages
 
     def _route(self, envelope: Envelope, now: float) -> list[Effect]:
         to = envelope.to
@@ -206,7 +207,9 @@ class BrokerCore:
             delivered = self._deliver(envelope)
             return [] if delivered is None else [delivered]
         if type(envelope.body) is QueryPeers:
-            query = Envelope(to=to, body=envelope.body, reply_to=envelope.reply_to)  # sites do not learn who asks
+            query = Envelope(
+                to=to, body=envelope.body, reply_to=envelope.reply_to
+            )  # without the sender, which sites must not learn
             return [SendOnLink(s, query) for s in self.edge.subscribers_of(envelope.body.epoch.event_type)]
         if envelope.sender is None:
             return []
@@ -214,7 +217,7 @@ class BrokerCore:
         return self._carry_out(effects, now)
 
     def _deliver(self, envelope: Envelope) -> Effect | None:
-        """To whoever goes by the handle here, if it is still the life that is meant."""
+        """Deliver to the site with this handle, if it still is the incarnation that the address names."""
         to, body = envelope.to, envelope.body
         site = self.edge.owners.get(to.handle)
         if site is None or (to.incarnation and to.incarnation != site.incarnation):
@@ -228,22 +231,22 @@ class BrokerCore:
             if reason := self._unfounded(sender, body):
                 return Reject(sender, "participate", body.epoch.event_type, reason)
         if sender is not None:
-            envelope = Envelope(to=to, body=body, reply_to=envelope.reply_to)  # sites do not learn who writes to them
+            envelope = Envelope(to=to, body=body, reply_to=envelope.reply_to)  # without the sender
         return SendOnLink(site.name, envelope)
 
     def _unfounded(self, sender: Sender, known: DecisionRelayed) -> str:
-        """Why a decision that this sender passes on does not count, or empty: in a set's log only its replicas may do
-        so, and with keys they need the coordinator's signature."""
+        """Why a relayed decision of this sender does not count, or empty: only the replicas of a set relay decisions on
+        its log, and in a cluster with keys they need the coordinator's signature."""
         epoch = known.epoch
         members = set_of_log(epoch.event_type)
         if members and sender.replica_set != members:
-            return f"{sender.node} passes on a decision on {epoch}, and is no replica of that set"
+            return f"{sender.node} relayed a decision on {epoch}, and is no replica of that set"
         if self._check_proof is not None and (why := self._check_proof(known.text, epoch.coordinator, known.proof)):
-            return f"{sender.node} passes on a decision on {epoch} that is not signed by its coordinator: {why}"
+            return f"{sender.node} relayed a decision on {epoch} that is not signed by its coordinator: {why}"
         return ""
 
     def send_to(self, to: Address, message: AddressedMessage, now: float) -> list[Effect]:
-        """A letter of the broker itself, not of a coordinator."""
+        """Send a message of the broker itself, not of a coordinator."""
         return self._send_to(to, message, now)
 
     def _send_to(self, to: Address, message: AddressedMessage, now: float) -> list[Effect]:
@@ -257,8 +260,8 @@ class BrokerCore:
         exclude: NodeId | None = None,
         sender: Sender | None = None,
     ) -> list[Effect]:
-        """Turn the coordinator's wishes into messages. `done` has been passed to the subtree behind `exclude`; what is
-        to be disseminated comes from `sender`."""
+        """Turn the coordinator's effects into messages, in order. `done` is a publication that the subtree behind
+        `exclude` has got already; publications come from `sender`."""
         carried: list[Effect] = []
         for effect in effects:
             if type(effect) is SendTo:
@@ -280,7 +283,7 @@ class BrokerCore:
 
     def _ascend(self, dissemination: Dissemination, link: NodeId | None, now: float) -> list[Effect]:
         publication = dissemination.publication
-        # A broker behind the link has passed it to its own subtree.
+        # A broker behind the link has disseminated it to its own subtree.
         passed = link if dissemination.early else None
         if dissemination.rendezvous == self.name:
             sender = dissemination.sender
@@ -294,7 +297,7 @@ class BrokerCore:
             if self._may_pass_early(name):
                 down = self._descend(publication, (name,), rendezvous, dissemination.sender, exclude=passed)
             else:
-                # Nobody behind the link subscribes to the type, or the broker there would know the same of it.
+                # No subscriber of the type is behind the link: otherwise the broker there would know the type as well.
                 dissemination = msgspec.structs.replace(dissemination, early=False)
         hop = self.topology.next_hop(self.name, dissemination.rendezvous)
         return down if hop is None else [*down, SendOnLink(hop, dissemination)]
@@ -302,16 +305,17 @@ class BrokerCore:
     def _may_pass_early(self, event_type: str) -> bool:
         """Whether subscribers may get events of a type before its rendezvous, which knows its ancestors and its log.
 
-        Only of a type that has neither. A publisher's word for its ancestors counts for nothing: it would reach the
-        subscribers of any type, without the right to publish it. A subscriber's definition can only rule it out."""
+        This is allowed only for a type that has neither. The ancestors that a publisher claims are not used: with them
+        it could reach the subscribers of any type without the right to publish it. A subscriber's definition can only
+        rule it out."""
         known = self.table.types.whole_if_known(event_type)
         if known is not None and (known.durable or known.parent is not None):
             return False
         return not set_of_log(event_type)
 
     def _lineage(self, event_type: str) -> tuple[str, ...]:
-        """The type and its ancestors, as far as this broker may say: anybody may have defined here what meets
-        elsewhere."""
+        """The type and its ancestors, if this broker is their rendezvous. Of other types it knows only definitions that
+        any site may have sent, which do not count."""
         lineage = self.rendezvous.types.lineage_as_known(event_type)
         return lineage if self.topology.rendezvous(lineage[-1]) == self.name else (event_type,)
 
@@ -335,7 +339,7 @@ class BrokerCore:
     def _descend_in_tx(
         self, publication: TxPublication, lineage: tuple[str, ...], rendezvous: NodeId, exclude: NodeId | None
     ) -> list[Effect]:
-        """Where the transaction was announced, to whoever takes it there; its events are not matched again."""
+        """Send to the links where the transaction was announced; its events are not matched again."""
         tx, edge = publication.tx, self.edge
         links = self._announce(publication, lineage) if type(publication) is CensusOpened else self.tx_routes.get(tx)
         if not links:
@@ -372,7 +376,7 @@ class BrokerCore:
         sender: Sender | None,
         exclude: NodeId | None,
     ) -> list[Effect]:
-        """Several events at once; they are looked into only where somebody wants a part of them."""
+        """Disseminate several events; their bodies are decoded only if a link wants a part of them."""
         skip = (exclude, self.topology.next_hop(self.name, rendezvous))
         whole = self._downward(published, lineage, rendezvous, sender)
         links = self.table.interested_in_all(lineage)
@@ -398,7 +402,7 @@ class BrokerCore:
     def _downward(
         self, publication: Publication, lineage: tuple[str, ...], rendezvous: NodeId, sender: Sender | None
     ) -> Dissemination:
-        """Publishers are anonymous to subscribers unless the type says otherwise."""
+        """The message for subscribers; it names the publisher only if the type discloses it."""
         return Dissemination(
             rendezvous=rendezvous,
             upward=False,
@@ -430,21 +434,21 @@ class BrokerCore:
         return self._announce_changes(touched)
 
     def _beyond_quota(self, site: SiteLink, changed: SubscriptionChanged) -> str | None:
-        quotas, who = self.rendezvous.node.options.quotas, site.sender.accountable
+        quotas, identity = self.rendezvous.node.options.quotas, site.sender.accountable
         if self.edge.is_beyond(quotas.subscriptions, site, changed.subscription):
-            return f"{who} has {quotas.subscriptions} subscriptions here, which is the quota: end some first"
+            return f"{identity} has {quotas.subscriptions} subscriptions here, which is the quota: end some first"
         if self.edge.is_beyond_bytes(quotas.filter_bytes, site, changed):
             return (
-                f"the filters of the subscriptions of {who} here take over {quotas.filter_bytes} bytes with this one, "
-                "which is the quota: use shorter ones, or end some first"
+                f"the filters of the subscriptions of {identity} here take over {quotas.filter_bytes} bytes with this "
+                "one, which is the quota: use shorter ones, or end some first"
             )
         return None
 
     def _add_route(self, link: NodeId, definitions: Definitions, interest: Filter) -> str | None:
         try:
             self.table.add(link, definitions, interest)
-        except InvalidEventType as rejection:
-            return str(rejection)
+        except InvalidEventType as error:
+            return str(error)
         return None
 
     def _routes_changed(self, link: NodeId, message: RouteAdded | RouteRemoved | RoutesReset) -> list[Effect]:
@@ -464,7 +468,7 @@ class BrokerCore:
         return self._announce_changes(touched)
 
     def _announce_changes(self, event_types: set[str]) -> list[Effect]:
-        """Tell the next hop towards each type's rendezvous what this side of the tree now wants."""
+        """Send the changes of interest to the next hop towards each type's rendezvous."""
         effects: list[Effect] = []
         for name in sorted(t for t in event_types if t in self.table.types):
             parent = self.topology.next_hop(self.name, self.topology.rendezvous(self.table.types.family(name)))
@@ -482,7 +486,7 @@ class BrokerCore:
         return self._carry_out(self.rendezvous.on_timer(key, now), now)
 
     def log_read(self, event_type: str, feed: str, entries: tuple[LogEntry, ...], now: float) -> list[Effect]:
-        """The answer to a `ReadLog`."""
+        """The result of a `ReadLog`."""
         return self._carry_out(self.rendezvous.log_read(event_type, feed, entries), now)
 
     def drop_followers(self, event_type: str, before: int, now: float) -> tuple[list[Feed], list[Effect]]:
@@ -492,7 +496,7 @@ class BrokerCore:
         return dropped, self._carry_out(effects, now)
 
     def recover(self, record: AnyRecord) -> None:
-        """One record of the journal, in order, before anything else."""
+        """Replay one record of the journal, in order, before any message."""
         self.rendezvous.recover(record)
 
     def recovered(self, now: float) -> list[Effect]:
@@ -501,7 +505,7 @@ class BrokerCore:
 
 
 def _begun_for_another(site: SiteLink, body: AddressedMessage) -> Reject | None:
-    """A transaction that a site wants to begin under an id that is not its own."""
+    """The rejection of a transaction that a site begins under an id of another site, or None."""
     if type(body) is RunOneShots:
         foreign = next((one.tx for one in body.transactions if not site.begins(one.tx)), None)
     elif type(body) is BeginTx or type(body) is RunOneShot:
@@ -515,8 +519,9 @@ def _begun_for_another(site: SiteLink, body: AddressedMessage) -> Reject | None:
 
 
 def _stamped(site: SiteLink, publication: Publication) -> Publication | None:
-    """Sites publish events, and announce and fill transactions of their own incarnation; the rest comes from
-    coordinators. Events get a pseudonym of the site, under which they are counted."""
+    """The publication as this broker forwards it, or None. Sites may publish events, and announce and fill transactions
+    of their own incarnation; everything else comes from coordinators. Events get a pseudonym of the site, which
+    identifies their origin."""
     if type(publication) is Published:
         return Published(event=publication.event, origin=site.origin(publication.origin))
     if type(publication) is EventsPublished:

@@ -1,9 +1,9 @@
-"""Which filters a broker passes on so that it gets all that is wanted behind it: few, and found with bounded work.
+"""The filters that a broker forwards so that it gets everything its links want: few, and found with bounded work.
 
-A filter that another one covers need not be passed on. Filters form trees, each below one that covers it, and the
-roots are passed on. What is passed on may ask for more than is wanted, since events are filtered again nearer to the
-subscriber; it never asks for less. So every search for a cover may stop early, and a filter that nobody wants any
-longer may stay while many lie below it: a change costs a bounded number of comparisons, whatever the filters are.
+A filter that another one covers need not be forwarded. Filters form trees, each below one that covers it, and the roots
+are forwarded. The forwarded filters may match more than is wanted, since events are filtered again nearer to the
+subscriber; they never match less. So every search for a cover may stop early, and a filter that is no longer wanted may
+stay while many lie below it: a change costs a bounded number of comparisons, whatever the filters are.
 """
 
 from itertools import islice
@@ -12,8 +12,8 @@ from typing import Any, Final
 from tops.core.broker.filter_index import FilterIndex
 from tops.model.filters import Filter
 
-PASSED_ON_MAX: Final = 1_024  # filters; where there would be more, all events are asked for instead
-LOOKED_AT_MAX: Final = 32  # filters that one is compared with each way: exact where there are no more
+PASSED_ON_MAX: Final = 1_024  # filters; instead of more, one that matches all events is forwarded
+LOOKED_AT_MAX: Final = 32  # filters that one is compared with in each direction
 MOVED_MAX: Final = 16  # filters that one change moves
 INTERVALS_MAX: Final = (
     64  # of a filter that is compared; for a longer one it would take long, and it rarely has a cover
@@ -23,7 +23,7 @@ _EVERYTHING: Final = Filter.everything()
 
 
 class _Node:
-    """A filter with those below it, each of which it covers."""
+    """A filter with the filters below it, each of which it covers."""
 
     __slots__ = ("above", "below", "filter", "is_wanted", "size")
 
@@ -34,31 +34,31 @@ class _Node:
         self.below: dict[_Node, None] = {}
 
     def covers(self, other: "_Node") -> bool:
-        """Whether it does, as far as that is found out without much work."""
+        """Whether it covers the other one; False also if a proof would take long."""
         if not self.filter.constraints:
             return True
         return other.size <= INTERVALS_MAX and self.filter.covers(other.filter)
 
 
 class Cover:
-    """Filters that are wanted, and those that stand for them."""
+    """Wanted filters, and the filters that cover them."""
 
     def __init__(
         self, passed_on_max: int = PASSED_ON_MAX, looked_at_max: int = LOOKED_AT_MAX, moved_max: int = MOVED_MAX
     ) -> None:
         self._passed_on_max, self._looked_at_max, self._moved_max = passed_on_max, looked_at_max, moved_max
         self._nodes: dict[Filter, _Node] = {}
-        self._roots: dict[_Node, None] = {}  # those that were looked at least recently first
+        self._roots: dict[_Node, None] = {}  # the least recently compared first
         self._index: FilterIndex[_Node] = FilterIndex()  # of the roots
-        self._unwanted: dict[_Node, None] = {}  # kept for what lies below them
-        self._changed: dict[Filter, bool] = {}  # since the last look: passed on, or no longer
+        self._unwanted: dict[_Node, None] = {}  # kept for the filters below them
+        self._changed: dict[Filter, bool] = {}  # since the last `changes`: forwarded, or no longer
 
     @property
     def passed_on(self) -> list[Filter]:
         return [root.filter for root in self._roots]
 
     def add(self, wanted: Filter) -> None:
-        """The filter is wanted; twice is once."""
+        """The filter is wanted; to add it twice is to add it once."""
         if not wanted.satisfiable:
             return
         node = self._nodes.get(wanted)
@@ -81,14 +81,14 @@ class Cover:
         self._move()
 
     def changes(self) -> tuple[list[Filter], list[Filter]]:
-        """What is passed on since the last call, and what no longer is."""
+        """The filters that are forwarded since the last call, and those that no longer are."""
         changed, self._changed = self._changed, {}
         return [f for f, passed in changed.items() if passed], [f for f, passed in changed.items() if not passed]
 
     # ------------------------------------------------------------------------------------------------------ placing
 
     def _place(self, node: _Node) -> None:
-        """Below a root that covers it, or as a root with those below it that it covers."""
+        """Put a filter below a root that covers it, or make it a root above those that it covers."""
         above = self._cover_of(node)
         if above is not None:
             _put_below(node, above)
@@ -99,7 +99,7 @@ class Cover:
             self._ask_for_everything()
 
     def _cover_of(self, node: _Node) -> _Node | None:
-        # Whatever covers a filter matches every event that the filter matches, so it matches this one.
+        # A filter that covers another one matches every event of it, so it must match this sample event.
         for root in self._index.first_matches(_some_event_of(node.filter), self._looked_at_max):
             if not self._is_dissolving(root) and root.covers(node):
                 return root
@@ -113,7 +113,7 @@ class Cover:
                 self._end_root(root)
                 _put_below(root, node)
             else:
-                roots[root] = roots.pop(root)  # others have their turn next time
+                roots[root] = roots.pop(root)  # the next search begins with others
 
     def _ask_for_everything(self) -> None:
         node = self._nodes.get(_EVERYTHING)
@@ -142,12 +142,12 @@ class Cover:
     # ------------------------------------------------------------------------------------------- the end of a filter
 
     def _is_dissolving(self, node: _Node) -> bool:
-        """Whether what lies below an unwanted root moves elsewhere. While there is much of it, it would soon have to
-        come back."""
+        """Whether the filters below an unwanted root move elsewhere. While there are many, moving costs more than
+        keeping the root."""
         return not node.is_wanted and len(node.below) <= self._passed_on_max // 2
 
     def _move(self) -> None:
-        """Move some of what lies below unwanted filters."""
+        """Move some of the filters below unwanted ones."""
         left = self._moved_max
         for unwanted in list(islice(self._unwanted, self._moved_max)):
             above = unwanted.above

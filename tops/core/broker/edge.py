@@ -1,10 +1,10 @@
-"""The edge of the overlay: what a broker keeps for the sites that are connected to it.
+"""The edge of the overlay: the state that a broker keeps for the sites that are connected to it.
 
-It knows each site's subscriptions and the stamp that all its messages get, and it is the guard of private transactions:
-events of a transaction reach only sites that have chosen to take them, and are held back until they have.
+It has each site's subscriptions and the stamp that all its messages get, and it protects private transactions: events
+of a transaction reach only sites that have chosen to take part, and are withheld until they have chosen.
 
 Other nodes reach a site by its handle: a pseudonym that this broker makes with a secret of its own, so that a handle
-tells other sites nothing, and no site can claim another's.
+reveals nothing to other sites, and no site can claim the handle of another.
 """
 
 import hmac
@@ -32,14 +32,14 @@ from tops.protocol.messages import (
 )
 
 WITHHELD_MAX = 10_000
-TRANSACTIONS_MAX = 10_000  # a site's open ones; whose end was lost with a broker makes room for newer ones
-NONE, DISTRIBUTED = Scope.NONE, Scope.DISTRIBUTED  # looked at with every message
+TRANSACTIONS_MAX = 10_000  # open ones of a site; the oldest is evicted, since its end may be lost with a broker
+NONE, DISTRIBUTED = Scope.NONE, Scope.DISTRIBUTED  # read with every message
 
 
 class Taken(msgspec.Struct):
-    """What a site takes of one transaction; `scope` None until it has said so.
+    """What a site takes of one transaction; `scope` None until it has chosen.
 
-    `asked` is how many of its subscriptions choose. With a single one a reply to the census says it all.
+    `pending` is how many of its subscriptions choose. With a single one the reply to the census contains the choice.
     """
 
     scope: Scope | None = None
@@ -47,10 +47,10 @@ class Taken(msgspec.Struct):
     distributed: bool = False
     pseudonyms: set[str] = set()
     withheld: list[Publication] = []
-    ended: bool = False  # the transaction is over; kept until the site has chosen and got what was held back
+    ended: bool = False  # the transaction has ended; kept until the site has chosen and got what was withheld
 
     def choose(self, scope: Scope, distributed: bool) -> list[Publication]:
-        """It is known what the site takes; returns what was held back for it."""
+        """The site has chosen; returns what was withheld from it and is to be sent now."""
         self.scope, self.distributed = scope, self.distributed or distributed
         withheld, self.withheld = self.withheld, []
         return withheld if self.takes_any() else []
@@ -63,14 +63,14 @@ class SiteLink(msgspec.Struct):
     """A site that is connected here."""
 
     name: NodeId
-    sender: Sender  # what every message of the site is stamped with
+    sender: Sender  # the stamp of every message of the site
     address: Address
     subscriptions: dict[int, SubscriptionChanged] = {}
     filter_bytes: dict[int, int] = {}  # of these subscriptions
-    secrets: dict[int, bytes] = {}  # of standing answers, by subscription: they tell who was turned away
-    contacts: set[NodeId] = set()  # rendezvous brokers that it wrote to: they are told when it is gone
+    secrets: dict[int, bytes] = {}  # of standing registrations, by subscription: they give the pseudonyms
+    contacts: set[NodeId] = set()  # rendezvous brokers that it sent to: they are notified when it is lost
     transactions: OrderedDict[TxId, Taken] = msgspec.field(default_factory=OrderedDict)
-    own_transactions: str = ""  # how the ids of transactions begin that this life of the site begins
+    own_transactions: str = ""  # the prefix of the ids of this incarnation's transactions
 
     def __post_init__(self) -> None:
         self.own_transactions = tx_id(self.name, self.sender.incarnation, 0).removesuffix("0")
@@ -80,16 +80,16 @@ class SiteLink(msgspec.Struct):
         return self.sender.incarnation
 
     def begins(self, tx: TxId) -> bool:
-        """Whether a transaction of that id is one that this incarnation of the site may begin."""
+        """Whether this incarnation of the site may begin a transaction with that id."""
         return tx.startswith(self.own_transactions)
 
     def origin(self, claimed: Origin) -> Origin:
-        """Which of the site's publications; of what it says only the number counts."""
+        """The origin of a publication; of the site's own claim only the number counts."""
         return Origin(claimed.family, claimed.number, self.address.handle, self.sender.incarnation)
 
 
 class Held(msgspec.Struct):
-    """What all sites of one identity have subscribed to here."""
+    """The subscriptions of all sites of one identity here."""
 
     subscriptions: int = 0
     filter_bytes: int = 0
@@ -105,7 +105,7 @@ class Edge:
         self._held: dict[str, Held] = {}  # by the identity that is accountable
 
     def connect(self, sender: Sender) -> None:
-        """A site is there, for the first time or again."""
+        """A site is connected, for the first time or again."""
         name = sender.node
         known = self.sites.get(name)
         if known is None or known.incarnation != sender.incarnation:
@@ -122,13 +122,13 @@ class Edge:
         return site
 
     def is_beyond(self, quota: int, site: SiteLink, subscription: int) -> bool:
-        """Whether one more subscription of this site's identity is too many."""
+        """Whether one more subscription exceeds the quota of this site's identity."""
         if subscription in site.subscriptions:
             return False
         return self._held_by(site).subscriptions >= quota
 
     def is_beyond_bytes(self, quota: int, site: SiteLink, changed: SubscriptionChanged) -> bool:
-        """Whether the filters of this site's identity, this one among them, are too large together."""
+        """Whether the filters of this site's identity, including this one, exceed the quota together."""
         size = 0 if changed.filter is None else changed.filter.encoded_bytes()
         if not size:
             return False
@@ -145,7 +145,7 @@ class Edge:
             del self._held[site.sender.accountable]
 
     def subscribe(self, site: SiteLink, changed: SubscriptionChanged) -> tuple[str, Filter] | None:
-        """Keep or end a subscription; returns the former one's route, which is to be removed."""
+        """Add or end a subscription; returns the route of the former one, which is to be removed."""
         former = site.subscriptions.pop(changed.subscription, None)
         site.secrets.pop(changed.subscription, None)
         former_bytes = site.filter_bytes.pop(changed.subscription, 0)
@@ -169,7 +169,7 @@ class Edge:
     # --------------------------------------------------------------------------------------------- transactions
 
     def pass_on(self, site: SiteLink, tx: TxId, publication: TxPublication, types: tuple[str, ...]) -> bool:
-        """Whether a transaction's publication goes to this site now; if the site has not chosen yet it is kept."""
+        """Whether a transaction's publication goes to this site now; it is withheld if the site has not chosen yet."""
         if type(publication) is CensusOpened:
             return self._announce(site, tx, publication.spec, types)
         known = site.transactions.get(tx)
@@ -180,15 +180,15 @@ class Edge:
                 known.withheld.append(publication)
             return False
         if type(publication) is LocalCommitOrdered:
-            return known.scope is not NONE  # whoever is only a distributed participant waits for a prepare
+            return known.scope is not NONE  # a purely distributed participant waits for a prepare
         if type(publication) is TxBegan and known.distributed and known.pseudonyms:
-            # Turned away at the census: from here on it is a stranger, unless it takes the events in another way.
+            # A site whose reply was rejected must get no further events, unless it takes part in another way.
             known.distributed = not publication.members.isdisjoint(map(hashed, known.pseudonyms))
             return True
         return known.distributed or known.takes_any()
 
     def _announce(self, site: SiteLink, tx: TxId, spec: TxSpec, types: tuple[str, ...]) -> bool:
-        """Whether the site is told of a new transaction: it takes part, or has to say whether it does."""
+        """Whether a new transaction is announced to the site: it takes part, or has to choose whether it does."""
         taken = self._standing(site, tx, spec, types)
         if taken.scope is not None and not taken.takes_any():
             return False
@@ -198,7 +198,7 @@ class Edge:
         return True
 
     def chosen(self, site: SiteLink, choice: ScopeChosen) -> list[Publication]:
-        """The site has said what it takes; returns what was held back for it."""
+        """The site has chosen; returns what was withheld from it and is to be sent now."""
         taken = site.transactions.get(choice.tx)
         if taken is None:
             return []
@@ -208,7 +208,7 @@ class Edge:
         return withheld
 
     def on_replied(self, site: SiteLink, tx: TxId, pseudonym: str) -> list[Publication]:
-        """The site asks to be a distributed participant; returns what was held back for it."""
+        """The site replies to the census; returns what was withheld from it and is to be sent now."""
         taken = site.transactions.get(tx)
         if taken is None:
             return []
@@ -216,12 +216,12 @@ class Edge:
         return taken.choose(NONE, True) if taken.pending == 1 else []
 
     def on_standing(self, site: SiteLink, registered: StandingRegistered) -> None:
-        """A standing answer on its way to the coordinator; its pseudonyms will be on the lists of members, or not."""
+        """A standing registration under way to the coordinator; its secret gives the pseudonyms in lists of members."""
         if registered.subscription in site.subscriptions:
             site.secrets[registered.subscription] = registered.secret
 
     def dropped_out(self, site: SiteLink, tx: TxId) -> None:
-        """The site's distributed part is over; what it takes in another way goes on."""
+        """The site's distributed part has ended; what it takes in another way continues."""
         taken = site.transactions.get(tx)
         if taken is not None and taken.scope is not None:
             taken.distributed = False
@@ -229,7 +229,7 @@ class Edge:
                 del site.transactions[tx]
 
     def end(self, tx: TxId, links: Iterable[NodeId]) -> None:
-        """The last publication of a transaction has passed; `links` are those where it was announced."""
+        """The last publication of a transaction has passed; `links` are where it was announced."""
         for link in links:
             site = self.sites.get(link)
             taken = site.transactions.get(tx) if site is not None else None
@@ -241,20 +241,20 @@ class Edge:
                 taken.ended = True
 
     def _standing(self, site: SiteLink, tx: TxId, spec: TxSpec, types: tuple[str, ...]) -> Taken:
-        """What the site takes without being asked, or an open question."""
+        """What the site takes by its registrations; `scope` is None if one of its subscriptions chooses."""
         taken = Taken(NONE)
         for number, s in site.subscriptions.items():
             if s.definitions[-1].name not in types or s.filter is None or not s.filter.matches(spec.attributes):
                 continue
             if s.durable and s.scope is not DISTRIBUTED:
-                continue  # it takes the transaction from the log
+                continue  # it gets the transaction from the log
             if s.scope is None:
                 taken.scope = None
                 taken.pending += 1
                 continue
             granted = granted_scope(s.scope, spec.limit, spec.tx_type)
             if granted is DISTRIBUTED:
-                taken.distributed |= spec.census is not None  # a one-shot reaches it with the prepare
+                taken.distributed |= spec.census is not None  # it gets a one-shot with the prepare
                 if taken.distributed and number in site.secrets:
                     taken.pseudonyms.add(standing_pseudonym(site.secrets[number], tx))
             elif taken.scope is not None:

@@ -1,8 +1,8 @@
-"""Who wants an event: many filters of one event type, matched at a cost that follows the answers and not the filters.
+"""Matches an event against many filters of one event type, at a cost that follows the matches and not the filters.
 
-Each filter is filed under one of its constraints, the one that promises to turn away the most events: single values in
-a hash table, intervals in structures that are searched by bisection. An event looks up each of its values, and only
-the filters found that way have their other constraints tested.
+Each filter is indexed under one of its constraints, the most selective one: single values in a hash table, intervals in
+structures that are searched by bisection. An event looks up each of its values, and only the filters found that way
+have their other constraints tested.
 """
 
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
@@ -16,16 +16,16 @@ from tops.model.value_sets import ValueSet, can_be_ordered, is_least
 
 Owner = TypeVar("Owner", bound=Hashable)
 
-# The share of events that a constraint lets through, where the filters seen so far can't tell; only their order counts.
+# The share of events that satisfy a constraint, where the filters so far give no estimate; only the order counts.
 _SHARE_TWO_ENDS: Final = 1 / 16
 _SHARE_ONE_END: Final = 1 / 2
 _SHARE_SEVERAL: Final = 3 / 4
 _SHARE_EXISTS: Final = 1.0
-_POINTS_PRIOR: Final = 64  # a table of few values is judged as if it had this many others
+_POINTS_PRIOR: Final = 64  # a table of few values is treated as if it had this many more
 
 
 class _Entry(Generic[Owner]):
-    """One filter, those who hold it, and what remains to be tested once its place in the index was hit."""
+    """One filter, its owners, and the constraints that remain to be tested after a hit in the index."""
 
     __slots__ = ("access", "owners", "rest")
 
@@ -42,7 +42,7 @@ class _Entry(Generic[Owner]):
 
 
 class _ValueIndex(Generic[Owner]):
-    """The filters that are filed under one attribute and one kind of values."""
+    """The filters that are indexed under one attribute and one kind of values."""
 
     def __init__(self) -> None:
         self._points: dict[Any, dict[_Entry[Owner], None]] = {}
@@ -56,7 +56,7 @@ class _ValueIndex(Generic[Owner]):
         return self._size
 
     def share(self, points: tuple[Any, ...]) -> float:
-        """The share of the single values filed here that would be filed under `points`: high for a common value."""
+        """The share of the indexed single values that are among `points`: high for a common value."""
         beside = sum(len(self._points.get(point, ())) for point in points)
         return (beside + len(points)) / (self._point_count + _POINTS_PRIOR)
 
@@ -106,10 +106,10 @@ class _ValueIndex(Generic[Owner]):
 
 
 class FilterIndex(Generic[Owner]):
-    """The filters that owners have placed on one event type, and the owners whom an event concerns.
+    """The filters of owners on one event type, and the owners whose filters match an event.
 
-    Owners are whatever the caller tells apart (links, subscriptions). An owner may hold any number of filters; holding
-    one twice is holding it once. Only bodies that fit the event type are to be matched.
+    An owner is any key of the caller (a link, a subscription). An owner may hold any number of filters; to hold one
+    twice is to hold it once. Only bodies that fit the event type are to be matched.
     """
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class FilterIndex(Generic[Owner]):
         return len(self._entries)
 
     def add(self, owner: Owner, wanted: Filter) -> None:
-        """Let `owner` hold a filter."""
+        """Add a filter of `owner`."""
         entry = self._entries.get(wanted)
         if entry is None:
             entry = self._entries[wanted] = self._file(wanted)
@@ -139,7 +139,7 @@ class FilterIndex(Generic[Owner]):
         self._filter_counts[owner] = self._filter_counts.get(owner, 0) + 1
 
     def remove(self, owner: Owner, wanted: Filter) -> None:
-        """Let `owner` no longer hold a filter; nothing happens if it does not, as when it was asked twice."""
+        """Remove a filter of `owner`; nothing happens if it does not hold it."""
         entry = self._entries.get(wanted)
         if entry is None or owner not in entry.owners:
             return
@@ -152,7 +152,7 @@ class FilterIndex(Generic[Owner]):
             self._unfile(wanted, entry)
 
     def match(self, body: Mapping[str, Any]) -> list[Owner]:
-        """The owners of at least one filter that matches, in the order in which they came."""
+        """The owners of at least one matching filter, in the order in which they were added."""
         owners: set[Owner] = set()
         for group in self._candidates(body):
             for entry in group:
@@ -161,13 +161,13 @@ class FilterIndex(Generic[Owner]):
         return sorted(owners, key=self._arrivals.__getitem__)
 
     def first_matches(self, body: Mapping[str, Any], looked_at_max: int) -> Iterator[Owner]:
-        """Owners of filters that match, of the first few that may: for whom any of them will do."""
+        """Owners of matching filters among the first `looked_at_max` candidates, for a caller that needs only some."""
         for entry in islice(chain.from_iterable(self._candidates(body)), looked_at_max):
             if entry.rest_holds(body):
                 yield from entry.owners
 
     def owners(self, wanted: Filter) -> Collection[Owner]:
-        """Those who hold a filter."""
+        """The owners of a filter."""
         entry = self._entries.get(wanted)
         return entry.owners if entry is not None else ()
 
@@ -215,7 +215,7 @@ class FilterIndex(Generic[Owner]):
                 del self._values[access.attribute]
 
     def _share(self, constraint: Constraint) -> float:
-        """About which share of events satisfies the constraint; the first of the least is where a filter is filed."""
+        """An estimate of the share of events that satisfy the constraint; a filter is indexed under the smallest."""
         allowed = constraint.allowed
         if allowed is None:
             return _SHARE_EXISTS

@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 
 Item = TypeVar("Item", bound=Hashable)
 
-_CHANGES_MIN: Final = 8  # so few are looked through faster than a tree is built
+_CHANGES_MIN: Final = 8  # a scan of so few is faster than building a tree
 
 
 class Rays(Generic[Item]):
@@ -21,22 +21,22 @@ class Rays(Generic[Item]):
         self._items: list[Item] = []
 
     def add(self, end: Any, item: Item) -> None:
-        """File `item` under the end of its ray."""
+        """Index `item` under the end of its ray."""
         position = bisect_right(self._ends, end)
         self._ends.insert(position, end)
         self._items.insert(position, item)
 
     def remove(self, end: Any, item: Item) -> None:
-        """Take out what was added with the same arguments."""
+        """Remove what was added with the same arguments."""
         position = self._items.index(item, bisect_left(self._ends, end), bisect_right(self._ends, end))
         del self._ends[position], self._items[position]
 
     def up_to(self, value: Any) -> list[Item]:
-        """Those whose end is `value` or less: of the rays `[end, ...)`, the ones that contain it."""
+        """The items whose end is `value` or less: of the rays `[end, ...)`, the ones that contain it."""
         return self._items[: bisect_right(self._ends, value)]
 
     def beyond(self, value: Any) -> list[Item]:
-        """Those whose end is greater than `value`: of the rays `(..., end)`, the ones that contain it."""
+        """The items whose end is greater than `value`: of the rays `(..., end)`, the ones that contain it."""
         return self._items[bisect_right(self._ends, value) :]
 
 
@@ -64,8 +64,8 @@ class _Node(Generic[Item]):
 class IntervalTree(Generic[Item]):
     """Intervals with two ends.
 
-    The tree is built as a whole. Changes since then are kept beside it and looked through one by one, until they are
-    so many that the next search builds it anew; a bulk of changes is paid once.
+    The tree is built as a whole. Changes since then are kept beside it and scanned one by one, until they are so many
+    that the next search rebuilds it; many changes together cost one rebuild.
     """
 
     def __init__(self) -> None:
@@ -75,12 +75,12 @@ class IntervalTree(Generic[Item]):
         self._removed: set[Item] = set()
 
     def add(self, low: Any, high: Any, item: Item) -> None:
-        """File `item` under `[low, high)`, in addition to where it is already."""
+        """Index `item` under `[low, high)`, in addition to its other intervals."""
         self._intervals.setdefault(item, []).append((low, high))
         self._added[item] = None
 
     def remove(self, item: Item) -> None:
-        """Take `item` out with all of its intervals; it must not come back as the same object."""
+        """Remove `item` with all of its intervals; the same object must not be added again."""
         del self._intervals[item]
         self._added.pop(item, None)
         self._removed.add(item)

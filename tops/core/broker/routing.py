@@ -1,8 +1,8 @@
-"""Routing: which broker is a type's rendezvous, which way a letter goes, which links an event takes.
+"""Routing: which broker is a type's rendezvous, which way a message goes, which links an event takes.
 
-Paths come from the configured topology alone, never from who is alive, so that all brokers agree on them: the next
-hops towards a rendezvous form a tree, and subscriptions travel up that tree leaving a trail that events follow down.
-Of all filters only those travel on that stand for the others, and of those only the changes.
+Paths come from the configured topology alone, never from which brokers are reachable, so that all brokers agree on
+them: the next hops towards a rendezvous form a tree, and subscriptions travel up that tree and leave routes that events
+follow down. Only filters that cover the others are forwarded, and of those only the changes.
 """
 
 import hashlib
@@ -23,8 +23,8 @@ LINEAGES_MAX = 10_000
 
 @lru_cache(maxsize=4096)
 def rendezvous_of(brokers: tuple[NodeId, ...], family: str) -> NodeId:
-    """The broker where a family of event types meets: highest hash wins, so that one broker more or less moves only
-    the families that it wins or held."""
+    """The rendezvous broker of a family of event types: the one with the highest hash. Adding or removing one broker
+    moves only the families that it gains or had."""
     return max(brokers, key=lambda b: hashlib.sha256(f"{b}\0{family}".encode()).digest())
 
 
@@ -44,7 +44,7 @@ class Topology:
         self._next_hops: dict[NodeId, dict[NodeId, NodeId]] = {b: self._towards(b) for b in self.brokers}
 
     def rendezvous(self, family: str) -> NodeId:
-        """The broker where a family of event types meets."""
+        """The rendezvous broker of a family of event types."""
         return rendezvous_of(self.brokers, family)
 
     def next_hop(self, broker: NodeId, target: NodeId) -> NodeId | None:
@@ -65,16 +65,16 @@ class Topology:
 
 
 class RoutingTable:
-    """What one broker knows of its links' interests, per event type."""
+    """The interest of one broker's links, per event type."""
 
     def __init__(self) -> None:
         self.types = EventTypes()
-        self._interest: dict[str, dict[NodeId, dict[Filter, int]]] = {}  # type -> link -> filter -> times asked for
+        self._interest: dict[str, dict[NodeId, dict[Filter, int]]] = {}  # type -> link -> filter -> times added
         self._index: dict[str, FilterIndex[NodeId]] = {}
-        self._changed: dict[str, dict[Filter, None]] = {}  # type -> filters, since the next hop was last told
+        self._changed: dict[str, dict[Filter, None]] = {}  # type -> filters, since the last message to the next hop
         self._announced: dict[tuple[str, NodeId], Cover] = {}
-        self._narrow: dict[str, int] = {}  # type -> how many of its filters ask for anything in particular
-        self._unfiltered: dict[tuple[str, ...], list[NodeId]] = {}  # lineage -> links, while nothing changes
+        self._narrow: dict[str, int] = {}  # type -> how many of its filters do not match everything
+        self._unfiltered: dict[tuple[str, ...], list[NodeId]] = {}  # lineage -> links; cleared by every change
         self._disclosing: dict[tuple[str, ...], bool] = {}  # lineage -> whether subscribers learn the publisher
 
     def add(self, link: NodeId, definitions: tuple[EventType, ...], interest: Filter) -> None:
@@ -98,7 +98,7 @@ class RoutingTable:
             self._changes(event_type, interest, -1)
 
     def remove_link(self, link: NodeId) -> set[str]:
-        """The link's interest is gone; returns the event types that were touched."""
+        """Remove the link's interest; returns the event types whose interest changed."""
         touched = set()
         for event_type, links in self._interest.items():
             for interest in links.pop(link, {}):
@@ -114,7 +114,7 @@ class RoutingTable:
             self._narrow[event_type] = self._narrow.get(event_type, 0) + change
 
     def discloses_sender(self, lineage: tuple[str, ...]) -> bool:
-        """Whether subscribers of the type, or of one of its ancestors, learn who published an event."""
+        """Whether events of the type, or of one of its ancestors, name their publisher to subscribers."""
         known = self._disclosing.get(lineage)
         if known is None:
             known = any(name in self.types and self.types.whole(name).discloses_sender for name in lineage)
@@ -124,7 +124,8 @@ class RoutingTable:
         return known
 
     def interested_in_all(self, lineage: Iterable[str]) -> list[NodeId] | None:
-        """The links that want every event of the type; None if some want a part, so that each must be looked at."""
+        """The links that want every event of the type; None if a link wants a part, so that each event must be
+        matched."""
         found: dict[NodeId, None] = {}
         for name in lineage:
             if self._narrow.get(name):
@@ -133,7 +134,7 @@ class RoutingTable:
         return list(found)
 
     def interested(self, lineage: tuple[str, ...], attributes: Mapping[str, object]) -> Sequence[NodeId]:
-        """The links behind which somebody wants this, by the type or one of its ancestors."""
+        """The links behind which a subscriber wants this, by the type or one of its ancestors."""
         known = self._unfiltered.get(lineage)
         if known is not None:
             return known
@@ -150,9 +151,9 @@ class RoutingTable:
         return links
 
     def changes_for(self, parent: NodeId | None, event_type: str) -> tuple[list[Filter], list[Filter]]:
-        """What to tell the next hop towards the rendezvous since we last told it: filters to add, filters to remove.
+        """The changes for the next hop towards the rendezvous since the last call: filters to add, filters to remove.
 
-        None for a type that meets here: there is nobody to tell. The parent's own interest is not sent back to it.
+        Nothing for a type whose rendezvous is here. The parent's own interest is not sent back to it.
         """
         changed = self._changed.pop(event_type, {})
         if parent is None:
@@ -167,5 +168,5 @@ class RoutingTable:
         return cover.changes()
 
     def announced_to(self, parent: NodeId) -> list[tuple[str, Filter]]:
-        """Everything this neighbour has been told, for when it meets us anew."""
+        """Everything that was sent to this neighbour, to be sent again on a new link."""
         return [(t, f) for (t, p), cover in self._announced.items() if p == parent for f in cover.passed_on]

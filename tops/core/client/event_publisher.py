@@ -1,4 +1,4 @@
-"""A site's ordinary events: types that it advertised, events that it published, and which of them are on disk."""
+"""A site's ordinary events: types that it advertised, events that it published, and their confirmations."""
 
 from collections.abc import Sequence
 
@@ -24,13 +24,13 @@ from tops.protocol.messages import (
 
 
 class EventPublisher:
-    """Advertises types and publishes events of them; what is not confirmed is said again."""
+    """Advertises types and publishes events of them; it repeats what is not confirmed."""
 
     def __init__(self, directory: TypeDirectory) -> None:
         self.directory = directory
         self.advertising: dict[str, list[int]] = {}
         self.unconfirmed: dict[tuple[str, int], tuple[int, Published]] = {}  # durable publications, in order
-        self.numbers: dict[str, int] = {}  # the last one given, per family
+        self.numbers: dict[str, int] = {}  # the last assigned number, per family
 
     def advertise(
         self,
@@ -39,7 +39,7 @@ class EventPublisher:
         plans: tuple[TxSpec, ...] | None = None,
         members: frozenset[str] | None = None,
     ) -> list[Effect]:
-        """Say that this site is going to publish a type; answered when the rendezvous has taken it."""
+        """Advertise a type; the request completes when the rendezvous has accepted it."""
         try:
             self.directory.types.define_all(definitions)
         except InvalidEventType as rejection:
@@ -72,7 +72,7 @@ class EventPublisher:
         return self.advertising.pop(name, [])
 
     def publish(self, request: int, event: Event) -> list[Effect]:
-        """An ordinary event; for a durable type the answer means that it is on disk."""
+        """Publish an ordinary event; for a durable type the request completes when the event is on disk."""
         error = self._problem(event)
         if error is not None:
             return [CompleteRequest(request, error=error)]
@@ -86,8 +86,8 @@ class EventPublisher:
         return [*effects, CompleteRequest(request)]
 
     def publish_confirmed(self, event_type: str, events: Sequence[GatheredEvent]) -> list[Effect]:
-        """Events of a durable type, in order, each with its request, its body and that body encoded; each request is
-        answered with the event's number when it is on disk. The caller has checked every body."""
+        """Publish events of a durable type, in order, each with its request, its body and that body encoded. Each
+        request completes with the event's index when the event is on disk. The caller has checked every body."""
         family = self.directory.types.family(event_type)
         number = self.numbers.get(family, 0)
         for request, body, _ in events:
@@ -99,8 +99,8 @@ class EventPublisher:
         return [Disseminate(EventsPublished(event_type=event_type, bodies=bodies, origin=origin))]
 
     def publish_all(self, event_type: str, bodies: tuple[msgspec.Raw, ...]) -> list[Effect]:
-        """Ordinary events of an advertised type that is not durable, in order; the caller has checked and encoded
-        each."""
+        """Publish ordinary events of an advertised type that is not durable, in order. The caller has checked and
+        encoded each."""
         family = self.directory.types.family(event_type)
         number = self.numbers[family] = self.numbers.get(family, 0) + len(bodies)
         origin = Origin(family, number)
@@ -124,9 +124,9 @@ class EventPublisher:
         return self.reject_events(rejected.event_type, LimitExceeded(rejected.reason))
 
     def reject_events(self, event_type: str, error: TopsError) -> list[Effect]:
-        """Durable events of this type that wait for a confirmation get none.
+        """End the requests for durable events of this type with an error.
 
-        The log expects numbers without gaps, so those at the end are given again."""
+        The log expects numbers without gaps, so the numbers at the end are assigned again."""
         rejected = [(key, request) for key, (request, p) in self.unconfirmed.items() if p.event.type == event_type]
         for (family, number), _ in reversed(rejected):
             del self.unconfirmed[family, number]
@@ -135,7 +135,7 @@ class EventPublisher:
         return [CompleteRequest(request, error=error) for _, request in rejected]
 
     def announce(self) -> list[Effect]:
-        """Everything a new broker must know."""
+        """Announce to a new broker everything that it must know."""
         return [message for d in self.directory.advertised.values() for message in self._advertisement(d)]
 
     def repeat_events(self) -> list[Effect]:

@@ -1,7 +1,7 @@
 """Resources that a publisher enlists in its own transactions: participants of this site that need no subscription.
 
-They see every event that the site publishes in the transaction, vote under a name that is new for each, and must
-commit for the transaction to commit; no constraint counts them.
+They process every event that the site publishes in the transaction, and vote under a new name in each transaction. The
+transaction commits only if they commit; no constraint counts them.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,14 +32,14 @@ class OwnResources:
     def enlist(
         self, number: int, prepared_work: Sequence[PreparedWork], kept: Sequence[Memo], *, compensatable: bool
     ) -> list[Effect]:
-        """One more; what an earlier life of the site promised through it is settled first."""
+        """Add one; work that an earlier incarnation of the site prepared through it is resolved first."""
         self._voters.own.add(number)
         if compensatable:
             self._voters.serial.add(number)
         return self._prepared_epochs.recover(number, prepared_work, kept)
 
     def dismiss(self, number: int) -> list[Effect]:
-        """It takes part in nothing new; what is promised is kept."""
+        """End its part in transactions; work that is prepared waits for its decision."""
         self._voters.own.discard(number)
         effects: list[Effect] = []
         for executors in list(self._sub_transactions.executors.values()):
@@ -51,11 +51,11 @@ class OwnResources:
         return number in self._voters.own
 
     def new_name(self) -> Pseudonym:
-        """What it is going to vote under in one transaction."""
+        """A new name to vote under in one transaction."""
         return Pseudonym(self._entropy(16).hex())
 
     def begin(self, number: int, tx: TxId, spec: TxSpec, coordinator: NodeId, name: Pseudonym) -> list[Effect]:
-        """The transaction is open: events may come."""
+        """The transaction is open: it accepts events."""
         executor = self._sub_transactions.open_at(number, coordinator, tx, spec, name)
         effects = executor.take(Scope.DISTRIBUTED)
         executor.begin()
@@ -66,6 +66,6 @@ class OwnResources:
         return executor.on_event(sequence, event) if executor is not None else []
 
     def abandon(self, number: int, tx: TxId, rejection: Rejection) -> list[Effect]:
-        """The transaction aborted before anything was promised; after that only the decision counts."""
+        """The transaction aborted: undo it unless it is prepared; then only the decision ends it."""
         executor = self._sub_transactions.get(tx, number)
         return executor.abandon(rejection) if executor is not None else []

@@ -1,4 +1,4 @@
-"""The transactions that a site publishes in: begun, carried to their end, and asked after."""
+"""The transactions in which a site publishes: from their begin to their outcome, and requests for outcomes."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ from tops.protocol.messages import (
 )
 
 ENDED_MAX = 1000
-# Looked at with every transaction, and an enum's members take long to find by their class.
+# Read with every transaction, and access to a member of an enum through its class is slow.
 CENSUS, ACTIVE, PUBLIC, DISTRIBUTED = TxState.CENSUS, TxState.ACTIVE, Access.PUBLIC, TxType.DISTRIBUTED
 
 
@@ -54,12 +54,13 @@ class OwnTransactions:
         self.resources = resources
         self.counter = 0
         self.transactions: dict[TxId, PublisherTx] = {}
-        self.opening: dict[int, tuple[BeginPublic, float]] = {}  # public ones without an id yet, and for how long
-        self.ended: OrderedDict[TxId, TxOutcome] = OrderedDict()  # for those who use a transaction after its end
+        # Public transactions without an id yet, and for how many seconds.
+        self.opening: dict[int, tuple[BeginPublic, float]] = {}
+        self.ended: OrderedDict[TxId, TxOutcome] = OrderedDict()  # for requests after the end of a transaction
         self.outcome_queries: dict[TxId, tuple[GetOutcome, list[int]]] = {}
 
     def begin(self, request: int, spec: TxSpec, own: int | None = None) -> list[Effect]:
-        """Open a transaction; answered with its id when events may be published in it.
+        """Open a transaction; the request completes with its id when it accepts events.
 
         `own` is the number of resources that this site has enlisted and that take part.
         """
@@ -87,11 +88,11 @@ class OwnTransactions:
         return [Disseminate(announced), *own_tx.on_opened(TxOpened(tx=tx, state=ACTIVE))]
 
     def execute(self, request: int, spec: TxSpec, events: tuple[Event, ...]) -> list[Effect]:
-        """A one-shot: begin, all events and commit in one message; answered with the outcome."""
+        """Run a one-shot: begin, all events and commit in one message. The request completes with the outcome."""
         return self.execute_all(spec, [(request, events)])
 
     def execute_all(self, spec: TxSpec, wanted: Sequence[tuple[int, tuple[Event, ...]]]) -> list[Effect]:
-        """One-shots of one kind, each with its request: all of them in one message."""
+        """Run one-shots of one kind, each with its request, in one message."""
         error = self._problem_with_spec(spec)
         if error is not None:
             return [CompleteRequest(request, error=error) for request, _ in wanted]
@@ -169,15 +170,17 @@ class OwnTransactions:
         return effects
 
     def contribute(self, tx: TxId, spec: TxSpec) -> None:
-        """Publish in somebody else's public transaction, whose announcement this site has seen."""
+        """Publish in a public transaction of another site, whose announcement this site has received."""
         if tx not in self.transactions and tx not in self.ended:
             coordinator = self.directory.coordinator_of(spec.event_type)
             own_tx = self.transactions[tx] = PublisherTx.begun(tx, spec, coordinator)
             own_tx.state, own_tx.contributed = ACTIVE, True
-            own_tx.operator = tx.rsplit(".", 2)[0] not in self.directory.brokers  # public ones have ids from brokers
+            own_tx.operator = (
+                tx.rsplit(".", 2)[0] not in self.directory.brokers
+            )  # ids of public transactions come from brokers
 
     def tx_publish(self, request: int, tx: TxId, event: Event) -> list[Effect]:
-        """An event inside a transaction; it travels under the transaction's type whatever its own."""
+        """Publish an event inside a transaction; it travels under the transaction's type, whatever its own type is."""
         known = self.transactions.get(tx)
         if known is None:
             return [CompleteRequest(request, error=self._no_longer_open(tx))]
@@ -204,7 +207,7 @@ class OwnTransactions:
         return TransactionClosed(tx, outcome.outcome.value)
 
     def done(self, tx: TxId) -> list[Effect]:
-        """A contributor to a public transaction has said all it wants."""
+        """A contributor to a public transaction has published everything that it wants to."""
         known = self.transactions.get(tx)
         if known is None:
             return []
@@ -227,7 +230,7 @@ class OwnTransactions:
         return [CompleteRequest(request, error=self._no_longer_open(tx))]
 
     def get_outcome(self, request: int, query: GetOutcome) -> list[Effect]:
-        """What became of a transaction, also one of an earlier life of this site."""
+        """Request the outcome of a transaction, also one of an earlier incarnation of this site."""
         if query.event_type not in self.directory.types:
             rejection = InvalidEventType(f"event type {query.event_type!r} is not known here: advertise or subscribe")
             return [CompleteRequest(request, error=rejection)]
@@ -252,7 +255,7 @@ class OwnTransactions:
                 effects += self.resources.abandon(known.own[0], known.tx, rejection_of(outcome))
             if not outcome.locals_wait:
                 del self.transactions[outcome.tx]
-                if not known.one_shot:  # nobody can do more with that one
+                if not known.one_shot:  # a one-shot gets no further requests
                     self._remember(outcome)
         if self.outcome_queries and not outcome.locals_wait and outcome.tx in self.outcome_queries:
             effects += [CompleteRequest(request, outcome) for request in self.outcome_queries.pop(outcome.tx)[1]]
@@ -287,7 +290,7 @@ class OwnTransactions:
             coordinator = self.directory.coordinator_of(begin.spec.event_type)
             if waited_s + elapsed_s > self.give_up_s:
                 del self.opening[request]
-                error = NotReachable(f"broker {coordinator} does not answer: no transaction was begun")
+                error = NotReachable(f"broker {coordinator!r} does not respond: no transaction was begun")
                 effects.append(CompleteRequest(request, error=error))
             else:
                 self.opening[request] = (begin, waited_s + elapsed_s)
@@ -295,12 +298,12 @@ class OwnTransactions:
         return effects
 
     def repeat(self, elapsed_s: float) -> list[Effect]:
-        """Ask again for whatever is unanswered."""
+        """Repeat every request that has no response yet."""
         effects: list[Effect] = []
         for known in list(self.transactions.values()):
             effects += known.repeat(elapsed_s, self.give_up_s)
             if known.state is CENSUS and not known.waits():
-                del self.transactions[known.tx]  # given up before the application learnt its id
+                del self.transactions[known.tx]  # given up before the application got its id
         for query, _ in self.outcome_queries.values():
             effects += self._send_query(query)
         return effects

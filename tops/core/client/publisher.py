@@ -1,7 +1,8 @@
-"""A site's own transactions: what it asked for, and who at the site waits for which answer.
+"""A site's own transactions: what it requested, and which requests of the application wait for which response.
 
-Answers can get lost with a link or a broker. Whatever is open is asked for again: an event or a begin by repeating it,
-since the other side recognises repetitions, a one-shot by asking for its outcome.
+Responses can get lost with a link or a broker. The site repeats every open request: an event or a begin is sent again,
+since the other side recognises repetitions; for a one-shot it requests the outcome, since a second execution must be
+ruled out.
 """
 
 import msgspec
@@ -37,7 +38,7 @@ from tops.protocol.messages import (
     VotesMissing,
 )
 
-# Looked at with every message, and an enum's members take long to find by their class.
+# Read with every message, and access to a member of an enum through its class is slow.
 CENSUS, CENSUS_UNFULFILLED, ACTIVE, COMMITTING, COMMITTED, ABORTED = TxState
 PRIVATE, COMMIT = Access.PRIVATE, Outcome.COMMITTED
 UNSTATED = Rejection(RejectionCode.ABORTED)
@@ -55,36 +56,36 @@ class PublisherTx(msgspec.Struct, eq=False):
     opening: int | None = None  # the request that waits for the census
     ending: list[int] = []  # requests that wait for the outcome
     publishing: dict[int, Event] = {}  # public: requests that wait for a sequence number
-    wish: str | None = None  # "commit" or "abort", once asked for
+    wish: str | None = None  # "commit" or "abort", once requested
     reason: str = ""
     outcome: TxOutcome | None = None
     waited_s: float = 0.0
     one_shot: bool = False
-    unchecked: bool = False  # the application was told that votes are missing, and may not come back
-    contributed: bool = False  # somebody else's transaction
+    unchecked: bool = False  # the application got `UncheckedTransaction` and has not chosen yet
+    contributed: bool = False  # a transaction of another site
     own: tuple[int, Pseudonym] | None = None  # resources of the site's own that take part, and their name
-    operator: bool = False  # somebody else's private one, which this site can only end
+    operator: bool = False  # a private transaction of another site, which this site can only end
     incarnation: int = 0  # of the coordinator, as it was when it opened the transaction
     size: int = 0  # in bytes, with all events that were numbered here
 
     @classmethod
     def begun(cls, tx: TxId, spec: TxSpec, coordinator: NodeId) -> "PublisherTx":
-        """One whose events are numbered here if nobody else publishes in it."""
+        """A transaction whose events are numbered here if no other site publishes in it."""
         numbering = EventCoordinator(tx, spec.event_type) if spec.access is PRIVATE else None
         return cls(tx, spec, coordinator, numbering, size=logged_bytes(tx, spec.event_type, spec.attributes))
 
     @classmethod
     def of_one_shot(cls, tx: TxId, spec: TxSpec, coordinator: NodeId, request: int) -> "PublisherTx":
-        """One that is committing from its beginning, on behalf of that request."""
+        """A transaction that is committing from its beginning, for that request."""
         return cls(tx, spec, coordinator, state=COMMITTING, wish="commit", ending=[request], one_shot=True)
 
     # ------------------------------------------------------------------------------------------------------ opening
 
     def await_census(self, request: int) -> None:
-        """The site itself has begun it, on behalf of that request.
+        """The site itself has begun the transaction, for that request.
 
-        If the announcement was faster than the id, a participant at this site may publish in it already: what it asked
-        for stays asked for.
+        If the announcement arrived before the id, a participant at this site may publish in it already: its requests
+        stay open.
         """
         self.opening, self.state, self.contributed, self.waited_s = request, CENSUS, False, 0.0
 
@@ -107,7 +108,7 @@ class PublisherTx(msgspec.Struct, eq=False):
     # --------------------------------------------------------------------------------------------------- publishing
 
     def publish(self, request: int, event: Event) -> list[Effect]:
-        """An event for the transaction: numbered here if the site is its only publisher."""
+        """Publish an event: it is numbered here if the site is the only publisher."""
         if self.state is not ACTIVE or self.wish is not None:
             return [CompleteRequest(request, error=TransactionClosed(self.tx, self.state.value))]
         if self.numbering is None:
@@ -132,7 +133,7 @@ class PublisherTx(msgspec.Struct, eq=False):
     # ------------------------------------------------------------------------------------------------------- ending
 
     def commit(self, request: int) -> list[Effect]:
-        """Ask for commitment, or wait once more after `UncheckedTransaction`."""
+        """Request commit, or wait once more after `UncheckedTransaction`."""
         if self.outcome is not None and not self.outcome.locals_wait:
             return [self._completion(request, self.outcome)]
         if self.wish == "abort" or self.state not in (ACTIVE, COMMITTING, ABORTED):
@@ -147,7 +148,7 @@ class PublisherTx(msgspec.Struct, eq=False):
         return [self._commit_order(last)]
 
     def abort(self, request: int, reason: str) -> list[Effect]:
-        """Give it up; the answer is the outcome, which is a commit if that was decided before."""
+        """Request an abort; the request completes with the outcome, which may be a commit that was decided before."""
         if self.outcome is not None and not self.outcome.locals_wait:
             return [self._completion(request, self.outcome, aborting=True)]
         self.ending.append(request)
@@ -156,7 +157,7 @@ class PublisherTx(msgspec.Struct, eq=False):
 
     def on_votes_missing(self, missing: VotesMissing) -> list[Effect]:
         if self.one_shot:
-            return []  # nobody is going to say whether to wait on: it ends with its votes, or with its time
+            return []  # no application decides whether to wait: the transaction ends with its votes or its time-out
         self.unchecked = True
         waiting, self.ending = self.ending, []
         error = UncheckedTransaction(self.tx, missing.missing)
@@ -171,7 +172,7 @@ class PublisherTx(msgspec.Struct, eq=False):
         self.state = COMMITTED if committed else ABORTED
         effects: list[Effect] = [] if known is not None else [TxEnded(self.tx, committed, outcome.reason)]
         if outcome.locals_wait:
-            # Events and the final word still go to local subscribers.
+            # Local subscribers still get events, and the commit or abort.
             self.state = ACTIVE if self.wish is None else COMMITTING
             return effects
         waiting, self.ending = self.ending, []
@@ -197,11 +198,11 @@ class PublisherTx(msgspec.Struct, eq=False):
     # ------------------------------------------------------------------------------------------------------ repeating
 
     def waits(self) -> bool:
-        """Whether an answer from outside is still wanted, by somebody at this site or to forget the transaction."""
+        """Whether a response is still missing, for a request of the application or to drop the transaction."""
         return bool(self.opening is not None or self.ending or self.publishing or self.unchecked)
 
     def repeat(self, elapsed_s: float, give_up_s: float) -> list[Effect]:
-        """An answer is overdue: ask again, or, after long, tell the application that we do not know."""
+        """A response is overdue: repeat the request, or after `give_up_s` end it with `OutcomeUnknown`."""
         self.waited_s += elapsed_s
         if self.waited_s > give_up_s:
             return self._give_up()
@@ -244,7 +245,7 @@ class PublisherTx(msgspec.Struct, eq=False):
 
     @property
     def waiting(self) -> list[int]:
-        """The requests that are not answered yet."""
+        """The requests that have not completed yet."""
         return [*([self.opening] if self.opening is not None else []), *self.ending, *self.publishing]
 
     def _give_up(self) -> list[Effect]:
@@ -255,7 +256,7 @@ class PublisherTx(msgspec.Struct, eq=False):
 
 
 def aborted(outcome: TxOutcome) -> TransactionAborted:
-    """What a publisher is told about an abort."""
+    """The error that a publisher gets for an abort."""
     stale = outcome.stale
     rejection = rejection_of(outcome)
     if stale is None:
@@ -264,5 +265,5 @@ def aborted(outcome: TxOutcome) -> TransactionAborted:
 
 
 def rejection_of(outcome: TxOutcome) -> Rejection:
-    """Why a transaction aborted, also where nobody has said it."""
+    """Why a transaction aborted; a general text where the outcome names no reason."""
     return outcome.rejection or UNSTATED

@@ -1,8 +1,8 @@
-"""A site without its socket: what an application asks for goes in, effects come out.
+"""A site without its socket: requests of an application and messages of its broker go in, effects come out.
 
 The publisher's side are `EventPublisher` (event types and ordinary events) and `OwnTransactions`; the subscriber's side
-is `Participation`. A site has one link at a time; when it is a new one, everything the broker must know is said again,
-and whatever is still unanswered is asked again.
+is `Participation`. A site has one link at a time. On a new link it announces everything that the broker must know, and
+repeats every request that has no response yet.
 """
 
 from collections.abc import Callable, Sequence
@@ -78,7 +78,7 @@ class SiteCore:
         options: SiteOptions | None = None,
         check_proof: CheckProof | None = None,
     ) -> None:
-        """`check_proof` is for decisions that peers pass on; None in a cluster without keys."""
+        """`check_proof` checks decisions that peers relay; None in a cluster without keys."""
         self.name, self.incarnation = name, incarnation
         self.options = options or SiteOptions()
         directory = self.directory = TypeDirectory(brokers)
@@ -104,9 +104,9 @@ class SiteCore:
         self.ending_logs: dict[int, EndLog] = {}
         self.recovering_logs: dict[int, RecoverLog] = {}
         self.reading_logs: dict[str, tuple[int, FollowLog]] = {}  # by the reader's name
-        self.routes_asked: dict[int, int] = {}  # subscription -> the request that waits for its route
+        self.routes_requested: dict[int, int] = {}  # subscription -> the request that waits for its route
         self._retrying = False
-        self._meant = (incarnation, 0)  # the lives that a letter for this one is addressed to; 0: whichever
+        self._meant = (incarnation, 0)  # incarnations in addresses that reach this one; 0: any
         self.gathering = Gathering(self._publish_gathered, self.execute_all)
         self._message_handlers, self._publications = self._handlers(), participation.publications
 
@@ -139,7 +139,7 @@ class SiteCore:
 
     @property
     def counter(self) -> int:
-        """How many transactions this life of the site has begun under ids of its own."""
+        """How many transactions this incarnation of the site has begun under ids of its own."""
         return self.own.counter
 
     def rendezvous(self, family: str) -> NodeId:
@@ -151,7 +151,7 @@ class SiteCore:
     # --------------------------------------------------------------------------------------------------------- link
 
     def link_up(self, broker: NodeId, now: float) -> list[Effect]:
-        """A link to a broker that knows nothing of this site yet."""
+        """A link to a broker that has no state of this site yet."""
         self.link = broker
         effects = self.participation.link_up(broker) + self.events.announce()
         return self._request(effects + self._repeat(0.0))
@@ -162,7 +162,7 @@ class SiteCore:
     def receive(self, message: LinkMessage, now: float) -> list[Effect]:
         if type(message) is Envelope:
             if message.to.incarnation not in self._meant:
-                return []  # for an earlier life, which numbered its requests and events as this one does
+                return []  # for an earlier incarnation, whose requests and events had the same numbers as these
             body = message.body
             handler = self._message_handlers.get(type(body))
             if handler is not None:
@@ -185,11 +185,11 @@ class SiteCore:
         plans: tuple[TxSpec, ...] | None = None,
         members: frozenset[str] | None = None,
     ) -> list[Effect]:
-        """Say that this site is going to publish a type; answered when the rendezvous has taken it."""
+        """Advertise a type; the request completes when the rendezvous has accepted it."""
         return self._request(self.events.advertise(request, definitions, plans, members))
 
     def publish(self, request: int, event: Event) -> list[Effect]:
-        """An ordinary event; for a durable type the answer means that it is on disk."""
+        """Publish an ordinary event; for a durable type the request completes when the event is on disk."""
         return self._request(self.events.publish(request, event))
 
     def _publish_gathered(self, event_type: str, events: Sequence[GatheredEvent]) -> list[Effect]:
@@ -213,13 +213,13 @@ class SiteCore:
         return []
 
     def reject_events(self, event_type: str, error: TopsError) -> list[Effect]:
-        """Durable events of this type that wait for a confirmation get none."""
+        """End the requests for durable events of this type with an error."""
         return self.events.reject_events(event_type, error)
 
     # ------------------------------------------------------------------------------------------- own transactions
 
     def begin(self, request: int, spec: TxSpec, own: int | None = None) -> list[Effect]:
-        """Open a transaction; answered with its id when events may be published in it.
+        """Open a transaction; the request completes with its id when it accepts events.
 
         `own` is the number of resources that this site has enlisted and that take part.
         """
@@ -232,34 +232,34 @@ class SiteCore:
         kept: Sequence[Memo] = (),
         compensatable: bool = False,
     ) -> list[Effect]:
-        """Resources of the site's own for transactions that it begins; `number` names them as it does a subscription.
+        """Enlist resources of the site in transactions that it begins; `number` names them like a subscription.
 
-        `promises` and `kept` are what an earlier life promised through them, see `recover`.
+        `prepared_work` and `kept` are from an earlier incarnation, see `recover`.
         """
         return self._carry_out(self.resources.enlist(number, prepared_work, kept, compensatable=compensatable))
 
     def dismiss(self, number: int) -> list[Effect]:
-        """These resources take part in nothing new."""
+        """End the part of these resources in transactions."""
         return self._carry_out(self.resources.dismiss(number))
 
     def execute(self, request: int, spec: TxSpec, events: tuple[Event, ...]) -> list[Effect]:
-        """A one-shot: begin, all events and commit in one message; answered with the outcome."""
+        """Run a one-shot: begin, all events and commit in one message. The request completes with the outcome."""
         return self._request(self.own.execute(request, spec, events))
 
     def execute_all(self, spec: TxSpec, wanted: Sequence[tuple[int, tuple[Event, ...]]]) -> list[Effect]:
-        """One-shots of one kind, each with the request that is answered with its outcome; they travel together."""
+        """Run one-shots of one kind, each with its request, in one message."""
         return self._request(self.own.execute_all(spec, wanted))
 
     def contribute(self, tx: TxId, spec: TxSpec) -> None:
-        """Publish in somebody else's public transaction, whose announcement this site has seen."""
+        """Publish in a public transaction of another site, whose announcement this site has received."""
         self.own.contribute(tx, spec)
 
     def tx_publish(self, request: int, tx: TxId, event: Event) -> list[Effect]:
-        """An event inside a transaction; it travels under the transaction's type whatever its own."""
+        """Publish an event inside a transaction; it travels under the transaction's type, whatever its own type is."""
         return self._request(self.own.tx_publish(request, tx, event))
 
     def done(self, tx: TxId) -> list[Effect]:
-        """A contributor to a public transaction has said all it wants."""
+        """A contributor to a public transaction has published everything that it wants to."""
         return self._carry_out(self.own.done(tx))
 
     def commit(self, request: int, tx: TxId) -> list[Effect]:
@@ -269,7 +269,7 @@ class SiteCore:
         return self._request(self.own.abort(request, tx, reason))
 
     def get_outcome(self, request: int, query: GetOutcome) -> list[Effect]:
-        """What became of a transaction, also one of an earlier life of this site."""
+        """Request the outcome of a transaction, also one of an earlier incarnation of this site."""
         return self._request(self.own.get_outcome(request, query))
 
     # ------------------------------------------------------------------------------------------------ subscriptions
@@ -282,47 +282,47 @@ class SiteCore:
         return self._carry_out(self.participation.unsubscribe(number, self.link))
 
     def recover(self, number: int, prepared_work: Sequence[PreparedWork], kept: Sequence[Memo] = ()) -> list[Effect]:
-        """What a subscription's participant found again after a crash; call it right after `subscribe`.
+        """What a subscription's participant found after a crash; to be called right after `subscribe`.
 
-        `promises` are those that are still open, `kept` those that were carried out and not yet forgotten.
+        `prepared_work` waits for decisions; `kept` are memos of commits that are carried out and not noted yet.
         """
         return self._carry_out(self.participation.prepared_epochs.recover(number, prepared_work, kept))
 
     def call_done(self, call: int, result: Any) -> list[Effect]:
-        """A participant answered a call."""
+        """A participant has returned the result of a call."""
         effects = self.calls.done(call, result)
         return self._carry_out(effects) if effects else effects
 
     def participant_abort(self, number: int, tx: TxId, reason: str) -> list[Effect]:
-        """A participant gives up by itself, at any moment before its promise."""
+        """A participant aborts by itself, at any moment before it is prepared."""
         executor = self.participation.executors.get(tx, {}).get(number)
         return [] if executor is None else self._carry_out(executor.give_up(reason))
 
     # --------------------------------------------------------------------------------------------------- questions
 
     def confirm_route(self, request: int, number: int) -> list[Effect]:
-        """Answered when events that are published from then on reach the subscription."""
-        self.routes_asked[number] = request
+        """The request completes when events that are published from then on reach the subscription."""
+        self.routes_requested[number] = request
         return self._request(self._route_confirmation(number))
 
     def _route_confirmation(self, number: int) -> list[Effect]:
         known = self.participation.subscriptions.get(number)
         if known is None:
-            self.routes_asked.pop(number, None)
+            self.routes_requested.pop(number, None)
             return []
         return [SendTo(Address(known.coordinator), ConfirmRoute(subscription=number))]
 
     def _on_route(self, stands: RouteConfirmed) -> list[Effect]:
-        request = self.routes_asked.pop(stands.subscription, None)
+        request = self.routes_requested.pop(stands.subscription, None)
         return [] if request is None else [CompleteRequest(request, stands.subscription)]
 
     def get_log_state(self, request: int, event_type: str) -> list[Effect]:
-        """How far a durable type's log is decided; repeated until it is answered or `cancel_log_request` ends it."""
+        """Request the state of a durable type's log; sent until a response or `cancel_log_request` ends it."""
         query = self.pending_log_requests[request] = GetLogState(request=request, event_type=event_type)
         return self._request([SendTo(Address(self.coordinator_of(event_type)), query)])
 
     def cancel_log_request(self, request: int) -> None:
-        """Nobody waits for that answer any more."""
+        """Stop repeating the request: nothing waits for its response any more."""
         self.pending_log_requests.pop(request, None)
         self.ending_logs.pop(request, None)
         self.recovering_logs.pop(request, None)
@@ -337,16 +337,15 @@ class SiteCore:
         return self._request([SendTo(Address(self.coordinator_of(event_type)), asked)])
 
     def end_log(self, request: int, event_type: str, name: str, *, operator: bool = False) -> list[Effect]:
-        """A durable subscription ends for good; repeated until it is answered or `cancel_log_request` gives it up.
+        """End a durable subscription permanently; sent until a response or `cancel_log_request` ends it.
 
-        `operator`: somebody else's, by the name that the log knows it by."""
+        `operator`: the subscription of another identity, by its name within the log."""
         order = self.ending_logs[request] = EndLog(request=request, event_type=event_type, name=name, operator=operator)
         return self._request([SendTo(Address(self.coordinator_of(event_type)), order)])
 
     def read_log(self, request: int, name: str, event_type: str, after: int, entries_max: int) -> list[Effect]:
-        """Some of the entries that follow a number, in passing: under a name of the reader's own, one read at a time.
-
-        Repeated until it is answered; `read_log_done` ends it."""
+        """Read some of the entries that follow a number, without a durable subscription: under a name of the reader's
+        own, one read at a time. Sent until there is a response; `read_log_done` ends it."""
         wanted = self._reading(name, event_type, after, entries_max)
         self.reading_logs[name] = (request, wanted)
         return self._request([SendTo(Address(self.coordinator_of(event_type)), wanted)])
@@ -375,7 +374,7 @@ class SiteCore:
             return self.participation.subscribed.on_log(delivered)
         request, wanted = reading
         if delivered.after != wanted.position:
-            return []  # of an earlier question
+            return []  # the response to an earlier request
         del self.reading_logs[delivered.name]
         return [CompleteRequest(request, delivered)]
 
@@ -383,7 +382,9 @@ class SiteCore:
         reading = self.reading_logs.pop(rejected.name, None)
         if reading is None:
             return self.participation.subscribed.on_follow_rejected(rejected)
-        text = f"the log of {rejected.event_type!r} begins at {rejected.oldest}; what was before is no longer kept"
+        text = (
+            f"the log of {rejected.event_type!r} begins at {rejected.oldest}; entries before it are no longer retained"
+        )
         return [CompleteRequest(reading[0], error=NotReachable(text))]
 
     def _on_log_ended(self, ended: LogEnded) -> list[Effect]:
@@ -409,7 +410,7 @@ class SiteCore:
         return self._carry_out(self.participation.on_timer(key))
 
     def _repeat(self, elapsed_s: float) -> list[Effect]:
-        """Ask again for whatever is unanswered."""
+        """Repeat every request that has no response yet."""
         effects = self.events.repeat_events() + self.own.repeat(elapsed_s)
         about_logs: list[GetLogState | EndLog | RecoverLog] = [
             *self.pending_log_requests.values(),
@@ -421,24 +422,25 @@ class SiteCore:
         for _, wanted in self.reading_logs.values():
             effects.append(SendTo(Address(self.coordinator_of(wanted.definitions[-1].name)), wanted))
         effects += self.own.repeat_openings(elapsed_s) + self.events.repeat_types()
-        for number in list(self.routes_asked):
+        for number in list(self.routes_requested):
             effects += self._route_confirmation(number)
         return effects
 
     def _waiting(self) -> bool:
-        asks = (
+        requests = (
             self.pending_log_requests
             or self.ending_logs
             or self.recovering_logs
             or self.reading_logs
-            or self.routes_asked
+            or self.routes_requested
         )
-        return bool(asks or self.events.waits() or self.own.waits())
+        return bool(requests or self.events.waits() or self.own.waits())
 
     # ------------------------------------------------------------------------------------------------- carrying out
 
     def _carry_out(self, effects: list[Effect]) -> list[Effect]:
-        """Turn letters and publications into messages on the link; without one they are said again later."""
+        """Turn addressed messages and publications into messages on the link. Without a link they are dropped here:
+        whatever needs them is repeated when there is one."""
         link = self.link
         if link is None:
             return [effect for effect in effects if not isinstance(effect, SendTo | Disseminate)]
@@ -450,7 +452,7 @@ class SiteCore:
         return effects
 
     def _request(self, effects: list[Effect]) -> list[Effect]:
-        """Carry out what the application asked for, and see to it that it is asked for again until it is answered."""
+        """Carry out a request of the application, and set the timer that repeats it until there is a response."""
         carried = self._carry_out(effects)
         if not self._retrying and self._waiting():
             self._retrying = True
@@ -469,7 +471,7 @@ class SiteCore:
 
 
 def default_local_outcome(durable: bool, tx_type: TxType) -> LocalOutcome:
-    """What local subscribers go by unless the initiator says otherwise: on a durable type, by the log."""
+    """The local outcome unless the initiator chooses one: on a durable type local subscribers follow the log."""
     return LocalOutcome.FOLLOWS if durable and tx_type is TxType.DISTRIBUTED else LocalOutcome.INDEPENDENT
 
 

@@ -1,4 +1,4 @@
-"""What a site knows of event types, and where each of them meets."""
+"""The event types that a site knows, and the rendezvous of each."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,8 @@ from tops.protocol.messages import Definitions, Event, TxSpec
 
 
 class Route(msgspec.Struct, frozen=True):
-    """Where publications of a type go, and which types' subscribers receive them; for good, as definitions are."""
+    """Where publications of a type go, and which types' subscribers receive them. It never changes, since definitions
+    never change."""
 
     coordinator: NodeId
     lineage: tuple[str, ...]
@@ -20,7 +21,7 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class TypeDirectory:
-    """The types of one site: known, advertised, and which broker coordinates them."""
+    """The types of one site: known and advertised ones, and the brokers that coordinate them."""
 
     def __init__(self, brokers: Sequence[NodeId]) -> None:
         self.brokers = tuple(sorted(brokers))

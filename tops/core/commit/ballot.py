@@ -1,7 +1,7 @@
-"""Counting the votes on an epoch: who commits, and which members are left out.
+"""Counting the votes on an epoch: which voters commit, and which members are excluded.
 
-Pure: votes go in, a verdict comes out. A voter may exclude members that it can't apply; all who commit must have
-prepared exactly the same members, since a prepared database transaction commits as a whole.
+Pure functions: votes go in, a verdict comes out. A voter may exclude members that it can't apply; all voters that
+commit must have prepared exactly the same members, since a prepared database transaction commits as a whole.
 """
 
 from collections import Counter
@@ -18,7 +18,8 @@ from tops.protocol.messages import Address, EpochVoted, Event, TxSpec
 
 
 class ReadyTx(msgspec.Struct):
-    """A transaction whose commit was asked for. `members` None: whoever has a standing answer when its turn comes."""
+    """A transaction whose commit was requested. `members` None: its voters are the standing registrations that exist
+    when it is prepared."""
 
     tx: TxId
     spec: TxSpec
@@ -28,11 +29,11 @@ class ReadyTx(msgspec.Struct):
     logged_events: tuple[Event, ...]
     members: dict[str, Member] | None = None
     alone: bool = False  # after too many differing votes it is prepared by itself
-    ask_late: bool = False  # it was not enough without those who were late, so they are asked as well
-    started_with: frozenset[str] = frozenset()  # the voters that were asked before; they have joined
+    include_late: bool = False  # without the late voters its constraints failed, so it needs their votes as well
+    started_with: frozenset[str] = frozenset()  # the voters of an earlier prepare; they have joined
 
     def logged_bytes(self) -> int:
-        """How many bytes it takes in an entry of a log; in a prepare it takes less."""
+        """Its size in an entry of a log, in bytes; in a prepare it takes less."""
         return logged_bytes(self.tx, self.spec.event_type, self.spec.attributes, self.logged_events)
 
 
@@ -43,19 +44,19 @@ class Verdict(msgspec.Struct):
     excluded: dict[TxId, Rejection]
     again: bool = False
     divergent: tuple[str, ...] = ()
-    put_back: frozenset[TxId] = frozenset()  # of the excluded, those that are to be tried with more voters
+    put_back: frozenset[TxId] = frozenset()  # of the excluded, those that are prepared again with more voters
 
 
 def shortfall(
     ready: ReadyTx, required: frozenset[str], committing: Mapping[str, Member], predicates: Mapping[str, Predicate]
 ) -> Rejection | None:
-    """Why this transaction may not commit at just these voters, or None.
+    """Why this transaction may not commit at exactly these voters, or None.
 
     `required` are the voters that it started with: without constraints all of them are needed.
     """
     if not committing:
-        nobody = Rejection(RejectionCode.CONSTRAINTS_UNMET, "no participant is there to commit it")
-        return unmet(ready.spec.constraints, [], predicates) or nobody
+        no_voter = Rejection(RejectionCode.CONSTRAINTS_UNMET, "no participant can commit it")
+        return unmet(ready.spec.constraints, [], predicates) or no_voter
     constraints = ready.spec.constraints
     if not constrains_participants(constraints):
         missing = required - committing.keys()
@@ -75,8 +76,8 @@ def suffice(
     committing: Mapping[str, Member],
     predicates: Mapping[str, Predicate],
 ) -> bool:
-    """Whether each of these transactions may commit at just these voters."""
-    met: TxSpec | None = None  # of the one before: most share theirs
+    """Whether each of these transactions may commit at exactly these voters."""
+    met: TxSpec | None = None  # of the transaction before: most share their specification
     for member in members:
         if member.spec is met and member.members is None:
             continue
@@ -95,12 +96,12 @@ def count_votes(
     predicates: Mapping[str, Predicate],
     majority_first: bool,
 ) -> Verdict:
-    """The verdict once everyone has voted or is gone.
+    """The verdict once every voter has voted or is lost.
 
     Without disagreement and without losses the members' constraints hold as they did before prepare. Otherwise voters
-    that prepared the same work form a class, and a whole class commits if every remaining member can do without
-    the rest. Replicas of one database prefer the larger class (the odd one out is sick), independent participants the
-    class that excludes least (who can't is left out).
+    that prepared the same work form a class, and a whole class commits if the constraints of every remaining member
+    hold without the other classes. Replicas of one database prefer the larger class (the outlier is unhealthy),
+    independent participants the class that excludes the fewest members.
     """
     exclusions = {key: votes[key].excluded for key in sorted(votes)}
     differing, divergent = _differing_rows(members, votes)
@@ -116,14 +117,14 @@ def count_votes(
         committing = {key: voters[key] for key in keys}
         rest = [m for m in members if m.tx not in excluded]
         if not rest and majority_first:
-            break  # most replicas can't apply any of it, and would have to if a few did
+            break  # most replicas can't apply any of it, and would have to apply what a few committed
         if rest and suffice(rest, required, committing, predicates):
             return Verdict(frozenset(keys), excluded, divergent=divergent)
 
-    # Nobody can be dropped for everybody's sake: leave out the members that are in the way, and try the others again.
+    # No class can commit without the others: exclude the members that cause this, and prepare the rest once more.
     excluded = {tx: rejection for e in [differing, *exclusions.values()] for tx, rejection in e.items()}
     present = {key: voters[key] for key in exclusions}
-    # Replicas of a set are named; other participants are known to publishers only where a constraint names them.
+    # The text names the replicas of a set; publishers may know other participants only where a constraint names them.
     named = majority_first or any(needs_identity(m.spec.constraints) for m in members)
     why_lost = "; ".join(
         f"{(voters[key].identity if named else None) or 'a participant'}: {reason}"
@@ -140,8 +141,9 @@ def count_votes(
 def _classes(
     members: Sequence[ReadyTx], votes: Mapping[str, EpochVoted], majority_first: bool
 ) -> list[tuple[str, ...]]:
-    """Voters that prepared the same work: the same members with the same effect. Each commits its work as a whole, so
-    no two of different classes ever commit together. Who counts no rows goes along with any that left out the same.
+    """Classes of voters that prepared the same work: the same members with the same effect. Each voter commits its work
+    as a whole, so voters of different classes never commit together. A voter that counts no rows fits any class that
+    excludes the same members.
     """
     by_work: dict[tuple[frozenset[TxId], tuple[tuple[int, ...], ...]], list[str]] = {}
     uncounted: dict[frozenset[TxId], list[str]] = {}
@@ -164,7 +166,7 @@ def _classes(
 def _differing_rows(
     members: Sequence[ReadyTx], votes: Mapping[str, EpochVoted]
 ) -> tuple[dict[TxId, Rejection], tuple[str, ...]]:
-    """Members that changed another number of rows at some voters than at others, and who is the odd one out."""
+    """Members that changed another number of rows at some voters than at others, and which voters are outliers."""
     if len({vote.rows for vote in votes.values() if vote.rows}) <= 1:
         return {}, ()
     differing, divergent = {}, []

@@ -1,8 +1,8 @@
-"""The census: who takes part in a transaction.
+"""The census (participant discovery): which subscribers take part in a transaction.
 
-Answers arrive with a fresh pseudonym each, or stand from before; the census closes by time, by number of replies or
-as soon as the constraints are met. What is published afterwards is the list of hashed pseudonyms, so that a member
-finds itself and nobody finds the others.
+Replies arrive with a fresh pseudonym each, or come from standing registrations; the census closes by time, by number of
+replies or as soon as the constraints are met. Afterwards the list of hashed pseudonyms is published, so that a member
+finds itself and can't find the others.
 """
 
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ from tops.protocol.messages import Address, TxSpec
 class Member(msgspec.Struct):
     """A distributed participant, as the coordinator knows it.
 
-    `key` is what it votes under, bound to its identity: its pseudonym, or the name of its standing answer. `identity`
-    is None where no constraint needs it. `counts` is False for the initiator's own resources: they must commit, but
-    they are no participant that a constraint counts.
+    `key` is the name that it votes under, bound to its identity: its pseudonym, or the name of its standing
+    registration. `identity` is None where no constraint needs it. `counts` is False for the initiator's own resources:
+    they must commit, but constraints do not count them as participants.
     """
 
     key: str
@@ -33,12 +33,12 @@ class Member(msgspec.Struct):
 
     @property
     def voter(self) -> str:
-        """Its own name for itself, which is all that it learns."""
+        """The participant's own name for itself: messages to it contain no other."""
         return voter_of(self.key)
 
 
 class Census(msgspec.Struct, eq=False):
-    """Collects the answers for one transaction."""
+    """Collects the replies for one transaction."""
 
     tx: TxId
     spec: TxSpec
@@ -46,7 +46,7 @@ class Census(msgspec.Struct, eq=False):
     members: dict[str, Member] = {}
 
     def add_reply(self, member: Member) -> bool:
-        """Whether the answer was taken: a repeated one changes nothing, one that constraints forbid is turned away."""
+        """Whether the reply was accepted: a repeated one changes nothing, one that constraints forbid is rejected."""
         if member.key in self.members:
             return False
         constraints = self.spec.constraints
@@ -56,7 +56,7 @@ class Census(msgspec.Struct, eq=False):
         return True
 
     def may_close(self) -> bool:
-        """Whether there is no reason to wait for the census's time to pass."""
+        """Whether the census may close before its time-out."""
         policy = self.spec.census
         if policy is None:
             return True
@@ -69,12 +69,12 @@ class Census(msgspec.Struct, eq=False):
         return sum([m.counts for m in self.members.values()])
 
     def unfulfilled(self) -> Rejection | None:
-        """Why the transaction can't begin with those who answered, or None."""
+        """Why the transaction can't begin with the participants that replied, or None."""
         counted = [m.identity for m in self.members.values() if m.counts]
         if not counted and not constrains_participants(self.spec.constraints):
-            return Rejection(RejectionCode.CONSTRAINTS_UNMET, "nobody joined")
+            return Rejection(RejectionCode.CONSTRAINTS_UNMET, "no participant joined")
         return unmet(self.spec.constraints, counted, self.predicates)
 
     def hashed_members(self) -> frozenset[str]:
-        """What is published when the census closes."""
+        """The list that is published when the census closes."""
         return frozenset([hashed(m.pseudonym) for m in self.members.values()])

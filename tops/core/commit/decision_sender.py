@@ -1,8 +1,8 @@
-"""Tells voters what was decided about an epoch, with the coordinator's signature where the cluster has keys.
+"""Sends voters the decision on an epoch, with the coordinator's signature where the cluster has keys.
 
-A voter that hears the decision can pass it on, signature and all, to a peer that is in doubt while the coordinator is
-silent. So a signature must stay true for ever: the coordinator signs what it decides, and in answers to questions only
-what it can't decide otherwise any more.
+A voter that receives the decision can relay it, with its signature, to a peer that is in doubt while the coordinator is
+silent. So a signed text must never become false: the coordinator signs what it decides, and in response to a request
+only what it can't decide otherwise any more.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ CheckProof = Callable[[bytes, NodeId, bytes], str]  # a text, its broker, the pr
 
 
 class DecisionSender:
-    """The decisions of one event type's coordinator, as letters."""
+    """Turns the decisions of one event type's coordinator into messages."""
 
     def __init__(self, log: EventLog | None, sign: Sign | None, is_over: Callable[[EpochId], bool]) -> None:
         """`sign` is None in a cluster without keys; `is_over`: whether an attempt can't be decided any more."""
@@ -25,14 +25,15 @@ class DecisionSender:
         self._latest = (b"", b"")  # text and proof: one signature for all voters of an epoch
 
     def decided(self, epoch: EpochId, digest: str, voter: str, committing: frozenset[str], to: Address) -> Effect:
-        """To a voter of an epoch that has just been decided, or is being finished."""
+        """For a voter of an epoch that has just been decided, or is being finished."""
         return self._decision(epoch, digest, voter, committing, to, self._sign)
 
     def in_response(self, epoch: EpochId, digest: str, voter: str, committing: frozenset[str], to: Address) -> Effect:
-        """To one who asks about an epoch that is not in flight.
+        """The response to a voter that requests the outcome of an epoch that is not in flight.
 
-        Of an attempt that was not given out yet, whose id and members can be foreseen, "abort" is true only now: such
-        an answer is not signed, or whoever asked in advance could show it when that attempt has committed."""
+        The id and the members of an attempt can be foreseen before it is sent, and "abort" is true of it only until
+        then. Such a response is not signed: a node that requested it in advance could present it after that attempt has
+        committed."""
         return self._decision(epoch, digest, voter, committing, to, self._sign if self._is_over(epoch) else None)
 
     def _decision(

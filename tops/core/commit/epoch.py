@@ -14,12 +14,12 @@ from tops.model.ids import TxId, hashed_voter
 from tops.model.transactions import Outcome
 from tops.protocol.messages import Address, EpochId, EpochVoted, TxOutcome
 
-COMMITTED = Outcome.COMMITTED  # an enum's members take long to find by their class
+COMMITTED = Outcome.COMMITTED  # access to a member of an enum through its class is slow
 
 
 class EpochOptions(msgspec.Struct, frozen=True):
     """`sync_window_s`: how long a vote on a durable type may take; `finish_window_s`: how long the client waits for
-    the committing set to confirm; `join_gap`: how close to the end of the log a replica joins."""
+    the confirmations of the committing set; `join_gap`: how close to the end of the log a replica joins."""
 
     members_max: int = 64
     attempts_max: int = 3
@@ -30,18 +30,18 @@ class EpochOptions(msgspec.Struct, frozen=True):
 
 
 class Stage(Enum):
-    VOTING = "voting"  # ends when everyone has voted, is gone, or the time is up
-    FINISHING = "finishing"  # decided and durable; ends when the committing set has finished, or the time is up
+    VOTING = "voting"  # ends when every voter has voted or is lost, or at the time-out
+    FINISHING = "finishing"  # decided and durable; ends when the committing set has finished, or at the time-out
 
 
 class Epoch(msgspec.Struct):
-    """One epoch, from its first prepare until nobody is waited for."""
+    """One attempt of an epoch, from its prepare until the coordinator waits for no voter any more."""
 
     id: EpochId
     digest: str
     members: list[ReadyTx]
-    voters: dict[str, Member]  # asked to prepare, joiners included
-    counted: frozenset[str]  # those whose votes are waited for
+    voters: dict[str, Member]  # to which the prepare was sent, joiners included
+    counted: frozenset[str]  # whose votes the coordinator waits for
     stage: Stage = Stage.VOTING
     votes: dict[str, EpochVoted] = {}
     lost: dict[str, str] = {}
@@ -50,7 +50,7 @@ class Epoch(msgspec.Struct):
     decided: frozenset[str] = frozenset()  # the committing set as it was decided
     finished: set[str] = set()
     outcomes: list[tuple[TxOutcome, Address]] = []
-    unchecked: bool = False  # the publisher was told that votes are missing
+    unchecked: bool = False  # the publisher got `VotesMissing` and has not chosen yet
 
     def everyone_voted(self) -> bool:
         missing = self.counted - self.votes.keys()
@@ -61,17 +61,17 @@ class Epoch(msgspec.Struct):
         return key not in self.votes and key not in self.lost
 
     def is_prompt(self) -> bool:
-        """Whether all its members are to be decided as soon as their constraints are met."""
+        """Whether all its members are decided as soon as their constraints are met."""
         return all(m.spec.decide_when_met for m in self.members)
 
     def late(self) -> frozenset[str]:
-        """Who has not voted and may still do so, if a decision does not wait for them."""
+        """Voters that may still vote after a decision that does not wait for them."""
         if not self.is_prompt():
             return frozenset()
         return frozenset(self.voters.keys() - self.votes.keys() - self.lost.keys())
 
     def first_vote(self, committing: frozenset[str]) -> EpochVoted:
-        """The vote whose rows and results count: the first of those that tell any."""
+        """The vote whose rows and results count: the first one that has any."""
         keys = sorted(committing)
         for key in keys:
             if self.votes[key].rows:
@@ -80,7 +80,7 @@ class Epoch(msgspec.Struct):
 
 
 def fits(voted: EpochVoted, members: list[ReadyTx]) -> bool:
-    """Whether a vote speaks of these members; what else a confused voter says is no vote."""
+    """Whether a vote has one element per member; a malformed vote from a faulty voter does not count."""
     per_member = (0, len(members))
     if len(voted.rows) not in per_member or len(voted.results) not in per_member:
         return False
@@ -88,10 +88,11 @@ def fits(voted: EpochVoted, members: list[ReadyTx]) -> bool:
 
 
 def is_enough(epoch: Epoch, in_sync: frozenset[str], predicates: Mapping[str, Predicate]) -> bool:
-    """Whether those who have voted may commit all members by themselves, and no more is wanted.
+    """Whether the replicas that have voted may commit all members without the others.
 
-    A joiner's vote is as good as any: it has applied everything before, or it would not have voted. But one of those
-    whom the journal names as in sync must be among them: they are asked if the journal loses this decision."""
+    A joiner's vote counts like any other: the joiner has applied everything before, or it would not have voted. But the
+    voters must include a replica that the journal names as in sync: if the journal loses this decision, only those
+    replicas are asked for their applied index after a restart, so one of them must have the commit."""
     votes = epoch.votes.values()
     if not epoch.is_prompt() or any(v.excluded for v in votes) or len({v.rows for v in votes if v.rows}) > 1:
         return False
@@ -102,7 +103,7 @@ def is_enough(epoch: Epoch, in_sync: frozenset[str], predicates: Mapping[str, Pr
 
 
 def outcomes_of(epoch: Epoch, log_number: int | None) -> list[tuple[TxOutcome, Address]]:
-    """What each publisher is going to be told when the committing set has finished."""
+    """The outcome that each publisher gets when the committing set has finished."""
     first = epoch.first_vote(epoch.decided)  # the others' rows are the same, their results may differ
     rows = first.rows or repeat(())
     results = first.results or repeat(b"")
@@ -115,10 +116,10 @@ def outcomes_of(epoch: Epoch, log_number: int | None) -> list[tuple[TxOutcome, A
 
 
 def hashed_all(keys: frozenset[str]) -> frozenset[str]:
-    """A committing set as it is shown to voters."""
+    """A committing set in the form that voters receive: it reveals no names."""
     return frozenset(map(hashed_voter, keys))
 
 
 def member_digest(transactions: Iterable[TxId]) -> str:
-    """What a vote is a vote on: these transactions in this order."""
+    """Identifies what a voter votes on: these transactions in this order."""
     return hashlib.sha256("\n".join(transactions).encode()).hexdigest()[:16]

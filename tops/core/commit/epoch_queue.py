@@ -1,9 +1,9 @@
 """Transactions that are ready to be prepared, and which of them are prepared together.
 
 An epoch groups transactions with the same voters, as many as one prepare and one entry of a log may hold. The
-constraints of each are tested once more right before it is prepared; one that can't commit with the voters who are
-there leaves the queue for good. So does one that was put back and has lost a voter since: that one joined when it was
-first asked, and without constraints whoever joined is needed.
+constraints of each are tested once more right before it is prepared; one that can't commit with the present voters
+leaves the queue and is aborted. So does one that was put back and has lost a voter since: that voter joined with the
+first prepare, and without constraints every voter that joined is needed.
 """
 
 from collections import deque
@@ -18,18 +18,18 @@ from tops.model.rejections import Rejection
 from tops.model.sizes import BUNDLE_BYTES
 from tops.protocol.effects import Effect
 
-Refuse = Callable[[ReadyTx, Rejection], list[Effect]]
+RejectReady = Callable[[ReadyTx, Rejection], list[Effect]]
 
 
 class EpochQueue:
-    """What waits to be prepared, in the order in which commitment was asked for."""
+    """Transactions that wait to be prepared, in the order in which their commit was requested."""
 
     def __init__(self, standing: StandingRegistrations, predicates: Mapping[str, Predicate], members_max: int) -> None:
         self.standing, self.predicates, self.members_max = standing, predicates, members_max
         self.ready: deque[ReadyTx] = deque()
 
     def withdraw(self, tx: TxId) -> bool:
-        """Take back a transaction that has not been sent out to be prepared."""
+        """Remove a transaction that is not being prepared yet; False if it is not in the queue."""
         for ready in self.ready:
             if ready.tx == tx:
                 self.ready.remove(ready)
@@ -37,11 +37,12 @@ class EpochQueue:
         return False
 
     def put_back(self, members: Iterable[ReadyTx]) -> None:
-        """These go first, in their order."""
+        """Put these at the front of the queue, in their order."""
         self.ready.extendleft(reversed(list(members)))
 
-    def next_group(self, reject: Refuse) -> tuple[list[ReadyTx], dict[str, Member], list[Effect]]:
-        """The next transactions to be prepared together, their voters, and what `refuse` did with those that can't."""
+    def next_group(self, reject: RejectReady) -> tuple[list[ReadyTx], dict[str, Member], list[Effect]]:
+        """The next transactions to be prepared together, their voters, and the effects of `reject` for those that can't
+        be prepared."""
         effects: list[Effect] = []
         group: list[ReadyTx] = []
         voters: dict[str, Member] = {}
@@ -70,7 +71,7 @@ class EpochQueue:
         return group, voters, effects
 
     def voters_of(self, ready: ReadyTx) -> dict[str, Member]:
-        """Who would be asked to prepare it now."""
+        """The voters to which a prepare would be sent now."""
         if ready.members is None:
             return self.standing.voters(ready.spec)
         return {
@@ -94,7 +95,8 @@ class EpochQueue:
 
 
 def _is_alike(ready: ReadyTx, other: ReadyTx) -> bool:
-    """Whether it goes without looking that what is true of the other is true of it: they came with the same letter."""
+    """Whether both arrived in the same message with the same specification: then they have the same voters, and the
+    constraints need no second test."""
     if ready.spec is not other.spec or ready.alone or other.alone:
         return False
     return ready.members is None and other.members is None

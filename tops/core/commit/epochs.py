@@ -1,12 +1,12 @@
 """Epochs: transactions that are ready together are prepared, decided and finished together.
 
-One coordinator per event type, at its rendezvous. On a durable type an epoch takes a number of the log and only one is
-in flight, so every replica's state is a prefix of the log; on other types a lone interactive transaction does not wait
-for others.
+One coordinator per event type, at its rendezvous. On a durable type an epoch takes an index of the log and only one is
+in flight, so every replica's state is a prefix of the log; on other types an interactive transaction does not wait for
+other transactions.
 
-    queue -> VOTING -> (a new attempt without the members that stood in the way) -> FINISHING -> gone
+    queue -> VOTING -> (a new attempt without the excluded members) -> FINISHING -> removed
 
-Voters ask for decisions that they miss; the coordinator never repeats one by itself.
+A voter requests a decision that it has not received; the coordinator never repeats one by itself.
 """
 
 from collections import deque
@@ -46,7 +46,7 @@ from tops.protocol.messages import (
 )
 from tops.protocol.records import EpochCommitted, FinishesNoted, InSyncChanged, LogAppended
 
-VOTING, FINISHING = Stage  # looked at with every message
+VOTING, FINISHING = Stage  # read with every message
 
 __all__ = ["QUERY_FEED", "Epoch", "EpochCoordinator", "EpochOptions", "Stage", "member_digest"]
 
@@ -70,7 +70,7 @@ class EpochCoordinator:
         self.event_type, self.me, self.incarnation = event_type, me, incarnation
         self.standing, self.log, self.outcomes = standing, log, outcomes
         self.predicates, self.options = predicates, options
-        self.settled = settled  # what follows a decision for those who do not vote: local subscribers
+        self.settled = settled  # carries a decision on to local subscribers, which do not vote
         self.decision_sender = DecisionSender(log, sign, self._is_over)
         self.late = LateVoters(log, standing, self.decision_sender)
         self.memory = EpochMemory(event_type, incarnation, log, options.note_after_s, self.decision_sender)
@@ -78,27 +78,27 @@ class EpochCoordinator:
         self.held: set[TxId] = set()  # waiting here or in flight
         self.in_flight: dict[int, Epoch] = {}
         self.volatile_number = 0
-        self._newest_number = 0  # of all that this life has given out
+        self._newest_number = 0  # the highest number that this incarnation has assigned
 
     @property
     def queue(self) -> deque[ReadyTx]:
-        """What waits to be prepared."""
+        """Transactions that wait to be prepared."""
         return self.waiting.ready
 
     @property
     def decided(self) -> Mapping[EpochId, Decided]:
-        """Commits that somebody may still ask for."""
+        """Commits whose outcome a voter may still request."""
         return self.memory.decided
 
     @property
     def queries(self) -> Mapping[int, object]:
-        """Numbers that voters asked about and the disk has not told about yet."""
+        """Numbers whose entries are being read from disk for voters."""
         return self.memory.queries
 
     # ------------------------------------------------------------------------------------------------ forming an epoch
 
     def submit(self, *ready: ReadyTx) -> list[Effect]:
-        """Transactions are ready to be prepared; they start at once, and together, if nothing is in their way."""
+        """Transactions are ready to be prepared; they start at once and together, unless an epoch is in flight."""
         self.waiting.ready.extend(ready)
         self.held.update([r.tx for r in ready])
         if self.log is not None and self.log.stale is not None:
@@ -106,14 +106,14 @@ class EpochCoordinator:
         return self.start()
 
     def reject_all(self, stale: StaleJournal) -> list[Effect]:
-        """No index is given out: nothing waits for one."""
+        """No index can be assigned: abort everything that waits for one."""
         waiting = list(self.waiting.ready)
         self.waiting.ready.clear()
         rejection = Rejection(RejectionCode.JOURNAL_STALE, str(stale))
         return [effect for ready in waiting for effect in self._settle_abort(ready, rejection, stale)]
 
     def withdraw(self, tx: TxId) -> bool:
-        """Take back a transaction that has not been sent out to be prepared."""
+        """Remove a transaction that is not being prepared yet; False if it is not in the queue."""
         if not self.waiting.withdraw(tx):
             return False
         self.held.discard(tx)
@@ -139,8 +139,8 @@ class EpochCoordinator:
         return effects
 
     def _may_form(self) -> bool:
-        """A log takes one epoch at a time. Without one, interactive transactions neither wait nor are waited for:
-        their publishers may take long to say what is to become of them."""
+        """Whether another epoch may start. With a log, one epoch is in flight at a time. Without a log, an interactive
+        transaction neither waits for others nor makes them wait: its publisher may take long to decide."""
         if self.log is not None:
             return not self.in_flight and self.log.opening is None
         interactive = self.waiting.ready[0].members is not None
@@ -154,7 +154,7 @@ class EpochCoordinator:
         if self.log is not None:
             number, voters = self.log.reserve(), self._without_late(group, voters)
             if self.standing.registrations.keys() <= voters.keys():
-                asked = voters  # nobody is left who could join
+                asked = voters  # every registered replica votes already
             else:
                 barred = self.log.unconfirmed.keys() | self.log.differing
                 joiners = self.standing.joiners(group[0].spec, number, self.options.join_gap, barred)
@@ -165,9 +165,9 @@ class EpochCoordinator:
         return self._prepare(number, 1, group, dict(asked), frozenset(voters))
 
     def _without_late(self, group: list[ReadyTx], voters: dict[str, Member]) -> dict[str, Member]:
-        """Who is still at an epoch that was decided without it is asked only if it can't be done without."""
+        """Omit voters that still work on an epoch that was decided without them, unless their votes are needed."""
         others = {key: m for key, m in voters.items() if key not in self.late}
-        if len(others) == len(voters) or any(ready.ask_late for ready in group):
+        if len(others) == len(voters) or any(ready.include_late for ready in group):
             return voters
         return others if suffice(group, frozenset(), others, self.predicates) else voters
 
@@ -202,12 +202,13 @@ class EpochCoordinator:
     # ----------------------------------------------------------------------------------------------------- the votes
 
     def on_voted(self, voted: EpochVoted, sender: Sender) -> list[Effect]:
-        """A vote counts under the name that was asked, bound to the identity that its stamp states."""
+        """Count a vote. It must come under a name to which the prepare was sent, from the identity of that voter: the
+        name in the message alone proves nothing."""
         epoch, key = self.in_flight.get(voted.epoch.number), voter_key(sender.identity, voted.voter)
         if epoch is None or epoch.stage is not VOTING:
             return self.late.on_voted(voted, key, sender.incarnation)
         if epoch.id != voted.epoch or epoch.digest != voted.digest:
-            return []  # another attempt's; its voter asks, or hears of a newer one
+            return []  # of another attempt: its voter requests the outcome, or gets the newer attempt
         member = epoch.voters.get(key)
         if member is None:
             return [_not_asked(epoch, sender, "voted")]
@@ -221,7 +222,7 @@ class EpochCoordinator:
         return self._resolve(epoch) if epoch.everyone_voted() else []
 
     def drop(self, keys: Iterable[str], reason: str) -> list[Effect]:
-        """These voters are gone: a NO from whoever has not voted, and nobody to wait for afterwards."""
+        """These voters are lost: a NO from each that has not voted, and no more waiting for their finishes."""
         effects: list[Effect] = []
         for key in keys:
             effects += self.late.drop(key)
@@ -237,7 +238,7 @@ class EpochCoordinator:
         return effects
 
     def abort(self, tx: TxId, rejection: Rejection) -> list[Effect]:
-        """The publisher wants a transaction back while votes are missing: everyone counts as having excluded it."""
+        """The publisher aborts a transaction while votes are missing: every voter counts as having excluded it."""
         epoch = self.voting(tx)
         if epoch is None:
             return []
@@ -262,7 +263,7 @@ class EpochCoordinator:
         missing = [key for key in epoch.counted if epoch.awaits(key)]
         lone = epoch.members[0]
         if self.log is None and len(epoch.members) == 1 and lone.members is not None:
-            # An interactive transaction's publisher decides whether to wait on.
+            # The publisher of an interactive transaction decides whether to wait longer.
             epoch.unchecked = True
             return [SendTo(lone.publisher, VotesMissing(tx=lone.tx, missing=len(missing)))]
         for key in missing:
@@ -271,7 +272,7 @@ class EpochCoordinator:
 
     def _resolve(self, epoch: Epoch) -> list[Effect]:
         counted, votes, lost = epoch.counted, epoch.votes, epoch.lost
-        if len(epoch.voters) > len(counted):  # joiners vote, too
+        if len(epoch.voters) > len(counted):  # there are joiners: their votes do not count for the verdict
             votes = {k: v for k, v in votes.items() if k in counted}
             lost = {k: r for k, r in lost.items() if k in counted}
         verdict = count_votes(
@@ -293,15 +294,15 @@ class EpochCoordinator:
         return alarms + self._apply(epoch, verdict)
 
     def _late_may_help(self, epoch: Epoch, verdict: Verdict, member: ReadyTx) -> bool:
-        """Whether one that is to be left out may have enough voters with those who were not asked, being late."""
-        if self.log is None or member.tx not in verdict.excluded or member.ask_late:
+        """Whether an excluded member may have enough voters together with the late ones, which got no prepare."""
+        if self.log is None or member.tx not in verdict.excluded or member.include_late:
             return False
         others = {key: m for key, m in self.waiting.voters_of(member).items() if key not in epoch.voters}
         able = {key: epoch.voters[key] for key, vote in epoch.votes.items() if member.tx not in vote.excluded}
         return bool(others) and suffice([member], epoch.counted, {**able, **others}, self.predicates)
 
     def _timely_joiners(self, epoch: Epoch, verdict: Verdict) -> set[str]:
-        """Replicas that are joining commit too if they prepared the very same members in time, and are welcome."""
+        """Joiners that commit, too: they prepared exactly the same members in time, and the constraints allow them."""
         rows = epoch.first_vote(verdict.committing).rows
         timely = {
             key
@@ -312,11 +313,11 @@ class EpochCoordinator:
             return timely
         everyone = {key: epoch.voters[key] for key in sorted(verdict.committing | timely)}
         rest = [m for m in epoch.members if m.tx not in verdict.excluded]
-        welcome = suffice(rest, epoch.counted & verdict.committing, everyone, self.predicates)
-        return timely if welcome else set()
+        allowed = suffice(rest, epoch.counted & verdict.committing, everyone, self.predicates)
+        return timely if allowed else set()
 
     def _try_again(self, epoch: Epoch, verdict: Verdict) -> list[Effect]:
-        """A new attempt at the number without the members that stood in the way; its prepare undoes the old one."""
+        """Prepare a new attempt at the same number without the excluded members; its prepare undoes the old one."""
         effects = self._leave_out(epoch, verdict)
         rest = [m for m in epoch.members if m.tx not in verdict.excluded]
         lost = [key for key in epoch.voters if key not in verdict.committing]
@@ -330,12 +331,12 @@ class EpochCoordinator:
         return effects + self._prepare(epoch.id.number, epoch.id.attempt + 1, rest, voters, frozenset(voters))
 
     def _leave_out(self, epoch: Epoch, verdict: Verdict) -> list[Effect]:
-        """Members that stood in the way are refused, or wait for their turn with everybody."""
+        """Abort the excluded members, or put those back that are prepared again with more voters."""
         effects: list[Effect] = []
         again = []
         for ready in epoch.members:
             if ready.tx in verdict.put_back:
-                ready.ask_late, ready.started_with = True, epoch.counted
+                ready.include_late, ready.started_with = True, epoch.counted
                 again.append(ready)
             elif ready.tx in verdict.excluded:
                 effects += self._settle_abort(ready, verdict.excluded[ready.tx])
@@ -352,6 +353,8 @@ class EpochCoordinator:
             aborts = self._leave_out(epoch, verdict)
         if not committed:
             return self._undo(epoch) + aborts + self._end(epoch, no_op=True) + self.start()
+        # From here on the epoch is decided. The first effect persists the decision, so no voter can receive a decision
+        # that a crash of this broker would undo.
         epoch.stage = FINISHING
         epoch.committing = epoch.decided = verdict.committing
         epoch.committed = tuple([m.tx for m in committed])
@@ -366,7 +369,7 @@ class EpochCoordinator:
         if self.log is not None:
             effects += self.log.pump_all()
         for ready in committed:
-            if self.log is None or ready.members is not None:  # local subscribers take a one-shot from the log
+            if self.log is None or ready.members is not None:  # local subscribers receive a one-shot from the log
                 effects += self.settled(ready, True)
         return effects + aborts
 
@@ -388,7 +391,8 @@ class EpochCoordinator:
             committing=hashed_all(epoch.committing),
         )
         self.log.fill(entry)
-        # Who was asked or is unreachable and does not commit is lagging from this number on; who joined is in sync.
+        # A replica that does not commit is lagging from this index on, and a joiner that commits is in sync. The change
+        # is in the same record as the commit: a crash can't leave a lagging replica in the in-sync set.
         in_sync = self.standing.identities(epoch.committing)
         changed = in_sync != self.standing.in_sync
         if changed:
@@ -419,20 +423,21 @@ class EpochCoordinator:
             if key not in epoch.voters:
                 return [*effects, _not_asked(epoch, sender, "finished")]
             epoch.finished.add(key)
-            self._write_outcomes(epoch)  # while the others are at it
+            self._write_outcomes(epoch)  # while the other voters still work
             if epoch.stage is FINISHING and epoch.committing <= epoch.finished:
                 effects += self._end(epoch, no_op=False) + self.start()
         return effects
 
     def _write_outcomes(self, epoch: Epoch) -> None:
-        """Once, behind the decision: whoever asks before hears the outcome when the committing set has finished."""
+        """Make the outcomes once, after the decision. A requester that comes earlier gets the outcome when the
+        committing set has finished."""
         if epoch.committed and not epoch.outcomes:
             epoch.outcomes = outcomes_of(epoch, epoch.id.number if self.log is not None else None)
             for outcome, _ in epoch.outcomes:
                 self.outcomes.remember(outcome)
 
     def _late_finished(self, finished: EpochFinished, key: str) -> list[Effect]:
-        """A replica whose vote nobody waited for has committed; with everything that is decided it is in sync again."""
+        """A late voter has committed; if it has applied everything that is decided, it is in sync again."""
         number, standing = finished.epoch.number, self.standing
         effects = self.late.on_finished(finished, key)
         if number not in self.in_flight and not self.late.any_of(number):
@@ -450,11 +455,12 @@ class EpochCoordinator:
         return effects
 
     def write_notes(self) -> list[Effect]:
-        """Remember, many at a time, who has finished; only then may a voter forget its promise."""
+        """Record, many at a time, which voters have finished; only then may a voter drop its memo."""
         return self.memory.write_notes()
 
     def _give_up_on(self, epoch: Epoch, late: frozenset[str]) -> list[Effect]:
-        """These have promised and are silent. They finish when they are back; a replica lags until then."""
+        """Wait no longer for these voters, which have prepared and are silent. They finish when they are back; a
+        replica lags until then."""
         effects: list[Effect] = []
         in_sync = self.standing.in_sync - self.standing.identities(late)
         if in_sync != self.standing.in_sync:
@@ -484,20 +490,21 @@ class EpochCoordinator:
         elif no_op and self.log is not None:
             entry = LogEntry(number=number)
             self.log.fill(entry)
-            # Whoever hears that the number is void counts it as applied: it must not be given out again after a crash.
+            # A follower that receives the no-op entry counts its index as applied, so a crash must not free the index
+            # for another entry: persist it first.
             effects.append(Persist(LogAppended(event_type=self.event_type, entry=entry)))
             effects += self.log.pump_all()
         return effects
 
     def _shown(self, epoch: Epoch, key: str) -> str:
-        """A voter as publishers see it: by its name where a set or a constraint names it, else by a pseudonym."""
+        """A voter as publishers see it: its name where a set or a constraint names it, else a pseudonym."""
         named = self.log is not None or any(needs_identity(m.spec.constraints) for m in epoch.members)
         return (epoch.voters[key].identity if named else None) or hashed_voter(key)
 
     # -------------------------------------------------------------------------------------------- questions, recovery
 
     def on_outcome_requested(self, epoch: EpochId, digest: str, key: str, requester: Address) -> list[Effect]:
-        """A voter in doubt. No record means abort, unless we are still at it."""
+        """The response to a voter in doubt. No record means abort, unless the epoch is in progress."""
         live = self.in_flight.get(epoch.number)
         if live is not None and live.id == epoch:
             if key in live.voters:
@@ -509,14 +516,14 @@ class EpochCoordinator:
         return self.memory.respond(epoch, digest, voter_of(key), requester) + self.late.on_outcome_requested(epoch, key)
 
     def _is_over(self, epoch: EpochId) -> bool:
-        """Whether nothing can be decided about this attempt any more that is not decided yet."""
+        """Whether no decision on this attempt can follow any more."""
         if epoch.incarnation != self.incarnation:
             return epoch.incarnation < self.incarnation
         live = self.in_flight.get(epoch.number)
         return epoch.number <= self._newest_number if live is None else epoch.attempt < live.id.attempt
 
     def on_read(self, entries: tuple[LogEntry, ...]) -> list[Effect]:
-        """What the disk knows about the numbers that were asked for."""
+        """The entries of the requested numbers, from the disk."""
         return self.memory.on_read(entries)
 
     def recover(self, record: LogAppended | EpochCommitted | FinishesNoted | InSyncChanged) -> None:
@@ -541,6 +548,6 @@ class EpochCoordinator:
 
 
 def _not_asked(epoch: Epoch, sender: Sender, act: str) -> Effect:
-    """Nobody was asked under this name and identity: the message speaks for a voter that its sender is not."""
+    """No prepare went to this name and identity: the sender of the message is not the voter that it names."""
     reason = f"{sender.node} {act} in {epoch.id} under a name that is none of its voters'"
     return Reject(sender, "participate", epoch.id.event_type, reason)

@@ -1,4 +1,4 @@
-"""Memories that are bounded: what is oldest is forgotten first."""
+"""Bounded dictionaries: the oldest entry is evicted first."""
 
 from collections import OrderedDict
 from typing import Any
@@ -7,6 +7,6 @@ REMEMBERED_MAX = 10_000
 
 
 def trim(memory: "OrderedDict[Any, Any]") -> None:
-    """Forget the oldest, after something was added, if there is too much."""
+    """Evict the oldest entry if there are too many; to be called after each addition."""
     if len(memory) > REMEMBERED_MAX:
         memory.popitem(last=False)

@@ -1,9 +1,10 @@
-"""Voters that a decision did not wait for, and what becomes of their promises.
+"""Voters that a decision did not wait for, and what becomes of their prepared work.
 
-A transaction may ask to be decided as soon as those who have voted are enough. A replica that votes later and has
-prepared the very same work commits it then, which is a quick way to apply the log's next entry; until it has, its feed
-keeps that entry back. Nothing depends on it: the decision on disk does not name the late one, so whoever else it asks
-tells it to undo its work, and then it takes the entry from the log like any follower.
+A transaction may request to be decided as soon as the votes suffice (`decide_when_met`). A replica that votes later and
+has prepared exactly the same work commits it then, which is a quick way to apply the log's next entry; until it has
+committed, its feed holds that entry back. Correctness does not depend on this: the decision on disk does not name the
+late voter, so any peer that it queries responds that it must roll back, and then it applies the entry from the log like
+any follower.
 """
 
 import msgspec
@@ -17,15 +18,15 @@ from tops.protocol.messages import EpochFinished, EpochId, EpochVoted
 
 
 class Late(msgspec.Struct):
-    """A voter of a decided epoch; `told` that it may commit, or still without a vote."""
+    """A voter of a decided epoch. `notified`: the decision to commit was sent to it; else it has not voted yet."""
 
     epoch: Epoch
     notified: bool = False
 
 
 class LateVoters:
-    """The late voters of one event type's epochs. Each is late for one epoch, and asked for another meanwhile only if
-    that one can't be done without it."""
+    """The late voters of one event type's epochs. Each is late for one epoch, and until then gets another prepare only
+    if its vote is needed."""
 
     def __init__(self, log: EventLog | None, standing: StandingRegistrations, decision_sender: DecisionSender) -> None:
         self._log, self._standing, self._decision_sender = log, standing, decision_sender
@@ -35,11 +36,11 @@ class LateVoters:
         return voter in self._late
 
     def any_of(self, number: int) -> bool:
-        """Whether somebody is late for this number."""
+        """Whether a voter is late for this number."""
         return any(late.epoch.id.number == number for late in self._late.values())
 
     def begin(self, epoch: Epoch, voters: frozenset[str]) -> None:
-        """The epoch is decided without a word of these."""
+        """The epoch is decided without the votes of these voters."""
         for voter in voters:
             self._late[voter] = Late(epoch)
             if self._log is not None:
@@ -59,30 +60,30 @@ class LateVoters:
             return [self._decided(key, epoch, epoch.decided | {key})]
         effects = self._undo(key)
         if voted.excluded.keys() == excluded:
-            who = epoch.voters[key].identity
-            text = f"{who} changed other numbers of rows in {voted.epoch} than those who committed it"
+            identity = epoch.voters[key].identity
+            text = f"{identity} changed other numbers of rows in {voted.epoch} than the replicas that committed it"
             effects.append(Alarm("rows-differ", text))
         return effects
 
     def on_finished(self, finished: EpochFinished, key: str) -> list[Effect]:
-        """It has committed: its feed goes on behind the entry."""
+        """The voter has committed: its feed continues behind the entry."""
         late = self._late.get(key)
         if late is None or late.epoch.id != finished.epoch:
             return []
         return self._release(key, holds=True)
 
     def on_outcome_requested(self, epoch: EpochId, voter: str) -> list[Effect]:
-        """It is about to be told that it is not among those who commit."""
+        """The response to this voter is about to be an abort: its feed must deliver the entry."""
         late = self._late.get(voter)
         return self._release(voter) if late is not None and late.epoch.id == epoch else []
 
     def give_up(self, number: int) -> list[Effect]:
-        """These have taken too long: they follow the log."""
+        """The time-out for the late voters of this number has passed: they follow the log."""
         late = sorted(voter for voter, late in self._late.items() if late.epoch.id.number == number)
         return [effect for voter in late for effect in self._undo(voter)]
 
     def drop(self, voter: str) -> list[Effect]:
-        """It is gone."""
+        """The voter is lost."""
         return self._release(voter) if voter in self._late else []
 
     def _undo(self, voter: str) -> list[Effect]:

@@ -1,8 +1,8 @@
-"""What a coordinator remembers of transactions that ended, and whom it still has to tell.
+"""The outcomes of transactions that ended, and the addresses that wait for them.
 
-Commits are remembered, aborts are presumed. A question about an id that was never heard of is answered "aborted" only
-after a refusal of that id is on disk, so that a late arrival can't apply; one that may have been forgotten is answered
-"unknown".
+Commits are remembered, aborts are presumed. The response for an unknown id is "aborted", and only after a rejection of
+that id is on disk, so that a transaction that arrives later can't commit. For an id whose commit may have been
+truncated the response is "unknown".
 """
 
 import re
@@ -19,45 +19,49 @@ from tops.protocol.records import TxRejected
 
 _MAKE = re.compile(r"(.*)\.([0-9]{1,19})\.([0-9]{1,19})", re.DOTALL)
 
-COMMITTED = Outcome.COMMITTED  # looked at with every transaction
+COMMITTED = Outcome.COMMITTED  # read with every transaction
 
 
 class Outcomes:
-    """The ends of the transactions of one coordinator."""
+    """The outcomes of the transactions of one coordinator."""
 
     def __init__(self, keep_max: int = 100_000) -> None:
         self.keep_max = keep_max
         self.committed: OrderedDict[TxId, TxOutcome] = OrderedDict()
-        self.aborted: OrderedDict[TxId, Rejection | None] = OrderedDict()  # why, kept for those who ask soon
+        self.aborted: OrderedDict[TxId, Rejection | None] = OrderedDict()  # why, retained for requests that come soon
         self.rejected: OrderedDict[TxId, None] = OrderedDict()
-        self.forgotten: dict[str, tuple[int, int]] = {}  # origin -> its latest life with a forgotten commit, the latest
-        self.passed: dict[str, tuple[int, int]] = {}  # the same for aborts: they are presumed, but must not come again
+        # Origin -> its latest incarnation with a truncated commit, and the counter of the latest such commit.
+        self.truncated: dict[str, tuple[int, int]] = {}
+        # The same for aborts. They are presumed, but their transactions must not run when they arrive again.
+        self.passed: dict[str, tuple[int, int]] = {}
         self.requesters: dict[TxId, list[Address]] = {}
 
     def is_rejected(self, tx: TxId) -> bool:
-        """Whether a transaction that arrives now comes too late: refused, ended already, or perhaps so."""
+        """Whether a transaction that arrives now is too late: it was rejected or has ended, or may have ended."""
         if tx in self.rejected or tx in self.committed or tx in self.aborted:
             return True
         made = _split(tx)
-        return made is None or _is_among(self.forgotten, made) or _is_among(self.passed, made)
+        return made is None or _is_among(self.truncated, made) or _is_among(self.passed, made)
 
     def remember(self, outcome: TxOutcome) -> None:
-        """A commit, also from recovery."""
+        """Record a commit, also during recovery."""
         self.committed[outcome.tx] = outcome
         if len(self.committed) > self.keep_max:
             self.forget(self.committed.popitem(last=False)[0])
 
     def forget(self, tx: TxId) -> None:
-        """Commits of that life up to that transaction, and of lives before it, may not be remembered any more.
+        """Record that commits of that incarnation up to that transaction, and of incarnations before it, may be unknown
+        from now on.
 
-        One entry per origin, however often it is restarted: an earlier life is not going to ask for much.
+        One entry per origin, however often it is restarted: few requests come for transactions of an earlier
+        incarnation.
         """
-        _add(self.forgotten, tx)
+        _add(self.truncated, tx)
 
     def incarnations(self, decided: Iterable[TxId]) -> dict[str, int]:
-        """Whose commits are remembered by the journal: what is forgotten if its records are dropped. `decided` are
-        those whose committing sets have not finished."""
-        incarnations = {f"{origin}.{incarnation}": counter for origin, (incarnation, counter) in self.forgotten.items()}
+        """The newest commit of each incarnation in the journal: up to there commits become unknown when the journal's
+        records are truncated. `decided` are the transactions whose committing sets have not finished."""
+        incarnations = {f"{origin}.{incarnation}": counter for origin, (incarnation, counter) in self.truncated.items()}
         for tx in (*self.committed, *decided):
             made = _split(tx)
             if made is not None:
@@ -71,7 +75,7 @@ class Outcomes:
             self.forget(self.rejected.popitem(last=False)[0])
 
     def settle(self, outcome: TxOutcome, publisher: Address | None) -> list[Effect]:
-        """A transaction ended: tell its publisher and whoever asked meanwhile."""
+        """A transaction ended: send the outcome to its publisher and to all requesters."""
         if outcome.outcome is COMMITTED:
             self.remember(outcome)
         else:
@@ -81,7 +85,7 @@ class Outcomes:
         return [SendTo(address, outcome) for address in self._recipients(outcome.tx, publisher)]
 
     def settle_commits(self, settled: Iterable[tuple[TxOutcome, Address]]) -> list[Effect]:
-        """Transactions that are remembered as committed are finished: everybody hears at once what is for them."""
+        """Committed transactions are finished: send their outcomes, those for one address together."""
         messages: dict[Address, list[TxOutcome]] = {}
         for outcome, publisher in settled:
             for address in self._recipients(outcome.tx, publisher):
@@ -93,18 +97,18 @@ class Outcomes:
         ]
 
     def _recipients(self, tx: TxId, publisher: Address | None) -> Iterable[Address]:
-        """Who is to hear of the end: its publisher, and whoever asked meanwhile."""
+        """The addresses that the outcome goes to: the publisher, and all requesters."""
         requesters = self.requesters.pop(tx, None) if self.requesters else None
         if requesters is None:
             return () if publisher is None else (publisher,)
         return dict.fromkeys([publisher, *requesters] if publisher is not None else requesters)
 
     def query(self, tx: TxId, requester: Address, alive: bool, *, presume: bool = True) -> list[Effect]:
-        """Somebody wants to know. `alive`: the coordinator is still at it, and the answer comes when it ends.
-        `presume`: what is not remembered was aborted, for no record was lost."""
+        """The response to a request for an outcome. `alive`: the transaction is in progress, and the response is sent
+        when it ends. `presume`: an unknown transaction was aborted, since the journal has lost no record."""
         if tx in self.aborted:
             return [SendTo(requester, TxOutcome(tx=tx, outcome=Outcome.ABORTED, rejection=self.aborted[tx]))]
-        if alive:  # also one that is decided, until its committing set has finished
+        if alive:  # also when it is decided, until its committing set has finished
             requesters = self.requesters.setdefault(tx, [])
             if requester not in requesters:
                 requesters.append(requester)
@@ -113,7 +117,7 @@ class Outcomes:
         if known is not None:
             return [SendTo(requester, known)]
         made = _split(tx)
-        if tx not in self.rejected and (made is None or _is_among(self.forgotten, made)):
+        if tx not in self.rejected and (made is None or _is_among(self.truncated, made)):
             return [SendTo(requester, _no_record(tx, Outcome.UNKNOWN, "it ended too long ago to be remembered"))]
         outcome, text = Outcome.ABORTED, "the coordinator has no record of it"
         if not presume:
@@ -122,6 +126,7 @@ class Outcomes:
         if tx in self.rejected:
             return [response]
         self.reject(tx)
+        # Persist first: after a crash the transaction could still arrive, and must not commit after this response.
         return [Persist(TxRejected(tx=tx)), response]
 
 
@@ -130,7 +135,7 @@ def _no_record(tx: TxId, outcome: Outcome, text: str) -> TxOutcome:
 
 
 def _is_among(latest: dict[str, tuple[int, int]], made: tuple[str, int, int]) -> bool:
-    """Whether one of its origin that is as new or newer is in `latest`."""
+    """Whether `latest` has a transaction of the same origin that is as new or newer."""
     known = latest.get(made[0])
     return known is not None and made[1:] <= known
 
@@ -143,6 +148,6 @@ def _add(latest: dict[str, tuple[int, int]], tx: TxId) -> None:
 
 
 def _split(tx: TxId) -> tuple[str, int, int] | None:
-    """Origin, life and counter; None for an id of another make: nobody can tell how old it is."""
+    """Origin, incarnation and counter; None for an id of another form, whose age is unknown."""
     made = _MAKE.fullmatch(tx)
     return None if made is None else (made[1], int(made[2]), int(made[3]))

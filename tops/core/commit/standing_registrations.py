@@ -1,8 +1,9 @@
-"""Standing answers to the census of one event type, and which replicas are in sync.
+"""Standing registrations for the census of one event type, and which replicas are in sync.
 
-A subscriber that always gives the same answer leaves it with the coordinator and renews it while it lives; the
-coordinator then asks nobody. A subscriber that also tells its position in the log is a replica: its vote counts only
-while it is *in sync*, and the in-sync set is journaled before the first commit without a former member.
+A subscriber that always replies alike registers its reply with the coordinator and renews the registration while its
+link exists; the coordinator then needs no census. A subscriber that also reports its position in the log is a replica:
+its vote counts only while it is *in sync*, and the in-sync set is journaled before the first commit without a former
+member.
 """
 
 from collections.abc import Callable, Collection
@@ -21,10 +22,10 @@ Kind = tuple[str, ScopeLimit, TxType, frozenset[str] | None]  # of transactions 
 
 
 class StandingRegistration(msgspec.Struct):
-    """One standing answer."""
+    """One standing registration."""
 
-    key: str  # what it votes under, bound to its identity
-    event_type: str  # itself and its descendants are meant
+    key: str  # the name that it votes under, bound to its identity
+    event_type: str  # the registration holds for it and its descendants
     subscription: int
     sender: Sender
     address: Address
@@ -46,23 +47,23 @@ class StandingRegistration(msgspec.Struct):
 
     @property
     def owner(self) -> tuple[str, int]:
-        """Whose answer it is: there is one for each subscription of a session, and one for a replica altogether."""
+        """What has one registration: each subscription of a session, and each replica as a whole."""
         return (self.sender.identity if self.replica else self.sender.node, self.subscription)
 
 
 class StandingRegistrations:
-    """The standing answers of one event type."""
+    """The standing registrations of one event type."""
 
     def __init__(self, lease_s: float, lineage: Callable[[str], tuple[str, ...]]) -> None:
         self.lease_s, self.lineage = lease_s, lineage
         self.registrations: dict[str, StandingRegistration] = {}  # by key
         self._in_sync: frozenset[str] = frozenset()
         self._near: frozenset[str] = frozenset()
-        self._voters: dict[Kind, dict[str, Member]] = {}  # while nothing changes
+        self._voters: dict[Kind, dict[str, Member]] = {}  # a cache, cleared by every change
 
     @property
     def in_sync(self) -> frozenset[str]:
-        """Which replicas' votes count, by identity; as journaled."""
+        """The identities of the replicas whose votes count; as journaled."""
         return self._in_sync
 
     @in_sync.setter
@@ -73,8 +74,8 @@ class StandingRegistrations:
 
     @property
     def near(self) -> frozenset[str]:
-        """Replicas that were in sync until a decision did not wait for them. They are asked as those in sync are, and
-        a vote of theirs is as good: it is given with everything before applied."""
+        """Replicas that were in sync until a decision did not wait for them. They get prepares like those in sync, and
+        their votes count alike: a replica votes only when it has applied everything before."""
         return self._near
 
     @near.setter
@@ -85,7 +86,7 @@ class StandingRegistrations:
     def renew(
         self, registered: StandingRegistered, sender: Sender, at: Address, now: float
     ) -> tuple[StandingRegistration, bool]:
-        """Take or renew an answer; True when it is new, so that its position is to be believed as it is."""
+        """Add or renew a registration. True when it is new: its position replaces what was known of the replica."""
         key = voter_key(sender.identity, registered.voter)
         known = self.registrations.get(key)
         self._voters.clear()
@@ -104,8 +105,8 @@ class StandingRegistrations:
             renewed_at=now,
         )
         if known is None:
-            self._near -= {sender.identity}  # its position tells how near it is
-            # An agent that came back under a new name replaces its former self; one site may have several.
+            self._near -= {sender.identity}  # from now on its position decides
+            # A restarted agent votes under a new name, which replaces the old one; one site may have several agents.
             self.registrations = {k: s for k, s in self.registrations.items() if s.owner != standing.owner}
         self.registrations[key] = standing
         return standing, known is None
@@ -115,20 +116,20 @@ class StandingRegistrations:
         return self.registrations.pop(key, None)
 
     def expire(self, now: float) -> list[StandingRegistration]:
-        """Answers that were not renewed in time no longer count."""
-        late = [s for s in self.registrations.values() if now - s.renewed_at > self.lease_s]
-        for s in late:
+        """Withdraw and return the registrations that were not renewed in time."""
+        expired = [s for s in self.registrations.values() if now - s.renewed_at > self.lease_s]
+        for s in expired:
             self.withdraw(s.key)
-        return late
+        return expired
 
     def counted(self, standing: StandingRegistration) -> bool:
-        """Whether its vote counts: a replica's only while it is in sync, or as good as."""
+        """Whether its vote counts: a replica's only while it is in sync or near."""
         return not standing.replica or standing.identity in self._in_sync or standing.identity in self._near
 
     def voters(self, spec: TxSpec) -> dict[str, Member]:
-        """Those who take part in a distributed transaction with these attributes, and whose votes count.
+        """The participants of a distributed transaction with these attributes whose votes count.
 
-        The pseudonym is left empty: only a published membership list needs it, see `pseudonymous`."""
+        The pseudonym is empty: only a published membership list needs it, see `pseudonymous`."""
         kind = (spec.event_type, spec.limit, spec.tx_type, only_from(spec.constraints))
         known = self._voters.get(kind)
         if known is None:
@@ -139,8 +140,8 @@ class StandingRegistrations:
         return known
 
     def joiners(self, spec: TxSpec, number: int, gap_max: int, barred: Collection[str]) -> dict[str, Member]:
-        """Replicas that have nearly caught up: they get prepares too, and are in sync with their first timely YES.
-        `barred`: whose position means nothing yet."""
+        """Replicas that have nearly caught up: they get prepares, too, and are in sync with their first timely YES.
+        `barred`: replicas whose position can't be trusted yet."""
         return {
             s.key: _member(s)
             for s in self.registrations.values()
@@ -154,7 +155,7 @@ class StandingRegistrations:
         return msgspec.structs.replace(member, pseudonym=pseudonym)
 
     def identities(self, voters: frozenset[str]) -> frozenset[str]:
-        """Which replicas stand behind these voters."""
+        """The identities of the replicas among these voters."""
         return frozenset(s.identity for v in voters if (s := self.registrations.get(v)) is not None and s.replica)
 
     def _takes_part(self, standing: StandingRegistration, spec: TxSpec) -> bool:
@@ -162,7 +163,7 @@ class StandingRegistrations:
             return False
         allowed = only_from(spec.constraints)
         if allowed is not None and standing.identity not in allowed:
-            return False  # it is not on the list: it is not asked, and nobody fails because of it
+            return False  # not on the list: it gets no prepare, and its absence fails no constraint
         granted = granted_scope(standing.scope, spec.limit, spec.tx_type)
         return granted is Scope.DISTRIBUTED and standing.filter.matches(spec.attributes)
 

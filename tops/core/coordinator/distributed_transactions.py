@@ -1,4 +1,4 @@
-"""Distributed transactions at their rendezvous, from the census to the hand-over to an epoch, and after its end."""
+"""Distributed transactions at their rendezvous, from the census to the submission to an epoch, and after its end."""
 
 from collections.abc import Iterable
 
@@ -32,7 +32,7 @@ from tops.protocol.messages import (
     TxSpec,
 )
 
-COMMITTING, FOLLOWS = TxState.COMMITTING, LocalOutcome.FOLLOWS  # looked at with every transaction
+COMMITTING, FOLLOWS = TxState.COMMITTING, LocalOutcome.FOLLOWS  # read with every transaction
 
 
 class DistributedTransactions:
@@ -45,13 +45,13 @@ class DistributedTransactions:
 
     def on_begin(self, m: BeginTx, sender: Sender, at: Address, now: float) -> list[Effect]:
         known = self._open.coordinators.get(m.tx)
-        if known is not None:  # asked again: the answer may have been lost
+        if known is not None:  # a repeated request: the response may have been lost
             opened = TxOpened(tx=m.tx, state=known.state, incarnation=known.incarnation)
             return [] if known.state is TxState.CENSUS else [SendTo(at, opened)]
         if self.holds(m.tx, m.spec.event_type):
-            return []  # a late repetition: it is decided, and its end is about to be told
+            return []  # a late repetition: the transaction is decided, and its outcome is sent when the epoch ends
         if self._outcomes.is_rejected(m.tx):
-            ended = Rejection(RejectionCode.NOT_TAKEN, "it ended already")
+            ended = Rejection(RejectionCode.NOT_TAKEN, "the transaction has ended already")
             return [SendTo(at, TxOpened(tx=m.tx, state=TxState.ABORTED, rejection=ended))]
         spec_rejection = self._known.spec_rejection(m.spec)
         if spec_rejection is not None:
@@ -80,7 +80,7 @@ class DistributedTransactions:
         return self._go_on(coordinator, coordinator.open(self._node.me, self._node.incarnation, members))
 
     def _go_on(self, coordinator: TxCoordinator, effects: list[Effect]) -> list[Effect]:
-        """Go on with a coordinator after one of its steps: end it if it failed, run a one-shot that has begun."""
+        """Continue a coordinator after one of its steps: end it if it failed, run a one-shot that has begun."""
         if coordinator.failed is not None:
             return effects + self._end_failed(coordinator)
         if coordinator.one_shot is not None and coordinator.state is TxState.ACTIVE and coordinator.numbering:
@@ -94,10 +94,11 @@ class DistributedTransactions:
         spec, effects = m.spec, list[Effect]()
         spec_rejection = self._known.spec_rejection(spec)
         ready: dict[TxId, ReadyTx] = {}
-        at_it = self._known.epochs_if_known(spec.event_type)
+        epochs_in_use = self._known.epochs_if_known(spec.event_type)
         for one in m.transactions:
             tx = one.tx
-            alive = tx in self._open or (at_it is not None and at_it.holds(tx))
+            alive = tx in self._open or (epochs_in_use is not None and epochs_in_use.holds(tx))
+            # A repeated request must not run the transaction twice: it gets the outcome of the first one.
             if alive or self._outcomes.is_rejected(tx):
                 effects += self._outcomes.query(tx, at, alive)
             elif spec_rejection is not None:
@@ -119,7 +120,7 @@ class DistributedTransactions:
         return effects + epochs.submit(*ready.values())
 
     def _announce_one_shot(self, one: OneShot, spec: TxSpec, at: Address) -> list[Effect]:
-        """Local and non-transactional subscribers take a one-shot as they take any transaction."""
+        """Local and non-transactional subscribers receive a one-shot as they receive any transaction."""
         if spec.limit is ScopeLimit.DISTRIBUTED:
             return []
         census = CensusOpened(
@@ -139,7 +140,7 @@ class DistributedTransactions:
         if coordinator is None:
             return [membership(m.tx, m.pseudonym, TxState.ABORTED, at)]
         if m.event_type != coordinator.spec.event_type:
-            return []  # its right to take part was looked up under another type
+            return []  # the broker at the edge checked the right to participate under the type that the message names
         problem = self._known.no_member(self._known.families.get(m.event_type, m.event_type), sender)
         if problem is not None:
             reason = f"{problem}: only its replicas take part in {m.event_type!r}"
@@ -193,7 +194,7 @@ class DistributedTransactions:
         return self._outcomes.settle(outcome, coordinator.initiator)
 
     def abort(self, coordinator: TxCoordinator, rejection: Rejection, requester: Address | None) -> list[Effect]:
-        """Whoever asked hears the outcome: an abort that comes after the decision changes nothing."""
+        """Abort unless the transaction is decided. The requester gets the outcome, which may be a commit."""
         tx = coordinator.tx
         if requester is not None and requester != coordinator.initiator:
             self._outcomes.requesters.setdefault(tx, []).append(requester)
@@ -221,12 +222,12 @@ class DistributedTransactions:
         return self._go_on(coordinator, coordinator.on_participant_lost(key, m.reason))
 
     def on_census_over(self, tx: TxId) -> list[Effect]:
-        """The census's time has passed."""
+        """The time-out of the census has passed."""
         coordinator = self._open.coordinators.get(tx)
         return [] if coordinator is None else self._go_on(coordinator, coordinator.close_census())
 
     def on_lost(self, keys: Iterable[str], reason: str) -> list[Effect]:
-        """Participants that are gone take no part in what is not being voted on yet."""
+        """Remove unreachable participants from the transactions that are not being voted on yet."""
         effects: list[Effect] = []
         for coordinator in list(self._open.coordinators.values()):
             for key in keys:
@@ -237,7 +238,7 @@ class DistributedTransactions:
     def on_publisher_lost(self, incarnation: tuple[NodeId, int], rejection: Rejection) -> list[Effect]:
         effects: list[Effect] = []
         for coordinator in list(self._open.coordinators.values()):
-            # The abort of one makes room for the next, which may end at once and be another one of the list.
+            # Aborting one transaction may start the next one of its type, which may end at once and be in this list.
             still_open = coordinator.tx in self._open.coordinators
             lost = self._open.published_by(coordinator.tx, coordinator.numbering, incarnation)
             if still_open and lost and coordinator.one_shot is None:
@@ -245,11 +246,11 @@ class DistributedTransactions:
         return effects
 
     def holds(self, tx: TxId, event_type: str) -> bool:
-        """Whether this rendezvous is at it: its census, its events, its votes, or its end."""
+        """Whether the transaction is in progress here: its census, its events, its votes, or its end."""
         epochs = self._known.epochs_if_known(event_type)
         return tx in self._open or (epochs is not None and epochs.holds(tx))
 
 
 def membership(tx: TxId, voter: str, state: TxState, to: Address) -> Effect:
-    """What the coordinator knows of a participant's transaction."""
+    """The response to `GetMembership` for one participant."""
     return SendTo(to, MembershipReported(tx=tx, voter=voter, state=state))

@@ -1,7 +1,7 @@
 """The event coordinator: which events belong to a transaction, and in which order.
 
-It sits at the initiator's site for private transactions and at the rendezvous broker for public ones. It is the only
-place where sequence numbers are made.
+It runs at the initiator's site for private transactions and at the rendezvous broker for public ones. Nothing else
+assigns sequence numbers.
 """
 
 import msgspec
@@ -11,7 +11,7 @@ from tops.model.ids import NodeId, TxId
 from tops.model.transactions import TxState
 from tops.protocol.messages import Event, TxPublished
 
-CENSUS, ACTIVE = TxState.CENSUS, TxState.ACTIVE  # looked at with every event
+CENSUS, ACTIVE = TxState.CENSUS, TxState.ACTIVE  # read with every event
 
 
 class EventCoordinator(msgspec.Struct, eq=False):
@@ -21,19 +21,19 @@ class EventCoordinator(msgspec.Struct, eq=False):
     event_type: str
     last_sequence: int = 0
     state: TxState = CENSUS
-    publishing: set[tuple[NodeId, int]] = set()  # public publishers that have not said they are done
-    contributors: set[NodeId] = set()  # whoever has published in a public transaction
-    admitted: dict[tuple[NodeId, int, int], int] = {}  # (publisher, its life, its request) -> sequence number
+    publishing: set[tuple[NodeId, int]] = set()  # public publishers that have not sent `PublisherDone`
+    contributors: set[NodeId] = set()  # sites that have published in a public transaction
+    admitted: dict[tuple[NodeId, int, int], int] = {}  # (publisher, its incarnation, its request) -> sequence number
 
     def open(self) -> None:
-        """The census went well: events are accepted from here on."""
+        """The census has succeeded: events are accepted from here on."""
         if self.state is CENSUS:
             self.state = ACTIVE
 
     def admit(self, event: Event, publisher: tuple[NodeId, int] | None = None, request: int = 0) -> TxPublished:
-        """The numbered event; refused with `TransactionClosed` unless the transaction is active.
+        """Return the numbered event; raise `TransactionClosed` unless the transaction is active.
 
-        Whoever publishes from elsewhere looks first whether its request is among the `admitted`.
+        For a remote publisher the caller looks up `admitted` first: a repeated request must not be numbered twice.
         """
         if self.state is not ACTIVE:
             raise TransactionClosed(self.tx, self.state.value)
@@ -45,5 +45,5 @@ class EventCoordinator(msgspec.Struct, eq=False):
         return TxPublished(tx=self.tx, event_type=self.event_type, sequence=self.last_sequence, event=event)
 
     def close(self, state: TxState) -> None:
-        """No more events: a commit was asked for, or the transaction ended."""
+        """Accept no more events: commit was requested, or the transaction ended."""
         self.state = state

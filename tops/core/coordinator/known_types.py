@@ -1,4 +1,4 @@
-"""The event types that meet at a rendezvous: each family has its epochs and, if it is durable, its log."""
+"""The event types whose rendezvous this broker is: each family has its epochs and, if it is durable, its log."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ NOT_LISTED = RejectionCode.NOT_LISTED.value
 
 
 class KnownTypes:
-    """What is known of each type, for good."""
+    """The definitions and declarations of each type. A definition never changes."""
 
     def __init__(
         self, node: RendezvousNode, outcomes: Outcomes, settled: Callable[[ReadyTx, bool], list[Effect]]
@@ -56,17 +56,19 @@ class KnownTypes:
             self._defined_bytes[sender.accountable] += size
         return [*effects, *self._declare(m, name, sender), SendTo(at, AdvertisementHandled(event_type=name))]
 
-    def _beyond_quota(self, who: str, count: int, size: int) -> str | None:
+    def _beyond_quota(self, identity: str, count: int, size: int) -> str | None:
         quotas = self._node.options.quotas
-        if self._defined_by[who] + count > quotas.types:
-            return f"{who} has defined {quotas.types} event types here, which is the quota"
-        if self._defined_bytes[who] + size > quotas.type_bytes:
-            return f"the event types that {who} has defined here take {quotas.type_bytes} bytes, which is the quota"
+        if self._defined_by[identity] + count > quotas.types:
+            return f"{identity} has defined {quotas.types} event types here, which is the quota"
+        if self._defined_bytes[identity] + size > quotas.type_bytes:
+            return (
+                f"the event types that {identity} has defined here take {quotas.type_bytes} bytes, which is the quota"
+            )
         return None
 
     def _declare(self, m: TypeAdvertised, name: str, sender: Sender) -> list[Effect]:
-        """A declaration of a replica set's log. Its members declare, and administrators; the first declaration comes
-        from any replica of the set, since nothing is known before it."""
+        """Record a declaration of a replica set's log. Members of the set and administrators may declare; the first
+        declaration may come from any replica of the set, since no list of members exists before it."""
         effects: list[Effect] = []
         if m.plans is not None and m.plans != self.plans.get(name):
             effects.append(Persist(PlansDeclared(event_type=name, plans=m.plans)))
@@ -81,7 +83,7 @@ class KnownTypes:
         return effects
 
     def _members_of(self, name: str) -> frozenset[str]:
-        """The replicas of a set: those that were declared, else those that its plans name."""
+        """The replicas of a set: the declared ones, else those that its plans name."""
         if name in self.members:
             return self.members[name]
         plans = self.plans.get(name, ())
@@ -94,40 +96,41 @@ class KnownTypes:
         return bool(identity and set_of_log(family)) and (not members or identity in members)
 
     def unlisted(self, family: str, sender: Sender) -> str | None:
-        """Why a certified replica of the set has nothing to do with the set's log, or None: it is not in the list.
+        """Why a replica with a certificate of the set may not use the set's log, or None: it is not in the list.
 
-        What such a replica published, the members would have to apply, and what it declared would bind clients. One
-        that a service acts for is no more than one that comes by itself."""
-        replica_set, who = sender.replica_set, sender.identity
+        Members would have to apply what such a replica publishes, and what it declares would bind clients. A service
+        that acts for such a replica has no more rights than the replica itself."""
+        replica_set, identity = sender.replica_set, sender.identity
         if not replica_set and sender.on_behalf_of is not None and "/" in sender.accountable:
-            replica_set, who = sender.accountable.partition("/")[0], sender.accountable
+            replica_set, identity = sender.accountable.partition("/")[0], sender.accountable
         if not replica_set or replica_set != set_of_log(family):
             return None
         members = self._members_of(family)
-        if not members or who in members:
+        if not members or identity in members:
             return None
         return (
-            f"{who} is not in the declared list of replicas of {replica_set!r}: "
+            f"{identity} is not in the declared list of replicas of {replica_set!r}: "
             "a replica in that list, or an administrator, has to declare it"
         )
 
     def no_member(self, family: str, sender: Sender) -> str | None:
-        """Why this sender is no member of the replica set whose log this is, or None; other types take everybody."""
+        """Why this sender is no member of the replica set whose log this is, or None; other types have no members."""
         replica_set = set_of_log(family)
         if replica_set and sender.replica_set != replica_set:
             return f"{sender.node} is no replica of {replica_set!r}"
         return self.unlisted(family, sender)
 
     def misfit(self, event: Event, sender: Sender, subject: str) -> Reject | None:
-        """The rejection of an event that does not fit its type's definition, whichever broker its publisher is at."""
+        """The rejection of an event that does not fit its type's definition, or None. The publisher's broker may not
+        know the type, so the rendezvous checks every event."""
         return self.misfit_among(event.type, (event.body,), sender, subject)
 
     def misfit_among(
         self, event_type: str, bodies: Sequence[Mapping[str, Any]], sender: Sender, subject: str
     ) -> Reject | None:
-        """The same for several events of one type: of the first that does not fit.
+        """The same for several events of one type: the rejection of the first that does not fit.
 
-        Types of replica sets are defined by their names: the publisher's broker has checked these."""
+        Types of replica sets are defined by their names: the publisher's broker has checked their events."""
         whole = self.types.whole_if_known(event_type)
         if whole is None or set_part(event_type) is not SetPart.NONE:
             return None
@@ -139,7 +142,7 @@ class KnownTypes:
         return None
 
     def _define(self, definitions: Definitions) -> list[Effect]:
-        """Take a type and its ancestors, for good."""
+        """Define a type and its ancestors. A definition can't be changed or removed afterwards."""
         effects: list[Effect] = []
         for definition in definitions:
             new = definition.name not in self.types
@@ -184,16 +187,16 @@ class KnownTypes:
         )
 
     def epochs_of(self, spec: TxSpec) -> EpochCoordinator:
-        """The epochs that transactions of a known type are prepared in."""
+        """The coordinator of the epochs in which transactions of a known type are prepared."""
         return self.epochs[self.families[spec.event_type]]
 
     def epochs_if_known(self, event_type: str) -> EpochCoordinator | None:
         return self.epochs.get(self.families.get(event_type, ""))
 
     def against_plan(self, spec: TxSpec, sender: Sender) -> Rejection | None:
-        """Why the log of a replica set does not take this transaction from this sender, or None.
+        """Why the log of a replica set does not accept this transaction from this sender, or None.
 
-        Members of the set are not bound by its plans: what they log, they have committed or have been asked for."""
+        The set's plans do not bind its members: members log what they have committed or what a client has requested."""
         replica_set = set_of_log(spec.event_type)
         if not replica_set:
             return None
@@ -203,7 +206,7 @@ class KnownTypes:
             return None
         plans = self.plans.get(spec.event_type)
         if plans is None:
-            text = f"no replica has declared yet which transactions the log {spec.event_type!r} takes"
+            text = f"no replica has declared yet which transactions the log {spec.event_type!r} accepts"
             return Rejection(RejectionCode.PLAN_UNKNOWN, text)
         if spec not in plans:
             text = f"the policy of the log {spec.event_type!r} does not allow this kind of transaction"
@@ -211,7 +214,7 @@ class KnownTypes:
         return None
 
     def spec_rejection(self, spec: TxSpec) -> Rejection | None:
-        """Why the coordinator does not take this transaction, or None."""
+        """Why the coordinator does not accept this transaction, or None."""
         if spec.event_type not in self.types:
             return unknown_type(spec.event_type)
         if (
@@ -220,7 +223,7 @@ class KnownTypes:
             and spec.local_outcome is LocalOutcome.INDEPENDENT
             and spec.limit is not ScopeLimit.DISTRIBUTED
         ):
-            text = "on a durable type local subscribers go by the log: use local_outcome 'follows'"
+            text = "local subscribers of a durable type follow the log: use local_outcome 'follows'"
             return Rejection(RejectionCode.NOT_TAKEN, text)
         try:
             spec.check()
@@ -230,11 +233,11 @@ class KnownTypes:
 
 
 def unknown_type(event_type: str) -> Rejection:
-    """Why a transaction of a type that was never advertised is not taken."""
+    """Why a transaction of a type that was never advertised is rejected."""
     text = f"the coordinator does not know event type {event_type!r}: advertise it first"
     return Rejection(RejectionCode.NOT_TAKEN, text)
 
 
 def not_taken(rejected: Reject) -> Rejection:
-    """What the publisher of a transaction hears whose message was not acted on."""
+    """The rejection that the publisher of a transaction gets when its message was not acted on."""
     return Rejection(RejectionCode.NOT_TAKEN, rejected.reason)

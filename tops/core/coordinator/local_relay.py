@@ -1,8 +1,8 @@
 """A local transaction as its rendezvous broker sees it: events that pass through on their way to every subscriber.
 
-Each subscriber coordinates its own sub-transaction. The rendezvous only makes sure that all of them are told the same
-end: the commit order follows a complete sequence, and a publisher that dies is an abort behind its last event. On a
-durable type the whole transaction becomes an entry of the log, or a part of one.
+Each subscriber coordinates its own sub-transaction. The rendezvous only makes sure that all of them receive the same
+outcome: the commit order follows a complete sequence of events, and the loss of a publisher is an abort behind its last
+event. On a durable type the whole transaction becomes an entry of the log, or a part of one.
 """
 
 from tops.core.coordinator.event_coordinator import EventCoordinator
@@ -37,7 +37,7 @@ class LocalRelay:
     ) -> None:
         self.tx, self.spec, self.begun_by, self.initiator = tx, spec, begun_by, initiator
         self.keep_events = keep_events
-        self.numbering = numbering  # the event coordinator, where it sits here: public transactions
+        self.numbering = numbering  # the event coordinator, where it runs here: public transactions
         self.events: list[Event] = []
         self.size = logged_bytes(tx, spec.event_type, spec.attributes)  # in bytes, with all its events
         self.last_sequence = 0
@@ -54,7 +54,7 @@ class LocalRelay:
             self.events.append(published.event)
 
     def lacking(self, last_sequence: int | None) -> Rejection | None:
-        """Why a commit request can't be honoured, or None."""
+        """Why the transaction can't commit, or None."""
         if self.broken is None and last_sequence is not None and last_sequence != self.last_sequence:
             text = f"{self.last_sequence} of {last_sequence} events arrived"
             return Rejection(RejectionCode.INCOMPLETE, text)

@@ -1,4 +1,4 @@
-"""Local transactions on their way through the rendezvous: announced, relayed, and ended the same way for everybody."""
+"""Local transactions on their way through the rendezvous: announced, relayed, and ended alike at every subscriber."""
 
 from collections.abc import Sequence
 from operator import attrgetter
@@ -38,7 +38,7 @@ class LocalTransactions:
         self._node, self._known, self._open, self._outcomes = node, known, transactions, outcomes
 
     def on_announced(self, census: CensusOpened, sender: Sender, at: Address) -> list[Effect]:
-        """A private one, whose initiator numbers its events."""
+        """A private transaction, whose initiator numbers its events."""
         tx = census.tx
         if self._outcomes.is_rejected(tx) or tx in self._open.relays:
             return []
@@ -49,7 +49,8 @@ class LocalTransactions:
         return self.open(census, sender, at, None)
 
     def on_one_shots(self, m: RunOneShots, sender: Sender, at: Address) -> list[Effect]:
-        """Announced, relayed and committed at once: they are never open. In a log as many as fit share a number."""
+        """Announce, relay and commit at once: these transactions are never open. In a log as many as fit share an
+        index."""
         effects: list[Effect] = []
         spec_rejection = self._known.spec_rejection(m.spec)
         fresh: dict[TxId, LocalRelay] = {}
@@ -66,7 +67,7 @@ class LocalTransactions:
         return effects + self._committed(list(fresh.values())) if fresh else effects
 
     def _announced(self, relay: LocalRelay, events: Sequence[Event]) -> list[Effect]:
-        """What subscribers hear of a one-shot before its end."""
+        """What subscribers receive of a one-shot before its end."""
         tx, spec, me, incarnation = relay.tx, relay.spec, self._node.me, self._node.incarnation
         census = CensusOpened(tx=tx, spec=spec, coordinator=me, incarnation=incarnation, initiator=relay.initiator)
         effects: list[Effect] = [Disseminate(census)]
@@ -85,7 +86,7 @@ class LocalTransactions:
     def _relay(
         self, tx: TxId, spec: TxSpec, sender: Sender, at: Address, numbering: EventCoordinator | None
     ) -> LocalRelay:
-        # Right after a restart a transaction may come before its type, and that may turn out to be a durable one.
+        # Right after a restart a transaction may arrive before its type is advertised, and the type may be durable.
         keep_events = spec.event_type in self._known.logs_of or spec.event_type not in self._known.types
         relay = LocalRelay(tx, spec, sender, at, keep_events=keep_events, numbering=numbering)
         self._open.relays[tx] = relay
@@ -100,13 +101,13 @@ class LocalTransactions:
     def commit(self, relay: LocalRelay, last_sequence: int | None) -> list[Effect]:
         lacking = relay.lacking(last_sequence)
         if lacking is None and relay.spec.event_type not in self._known.types:
-            lacking = unknown_type(relay.spec.event_type)  # it may be a durable one, and this would be lost
+            lacking = unknown_type(relay.spec.event_type)  # it may be durable: without its log the commit would be lost
         if lacking is not None:
             return self.end(relay, Outcome.ABORTED, lacking)
         return self._committed([relay])
 
     def _committed(self, relays: Sequence[LocalRelay]) -> list[Effect]:
-        """Transactions of one type that are whole; in a log they are as few entries as their sizes allow."""
+        """Commit complete transactions of one type; in a log they become as few entries as their sizes allow."""
         log = self._known.logs_of.get(relays[0].spec.event_type)
         if log is None:
             return [e for r in relays for e in (r.commit_order(), *self.end(r, Outcome.COMMITTED))]
@@ -114,19 +115,21 @@ class LocalTransactions:
             rejection = Rejection(RejectionCode.JOURNAL_STALE, str(log.stale))
             return [e for r in relays for e in self.end(r, Outcome.ABORTED, rejection, log.stale)]
         if log.opening is not None:
+            # No index may be assigned before the replicas have confirmed that this journal is the newest.
             log.opening.waiting.append(lambda: self._committed_later(relays))
             return []
         effects: list[Effect] = []
         for bundle in bundles(relays, attrgetter("size")):
             entry = LogEntry(number=log.reserve(), transactions=tuple([relay.logged() for relay in bundle]))
             log.fill(entry)
+            # Persist first: a subscriber must not commit what a crash of this broker could still remove from the log.
             effects.append(Persist(LogAppended(event_type=log.event_type, entry=entry)))
             effects += [relay.commit_order() for relay in bundle]
             effects += self._ended_together(bundle, entry.number)
         return effects + log.pump_all()
 
     def _committed_later(self, relays: Sequence[LocalRelay]) -> list[Effect]:
-        """It is known whether the log takes them; some may have ended meanwhile."""
+        """The log has opened or is stale; some of these transactions may have ended meanwhile."""
         left = [relay for relay in relays if self._open.relays.get(relay.tx) is relay]
         return self._committed(left) if left else []
 
@@ -146,7 +149,7 @@ class LocalTransactions:
         rejection: Rejection | None = None,
         stale: StaleJournal | None = None,
     ) -> list[Effect]:
-        """The transaction ended; with a rejection if it aborted."""
+        """End the transaction, with a rejection if it aborts."""
         self._close(relay, outcome)
         ended = TxOutcome(tx=relay.tx, outcome=outcome, rejection=rejection, stale=stale)
         effects = self._outcomes.settle(ended, relay.initiator)

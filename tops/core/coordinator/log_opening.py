@@ -1,25 +1,26 @@
 """A log after a start of its broker: is this journal as new as what was acknowledged?
 
-A journal can be older than its replicas: somebody restored a backup of it, or a disk lost what it had confirmed. It
-looks like any other journal, and whoever went on from it would give out indexes again. So on every start the replicas
-that were in sync (on a log without voters: those that follow it) are asked where they are before an index is given out,
-an abort is presumed or an entry is served.
+A journal can be older than its replicas: an operator restored a backup of it, or a disk lost what it had confirmed.
+Such a journal looks like any other one, and a coordinator that continued it would assign indexes a second time. So on
+every start the coordinator asks the replicas that were in sync (on a log without voters: those that follow it) for
+their applied index, before it assigns an index, presumes an abort or serves an entry.
 
-    OPENING -> open      everybody told, and each holds a prefix of this log
-    OPENING -> open      `tail_wait_s` is over: who is silent takes no part before it has told
-    OPENING -> STALE     somebody is ahead, or holds another history that nobody contradicts
+    OPENING -> open      every replica has reported, and each holds a prefix of this log
+    OPENING -> open      `tail_wait_s` has passed: a silent replica takes no part until it has reported
+    OPENING -> STALE     a replica is ahead, or holds another history that no other replica contradicts
     STALE   -> open      an operator begins a new history, or ends the durable subscription of that replica
 
-Why going on without the silent ones is bearable. A commit behind our end needs the vote of a replica that was in sync
-at our end (joiners never decide alone), so whoever hears all of them hears of it; under write-all each of them has it,
-so one is enough. Under a quorum, or where replicas only follow, the silent one may be the only one that knows. It is
-waited for, for a while: a broker and a replica that lose power together must not stop the others for ever. After that
-the price of being wrong is paid loudly: the silent replica is out of the in-sync set, on disk, before the first index
-is given out without it, and when it comes back ahead of our end it is named in an alarm and stays out. Nobody hears
-nothing: while not a single replica has told, the log stays closed, for there is nothing to go on with.
+Why it is acceptable to continue without the silent replicas. A commit behind the journal's end needs the vote of a
+replica that was in sync at that end (joiners never decide alone). So the reports of all of them reveal it; under
+write-all each of them has it, so one report is enough. Under a quorum, or where replicas only follow, a silent replica
+may be the only one that has it. The coordinator waits for it, but not without limit: a broker and a replica that lose
+power together must not stop the others for ever. After that limit a wrong guess is made visible: the journal records
+that the silent replica has left the in-sync set before the first index is assigned without it, and if the replica
+comes back ahead of the journal's end, an alarm names it and it stays excluded. While no replica has reported at all,
+the log stays closed: there is nothing to compare the journal with.
 
-A torn end is no exception: what a crash cuts off was never acknowledged, so replicas are not ahead of it. If they are,
-the journal lost what it had confirmed, or it is a copy that was taken while the broker was running.
+A torn end of the journal is no exception: what a crash cuts off was never acknowledged, so replicas are not ahead of
+it. If they are, the journal lost what it had confirmed, or it is a copy that was taken while the broker was running.
 """
 
 from tops.core.commit.epochs import EpochCoordinator
@@ -46,7 +47,7 @@ class LogOpenings:
 
     def __init__(self, node: RendezvousNode, known: KnownTypes) -> None:
         self._node, self._known = node, known
-        self._ahead: set[tuple[str, str]] = set()  # logs, and who was ahead of them when they went on without it
+        self._ahead: set[tuple[str, str]] = set()  # logs, and replicas that turned out to be ahead of them too late
 
     # --------------------------------------------------------------------------------------------------- the start
 
@@ -61,7 +62,7 @@ class LogOpenings:
                 log.unconfirmed = {name: Unconfirmed(end, incarnations[name]) for name, end in ends.items()}
 
     def recovered(self) -> list[Effect]:
-        """The journal is read: ask whoever can tell whether it is the newest one."""
+        """The journal is read: wait for the replicas that can confirm that it is the newest one."""
         effects: list[Effect] = []
         for log in self._known.logs.values():
             voters = self._epochs(log).standing.in_sync
@@ -80,20 +81,20 @@ class LogOpenings:
             return []
         if opening.reported:
             return self._finish(log, opening)
-        text = f"{log.event_type} gives out no index: waiting to hear from {names(opening.silent)}"
+        text = f"{log.event_type} assigns no index: waiting for the applied index of {names(opening.silent)}"
         return [Alarm("replicas-silent", text), SetTimer(("tail", event_type), self._node.options.tail_wait_s)]
 
-    # ------------------------------------------------------------------------------------------ who tells, and what
+    # -------------------------------------------------------------------------------------------- applied indexes
 
     def must_report(self, log: EventLog, site: str) -> bool:
-        """Whether a replica has to tell where it is before it is served or counted."""
+        """Whether a replica has to report its applied index before it is served or counted."""
         return site in log.unconfirmed or (log.opening is not None and site not in log.opening.reported)
 
     def request_index(self, log: EventLog, feed: Feed) -> list[Effect]:
-        """Ask the replica behind a durable subscription. One that was too far, and still holds that, is told so each
-        time; a copy of another one may be in its place by now."""
+        """Request the applied index of the replica behind a durable subscription. A replica that was ahead, and still
+        holds the same data, gets a rejection with each request; by now its database may be a copy of another one."""
         end, resumed_in = (log.opening.end, None) if log.opening is not None else log.unconfirmed[feed.replica]
-        awaited = GetAppliedIndex(
+        request = GetAppliedIndex(
             name=feed.name,
             event_type=log.event_type,
             incarnation=self._node.incarnation,
@@ -102,15 +103,15 @@ class LogOpenings:
             since=log.began_in,
         )
         if (log.event_type, feed.replica) not in self._ahead or feed.reported is None or _holds(log, feed.reported):
-            return [SendTo(feed.address, awaited)]
-        return [SendTo(feed.address, awaited), _rejected(log, feed, log.chain.end)]
+            return [SendTo(feed.address, request)]
+        return [SendTo(feed.address, request), _rejected(log, feed, log.chain.end)]
 
     def knows(self, log: EventLog, site: str) -> bool:
-        """Whether a replica stands in the log's way although nothing is kept for it."""
+        """Whether a replica restricts the log although the journal retains nothing for it."""
         return site in log.unconfirmed or site in log.differing or (log.stale is not None and log.stale.replica == site)
 
     def hold(self, log: EventLog, feed: Feed) -> None:
-        """A replica's feed is served when the log is open."""
+        """Keep a replica's feed, to serve it when the log is open."""
         if log.opening is not None:
             log.opening.feeds[feed.key] = feed
 
@@ -124,13 +125,13 @@ class LogOpenings:
             return self._reported_late(log, identity, m) if identity in log.unconfirmed else []
         follows = any(feed.replica == identity for feed in [*log.opening.feeds.values(), *log.feeds.values()])
         if identity not in log.opening.awaited and not follows:
-            return [_no_member(log, sender)]  # it was neither in sync, nor does it follow the log as a replica
+            return [_no_member(log, sender)]  # it was not in sync, and it does not follow the log as a replica
         log.opening.reported[identity] = m
-        return [] if log.stale is not None else self._look(log, log.opening)
+        return [] if log.stale is not None else self._compare(log, log.opening)
 
     def _reported_late(self, log: EventLog, site: str, m: AppliedIndexReported) -> list[Effect]:
         end = log.unconfirmed[site].end
-        # Behind the end, only the digest tells a copy that followed the log from a database that went its own way.
+        # Behind the end, only the digest distinguishes a copy that followed the log from a database that diverged.
         is_ours = m.point.index <= end or _holds(log, m.point)
         if m.decided <= max(end, m.point.index) and is_ours and log.relation(m.point) is Relation.PREFIX:
             self._ahead.discard((log.event_type, site))
@@ -140,13 +141,13 @@ class LogOpenings:
             return []
         self._ahead.add((log.event_type, site))
         text = (
-            f"{site} is at {m.point} of {log.event_type}, and the log went on without it behind {end}: what it alone "
-            f"holds was perhaps acknowledged; look at it, then stop it, empty its database and start it again: it gets "
-            f"a copy of another one"
+            f"{site} is at {m.point} of {log.event_type}, and the log continued without it behind {end}: what only it "
+            f"holds may have been acknowledged; inspect it, then stop it, empty its database and start it again: it "
+            f"gets a copy of another one"
         )
         return [Alarm("ahead-of-log", text)]
 
-    def _look(self, log: EventLog, opening: Opening) -> list[Effect]:
+    def _compare(self, log: EventLog, opening: Opening) -> list[Effect]:
         for site, reported in opening.reported.items():
             ahead = reported.decided > opening.end and reported.point.history == log.chain.history
             if ahead or log.relation(reported.point) is Relation.AHEAD:
@@ -154,12 +155,12 @@ class LogOpenings:
         return [] if opening.silent else self._finish(log, opening)
 
     def _finish(self, log: EventLog, opening: Opening) -> list[Effect]:
-        """Everybody has told, or had the time to."""
+        """Every awaited replica has reported, or the time-out has passed."""
         others = {s: t for s, t in opening.reported.items() if log.relation(t.point) is Relation.OTHER}
         confirmed = max([t.point.index for s, t in opening.reported.items() if s not in others], default=-1)
         for site in sorted(others.keys() & opening.awaited):
-            # Another replica that holds our log at least as far shows that this one is the odd one. Else it is us: an
-            # index that we would call void may be what it has committed.
+            # If another replica holds this log at least as far, the differing replica is the outlier. Otherwise this
+            # journal may be the outlier: an index that it would fill with a no-op entry may be committed there.
             if others[site].point.index > confirmed:
                 return self._stale(log, opening, site, others[site])
         return self._open(log, opening, frozenset(others))
@@ -170,10 +171,15 @@ class LogOpenings:
         if silent:
             for name in silent:
                 log.unconfirmed.setdefault(name, Unconfirmed(opening.end, self._node.incarnation))
-            text = f"{names(silent)} did not tell in time how far {log.event_type} is: it goes on behind {opening.end}"
+            text = (
+                f"{names(silent)} did not report an applied index of {log.event_type} in time: the log continues "
+                f"behind {opening.end}"
+            )
+            # Persist before an index is assigned without them: a second restart must not trust their silence.
             effects += [Persist(replicas_unconfirmed(log)), Alarm("replicas-silent", text)]
         effects += self._without(epochs, log, silent | others)
         log.opening = None
+        # The gaps are filled before epochs start: a new epoch must not be prepared before an undecided index.
         effects += _fill_gaps(log) + epochs.start()
         for then in opening.waiting:
             effects += then()
@@ -183,10 +189,10 @@ class LogOpenings:
                 effects += log.want(feed) if fits else problem + self.reject(log, feed, feed.reported)
         return effects
 
-    # ---------------------------------------------------------------------------------------- whoever comes later
+    # --------------------------------------------------------------------------------- replicas that arrive later
 
     def reject(self, log: EventLog, feed: Feed, reported: LogPoint) -> list[Effect]:
-        """Nothing is served to, or kept for, a replica that holds another history; it is told so each time it asks."""
+        """Serve and retain nothing for a replica that holds another history; it gets a rejection with each request."""
         log.end(feed.key)
         if feed.replica not in log.differing:
             return []
@@ -205,7 +211,7 @@ class LogOpenings:
                 return False, self._exclude(log, site, point)
 
     def on_differs(self, m: HistoryDiffers, sender: Sender, at: Address, now: float) -> list[Effect]:
-        """A replica found out by itself that it holds another history."""
+        """A replica reports that it holds another history."""
         log = self._known.logs.get(m.event_type)
         if log is None or log.opening is not None:
             return []
@@ -218,13 +224,13 @@ class LogOpenings:
             return []
         log.differing.add(site)
         text = (
-            f"{site} holds {point} of {log.event_type}, which is not what the log has there: it takes no part; stop "
-            f"it, empty its database and start it again, then it gets a copy of another one"
+            f"{site} holds {point} of {log.event_type}, and the log has another digest there: the replica takes no "
+            f"part; stop it, empty its database and start it again, then it gets a copy of another one"
         )
         return [*self._without(self._epochs(log), log, frozenset([site])), Alarm("other-history", text)]
 
     def _overtaken(self, log: EventLog, site: str, point: LogPoint) -> list[Effect]:
-        """The log is open, and a replica that nobody knew of is ahead of it."""
+        """The log is open, and a replica that the journal does not know is ahead of it."""
         log.opening = opening = Opening(log.chain.end.index, frozenset([site]), reported={}, feeds={}, waiting=[])
         reported = AppliedIndexReported(
             event_type=log.event_type,
@@ -248,7 +254,7 @@ class LogOpenings:
         return effects
 
     def ended(self, log: EventLog, site: str) -> None:
-        """The durable subscription of a replica has ended: it is not waited for, and not looked at."""
+        """The durable subscription of a replica has ended: the log neither waits for it nor compares it."""
         log.unconfirmed.pop(site, None)
         log.differing.discard(site)
         self._ahead.discard((log.event_type, site))
@@ -259,14 +265,14 @@ class LogOpenings:
             log.opening.reported.pop(site, None)
 
     def on_ended(self, log: EventLog, site: str) -> list[Effect]:
-        """An operator has ended the durable subscription of a replica that is gone for good."""
+        """An operator has ended the durable subscription of a replica that does not come back."""
         unconfirmed = site in log.unconfirmed
         self.ended(log, site)
         effects: list[Effect] = [Persist(replicas_unconfirmed(log))] if unconfirmed else []
         effects += self._without(self._epochs(log), log, frozenset([site]))
         if log.opening is None or log.stale is not None:
             return effects
-        return effects + self._look(log, log.opening)
+        return effects + self._compare(log, log.opening)
 
     def _without(self, epochs: EpochCoordinator, log: EventLog, sites: frozenset[str]) -> list[Effect]:
         in_sync = epochs.standing.in_sync - sites
@@ -289,12 +295,12 @@ def _rejected(log: EventLog, feed: Feed, own: LogPoint) -> Effect:
 
 
 def _no_member(log: EventLog, sender: Sender) -> Effect:
-    reason = f"{sender.node} says how far it is in {log.event_type!r}, and is none of those who follow it as replicas"
+    reason = f"{sender.node} reports an applied index of {log.event_type!r} and does not follow it as a replica"
     return Reject(sender, "participate", log.event_type, reason)
 
 
 def _fill_gaps(log: EventLog) -> list[Effect]:
-    """Indexes that an earlier incarnation gave out and never decided are void."""
+    """Fill indexes that an earlier incarnation assigned and never decided with no-op entries."""
     effects: list[Effect] = []
     for number in log.missing_numbers():
         entry = LogEntry(number=number)
@@ -308,11 +314,11 @@ def _at(log: EventLog, index: int) -> LogPoint:
 
 
 def replicas_unconfirmed(log: EventLog) -> ReplicasUnconfirmed:
-    """For the journal: who of this log is still to be heard."""
+    """The record of the replicas of this log that have not reported yet."""
     ends = {name: unconfirmed.end for name, unconfirmed in log.unconfirmed.items()}
     incarnations = {name: unconfirmed.incarnation for name, unconfirmed in log.unconfirmed.items()}
     return ReplicasUnconfirmed(event_type=log.event_type, ends=ends, incarnations=incarnations)
 
 
 def names(sites: frozenset[str]) -> str:
-    return ", ".join(sorted(sites)) or "nobody"
+    return ", ".join(sorted(sites)) or "none"

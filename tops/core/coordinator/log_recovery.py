@@ -1,8 +1,8 @@
-"""A stale journal, and an operator who lets its log go on: a new history behind what the replicas hold.
+"""A stale journal whose log an operator continues: a new history begins behind what the replicas hold.
 
-The entries that the journal lost are not brought back: replicas hold rows, not entries. The replicas at the most
-advanced point go on at once; whoever is not there lacks something that the log no longer has, and must be copied from
-one of them.
+The entries that the journal lost can't be restored: replicas hold rows, not entries. The replicas at the most advanced
+point continue at once; any other replica lacks something that the log no longer has, and must be copied from one of
+them.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class LogRecovery:
     def on_recover(self, m: RecoverLog, sender: Sender, at: Address, now: float) -> list[Effect]:
         log = self._known.logs_of.get(m.event_type)
         if log is None or log.opening is None or log.stale is None:
-            problem = f"the journal of {m.event_type} is not stale here: there is nothing to recover"
+            problem = f"the journal of {m.event_type!r} at broker {self._node.me!r} is not stale: nothing to recover"
             return [SendTo(at, LogRecovered(request=m.request, problem=problem, point=BEGINNING))]
         reported = {site: t for site, t in log.opening.reported.items() if site in m.replicas}
         silent = tuple(sorted(set(m.replicas) - reported.keys()))
@@ -56,15 +56,15 @@ class LogRecovery:
         voters = frozenset(s.identity for s in epochs.standing.registrations.values() if s.replica and s.identity)
         epochs.standing.in_sync = in_sync = at_point & voters
         text = (
-            f"{log.event_type} goes on in a new history behind index {point.index}, with {names(at_point)}; the "
-            f"journal ended at {end}, and whoever else follows the log must be copied from one of them"
+            f"{log.event_type} continues in a new history behind index {point.index}, with {names(at_point)}; the "
+            f"journal ended at {end}, and every other follower of the log must be copied from one of them"
         )
         effects: list[Effect] = [
             Persist(HistoryBegun(event_type=log.event_type, point=point, end=end, incarnation=self._node.incarnation)),
             Persist(InSyncChanged(event_type=log.event_type, in_sync=in_sync)),
             Alarm("history-begun", text),
         ]
-        # What the replicas remember to have committed in the lost part is known again to whoever asks for it.
+        # Commits in the lost part that the replicas still know: a `GetOutcome` for one of them gets its true outcome.
         for reported in opening.reported.values():
             for tx in reported.transactions if _same(reported.point, point) else ():
                 effects += self._outcomes.settle(TxOutcome(tx=tx, outcome=Outcome.COMMITTED), None)
@@ -74,30 +74,30 @@ class LogRecovery:
 
 
 def _problem(log: EventLog, m: RecoverLog, reported: Mapping[str, AppliedIndexReported]) -> str:
-    """Why the log can't go on from what these replicas told; empty if it can."""
+    """Why the log can't continue from what these replicas reported; empty if it can."""
     silent = frozenset(m.replicas) - reported.keys()
     if not reported:
-        return f"no replica has told where it is: start at least one of {names(silent)}"
+        return f"no replica has reported its applied index: start at least one of {names(silent)}"
     furthest = _furthest(reported)
     differing = {t.point.digest for t in reported.values() if t.point.index == furthest.index}
     if len(differing) > 1:
         equal = frozenset(site for site, t in reported.items() if t.point.index == furthest.index)
         return (
             f"{names(equal)} are all at index {furthest.index} and hold different data: compare them, and end the "
-            f"durable subscription of those that are wrong"
+            f"durable subscriptions of the wrong ones"
         )
     if furthest.index < log.chain.end.index:
         return (
-            f"the journal ends at index {log.chain.end.index}, behind every replica, and is another log's: move its "
-            f"directory away, start the broker without it, and recover again"
+            f"the journal ends at index {log.chain.end.index}, behind every replica, and belongs to another log: move "
+            f"its directory elsewhere, start the broker without it, and recover again"
         )
     decided = max(t.decided for t in reported.values())
     if m.accept_loss or (len(reported) >= m.needed and decided <= furthest.index):
         return ""
     return (
-        f"{len(reported)} of the {m.needed} replicas that are needed have told where they are, and the furthest is at "
-        f"index {furthest.index}{f' although {decided} was decided' if decided > furthest.index else ''}: what was "
-        f"acknowledged may be at {names(silent)} alone; start them, or accept the loss of what only they hold"
+        f"{len(reported)} of the {m.needed} replicas that are needed have reported, and the furthest is at index "
+        f"{furthest.index}{f' although {decided} was decided' if decided > furthest.index else ''}: acknowledged "
+        f"transactions may be at {names(silent)} alone; start them, or accept the loss of what only they hold"
     )
 
 

@@ -1,4 +1,4 @@
-"""Ordinary events on their way through the rendezvous, and the logs of durable types as their readers see them."""
+"""Ordinary events on their way through the rendezvous, and the logs of durable types towards their followers."""
 
 import msgspec
 
@@ -34,7 +34,7 @@ from tops.protocol.records import LogAppended, Publisher, SubscriptionAdvanced
 
 
 class LogService:
-    """Numbers and keeps what is published to durable types, and feeds whoever reads on from a position."""
+    """Appends what is published to durable types to their logs, and serves the followers of these logs."""
 
     def __init__(self, known: KnownTypes, openings: LogOpenings, quotas: Quotas) -> None:
         self._known, self._openings, self._quotas = known, openings, quotas
@@ -63,8 +63,8 @@ class LogService:
         return [appended, SendTo(at, confirmed), Disseminate(published), *log.pump_all()]
 
     def _rejection(self, log: EventLog, event_type: str, sender: Sender) -> Reject | None:
-        """On a set's log single events are what its members publish: a client's write goes the way that its policy
-        says."""
+        """Why the log does not accept single events from this sender, or None. To the log of a replica set only its
+        members publish single events: clients write in the way that the set's policy prescribes."""
         if (reason := self._known.unlisted(log.event_type, sender)) is not None:
             return Reject(sender, "originate", event_type, reason, f"events {event_type}", code=NOT_LISTED)
         if (reason := self._known.no_member(log.event_type, sender)) is None:
@@ -79,7 +79,7 @@ class LogService:
         return Persist(LogAppended(event_type=log.event_type, entry=entry, publisher=publisher))
 
     def on_published_together(self, published: EventsPublished, sender: Sender, at: Address) -> list[Effect]:
-        """Each event gets its own number and record; all of them are confirmed at once."""
+        """Each event gets its own index and record; all of them are confirmed at once."""
         log = self._known.logs_of.get(published.event_type)
         if log is None:
             return [Disseminate(published)]
@@ -138,7 +138,7 @@ class LogService:
         position = m.position
         if position is None:
             position = known.position if known is not None else _start(m.start, log)
-        kept = position + 1 >= log.oldest  # else it is refused, and no record must keep the log for it
+        kept = position + 1 >= log.oldest  # else it is rejected, and no record must retain the log for it
         noted: list[Effect] = []
         if kept and (known is None or known.position != position):
             record = SubscriptionAdvanced(event_type=log.event_type, name=key, position=position, replica=replica)
@@ -150,7 +150,7 @@ class LogService:
         if reported is not None:
             return effects + self._feed_replica(log, feed, reported, noted)
         if position > log.last_number and known is None:
-            text = f"{key} has taken {position}, and the log of {log.event_type} ends at {log.last_number}"
+            text = f"{key} has acknowledged {position}, and the log of {log.event_type} ends at {log.last_number}"
             effects.append(Alarm("ahead-of-log", text))
         return effects + noted + log.want(feed)
 
@@ -172,7 +172,8 @@ class LogService:
             own = [k for k in log.feeds if identity_of_feed(k) == sender.identity]
             if len(own) >= most:
                 reason = (
-                    f"{sender.identity} follows {log.event_type} {len(own)} times, which is the quota: end some first"
+                    f"{sender.identity} has {len(own)} durable subscriptions of {log.event_type!r}, which is the "
+                    "quota: end some first"
                 )
         if reason is None and (known is None or known.filter != m.filter):
             reason = self._beyond_bytes(log, key, m, sender)
@@ -183,18 +184,18 @@ class LogService:
     def _beyond_bytes(self, log: EventLog, key: str, m: FollowLog, sender: Sender) -> str | None:
         size, most = m.filter.encoded_bytes(), self._quotas.filter_bytes
         if size * self._quotas.followers <= most:
-            return None  # also with as many of them as there may be
+            return None  # even the greatest number of such filters is within the quota
         own = [feed.filter for k, feed in log.feeds.items() if k != key and identity_of_feed(k) == sender.identity]
         if size + sum(f.encoded_bytes() for f in own) <= most:
             return None
         return (
-            f"the filters by which {sender.identity} follows {log.event_type} take over {most} bytes with this one, "
+            f"the filters by which {sender.identity} follows {log.event_type!r} take over {most} bytes with this one, "
             "which is the quota: use shorter ones, or end some first"
         )
 
     @staticmethod
     def _read_ephemeral(log: EventLog, m: FollowLog, sender: Sender, at: Address) -> list[Effect]:
-        """Somebody looks at what is in the log. No record is made of it: it is not there after a restart."""
+        """Serve a reader without a durable subscription. It leaves no record, so a restart removes its feed."""
         key, wanted = reader_key(sender, m.name), m.definitions[-1].name
         if m.position is None or m.position < 0:
             log.end(key)
@@ -203,21 +204,22 @@ class LogService:
         return log.want(feed)
 
     def on_end(self, m: EndLog, sender: Sender, at: Address, now: float) -> list[Effect]:
-        """Its owner ends a durable subscription, or an operator anybody's; one that is not there has ended."""
+        """End a durable subscription: its owner ends its own, an operator any. An unknown one counts as ended."""
         log = self._known.logs_of.get(m.event_type)
         key = m.name if m.operator else feed_key(sender, m.name)
-        reported: Effect = SendTo(at, LogEnded(request=m.request))
+        response: Effect = SendTo(at, LogEnded(request=m.request))
         if log is None or (key not in log.feeds and key not in log.dropped and not self._openings.knows(log, key)):
-            return [reported]
+            return [response]
         known = log.feeds.get(key)
         log.end(key)
-        kept = Persist(SubscriptionAdvanced(event_type=log.event_type, name=key, position=-1))
+        ended = Persist(SubscriptionAdvanced(event_type=log.event_type, name=key, position=-1))
         replica = known.replica if known is not None and known.replica else key
-        return [kept, reported, *self._openings.on_ended(log, replica)]
+        # Persist before the response: after a crash the subscription must not exist again.
+        return [ended, response, *self._openings.on_ended(log, replica)]
 
     def drop_followers(self, log: EventLog, before: int) -> tuple[list[Feed], list[Effect]]:
-        """Drop the durable subscriptions that need a number before this one, but for replicas of the set. Returns
-        them, too."""
+        """Drop the durable subscriptions that need an index before this one, except those of replicas of the set.
+        Returns them as well."""
         behind = [feed for feed in log.subscribers if feed.position + 1 < before]
         dropped = [feed for feed in behind if not self._known.is_replica(log.event_type, feed.replica)]
         effects: list[Effect] = []
@@ -232,7 +234,7 @@ class LogService:
     def on_get_log_state(self, m: GetLogState, sender: Sender, at: Address, now: float) -> list[Effect]:
         log = self._known.logs_of.get(m.event_type)
         if log is None:
-            return []  # the asker repeats itself: the type may be on its way
+            return []  # the requester repeats the request: the type may be about to be advertised
         standing = self._known.epochs[self._known.families[m.event_type]].standing
         in_sync = standing.in_sync if log.opening is None else frozenset()
         present = {s.identity for s in standing.registrations.values()}
@@ -244,7 +246,7 @@ class LogService:
             decided=log.decided_upto,
             oldest=log.oldest,
             in_sync=tuple(sorted(in_sync)),
-            followers=tuple(next(bundles(followers, encoded_bytes), [])),  # of very many not all
+            followers=tuple(next(bundles(followers, encoded_bytes), [])),  # as many as fit into one message
             history=log.chain.history,
             stale=log.stale,
             is_open=log.opening is None,
@@ -252,7 +254,7 @@ class LogService:
         return [SendTo(at, reported)]
 
     def on_read(self, event_type: str, feed: str, entries: tuple[LogEntry, ...]) -> list[Effect]:
-        """What a `ReadLog` brought."""
+        """The result of a `ReadLog`."""
         if feed == QUERY_FEED:
             return self._known.epochs[event_type].on_read(entries)
         return self._known.logs[event_type].on_read(feed, entries)
@@ -267,26 +269,27 @@ def _start(start: str, log: EventLog) -> int:
 
 def _dropped(log: EventLog, name: str, position: int) -> FollowRejected:
     reason = (
-        f"it was dropped: it took nothing after {position} until the broker kept more than `follower_size` of its "
-        "journal for it. End it for good (`unsubscribe(forget=True)`) and subscribe again; what it missed is in the "
-        "log only as far as that is kept"
+        f"it was dropped: it acknowledged nothing after {position} until the broker retained more than `follower_size` "
+        "of its journal for it. End it permanently (`unsubscribe(forget=True)`) and subscribe again; the log has what "
+        "it missed only as far as the log is retained"
     )
     return FollowRejected(name=name, event_type=log.event_type, oldest=log.oldest, reason=reason)
 
 
 def _rejection_sent(rejection: Reject, at: Address) -> list[Effect]:
-    """Durable events are not logged, and their publisher stops waiting for them."""
+    """Durable events were rejected: audit that, and end the publisher's wait for their confirmation."""
     return [rejection, SendTo(at, EventsRejected(event_type=rejection.event_type, reason=rejection.reason))]
 
 
 def _undefined(name: str, m: FollowLog, sender: Sender) -> Reject:
-    """A reader that may not publish a type declares no children of it: their events would reach its subscribers."""
-    reason = f"event type {name!r} is not known here: a publisher of its parent has to advertise it first"
+    """A follower without the right to publish a type must not define a child of it: events of the child would reach
+    the subscribers of the parent."""
+    reason = f"event type {name!r} is not known at this broker: a publisher of its parent has to advertise it first"
     return Reject(sender, "follow", name, reason, f"log {m.name}", code="unknown-type")
 
 
 def _not_open(log: EventLog, event_type: str, publisher: Address) -> list[Effect]:
-    """No index can be given out: the publisher says it again, unless only an operator can change that."""
+    """No index can be assigned: the publisher repeats the events, unless only an operator can change that."""
     if log.stale is None:
         return []
     return [SendTo(publisher, EventsRejected(event_type=event_type, reason=str(log.stale)))]

@@ -1,4 +1,4 @@
-"""What a rendezvous coordinates at the moment: who it is, and which transactions are open at it."""
+"""What a rendezvous coordinates at the moment: its own identity and options, and the transactions that are open."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -32,22 +32,22 @@ class Quotas(msgspec.Struct, frozen=True):
 
 class RendezvousOptions(msgspec.Struct, frozen=True):
     epochs: EpochOptions = EpochOptions()
-    tail_wait_s: float = 10.0  # how long silent replicas are waited for after a start
-    lease_s: float = 5.0  # a standing answer that is not renewed for so long is withdrawn
+    tail_wait_s: float = 10.0  # how long a start waits for silent replicas
+    lease_s: float = 5.0  # a standing registration that is not renewed for so long is withdrawn
     keep_outcomes: int = 100_000
     log_tail: int = 4096
     quotas: Quotas = Quotas()
 
 
 class RendezvousNode(msgspec.Struct):
-    """Which life of which broker coordinates, and how."""
+    """The broker and the incarnation that coordinate, with their options."""
 
     me: NodeId
     incarnation: int
     predicates: Mapping[str, Predicate]
     options: RendezvousOptions
     entropy: Callable[[int], bytes]
-    sign: Sign | None = None  # what it decides; None in a cluster without keys
+    sign: Sign | None = None  # signs decisions; None in a cluster without keys
 
 
 Owner = TypeVar("Owner", bound=TxCoordinator | LocalRelay)
@@ -81,7 +81,7 @@ class OpenTransactions:
         self._counts: Counter[str] = Counter()
         self.coordinators: Begun[TxCoordinator] = Begun(self._counts)
         self.relays: Begun[LocalRelay] = Begun(self._counts)
-        self.publishers: dict[TxId, tuple[NodeId, int]] = {}  # whose death ends a private transaction
+        self.publishers: dict[TxId, tuple[NodeId, int]] = {}  # whose loss aborts a private transaction
 
     def rejection(self, tx: str, spec: TxSpec, sender: Sender) -> Reject | None:
         """Why this sender can't begin one more, or None."""
@@ -99,19 +99,19 @@ class OpenTransactions:
         return self.coordinators.get(tx) or self.relays.get(tx)
 
     def is_initiator(self, owner: TxCoordinator | LocalRelay, sender: Sender) -> bool:
-        """Whether this incarnation of this site began the transaction; where it is connected may have changed."""
+        """Whether this incarnation of this site began the transaction; it may be connected to another broker now."""
         begun_by = owner.begun_by
         return sender is begun_by or (sender.node, sender.incarnation) == (begun_by.node, begun_by.incarnation)
 
     def may_publish(self, owner: TxCoordinator | LocalRelay, sender: Sender) -> bool:
-        """Everybody who knows of it may in a public transaction, else its initiator alone."""
+        """Every site that knows the id may publish in a public transaction, only the initiator in a private one."""
         return owner.spec.access is Access.PUBLIC or self.is_initiator(owner, sender)
 
     def may_end(self, owner: TxCoordinator | LocalRelay, sender: Sender) -> bool:
-        """Whoever began it, and whoever published in it, which only a public one lets others do."""
+        """The initiator may end it, and in a public transaction every site that has published in it."""
         contributed = owner.numbering is not None and sender.node in owner.numbering.contributors
         return contributed or self.is_initiator(owner, sender)
 
     def published_by(self, tx: TxId, numbering: EventCoordinator | None, incarnation: tuple[NodeId, int]) -> bool:
-        """Whether the death of this life of a site ends the transaction."""
+        """Whether the loss of this incarnation of a site aborts the transaction."""
         return self.publishers.get(tx) == incarnation or (numbering is not None and incarnation in numbering.publishing)

@@ -1,4 +1,4 @@
-"""Public transactions: any client that knows one publishes in it, and its events are numbered at the rendezvous."""
+"""Public transactions: any client that knows the id may publish, and the rendezvous numbers the events."""
 
 from collections import OrderedDict
 
@@ -28,11 +28,11 @@ from tops.protocol.messages import (
     TxPublished,
 )
 
-RANDOM_BITS = 40  # of an id, whose number has 63
+RANDOM_BITS = 40  # of the 63 bits of an id's number
 
 
 class PublicTransactions:
-    """Allots the ids of public transactions, local and distributed, and admits their events."""
+    """Assigns the ids of public transactions, local and distributed, and admits their events."""
 
     def __init__(
         self,
@@ -54,69 +54,70 @@ class PublicTransactions:
             return [
                 SendTo(at, TxOpened(tx=TxId(""), state=TxState.ABORTED, rejection=spec_rejection, request=m.request))
             ]
-        asked = (sender.node, sender.incarnation, m.request)
-        if asked in self._requests:  # the answer was lost, or is on its way
-            return self._again(self._requests[asked], m.request, at)
+        request = (sender.node, sender.incarnation, m.request)
+        if request in self._requests:  # repeated: the response was lost, or is under way
+            return self._again(self._requests[request], m.request, at)
         if (rejection := self._open.rejection("", m.spec, sender)) is not None:
             aborted = TxOpened(tx=TxId(""), state=TxState.ABORTED, rejection=not_taken(rejection), request=m.request)
             return [rejection, SendTo(at, aborted)]
-        tx = self._requests[asked] = self._new_id()
+        tx = self._requests[request] = self._new_id()
         if len(self._requests) > self._node.options.keep_outcomes:
             self._requests.popitem(last=False)
         numbering = EventCoordinator(tx, m.spec.event_type)
-        # The initiator learns the id first; what becomes of the census follows under that id.
-        learn: Effect = SendTo(at, TxOpened(tx=tx, state=TxState.CENSUS, request=m.request))
+        # This goes first: the result of the census follows under an id that the initiator must know by then.
+        opened_as: Effect = SendTo(at, TxOpened(tx=tx, state=TxState.CENSUS, request=m.request))
         self._open.publishers[tx] = (sender.node, sender.incarnation)
         if m.spec.tx_type is TxType.DISTRIBUTED:
             coordinator = self._distributed.coordinator(tx, m.spec, sender, at, numbering)
-            return [learn, *self._distributed.open(coordinator)]
+            return [opened_as, *self._distributed.open(coordinator)]
         numbering.open()
         census = CensusOpened(
             tx=tx, spec=m.spec, coordinator=self._node.me, incarnation=self._node.incarnation, initiator=at
         )
         opened = TxOpened(tx=tx, state=TxState.ACTIVE)
-        return [learn, *self._local.open(census, sender, at, numbering), SendTo(at, opened)]
+        return [opened_as, *self._local.open(census, sender, at, numbering), SendTo(at, opened)]
 
     def _new_id(self) -> TxId:
-        """Ids grow, so that old ones can be told by their number, and can't be guessed: who knows one was told."""
+        """Ids grow, so that an old one is recognised by its number, and can't be guessed: only a site that received the
+        id can publish in the transaction."""
         self._counter += 1
         unguessable = self._counter << RANDOM_BITS | int.from_bytes(self._node.entropy(RANDOM_BITS // 8), "big")
         return tx_id(self._node.me, self._node.incarnation, unguessable)
 
     def _again(self, tx: TxId, request: int, at: Address) -> list[Effect]:
-        learn = SendTo(at, TxOpened(tx=tx, state=TxState.CENSUS, request=request))
+        opened_as = SendTo(at, TxOpened(tx=tx, state=TxState.CENSUS, request=request))
         owner = self._open.owner(tx)
         if owner is None:
-            return [learn, *self._outcomes.query(tx, at, alive=False)]
+            return [opened_as, *self._outcomes.query(tx, at, alive=False)]
         active = isinstance(owner, LocalRelay) or owner.state is not TxState.CENSUS
-        return [learn, *([SendTo(at, TxOpened(tx=tx, state=TxState.ACTIVE))] if active else [])]
+        return [opened_as, *([SendTo(at, TxOpened(tx=tx, state=TxState.ACTIVE))] if active else [])]
 
     def on_publish(self, m: PublishInTx, sender: Sender, at: Address, now: float) -> list[Effect]:
         owner = self._open.owner(m.tx)
         numbering = owner.numbering if owner is not None and self._open.may_publish(owner, sender) else None
         if owner is None or numbering is None:
-            answer = PublishInTxHandled(tx=m.tx, request=m.request, sequence=None, state=TxState.ABORTED)
-            return [SendTo(at, answer)]
+            response = PublishInTxHandled(tx=m.tx, request=m.request, sequence=None, state=TxState.ABORTED)
+            return [SendTo(at, response)]
         publisher = (sender.node, sender.incarnation)
         known = numbering.admitted.get((*publisher, m.request))
-        if known is not None:  # asked again: the answer may have been lost
+        if known is not None:  # a repeated request: the response may have been lost
             return [SendTo(at, PublishInTxHandled(tx=m.tx, request=m.request, sequence=known, state=numbering.state))]
         grown = owner.size + encoded_bytes(m.event)
         if numbering.state is TxState.ACTIVE and (rejection := over_limit(grown)) is not None:
-            answer = PublishInTxHandled(
+            response = PublishInTxHandled(
                 tx=m.tx, request=m.request, sequence=None, state=numbering.state, rejection=rejection
             )
-            return [SendTo(at, answer)]
+            return [SendTo(at, response)]
         try:
             new = publisher not in numbering.publishing
             published = numbering.admit(m.event, publisher, m.request)
         except TransactionClosed:
-            answer = PublishInTxHandled(tx=m.tx, request=m.request, sequence=None, state=numbering.state)
-            return [SendTo(at, answer)]
-        answer = PublishInTxHandled(tx=m.tx, request=m.request, sequence=published.sequence, state=numbering.state)
+            response = PublishInTxHandled(tx=m.tx, request=m.request, sequence=None, state=numbering.state)
+            return [SendTo(at, response)]
+        response = PublishInTxHandled(tx=m.tx, request=m.request, sequence=published.sequence, state=numbering.state)
         if new and at != owner.initiator:
-            self._outcomes.requesters.setdefault(m.tx, []).append(at)  # every publisher hears how it ends
-        return [*self.on_event(owner, published), SendTo(at, answer)]
+            self._outcomes.requesters.setdefault(m.tx, []).append(at)  # every publisher gets the outcome
+        return [*self.on_event(owner, published), SendTo(at, response)]
 
     def on_event(self, owner: TxCoordinator | LocalRelay, published: TxPublished) -> list[Effect]:
         """A numbered event of any transaction that is open here."""

@@ -1,4 +1,4 @@
-"""Where standing answers are left, renewed and withdrawn, and where it is judged which replicas are in sync."""
+"""Registers, renews and withdraws standing registrations, and decides which replicas are in sync."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ Lose = Callable[[tuple[str, ...], str], list[Effect]]
 
 
 class RegistrationHandler:
-    """The standing answers of all families; `lose` is what follows when one is gone."""
+    """The standing registrations of all families; `lose` ends what depended on one that is withdrawn or expired."""
 
     def __init__(self, node: RendezvousNode, known: KnownTypes, openings: LogOpenings, lose: Lose) -> None:
         self._node, self._known, self._openings, self._lose = node, known, openings, lose
@@ -37,18 +37,19 @@ class RegistrationHandler:
         accepted = StandingAccepted(voter=m.voter, incarnation=self._node.incarnation, in_sync=in_sync)
         effects.append(SendTo(at, accepted))
         if new:
-            if len(standing.registrations) == 1:  # later ones must not put off the look at the earlier ones
+            if len(standing.registrations) == 1:  # a later one must not postpone the check of the earlier ones
                 effects.append(SetTimer(("lease", family), self._node.options.lease_s))
             effects += epochs.start()
         return effects
 
     def _judge_position(self, epochs: EpochCoordinator, registration: StandingRegistration, new: bool) -> list[Effect]:
-        """A replica is in sync only with everything decided; it grows into the set while nothing is in flight."""
+        """Update the in-sync set. A replica is in sync only if it has applied everything decided; it joins the set only
+        while no epoch is in flight, since its vote on that epoch was not requested."""
         log, identity = epochs.log, registration.identity
         if log is None or registration.position is None or registration.scope is not Scope.DISTRIBUTED:
             return []
         if log.opening is not None or identity in log.unconfirmed:
-            return []  # how far the log goes, or this replica went while it was silent, is not known yet
+            return []  # the end of the log, or what this replica committed while it was silent, is not known yet
         fits, problem = self._openings.judge(
             log, identity, LogPoint(registration.history, registration.position, registration.digest)
         )
@@ -67,10 +68,11 @@ class RegistrationHandler:
     def _rejection(
         self, family: str, standing: StandingRegistrations, m: StandingRegistered, sender: Sender
     ) -> Reject | None:
-        """Who can't take part: anybody but its replicas in a set's log, and who has too many registrations."""
+        """Why this registration is not accepted, or None: only its replicas take part in a set's log, and the number
+        and the size of registrations are limited."""
         quota = self._node.options.quotas.participants
         if (reason := self._known.unlisted(family, sender)) is not None:
-            # It may be about to be added: its registration counts as soon as a member has declared it.
+            # The replica may be about to be added: it repeats its registration, which counts once a member declared it.
             return Reject(sender, "participate", m.event_type, reason, code=NOT_LISTED)
         if (reason := self._known.no_member(family, sender)) is not None:
             reason = f"{reason}: only its replicas take part in {family!r}"
@@ -91,7 +93,7 @@ class RegistrationHandler:
         quotas = self._node.options.quotas
         size, most = m.filter.encoded_bytes(), quotas.filter_bytes
         if size * quotas.participants <= most:
-            return None  # also with as many of them as there may be
+            return None  # even the greatest number of such filters is within the quota
         own = [s.filter for k, s in standing.registrations.items() if k != key and s.identity == sender.identity]
         if size + sum(f.encoded_bytes() for f in own) <= most:
             return None
@@ -104,13 +106,13 @@ class RegistrationHandler:
         return self._lose((voter_key(sender.identity, m.voter),), "the participant withdrew")
 
     def on_lease(self, event_type: str, now: float) -> list[Effect]:
-        """Time to see which standing answers were not renewed."""
+        """Expire the standing registrations that were not renewed in time."""
         epochs = self._known.epochs.get(event_type)
         if epochs is None:
             return []
         effects: list[Effect] = []
-        for late in epochs.standing.expire(now):
-            effects += self._lose((late.key,), "the participant fell silent")
+        for expired in epochs.standing.expire(now):
+            effects += self._lose((expired.key,), "the participant did not renew its registration")
         if epochs.standing.registrations:
             effects.append(SetTimer(("lease", event_type), self._node.options.lease_s))
         return effects

@@ -1,4 +1,4 @@
-"""What a broker does for the event types whose rendezvous it is: number, log, coordinate, remember.
+"""What a broker does for the event types whose rendezvous it is: number events, keep logs, coordinate, keep outcomes.
 
 It composes the parts that do so: `KnownTypes` (epochs and logs per family), `LogService` (ordinary events),
 `LocalTransactions`, `DistributedTransactions` and `PublicTransactions`, `RegistrationHandler` and `Outcomes`. It
@@ -96,11 +96,11 @@ __all__ = ["BROKER_ROLE", "Rendezvous", "RendezvousOptions"]
 
 BROKER_ROLE = "broker"
 
-COMMITTING = TxState.COMMITTING  # looked at with every commit
+COMMITTING = TxState.COMMITTING  # read with every commit
 
 
 class Rendezvous:
-    """The coordinator's side of all event types that meet at this broker."""
+    """The coordinator's side of all event types whose rendezvous is this broker."""
 
     def __init__(
         self,
@@ -157,15 +157,16 @@ class Rendezvous:
         }
 
     def on_message(self, message: object, sender: Sender, at: Address, now: float) -> list[Effect]:
-        """A letter that is addressed to this broker as a rendezvous; its `sender` is stamped, and reached `at`."""
+        """A message that is addressed to this broker as a rendezvous. `sender` is the stamp of the sender's broker;
+        responses go to the address `at`."""
         handler = self.handlers.get(type(message))
         return handler(message, sender, at, now) if handler is not None else []
 
     def on_publication(self, publication: Publication, sender: Sender, at: Address, now: float) -> list[Effect]:
-        """A publication that a site sent up the tree; what is to go down again is among the effects."""
+        """A publication that a site sent up the tree; the effects contain what goes down again."""
         if type(publication) is TxPublished:
             if (misfit := self.known.misfit(publication.event, sender, f"tx {publication.tx}")) is not None:
-                return [misfit]  # without it the transaction is not whole, and can't commit
+                return [misfit]  # the sequence now has a gap, so the transaction can't commit
             owner = self.open.owner(publication.tx)
             if owner is None or not self.open.is_initiator(owner, sender):
                 return []
@@ -194,7 +195,8 @@ class Rendezvous:
         return self.distributed.on_one_shots(m, sender, at)
 
     def _misfit(self, m: RunOneShots, sender: Sender) -> Reject | None:
-        """The rejection of the whole letter if one of its events does not fit its type: no library sends such one."""
+        """The rejection of the whole message if one of its events does not fit its type. The client library checks
+        events before it sends them, so the message does not come from it."""
         events = ((one.tx, event) for one in m.transactions for event in one.events)
         found = (self.known.misfit(event, sender, f"tx {tx}") for tx, event in events)
         return next((misfit for misfit in found if misfit is not None), None)
@@ -218,7 +220,7 @@ class Rendezvous:
         if isinstance(owner, LocalRelay):
             return self.local.commit(owner, m.last_sequence)
         if m.incarnation and m.incarnation != owner.incarnation:
-            # Its begin came again after a restart, when its publisher may have heard of an abort.
+            # After a restart the begin message arrived again, but the publisher may have received an abort before.
             restarted = Rejection(RejectionCode.RESTARTED, "its coordinator was restarted")
             return self.distributed.abort(owner, restarted, at)
         if owner.state is COMMITTING:
@@ -243,7 +245,7 @@ class Rendezvous:
         owner = self.open.owner(m.tx)
         if owner is None:
             return self._ended(m, at)
-        # An operator's right was looked up under the type that the message names: it must be the transaction's.
+        # The edge checked the operator's right under the type that the message names: it must be the transaction's.
         operated = m.operator and m.event_type == owner.spec.event_type
         if not operated and not self.open.may_end(owner, sender):
             return [_foreign(m.tx, "abort", owner, sender)]
@@ -253,9 +255,9 @@ class Rendezvous:
         return self.distributed.abort(owner, rejection, at)
 
     def _on_participant_lost(self, m: ParticipantLost, sender: Sender, at: Address, now: float) -> list[Effect]:
-        """A broker speaks for its own sites; who has moved to another broker since is reached elsewhere."""
+        """A broker may report only its own sites. A site that has moved since has another address and is not meant."""
         if m.address.broker != sender.identity:
-            reason = f"{sender.node} says that a site of {m.address.broker} is gone, and is not that broker"
+            reason = f"{sender.node} reports the loss of a site of {m.address.broker}, and is not that broker"
             return [Reject(sender, "participate", "", reason)]
         members = [m for c in self.coordinators.values() for m in c.members.values()]
         for epochs in self.epochs.values():
@@ -263,7 +265,7 @@ class Rendezvous:
         keys = {member.key: None for member in members if member.address == m.address}
         standing = [s for epochs in self.epochs.values() for s in epochs.standing.registrations.values()]
         keys |= {s.key: None for s in standing if s.address == m.address}
-        return self._lose(tuple(keys), "the participant died")
+        return self._lose(tuple(keys), "the participant is unreachable")
 
     def _lose(self, keys: tuple[str, ...], reason: str) -> list[Effect]:
         effects = self.distributed.on_lost(keys, reason)
@@ -274,16 +276,16 @@ class Rendezvous:
         return effects
 
     def _on_publisher_lost(self, m: PublisherLost, sender: Sender, at: Address, now: float) -> list[Effect]:
-        """An undecided transaction of a dead publisher is aborted, behind its last accepted event."""
+        """Abort the undecided transactions of a lost publisher, behind its last accepted event."""
         if sender.role != BROKER_ROLE:
-            return [Reject(sender, "publish", "", f"{sender.node} says that {m.site} is gone, and is no broker")]
+            return [Reject(sender, "publish", "", f"{sender.node} reports the loss of {m.site}, and is no broker")]
         incarnation = (m.site, m.incarnation)
-        rejection = Rejection(RejectionCode.PUBLISHER_LOST, "a publisher died, or moved to another broker")
+        rejection = Rejection(RejectionCode.PUBLISHER_LOST, "a publisher is unreachable, or moved to another broker")
         return self.local.on_publisher_lost(incarnation, rejection) + self.distributed.on_publisher_lost(
             incarnation, rejection
         )
 
-    # --------------------------------------------------------------------------------------------------- questions
+    # ---------------------------------------------------------------------------------------------------- requests
 
     def _get_epoch_outcome(self, m: GetEpochOutcome, sender: Sender, at: Address, now: float) -> list[Effect]:
         epochs = self.epochs.get(m.epoch.event_type)
@@ -297,9 +299,9 @@ class Rendezvous:
         coordinator, key = self.coordinators.get(m.tx), voter_key(sender.identity, m.voter)
         epochs = self.known.epochs_if_known(m.event_type)
         if coordinator is None and epochs is not None and epochs.holds(m.tx):
-            return []  # a one-shot's end is still to come
+            return []  # the outcome of a one-shot is still to come
         if coordinator is not None and coordinator.detached and key not in coordinator.joined:
-            return []  # a local subscriber: it goes by the publisher's word, which is still to come
+            return []  # a local subscriber: it waits for the publisher's commit or abort
         if coordinator is None or coordinator.failed is not None:
             return [membership(m.tx, m.voter, TxState.ABORTED, at)]
         if key in coordinator.members:
@@ -315,16 +317,16 @@ class Rendezvous:
         return self._ended(m, at)
 
     def _ended(self, m: GetOutcome | CommitTx | AbortTx, at: Address) -> list[Effect]:
-        """What became of a transaction that is not being coordinated any more, or never was."""
+        """The outcome of a transaction that is not coordinated here any more, or never was."""
         alive = self.distributed.holds(m.tx, m.event_type)
         remembered = m.tx_type is TxType.DISTRIBUTED or m.event_type in self.logs_of
         if not alive and not remembered and not self.outcomes.is_rejected(m.tx):
-            text = "the broker keeps no record of local transactions, and was restarted"
+            text = "the broker was restarted and keeps no record of local transactions"
             rejection = Rejection(RejectionCode.NO_RECORD, text)
             return [SendTo(at, TxOutcome(tx=m.tx, outcome=Outcome.UNKNOWN, rejection=rejection))]
         log = self.logs_of.get(m.event_type)
         if log is not None and log.opening is not None and not alive and not self.outcomes.is_rejected(m.tx):
-            return []  # a replica may have committed it: who asks does so again
+            return []  # a replica may have committed it; the requester repeats the request until that is known
         return self.outcomes.query(m.tx, at, alive, presume=log is None or not log.missing)
 
     def _confirm_route(self, m: ConfirmRoute, sender: Sender, at: Address, now: float) -> list[Effect]:
@@ -360,7 +362,7 @@ class Rendezvous:
         return self.distributed.abort(coordinator, rejection, None)
 
     def log_read(self, event_type: str, feed: str, entries: tuple[LogEntry, ...]) -> list[Effect]:
-        """What a `ReadLog` brought."""
+        """The result of a `ReadLog`."""
         return self.log_service.on_read(event_type, feed, entries)
 
     def recover(self, record: AnyRecord) -> None:
@@ -402,15 +404,16 @@ class Rendezvous:
         if record.dropped:
             log.drop(key, position)
         elif position >= 0:
-            nobody, nothing = Address(self.node.me), Filter.nothing()
-            feed = Feed(key, "", log.event_type, nobody, nothing, position, position, 0, replica=record.replica)
+            # Nothing is sent to this address, and the filter matches nothing, until the subscriber follows again.
+            here, nothing = Address(self.node.me), Filter.nothing()
+            feed = Feed(key, "", log.event_type, here, nothing, position, position, 0, replica=record.replica)
             log.feeds[key] = feed
         else:
             log.end(key)
             self.openings.ended(log, known.replica if known is not None and known.replica else key)
 
     def recovered(self) -> list[Effect]:
-        """The journal is read: its replicas are asked whether it is the newest one."""
+        """The journal is read: request from the replicas whether it is the newest one."""
         return self.openings.recovered()
 
 

@@ -1,13 +1,15 @@
 """The tx coordinator of a distributed transaction, at the rendezvous broker of its event type.
 
-    CENSUS -> ACTIVE -> COMMITTING -> gone
+    CENSUS -> ACTIVE -> COMMITTING -> removed
        |         |
-       +---------+----> gone (unfulfilled, aborted)
-                 +----> detached: the distributed part aborted by itself; its local subscribers still wait for the
-                        publisher's word, and go by that alone
+       +---------+----> removed (unfulfilled, aborted)
+                 +----> detached: the distributed part aborted by itself; the local subscribers still wait for the
+                        publisher's commit or abort, which alone decides for them
 
-It opens the census, checks the sequence of events, tests the constraints when the census closes and when somebody
-drops out, and hands the transaction to the epochs of its type when commitment is asked for.
+The census is participant discovery: the coordinator announces the transaction, and subscribers reply with the scope in
+which they take part. The coordinator opens the census, checks the sequence of events, tests the constraints when the
+census closes and when a participant drops out, and submits the transaction to the epochs of its type when commit is
+requested.
 """
 
 from collections.abc import Iterable
@@ -36,22 +38,22 @@ from tops.protocol.messages import (
     TxSpec,
 )
 
-# Looked at with every message, and an enum's members take long to find by their class.
+# Read with every message, and access to a member of an enum through its class is slow.
 CENSUS, CENSUS_UNFULFILLED, ACTIVE, COMMITTING, COMMITTED, ABORTED = TxState
 INDEPENDENT, FOLLOWS = LocalOutcome
-FOLLOWED = Rejection(RejectionCode.ABORTED, "the transaction aborted")  # what local subscribers hear that follow it
+FOLLOWED = Rejection(RejectionCode.ABORTED, "the transaction aborted")  # for local subscribers that follow the outcome
 
 
 def decided_within_s(spec: TxSpec) -> float:
-    """How long after `begin` a transaction is given up unless it is decided; a deadline can only shorten it."""
+    """How long after `begin` an undecided transaction is aborted; a deadline can only shorten this."""
     deadline = deadline_of(spec.constraints)
     return spec.decide_within_s if deadline is None else min(deadline, spec.decide_within_s)
 
 
 class TxCoordinator(msgspec.Struct, eq=False):
-    """One distributed transaction, from its census to its hand-over to an epoch.
+    """One distributed transaction, from its census to its submission to an epoch.
 
-    Methods that end the transaction set `failed` to the reason; the owner tells the publishers.
+    Methods that end the transaction set `failed` to the reason; the owner sends the outcome to the publishers.
     """
 
     tx: TxId
@@ -60,7 +62,7 @@ class TxCoordinator(msgspec.Struct, eq=False):
     initiator: Address
     census: Census
     keep_events: bool
-    numbering: EventCoordinator | None = None  # where the event coordinator sits here: public and one-shot transactions
+    numbering: EventCoordinator | None = None  # where the event coordinator runs here: public and one-shot transactions
     one_shot: tuple[Event, ...] | None = None
     state: TxState = CENSUS
     events: list[Event] = []
@@ -81,7 +83,7 @@ class TxCoordinator(msgspec.Struct, eq=False):
     # ------------------------------------------------------------------------------------------------------ census
 
     def open(self, me: NodeId, incarnation: int, standing: Iterable[Member]) -> list[Effect]:
-        """Announce the transaction; standing answers count at once."""
+        """Announce the transaction; standing registrations count at once."""
         self.incarnation = incarnation
         for member in standing:
             self.census.add_reply(member)
@@ -98,7 +100,7 @@ class TxCoordinator(msgspec.Struct, eq=False):
 
     def on_replied(self, member: Member) -> list[Effect]:
         if self.state is not CENSUS:
-            return []  # it finds out from the published list that it is not on it
+            return []  # too late: the participant sees that the published list does not contain it
         self.census.add_reply(member)
         return self.close_census() if self.census.may_close() else []
 
@@ -138,7 +140,7 @@ class TxCoordinator(msgspec.Struct, eq=False):
         return []
 
     def on_participant_lost(self, voter: str, reason: str) -> list[Effect]:
-        """A participant gave up or died: the second test of the constraints."""
+        """A participant aborted or is unreachable: the second test of the constraints."""
         member = self.members.get(voter)
         if member is None or self.state not in (CENSUS, ACTIVE):
             return []
@@ -154,13 +156,15 @@ class TxCoordinator(msgspec.Struct, eq=False):
         return []
 
     def abort(self, rejection: Rejection) -> list[Effect]:
-        """A publisher aborted or died, or the time is up: everyone who has not voted forgets the transaction."""
+        """A publisher aborted or is unreachable, or the time-out has passed: every participant that has not voted drops
+        the transaction."""
         return self._fail(rejection)
 
     # -------------------------------------------------------------------------------------------------- commitment
 
     def commit(self, last_sequence: int | None) -> list[Effect]:
-        """Commitment is asked for; if nothing is wrong the state is COMMITTING afterwards, and `ready()` is due."""
+        """Commit is requested. If nothing is wrong, the state is COMMITTING afterwards, and the caller submits
+        `ready()`."""
         if self.detached and last_sequence in (None, self.last_sequence):
             self.detached = False
             return [CancelTimer(("deadline", self.tx)), self._local_commit()]
@@ -176,7 +180,7 @@ class TxCoordinator(msgspec.Struct, eq=False):
         return []
 
     def ready(self) -> ReadyTx:
-        """What the epochs need to know of this transaction."""
+        """What the epochs need of this transaction."""
         return ReadyTx(
             tx=self.tx,
             spec=self.spec,
@@ -188,7 +192,7 @@ class TxCoordinator(msgspec.Struct, eq=False):
         )
 
     def settled(self, committed: bool) -> list[Effect]:
-        """The epoch ended; local subscribers that follow hear of it now."""
+        """The epoch is decided; local subscribers that follow get the outcome now."""
         self.state = COMMITTED if committed else ABORTED
         effects: list[Effect] = [CancelTimer(("deadline", self.tx))]
         if self.spec.local_outcome is FOLLOWS:

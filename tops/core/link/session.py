@@ -37,7 +37,7 @@ class LinkSession:
     def unpack(self, frame: Frame) -> tuple[LinkMessage, ...]:
         """The messages of a frame that is new; nothing for one that is repeated.
 
-        A frame that comes after a lost one is a `ProtocolError`: the connection must be made anew.
+        A frame that comes after a lost one is a `ProtocolError`: a new connection is needed.
         """
         while self.unacknowledged and self.unacknowledged[0].number <= frame.received:
             self.unacknowledged.popleft()

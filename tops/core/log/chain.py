@@ -1,4 +1,4 @@
-"""The digests of one log, of every index that is kept: what replicas are compared with.
+"""The digests of one log, of every retained index: the coordinator compares replicas with them.
 
 They are computed, never journaled: entries can be filled out of order (an event is logged while an epoch before it is
 undecided), so an entry's digest is not always known when its record is written. They follow from the records, from the
@@ -11,7 +11,7 @@ from tops.protocol.records import Publisher
 
 
 class LogChain:
-    """Digests from `base` on; `base` is the last index that is not kept, or 0."""
+    """Digests from `base` on; `base` is the last truncated index, or 0."""
 
     def __init__(self, history: str) -> None:
         self.history, self.base = history, 0
@@ -25,8 +25,8 @@ class LogChain:
         return LogPoint(self.history, self._index, self._digest)
 
     def fill(self, entry: LogEntry, publisher: Publisher | None) -> None:
-        """An index is decided; one that is known is only repeated."""
-        if entry.number == self._index + 1:  # every event of a durable type comes here: no detour
+        """An index is decided; a repeated one changes nothing."""
+        if entry.number == self._index + 1:  # the common case, on the path of every event of a durable type
             self._append(_ids(entry, publisher))
             while self._waiting and (ids := self._waiting.pop(self._index + 1, None)) is not None:
                 self._append(ids)
@@ -39,7 +39,7 @@ class LogChain:
         self._packed += bytes.fromhex(self._digest)
 
     def at(self, index: int) -> str | None:
-        """The digest at an index; None if it is not kept any more, or not decided yet."""
+        """The digest at an index; None if the index is truncated or not decided yet."""
         place = (index - self.base) * DIGEST_BYTES
         return self._packed[place : place + DIGEST_BYTES].hex() or None if place >= 0 else None
 
@@ -48,13 +48,13 @@ class LogChain:
         return bytes(self._packed[(after - self.base) * DIGEST_BYTES : (upto - self.base + 1) * DIGEST_BYTES])
 
     def cut(self, index: int) -> None:
-        """Nothing before `index` is kept any more, but the digest there."""
+        """Truncate everything before `index`; the digest at `index` stays."""
         if index > self.base:
             del self._packed[: (index - self.base) * DIGEST_BYTES]
             self.base = index
 
     def begin(self, point: LogPoint) -> None:
-        """The log goes on behind a point that was told: by a checkpoint, or by the replicas from which it goes on."""
+        """Continue the log behind a point from a checkpoint, or from the replicas behind which a new history begins."""
         self.history, self.base = point.history, point.index
         self._index, self._digest = point.index, point.digest
         self._packed = bytearray.fromhex(point.digest)
@@ -62,7 +62,7 @@ class LogChain:
 
 
 def _ids(entry: LogEntry, publisher: Publisher | None) -> tuple[str, ...]:
-    """What an entry commits, in order."""
+    """The ids of what an entry commits, in order."""
     if publisher is not None:
         return (f"{publisher.node}#{publisher.incarnation}#{publisher.number}",)
     return tuple([logged.tx for logged in entry.transactions])

@@ -1,9 +1,10 @@
-"""One epoch at a participant that works by callbacks: several sub-transactions, one vote, one end.
+"""One epoch at a participant that works by callbacks: several sub-transactions, one vote, one outcome.
 
-States: VOTING -> PROMISED -> FINISHING -> FINISHED -> gone.
+States: VOTING -> PREPARED -> FINISHING -> FINISHED -> removed.
 
-A commit that is carried out is told to the coordinator until it has noted it: it must remember the decision for as
-long as somebody may ask. That it has is mostly heard with the next prepare, see `Promises`.
+When the participant has carried out a commit, it sends `EpochFinished` until the coordinator has noted it: the
+coordinator must keep the decision as long as a voter may request it. The confirmation mostly comes with the next
+prepare, see `PreparedEpochs`.
 """
 
 from collections.abc import Callable, Container, Sequence
@@ -28,10 +29,10 @@ class EpochStage(Enum):
     ENDED = "ended"
 
 
-VOTING, PREPARED, FINISHING, FINISHED, ENDED = EpochStage  # looked at with every message
+VOTING, PREPARED, FINISHING, FINISHED, ENDED = EpochStage  # read with every message
 
 
-EpochKey = tuple[str, int, int, int]  # what is voted under; the coordinator's incarnation, the number, the attempt
+EpochKey = tuple[str, int, int, int]  # the voter's name; the coordinator's incarnation, the number, the attempt
 
 
 def epoch_key(voter: str, epoch: EpochId) -> EpochKey:
@@ -54,7 +55,7 @@ class CallbackEpoch(msgspec.Struct, eq=False):
     _unfinished: set[TxId] = set()
 
     def prepare(self, members: Sequence[EpochMember]) -> list[Effect]:
-        """Ask every sub-transaction for its promise; one that is unknown here is excluded."""
+        """Prepare every sub-transaction; one that is unknown here is excluded."""
         effects: list[Effect] = []
         for member in members:
             executor = self.executors.get(member.tx)
@@ -76,19 +77,19 @@ class CallbackEpoch(msgspec.Struct, eq=False):
         vote = EpochVoted(epoch=memo.epoch, digest=memo.digest, voter=memo.voter, excluded=excluded)
         voted = SendTo(Address(memo.epoch.coordinator), vote)
         if len(excluded) == len(memo.transactions):
-            self._end()  # nothing was promised, there is no decision to wait for
+            self._end()  # nothing is prepared: no decision will come
             return [voted, *self._settled(self.subscription)]
         return [voted, self.doubt.wait]
 
     def on_decided(self, committing: frozenset[str]) -> list[Effect]:
-        """The decision, from the coordinator or from a peer who heard it."""
+        """The decision, from the coordinator or relayed by a peer that received it."""
         if self.stage not in (VOTING, PREPARED):
             return []
         self.stage = FINISHING
         committed = hashed(self.memo.voter) in committing
         live = self._live()
         self._unfinished = set(live)
-        # A commit sets the timer anew when it is carried out, and until then the timer changes nothing.
+        # A commit sets the timer again when it is carried out; until then the timer has no effect.
         effects: list[Effect] = [] if committed and live else [CancelTimer(self.doubt.timer)]
         if not live:
             self._end()
@@ -100,20 +101,21 @@ class CallbackEpoch(msgspec.Struct, eq=False):
         return effects
 
     def _live(self) -> dict[TxId, SubTxExecutor]:
-        """Those that the decision is about."""
+        """The sub-transactions that the decision concerns."""
         return {tx: e for tx, e in self.executors.items() if self._votes.get(tx) is None and self.holds(e)}
 
     def _undo(self, left: list[tuple[TxId, SubTxExecutor]]) -> list[Effect]:
-        """The latest first, one after the other: what was committed early is compensated in reverse order."""
+        """Undo the latest first, one after the other: what was committed early is compensated in reverse order."""
         if not left:
             return []
         tx, executor = left.pop()
-        if not self.holds(executor):  # prepared anew meanwhile
+        if not self.holds(executor):  # prepared in a later epoch meanwhile
             return self._finished(tx, False) + self._undo(left)
         return executor.finish(False, lambda: self._finished(tx, False) + self._undo(left))
 
     def holds(self, executor: SubTxExecutor) -> bool:
-        """Whether the sub-transaction was last prepared here: a later epoch may have prepared it anew, and owns it."""
+        """Whether this epoch was the last to prepare the sub-transaction. A later epoch that has prepared it again owns
+        it: the decision on this one must not touch it."""
         return executor.epoch == self.memo.epoch
 
     def _finished(self, tx: TxId, committed: bool) -> list[Effect]:
@@ -128,7 +130,7 @@ class CallbackEpoch(msgspec.Struct, eq=False):
         return self.on_timer() + self._settled(self.subscription)
 
     def on_timer(self) -> list[Effect]:
-        """Ask for the decision, or tell that it is carried out, once more."""
+        """Request the decision once more, or report once more that it is carried out."""
         if self.stage is PREPARED:
             return self.doubt.query()
         if self.stage is not FINISHED:
@@ -144,11 +146,11 @@ class CallbackEpoch(msgspec.Struct, eq=False):
         return [CancelTimer(self.doubt.timer), DropMemo(self.subscription, self.memo)]
 
     def loses_one(self, members: Container[TxId]) -> bool:
-        """Whether something that is promised here, or going to be, is not among these."""
+        """Whether a sub-transaction that is prepared here, or being prepared, is not among these."""
         return self.stage in (VOTING, PREPARED) and any(tx not in members for tx in self._live())
 
     def superseded(self, members: Container[TxId]) -> list[Effect]:
-        """A newer attempt takes over: its prepare renews the promises of its members, the others end here."""
+        """A newer attempt replaces this one: its prepare takes over its members, the other members end here."""
         if self.stage not in (VOTING, PREPARED):
             return []
         self._end()

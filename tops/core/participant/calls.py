@@ -9,7 +9,7 @@ Then = Callable[[Any], list[Effect]]
 
 
 class Calls:
-    """Numbers the calls of one site and remembers who waits for which."""
+    """Numbers the calls of one site and keeps the continuation of each."""
 
     def __init__(self) -> None:
         self._last = 0
@@ -22,6 +22,6 @@ class Calls:
         return self._last
 
     def done(self, call: int, result: Any) -> list[Effect]:
-        """A participant answered; a second answer to the same call is ignored."""
+        """A participant has returned; a second result of the same call is ignored."""
         then = self._waiting.pop(call, None)
         return [] if then is None else then(result)

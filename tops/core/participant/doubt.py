@@ -1,7 +1,8 @@
-"""In doubt: a promise was given and no decision has come.
+"""In doubt: work is prepared and no decision has arrived.
 
-The coordinator is asked, again and again; when it stays silent the other participants are asked as well. Only a
-decision that somebody heard ends the doubt, never a guess.
+The participant requests the outcome from the coordinator repeatedly; when the coordinator stays silent, it queries the
+other participants as well. Only a decision that a node received resolves the doubt. To guess would break atomicity:
+other participants may have acted on the opposite decision.
 """
 
 from collections.abc import Sequence
@@ -15,17 +16,17 @@ QUERIES_BEFORE_ALARM = 20
 
 
 class Doubt:
-    """Asks for the decision on one epoch until somebody knows it."""
+    """Requests the decision on one epoch until it is found."""
 
     def __init__(self, memo: Memo, brokers: Sequence[NodeId], every_s: float) -> None:
         self.memo, self.brokers = memo, brokers
         self.queries_sent = 0
         epoch = memo.epoch
         self.timer = ("doubt", memo.voter, epoch.incarnation, epoch.number, epoch.attempt)
-        self.wait = SetTimer(self.timer, every_s)  # gives the decision some time to arrive by itself
+        self.wait = SetTimer(self.timer, every_s)  # the decision mostly arrives unrequested before that
 
     def query(self) -> list[Effect]:
-        """The time is up: ask, and come back."""
+        """The timer has expired: send the requests, and set the timer again."""
         memo = self.memo
         query_message = GetEpochOutcome(epoch=memo.epoch, digest=memo.digest, voter=memo.voter)
         effects: list[Effect] = [SendTo(Address(memo.epoch.coordinator), query_message)]
@@ -33,6 +34,6 @@ class Doubt:
             to_peers = QueryPeers(epoch=memo.epoch, digest=memo.digest, voter=memo.voter)
             effects += [SendTo(Address(broker), to_peers) for broker in self.brokers]
         if self.queries_sent == QUERIES_BEFORE_ALARM:
-            effects.append(Alarm("in-doubt", f"{memo.epoch}: promised, and nobody knows the decision"))
+            effects.append(Alarm("in-doubt", f"{memo.epoch}: prepared, and no reachable node knows the decision"))
         self.queries_sent += 1
         return [*effects, self.wait]

@@ -1,9 +1,10 @@
 """The sub-tx executor of a replica: whole epochs as one unit of work, and the log for everything it missed.
 
-The replica's database is its memory: it is a prefix of the log, plus at most one epoch that is prepared. An epoch is
-held until everything before it is applied; while a promise is open nothing else is applied.
+The replica's durable state is its database: a prefix of the log, plus at most one prepared epoch. A prepare is held
+until everything before it is applied; while an epoch is prepared nothing else is applied, so that the database is
+always such a prefix.
 
-    IDLE -> RUNNING -> PROMISED -> FINISHING -> IDLE
+    IDLE -> RUNNING -> PREPARED -> FINISHING -> IDLE
     IDLE -> APPLYING -> IDLE                              entries that others have committed, from the log
 """
 
@@ -57,7 +58,7 @@ class Work(Enum):
 
 
 class EpochExecutor:
-    """One replica of a replica set, seen from its own side."""
+    """One replica of a replica set, at its own site."""
 
     def __init__(
         self,
@@ -74,18 +75,18 @@ class EpochExecutor:
         self.point = point  # what the database holds
         self.rejected = False  # the database holds another history than the coordinator's log
         self.work = Work.IDLE
-        self.memo: Memo | None = None  # of the epoch in RUNNING, PROMISED or FINISHING
+        self.memo: Memo | None = None  # of the epoch in RUNNING, PREPARED or FINISHING
         self.doubt: Doubt | None = None
-        self.doubts: deque[Memo] = deque()  # promises found after a crash, to be resolved before anything else
+        self.doubts: deque[Memo] = deque()  # prepared epochs found after a crash, resolved before anything else
         self.collected: OrderedDict[TxId, list[Event]] = OrderedDict()  # of interactive transactions, until they end
         self._calls, self._brokers, self._doubt_s = calls, brokers, doubt_s
-        self._progressed = progressed  # told whether we have just caught up
+        self._progressed = progressed  # called with whether the replica has just caught up
         self._held: PrepareEpoch | None = None
         self._decision: frozenset[str] | None = None
         self._log: dict[tuple[int, int], LogDelivered] = {}
         self._leaving = False
-        self._accepted: tuple[TxId, ...] = ()  # of the epoch that is promised: what this replica does not exclude
-        self._prepared_digest = ""  # of the log with that epoch, if it is not a promise found after a crash
+        self._accepted: tuple[TxId, ...] = ()  # of the prepared epoch: what this replica does not exclude
+        self._prepared_digest = ""  # of the log with that epoch; empty if it was found after a crash
         self._decided_digest = ""  # of the log, as the decision names it
         self._committed: OrderedDict[int, tuple[TxId, ...]] = OrderedDict()  # the latest numbers
 
@@ -95,13 +96,13 @@ class EpochExecutor:
 
     @property
     def decided(self) -> int:
-        """The highest index that is surely decided: nothing is prepared before its predecessor is."""
+        """The highest index that is certainly decided: an epoch is prepared only when its predecessor is decided."""
         prepared = [memo.epoch.number - 1 for memo in (self.memo, *self.doubts) if memo is not None]
         return max([self.position, *prepared])
 
     @property
     def received(self) -> int:
-        """What of the log has arrived here, applied or not."""
+        """The last index that has arrived here, applied or not."""
         return max([self.position, *(delivered.upto for delivered in self._log.values())])
 
     # -------------------------------------------------------------------------------------------------- preparing
@@ -110,7 +111,7 @@ class EpochExecutor:
         """An interactive transaction on the replica set was announced."""
         self.collected.setdefault(tx, [])
         if len(self.collected) > COLLECTED_MAX:
-            self.collected.popitem(last=False)  # whoever still wants it prepared hears that its events are missing
+            self.collected.popitem(last=False)  # a prepare of it is answered with INCOMPLETE
 
     def collect(self, tx: TxId, sequence: int, event: Event) -> None:
         """An event of an interactive transaction that is expected; nothing is executed before prepare."""
@@ -119,11 +120,11 @@ class EpochExecutor:
             events.append(event)
 
     def forget(self, tx: TxId) -> None:
-        """It ended without being committed here."""
+        """The transaction ended without a commit here: drop its events."""
         self.collected.pop(tx, None)
 
     def on_prepare(self, prepare: PrepareEpoch) -> list[Effect]:
-        """Take the newest prepare; it waits until everything before its number is applied."""
+        """Hold the newest prepare until everything before its index is applied."""
         if prepare.epoch.number <= self.position or (self._held and not prepare.epoch.newer_than(self._held.epoch)):
             return []
         if self.memo is not None and not prepare.epoch.newer_than(self.memo.epoch):
@@ -188,11 +189,11 @@ class EpochExecutor:
         return self.learn(decided.epoch, decided.digest, decided.committing, decided.log_digest)
 
     def is_at(self, epoch: EpochId) -> bool:
-        """Whether it has promised this attempt, is preparing it, or is about to."""
+        """Whether this attempt is prepared here, being prepared, or held."""
         return any(known is not None and known.epoch == epoch for known in (self.memo, self._held))
 
     def learn(self, epoch: EpochId, digest: str, committing: frozenset[str], log_digest: str) -> list[Effect]:
-        """The decision on an attempt, from the coordinator or a peer who heard it."""
+        """The decision on an attempt, from the coordinator or relayed by a peer that received it."""
         if self._held is not None and self._held.epoch == epoch:
             self._held = None
         if self.memo is None or self.memo.epoch != epoch or self.memo.digest != digest:
@@ -200,6 +201,7 @@ class EpochExecutor:
         if self.memo.epoch == epoch:
             self._decided_digest = log_digest
         if self.work is Work.RUNNING:
+            # The database is still preparing: the decision is carried out when the prepare has returned.
             self._decision = committing
             return []
         return self._finish(committing) if self.work is Work.PREPARED else []
@@ -212,9 +214,12 @@ class EpochExecutor:
         differs: list[Effect] = []
         decided, prepared = self._decided_digest, self._prepared_digest
         if committed and decided and prepared and decided != prepared:
-            # Another set of members than what was decided: whatever led to that, it must not become part of the log.
+            # The prepared members are not the decided ones. Whatever the cause, they must not become part of the log.
             committed = False
-            text = f"{memo.epoch}: prepared {prepared[:8]}, decided was {decided[:8]}: rolled back, taken from the log"
+            text = (
+                f"{memo.epoch}: digest {prepared[:8]} was prepared and {decided[:8]} decided: rolled back, to be "
+                "applied from the log"
+            )
             differs = [Alarm("other-history", text)]
         self.work = Work.FINISHING
 
@@ -247,23 +252,23 @@ class EpochExecutor:
         return effects + self._go_on()
 
     def committed_after(self, number: int) -> tuple[TxId, ...]:
-        """What it remembers to have committed behind a number of the log."""
+        """The transactions that this replica knows to have committed behind an index of the log."""
         return tuple(tx for n, transactions in self._committed.items() if n > number for tx in transactions)
 
     # ------------------------------------------------------------------------------------------------------- the log
 
     def on_log(self, delivered: LogDelivered) -> list[Effect]:
-        """What others have committed, in order; applied once nothing is promised."""
+        """Entries of the log, in order; they are applied when no epoch is prepared."""
         if delivered.upto <= self.position:
             return []
         self._log[delivered.after, delivered.upto] = delivered
         return self._go_on()
 
     def _next_entries(self) -> list[Effect]:
-        """What continues at our position without a gap; what came while we were busy is taken together.
+        """Apply the entries that continue at the applied index without a gap; several deliveries are applied together.
 
-        Deliveries that we are past are dropped, those beyond a gap wait. One that does not continue what the database
-        holds is of another history: nothing of it is applied."""
+        Deliveries before the applied index are dropped, those beyond a gap wait. If the digest of a delivery does not
+        match the database, the delivery belongs to another history: nothing of it is applied."""
         entries: list[LogEntry] = []
         upto, digest, history = self.position, self.point.digest, ""
         packed = bytearray.fromhex(digest)
@@ -304,11 +309,11 @@ class EpochExecutor:
     # ------------------------------------------------------------------------------------------------ other histories
 
     def on_rejected(self, rejected: HistoryRejected) -> list[Effect]:
-        """The coordinator compared our point with its log."""
+        """The coordinator has compared this replica's point with its log, and they differ."""
         return self._differs(rejected.event_type, rejected.point)
 
     def _differs(self, event_type: str, log: LogPoint) -> list[Effect]:
-        """Nothing is voted on or applied on top of another history; what comes next is looked at anew."""
+        """Vote on nothing and apply nothing on top of another history; the next message is compared again."""
         self._held = None
         self._log.clear()
         if self.rejected:
@@ -335,7 +340,9 @@ class EpochExecutor:
     # -------------------------------------------------------------------------------------------------- what is next
 
     def _go_on(self) -> list[Effect]:
-        """The next thing to do, if nothing is under way: settle promises, then the log, then the next epoch."""
+        """Start the next work, if none is in progress: resolve doubts, then apply the log, then prepare the next epoch.
+
+        This order keeps the database a prefix of the log."""
         if self.work is Work.PREPARED and self._held is not None and self.memo is not None:
             if self._held.epoch.number == self.memo.epoch.number:
                 # A newer attempt at the same number: preparing it undoes the old one.
@@ -360,19 +367,19 @@ class EpochExecutor:
         return []
 
     def leave(self) -> bool:
-        """The subscription ended: nothing new is begun. Whether a promise is open that must still be kept."""
+        """The subscription ended: begin nothing new. Returns whether a prepared epoch still waits for its decision."""
         self._leaving, self._held = True, None
         return self.memo is not None or bool(self.doubts)
 
     def prepared_as(self, voter: str) -> bool:
-        """Whether a promise is open, or wanted, under that name."""
+        """Whether an epoch is prepared, or held, under that name."""
         return any(p is not None and p.voter == voter for p in (self.memo, self._held, *self.doubts))
 
     def on_doubt(self) -> list[Effect]:
         return self.doubt.query() if self.doubt is not None and self.work is Work.PREPARED else []
 
     def recover(self, memos: Sequence[Memo]) -> list[Effect]:
-        """Promises that the database still holds; each is resolved before anything else is done."""
+        """Prepared epochs that the database still holds; each is resolved before anything else is done."""
         self.doubts = deque(memos)
         return self._go_on()
 
@@ -385,7 +392,7 @@ class EpochExecutor:
 
 
 def _aligned(result: BatchPrepared, memo: Memo, missing: dict[TxId, Rejection]) -> BatchPrepared:
-    """One element per member of the epoch, also for those that the database was not asked for."""
+    """One element per member of the epoch, also for those that were not sent to the database."""
     if not missing:
         return result
     rows, results = iter(result.rows), iter(result.results)

@@ -1,7 +1,8 @@
-"""A durable subscription whose application works by callbacks: the log, entry by entry, each acknowledged when done.
+"""A durable subscription whose application works by callbacks: it gets the log entry by entry.
 
 An entry that is a transaction becomes a local transaction of this subscriber, with its own commit or abort. Entries are
-taken one after the other; the position that is told to the broker is the last one that the application has finished.
+processed one after the other; the acknowledged position is the last one that the application has finished, so a crash
+repeats an entry and loses none.
 """
 
 from collections import deque
@@ -40,13 +41,13 @@ class LogReader:
         self._calls, self._open_local = calls, open_local
         self._todo: deque[LogEntry | int] = deque()  # entries, and positions that are reached after them
         self._queued_upto: int | None = None
-        self._taking: int | None = None  # the number that the application is at
-        self._told = position
+        self._taking: int | None = None  # the number of the entry that the application is processing
+        self._acknowledged = position
         self._stopped = False
 
     def want(self) -> list[Effect]:
-        """Ask for what follows; also tells how far everything is safe."""
-        self._told = self.position
+        """Request the entries that follow; this also acknowledges the position."""
+        self._acknowledged = self.position
         wanted = FollowLog(
             name=self.name,
             definitions=self.definitions,
@@ -59,17 +60,17 @@ class LogReader:
         return [SendTo(Address(self.coordinator), wanted)]
 
     def restart(self) -> list[Effect]:
-        """The link is new: what was on its way may be lost."""
+        """The link is new: deliveries that were under way may be lost."""
         self._todo.clear()
         self._queued_upto = self.position if self._taking is None else self._taking
         return self.want()
 
     def stop(self) -> None:
-        """The subscription ended: the entry that the application is at is its last."""
+        """The subscription ended: the application gets no further entry."""
         self._stopped = True
 
     def on_delivered(self, delivered: LogDelivered) -> list[Effect]:
-        """Entries in order; a repeated delivery is cut down to what is new, one after a gap is not for us."""
+        """Queue new entries in order; entries of a repeated delivery are skipped, a delivery after a gap is ignored."""
         expected = delivered.acknowledged if self._queued_upto is None else self._queued_upto
         expected = max(expected, self.position or 0)
         if delivered.after > expected or delivered.upto <= expected:
@@ -89,7 +90,7 @@ class LogReader:
                 self.position = item
             else:
                 effects += self._take(item)
-        behind = (self.position or 0) - (self._told or 0)
+        behind = (self.position or 0) - (self._acknowledged or 0)
         if self._taking is None and (behind * 2 >= self.credit or (behind and not self._todo)):
             effects += self.want()
         return effects
@@ -110,7 +111,7 @@ class LogReader:
 
         def chosen(e: SubTxExecutor) -> list[Effect]:
             if e.scope not in (Scope.LOCAL, Scope.NON_TRANSACTIONAL):
-                return []  # it ended with its choice
+                return []  # the application takes no part: the sub-transaction has ended
             effects: list[Effect] = []
             for sequence, event in enumerate(logged.events, start=1):
                 effects += e.on_event(sequence, event)

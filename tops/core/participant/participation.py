@@ -39,7 +39,7 @@ from tops.protocol.messages import (
 __all__ = ["Participation", "SiteOptions", "Subscription", "Wish"]
 
 EVERYTHING = Filter.everything()
-NONE, DISTRIBUTED = Scope.NONE, Scope.DISTRIBUTED  # looked at with every message
+NONE, DISTRIBUTED = Scope.NONE, Scope.DISTRIBUTED  # read with every message
 
 
 class Participation:
@@ -68,8 +68,8 @@ class Participation:
         self.subscriptions = self.subscribed.all
         self.executors, self.ended = self.sub_transactions.executors, self.sub_transactions.ended
         self.epochs = self.prepared_epochs.epochs
-        self.latest: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()  # per publisher: life, number
-        # What came down the tree; the message tells the lineage of its type, which this site need not know.
+        self.latest: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()  # per publisher: incarnation, number
+        # Publications from the tree. The message carries the lineage of its type, which this site may not know.
         self.publications: dict[type, Callable[[Any, Dissemination, NodeId], list[Effect]]] = {
             TxPublished: self._event,
             Published: self._deliver,
@@ -83,11 +83,11 @@ class Participation:
     # --------------------------------------------------------------------------------------------- subscriptions
 
     def subscribe(self, number: int, wish: Wish, request: int, link: NodeId | None) -> list[Effect]:
-        """A new subscription; answered at once, or when its standing answer counts."""
+        """Add a subscription; the request completes at once, or when the standing registration is accepted."""
         return self.subscribed.subscribe(number, wish, request, link)
 
     def unsubscribe(self, number: int, link: NodeId | None) -> list[Effect]:
-        """End a subscription; whoever takes part in a transaction through it gives up, and keeps what it promised."""
+        """End a subscription. Its sub-transactions abort, except prepared ones, which wait for their decisions."""
         subscription = self.subscribed.remove(number)
         if subscription is None:
             return []
@@ -98,7 +98,7 @@ class Participation:
         return effects + self.subscribed.announce_end(subscription, link)
 
     def link_up(self, link: NodeId) -> list[Effect]:
-        """A broker that knows nothing of us: tell it everything again."""
+        """Announce everything again to a broker that has no state of this site."""
         effects: list[Effect] = []
         for subscription in self.subscriptions.values():
             effects += self.subscribed.announce(subscription, link)
@@ -114,7 +114,7 @@ class Participation:
         for replica in self.subscribed.replicas:
             if tx in replica.collected:
                 replica.collect(tx, sequence, event)
-        own = self.voters.own  # these have seen it when it was published
+        own = self.voters.own  # these have processed it when this site published it
         effects: list[Effect] = []
         for executor in self.sub_transactions.of(tx):
             if executor.subscription not in own:
@@ -137,7 +137,7 @@ class Participation:
         return [effect for e in executors for effect in e.abandon(abandoned.rejection)]
 
     def _is_repeated(self, origin: Origin) -> bool:
-        """A site that has moved can meet an event again that travels more slowly on its new path."""
+        """Whether the event has arrived before: after a move to another broker the slower path may deliver it again."""
         latest = self.latest.get((origin.family, origin.publisher), (0, 0))
         if (origin.incarnation, origin.number) <= latest:
             return True
@@ -179,27 +179,27 @@ class Participation:
             if s.number in known or not s.matches(message.lineage, spec.attributes):
                 continue
             if (tx, s.number) in self.ended:
-                continue  # met again on a slower path
+                continue  # it has arrived again on a slower path
             if s.replica is not None:
                 if spec.census is not None:
-                    s.replica.expect(tx)  # it is prepared as a batch
+                    s.replica.expect(tx)  # its events are collected here and executed at prepare
             elif s.wish.scope is DISTRIBUTED:
                 effects += self._standing_participant(s, census)
-            elif s.wish.durable is None:  # a durable one takes it from the log
+            elif s.wish.durable is None:  # a durable subscription gets it from the log
                 candidates.append(self.sub_transactions.open(s, tx, spec, Pseudonym(self.entropy(16).hex())))
         return effects + self._request_scopes(census, candidates, link) if candidates else effects
 
     def _standing_participant(self, s: Subscription, census: CensusOpened) -> list[Effect]:
         granted = granted_scope(DISTRIBUTED, census.spec.limit, census.spec.tx_type)
         if census.spec.census is None or granted is NONE:
-            return []  # a one-shot reaches it with its prepare
+            return []  # the prepare of a one-shot carries its events
         executor = self.sub_transactions.open(
             s, census.tx, census.spec, standing_pseudonym(s.secret, census.tx), s.voter
         )
         return executor.take(granted)
 
     def _request_scopes(self, census: CensusOpened, candidates: list[SubTxExecutor], link: NodeId) -> list[Effect]:
-        """Let every subscription choose; when all have, the broker learns what the site takes as a whole."""
+        """Let every subscription choose its scope; when all have chosen, report to the broker what the site takes."""
         waiting = len(candidates)
         effects: list[Effect] = []
 
@@ -208,7 +208,7 @@ class Participation:
             waiting -= 1
             replies = executor.reply() if executor.scope is DISTRIBUTED else []
             if waiting or (replies and len(candidates) == 1):
-                return replies  # when it is the only one the broker sees it in the reply
+                return replies  # it is the only one: the reply alone informs the broker
             scopes = [e.scope for e in candidates]
             others = max((x for x in scopes if x is not DISTRIBUTED), default=NONE)
             choice = ScopeChosen(tx=census.tx, scope=others, distributed=DISTRIBUTED in scopes)

@@ -1,7 +1,7 @@
-"""What a site has promised: epochs that it votes in, the decisions that it heard, and its doubts.
+"""What a site has prepared: the epochs that it votes in, the decisions that it received, and its doubts.
 
-Participants that work by callbacks have one `CallbackEpoch` per attempt that they were asked to prepare; a replica
-keeps its promises itself (`EpochExecutor`) and is only found here.
+A participant that works by callbacks has one `CallbackEpoch` per attempt; a replica manages its epochs itself
+(`EpochExecutor`), and messages for it are only passed on here.
 """
 
 from collections import OrderedDict
@@ -38,7 +38,7 @@ from tops.protocol.messages import (
     TxSpec,
 )
 
-BUSY = Rejection(RejectionCode.BUSY, "the participant is at another epoch, which it may have to undo")
+BUSY = Rejection(RejectionCode.BUSY, "the participant has another epoch in progress, which it may have to undo")
 DECIDED_WITHOUT = Rejection(RejectionCode.ABORTED, "it was decided without a vote")
 CoordinatorIncarnation = tuple[str, NodeId, int]  # of an event type
 
@@ -55,7 +55,7 @@ class PreparedEpochs:
         doubt_s: float,
         check_proof: CheckProof | None,
     ) -> None:
-        """`check_proof` is None in a cluster without keys, where peers are believed."""
+        """`check_proof` is None in a cluster without keys, where peers are trusted."""
         self._check_proof = check_proof
         self._subscriptions, self._sub_transactions, self._voters = subscriptions, sub_transactions, voters
         self._brokers, self._doubt_s = brokers, doubt_s
@@ -69,9 +69,9 @@ class PreparedEpochs:
         number = self._voters.subscription(prepare.voter)
         s = self._subscriptions.all.get(number)
         if s is None and number not in self._voters.own:
-            return []  # not said under any name of ours: the coordinator stops waiting for it
+            return []  # no subscription of this site votes under that name: the coordinator stops waiting at a time-out
         if prepare.epoch in self._decisions:
-            return []  # late: this attempt has been decided
+            return []  # too late: this attempt has been decided
         if s is not None and s.replica is not None:
             return s.replica.on_prepare(prepare)
         key = epoch_key(prepare.voter, prepare.epoch)
@@ -106,7 +106,7 @@ class PreparedEpochs:
         return effects + epoch.prepare(prepare.members)
 
     def _with_events(self, number: int, prepare: PrepareEpoch) -> PrepareEpoch:
-        """All that it takes to execute the members once more, when they have been undone."""
+        """The prepare with all events, so that the members can be executed once more after they have been undone."""
         members = []
         for member in prepare.members:
             executor = self._sub_transactions.get(member.tx, number)
@@ -116,7 +116,7 @@ class PreparedEpochs:
         return msgspec.structs.replace(prepare, members=tuple(members))
 
     def _decline(self, number: int, prepare: PrepareEpoch) -> list[Effect]:
-        """A NO to all of it, which is undone here as far as it was begun."""
+        """Vote NO on all members, and undo what was begun of them."""
         excluded = dict.fromkeys([m.tx for m in prepare.members], BUSY)
         vote = EpochVoted(epoch=prepare.epoch, digest=prepare.digest, voter=prepare.voter, excluded=excluded)
         effects: list[Effect] = [SendTo(Address(prepare.epoch.coordinator), vote)]
@@ -127,17 +127,17 @@ class PreparedEpochs:
         return [effect for e in found if e is not None for effect in e.abandon(rejection)]
 
     def _next_turn(self, number: int) -> list[Effect]:
-        """An epoch is settled at a participant: one that waited for it may be prepared now."""
+        """An epoch has ended at a participant: one that waited for it may be prepared now."""
         effects: list[Effect] = []
         while number in self._voters.serial and (prepare := self._turns.next(number)) is not None:
-            effects += self.on_prepare(prepare)  # nothing comes of one that was decided meanwhile
+            effects += self.on_prepare(prepare)  # this does nothing if the epoch was decided meanwhile
             self._release(prepare.voter)
         return effects
 
     def _release(self, voter: str) -> None:
         if self._voters.release(voter):
             s = self._subscriptions.by_voter(voter)
-            if s is None or s.voter != voter:  # a name for one transaction, or for a link that is gone
+            if s is None or s.voter != voter:  # a name for one transaction, or for a link that has ended
                 self._voters.names.pop(voter, None)
 
     def _one_shot(
@@ -158,7 +158,7 @@ class PreparedEpochs:
         return later is not None and later.memo.epoch.attempt > key[3]
 
     def _former(self, key: EpochKey) -> list[CallbackEpoch]:
-        """The attempts before this one, as far as they are known here."""
+        """The earlier attempts at the same number that are known here."""
         return [e for attempt in range(1, key[3]) if (e := self.epochs.get((*key[:3], attempt))) is not None]
 
     def _open_epoch(
@@ -177,7 +177,8 @@ class PreparedEpochs:
         self._finished.setdefault(coordinator_incarnation(epoch.memo.epoch), {})[epoch.key] = epoch
 
     def _drop_noted(self, latest: EpochId, below: int) -> list[Effect]:
-        """The coordinator has noted everything up to there; numbers finish in about their order."""
+        """Drop the memos of finishes that the coordinator has noted. Numbers finish in about their order, so the scan
+        stops at the first one that is not noted."""
         incarnation = coordinator_incarnation(latest)
         finished = self._finished.get(incarnation)
         effects: list[Effect] = []
@@ -221,7 +222,7 @@ class PreparedEpochs:
     def on_query_peers(self, query: QueryPeers, requester: Address) -> list[Effect]:
         known = self._decisions.get(query.epoch)
         if known is None or known.digest != query.digest or (self._check_proof is not None and not known.proof):
-            return []  # not heard from the coordinator in this life, or not in a form that a peer would believe
+            return []  # not received in this incarnation, or without the proof that a peer requires
         knows = DecisionRelayed(
             epoch=known.epoch,
             digest=known.digest,
@@ -239,13 +240,13 @@ class PreparedEpochs:
         if not voters and not replicas:
             return []
         if self._check_proof is not None and (why := self._check_proof(knows.text, epoch.coordinator, knows.proof)):
-            text = f"{epoch}: a peer passed on a decision that its coordinator has not signed, which is ignored: {why}"
+            text = f"{epoch}: a peer relayed a decision that its coordinator has not signed; it is ignored: {why}"
             return [Alarm("unsigned-decision", text)]
         effects = [effect for voter in voters for effect in self._learn(voter, epoch, *decision)]
         return effects + [effect for replica in replicas for effect in replica.learn(epoch, *decision)]
 
     def on_get_applied_index(self, query: GetAppliedIndex) -> list[Effect]:
-        """A coordinator has started: tell where the database is, and what is known to be decided."""
+        """A coordinator has started: report the applied index, and the highest index that is known to be decided."""
         replica = self._subscriptions.replica_named(query.name, query.event_type)
         if replica is None:
             return []
@@ -278,7 +279,7 @@ class PreparedEpochs:
         return epoch.on_noted()
 
     def on_doubt(self, voter: str, incarnation: int, number: int, attempt: int) -> list[Effect]:
-        """A promise, or a finish that is not noted, is old enough to ask or tell again."""
+        """The doubt timer of an epoch: request its decision again, or report its finish again."""
         epoch = self.epochs.get((voter, incarnation, number, attempt))
         if epoch is not None:
             return epoch.on_timer()
@@ -286,7 +287,7 @@ class PreparedEpochs:
         return replica.on_doubt() if replica is not None else []
 
     def recover(self, number: int, prepared_work: Sequence[PreparedWork], kept: Sequence[Memo] = ()) -> list[Effect]:
-        """Promises that a participant found again after a crash: open ones, and ones that are `kept` but not noted."""
+        """Prepared work that a participant found after a crash, and commits (`kept`) that are not noted yet."""
         s = self._subscriptions.all.get(number)
         found = [*prepared_work, *(PreparedWork(memo, ()) for memo in kept)]
         for retain in found:
@@ -301,12 +302,12 @@ class PreparedEpochs:
                 spec = TxSpec(memo.epoch.event_type, TxType.DISTRIBUTED)
                 executors[tx] = self._sub_transactions.recover(tx, number, spec, memo)
             epoch = self._open_epoch(number, memo, epoch_key(memo.voter, memo.epoch), executors)
-            # Without anything that is still open the commit was carried out.
+            # No open sub-transaction is left: the commit was carried out before the crash.
             epoch.stage = EpochStage.PREPARED if executors else EpochStage.FINISHED
             effects += epoch.on_timer()
         return effects
 
 
 def coordinator_incarnation(epoch: EpochId) -> CoordinatorIncarnation:
-    """Whose numbers an epoch's is one of."""
+    """What assigned the epoch's number: an incarnation of a coordinator, for one event type."""
     return (epoch.event_type, epoch.coordinator, epoch.incarnation)

@@ -1,4 +1,4 @@
-"""The sub-transactions of a site: one executor per transaction and subscription, as long as it lives."""
+"""The sub-transactions of a site: one executor per transaction and subscription, until it ends."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection
@@ -14,7 +14,7 @@ from tops.protocol.messages import LoggedTx, TxSpec
 
 
 class SubTransactions:
-    """Opens executors and forgets those that ended."""
+    """Opens executors and removes those that ended."""
 
     def __init__(self, calls: Calls, options: SiteOptions, voters: Voters) -> None:
         self._calls, self._options, self._voters = calls, options, voters
@@ -25,7 +25,7 @@ class SubTransactions:
         return self.executors.get(tx, {}).get(subscription)
 
     def of(self, tx: TxId) -> Collection[SubTxExecutor]:
-        """All of one transaction, whichever subscriptions they belong to."""
+        """The executors of one transaction, of all subscriptions."""
         executors = self.executors.get(tx)
         return () if executors is None else list(executors.values())
 
@@ -37,7 +37,7 @@ class SubTransactions:
     def open_at(
         self, number: int, coordinator: NodeId, tx: TxId, spec: TxSpec, pseudonym: Pseudonym, voter: str | None = None
     ) -> SubTxExecutor:
-        """For the participant of that number, which may have no subscription."""
+        """Open one for the participant with that number, which may have no subscription."""
         executor = SubTxExecutor(
             tx,
             number,
@@ -55,7 +55,8 @@ class SubTransactions:
         return executor
 
     def open_logged(self, s: Subscription, logged: LoggedTx, ended: Callable[[], list[Effect]]) -> SubTxExecutor:
-        """A transaction from the log, which its reader takes as a local one; it belongs to the reader alone."""
+        """Open one for a transaction from the log, which its reader processes as a local one. Only the reader holds
+        it."""
         spec = TxSpec(logged.event_type, logged.tx_type, limit=logged.limit, attributes=logged.attributes)
         return SubTxExecutor(
             logged.tx,
@@ -71,7 +72,7 @@ class SubTransactions:
         )
 
     def recover(self, tx: TxId, subscription: int, spec: TxSpec, memo: Memo) -> SubTxExecutor:
-        """One that had promised before a crash."""
+        """Restore one that was prepared before a crash."""
         executor = SubTxExecutor.recovered(tx, subscription, spec, memo, self._calls, self._ended)
         self.executors.setdefault(tx, {})[subscription] = executor
         return executor

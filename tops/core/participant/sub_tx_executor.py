@@ -1,10 +1,10 @@
 """The sub-tx executor: one transaction at one subscription, from the census to its end.
 
-    ASKED -> ENLISTED -> ACTIVE -> PROMISED -> gone        a distributed participant
-    ASKED -> ACTIVE -> gone                                a local one: its own tx coordinator, in effect
+    ASKED -> ENLISTED -> ACTIVE -> PREPARED -> removed     a distributed participant
+    ASKED -> ACTIVE -> removed                             a local participant, which coordinates itself
 
-The application is called for one thing at a time. Before its promise a participant may give up at any moment; after
-it only the decision counts, and that is the business of the epoch it promised in.
+One call to the application is in progress at a time. Before it is prepared, a participant may abort at any moment;
+afterwards only the decision ends the sub-transaction, and the epoch that prepared it gets that decision.
 """
 
 from collections import deque
@@ -47,13 +47,13 @@ from tops.protocol.messages import (
 
 class SubTxState(Enum):
     ASKED = "asked"  # the application is choosing a scope
-    ENLISTED = "enlisted"  # asked to take part; ends with the published list
+    ENLISTED = "enlisted"  # has replied to the census; ends with the published list
     ACTIVE = "active"  # events arrive; ends with prepare, a local commit order, or an abort
     PREPARED = "prepared"  # prepared and durable; only the decision ends it
     ENDED = "ended"
 
 
-# Looked at with every message, and an enum's members take long to find by their class.
+# Read with every message, and access to a member of an enum through its class is slow.
 ASKED, ENLISTED, ACTIVE, PREPARED, ENDED = SubTxState
 NONE, NON_TRANSACTIONAL, LOCAL, DISTRIBUTED = Scope
 LOCAL_TX = TxType.LOCAL
@@ -66,7 +66,7 @@ P = ParamSpec("P")
 
 
 class SubTxExecutor:
-    """Carries one sub-transaction; everything it wants of the world is in the effects it returns."""
+    """One sub-transaction as a machine: everything that it does outside is in the effects that it returns."""
 
     def __init__(
         self,
@@ -93,14 +93,14 @@ class SubTxExecutor:
         self._steps: deque[Callable[[], list[Effect]]] = deque()
         self._busy = False
         self._failed: Rejection | None = None
-        self._armed = False  # whether the timer runs that asks when nothing is heard
-        self._notifying: tuple[int, Event, int] | None = None  # what the application is at, and which attempt it is
-        self._preparing: Voted | None = None  # what follows when the application has prepared
-        self._voting: Voted | None = None  # who waits for the vote
+        self._armed = False  # whether the timer is set that requests the membership after a silence
+        self._notifying: tuple[int, Event, int] | None = None  # the event at the application, and its attempt
+        self._preparing: Voted | None = None  # the continuation when the application has prepared
+        self._voting: Voted | None = None  # gets the vote
         self._when_ended: list[Callable[[], list[Effect]]] = []
         self.log_number: int | None = None  # where it comes from a log
         self.epoch: EpochId | None = None  # the latest one that it was prepared in; only that one's decision counts
-        self.undoing = False  # a promise is being taken back by the decision
+        self.undoing = False  # prepared work is being rolled back, as decided
         self._successor: SubTxExecutor | None = None  # the same transaction, prepared once more
 
     # ------------------------------------------------------------------------------------------------------ census
@@ -108,20 +108,20 @@ class SubTxExecutor:
     def request_scope(self, initiator: Address, chosen: Callable[["SubTxExecutor"], list[Effect]]) -> list[Effect]:
         """Let the application choose its scope."""
 
-        def reported(asked: Scope) -> list[Effect]:
+        def reported(requested: Scope) -> list[Effect]:
             if self.state is not ASKED:
                 return []
             spec = self.spec
-            if asked is DISTRIBUTED and spec.tx_type is LOCAL_TX:
+            if requested is DISTRIBUTED and spec.tx_type is LOCAL_TX:
                 alarm = Alarm("wrong-scope", f"{self.tx} is local: on_join asked for the distributed scope")
                 return [alarm, *self.take(NONE), *chosen(self)]
-            return self.take(granted_scope(asked, spec.limit, spec.tx_type)) + chosen(self)
+            return self.take(granted_scope(requested, spec.limit, spec.tx_type)) + chosen(self)
 
         call = self._calls.open(reported)
         return [JoinTx(self.subscription, call, self.tx, self.spec, initiator)]
 
     def take(self, scope: Scope) -> list[Effect]:
-        """The scope is known."""
+        """Take part with this scope."""
         self.scope = scope
         if scope is NONE:
             return self._end()
@@ -129,7 +129,7 @@ class SubTxExecutor:
         return [self._arm()]
 
     def reply(self) -> list[Effect]:
-        """Ask the coordinator to be a distributed participant."""
+        """Reply to the census: take part as a distributed participant."""
         replied = CensusReplied(tx=self.tx, pseudonym=self.pseudonym, event_type=self.spec.event_type)
         return [SendTo(Address(self.coordinator), replied)]
 
@@ -139,10 +139,10 @@ class SubTxExecutor:
         if hashed(self.pseudonym) not in members:
             return self._end()
         self.state = ACTIVE
-        return []  # the timer runs since the census
+        return []  # the timer has been set since the census
 
     def begin(self) -> None:
-        """A one-shot's standing participant begins without a census."""
+        """A participant with a standing registration begins a one-shot without a census."""
         self.scope, self.state = DISTRIBUTED, ACTIVE
 
     # --------------------------------------------------------------------------------------------------- execution
@@ -177,7 +177,7 @@ class SubTxExecutor:
         return self._next() if self._steps else []
 
     def give_up(self, reason: str) -> list[Effect]:
-        """This participant fails, by itself; nobody is bound yet."""
+        """This participant aborts by itself: it has not voted, so no decision depends on it yet."""
         if self._failed is not None or self.state in (PREPARED, ENDED):
             return []
         effects: list[Effect] = []
@@ -189,11 +189,11 @@ class SubTxExecutor:
         return effects + self.abandon(Rejection(RejectionCode.PARTICIPANT_FAILED, reason))
 
     def abandon(self, rejection: Rejection) -> list[Effect]:
-        """The transaction is over for whoever has not promised: undo what was done."""
+        """The transaction has ended. Undo what was done, unless it is prepared: then only a decision may undo it."""
         if self._failed is not None or self.state is ENDED or self.state is PREPARED:
             return []
         if self.scope is NON_TRANSACTIONAL or self.state is ASKED:
-            return self._end()  # it keeps what it received, or has received nothing
+            return self._end()  # there is nothing to undo
         self._failed = rejection
         self._steps.clear()
         voted, self._voting = self._voting, None
@@ -203,7 +203,7 @@ class SubTxExecutor:
     # -------------------------------------------------------------------------------------------------- commitment
 
     def on_local_commit(self, last_sequence: int) -> list[Effect]:
-        """A local subscriber coordinates itself: everything or nothing, here."""
+        """A local subscriber coordinates itself: it commits everything or nothing."""
         if self.scope is NON_TRANSACTIONAL:
             return self._end()
         if self.scope is not LOCAL or self._failed is not None or self.state is not ACTIVE:
@@ -219,7 +219,7 @@ class SubTxExecutor:
         return self._do(self._prepare, None, voted)
 
     def prepare(self, memo: Memo, last_sequence: int, voted: Voted) -> list[Effect]:
-        """Promise, or say why not; a new attempt of the epoch renews the promise."""
+        """Prepare, and vote through `voted`; a new attempt of the epoch prepares again."""
         if self._failed is not None or self.undoing or self.state not in (ACTIVE, PREPARED):
             elsewhere = Rejection(RejectionCode.PARTICIPANT_FAILED, f"{self.tx} is {self.state.value} here")
             return voted(self._failed or elsewhere)
@@ -232,7 +232,7 @@ class SubTxExecutor:
 
         def prepared(rejection: Rejection | None) -> list[Effect]:
             if self._voting is not voted:
-                return []  # the vote has been a NO meanwhile
+                return []  # the vote was a NO meanwhile, or a later attempt waits for another vote
             if rejection is not None:
                 return self._reject(rejection)
             self.state, self._voting = PREPARED, None
@@ -249,7 +249,8 @@ class SubTxExecutor:
         return Rejection(RejectionCode.INCOMPLETE, text)
 
     def _reject(self, rejection: Rejection) -> list[Effect]:
-        """A NO. It ends what was promised in an attempt before, which may be committed: the vote comes after that."""
+        """Vote NO. If an earlier attempt is prepared, it may be committed early already: it is undone before the vote
+        leaves, so that nothing of it remains when the coordinator counts the NO."""
         voted = self._voting
         if self.state is not PREPARED or voted is None:
             return self.abandon(rejection)
@@ -264,12 +265,12 @@ class SubTxExecutor:
     def _prepared(self, reason: str | None) -> list[Effect]:
         then, self._preparing, self._busy = self._preparing, None, False
         if then is None:
-            raise InvariantBroken(f"{self.tx} was prepared, and nobody asked for it")
+            raise InvariantBroken(f"{self.tx} was prepared without a request to prepare it")
         effects = then(None if reason is None else Rejection(RejectionCode.PARTICIPANT_FAILED, reason))
         return effects + self._next() if self._steps else effects
 
     def finish(self, committed: bool, done: Callable[[], list[Effect]]) -> list[Effect]:
-        """The decision, for whoever has promised."""
+        """Carry out the decision; `done` is called when that has ended."""
         if self.state is ENDED:
             return done()
         self._when_ended.append(done)
@@ -305,7 +306,8 @@ class SubTxExecutor:
         return [CancelTimer(("quiet", self.tx, self.subscription))]
 
     def on_quiet(self) -> list[Effect]:
-        """Nothing was heard for long; before the promise the coordinator's word is enough to end it."""
+        """No message has arrived for long. As long as nothing is prepared, the coordinator's response may end the
+        sub-transaction."""
         if self.state not in (ENLISTED, ACTIVE) or self._voting is not None:
             return []
         query = GetMembership(tx=self.tx, event_type=self.spec.event_type, voter=self.voter)
@@ -322,7 +324,7 @@ class SubTxExecutor:
     # ------------------------------------------------------------------------------------------------------- steps
 
     def _do(self, step: Callable[P, list[Effect]], *args: P.args, **named: P.kwargs) -> list[Effect]:
-        """Now, or when the application has answered what it was asked before."""
+        """Run the step now, or when the call to the application that is in progress has returned."""
         if self._busy:
             self._steps.append(partial(step, *args, **named))
             return []

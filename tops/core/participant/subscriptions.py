@@ -1,4 +1,4 @@
-"""The subscriptions of a site: what its application wants, said to its broker and kept alive at each coordinator."""
+"""The subscriptions of a site: announced to its broker, and renewed at each coordinator."""
 
 from collections.abc import Callable, Sequence
 
@@ -33,7 +33,7 @@ from tops.protocol.messages import (
 
 
 class SiteOptions(msgspec.Struct, frozen=True):
-    """Times of a site: how long silence is borne, how often answers are renewed and questions repeated."""
+    """Times of a site: how long it tolerates silence, how often it renews registrations and repeats requests."""
 
     renew_s: float = 1.0
     quiet_s: float = 10.0
@@ -47,9 +47,9 @@ class SiteOptions(msgspec.Struct, frozen=True):
 class Wish(msgspec.Struct, frozen=True):
     """What an application subscribes to.
 
-    `scope` None: the participant is asked at every census; else it is a standing answer. `replica` is the point that
-    a batch participant is at, which needs a durable type, a name and the standing answer `DISTRIBUTED`, or `LOCAL` if
-    it only follows the log.
+    `scope` None: the participant chooses at every census; else it is a standing registration. `replica` is the point
+    that a batch participant has applied; it needs a durable type, a name and the standing registration `DISTRIBUTED`,
+    or `LOCAL` if it only follows the log.
     """
 
     definitions: Definitions
@@ -68,9 +68,9 @@ class Subscription(msgspec.Struct):
     number: int
     wish: Wish
     coordinator: NodeId
-    voter: str = ""  # what a standing answer votes under, while one link lives
+    voter: str = ""  # the name of its standing registration, valid for one link
     secret: bytes = b""
-    request: int | None = None  # answered when the standing answer counts
+    request: int | None = None  # completed when the standing registration is accepted
     replica: EpochExecutor | None = None
     reader: LogReader | None = None
     type_name: str = ""
@@ -107,10 +107,10 @@ class Subscriptions:
         self.voters, self.open_logged = voters, open_logged
         self.all: dict[int, Subscription] = {}
         self.replicas: list[EpochExecutor] = []  # of subscriptions that have not ended
-        self.leaving: dict[int, Subscription] = {}  # ended, with a promise of a replica that waits for its decision
+        self.leaving: dict[int, Subscription] = {}  # ended, but a prepared epoch waits for its decision
 
     def subscribe(self, number: int, wish: Wish, request: int, link: NodeId | None) -> list[Effect]:
-        """A new subscription; answered at once, or when its standing answer counts."""
+        """Add a subscription; the request completes at once, or when the standing registration is accepted."""
         try:
             whole = self.types.define_all(wish.definitions)
             wish.filter.check_against(whole)
@@ -153,7 +153,7 @@ class Subscriptions:
         return [*self.announce(subscription, link), CompleteRequest(request, number)]
 
     def remove(self, number: int) -> Subscription | None:
-        """A subscription ends here; a replica keeps what it promised."""
+        """End a subscription; a replica's prepared epoch still waits for its decision."""
         subscription = self.all.pop(number, None)
         if subscription is None:
             return None
@@ -191,7 +191,7 @@ class Subscriptions:
         return [request]
 
     def replica_of(self, voter: str) -> EpochExecutor | None:
-        """Who promised under this name, also one whose subscription has ended."""
+        """The replica that votes or has prepared under this name, also one whose subscription has ended."""
         number = self.voters.subscription(voter)
         left, here = self.leaving.get(number), self.all.get(number)
         if left is not None and left.replica is not None and left.replica.prepared_as(voter):
@@ -204,7 +204,7 @@ class Subscriptions:
         return found[0] if found else None
 
     def announce(self, s: Subscription, link: NodeId | None) -> list[Effect]:
-        """Tell a broker that knows nothing of this subscription everything about it."""
+        """Announce this subscription completely to a broker that has no state of it."""
         if link is None:
             return []
         changed = SubscriptionChanged(
@@ -216,7 +216,8 @@ class Subscriptions:
         )
         effects: list[Effect] = [SendOnLink(link, changed)]
         if s.wish.scope is Scope.DISTRIBUTED:
-            # A standing answer is good for one link: what was said under the old key no longer binds anyone.
+            # A standing registration is valid for one link: with a new name, messages that were sent under the old
+            # link can't be taken for current ones.
             s.voter, s.secret = self.entropy(12).hex(), self.entropy(32)
             replica = s.replica
             self.voters.rename(s.number, s.voter, lambda name: replica is not None and replica.prepared_as(name))
@@ -225,7 +226,7 @@ class Subscriptions:
         return effects + self.renew(s.number)
 
     def renew(self, number: int) -> list[Effect]:
-        """Standing answers and the wish for the log live as long as they are renewed."""
+        """Renew the standing registration and the request for the log, which expire at the coordinator."""
         s = self.all.get(number)
         if s is None or (s.wish.scope is not Scope.DISTRIBUTED and s.wish.durable is None):
             return []
@@ -240,7 +241,7 @@ class Subscriptions:
 
     def _standing(self, s: Subscription) -> Effect:
         point = s.replica.point if s.replica is not None else BEGINNING
-        answered = StandingRegistered(
+        registered = StandingRegistered(
             voter=s.voter,
             event_type=s.type_name,
             filter=s.wish.filter,
@@ -251,10 +252,10 @@ class Subscriptions:
             history=point.history,
             digest=point.digest,
         )
-        return SendTo(Address(s.coordinator), answered)
+        return SendTo(Address(s.coordinator), registered)
 
     def _follow_log(self, s: Subscription, replica: EpochExecutor) -> Effect:
-        wanted = FollowLog(
+        follow = FollowLog(
             name=s.wish.durable or self.site,
             definitions=s.wish.definitions,
             filter=s.wish.filter,
@@ -265,14 +266,14 @@ class Subscriptions:
             history=replica.point.history,
             digest=replica.point.digest,
         )
-        return SendTo(Address(s.coordinator), wanted)
+        return SendTo(Address(s.coordinator), follow)
 
     def _progressed(self, s: Subscription, caught_up: bool) -> list[Effect]:
         if s.replica is None:
             return []
-        wanted = self._follow_log(s, s.replica)
+        follow = self._follow_log(s, s.replica)
         votes = s.wish.scope is Scope.DISTRIBUTED
-        return [wanted, self._standing(s)] if caught_up and votes else [wanted]
+        return [follow, self._standing(s)] if caught_up and votes else [follow]
 
     def on_accepted(self, accepted: StandingAccepted) -> list[Effect]:
         s = self.by_voter(accepted.voter)
@@ -295,7 +296,7 @@ class Subscriptions:
         return replica.on_rejected(rejected) if replica is not None else []
 
     def on_follow_rejected(self, rejected: FollowRejected) -> list[Effect]:
-        needs = rejected.reason or f"it needs entries before {rejected.oldest}, which are no longer kept"
+        needs = rejected.reason or f"it needs entries before {rejected.oldest}, which are no longer retained"
         text = f"durable subscription {rejected.name}: {needs}"
         return [Alarm("log-gone", text)]
 
@@ -306,7 +307,7 @@ def _check_wish(wish: Wish, durable_type: bool) -> None:
         raise InvalidEventType(f"a durable subscription needs a durable event type, and {name!r} is not")
     if not is_start(wish.start):
         raise InvalidEventType(
-            f"a subscription to {name!r} starts 'now', at the 'oldest' or at a number: {wish.start!r}"
+            f"a subscription to {name!r} can't start at {wish.start!r}: give 'now', 'oldest' or a number"
         )
     if wish.replica is not None and (wish.durable is None or wish.scope not in (Scope.DISTRIBUTED, Scope.LOCAL)):
-        raise InvalidEventType("a replica needs a durable name and the standing answer 'distributed' or 'local'")
+        raise InvalidEventType("a replica needs a durable name and the standing registration 'distributed' or 'local'")

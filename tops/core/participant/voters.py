@@ -1,19 +1,19 @@
-"""The names that a site votes under, and which of them it still needs."""
+"""The names under which a site votes, and which of them it still needs."""
 
 from collections.abc import Callable
 
 
 class Voters:
-    """Standing answers and pseudonyms of one site, each with the subscription that it speaks for."""
+    """The names of standing registrations and the pseudonyms of one site, each with its subscription."""
 
     def __init__(self) -> None:
-        self.names: dict[str, int] = {}  # what we vote under -> subscription
+        self.names: dict[str, int] = {}  # voter name -> subscription
         self.own: set[int] = set()  # participants in the site's own transactions: numbers without a subscription
-        self.serial: set[int] = set()  # compensatable participants: they are at one epoch at a time
-        self._open_epochs: dict[str, int] = {}  # what we vote under -> epochs that are open
+        self.serial: set[int] = set()  # compensatable participants: they have one epoch in progress at a time
+        self._open_epochs: dict[str, int] = {}  # voter name -> number of its open epochs
 
     def subscription(self, voter: str) -> int:
-        """The subscription's number; -1 for a name that is not ours."""
+        """The subscription's number; -1 for an unknown name."""
         return self.names.get(voter, -1)
 
     def retain(self, voter: str) -> None:
@@ -28,7 +28,7 @@ class Voters:
         return not left
 
     def rename(self, number: int, voter: str, needed: Callable[[str], bool]) -> None:
-        """A subscription votes under a new name; old ones are kept as long as something is promised under them."""
+        """A subscription votes under a new name; an old name is kept as long as an epoch is open under it."""
         old = [v for v, n in self.names.items() if n == number and v not in self._open_epochs and not needed(v)]
         for name in old:
             del self.names[name]

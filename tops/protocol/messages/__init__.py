@@ -1,8 +1,8 @@
-"""Everything one node says to another, one class each.
+"""The messages between nodes, one class per meaning.
 
-Orders are imperative (`PrepareEpoch`), facts are past tense (`EpochVoted`). Structs are array-like on the wire: fields
-are only ever added at the end, with a default, so that neighbouring versions understand each other; `PROTOCOL` grows
-when that is not enough, and is compared when two nodes meet.
+A request is imperative (`PrepareEpoch`), a fact is past tense (`EpochVoted`). Structs are array-like on the wire:
+fields are only added at the end, with a default, so that neighbouring versions understand each other; `PROTOCOL` grows
+when that is not enough, and two nodes compare it when they connect.
 """
 
 from tops.protocol.messages.links import (

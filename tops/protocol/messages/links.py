@@ -1,4 +1,4 @@
-"""What neighbours say to each other over a link: letters and publications on their way, and who wants which events."""
+"""Messages between neighbours over a link: addressed messages and publications under way, and interest in events."""
 
 from tops.model.filters import Filter
 from tops.model.ids import NodeId, TxId
@@ -116,12 +116,12 @@ AddressedMessage = (
 )
 
 
-NOWHERE = Address(NodeId(""))  # a site does not know where it is; its broker does
+NOWHERE = Address(NodeId(""))  # a site does not know its address; its broker fills it in
 
 
 class Envelope(Message, frozen=True):
-    """Point to point, over as many hops as it takes. The sender's broker fills in who the sender is and where it is
-    reached; a site learns only the latter."""
+    """Point to point, over any number of hops. The sender's broker fills in `sender` and `reply_to`; sites receive only
+    the latter."""
 
     to: Address
     body: AddressedMessage
@@ -132,11 +132,11 @@ class Envelope(Message, frozen=True):
 class Dissemination(Message, frozen=True):
     """Up to the rendezvous of the event type's family, then down the reverse paths of the subscriptions.
 
-    `early`: brokers on the way up already pass it to their own subtree (single-publisher, non-durable types without
-    ancestors).
-    `lineage`: the event type and its ancestors; who knows a parent only finds its children by it. On the way down it
-    is the rendezvous's word; what a publisher says of it is compared, never followed.
-    `sender`: the publisher as its broker stamped it; on the way down only for types that disclose it.
+    `early`: brokers on the way up disseminate it to their own subtrees at once (single-publisher, non-durable types
+    without ancestors).
+    `lineage`: the event type and its ancestors, for subscribers that know only an ancestor. On the way down it comes
+    from the rendezvous; what a publisher claims is compared with that and never used.
+    `sender`: the publisher as stamped by its broker; on the way down only for types that disclose it.
     """
 
     rendezvous: NodeId
@@ -149,7 +149,7 @@ class Dissemination(Message, frozen=True):
 
 
 class RouteAdded(Message, frozen=True):
-    """Somebody behind this link wants events of that type that match the filter."""
+    """A subscriber behind this link wants events of that type that match the filter."""
 
     definitions: Definitions
     filter: Filter
@@ -161,8 +161,8 @@ class RouteRemoved(Message, frozen=True):
 
 
 class RoutesReset(Message, frozen=True):
-    """The link's interest, replacing what was known; sent when two nodes meet. What is too long for it follows route
-    by route."""
+    """The complete interest of a link, which replaces the known one; sent on a new link. What does not fit follows
+    route by route."""
 
     routes: tuple[RouteAdded, ...]
 
@@ -173,12 +173,12 @@ class SubscriptionChanged(Message, frozen=True):
     subscription: int
     definitions: Definitions
     filter: Filter | None
-    scope: Scope | None  # a standing answer to every census, or None: ask each time
+    scope: Scope | None  # a standing registration for every census, or None: the site chooses each time
     durable: bool
 
 
 class ScopeChosen(Message, frozen=True):
-    """What a site takes of a transaction, told to its own broker, which withholds the rest."""
+    """The scope that a site has chosen in a transaction, for its own broker, which withholds the rest."""
 
     tx: TxId
     scope: Scope  # the highest one below distributed

@@ -1,4 +1,4 @@
-"""Letters about event types and their logs: advertising, confirming what is on disk, reading on from a position."""
+"""Messages about event types and their logs: advertising, confirming what is on disk, following a log."""
 
 from tops.model.filters import Filter
 from tops.model.ids import TxId
@@ -7,13 +7,13 @@ from tops.protocol.messages.values import Definitions, LogEntry, Message, Origin
 
 
 class TypeAdvertised(Message, frozen=True):
-    """A site is going to publish this type; travels to the rendezvous.
+    """A site is going to publish this type; goes to the rendezvous.
 
     `plans`, of a replica set's log: transactions of sites that are no replicas of the set must have one of these
-    specifications, so that nobody logs a write without the votes that the set's policy asks for. None says nothing.
+    specifications, so that no client logs a write without the votes that the set's policy requires. None: no change.
 
     `members`, of a replica set's log: the identities of the set's replicas. Only these publish to the log, take part
-    in it and declare plans, whatever other replicas of the set have a certificate. None says nothing."""
+    in it and declare plans, whatever other replicas of the set have a certificate. None: no change."""
 
     definitions: Definitions
     plans: tuple[TxSpec, ...] | None = None
@@ -21,16 +21,17 @@ class TypeAdvertised(Message, frozen=True):
 
 
 class AdvertisementHandled(Message, frozen=True):
-    """The rendezvous takes the type, or says why not: it may know another definition under that name."""
+    """The rendezvous has accepted the type, or rejected it (`rejection`): it may have another definition of that
+    name."""
 
     event_type: str
     rejection: str | None = None
 
 
 class EventConfirmed(Message, frozen=True):
-    """The publication is on disk; the number is not known any more for one that was repeated.
+    """The publication is on disk; `log_number` is None for a repeated one.
 
-    `count`: so are the ones before it, of the same publisher and under the numbers before it.
+    `count`: how many publications are confirmed, which end with this one and have consecutive numbers.
     """
 
     origin: Origin
@@ -39,14 +40,14 @@ class EventConfirmed(Message, frozen=True):
 
 
 class EventsRejected(Message, frozen=True):
-    """The rendezvous takes no more events of this durable type for now; nothing of what is not confirmed was kept."""
+    """The rendezvous accepts no events of this durable type for now; nothing that is not confirmed was stored."""
 
     event_type: str
     reason: str
 
 
 class ConfirmRoute(Message, frozen=True):
-    """Sent behind a new subscription, on the same path: when it is answered, events reach the subscriber."""
+    """Sent behind a new subscription, on the same path: when the response arrives, events reach the subscriber."""
 
     subscription: int
 
@@ -56,14 +57,14 @@ class RouteConfirmed(Message, frozen=True):
 
 
 class GetLogState(Message, frozen=True):
-    """How far is the log of a durable type decided, and who follows it? For reads that must be current."""
+    """Request how far the log of a durable type is decided, and its followers. Reads that must be current need it."""
 
     request: int
     event_type: str
 
 
 class Follower(Wire, frozen=True):
-    """A durable subscription, as the log sees it; `in_sync` only says something about replicas that vote."""
+    """A durable subscription of the log; `in_sync` has a meaning only for replicas that vote."""
 
     name: str
     position: int
@@ -73,7 +74,7 @@ class Follower(Wire, frozen=True):
 
 class StaleJournal(Wire, frozen=True):
     """The coordinator's journal is older than what a replica has: it was restored from a backup, or its disk lost what
-    it had confirmed. No index is given out until an operator has put back a newer one, or begins a new history."""
+    it had confirmed. No index is assigned until an operator has restored a newer journal, or begins a new history."""
 
     event_type: str
     index: int  # where the journal ends
@@ -83,13 +84,13 @@ class StaleJournal(Wire, frozen=True):
     def __str__(self) -> str:
         return (
             f"the coordinator's journal of {self.event_type} ends at index {self.index} and replica {self.replica!r} "
-            f"is at {self.replica_index}: the journal is older than what was acknowledged; put back the newer journal, "
+            f"is at {self.replica_index}: the journal is older than what was acknowledged; restore the newer journal, "
             f"or run 'tops journal recover'"
         )
 
 
 class LogStateReported(Message, frozen=True):
-    """Everything up to `decided` is committed or void, and nothing that was acknowledged lies beyond it."""
+    """Everything up to `decided` is committed or a no-op entry, and nothing that was acknowledged lies beyond it."""
 
     request: int
     event_type: str
@@ -98,31 +99,31 @@ class LogStateReported(Message, frozen=True):
     in_sync: tuple[str, ...]
     followers: tuple[Follower, ...]
     history: str = ""
-    stale: StaleJournal | None = None  # why no index is given out
-    is_open: bool = True  # False: since the coordinator's start its replicas are asked where they are
+    stale: StaleJournal | None = None  # why no index is assigned
+    is_open: bool = True  # False: the coordinator has started and waits for the reports of its replicas
 
 
 class FollowLog(Message, frozen=True):
-    """A durable subscription asks for what follows `position`; also says that everything up to there is safe."""
+    """A durable subscription requests what follows `position`; this also acknowledges everything up to there."""
 
     name: str
     definitions: Definitions
     filter: Filter
-    position: int | None  # None: start as `start` says, if the name is new
+    position: int | None  # None: begin at `start`, if the name is new
     start: str
     credit: int
-    voter: str | None  # what it votes under, if it votes: what it committed itself is not sent to it again
-    ephemeral: bool = False  # a reader of what is there: one delivery, nothing is kept for it; position -1: it is done
+    voter: str | None  # its voter name, if it votes: entries that it committed as a voter are not sent
+    ephemeral: bool = False  # a reader without durable state: one delivery per request; position -1 ends it
     history: str = ""
     digest: str | None = None  # a replica's, at `position`; it gets the digests of what is delivered, too
-    defines: bool = True  # the type, if nobody has yet; its broker takes that back from who may not
+    defines: bool = True  # may define the type; its broker sets False for a sender without that right
 
 
 class GetAppliedIndex(Message, frozen=True):
-    """A coordinator has started, and its journal ends at `end`: how far has this replica come?
+    """A coordinator has started, and its journal ends at `end`: request the applied index of this replica.
 
-    Only what was decided in incarnations from `since` on, and before `resumed_in`, is meant: earlier ones belong to
-    another history, later ones are in the journal. None: the log waits for the response.
+    Only decisions of incarnations from `since` on, and before `resumed_in`, count: earlier ones belong to another
+    history, later ones are in the journal. `resumed_in` None: the log waits for the response.
     """
 
     name: str  # of the durable subscription
@@ -134,18 +135,18 @@ class GetAppliedIndex(Message, frozen=True):
 
 
 class AppliedIndexReported(Message, frozen=True):
-    """Where a replica is in a log, the highest index that it knows to be decided, and the transactions that it
-    remembers to have committed behind the end that it was asked about."""
+    """The point that a replica has applied, the highest index that it knows to be decided, and the transactions that it
+    knows to have committed behind the requested end."""
 
     event_type: str
-    incarnation: int  # of the coordinator that asked
+    incarnation: int  # of the requesting coordinator
     point: LogPoint
     decided: int
     transactions: tuple[TxId, ...]
 
 
 class HistoryRejected(Message, frozen=True):
-    """A replica's database holds another history than the coordinator's log: it takes no part and gets nothing."""
+    """A replica's database holds another history than the coordinator's log: it takes no part and gets no entries."""
 
     name: str  # of the durable subscription
     event_type: str
@@ -161,9 +162,9 @@ class HistoryDiffers(Message, frozen=True):
 
 
 class RecoverLog(Message, frozen=True):
-    """An operator's request: go on in a new history behind the most advanced of these replicas.
+    """An operator's request: continue in a new history behind the most advanced of these replicas.
 
-    `needed`: how many of them must have responded, so that one of them has everything that was acknowledged.
+    `needed`: how many of them must have reported, so that one of them has everything that was acknowledged.
     """
 
     request: int
@@ -174,22 +175,22 @@ class RecoverLog(Message, frozen=True):
 
 
 class LogRecovered(Message, frozen=True):
-    """The log goes on at `point`, or why it does not (`problem`)."""
+    """The log continues at `point`, or why it does not (`problem`)."""
 
     request: int
     problem: str
     point: LogPoint
     following: tuple[str, ...] = ()  # replicas that are at `point`
     behind: tuple[str, ...] = ()  # replicas that must be copied from one of them
-    silent: tuple[str, ...] = ()  # replicas that have not responded
+    silent: tuple[str, ...] = ()  # replicas that have not reported
 
 
 class LogDelivered(Message, frozen=True):
-    """Entries that follow each other; `upto` may be beyond the last one when what lies between did not match."""
+    """Consecutive entries; `upto` may be beyond the last one if the entries between did not match the filter."""
 
     name: str
     event_type: str
-    acknowledged: int  # what the subscriber has safely taken, as far as the broker knows
+    acknowledged: int  # the subscriber's position, as far as the broker knows
     after: int
     upto: int
     entries: tuple[LogEntry, ...]
@@ -199,9 +200,9 @@ class LogDelivered(Message, frozen=True):
 
 
 class FollowRejected(Message, frozen=True):
-    """The position asked for is no longer kept: the subscriber needs a new copy of the data.
+    """The entries after the requested position are truncated: the subscriber needs a new copy of the data.
 
-    `reason`: why not, if the subscription was dropped; it stays so until it is ended."""
+    `reason`: set if the subscription was dropped; then it stays dropped until it is ended."""
 
     name: str
     event_type: str
@@ -210,10 +211,10 @@ class FollowRejected(Message, frozen=True):
 
 
 class EndLog(Message, frozen=True):
-    """A durable subscription ends for good: nothing is kept for that name any more.
+    """End a durable subscription permanently: nothing is retained for that name any more.
 
-    `operator`: `name` is what the log knows it by, and may be anybody's; the broker has seen to it that the sender may
-    operate."""
+    `operator`: `name` is the name within the log, of a subscription of any identity; the broker has checked that the
+    sender may operate."""
 
     request: int
     event_type: str
@@ -222,6 +223,6 @@ class EndLog(Message, frozen=True):
 
 
 class LogEnded(Message, frozen=True):
-    """It has ended, and that is on disk."""
+    """The subscription has ended, and that is on disk."""
 
     request: int

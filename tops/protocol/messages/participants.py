@@ -1,4 +1,4 @@
-"""Letters between a participant and the coordinator, and between participants in doubt: census, votes, decisions."""
+"""Messages between a participant and the coordinator, and between participants in doubt: census, votes, decisions."""
 
 import msgspec
 
@@ -11,13 +11,14 @@ from tops.protocol.messages.values import Address, EpochId, EpochMember, Message
 
 
 class ParticipantLost(Message, frozen=True):
-    """A broker saw the site at this address, one of its own, go; who has not voted counts as a NO."""
+    """A broker has lost the site at this address, one of its own; a participant there that has not voted counts as a
+    NO."""
 
     address: Address
 
 
 class CensusReplied(Message, frozen=True):
-    """A subscriber asks for the distributed scope."""
+    """A subscriber requests the distributed scope."""
 
     tx: TxId
     pseudonym: Pseudonym
@@ -25,10 +26,10 @@ class CensusReplied(Message, frozen=True):
 
 
 class StandingRegistered(Message, frozen=True):
-    """A subscriber's answer to every census of that type, renewed while its link lives.
+    """A subscriber's standing reply to every census of that type, renewed as long as its link exists.
 
-    Pseudonyms are derived from `secret`. `position` is what a replica has applied of the log; None: it keeps none.
-    A newer answer for the same `subscription` of the same sender replaces the former one.
+    Pseudonyms are derived from `secret`. `position` is the applied index of a replica; None: it is no replica. A newer
+    registration for the same `subscription` of the same sender replaces the former one.
     """
 
     voter: str
@@ -43,7 +44,7 @@ class StandingRegistered(Message, frozen=True):
 
 
 class StandingAccepted(Message, frozen=True):
-    """From here on the answer counts; `incarnation` is the coordinator's, `in_sync` whether its votes count."""
+    """From here on the registration counts; `incarnation` is the coordinator's, `in_sync` whether its votes count."""
 
     voter: str
     incarnation: int
@@ -56,7 +57,7 @@ class StandingWithdrawn(Message, frozen=True):
 
 
 class ParticipantAborted(Message, frozen=True):
-    """A participant gives up before the vote."""
+    """A participant aborts before the vote."""
 
     tx: TxId
     voter: str
@@ -65,7 +66,7 @@ class ParticipantAborted(Message, frozen=True):
 
 
 class GetMembership(Message, frozen=True):
-    """A participant in the census or active state has heard nothing for long."""
+    """A participant in the census or active state has received nothing for long, and requests the state."""
 
     tx: TxId
     event_type: str
@@ -80,10 +81,9 @@ class MembershipReported(Message, frozen=True):
 
 
 class PrepareEpoch(Message, frozen=True):
-    """Apply these transactions in this order and promise to commit them; other attempts of the number are void.
+    """Apply these transactions in this order and prepare to commit them; this replaces earlier attempts at the number.
 
-    It also tells what a `FinishNoted` would, for all epochs of this life of the coordinator with a number below
-    `noted`.
+    It also contains a `FinishNoted` for all epochs of this incarnation of the coordinator with a number below `noted`.
     """
 
     epoch: EpochId
@@ -91,14 +91,14 @@ class PrepareEpoch(Message, frozen=True):
     voter: str
     members: tuple[EpochMember, ...]
     noted: int = 0
-    before: LogPoint = BEGINNING  # on a log: what a replica must hold to prepare this
+    before: LogPoint = BEGINNING  # on a log: the point that a replica must hold to prepare this
 
 
 class EpochVoted(Message, frozen=True):
-    """A promise that survives a crash, for all members but `excluded`.
+    """A voter's response to `PrepareEpoch`. All members but `excluded` are prepared, which survives a crash.
 
     `rows` has, per member in order, the rows that each of its changes affected: voters that differ have diverged.
-    `results` is what the members return to their publishers, opaque; the first voter's is passed on.
+    `results` is what the members return to their publishers, opaque; the first voter's is sent to them.
     """
 
     epoch: EpochId
@@ -110,9 +110,10 @@ class EpochVoted(Message, frozen=True):
 
 
 class EpochDecided(Message, frozen=True):
-    """The end of an attempt. Who is not in the committing set rolls back whatever is prepared or running.
+    """The decision on an attempt. A voter that is not in the committing set rolls back what is prepared or running.
 
-    The set holds hashed keys: a voter finds itself, can pass the decision on to a peer in doubt, and learns no name.
+    The set holds hashed keys: a voter finds itself and can relay the decision to a peer in doubt, and the set reveals
+    no names.
     """
 
     epoch: EpochId
@@ -120,11 +121,11 @@ class EpochDecided(Message, frozen=True):
     voter: str
     committing: frozenset[str]
     log_digest: str = ""  # on a log, of a commit: at the epoch's index, with what is committed under it
-    proof: bytes = b""  # with keys: the coordinator's signature; empty if the decision can't be passed on
+    proof: bytes = b""  # with keys: the coordinator's signature; empty if the decision can't be relayed
 
 
 class EpochFinished(Message, frozen=True):
-    """The commit is carried out, durably. `note`: said again until the coordinator has noted it."""
+    """The commit is carried out, durably. `note`: repeated until the coordinator has noted it."""
 
     epoch: EpochId
     voter: str
@@ -132,9 +133,9 @@ class EpochFinished(Message, frozen=True):
 
 
 class FinishNoted(Message, frozen=True):
-    """The coordinator is not going to be asked by this voter any more, and the voter may forget its promise.
+    """The coordinator has noted the finish on disk: the voter may delete its memo.
 
-    Said only to a voter that asks for it by repeating its `EpochFinished`: most hear it with their next prepare.
+    Sent only in response to a repeated `EpochFinished`: most voters get the confirmation with their next prepare.
     """
 
     epoch: EpochId
@@ -142,7 +143,7 @@ class FinishNoted(Message, frozen=True):
 
 
 class GetEpochOutcome(Message, frozen=True):
-    """A voter has promised and waits for the decision."""
+    """A voter has prepared, has received no decision, and requests it."""
 
     epoch: EpochId
     digest: str
@@ -150,7 +151,8 @@ class GetEpochOutcome(Message, frozen=True):
 
 
 class QueryPeers(Message, frozen=True):
-    """In doubt and the coordinator is silent: brokers pass this to their own subscribers of the type."""
+    """A voter in doubt, whose coordinator is silent, requests the decision from its peers: brokers forward this to
+    their own subscribers of the type."""
 
     epoch: EpochId
     digest: str
@@ -158,9 +160,9 @@ class QueryPeers(Message, frozen=True):
 
 
 class DecisionRelayed(Message, frozen=True):
-    """A peer passes on the decision that it heard; who does not know stays silent, nobody guesses.
+    """A peer relays the decision that it received. A peer without the decision stays silent: absence is no decision.
 
-    With keys it counts only with the coordinator's own `proof`.
+    In a cluster with keys it counts only with the coordinator's own `proof`.
     """
 
     epoch: EpochId
@@ -171,13 +173,13 @@ class DecisionRelayed(Message, frozen=True):
 
     @property
     def text(self) -> bytes:
-        """What the coordinator has signed, if it has decided so."""
+        """The text that the coordinator has signed, if it has decided so."""
         return decision_text(self.epoch, self.digest, self.committing, self.log_digest)
 
 
 def decision_text(epoch: EpochId, digest: str, committing: frozenset[str], log_digest: str) -> bytes:
-    """What a coordinator signs when it has decided; an empty committing set is an abort.
+    """The text that a coordinator signs when it has decided; an empty committing set is an abort.
 
-    Equal decisions have equal bytes, different ones never, and nothing else that a node signs begins like this.
+    Two decisions have equal bytes only if they are equal, and nothing else that a node signs begins like this.
     """
     return msgspec.msgpack.encode(("TOPS decision", 1, epoch, digest, sorted(committing), log_digest))

@@ -1,4 +1,4 @@
-"""What travels down the multicast tree of an event type to whoever subscribed."""
+"""Publications: what travels down the multicast tree of an event type to its subscribers."""
 
 from typing import Any, final
 
@@ -11,7 +11,7 @@ from tops.protocol.messages.values import Address, Event, Message, Origin, TxSpe
 
 @final
 class Published(Message, frozen=True):
-    """An ordinary event. `confirm` asks the rendezvous to say when a durable type's event is on disk."""
+    """An ordinary event. For a durable type the rendezvous confirms it when it is on disk."""
 
     event: Event
     origin: Origin
@@ -23,10 +23,10 @@ class Published(Message, frozen=True):
 
 @final
 class EventsPublished(Message, frozen=True):
-    """Ordinary events of one type, published together; they are what `Published` is for one.
+    """Ordinary events of one type, published together: the same as several `Published`.
 
-    Bodies stay encoded until somebody has to look into them: most brokers on the way need not. `origin` is the last
-    one's, also where a filter has left some out on the way.
+    Bodies stay encoded until they must be matched: most brokers on the way need not decode them. `origin` is that of
+    the last event, also where a filter has removed some on the way.
     """
 
     event_type: str
@@ -36,7 +36,7 @@ class EventsPublished(Message, frozen=True):
 
 @final
 class CensusOpened(Message, frozen=True):
-    """A transaction is announced; subscribers answer with a scope."""
+    """A transaction is announced; subscribers reply with a scope."""
 
     tx: TxId
     spec: TxSpec
@@ -51,7 +51,7 @@ class CensusOpened(Message, frozen=True):
 
 @final
 class TxBegan(Message, frozen=True):
-    """The census closed; only those whose hashed pseudonym is listed act as distributed participants."""
+    """The census has closed; only participants whose hashed pseudonym is listed are distributed participants."""
 
     tx: TxId
     event_type: str
@@ -60,7 +60,7 @@ class TxBegan(Message, frozen=True):
 
 @final
 class TxPublished(Message, frozen=True):
-    """The `sequence`-th event of a transaction, under the transaction's type whatever its own."""
+    """The `sequence`-th event of a transaction, under the transaction's type, whatever its own type is."""
 
     tx: TxId
     event_type: str
@@ -79,7 +79,7 @@ class LocalCommitOrdered(Message, frozen=True):
 
 @final
 class TxAbandoned(Message, frozen=True):
-    """A publisher aborted, died, or the census failed: whoever has not voted yet forgets the transaction.
+    """A publisher aborted or is lost, or the census failed: subscribers that have not voted drop the transaction.
 
     `distributed_only`: the distributed part failed by itself; local subscribers are unaffected.
     """
@@ -99,7 +99,7 @@ encode_body = msgspec.msgpack.Encoder().encode
 
 
 def decode_body(encoded: msgspec.Raw) -> dict[str, Any] | None:
-    """The body of an event, or None if the bytes are not one: whoever sent them is ignored, not obeyed."""
+    """The body of an event, or None if the bytes are not one."""
     try:
         return _bodies.decode(encoded)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

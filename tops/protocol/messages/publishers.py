@@ -1,4 +1,4 @@
-"""Letters between a publisher of a transaction and its coordinator."""
+"""Messages between a publisher of a transaction and its coordinator."""
 
 from tops.model.ids import NodeId, Pseudonym, TxId
 from tops.model.rejections import Rejection, sentence
@@ -8,7 +8,7 @@ from tops.protocol.messages.values import Event, Message, TxSpec, Wire
 
 
 class BeginTx(Message, frozen=True):
-    """Open a transaction. `own` is the initiator's own vote for resources that it enlisted."""
+    """Open a transaction. `own` is the name under which the initiator's own resources vote."""
 
     tx: TxId
     spec: TxSpec
@@ -31,23 +31,23 @@ class OneShot(Wire, frozen=True):
 
 
 class RunOneShots(Message, frozen=True):
-    """Several transactions of one kind, each with a fate of its own: what `RunOneShot` is for one."""
+    """Several transactions of one kind, each with an outcome of its own: the same as several `RunOneShot`."""
 
     spec: TxSpec
     transactions: tuple[OneShot, ...]
 
 
 class BeginPublic(Message, frozen=True):
-    """Open a transaction whose events are numbered at the rendezvous; it allots the id."""
+    """Open a transaction whose events are numbered at the rendezvous, which assigns the id."""
 
     request: int
     spec: TxSpec
 
 
 class TxOpened(Message, frozen=True):
-    """How the census ended. `request` is set for transactions whose id the initiator learns here.
+    """The result of the census. `request` is set for transactions whose id the initiator gets here.
 
-    `life` is the coordinator's: the initiator names it when it asks for commitment.
+    `incarnation` is the coordinator's: the initiator names it when it requests commit.
     """
 
     tx: TxId
@@ -66,7 +66,8 @@ class PublishInTx(Message, frozen=True):
 
 
 class PublishInTxHandled(Message, frozen=True):
-    """`sequence` None: the transaction takes no more events or, if it says why, only not this one."""
+    """The response to `PublishInTx`. `sequence` None: the transaction accepts no more events or, with a `rejection`,
+    only not this one."""
 
     tx: TxId
     request: int
@@ -76,16 +77,17 @@ class PublishInTxHandled(Message, frozen=True):
 
 
 class PublisherDone(Message, frozen=True):
-    """A public publisher has said all it wants: its death no longer matters."""
+    """A publisher of a public transaction publishes no more: its loss no longer aborts the transaction."""
 
     tx: TxId
 
 
 class CommitTx(Message, frozen=True):
-    """A publisher asks for commitment. `last_sequence` None: the coordinator numbered the events itself.
+    """A publisher requests commit. `last_sequence` None: the coordinator numbered the events itself.
 
-    Asking again while votes are missing means: wait once more. `life` of the coordinator that opened it, 0 where the
-    id tells: what a former life opened and aborted must not be committed because its begin came twice.
+    A repetition while votes are missing means: wait once more. `incarnation` is that of the coordinator that opened the
+    transaction, 0 where the id names it: a transaction that a former incarnation opened and aborted must not commit
+    because its begin message arrived twice.
     """
 
     tx: TxId
@@ -100,7 +102,7 @@ class AbortTx(Message, frozen=True):
     tx_type: TxType
     event_type: str
     reason: str
-    operator: bool = False  # not a publisher: its broker has seen to it that it may end any transaction
+    operator: bool = False  # not a publisher: its broker has checked that it may end any transaction
 
 
 class VotesMissing(Message, frozen=True):
@@ -111,9 +113,10 @@ class VotesMissing(Message, frozen=True):
 
 
 class TxOutcome(Message, frozen=True):
-    """How a transaction ended, for its publishers. `pending` of the committing set have not confirmed yet.
+    """The outcome of a transaction, for its publishers. `pending`: voters of the committing set that have not finished.
 
-    `locals_wait`: the distributed part ended by itself; local subscribers still wait for the publisher's word.
+    `locals_wait`: the distributed part ended by itself; local subscribers still wait for the publisher's commit or
+    abort.
     """
 
     tx: TxId
@@ -124,11 +127,11 @@ class TxOutcome(Message, frozen=True):
     rows: tuple[int, ...] = ()
     locals_wait: bool = False
     result: bytes = b""
-    stale: StaleJournal | None = None  # aborted, because the coordinator gives out no index
+    stale: StaleJournal | None = None  # aborted, because the coordinator assigns no index
 
     @property
     def reason(self) -> str:
-        """Why it did not commit, for people; programs decide by `rejection`."""
+        """Why it did not commit, as a text; programs decide by `rejection`."""
         return sentence(self.rejection)
 
 
@@ -139,7 +142,7 @@ class TxOutcomes(Message, frozen=True):
 
 
 class GetOutcome(Message, frozen=True):
-    """After any break: what became of it? An unknown id is refused for good before it is answered."""
+    """Request the outcome of a transaction. An unknown id is rejected permanently before the response is sent."""
 
     tx: TxId
     tx_type: TxType
@@ -147,7 +150,7 @@ class GetOutcome(Message, frozen=True):
 
 
 class PublisherLost(Message, frozen=True):
-    """A broker saw this site go for good; its undecided transactions abort."""
+    """A broker has lost this site; its undecided transactions abort."""
 
     site: NodeId
     incarnation: int

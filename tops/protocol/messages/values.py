@@ -1,4 +1,4 @@
-"""What messages are made of: the base of every message, and the values that several of them carry."""
+"""The parts of messages: the base of every message, and the values that several of them carry."""
 
 from typing import Any
 
@@ -19,25 +19,26 @@ class Wire(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True, gc=False):
-    """Something one node says to another."""
+    """Something that one node sends to another."""
 
 
 Definitions = tuple[EventType, ...]  # a type's ancestors, the oldest first, then the type itself
 
 
 class Principal(Wire, frozen=True, cache_hash=True):
-    """Whom a service acts for: an identity that the service has authenticated by itself."""
+    """The identity for which a service acts, and which the service itself has authenticated."""
 
     identity: str  # the canonical name
     role: str
 
 
 class Sender(Wire, frozen=True, cache_hash=True):
-    """Who sent a message: the stamp of the broker that the sender is connected to, from what it knows by the handshake.
+    """The sender of a message: the stamp of the broker to which the sender is connected, from its handshake.
 
-    Rights and quotas go by `identity`, sessions by `instance`: an application of many processes has one certificate.
-    A broker that receives a stamp from a site replaces it; from another broker it is trusted. A session of a service
-    that acts for another identity has only the rights that both have; quotas and audit go by that other identity.
+    Rights and quotas depend on `identity`, sessions on `instance`: an application of many processes has one
+    certificate. A broker replaces a stamp that comes from a site, and trusts one that comes from another broker. A
+    session of a service that acts for another identity has only the rights that both have; quotas and audit depend on
+    that other identity.
     """
 
     identity: str  # the canonical name: NAME of a site or broker, SET/REPLICA of a replica
@@ -53,7 +54,7 @@ class Sender(Wire, frozen=True, cache_hash=True):
 
     @property
     def accountable(self) -> str:
-        """The identity that quotas and audit go by."""
+        """The identity for quotas and audit."""
         return self.identity if self.on_behalf_of is None else self.on_behalf_of.identity
 
     @property
@@ -63,9 +64,9 @@ class Sender(Wire, frozen=True, cache_hash=True):
 
 
 class Address(Wire, frozen=True, cache_hash=True):
-    """A broker, or the site that this broker knows by `handle`: a pseudonym that the broker made, never a name.
+    """A broker, or a site that is connected to it and has this `handle`: a pseudonym made by the broker, not a name.
 
-    With the incarnation of the site: what is meant for an earlier life never reaches a later one.
+    It names the incarnation of the site: a message for an earlier incarnation never reaches a later one.
     """
 
     broker: NodeId
@@ -79,10 +80,9 @@ class Event(Wire, frozen=True):
 
 
 class Origin(Wire, frozen=True):
-    """Which publication to the type's family, by which incarnation of which publisher; makes a repeated one
-    recognisable.
+    """Identifies a publication to the type's family, so that a repeated one is recognised.
 
-    A site gives the number. `publisher` is a pseudonym of the site that its broker fills in, with the incarnation.
+    The site assigns the number; its broker fills in `publisher`, a pseudonym of the site, and its incarnation.
     """
 
     family: str
@@ -92,8 +92,8 @@ class Origin(Wire, frozen=True):
 
 
 class CensusPolicy(Wire, frozen=True):
-    """When the census closes: after `timeout_s` at the latest, earlier with `replies` answers or as soon as
-    the constraints are met."""
+    """When the census closes: after `timeout_s` at the latest, earlier with that many `replies` or as soon as the
+    constraints are met."""
 
     timeout_s: float = 1.0
     replies: int | None = None
@@ -101,10 +101,10 @@ class CensusPolicy(Wire, frozen=True):
 
 
 class TxSpec(Wire, frozen=True):
-    """What the initiator asked for at `begin`.
+    """The initiator's specification at `begin`.
 
-    `census` is None when only standing answers count. `attributes` are what subscriptions are matched against, once.
-    `decide_when_met`: on a durable type, as soon as those who have voted meet the constraints; the slower ones follow.
+    `census` is None when only standing registrations count. `attributes` are matched against subscriptions, once.
+    `decide_when_met`: on a durable type, decide as soon as the votes meet the constraints; slower replicas follow.
     `operator`: not bound by the plans of a replica set's log; the initiator's broker has checked its right to operate.
     """
 
@@ -122,7 +122,7 @@ class TxSpec(Wire, frozen=True):
     operator: bool = False
 
     def check(self) -> None:
-        """Refuse with InvalidTransaction what contradicts itself, wherever it is asked for."""
+        """Raise InvalidTransaction if the specification contradicts itself."""
         self.check_times()
         check_limit(self.tx_type, self.limit, self.local_outcome)
         check_consistent(self.constraints, self.tx_type)
@@ -130,7 +130,7 @@ class TxSpec(Wire, frozen=True):
             check_prompt(self.constraints)
 
     def check_times(self) -> None:
-        """Refuse with InvalidTransaction times that no timer can be set to: not a number, negative or endless."""
+        """Raise InvalidTransaction for a time to which no timer can be set: not a number, negative or infinite."""
         census = self.census
         if (
             0 <= self.vote_timeout_s <= TIMEOUT_MAX_S
@@ -145,7 +145,7 @@ class TxSpec(Wire, frozen=True):
 
 
 class EpochId(Wire, frozen=True, cache_hash=True):
-    """One attempt at one number; a vote or decision for another attempt or incarnation says nothing about this one."""
+    """One attempt at one number; a vote or decision for another attempt or incarnation does not apply to this one."""
 
     event_type: str
     number: int
@@ -170,7 +170,7 @@ class EpochMember(Wire, frozen=True):
 
 
 class LogEntry(Wire, frozen=True):
-    """What stands under one number of a durable type's log. No transactions and no event: the number is void."""
+    """The entry at one index of a durable type's log. No transactions and no event: a no-op entry."""
 
     number: int
     transactions: tuple["LoggedTx", ...] = ()
