@@ -17,7 +17,7 @@ from replication.model.events import question_type
 from replication.model.values import pack_values
 from replication.rpc import calls
 from replication.rpc.calls import AnyQuestion, ReplicaFailed
-from replication.rpc.conversation import UNDER_WAY_MAX, Caller
+from replication.rpc.conversation import PARALLEL_SHARE, UNDER_WAY_MAX, Caller
 from replication.rpc.refusals import WriteRefused
 from tests.attack.secured_sets import SecuredSets
 from tests.attack.test_requests import BROKERS, caller_of
@@ -64,14 +64,15 @@ async def head_of(caller: Caller, replica: str) -> int:
 
 async def test_requests_that_wait_for_a_position_do_not_hold_up_others(sets: SecuredSets) -> None:
     async with sets.site("reader", "flood") as attacker, sets.site("victim", "calm") as victim:
-        await caller_of(attacker)
+        own = await caller_of(attacker)
         caller = await caller_of(victim)
         far = await head_of(caller, "shop/r1") + 100  # so near that it may be on its way
         await flood(attacker, "shop/r1", [read("select 1", far, 20.0) for _ in range(1500)])
         await flood(attacker, "shop/r1", [read("select 1", BEYOND, 1e9) for _ in range(300)])
 
-        await within(4.0, caller.ask("shop/r1", ONE, 4.0))
-        await within(4.0, caller.ask("shop/r1", calls.Status(), 4.0))
+        for asking in (caller, own):  # what only waits takes nothing of the client's own share either
+            await within(4.0, asking.ask("shop/r1", ONE, 4.0))
+            await within(4.0, asking.ask("shop/r1", calls.Status(), 4.0))
 
 
 @pytest.mark.parametrize("wait_s", [math.nan, math.inf, -math.inf, -1.0])
@@ -159,6 +160,16 @@ async def test_slow_queries_of_one_client_leave_connections_to_the_others(sets: 
 
         await within(4.0, caller.ask("stock/r1", ONE, 4.0))
         await within(4.0, caller.ask("stock/r1", calls.Status(), 4.0))
+
+
+async def test_requests_beyond_the_share_of_one_client_leave_slots_to_the_others(sets: SecuredSets) -> None:
+    async with sets.site("reader", "many") as attacker, sets.site("victim", "calm") as victim:
+        own = await caller_of(attacker, "stock")
+        caller = await caller_of(victim, "stock")
+        await flood(attacker, "stock/r2", [read("select pg_sleep(1)") for _ in range(PARALLEL_SHARE + 60)])
+
+        await within(4.0, caller.ask("stock/r2", ONE, 4.0))
+        await within(4.0, own.ask("stock/r2", calls.Status(), 4.0))  # administration has slots of its own
 
 
 async def test_an_execution_that_waits_for_its_token_does_not_hold_up_others(sets: SecuredSets) -> None:

@@ -44,6 +44,24 @@ async def test_an_origin_that_is_behind_waits_and_then_rejects(
         assert done.rows == (1,)
 
 
+async def test_an_execution_waits_for_the_position_that_its_client_has_seen(
+    server: EmbeddedPostgres, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a set promises no reads of all that is committed, the token of the client is what holds it back."""
+    monkeypatch.setattr(executor, "FLOOR_S", 0.5)
+    async with small_cluster(server, folder, POLICIES["peer-to-peer"], schema=SCHEMA) as cluster:
+        late = await behind(cluster)
+        seen = cluster.agents["r3"].participant.reached + 1
+
+        with pytest.raises(NotReachable, match="did not reach"):
+            await late.execute(Execute(tx="x.1.0000000001@r3", member=encode_member(TOUCH), at_least=seen), "client")
+
+        cluster.agents["r3"].participant.resume()
+        monkeypatch.setattr(executor, "FLOOR_S", 10.0)
+        again = Execute(tx="x.1.0000000002@r3", member=encode_member(TOUCH), at_least=seen)
+        assert (await late.execute(again, "client")).rows == (1,)
+
+
 async def test_without_the_floor_the_write_would_be_lost(
     server: EmbeddedPostgres, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,7 +95,7 @@ def check_of(hint: Any) -> Check | None:
     if hint is Rejection:
         return _rejection
     if hint is EventType:
-        return _definition  # it has checked its names itself
+        return _part  # it has checked its names itself
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return _struct(hint)
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
@@ -120,11 +120,6 @@ def _text(name: str, value: str | bytes) -> None:
 def _rejection(name: str, value: Rejection) -> None:
     if value.text_length > REJECTION_TEXT_MAX:
         raise _over(name, f"texts of {value.text_length} characters together", REJECTION_TEXT_MAX)
-
-
-def _definition(name: str, value: EventType) -> None:
-    if len(value.attributes) > MEMBERS_MAX:
-        raise _over(name, f"{len(value.attributes)} attributes", MEMBERS_MAX)
 
 
 def _count(name: str, value: Collection[object]) -> None:
