@@ -8,8 +8,8 @@ caller is cancelled: the server would not stop half-way either, and nobody would
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import asyncpg
@@ -34,6 +34,30 @@ class _PlainConnection(asyncpg.Connection):
         super().__init__(*args, **kwargs)
         self._server_caps = self._server_caps._replace(jit=False)  # type: ignore[has-type]
         self.meter = Meter(args[1])  # the transport
+
+    async def execute(self, *args: Any, **kwargs: Any) -> Any:
+        with self._told_when_it_ends():
+            return await super().execute(*args, **kwargs)
+
+    async def _execute(self, *args: Any, **kwargs: Any) -> Any:  # of fetch, fetchrow and fetchval
+        with self._told_when_it_ends():
+            return await super()._execute(*args, **kwargs)  # type: ignore[misc]
+
+    async def _get_statement(self, *args: Any, **kwargs: Any) -> Any:  # of prepare
+        with self._told_when_it_ends():
+            return await super()._get_statement(*args, **kwargs)  # type: ignore[misc]
+
+    @contextmanager
+    def _told_when_it_ends(self) -> Iterator[None]:
+        """A server that dies says so to idle sessions before it closes them. Until then the driver takes the connection
+        for open, and a statement for one beside another."""
+        try:
+            yield
+        except asyncpg.InternalClientError as error:
+            if not str(error).startswith("cannot switch to state"):
+                raise
+            self.terminate()
+            raise asyncpg.ConnectionDoesNotExistError("the server has ended the session") from error
 
 
 def meter_of(connection: Connection) -> Meter:
