@@ -8,8 +8,8 @@ caller is cancelled: the server would not stop half-way either, and nobody would
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import asyncpg
@@ -36,26 +36,32 @@ class _PlainConnection(asyncpg.Connection):
         self.meter = Meter(args[1])  # the transport
 
     async def execute(self, *args: Any, **kwargs: Any) -> Any:
-        with self._told_when_it_ends():
+        try:
             return await super().execute(*args, **kwargs)
+        except asyncpg.InternalClientError as error:
+            await self._check_alive(error)
+            raise
 
     async def _execute(self, *args: Any, **kwargs: Any) -> Any:  # of fetch, fetchrow and fetchval
-        with self._told_when_it_ends():
+        try:
             return await super()._execute(*args, **kwargs)  # type: ignore[misc]
+        except asyncpg.InternalClientError as error:
+            await self._check_alive(error)
+            raise
 
     async def _get_statement(self, *args: Any, **kwargs: Any) -> Any:  # of prepare
-        with self._told_when_it_ends():
-            return await super()._get_statement(*args, **kwargs)  # type: ignore[misc]
-
-    @contextmanager
-    def _told_when_it_ends(self) -> Iterator[None]:
-        """A server that dies says so to idle sessions before it closes them. Until then the driver takes the connection
-        for open, and a statement for one beside another."""
         try:
-            yield
+            return await super()._get_statement(*args, **kwargs)  # type: ignore[misc]
         except asyncpg.InternalClientError as error:
-            if not str(error).startswith("cannot switch to state"):
-                raise
+            await self._check_alive(error)
+            raise
+
+    async def _check_alive(self, error: asyncpg.InternalClientError) -> None:
+        """A server that dies says so to idle sessions before it closes them. Until then the driver takes the connection
+        for open, and every statement for one beside another: it is lost."""
+        try:
+            await super().execute("")
+        except asyncpg.InternalClientError:
             self.terminate()
             raise asyncpg.ConnectionDoesNotExistError("the server has ended the session") from error
 
