@@ -10,14 +10,14 @@ from collections.abc import Mapping
 
 import asyncpg
 
-from adapters.postgres.origin.images import Image, claimed_digest
+from adapters.postgres.origin.images import Image, Key, claimed_digest
 from adapters.postgres.origin.write_set import Images
 from adapters.postgres.sql.catalog import Table
 from adapters.postgres.sql.literals import identifier, text_form
 from adapters.postgres.sql.sqlstates import is_connection_loss
 
 
-async def broken_claim(agent: asyncpg.Connection, table: Table, before: Images, after: Mapping[object, Image]) -> str:
+async def broken_claim(agent: asyncpg.Connection, table: Table, before: Images, after: Mapping[Key, Image]) -> str:
     """Why rows of this table can't be replicated; empty: they can. A value that stays was not computed."""
     if not table.claimed:
         return ""
