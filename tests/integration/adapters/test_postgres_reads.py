@@ -239,7 +239,7 @@ async def test_a_session_that_its_server_is_ending_is_a_lost_connection(database
 
     # What a server that dies says to an idle session; the end of the connection comes later.
     said = b"SFATAL\0VFATAL\0C57P01\0Mterminating connection\0\0"
-    connection._protocol.data_received(b"E" + (len(said) + 4).to_bytes(4, "big") + said)
+    connection._protocol.data_received(b"E" + (len(said) + 4).to_bytes(4, "big") + said)  # type: ignore[attr-defined]
 
     assert not connection.is_closed()
     with pytest.raises(asyncpg.PostgresConnectionError) as lost:
