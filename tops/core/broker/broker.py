@@ -17,7 +17,7 @@ from tops.core.coordinator.rendezvous import BROKER_ROLE, Rendezvous, Rendezvous
 from tops.core.log.event_log import Feed
 from tops.model.constraints import Predicate
 from tops.model.errors import InvalidEventType
-from tops.model.event_types import set_of_log
+from tops.model.event_types import SetPart, set_of_log, set_part
 from tops.model.filters import Filter
 from tops.model.ids import NodeId, TxId
 from tops.model.sizes import bundles, encoded_bytes
@@ -36,6 +36,7 @@ from tops.protocol.messages import (
     LinkMessage,
     LocalCommitOrdered,
     LogEntry,
+    LogWanted,
     MembershipAnswered,
     ParticipantLost,
     PeerKnows,
@@ -55,6 +56,7 @@ from tops.protocol.messages import (
     TxAbandoned,
     TxPublication,
     TxPublished,
+    TypeAdvertised,
     TypeAnswered,
     decode_body,
 )
@@ -152,8 +154,10 @@ class BrokerCore:
             publication = _stamped(site, message.publication)
             if publication is None:
                 return []
-            site.contacts.add(message.rendezvous)
+            self._note_contact(site, message.rendezvous)
             if message.rendezvous == self.name:
+                if (misplaced := self._misplaced(publication.event_type, site.sender)) is not None:
+                    return [misplaced]
                 effects = self.rendezvous.on_publication(publication, site.sender, site.address, now)
                 return self._carry_out(effects, now, sender=site.sender)  # its publisher may subscribe to it, too
             stamped = Dissemination(
@@ -176,7 +180,9 @@ class BrokerCore:
         to, body = envelope.to, envelope.body
         if (foreign := _begun_for_another(site, body)) is not None:
             return [foreign]
-        site.contacts.add(to.broker)
+        if to == self.address and (misplaced := self._misplaced_definition(body, site.sender)) is not None:
+            return [misplaced]
+        self._note_contact(site, to.broker)
         released: list[Effect] = []
         if type(body) is StandingAnswered:
             self.edge.on_standing(site, body)
@@ -190,6 +196,10 @@ class BrokerCore:
         effects = handler(body, site.sender, site.address, now)
         carried = self._carry_out(effects, now) if effects else effects
         return released + carried if released else carried
+
+    def _note_contact(self, site: SiteLink, broker: NodeId) -> None:
+        if broker in self.topology.neighbours:  # nobody is to be told elsewhere, and a site makes up any name
+            site.contacts.add(broker)
 
     def _release(self, site: NodeId, held: list[Publication]) -> list[Effect]:
         """What was held back until it was known what the site takes."""
@@ -210,6 +220,8 @@ class BrokerCore:
             return [Send(s, asked) for s in self.edge.subscribers_of(envelope.body.epoch.event_type)]
         if envelope.sender is None:
             return []
+        if (misplaced := self._misplaced_definition(envelope.body, envelope.sender)) is not None:
+            return [misplaced]
         effects = self.rendezvous.on_letter(envelope.body, envelope.sender, envelope.reply_to, now)
         return self._carry_out(effects, now)
 
@@ -271,7 +283,8 @@ class BrokerCore:
                 publication = effect.publication
                 lineage = self._lineage(publication.event_type)
                 passed = exclude if publication is done else None
-                carried += self._descend(publication, lineage, self.name, sender, passed)
+                shown = sender if sender is not None and self._discloses_sender(lineage) else None
+                carried += self._descend(publication, lineage, self.name, shown, passed)
             else:
                 carried.append(effect)
         return carried
@@ -286,28 +299,53 @@ class BrokerCore:
             sender = dissemination.sender
             if sender is None:
                 return []
+            if (misplaced := self._misplaced(publication.event_type, sender)) is not None:
+                return [misplaced]
             effects = self.rendezvous.on_publication(publication, sender, dissemination.reply_to, now)
             return self._carry_out(effects, now, publication, passed, sender)
         down: list[Effect] = []
         if dissemination.early:
             rendezvous, name = dissemination.rendezvous, publication.event_type
             if self._may_pass_early(name):
-                down = self._descend(publication, (name,), rendezvous, dissemination.sender, exclude=passed)
+                shown = dissemination.sender if set_part(name) is not SetPart.NONE else None
+                down = self._descend(publication, (name,), rendezvous, shown, exclude=passed)
             else:
                 # Nobody behind the link subscribes to the type, or the broker there would know the same of it.
                 dissemination = msgspec.structs.replace(dissemination, early=False)
         hop = self.topology.next_hop(self.name, dissemination.rendezvous)
         return down if hop is None else [*down, Send(hop, dissemination)]
 
+    def _misplaced(self, event_type: str, sender: Sender) -> Reject | None:
+        """The rejection of a publication whose type meets at another broker: only that one knows its definition, and
+        keeps its log. A type with ancestors that is not known here meets wherever they do, and not here."""
+        family = self.rendezvous.families.get(event_type, event_type)
+        home = self.topology.rendezvous(family)
+        if home == self.name:
+            return None
+        reason = f"events of {event_type!r} go to {home}, where the type meets, and not to {self.name}"
+        return Reject(sender, "publish", event_type, reason, f"events {event_type}", code="invalid")
+
+    def _misplaced_definition(self, body: Letter, sender: Sender) -> Reject | None:
+        """The same for a letter that may define a type."""
+        if type(body) is TypeAdvertised or type(body) is LogWanted:
+            return self._misplaced(body.definitions[0].name, sender)
+        return None
+
     def _may_pass_early(self, event_type: str) -> bool:
         """Whether subscribers may get events of a type before its rendezvous, which knows its ancestors and its log.
 
         Only of a type that has neither. A publisher's word for its ancestors counts for nothing: it would reach the
         subscribers of any type, without the right to publish it. A subscriber's definition can only rule it out."""
-        known = self.table.types.whole_if_known(event_type)
-        if known is not None and (known.durable or known.parent is not None):
-            return False
-        return not set_of_log(event_type)
+        return self.table.types.may_pass_early(event_type) and not set_of_log(event_type)
+
+    def _discloses_sender(self, lineage: tuple[str, ...]) -> bool:
+        """Whether subscribers of a type that meets here, or of one of its ancestors, learn who published an event: by
+        its publishers' definition. A subscriber's own says nothing."""
+        for name in lineage:
+            whole = self.rendezvous.types.whole_if_known(name)
+            if whole is not None and whole.discloses_sender:
+                return True
+        return False
 
     def _lineage(self, event_type: str) -> tuple[str, ...]:
         """The type and its ancestors, as far as this broker may say: anybody may have defined here what meets
@@ -398,14 +436,14 @@ class BrokerCore:
     def _downward(
         self, publication: Publication, lineage: tuple[str, ...], rendezvous: NodeId, sender: Sender | None
     ) -> Dissemination:
-        """Publishers are anonymous to subscribers unless the type says otherwise."""
+        """Publishers are anonymous to subscribers unless the type says otherwise: then there is a `sender`."""
         return Dissemination(
             rendezvous=rendezvous,
             upward=False,
             early=False,
             publication=publication,
             lineage=lineage,
-            sender=sender if sender is not None and self.table.discloses_sender(lineage) else None,
+            sender=sender,
         )
 
     # ------------------------------------------------------------------------------------------------ subscriptions
@@ -467,13 +505,14 @@ class BrokerCore:
         """Tell the next hop towards each type's rendezvous what this side of the tree now wants."""
         effects: list[Effect] = []
         for name in sorted(t for t in event_types if t in self.table.types):
-            parent = self.topology.next_hop(self.name, self.topology.rendezvous(self.table.types.family(name)))
+            family = self.table.types.lineage(name)[-1]
+            parent = self.topology.next_hop(self.name, self.topology.rendezvous(family))
             added, removed = self.table.changes_for(parent, name)
-            if parent is None:
-                continue
-            definitions = self.table.types.definitions(name)
-            effects += [Send(parent, RouteAdded(definitions=definitions, filter=f)) for f in added]
-            effects += [Send(parent, RouteRemoved(event_type=name, filter=f)) for f in removed]
+            if parent is not None:
+                definitions = self.table.types.definitions(name)
+                effects += [Send(parent, RouteAdded(definitions=definitions, filter=f)) for f in added]
+                effects += [Send(parent, RouteRemoved(event_type=name, filter=f)) for f in removed]
+            self.table.drop_idle(name)
         return effects
 
     # -------------------------------------------------------------------------------------- timers, disk, recovery
