@@ -17,6 +17,7 @@ import msgspec
 from tops.core.link.session import Frame, LinkSession
 from tops.model.errors import ProtocolError, TopsError
 from tops.model.ids import NodeId
+from tops.model.sizes import TEXT_MAX
 from tops.protocol.messages import LinkMessage
 from tops.runtime.links.fault_points import fault_point
 from tops.runtime.links.sockets import Socket, drained, hand_over, write
@@ -32,6 +33,7 @@ from tops.runtime.links.wire import (
 )
 
 WINDOW_BYTES: Final = 4 * 2**20
+UNTOLD_BYTES_MAX: Final = 4 * WINDOW_BYTES  # that arrive unacknowledged: a window, and a frame that began within it
 ROOM_BYTES: Final = 2**20  # publishers wait while more than this is queued
 ACKNOWLEDGE_FRAMES: Final = 16
 ACKNOWLEDGE_BYTES: Final = 2**20
@@ -181,13 +183,13 @@ class Link:
 
     async def serve(self, socket: Socket, received_by_peer: int, owner: LinkOwner) -> None:
         """Carry the session over this connection until it breaks; raises ProtocolError for what is not ours."""
+        self._confirm(received_by_peer)  # before this connection counts: it ends here if that can't be true
         self._socket, self._closing, self.parted = socket, None, None
         self._released.clear()
         self._words.clear()
         self._acknowledge = False
         self._flush_asked = 0
         self._failure = self._resting = None
-        self._confirm(received_by_peer)
         self._repeated = deque(self.session.resume(received_by_peer))
         self._wake()
         try:
@@ -329,7 +331,7 @@ class Link:
             if pause_s > 0:
                 self._resting = self._rest(pause_s)
         elif isinstance(item, Parting):
-            self.parted = item.reason
+            self.parted = item.reason[:TEXT_MAX]
         elif isinstance(item, AcknowledgementWanted):
             self._acknowledge_now()
         elif isinstance(item, Meet):
@@ -350,6 +352,8 @@ class Link:
         self.received_messages += len(messages)
         pause_s = owner.take(self, messages, size)
         self._untold_bytes += size
+        if self._holding and self._untold_bytes > UNTOLD_BYTES_MAX:
+            raise ProtocolError(f"the other end sends on without an acknowledgement: over {UNTOLD_BYTES_MAX} bytes")
         if self.session.received - self._told >= ACKNOWLEDGE_FRAMES or self._untold_bytes >= ACKNOWLEDGE_BYTES:
             self._acknowledge_now()
         elif self._acknowledge_later is None:
