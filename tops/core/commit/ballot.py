@@ -30,6 +30,8 @@ class ReadyTx(msgspec.Struct):
     alone: bool = False  # after too many differing votes it is prepared by itself
     ask_late: bool = False  # it was not enough without those who were late, so they are asked as well
     started_with: frozenset[str] = frozenset()  # the voters that were asked before; they have joined
+    who: str = ""  # the identity that is accountable for it
+    size: int = 0  # of its events, in bytes; what the quota of that identity goes by
 
     def logged_bytes(self) -> int:
         """How many bytes it takes in an entry of a log; in a prepare it takes less."""

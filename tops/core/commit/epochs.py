@@ -20,6 +20,7 @@ from tops.core.commit.decision_teller import DecisionTeller, Sign
 from tops.core.commit.epoch import Epoch, EpochOptions, Stage, fits, hashed_all, is_enough, member_digest, outcomes_of
 from tops.core.commit.epoch_memory import QUESTION, Decided, EpochMemory
 from tops.core.commit.epoch_queue import EpochQueue
+from tops.core.commit.held import Held
 from tops.core.commit.late_voters import LateVoters
 from tops.core.commit.outcomes import Outcomes
 from tops.core.commit.standing import StandingAnswers
@@ -75,7 +76,7 @@ class EpochCoordinator:
         self.late = LateVoters(log, standing, self.teller)
         self.memory = EpochMemory(event_type, incarnation, log, options.note_after_s, self.teller)
         self.waiting = EpochQueue(standing, predicates, options.members_max)
-        self.held: set[TxId] = set()  # waiting here or in flight
+        self.held = Held()  # waiting here or in flight
         self.in_flight: dict[int, Epoch] = {}
         self.volatile_number = 0
         self._newest_number = 0  # of all that this life has given out
@@ -100,7 +101,8 @@ class EpochCoordinator:
     def submit(self, *ready: ReadyTx) -> list[Effect]:
         """Transactions are ready to be prepared; they start at once, and together, if nothing is in their way."""
         self.waiting.ready.extend(ready)
-        self.held.update([r.tx for r in ready])
+        for one in ready:
+            self.held.add(one)
         if self.log is not None and self.log.stale is not None:
             return self.reject_all(self.log.stale)
         return self.start()
@@ -468,7 +470,7 @@ class EpochCoordinator:
     def _end(self, epoch: Epoch, void: bool) -> list[Effect]:
         number = epoch.id.number
         del self.in_flight[number]
-        self.held.difference_update(epoch.committed)
+        self.held.discard_all(epoch.committed)
         self._write_outcomes(epoch)
         effects: list[Effect] = []
         if not self.late.any_of(number):

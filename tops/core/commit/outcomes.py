@@ -36,10 +36,13 @@ class Outcomes:
 
     def is_refused(self, tx: TxId) -> bool:
         """Whether a transaction that arrives now comes too late: refused, ended already, or perhaps so."""
-        if tx in self.refused or tx in self.committed or tx in self.aborted:
+        if self.remembers(tx):
             return True
         made = _split(tx)
         return made is None or _is_among(self.forgotten, made) or _is_among(self.passed, made)
+
+    def remembers(self, tx: TxId) -> bool:
+        return tx in self.refused or tx in self.committed or tx in self.aborted
 
     def remember(self, outcome: TxOutcome) -> None:
         """A commit, also from recovery."""
