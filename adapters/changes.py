@@ -14,6 +14,7 @@ import msgspec
 
 from tops.model.errors import TopsError
 from tops.model.ids import TxId
+from tops.model.map_keys import check_map_keys
 
 Value = Any
 Row = dict[str, Value]
@@ -164,6 +165,7 @@ def encode_member(member: Member) -> bytes:
 
 
 def decode_member(data: bytes) -> Member:
+    check_map_keys(data)
     return _decoder.decode(data)
 
 

@@ -5,6 +5,7 @@ schema `tops`, apart from a repair, which is meant to change one replica alone. 
 client's, behind the place where these come in, or publish them where only replicas publish.
 """
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 from adapters.changes import (
@@ -12,6 +13,7 @@ from adapters.changes import (
     SUMS,
     Change,
     Delete,
+    Insert,
     InvalidChange,
     Member,
     RowChange,
@@ -70,6 +72,13 @@ def check_logged(member: Member) -> None:
     problem = reserved(member)
     if problem is not None:
         raise InvalidChange(problem)
+
+
+def check_expects_no_version(changes: Iterable[Change], where: str) -> None:
+    """InvalidChange if a change expects the version of its row, and nobody would look at it."""
+    for change in changes:
+        if not isinstance(change, Insert | Statement) and change.expect_version is not None:
+            raise InvalidChange(f"expect_version of table {change.table} can't be checked {where}")
 
 
 def _key_problem(member: Member) -> str:

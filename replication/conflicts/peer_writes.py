@@ -23,6 +23,7 @@ from adapters.changes import (
 )
 from adapters.resource import Resource
 from replication.conflicts.clock import HybridClock
+from replication.conflicts.own_statements import check_expects_no_version
 from replication.conflicts.row_names import RowNames
 from replication.conflicts.tables import (
     CLOCKS,
@@ -77,6 +78,7 @@ class PeerWrites:
         NotDeterministic: it must be executed."""
         rows: list[RowChange] = []
         shapes: list[TableShape] = []
+        check_expects_no_version(member.changes, "in a peer-to-peer set: sites write without asking each other")
         for change in member.changes:
             if isinstance(change, Statement):
                 raise InvalidChange(

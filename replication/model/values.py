@@ -15,6 +15,7 @@ import msgspec
 
 from adapters.changes import Row
 from tops.model.errors import ResultTooLarge
+from tops.model.map_keys import check_map_keys
 
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 _INT_MAX = 2**63 - 1
@@ -73,6 +74,7 @@ def pack_values(values: Sequence[Any]) -> bytes:
 
 
 def unpack_values(data: bytes) -> list[Any]:
+    check_map_keys(data)
     return _args_decoder.decode(data)
 
 

@@ -306,7 +306,7 @@ class Agent:
         subscription = await self.site.subscribe(self.log_type, participant=self.participant, durable=self.name)
         stack.push_async_callback(self._unsubscribe, subscription)
         stack.push_async_callback(self.participant.leave)
-        self.lag = LagTracker(self.site, self.log_type, self.participant)
+        self.lag = LagTracker(self.site, self.log_type, self.participant, lambda: self.config.sites())
         self._spawn(self.lag.run())
         if self.guarding is not None:
             await self.guarding.look()

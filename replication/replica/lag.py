@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 
@@ -41,15 +42,23 @@ class Lag(msgspec.Struct, frozen=True):
 class LagTracker:
     """Keeps asking on behalf of one replica."""
 
-    def __init__(self, site: Site, event_type: EventType, participant: ReplicaParticipant) -> None:
+    def __init__(
+        self,
+        site: Site,
+        event_type: EventType,
+        participant: ReplicaParticipant,
+        replicas: Callable[[], frozenset[str]],
+    ) -> None:
+        """`replicas`: the identities of the set's replicas. Others follow the log as well, and are not told of."""
         self._site, self._event_type, self._participant = site, event_type, participant
+        self._replicas = replicas
         self._heads: deque[tuple[float, int]] = deque()  # when which end was asked for, not reached yet
         self._caught_up_at = time.monotonic()
         self.told: LogStateReported | None = None
         self.told_at = 0.0
         self._asking = asyncio.Lock()
         self._asked_at = 0.0
-        self._seen: dict[str, float] = {}  # when a site was last seen present at the log's end, or first heard of
+        self._seen: dict[str, float] = {}  # when a replica was last seen present at the log's end, or first heard of
 
     async def run(self) -> None:
         while True:
@@ -96,13 +105,17 @@ class LagTracker:
             self._caught_up_at = self._heads.popleft()[0]
 
     def _see(self, told: LogStateReported, at: float) -> None:
+        replicas = self._replicas()
+        self._seen = {name: at for name, at in self._seen.items() if name in replicas}
         for follower in told.followers:
+            if follower.name not in replicas:
+                continue
             if follower.present and follower.position >= told.decided:
                 self._seen[follower.name] = at
             self._seen.setdefault(follower.name, at)
 
     def of_others(self) -> dict[str, float]:
-        """For how many seconds no site was seen, by its name, at the log's end."""
+        """For how many seconds each replica was not seen at the log's end."""
         now = time.monotonic()
         return {name: round(now - at, 3) for name, at in self._seen.items()}
 

@@ -40,6 +40,8 @@ from tops.runtime.participants import Participant, Received
 PARALLEL_MAX, PARALLEL_SHARE = 1024, 256  # requests that an agent works at: in all, and of one identity
 ADMINISTRATIVE_MAX, ADMINISTRATIVE_SHARE = 64, 16  # the same for requests that must get through under load
 UNDER_WAY_MAX = 10_000  # requests of one identity that wait, or are worked at; more are rejected
+UNDER_WAY_BYTES_MAX = 128 * 2**20  # the same for their sizes together
+LONG_BYTES = UNDER_WAY_BYTES_MAX // UNDER_WAY_MAX  # so many requests that are shorter stay within both
 BUNDLE_BYTES_MAX = 2**20  # unless one alone is longer
 AGAIN_S = 2.0  # until a question that may be answered twice is asked again
 
@@ -269,7 +271,7 @@ class Responder(Participant):
         self._response_type = response_type(replica_set, brokers)
         self._slots = FairShare(PARALLEL_MAX, PARALLEL_SHARE)
         self._administrative = FairShare(ADMINISTRATIVE_MAX, ADMINISTRATIVE_SHARE)
-        self._under_way: dict[str, set[tuple[str, RequestId]]] = {}  # by identity: whose request, and which
+        self._under_way: dict[str, dict[tuple[str, RequestId], int]] = {}  # by identity: whose, which, and its size
         self._tasks: set[asyncio.Task[None]] = set()
         self._bundles = Bundles(self._publish, self._unpublished)
 
@@ -293,12 +295,14 @@ class Responder(Participant):
             log.warning("a request without a stamped sender is ignored")
             return
         client, ids, writes = sender.node, [], []
-        for request_id, request in self._understood(client, event.body["body"]):
+        bundle = event.body["body"]
+        requests = self._understood(client, bundle)
+        for request_id, request in requests:
             if (client, request_id) in self._under_way.get(sender.accountable, ()):
                 continue  # it was sent again before it had its response
             try:
                 self._guard.check(sender, request)
-                self._count(sender, request_id, request)
+                self._count(sender, request_id, request, len(bundle) // len(requests))
             except PermissionDenied as error:
                 self._bundles.put(client, (request_id, Denied.because(error)))
             except LimitExceeded as error:
@@ -312,16 +316,17 @@ class Responder(Participant):
         if writes:
             self._begin(self._work_together(sender, ids, writes), sender, ids)
 
-    def _count(self, sender: Sender, request_id: RequestId, request: AnyRequest) -> None:
-        under_way = self._under_way.setdefault(sender.accountable, set())
-        if len(under_way) >= UNDER_WAY_MAX:
+    def _count(self, sender: Sender, request_id: RequestId, request: AnyRequest, size: int) -> None:
+        under_way = self._under_way.get(sender.accountable, {})
+        count, size_of_all = len(under_way), sum(under_way.values()) if size > LONG_BYTES else 0
+        if count >= UNDER_WAY_MAX or size_of_all + size > UNDER_WAY_BYTES_MAX:
             error = LimitExceeded(
-                f"{sender.accountable} has {UNDER_WAY_MAX} requests under way at {self._site.name}, which is the "
-                "quota: wait for responses first"
+                f"{sender.accountable} has {count} requests under way at {self._site.name}; the quota is "
+                f"{UNDER_WAY_MAX} requests and {UNDER_WAY_BYTES_MAX} bytes: wait for responses first"
             )
             self._guard.note_over_quota(sender, request, error)
             raise error
-        under_way.add((sender.node, request_id))
+        self._under_way.setdefault(sender.accountable, under_way)[sender.node, request_id] = size
 
     def _understood(self, client: str, bundle: bytes) -> Sequence[tuple[RequestId, AnyRequest]]:
         """One that can't be read is answered so; it does not keep the others from being answered."""
@@ -344,7 +349,8 @@ class Responder(Participant):
     def _end(self, sender: Sender, ids: Sequence[RequestId], task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         under_way = self._under_way[sender.accountable]
-        under_way.difference_update((sender.node, request_id) for request_id in ids)
+        for request_id in ids:
+            under_way.pop((sender.node, request_id), None)
         if not under_way:
             del self._under_way[sender.accountable]
 

@@ -593,6 +593,6 @@ def test_whatever_arrives_in_whatever_order_nothing_is_decided_or_told_twice(dat
     assert {tx for tx, o in play.outcomes.items() if o == {Outcome.COMMITTED}} == set(play.logged)
     assert set(play.outcomes) == set(play.submitted)
     assert play.machine.core.in_flight == {}
-    assert play.machine.core.held == set()
+    assert not play.machine.core.held
     for epoch, sets in play.committing.items():
         assert len(sets) == 1, f"{epoch} was told {sets}"

@@ -109,6 +109,18 @@ def test_backpressure_holds_every_acknowledgement_back_and_gives_it_when_it_ends
     assert frames(other) == [Frame(0, 6)]
 
 
+def test_an_end_that_ignores_backpressure_is_cut_off() -> None:
+    one, other = LinkFlow(FlowLimits(window_bytes=10**6, frame_bytes=20)), LinkFlow(NARROW)
+    other.hold(True)
+    queue(one, *"abcdefghijklmn", size=20)
+    *within, beyond = frames(one)[:7]
+    for frame in within:
+        take(other, frame, size=20)
+
+    with pytest.raises(ProtocolError, match="window"):
+        take(other, beyond, size=20)
+
+
 def test_the_frames_that_a_broken_connection_lost_go_first_on_the_next_one() -> None:
     one, other = LinkFlow(NARROW), LinkFlow(NARROW)
     queue(one, "a", "b", size=20)

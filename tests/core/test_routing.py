@@ -166,6 +166,8 @@ def test_a_link_that_is_gone_takes_its_interest_with_it() -> None:
 
 # ----------------------------------------------------------------------------------------- one broker, links in and out
 
+NAMED = (EventType("plain"),)  # what brokers tell each other of a type: its name and its ancestors'
+
 
 def broker(name: str = "b2", shape: str = "chain") -> BrokerCore:
     """The middle one of three brokers in a chain."""
@@ -194,10 +196,10 @@ def test_a_broker_tells_the_next_hop_only_what_it_does_not_know_yet() -> None:
     second = sent(subscribed(core, "s2", NARROW))
     lost = sent(core.site_lost(NodeId("s1"), 0.0))
 
-    assert first == [(up, RouteAdded(definitions=PLAIN, filter=BROAD))]
+    assert first == [(up, RouteAdded(definitions=NAMED, filter=BROAD))]
     assert second == []
     assert lost == [
-        (up, RouteAdded(definitions=PLAIN, filter=NARROW)),
+        (up, RouteAdded(definitions=NAMED, filter=NARROW)),
         (up, RouteRemoved(event_type="plain", filter=BROAD)),
     ]
 
@@ -210,7 +212,7 @@ def test_a_neighbour_that_comes_back_is_told_the_whole_interest_in_place_of_the_
 
     again = sent(core.broker_up(up, 2, 1.0))
 
-    assert again == [(up, RoutesReset(routes=(RouteAdded(definitions=PLAIN, filter=NARROW),)))]
+    assert again == [(up, RoutesReset(routes=(RouteAdded(definitions=NAMED, filter=NARROW),)))]
 
 
 def test_what_a_site_claims_about_the_sender_is_replaced_by_the_stamp_of_its_broker() -> None:

@@ -200,8 +200,10 @@ class BrokerNode:
         link.send_control(MessageRejected(subject, verb, event_type, text, code))
         guard = self.guards.get(link.name)
         principal = guard.principal if guard is not None else None
-        who, through = (link.name, "") if principal is None else (principal.name, f" through {link.name}")
-        self._audit_denied(who, f"{verb} {event_type}", f"{code}: {subject}{through}")
+        # By identity: records are limited for each party, and an identity opens as many sessions as it likes.
+        who = link.name if guard is None else guard.accountable
+        how = "" if who == link.name else f" by {link.name}" if principal is None else f" through {link.name}"
+        self._audit_denied(who, f"{verb} {event_type}", f"{code}: {subject}{how}")
 
     def follower_dropped(self, feed: Feed, last_number: int, most: int) -> None:
         """A durable subscription was dropped because of what was kept for it."""
@@ -227,8 +229,7 @@ class BrokerNode:
             return
         self._count_rejection(rejected.code)
         sender = rejected.sender
-        who = sender.node if sender.on_behalf_of is None else sender.accountable
-        self._audit_denied(who, f"{rejected.verb} {rejected.event_type}", rejected.reason)
+        self._audit_denied(sender.accountable, f"{rejected.verb} {rejected.event_type}", rejected.reason)
 
     def on_control(self, link: Link, control: AnyControl) -> None:
         if isinstance(control, Backpressure) and link.name not in self.guards:

@@ -9,11 +9,12 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from tops.http.gate import Gate, json_response
+from tops.http.gate import PRINCIPAL, Gate, json_response
 from tops.http.openapi import document
 from tops.http.rights import BROKER, HEALTH, Handler, Routes
 from tops.model.errors import UnknownTransaction
 from tops.runtime.broker_node import BrokerNode
+from tops.security import EVERYTHING, Verb
 from tops.server.connections import Connections
 from tops.server.metrics import NodeCollector
 from tops.server.retention import Retainer
@@ -50,7 +51,7 @@ class BrokerPages:
         if login is not None:
             routes.add("GET", "/login", login)
         routes.add("GET", "/v1/openapi.json", _view(document))
-        routes.add("GET", "/v1/topology", _view(views.topology))
+        routes.add("GET", "/v1/topology", self._topology)
         routes.add("GET", "/v1/subscriptions", _view(views.subscriptions))
         routes.add("GET", "/v1/transactions", _view(views.transactions))
         routes.add("GET", "/v1/transactions/{tx}", self._transaction)
@@ -71,6 +72,11 @@ class BrokerPages:
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _topology(self, request: web.Request) -> web.Response:
+        permissions = self._connections.permissions
+        whole = permissions.allowed(request[PRINCIPAL], Verb.ADMINISTER, EVERYTHING)
+        return json_response(self._views.topology(whole=whole))
 
     async def _transaction(self, request: web.Request) -> web.Response:
         try:

@@ -24,7 +24,8 @@ class Views:
             lacking.append("room in the journal")
         return lacking
 
-    def topology(self) -> dict[str, Any]:
+    def topology(self, *, whole: bool) -> dict[str, Any]:
+        """With `whole` also the sites that are connected, and the alarms: only administrators learn who is there."""
         core = self.node.core
         return {
             "broker": core.name,
@@ -43,8 +44,9 @@ class Views:
                     "queued_bytes": link.pending_bytes,
                 }
                 for name, link in sorted(self.node.links.items())
+                if whole or name not in self.node.guards
             ],
-            "alarms": [{"at": at, "kind": kind, "text": text} for at, kind, text in self.node.alarms],
+            "alarms": [{"at": at, "kind": kind, "text": text} for at, kind, text in self.node.alarms if whole],
         }
 
     def subscriptions(self) -> dict[str, Any]:

@@ -296,14 +296,14 @@ class SiteApp:
         raise Broken(f"a participant was asked for {type(call).__name__}")
 
     def _join(self, s: SimSubscription, tx: TxId, spec: TxSpec) -> Scope:
-        asked = self.world.rng.choice(s.prefers)
-        if asked is Scope.DISTRIBUTED and spec.tx_type.value == "local":
-            asked = Scope.LOCAL
-        granted = granted_scope(asked, spec.limit, spec.tx_type)
+        chosen = self.world.rng.choice(s.prefers)
+        if chosen is Scope.DISTRIBUTED and spec.tx_type.value == "local":
+            chosen = Scope.LOCAL
+        granted = granted_scope(chosen, spec.limit, spec.tx_type)
         self.world.history.scopes[tx, self.site.name, s.number, self.site.incarnation] = granted
         if spec.access is Access.PUBLIC and granted is Scope.DISTRIBUTED and self.world.rng.random() < 0.5:
             self.run(self.world.workload.contribution(self, tx, spec))
-        return asked
+        return chosen
 
 
 def _brief(call: Call) -> str:

@@ -24,6 +24,9 @@ Key = tuple[Hashable, ...]
 _KEY, _VALUES, _ADD = attrgetter("key"), attrgetter("values"), attrgetter("add")
 _TABLE, _VERSION, _SUM_KEY = attrgetter("table"), attrgetter("expect_version"), attrgetter("sum_key")
 _EXPECTED_ROW, _CAPTURED = attrgetter("expect_row"), attrgetter("captured")
+# Of numbers that are put into a table: a client chooses them, and their hashes can be foreseen. Hashes of texts differ
+# from process to process.
+_SALT = hash("keys of rows")
 Shape = tuple[Hashable, ...]  # what makes two changes one statement: verb, table, columns, whether versions are checked
 
 
@@ -120,7 +123,7 @@ def plan(changes: Iterable[tuple[int, Traits, Change]]) -> list[Step]:
     for number, traits, change in changes:
         key: Key | None
         if traits.integer_key is not None and type(value := traits.row(change).get(traits.integer_key)) is int:
-            key = (traits.oid, value)
+            key = (traits.oid, value ^ _SALT)
         else:
             key = _key_of(change, traits)
         last = steps[-1] if steps else None
@@ -202,8 +205,8 @@ def _plain_keys(traits: Traits, changes: list[Change]) -> list[Hashable] | None:
         return None
     try:
         if traits.integer_key is not None:
-            keys = list(map(itemgetter(traits.integer_key), rows))
-            return keys if set(map(type, keys)) == {int} else None
+            numbers = list(map(itemgetter(traits.integer_key), rows))
+            return list(map(_SALT.__xor__, numbers)) if set(map(type, numbers)) == {int} else None
         types = [table.columns[column] for column in table.key]
         if len(types) < 2 or any(kind.name != "text" or kind.is_loose for kind in types):
             return None
@@ -262,5 +265,5 @@ def _key_of(change: Change, traits: Traits) -> Key | None:
         value = table.columns[column].plain(row.get(column))
         if value is None:
             return None
-        key.append(value)
+        key.append(value ^ _SALT if type(value) is int else value)
     return tuple(key)

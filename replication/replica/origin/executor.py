@@ -25,7 +25,7 @@ import msgspec
 from adapters.changes import Member, content_digest, decode_member, own_key
 from adapters.postgres.origin import Executed, Interrupted, Origin, Rejected
 from adapters.resource import Why
-from replication.conflicts.own_statements import check_client
+from replication.conflicts.own_statements import check_client, check_expects_no_version
 from replication.conflicts.read_locks import AccessedRows, Lock, more_locks
 from replication.model.values import pack_rows
 from replication.replica.apply.participant import ReplicaParticipant
@@ -359,6 +359,7 @@ def _keyed(request: Execute) -> Member:
     """The request under its key, which stands for what was asked and not for what came of it."""
     asked = decode_member(request.member)
     check_client(asked)
+    check_expects_no_version(asked.changes, "beside what must be executed once: write that in another transaction")
     key = asked.idempotency_key or own_key(request.tx)
     return msgspec.structs.replace(asked, tx=TxId(request.tx), idempotency_key=key, content=content_digest(asked))
 

@@ -17,7 +17,7 @@ from tops.core.coordinator.rendezvous import BROKER_ROLE, Rendezvous, Rendezvous
 from tops.core.log.event_log import Feed
 from tops.model.constraints import Predicate
 from tops.model.errors import InvalidEventType
-from tops.model.event_types import set_of_log
+from tops.model.event_types import SetPart, set_of_log, set_part
 from tops.model.filters import Filter
 from tops.model.ids import NodeId, TxId
 from tops.model.sizes import bundles, encoded_bytes
@@ -35,6 +35,7 @@ from tops.protocol.messages import (
     Dissemination,
     Envelope,
     EventsPublished,
+    FollowLog,
     LinkMessage,
     LocalCommitOrdered,
     LogEntry,
@@ -56,6 +57,7 @@ from tops.protocol.messages import (
     TxAbandoned,
     TxPublication,
     TxPublished,
+    TypeAdvertised,
     decode_body,
 )
 from tops.protocol.records import AnyRecord
@@ -152,8 +154,10 @@ class BrokerCore:
             publication = _stamped(site, message.publication)
             if publication is None:
                 return []
-            site.contacts.add(message.rendezvous)
+            self._note_contact(site, message.rendezvous)
             if message.rendezvous == self.name:
+                if (misplaced := self._misplaced(publication.event_type, site.sender)) is not None:
+                    return [misplaced]
                 effects = self.rendezvous.on_publication(publication, site.sender, site.address, now)
                 return self._carry_out(effects, now, sender=site.sender)  # the publisher may be a subscriber, too
             stamped = Dissemination(
@@ -177,7 +181,9 @@ class BrokerCore:
         to, body = envelope.to, envelope.body
         if (foreign := _begun_for_another(site, body)) is not None:
             return [foreign]
-        site.contacts.add(to.broker)
+        if to == self.address and (misplaced := self._misplaced_definition(body, site.sender)) is not None:
+            return [misplaced]
+        self._note_contact(site, to.broker)
         released: list[Effect] = []
         if type(body) is StandingRegistered:
             self.edge.on_standing(site, body)
@@ -191,6 +197,10 @@ class BrokerCore:
         effects = handler(body, site.sender, site.address, now)
         carried = self._carry_out(effects, now) if effects else effects
         return released + carried if released else carried
+
+    def _note_contact(self, site: SiteLink, broker: NodeId) -> None:
+        if broker in self.topology.neighbours:  # nobody is to be told elsewhere, and a site makes up any name
+            site.contacts.add(broker)
 
     def _release(self, site: NodeId, held: list[Publication]) -> list[Effect]:
         """Send what was withheld until the site had chosen its scope."""
@@ -213,6 +223,8 @@ class BrokerCore:
             return [SendOnLink(s, query) for s in self.edge.subscribers_of(envelope.body.epoch.event_type)]
         if envelope.sender is None:
             return []
+        if (misplaced := self._misplaced_definition(envelope.body, envelope.sender)) is not None:
+            return [misplaced]
         effects = self.rendezvous.on_message(envelope.body, envelope.sender, envelope.reply_to, now)
         return self._carry_out(effects, now)
 
@@ -274,7 +286,8 @@ class BrokerCore:
                 publication = effect.publication
                 lineage = self._lineage(publication.event_type)
                 passed = exclude if publication is done else None
-                carried += self._descend(publication, lineage, self.name, sender, passed)
+                shown = sender if sender is not None and self._discloses_sender(lineage) else None
+                carried += self._descend(publication, lineage, self.name, shown, passed)
             else:
                 carried.append(effect)
         return carried
@@ -289,18 +302,37 @@ class BrokerCore:
             sender = dissemination.sender
             if sender is None:
                 return []
+            if (misplaced := self._misplaced(publication.event_type, sender)) is not None:
+                return [misplaced]
             effects = self.rendezvous.on_publication(publication, sender, dissemination.reply_to, now)
             return self._carry_out(effects, now, publication, passed, sender)
         down: list[Effect] = []
         if dissemination.early:
             rendezvous, name = dissemination.rendezvous, publication.event_type
             if self._may_pass_early(name):
-                down = self._descend(publication, (name,), rendezvous, dissemination.sender, exclude=passed)
+                shown = dissemination.sender if set_part(name) is not SetPart.NONE else None
+                down = self._descend(publication, (name,), rendezvous, shown, exclude=passed)
             else:
                 # No subscriber of the type is behind the link: otherwise the broker there would know the type as well.
                 dissemination = msgspec.structs.replace(dissemination, early=False)
         hop = self.topology.next_hop(self.name, dissemination.rendezvous)
         return down if hop is None else [*down, SendOnLink(hop, dissemination)]
+
+    def _misplaced(self, event_type: str, sender: Sender) -> Reject | None:
+        """The rejection of a publication whose type meets at another broker: only that one knows its definition, and
+        keeps its log. A type with ancestors that is not known here meets wherever they do, and not here."""
+        family = self.rendezvous.families.get(event_type, event_type)
+        home = self.topology.rendezvous(family)
+        if home == self.name:
+            return None
+        reason = f"events of {event_type!r} go to {home}, where the type meets, and not to {self.name}"
+        return Reject(sender, "publish", event_type, reason, f"events {event_type}", code="invalid")
+
+    def _misplaced_definition(self, body: AddressedMessage, sender: Sender) -> Reject | None:
+        """The same for a letter that may define a type."""
+        if type(body) is TypeAdvertised or type(body) is FollowLog:
+            return self._misplaced(body.definitions[0].name, sender)
+        return None
 
     def _may_pass_early(self, event_type: str) -> bool:
         """Whether subscribers may get events of a type before its rendezvous, which knows its ancestors and its log.
@@ -308,10 +340,16 @@ class BrokerCore:
         This is allowed only for a type that has neither. The ancestors that a publisher claims are not used: with them
         it could reach the subscribers of any type without the right to publish it. A subscriber's definition can only
         rule it out."""
-        known = self.table.types.whole_if_known(event_type)
-        if known is not None and (known.durable or known.parent is not None):
-            return False
-        return not set_of_log(event_type)
+        return self.table.types.may_pass_early(event_type) and not set_of_log(event_type)
+
+    def _discloses_sender(self, lineage: tuple[str, ...]) -> bool:
+        """Whether subscribers of a type that meets here, or of one of its ancestors, learn who published an event: by
+        its publishers' definition. A subscriber's own definition does not count."""
+        for name in lineage:
+            whole = self.rendezvous.types.whole_if_known(name)
+            if whole is not None and whole.discloses_sender:
+                return True
+        return False
 
     def _lineage(self, event_type: str) -> tuple[str, ...]:
         """The type and its ancestors, if this broker is their rendezvous. Of other types it knows only definitions that
@@ -409,7 +447,7 @@ class BrokerCore:
             early=False,
             publication=publication,
             lineage=lineage,
-            sender=sender if sender is not None and self.table.discloses_sender(lineage) else None,
+            sender=sender,
         )
 
     # ------------------------------------------------------------------------------------------------ subscriptions
@@ -471,13 +509,14 @@ class BrokerCore:
         """Send the changes of interest to the next hop towards each type's rendezvous."""
         effects: list[Effect] = []
         for name in sorted(t for t in event_types if t in self.table.types):
-            parent = self.topology.next_hop(self.name, self.topology.rendezvous(self.table.types.family(name)))
+            family = self.table.types.lineage(name)[-1]
+            parent = self.topology.next_hop(self.name, self.topology.rendezvous(family))
             added, removed = self.table.changes_for(parent, name)
-            if parent is None:
-                continue
-            definitions = self.table.types.definitions(name)
-            effects += [SendOnLink(parent, RouteAdded(definitions=definitions, filter=f)) for f in added]
-            effects += [SendOnLink(parent, RouteRemoved(event_type=name, filter=f)) for f in removed]
+            if parent is not None:
+                definitions = self.table.types.definitions(name)
+                effects += [SendOnLink(parent, RouteAdded(definitions=definitions, filter=f)) for f in added]
+                effects += [SendOnLink(parent, RouteRemoved(event_type=name, filter=f)) for f in removed]
+            self.table.drop_idle(name)
         return effects
 
     # -------------------------------------------------------------------------------------- timers, disk, recovery

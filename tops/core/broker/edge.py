@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from tops.model.event_types import EventType
 from tops.model.filters import Filter
 from tops.model.ids import NodeId, TxId, hashed, standing_pseudonym, tx_id
 from tops.model.transactions import Scope, granted_scope
@@ -153,7 +154,7 @@ class Edge:
             self._count(site, -1, -former_bytes)
         if changed.filter is not None:
             size = changed.filter.encoded_bytes()
-            site.subscriptions[changed.subscription], site.filter_bytes[changed.subscription] = changed, size
+            site.subscriptions[changed.subscription], site.filter_bytes[changed.subscription] = _named(changed), size
             self._count(site, 1, size)
         if former is None or former.filter is None or former.durable:
             return None
@@ -260,3 +261,9 @@ class Edge:
             elif taken.scope is not None:
                 taken.scope = max(taken.scope, granted)
         return taken
+
+
+def _named(changed: SubscriptionChanged) -> SubscriptionChanged:
+    """The subscription with no more of its type's definitions than is looked at here: the family's name and its own."""
+    family, own = changed.definitions[0].name, changed.definitions[-1].name
+    return msgspec.structs.replace(changed, definitions=(EventType(family), EventType(own)))

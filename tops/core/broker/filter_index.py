@@ -21,6 +21,9 @@ _SHARE_TWO_ENDS: Final = 1 / 16
 _SHARE_ONE_END: Final = 1 / 2
 _SHARE_SEVERAL: Final = 3 / 4
 _SHARE_EXISTS: Final = 1.0
+# Beside each value in the table: a subscriber chooses the values, and hashes of numbers can be foreseen. Hashes of
+# texts differ from process to process.
+_SALT: Final = hash("values of filters")
 _POINTS_PRIOR: Final = 64  # a table of few values is treated as if it had this many more
 
 
@@ -45,7 +48,7 @@ class _ValueIndex(Generic[Owner]):
     """The filters that are indexed under one attribute and one kind of values."""
 
     def __init__(self) -> None:
-        self._points: dict[Any, dict[_Entry[Owner], None]] = {}
+        self._points: dict[tuple[int, Any], dict[_Entry[Owner], None]] = {}
         self._point_count = 0
         self._from: Rays[_Entry[Owner]] = Rays()
         self._until: Rays[_Entry[Owner]] = Rays()
@@ -57,7 +60,7 @@ class _ValueIndex(Generic[Owner]):
 
     def share(self, points: tuple[Any, ...]) -> float:
         """The share of the indexed single values that are among `points`: high for a common value."""
-        beside = sum(len(self._points.get(point, ())) for point in points)
+        beside = sum(len(self._points.get((_SALT, point), ())) for point in points)
         return (beside + len(points)) / (self._point_count + _POINTS_PRIOR)
 
     def add(self, allowed: ValueSet, entry: _Entry[Owner]) -> None:
@@ -65,7 +68,7 @@ class _ValueIndex(Generic[Owner]):
         if (points := allowed.points()) is not None:
             self._point_count += len(points)
             for point in points:
-                self._points.setdefault(point, {})[entry] = None
+                self._points.setdefault((_SALT, point), {})[entry] = None
             return
         for low, high in allowed.intervals:
             if high is None:
@@ -80,9 +83,10 @@ class _ValueIndex(Generic[Owner]):
         if (points := allowed.points()) is not None:
             self._point_count -= len(points)
             for point in points:
-                del self._points[point][entry]
-                if not self._points[point]:
-                    del self._points[point]
+                entries = self._points[_SALT, point]
+                del entries[entry]
+                if not entries:
+                    del self._points[_SALT, point]
             return
         two_ends = False
         for low, high in allowed.intervals:
@@ -98,7 +102,7 @@ class _ValueIndex(Generic[Owner]):
     def containing(self, value: Any) -> Iterable[Iterable[_Entry[Owner]]]:
         """The entries whose set contains `value`, each once, in up to four groups."""
         return (
-            self._points.get(value, ()),
+            self._points.get((_SALT, value), ()),
             self._from.up_to(value),
             self._until.beyond(value),
             self._between.containing(value),

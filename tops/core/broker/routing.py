@@ -6,16 +6,17 @@ follow down. Only filters that cover the others are forwarded, and of those only
 """
 
 import hashlib
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from tops.core.broker.covering import Cover
 from tops.core.broker.filter_index import FilterIndex
-from tops.model.errors import ConfigError
-from tops.model.event_types import EventType, EventTypes
+from tops.model.errors import ConfigError, InvalidEventType
+from tops.model.event_types import EventType
 from tops.model.filters import Filter
 from tops.model.ids import NodeId
+from tops.protocol.messages import Definitions
 
 EVERYTHING = Filter.everything()
 LINEAGES_MAX = 10_000
@@ -64,23 +65,88 @@ class Topology:
         return hops
 
 
+class Ancestries:
+    """Which types stem from which, as subscribers say, for as long as somebody asks for one of them.
+
+    What else a subscriber says of a type counts for nothing: it may be the first to name a type that is another's."""
+
+    def __init__(self) -> None:
+        self._parents: dict[str, str | None] = {}
+        self._children: Counter[str] = Counter()
+        self._not_early: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._parents
+
+    def __len__(self) -> int:
+        return len(self._parents)
+
+    def note(self, definitions: Definitions) -> None:
+        """Take the ancestry of a type; InvalidEventType, with nothing noted, if it contradicts what is known."""
+        above: set[str] = set()
+        for definition in definitions:
+            name, parent = definition.name, definition.parent
+            if self._parents.get(name, parent) != parent:
+                raise InvalidEventType(f"event type {name!r} has another parent here than {parent!r}")
+            if parent is not None and parent not in above and parent not in self._parents:
+                raise InvalidEventType(f"event type {name!r}: parent {parent!r} is unknown; define it first")
+            above.add(name)
+        for definition in definitions:
+            if definition.name not in self._parents:
+                self._parents[definition.name] = definition.parent
+                if definition.parent is not None:
+                    self._children[definition.parent] += 1
+        last = definitions[-1]
+        if last.durable or last.parent is not None or last.discloses_sender:
+            self._not_early.add(last.name)
+
+    def may_pass_early(self, name: str) -> bool:
+        """Whether no subscriber has said of the type what rules that out."""
+        return name not in self._not_early
+
+    def lineage(self, name: str) -> list[str]:
+        """The type's own name, its parent's, and so on up."""
+        lineage = [name]
+        while (parent := self._parents[lineage[-1]]) is not None:
+            lineage.append(parent)
+        return lineage
+
+    def definitions(self, name: str) -> Definitions:
+        """What another broker needs to know of the type."""
+        return tuple(
+            EventType(each, parent=self._parents[each], durable=each in self._not_early)
+            for each in reversed(self.lineage(name))
+        )
+
+    def drop(self, name: str, is_wanted: Callable[[str], bool]) -> None:
+        """Forget a type that nobody asks for, and the ancestors that were known because of it."""
+        current: str | None = name
+        while current is not None and current in self._parents and not self._children[current]:
+            if is_wanted(current):
+                return
+            parent = self._parents.pop(current)
+            self._not_early.discard(current)
+            del self._children[current]
+            if parent is not None:
+                self._children[parent] -= 1
+            current = parent
+
+
 class RoutingTable:
     """The interest of one broker's links, per event type."""
 
     def __init__(self) -> None:
-        self.types = EventTypes()
+        self.types = Ancestries()
         self._interest: dict[str, dict[NodeId, dict[Filter, int]]] = {}  # type -> link -> filter -> times added
         self._index: dict[str, FilterIndex[NodeId]] = {}
         self._changed: dict[str, dict[Filter, None]] = {}  # type -> filters, since the last message to the next hop
         self._announced: dict[tuple[str, NodeId], Cover] = {}
         self._narrow: dict[str, int] = {}  # type -> how many of its filters do not match everything
         self._unfiltered: dict[tuple[str, ...], list[NodeId]] = {}  # lineage -> links; cleared by every change
-        self._disclosing: dict[tuple[str, ...], bool] = {}  # lineage -> whether subscribers learn the publisher
 
-    def add(self, link: NodeId, definitions: tuple[EventType, ...], interest: Filter) -> None:
-        if any(definition.name not in self.types for definition in definitions):
-            self._disclosing.clear()
-        name = self.types.define_all(definitions).name
+    def add(self, link: NodeId, definitions: Definitions, interest: Filter) -> None:
+        self.types.note(definitions)
+        name = definitions[-1].name
         filters = self._interest.setdefault(name, {}).setdefault(link, {})
         filters[interest] = filters.get(interest, 0) + 1
         if filters[interest] == 1:
@@ -88,12 +154,15 @@ class RoutingTable:
             self._changes(name, interest, 1)
 
     def remove(self, link: NodeId, event_type: str, interest: Filter) -> None:
-        filters = self._interest.get(event_type, {}).get(link, {})
+        links = self._interest.get(event_type, {})
+        filters = links.get(link, {})
         if interest not in filters:
             return
         filters[interest] -= 1
         if not filters[interest]:
             del filters[interest]
+            if not filters:
+                del links[link]
             self._index[event_type].remove(link, interest)
             self._changes(event_type, interest, -1)
 
@@ -107,21 +176,19 @@ class RoutingTable:
                 touched.add(event_type)
         return touched
 
+    def drop_idle(self, event_type: str) -> None:
+        """Nothing is kept of a type that nobody asks for; to be called when the next hop has been told."""
+        if self._interest.get(event_type):
+            return
+        for kept in (self._interest, self._index, self._changed, self._narrow):
+            kept.pop(event_type, None)
+        self.types.drop(event_type, self._interest.__contains__)
+
     def _changes(self, event_type: str, interest: Filter, change: int) -> None:
         self._unfiltered.clear()
         self._changed.setdefault(event_type, {})[interest] = None
         if interest != EVERYTHING:
             self._narrow[event_type] = self._narrow.get(event_type, 0) + change
-
-    def discloses_sender(self, lineage: tuple[str, ...]) -> bool:
-        """Whether events of the type, or of one of its ancestors, name their publisher to subscribers."""
-        known = self._disclosing.get(lineage)
-        if known is None:
-            known = any(name in self.types and self.types.whole(name).discloses_sender for name in lineage)
-            if len(self._disclosing) >= LINEAGES_MAX:
-                self._disclosing.clear()
-            self._disclosing[lineage] = known
-        return known
 
     def interested_in_all(self, lineage: Iterable[str]) -> list[NodeId] | None:
         """The links that want every event of the type; None if a link wants a part, so that each event must be
@@ -158,6 +225,9 @@ class RoutingTable:
         changed = self._changed.pop(event_type, {})
         if parent is None:
             return [], []
+        if not self._interest.get(event_type):
+            told = self._announced.pop((event_type, parent), None)
+            return [], [] if told is None else told.passed_on
         cover = self._announced.setdefault((event_type, parent), Cover())
         index = self._index.get(event_type)
         for interest in changed:

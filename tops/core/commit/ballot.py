@@ -31,6 +31,8 @@ class ReadyTx(msgspec.Struct):
     alone: bool = False  # after too many differing votes it is prepared by itself
     include_late: bool = False  # without the late voters its constraints failed, so it needs their votes as well
     started_with: frozenset[str] = frozenset()  # the voters of an earlier prepare; they have joined
+    who: str = ""  # the identity that is accountable for it
+    size: int = 0  # of its events, in bytes; what the quota of that identity goes by
 
     def logged_bytes(self) -> int:
         """Its size in an entry of a log, in bytes; in a prepare it takes less."""

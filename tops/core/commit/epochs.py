@@ -20,6 +20,7 @@ from tops.core.commit.decision_sender import DecisionSender, Sign
 from tops.core.commit.epoch import Epoch, EpochOptions, Stage, fits, hashed_all, is_enough, member_digest, outcomes_of
 from tops.core.commit.epoch_memory import QUERY_FEED, Decided, EpochMemory
 from tops.core.commit.epoch_queue import EpochQueue
+from tops.core.commit.held import Held
 from tops.core.commit.late_voters import LateVoters
 from tops.core.commit.outcomes import Outcomes
 from tops.core.commit.standing_registrations import StandingRegistrations
@@ -75,7 +76,7 @@ class EpochCoordinator:
         self.late = LateVoters(log, standing, self.decision_sender)
         self.memory = EpochMemory(event_type, incarnation, log, options.note_after_s, self.decision_sender)
         self.waiting = EpochQueue(standing, predicates, options.members_max)
-        self.held: set[TxId] = set()  # waiting here or in flight
+        self.held = Held()  # waiting here or in flight
         self.in_flight: dict[int, Epoch] = {}
         self.volatile_number = 0
         self._newest_number = 0  # the highest number that this incarnation has assigned
@@ -100,7 +101,8 @@ class EpochCoordinator:
     def submit(self, *ready: ReadyTx) -> list[Effect]:
         """Transactions are ready to be prepared; they start at once and together, unless an epoch is in flight."""
         self.waiting.ready.extend(ready)
-        self.held.update([r.tx for r in ready])
+        for one in ready:
+            self.held.add(one)
         if self.log is not None and self.log.stale is not None:
             return self.reject_all(self.log.stale)
         return self.start()
@@ -154,15 +156,15 @@ class EpochCoordinator:
         if self.log is not None:
             number, voters = self.log.reserve(), self._without_late(group, voters)
             if self.standing.registrations.keys() <= voters.keys():
-                asked = voters  # every registered replica votes already
+                recipients = voters  # every registered replica votes already
             else:
                 barred = self.log.unconfirmed.keys() | self.log.differing
                 joiners = self.standing.joiners(group[0].spec, number, self.options.join_gap, barred)
-                asked = {**voters, **{key: m for key, m in joiners.items() if key not in self.late}}
+                recipients = {**voters, **{key: m for key, m in joiners.items() if key not in self.late}}
         else:
             self.volatile_number += 1
-            number, asked = self.volatile_number, voters
-        return self._prepare(number, 1, group, dict(asked), frozenset(voters))
+            number, recipients = self.volatile_number, voters
+        return self._prepare(number, 1, group, dict(recipients), frozenset(voters))
 
     def _without_late(self, group: list[ReadyTx], voters: dict[str, Member]) -> dict[str, Member]:
         """Omit voters that still work on an epoch that was decided without them, unless their votes are needed."""
@@ -311,9 +313,9 @@ class EpochCoordinator:
         }
         if not timely:
             return timely
-        everyone = {key: epoch.voters[key] for key in sorted(verdict.committing | timely)}
+        all_voters = {key: epoch.voters[key] for key in sorted(verdict.committing | timely)}
         rest = [m for m in epoch.members if m.tx not in verdict.excluded]
-        allowed = suffice(rest, epoch.counted & verdict.committing, everyone, self.predicates)
+        allowed = suffice(rest, epoch.counted & verdict.committing, all_voters, self.predicates)
         return timely if allowed else set()
 
     def _try_again(self, epoch: Epoch, verdict: Verdict) -> list[Effect]:
@@ -474,7 +476,7 @@ class EpochCoordinator:
     def _end(self, epoch: Epoch, no_op: bool) -> list[Effect]:
         number = epoch.id.number
         del self.in_flight[number]
-        self.held.difference_update(epoch.committed)
+        self.held.discard_all(epoch.committed)
         self._write_outcomes(epoch)
         effects: list[Effect] = []
         if not self.late.any_of(number):

@@ -38,10 +38,13 @@ class Outcomes:
 
     def is_rejected(self, tx: TxId) -> bool:
         """Whether a transaction that arrives now is too late: it was rejected or has ended, or may have ended."""
-        if tx in self.rejected or tx in self.committed or tx in self.aborted:
+        if self.remembers(tx):
             return True
         made = _split(tx)
         return made is None or _is_among(self.truncated, made) or _is_among(self.passed, made)
+
+    def remembers(self, tx: TxId) -> bool:
+        return tx in self.rejected or tx in self.committed or tx in self.aborted
 
     def remember(self, outcome: TxOutcome) -> None:
         """Record a commit, also during recovery."""

@@ -12,6 +12,7 @@ from tops.core.coordinator.tx_coordinator import FOLLOWED, TxCoordinator
 from tops.model.constraints import needs_identity
 from tops.model.ids import NodeId, TxId, voter_key
 from tops.model.rejections import Rejection, RejectionCode
+from tops.model.sizes import encoded_bytes
 from tops.model.transactions import LocalOutcome, Outcome, ScopeLimit, TxState
 from tops.protocol.effects import Disseminate, Effect, Reject, SendTo
 from tops.protocol.messages import (
@@ -95,6 +96,7 @@ class DistributedTransactions:
         spec_rejection = self._known.spec_rejection(spec)
         ready: dict[TxId, ReadyTx] = {}
         epochs_in_use = self._known.epochs_if_known(spec.event_type)
+        waiting = epochs_in_use.held.bytes_of(sender.accountable) if epochs_in_use is not None else 0
         for one in m.transactions:
             tx = one.tx
             alive = tx in self._open or (epochs_in_use is not None and epochs_in_use.holds(tx))
@@ -109,8 +111,16 @@ class DistributedTransactions:
                 coordinator = self.coordinator(tx, spec, sender, at, EventCoordinator(tx, spec.event_type))
                 coordinator.one_shot = one.events
                 effects += self.open(coordinator)
-            else:
-                ready.setdefault(tx, ReadyTx(tx, spec, at, len(one.events), one.events, one.events))
+            elif (rejected := self._beyond_quota(one, spec, sender, waiting)) is not None:
+                rejection = not_taken(rejected)
+                aborted = TxOutcome(tx=tx, outcome=Outcome.ABORTED, rejection=rejection)
+                effects += [rejected, *self._outcomes.settle(aborted, at)]
+            elif tx not in ready:
+                size = encoded_bytes(one.events)
+                waiting += size
+                ready[tx] = ReadyTx(
+                    tx, spec, at, len(one.events), one.events, one.events, who=sender.accountable, size=size
+                )
         if not ready:
             return effects
         epochs = self._known.epochs_of(spec)
@@ -118,6 +128,14 @@ class DistributedTransactions:
             for r in ready.values():
                 effects += self._announce_one_shot(OneShot(r.tx, r.logged_events), spec, at)
         return effects + epochs.submit(*ready.values())
+
+    def _beyond_quota(self, one: OneShot, spec: TxSpec, sender: Sender, waiting: int) -> Reject | None:
+        """The rejection of one more where those of its identity hold too much: they wait in one row with all others."""
+        quota = self._node.options.quotas.waiting_bytes
+        if waiting < quota:
+            return None
+        reason = f"transactions of {sender.accountable} that wait hold over {quota} bytes, which is the quota: wait"
+        return Reject(sender, "begin", spec.event_type, reason, f"tx {one.tx}", code="quota")
 
     def _announce_one_shot(self, one: OneShot, spec: TxSpec, at: Address) -> list[Effect]:
         """Local and non-transactional subscribers receive a one-shot as they receive any transaction."""
@@ -152,6 +170,8 @@ class DistributedTransactions:
 
     def on_event(self, coordinator: TxCoordinator, published: TxPublished) -> list[Effect]:
         effects = coordinator.on_event(published)
+        if coordinator.failed is None and (rejection := self._open.grown(coordinator)) is not None:
+            effects += coordinator.abort(rejection)
         if coordinator.failed is not None and not coordinator.detached:
             return effects + self._end_failed(coordinator)
         return [*effects, Disseminate(published)]

@@ -13,6 +13,7 @@ from tops.core.coordinator.local_relay import LocalRelay
 from tops.core.coordinator.tx_coordinator import TxCoordinator
 from tops.model.constraints import Predicate
 from tops.model.ids import NodeId, TxId
+from tops.model.rejections import Rejection, RejectionCode
 from tops.model.transactions import Access
 from tops.protocol.effects import Reject
 from tops.protocol.messages import Sender, TxSpec
@@ -27,6 +28,8 @@ class Quotas(msgspec.Struct, frozen=True):
     type_bytes: int = 16 * 2**20  # of their definitions
     followers: int = 1_000
     transactions: int = 50_000
+    transaction_bytes: int = 256 * 2**20  # of the events of its open transactions, where they are kept
+    waiting_bytes: int = 128 * 2**20  # of its transactions that wait to be prepared, in one family
     participants: int = 1_000
 
 
@@ -54,19 +57,29 @@ Owner = TypeVar("Owner", bound=TxCoordinator | LocalRelay)
 
 
 class Begun(dict[TxId, Owner]):
-    """Open transactions of one kind, counted by the identity that began them."""
+    """Open transactions of one kind, counted and measured by the identity that began them."""
 
-    def __init__(self, counts: Counter[str]) -> None:
+    def __init__(self, counts: Counter[str], all_bytes: Counter[str]) -> None:
         super().__init__()
-        self._counts = counts
+        self._counts, self._bytes = counts, all_bytes
+        self._sizes: dict[TxId, int] = {}  # in bytes, of those that keep their events
 
     def __setitem__(self, tx: TxId, owner: Owner) -> None:
         super().__setitem__(tx, owner)
         self._counts[owner.begun_by.accountable] += 1
 
+    def note_size(self, owner: Owner) -> None:
+        """An event was kept for one of them."""
+        who, grown = owner.begun_by.accountable, owner.size - self._sizes.get(owner.tx, 0)
+        self._sizes[owner.tx] = owner.size
+        self._bytes[who] += grown
+
     def __delitem__(self, tx: TxId) -> None:
         owner = self[tx]
         super().__delitem__(tx)
+        self._bytes[owner.begun_by.accountable] -= self._sizes.pop(tx, 0)
+        if not self._bytes[owner.begun_by.accountable]:
+            del self._bytes[owner.begun_by.accountable]
         self._counts[owner.begun_by.accountable] -= 1
         if not self._counts[owner.begun_by.accountable]:
             del self._counts[owner.begun_by.accountable]
@@ -75,12 +88,13 @@ class Begun(dict[TxId, Owner]):
 class OpenTransactions:
     """The transactions that have begun at this rendezvous and not ended."""
 
-    def __init__(self, quota: int, unlisted: Callable[[str, Sender], str | None]) -> None:
+    def __init__(self, quotas: Quotas, unlisted: Callable[[str, Sender], str | None]) -> None:
         """`unlisted`: see `KnownTypes.unlisted`."""
-        self._quota, self._unlisted = quota, unlisted
+        self._quota, self._bytes_max, self._unlisted = quotas.transactions, quotas.transaction_bytes, unlisted
         self._counts: Counter[str] = Counter()
-        self.coordinators: Begun[TxCoordinator] = Begun(self._counts)
-        self.relays: Begun[LocalRelay] = Begun(self._counts)
+        self._bytes: Counter[str] = Counter()
+        self.coordinators: Begun[TxCoordinator] = Begun(self._counts, self._bytes)
+        self.relays: Begun[LocalRelay] = Begun(self._counts, self._bytes)
         self.publishers: dict[TxId, tuple[NodeId, int]] = {}  # whose loss aborts a private transaction
 
     def rejection(self, tx: str, spec: TxSpec, sender: Sender) -> Reject | None:
@@ -91,6 +105,20 @@ class OpenTransactions:
             return None
         reason = f"{sender.accountable} has {self._quota} transactions open, which is the quota: end some first"
         return Reject(sender, "begin", spec.event_type, reason, f"tx {tx}", code="quota")
+
+    def grown(self, owner: TxCoordinator | LocalRelay) -> Rejection | None:
+        """An event came to a transaction; why it can't go on, if its identity keeps too much here."""
+        if not owner.keep_events:
+            return None
+        if isinstance(owner, LocalRelay):
+            self.relays.note_size(owner)
+        else:
+            self.coordinators.note_size(owner)
+        who = owner.begun_by.accountable
+        if self._bytes[who] <= self._bytes_max:
+            return None
+        text = f"the open transactions of {who} hold over {self._bytes_max} bytes, which is the quota: end some first"
+        return Rejection(RejectionCode.NOT_TAKEN, text)
 
     def __contains__(self, tx: TxId) -> bool:
         return tx in self.coordinators or tx in self.relays

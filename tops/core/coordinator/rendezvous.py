@@ -11,6 +11,7 @@ from typing import Any
 from tops.core.commit.ballot import ReadyTx
 from tops.core.commit.decision_sender import Sign
 from tops.core.commit.outcomes import Outcomes
+from tops.core.coordinator.allowance import Allowance
 from tops.core.coordinator.distributed_transactions import DistributedTransactions, membership
 from tops.core.coordinator.known_types import KnownTypes, not_taken
 from tops.core.coordinator.local_relay import LocalRelay
@@ -95,6 +96,7 @@ from tops.protocol.records import (
 __all__ = ["BROKER_ROLE", "Rendezvous", "RendezvousOptions"]
 
 BROKER_ROLE = "broker"
+QUESTIONS_AT_ONCE, QUESTIONS_PER_S = 10_000, 1.0  # of one identity, about transactions that were never heard of
 
 COMMITTING = TxState.COMMITTING  # read with every commit
 
@@ -116,7 +118,7 @@ class Rendezvous:
         known = self.known = KnownTypes(node, outcomes, self._settled)
         self.types, self.families = known.types, known.families
         self.epochs, self.logs, self.logs_of = known.epochs, known.logs, known.logs_of
-        transactions = self.open = OpenTransactions(options.quotas.transactions, known.unlisted)
+        transactions = self.open = OpenTransactions(options.quotas, known.unlisted)
         self.coordinators, self.relays = transactions.coordinators, transactions.relays
         self.publishers = transactions.publishers
         self.openings = LogOpenings(node, known)
@@ -125,6 +127,7 @@ class Rendezvous:
         self.local = LocalTransactions(node, known, transactions, outcomes)
         self.distributed = DistributedTransactions(node, known, transactions, outcomes)
         self.public = PublicTransactions(node, known, transactions, outcomes, self.local, self.distributed)
+        self._requests = Allowance(QUESTIONS_AT_ONCE, QUESTIONS_PER_S)
         self.standing = RegistrationHandler(node, known, self.openings, self._lose)
         self.handlers: dict[type, Callable[[Any, Sender, Address, float], list[Effect]]] = {
             TypeAdvertised: known.on_advertised,
@@ -297,6 +300,8 @@ class Rendezvous:
         if m.tx in self.relays:
             return [membership(m.tx, m.voter, TxState.ACTIVE, at)]
         coordinator, key = self.coordinators.get(m.tx), voter_key(sender.identity, m.voter)
+        if coordinator is not None and coordinator.spec.event_type != m.event_type:
+            return []  # the right to hear of it was looked up under another type
         epochs = self.known.epochs_if_known(m.event_type)
         if coordinator is None and epochs is not None and epochs.holds(m.tx):
             return []  # the outcome of a one-shot is still to come
@@ -308,13 +313,23 @@ class Rendezvous:
             coordinator.members[key].address = at  # it may have moved to another broker
         if coordinator.state is TxState.CENSUS:
             return []
-        answer = MembershipReported(
+        response = MembershipReported(
             tx=m.tx, voter=m.voter, state=coordinator.state, members=coordinator.census.hashed_members()
         )
-        return [SendTo(at, answer)]
+        return [SendTo(at, response)]
 
     def _get_outcome(self, m: GetOutcome, sender: Sender, at: Address, now: float) -> list[Effect]:
+        if not self._is_heard_of(m, sender) and not self._requests.take(sender, now):
+            reason = f"{sender.accountable} has asked about too many transactions that were never heard of: wait"
+            return [Reject(sender, "begin", m.event_type, reason, f"tx {m.tx}", code="quota")]
         return self._ended(m, at)
+
+    def _is_heard_of(self, m: GetOutcome, sender: Sender) -> bool:
+        """Whether a question leaves no trace, or one that is its session's own: an id that was never heard of is
+        refused for good, and an identity makes up as many sessions as it likes."""
+        if m.tx.startswith(f"{sender.node}.") or self.outcomes.remembers(m.tx):
+            return True
+        return self.distributed.holds(m.tx, m.event_type)
 
     def _ended(self, m: GetOutcome | CommitTx | AbortTx, at: Address) -> list[Effect]:
         """The outcome of a transaction that is not coordinated here any more, or never was."""

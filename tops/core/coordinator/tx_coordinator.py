@@ -189,6 +189,8 @@ class TxCoordinator(msgspec.Struct, eq=False):
             events=tuple(self.events) if self.keep_events else None,  # replicas have no route that events would take
             logged_events=tuple(self.events),
             members=dict(self.members),
+            who=self.begun_by.accountable,
+            size=self.size,
         )
 
     def settled(self, committed: bool) -> list[Effect]:

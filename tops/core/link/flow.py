@@ -24,6 +24,8 @@ class FlowLimits(msgspec.Struct, frozen=True):
 
 
 DEFAULT_LIMITS: Final = FlowLimits()
+# What may arrive while acknowledgements are held back, in windows: one, and the frame that began within it.
+HELD_WINDOWS_MAX: Final = 4
 
 
 class Acknowledge(Enum):
@@ -138,6 +140,8 @@ class LinkFlow:
     def received(self, size: int) -> Acknowledge | None:
         """A frame of `size` bytes was unpacked from the session, and its messages were processed."""
         self._unacknowledged_bytes += size
+        if self._holding and self._unacknowledged_bytes > HELD_WINDOWS_MAX * self.limits.window_bytes:
+            raise ProtocolError("the other end sends on although its window is full")
         frames = self.session.received - self._acknowledged
         if not frames:
             return None

@@ -10,6 +10,7 @@ from operator import attrgetter
 
 import msgspec
 
+from tops.core.log.event_log import identity_of_feed
 from tops.model.errors import InvalidEvent, InvalidEventType, InvalidTransaction, PermissionDenied, ProtocolError
 from tops.model.event_types import SetPart, set_part
 from tops.model.ids import node_id
@@ -28,6 +29,7 @@ from tops.protocol.messages import (
     GetOutcome,
     LinkMessage,
     LogDelivered,
+    LogStateReported,
     Published,
     PublisherDone,
     PublishInTx,
@@ -236,6 +238,8 @@ class Guard:
                 return message if self.may_read(publication.spec.event_type) else None
         elif type(message) is Envelope and type(message.body) is LogDelivered:
             return self._log(message, message.body)
+        elif type(message) is Envelope and type(message.body) is LogStateReported:
+            return self._followers(message, message.body)
         return message
 
     @property
@@ -252,6 +256,15 @@ class Guard:
                 self._readable.clear()
             self._readable[event_type] = known
         return known
+
+    def _followers(self, envelope: Envelope, told: LogStateReported) -> Envelope:
+        """Which sites follow a log is for them and for operators; its replicas everybody may know."""
+        if self._allowed(Verb.OPERATE, told.event_type):
+            return envelope
+        shown = tuple(f for f in told.followers if "/" in f.name or identity_of_feed(f.name) == self.identity.name)
+        if len(shown) == len(told.followers):
+            return envelope
+        return msgspec.structs.replace(envelope, body=msgspec.structs.replace(told, followers=shown))
 
     def _log(self, envelope: Envelope, delivered: LogDelivered) -> Envelope:
         readable = tuple(

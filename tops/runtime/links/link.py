@@ -17,6 +17,7 @@ from tops.core.link.flow import Acknowledge, LinkFlow
 from tops.core.link.session import Frame
 from tops.model.errors import ProtocolError, TopsError
 from tops.model.ids import NodeId
+from tops.model.sizes import TEXT_MAX
 from tops.protocol.messages import LinkMessage
 from tops.runtime.links.fault_points import fault_point
 from tops.runtime.links.sockets import Socket, drained, hand_over, write
@@ -173,12 +174,13 @@ class Link:
 
     async def serve(self, socket: Socket, received_by_peer: int, owner: LinkOwner) -> None:
         """Carry the session over this connection until it breaks; raises ProtocolError for what is not ours."""
+        # Before this connection counts: it ends here if that many frames were never sent.
+        self.flow.connected(received_by_peer)
         self._socket, self._closing, self.parted = socket, None, None
         self._released.clear()
         self._controls.clear()
         self._flush_requested = 0
         self._failure = self._resting = None
-        self.flow.connected(received_by_peer)
         _release(self._flushes)
         self._wake()
         try:
@@ -293,7 +295,7 @@ class Link:
             if pause_s > 0:
                 self._resting = self._rest(pause_s)
         elif isinstance(item, Goodbye):
-            self.parted = item.reason
+            self.parted = item.reason[:TEXT_MAX]
         elif isinstance(item, RequestAcknowledgement):
             self._acknowledge_now()
         elif isinstance(item, LinkHello):

@@ -11,6 +11,7 @@ import msgspec
 
 from tops.core.link.session import Frame
 from tops.model.errors import ProtocolError, TopsError, Undecodable
+from tops.model.map_keys import check_map_keys
 from tops.model.sizes import MESSAGE_BYTES_MAX
 from tops.protocol.messages import PROTOCOL, LinkMessage
 
@@ -100,6 +101,7 @@ def decode(data: bytes) -> Frame | AnyControl:
         raise _undecodable("an empty message", None)
     try:
         if data[0] == FRAME:
+            check_map_keys(memoryview(data)[1:])
             return _frames.decode(memoryview(data)[1:])
         if data[0] == CONTROL:
             return _controls.decode(memoryview(data)[1:])
