@@ -51,9 +51,6 @@ REASONS = {
     "driver": r"driver does not understand|the statement returns",
 }
 _OPTIONS = Options(lock_timeout_s=5.0, statement_timeout_s=20.0, connect_timeout_s=10.0)
-# No replica is ever slow here but for the machine: a vote that is awaited for long enough comes.
-_VOTE_S, _CLIENT_S = 20.0, 40.0
-_LIMITS = f"heartbeat_s = 5\nsite_grace_s = 0.5\nvote_s = {_VOTE_S}\nfinish_s = {_VOTE_S}"
 _START_S = 60.0
 _EQUAL_S = 15.0
 _LOOK_S = 0.02
@@ -98,7 +95,7 @@ class CorpusSet:
         async with AsyncExitStack() as stack:
             keys, schema = POLICIES[self._policy], self._feature.schema
             self.cluster = await stack.enter_async_context(
-                small_cluster(self._server, self._folder, keys, schema=schema, limits=_LIMITS, running=False)
+                small_cluster(self._server, self._folder, keys, schema=schema, running=False)
             )
             stack.push_async_callback(self._forget_settings)
             maintenance = await asyncpg.connect(self._server.dsn)
@@ -115,7 +112,7 @@ class CorpusSet:
             for place in range(2):
                 self._plain.append(await stack.enter_async_context(Plain(self._server, schema, place)))
             await self._start()
-            self.shop = await stack.enter_async_context(self.cluster.connect(prefer="r1", timeout_s=_CLIENT_S))
+            self.shop = await stack.enter_async_context(self.cluster.connect(prefer="r1"))
             await self.shop.wait_in_sync()
             self._open = stack.pop_all()
         return self
