@@ -16,7 +16,6 @@ from tests.corpus.worlds import Contents, contents_of
 from tests.integration.divergence.sets import CheckedSet
 
 CORPUS = {feature.name: feature for feature in features()}
-SHORT = ("triggers",)
 # The same rows at two of three replicas, so that a majority lacks them.
 LOSE_HALF = """
 do $$ declare one regclass; begin
@@ -66,15 +65,8 @@ async def contents(world: CorpusSet) -> dict[str, Contents]:
     }
 
 
-@pytest.mark.parametrize("name", SHORT)
-async def test_a_default_repair_after_the_corpus_loses_no_acknowledged_row(
-    cluster_server: EmbeddedPostgres, folder: Path, spark: SparkSession, name: str
-) -> None:
-    await check_repairs(cluster_server, folder, spark, CORPUS[name])
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("name", [name for name in CORPUS if name not in SHORT])
+@pytest.mark.parametrize("name", CORPUS)
 async def test_a_default_repair_after_any_part_of_the_corpus_loses_no_acknowledged_row(
     cluster_server: EmbeddedPostgres, folder: Path, spark: SparkSession, name: str
 ) -> None:
