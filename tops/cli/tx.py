@@ -187,7 +187,7 @@ async def _first(session: aiohttp.ClientSession, urls: list[str], keys: Path | N
         except NotReachable:
             continue
         return topology
-    raise NotReachable(f"no broker answers at {', '.join(urls)}")
+    raise NotReachable(f"no broker responds at {', '.join(urls)}")
 
 
 async def _get(session: aiohttp.ClientSession, url: str, path: str, keys: Path | None) -> Any:

@@ -507,4 +507,4 @@ async def _cluster_at(urls: Sequence[str], timeout_s: float) -> str:
                 return NodeId(topology["cluster"])
             except (NotReachable, KeyError, TypeError) as error:
                 problem = str(error)
-    raise NotReachable(f"no broker answers at {', '.join(urls)}: {problem}")
+    raise NotReachable(f"no broker responds at {', '.join(urls)}: {problem}")

@@ -13,7 +13,7 @@ _encoder = msgspec.json.Encoder(enc_hook=str)
 
 
 class JsonFormatter(logging.Formatter):
-    """What was logged, with everything given as `extra`."""
+    """Formats a log record with everything that was passed as `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = {

@@ -35,7 +35,7 @@ from tops.protocol.records import (
 from tops.runtime.broker_node import BrokerNode
 from tops.runtime.config import Retention
 
-LOOK_EVERY_S = 2.0
+CHECK_EVERY_S = 2.0
 
 
 class JournalSpace(Enum):
@@ -51,7 +51,7 @@ class Retainer:
         self.space = JournalSpace.ENOUGH
         self.dropped_segments = 0
         self._marks: deque[tuple[float, int]] = deque()  # what the journal's end was at what time
-        self._looked_at = 0.0
+        self._checked_at = 0.0
 
     def recovered(self) -> None:
         """Tell the logs from where on they are kept."""
@@ -70,9 +70,9 @@ class Retainer:
 
     async def step(self) -> None:
         now = time.time()
-        if now - self._looked_at < LOOK_EVERY_S:
+        if now - self._checked_at < CHECK_EVERY_S:
             return
-        self._looked_at = now
+        self._checked_at = now
         journal = self.node.store.journal
         if self.retention.age is not None:
             self._marks.append((now, journal.next_sequence))
@@ -124,7 +124,7 @@ class Retainer:
         needed = store.journal.durable_sequence
         for name, log in self.node.core.rendezvous.logs.items():
             index = store.indexes.get(name)
-            place = index.place(min(log.retain_from(), log.decided_upto + 1)) if index is not None else None
+            place = index.sequence_of(min(log.retain_from(), log.decided_upto + 1)) if index is not None else None
             if place is not None:
                 needed = min(needed, place)
         return needed

@@ -60,7 +60,7 @@ async def publish_bulk(site: Site, megabytes: int) -> int:
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retention looks at every step."""
-    monkeypatch.setattr(retention, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(retention, "CHECK_EVERY_S", 0.0)
 
 
 @pytest.mark.usefixtures("eager")

@@ -1,9 +1,9 @@
-"""One neighbour: a session that outlives connections, and what serves a connection while there is one.
+"""One neighbour: a session that survives connections, and the code that serves a connection while there is one.
 
-What is posted is queued as bytes. At the end of the loop's turn all that is queued is put into one frame, so frames
-grow with the load and nothing waits when there is none. At most `WINDOW_BYTES` are on their way unacknowledged; what is
-beyond stays in the queue, whose size its owner watches. An owner under pressure holds acknowledgements back, which
-stops the other end without ever stopping to read: answers to heartbeats, votes and decisions still come in.
+Messages are queued as bytes. At the end of an event-loop iteration all that is queued goes into one frame, so frames
+grow with the load and nothing waits when there is none. At most `WINDOW_BYTES` are in flight unacknowledged; the rest
+stays in the queue, whose size its owner watches. An owner under backpressure withholds acknowledgements, which stops
+the other end's queue without stopping this end's reads: heartbeats, votes and decisions still arrive.
 """
 
 import asyncio
@@ -41,13 +41,13 @@ _FAULT_POINT: Final = fault_point()
 
 
 class LinkOwner(Protocol):
-    """Who hears what arrives."""
+    """Receives what arrives on a link."""
 
     def take(self, link: "Link", messages: tuple[LinkMessage, ...], size: int) -> float:
-        """Messages of a frame of `size` bytes; returns for how many seconds nothing more should be read from it."""
+        """Process the messages of a frame of `size` bytes; returns for how many seconds nothing more should be read."""
 
     def pause(self, link: "Link") -> float:
-        """Asked when that time is over: for how many more seconds."""
+        """Called when that time is over: returns for how many more seconds."""
 
     def on_control(self, link: "Link", control: AnyControl) -> None: ...
 
@@ -58,28 +58,28 @@ class Link:
     def __init__(self, name: NodeId, incarnation: int, session_name: str) -> None:
         self.name, self.incarnation, self.session_name = name, incarnation, session_name
         self.session = LinkSession()
-        self._loop = asyncio.get_running_loop()  # kept: to ask for it costs a system call each time
+        self._loop = asyncio.get_running_loop()  # cached: to look it up costs a system call each time
         self.queued_bytes = 0
         self.received_messages = self.sent_messages = self.received_bytes = self.sent_bytes = 0
-        self.parted: str | None = None  # why the other end closed, if it said so
+        self.parted: str | None = None  # why the other end closed, if it sent a `Goodbye`
         self._queue: deque[bytes] = deque()
         self._controls: deque[AnyControl] = deque()
-        self._on_the_way: deque[tuple[int, int]] = deque()  # number and size of frames not acknowledged yet
-        self._on_the_way_bytes = 0
-        self._oldest_on_the_way = 0  # when it was last looked at, and for how long that has been so
+        self._in_flight: deque[tuple[int, int]] = deque()  # number and size of frames not acknowledged yet
+        self._in_flight_bytes = 0
+        self._oldest_in_flight = 0  # its number at the last check, and for how long it has been the oldest
         self._unacknowledged_s = 0.0
-        self._acknowledged = 0  # the last acknowledgement that the other end got
+        self._acknowledged = 0  # the last acknowledged number that was sent to the other end
         self._unacknowledged_bytes = 0
         self._acknowledge = self._holding = False
         self._acknowledge_later: asyncio.TimerHandle | None = None
         self._repeated: deque[Frame] = deque()  # what a new connection must carry first
         self._woken = False
         self._draining: asyncio.Task[None] | None = None  # the connection is full
-        self._resting: asyncio.Future[None] | None = None  # until then nothing is taken from the other end
-        self._failure: Exception | None = None  # of what arrived, for the reader
+        self._resting: asyncio.Future[None] | None = None  # nothing is read until it is done
+        self._failure: Exception | None = None  # caused by a message, for the reader
         self._window_waiters: list[asyncio.Future[None]] = []
         self._flushes: list[asyncio.Future[None]] = []
-        self._flush_requested = 0  # up to which frame an acknowledgement was asked for
+        self._flush_requested = 0  # up to which frame an acknowledgement was requested
         self._socket: Socket | None = None
         self._closing: asyncio.Task[Any] | None = None
         self._released = asyncio.Event()
@@ -91,15 +91,15 @@ class Link:
 
     @property
     def pending_bytes(self) -> int:
-        """All that this end holds for the other: queued, and sent but not acknowledged."""
-        return self.queued_bytes + self._on_the_way_bytes
+        """Bytes that this end holds for the other: queued, and sent but not acknowledged."""
+        return self.queued_bytes + self._in_flight_bytes
 
     def unacknowledged_s(self, passed_s: float) -> float:
-        """For how long the other end has acknowledged nothing of what is on its way; to be asked regularly, with the
-        time since the last question."""
-        oldest = self._on_the_way[0][0] if self._on_the_way else 0
-        if oldest != self._oldest_on_the_way:
-            self._oldest_on_the_way, self._unacknowledged_s = oldest, 0.0
+        """For how long the other end has acknowledged nothing of what is in flight; to be called regularly, with the
+        time since the last call."""
+        oldest = self._in_flight[0][0] if self._in_flight else 0
+        if oldest != self._oldest_in_flight:
+            self._oldest_in_flight, self._unacknowledged_s = oldest, 0.0
         elif oldest:
             self._unacknowledged_s += passed_s
         return self._unacknowledged_s
@@ -107,24 +107,24 @@ class Link:
     # ------------------------------------------------------------------------------------------------------- sending
 
     def enqueue(self, encoded: bytes) -> None:
-        """Queue one message, as `encode_message` gave it."""
+        """Queue one message, encoded by `encode_message`."""
         self._queue.append(encoded)
         self.queued_bytes += len(encoded)
         self._wake()
 
     def send_now(self) -> None:
-        """Send what is queued without waiting for the end of the loop's turn: for what somebody waits for and what
-        would rarely get company until then."""
+        """Send what is queued without waiting for the end of the event-loop iteration: for a message that a client
+        needs at once, and to which little would be added until then."""
         self._write()
 
     def send_control(self, control: AnyControl) -> None:
-        """A word about the link; lost if there is no connection."""
+        """Send a control frame; it is dropped if there is no connection."""
         if self._socket is not None:
             self._controls.append(control)
             self._wake()
 
     def hold(self, holding: bool) -> None:
-        """Stop or go on telling the other end what was received, so that it stops or goes on sending."""
+        """Withhold or continue acknowledgements, so that the other end stops or continues to send."""
         if self._holding and not holding:
             self._acknowledge = True
             self._wake()
@@ -135,42 +135,42 @@ class Link:
         return self.queued_bytes > QUEUE_BYTES_MAX
 
     async def wait_writable(self) -> None:
-        """Returns when there is room for more; whoever may be slowed down waits here."""
+        """Returns when the queue is within its window; publishers wait here."""
         while self.is_full:
             waiting = self._loop.create_future()
             self._window_waiters.append(waiting)
             await waiting
 
     async def flushed(self) -> None:
-        """Returns when everything posted so far has arrived at the other end."""
+        """Returns when everything queued so far has arrived at the other end."""
         target = self.session.sent + (1 if self._queue else 0)
-        while self._queue or (self._on_the_way and self._on_the_way[0][0] <= target):
+        while self._queue or (self._in_flight and self._in_flight[0][0] <= target):
             arrived = self._loop.create_future()
             self._flushes.append(arrived)
             self._wake()
             await arrived
 
     def close(self, reason: str) -> None:
-        """Say why, and close the connection; the session stays."""
+        """Send the reason, and close the connection; the session stays."""
         socket = self._socket
         if socket is not None and self._closing is None:
             self._closing = asyncio.ensure_future(_part(socket, reason))
 
     def fail(self, error: Exception) -> None:
-        """What has arrived can't be taken: the connection ends with this error."""
+        """What has arrived can't be processed: the connection ends with this error."""
         self._failure = error
         self.close(str(error))
 
     def abandon(self) -> None:
-        """Another link takes over: whoever waits for room looks for it there."""
+        """Another link replaces this one: publishers that wait for this one's window continue there."""
         self._queue.clear()
-        self._on_the_way.clear()
-        self.queued_bytes = self._on_the_way_bytes = 0
+        self._in_flight.clear()
+        self.queued_bytes = self._in_flight_bytes = 0
         _release(self._window_waiters)
         _release(self._flushes)
 
     def end(self, error: TopsError) -> None:
-        """There is not going to be another connection: whoever waits for room hears why."""
+        """There will be no other connection: end every wait with this error."""
         for waiting in (*self._window_waiters, *self._flushes):
             if not waiting.done():
                 waiting.set_exception(error)
@@ -180,7 +180,7 @@ class Link:
     # ---------------------------------------------------------------------------------------------------- connections
 
     async def serve(self, socket: Socket, received_by_peer: int, owner: LinkOwner) -> None:
-        """Carry the session over this connection until it breaks; raises ProtocolError for what is not ours."""
+        """Carry the session over this connection until it breaks; raises ProtocolError for undecodable data."""
         self._socket, self._closing, self.parted = socket, None, None
         self._released.clear()
         self._controls.clear()
@@ -211,7 +211,7 @@ class Link:
         await self._released.wait()
 
     def _wake(self) -> None:
-        """There is something to send: at the end of this turn of the loop, with all that comes until then."""
+        """Send at the end of this event-loop iteration, with everything that is queued until then."""
         if not self._woken and self._socket is not None:
             self._woken = True
             self._loop.call_soon(self._woken_up)
@@ -230,7 +230,7 @@ class Link:
                     self._draining = asyncio.ensure_future(self._go_on_when_drained(socket))
                     return
         except ConnectionError:
-            return  # the reader hears of it as well, and what was not acknowledged is sent again
+            return  # the reader notices it as well, and what is not acknowledged is sent again
 
     async def _go_on_when_drained(self, socket: Socket) -> None:
         with suppress(ConnectionError):
@@ -244,7 +244,7 @@ class Link:
             return encode_frame(self._repeated.popleft())
         if self._controls:
             return encode_control(self._controls.popleft())
-        if self._queue and self._on_the_way_bytes < WINDOW_BYTES:
+        if self._queue and self._in_flight_bytes < WINDOW_BYTES:
             frame = self._next_frame()
             if _FAULT_POINT is not None:
                 _FAULT_POINT.leaving(frame)
@@ -273,8 +273,8 @@ class Link:
         if self._holding:
             frame = msgspec.structs.replace(frame, received=self._acknowledged)
         data = encode_frame(frame)
-        self._on_the_way.append((frame.number, size))
-        self._on_the_way_bytes += size
+        self._in_flight.append((frame.number, size))
+        self._in_flight_bytes += size
         self.sent_messages += len(messages)
         self.sent_bytes += len(data)
         if self._window_waiters and self.queued_bytes <= QUEUE_BYTES_MAX:
@@ -287,7 +287,7 @@ class Link:
         self._acknowledge = False
 
     async def _read(self, socket: Socket, owner: LinkOwner) -> None:
-        """What is not taken in the moment it arrives is taken here; so are the end and whatever went wrong."""
+        """Process what was not processed at its arrival, the end of the connection, and errors."""
 
         def arrived_now(data: bytes) -> bool:
             if self._failure is not None or self._resting is not None:
@@ -306,18 +306,18 @@ class Link:
                 raise self._failure
             if arrived.type is not aiohttp.WSMsgType.BINARY:
                 if arrived.type is aiohttp.WSMsgType.TEXT:
-                    raise ProtocolError("the other end sent text where only binary messages are spoken")
+                    raise ProtocolError("the other end sent a text message where only binary messages are allowed")
                 if arrived.type is aiohttp.WSMsgType.ERROR and isinstance(arrived.data, aiohttp.WebSocketError):
-                    raise ProtocolError(f"the other end broke the WebSocket protocol: {arrived.data}")
+                    raise ProtocolError(f"the other end violated the WebSocket protocol: {arrived.data}")
                 return
-            if self._resting is not None:  # ended here only: what arrives meanwhile stays behind this message
+            if self._resting is not None:  # waits here alone: what arrives meanwhile stays behind this message
                 await self._resting
                 while self._closing is None and not socket.closed and (pause_s := owner.pause(self)) > 0:
                     await self._rest(pause_s)
                 if self._failure is not None:
                     raise self._failure
                 if self._closing is not None or socket.closed:
-                    return  # what was not taken is not acknowledged either
+                    return  # what was not processed is not acknowledged either
                 self._resting = None
             self._receive(cast(bytes, arrived.data), owner)
 
@@ -333,7 +333,7 @@ class Link:
         elif isinstance(item, RequestAcknowledgement):
             self._acknowledge_now()
         elif isinstance(item, LinkHello):
-            raise ProtocolError("the other end introduced its session twice")
+            raise ProtocolError("the other end sent a second LinkHello")
         else:
             owner.on_control(self, item)
 
@@ -370,16 +370,16 @@ class Link:
             self._wake()
 
     def _confirm(self, received: int) -> None:
-        """The other end has everything up to this frame."""
+        """The other end has acknowledged everything up to this frame."""
         if received > self.session.sent:
-            raise ProtocolError("the other end acknowledges what was never sent")
-        frames = self._on_the_way
+            raise ProtocolError("the other end acknowledged a frame that was never sent")
+        frames = self._in_flight
         if not frames or frames[0][0] > received:
             return
         while frames and frames[0][0] <= received:
-            self._on_the_way_bytes -= frames.popleft()[1]
+            self._in_flight_bytes -= frames.popleft()[1]
         if self._queue:
-            self._wake()  # there is room in the window
+            self._wake()  # the window has credit again
         if self._flushes:
             _release(self._flushes)
 
@@ -402,21 +402,21 @@ async def _part(socket: Socket, reason: str) -> None:
 async def exchange_link_hello(
     socket: Socket, own: LinkHello, timeout_s: float, *, accepting: bool = False
 ) -> LinkHello:
-    """Send our first word and take the other end's. The accepting end speaks first: before it has, the other is silent,
-    and that is when the accepting end begins to read messages of any size."""
+    """Exchange the first control frames. The accepting end sends first: until then the other end is silent, so that the
+    accepting end can switch to reading messages of any size without losing one."""
     if accepting:
         await socket.send_bytes(encode_control(own))
     data = await receive_bytes(socket, timeout_s)
     if not accepting:
         await socket.send_bytes(encode_control(own))
-    met = decode(data)
-    if isinstance(met, Goodbye):
-        raise ProtocolError(met.reason)
-    if not isinstance(met, LinkHello):
-        raise ProtocolError("the other end did not say which session it has")
-    if met.protocol != own.protocol:
-        raise ProtocolError(f"the other end speaks version {met.protocol} of the messages, this one {own.protocol}")
-    return met
+    theirs = decode(data)
+    if isinstance(theirs, Goodbye):
+        raise ProtocolError(theirs.reason)
+    if not isinstance(theirs, LinkHello):
+        raise ProtocolError("the other end did not name its session")
+    if theirs.protocol != own.protocol:
+        raise ProtocolError(f"the other end has version {theirs.protocol} of the messages, this one {own.protocol}")
+    return theirs
 
 
 async def receive_bytes(socket: Socket, timeout_s: float) -> bytes:
@@ -424,7 +424,7 @@ async def receive_bytes(socket: Socket, timeout_s: float) -> bytes:
     try:
         arrived = await socket.receive(timeout=timeout_s)
     except TimeoutError:
-        raise ProtocolError(f"the other end said nothing for {timeout_s:g} s") from None
+        raise ProtocolError(f"the other end sent nothing for {timeout_s:g} s") from None
     if arrived.type is not aiohttp.WSMsgType.BINARY:
         reason = arrived.extra if isinstance(arrived.extra, str) and arrived.extra else "without a reason"
         raise ProtocolError(f"the connection was closed: {reason}")
