@@ -90,7 +90,7 @@ def check_no_commit_without_decision(world: World) -> list[str]:
     ]
 
 
-def check_answers_were_true(world: World) -> list[str]:
+def check_responses_were_true(world: World) -> list[str]:
     """What publishers were told is what happened, whenever they were told it."""
     decided, found = decisions(world), []
     locals_of = _local_commits(world)
@@ -123,7 +123,7 @@ def check_complete(world: World) -> list[str]:
             own = tuple(m for m in applied if known is None or m in known.marks)
             if known is not None and own != tuple(known.marks)[: len(own)]:
                 found.append(f"{tx}: {site} applied {applied}, published was {known.marks}")
-            if known is not None and known.told == "committed" and len(own) < len(known.marks):
+            if known is not None and known.outcome == "committed" and len(own) < len(known.marks):
                 found.append(f"{tx}: {site} applied {applied} of {known.marks}")
     return found
 
@@ -144,7 +144,7 @@ def check_constraints_held(world: World) -> list[str]:
     return found
 
 
-def check_nobody_left_out(world: World) -> list[str]:
+def check_every_participant_commits(world: World) -> list[str]:
     """Without participant constraints whoever joined commits, or nobody does."""
     found = []
     for tx in decisions(world):
@@ -225,7 +225,7 @@ def check_acknowledged_is_logged(world: World) -> list[str]:
     return found
 
 
-def check_only_what_was_asked_for(world: World) -> list[str]:
+def check_only_matching_events(world: World) -> list[str]:
     """An ordinary event reaches only subscriptions of its type, or an ancestor's, whose filter it matches."""
     found = []
     for (site, number, _), seen in world.history.seen.items():
@@ -303,16 +303,16 @@ SAFETY: tuple[Checker, ...] = (
     check_nothing_was_broken,
     check_decided_once,
     check_no_commit_without_decision,
-    check_answers_were_true,
+    check_responses_were_true,
     check_complete,
     check_constraints_held,
-    check_nobody_left_out,
+    check_every_participant_commits,
     check_scope_none_saw_nothing,
     check_locals_are_independent,
     check_compensation,
     check_replicas_agree,
     check_acknowledged_is_logged,
-    check_only_what_was_asked_for,
+    check_only_matching_events,
     check_scopes_were_honoured,
     check_replicas_hold_the_log,
     check_log_delivery,
@@ -365,7 +365,7 @@ def check_log_reached_everyone(world: World) -> list[str]:
     return found
 
 
-def check_nothing_is_kept_for_ever(world: World) -> list[str]:
+def check_state_is_removed(world: World) -> list[str]:
     """Once everything has ended, what was kept about it is gone."""
     found = []
     for broker in world.brokers.values():
@@ -397,7 +397,7 @@ LIVENESS: tuple[Checker, ...] = (
     check_no_orphans,
     check_all_committed,
     check_log_reached_everyone,
-    check_nothing_is_kept_for_ever,
+    check_state_is_removed,
 )
 
 

@@ -15,7 +15,7 @@ class TxHistory(msgspec.Struct):
     spec: TxSpec
     publisher: NodeId
     marks: list[str]  # its events in sequence order, as far as the publishers know
-    told: str = "unknown"  # what a publisher was told in the end: committed, aborted or unknown
+    outcome: str = "unknown"  # what a publisher was told in the end: committed, aborted or unknown
     aborted_by_publisher: bool = False
 
 
@@ -40,4 +40,4 @@ class History:
         self.outcomes.setdefault(tx, set()).add(outcome)
         known = self.transactions.get(tx)
         if known is not None:
-            known.told = outcome
+            known.outcome = outcome

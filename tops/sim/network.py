@@ -28,7 +28,7 @@ class End(msgspec.Struct):
     session: LinkSession
     peer_incarnation: int
     connection: int = 0  # the number of the connection that is up
-    last_words: int = 0  # the connection on which what a dead peer had sent still arrives
+    late_delivery: int = 0  # the connection on which what a dead peer had sent still arrives
     last_arrival: float = 0.0
 
 
@@ -54,8 +54,8 @@ class Network:
             del self.ends[pair]
         for pair in [p for p in self.connections if name in p]:
             other = self.ends.get((pair[1], pair[0]) if pair[0] == name else pair)
-            if other is not None and self.world.rng.random() < self.world.faults.last_words:
-                other.last_words = other.connection
+            if other is not None and self.world.rng.random() < self.world.faults.late_delivery:
+                other.late_delivery = other.connection
             self.cut(*pair, reconnect=True)
 
     def _peers(self, name: NodeId) -> list[NodeId]:
@@ -188,7 +188,7 @@ class Network:
 
     def _arrive(self, owner: NodeId, peer: NodeId, frame: Frame, connection: int) -> None:
         end = self.ends.get((peer, owner))
-        if end is None or (end.connection != connection and end.last_words != connection):
+        if end is None or (end.connection != connection and end.late_delivery != connection):
             return
         node = end.node
         for message in end.session.unpack(frame):

@@ -15,7 +15,7 @@ from tops.sim.world import World
 ALARMS = frozenset({"journal-stale", "other-history", "ahead-of-log", "replicas-silent"})
 
 
-def check_machines_stand_time_travel(world: World) -> list[str]:
+def check_machines_survive_time_travel(world: World) -> list[str]:
     """No machine raises, and no replica is asked for what does not continue its state."""
     return list(world.history.machine_faults)
 
@@ -68,7 +68,7 @@ def check_acknowledged_is_not_lost_silently(world: World) -> list[str]:
 
 
 TRAVEL = (
-    check_machines_stand_time_travel,
+    check_machines_survive_time_travel,
     check_in_sync_replicas_are_equal,
     check_differing_replicas_are_named,
     check_acknowledged_is_not_lost_silently,

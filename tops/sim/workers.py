@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from tops.model.errors import TopsError
 
-HEARD_WITHIN_S = 0.1  # how soon a wish to stop is noticed
+STOP_CHECK_S = 0.1  # how soon a wish to stop is noticed
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -43,8 +43,8 @@ class _Worker(Generic[Job, Result]):
 
     def _death(self) -> WorkerDied:
         self.process.join()
-        told = f"process {self.process.pid} ended with code {self.process.exitcode} and its work undone: "
-        return WorkerDied(told + "it was killed, or the memory is full")
+        problem = f"process {self.process.pid} ended with code {self.process.exitcode} and its work undone: "
+        return WorkerDied(problem + "it was killed, or the memory is full")
 
     def end(self) -> None:
         self.process.kill()
@@ -77,7 +77,7 @@ def in_order(
                 busy[worker.line] = busy[worker.process.sentinel] = (job[0], worker)
             if not busy:
                 return
-            ready = wait(list(busy), timeout=HEARD_WITHIN_S)
+            ready = wait(list(busy), timeout=STOP_CHECK_S)
             for number, worker in dict(busy[r] for r in ready if r in busy).items():
                 done[number] = worker.result()
                 del busy[worker.line], busy[worker.process.sentinel]
