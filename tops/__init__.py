@@ -3,14 +3,15 @@
 One transaction, file by file:
 
 1. `site` - an application begins it and publishes its events; `runtime.site_node` carries them to a broker.
-2. `core.broker` - brokers pass letters and publications on, by hop, along `core.routing`'s trees.
-3. `core.event_coordinator` - numbers the events, at the initiator's site or at the rendezvous.
-4. `core.tx_coordinator` - at the rendezvous: who takes part (`core.census`), and whether that is enough
-   (`constraints`). Ready transactions are voted on and decided in `core.epochs`; the decision is on disk
-   (`runtime.journal`) before anyone hears it.
-5. `core.sub_tx_executor` - at each subscriber: events, promise, outcome, through the callbacks of `participants`.
+2. `core.broker` - brokers forward messages and publications, by hop, along the trees of `core.broker.routing`.
+3. `core.coordinator.event_coordinator` - numbers the events, at the initiator's site or at the rendezvous.
+4. `core.coordinator.tx_coordinator` - at the rendezvous: which participants join (`core.commit.census`), and whether
+   they are enough (`model.constraints`). `core.commit.epochs` collects the votes and decides; the decision is on disk
+   (`journal`) before any message reveals it.
+5. `core.participant.sub_tx_executor` - at each subscriber: events, prepare, outcome, through the callbacks of
+   `runtime.participants`.
 
-The machines in `core` do no I/O: `runtime` carries out what they ask for, and `sim` does so on virtual time.
+The machines in `core` do no I/O: `runtime` carries out their effects, and `sim` does so on virtual time.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Subcommands that are loaded when they are called: nobody waits for what another command needs."""
+"""Subcommands that are loaded when they are called, so that no command waits for the imports of another."""
 
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint
@@ -11,7 +11,7 @@ from tops.cli.plugins import load, summary
 
 
 def lazily(entries: Mapping[str, EntryPoint]) -> type[TyperGroup]:
-    """A group of these subcommands, each a Typer or a function, to be given to Typer as its `cls`."""
+    """A group of these subcommands, each a Typer or a function, to be passed to Typer as its `cls`."""
 
     class Lazy(TyperGroup):
         def __init__(self, **attributes: Any) -> None:

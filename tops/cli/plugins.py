@@ -1,7 +1,7 @@
-"""What other packages add to the command line and to brokers: entry points of distributions that are installed.
+"""Extensions of other packages to the command line and to brokers: entry points of installed distributions.
 
-This is the only way from `tops` to what is built on it. Nothing is imported before it is needed; what `--help` says of
-a command is read from its source.
+This is the only way from `tops` to packages above it. Nothing is imported before it is needed; the texts of `--help`
+are read from the commands' sources.
 """
 
 import ast
@@ -33,12 +33,12 @@ def commands() -> Mapping[str, EntryPoint]:
 
 
 def broker_routes() -> list[Callable[[Path, str], Any]]:
-    """What adds routes to a broker's HTTP side."""
+    """The functions that add routes to a broker's HTTP side."""
     return [load(entry) for entry in metadata.entry_points(group=BROKER_ROUTES)]
 
 
 def load(entry: EntryPoint) -> Any:
-    """The object itself; raises ConfigError if its package is no part of this installation."""
+    """The object of an entry point; ConfigError if its package is not part of this installation."""
     try:
         return entry.load()
     except ModuleNotFoundError as error:
@@ -52,9 +52,9 @@ def load(entry: EntryPoint) -> Any:
 
 
 def summary(entry: EntryPoint) -> str | None:
-    """The first sentence about a command, from the docstring of its function or else of its module; None: no such file.
+    """The first sentence about a command, from the docstring of its function or else of its module; None: no file.
 
-    A module's docstring begins with the command's name, which the list of commands shows already.
+    A module's docstring begins with the command's name, which is removed: the list of commands shows it already.
     """
     file = _source(entry.module)
     if file is None:
@@ -77,7 +77,7 @@ def _source(module: str) -> Path | None:
 
 
 def missing_extra(error: ModuleNotFoundError) -> MissingExtra | None:
-    """The extra that brings the module, if one does."""
+    """The extra that installs the module, if there is one."""
     module = (error.name or "").partition(".")[0]
     try:
         requirements = metadata.requires(DISTRIBUTION) or []

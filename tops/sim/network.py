@@ -1,7 +1,7 @@
-"""Links between simulated nodes: in order and without loss while both ends live, over connections that break.
+"""Links between simulated nodes: in order and without loss while both incarnations last, over connections that break.
 
-The failure detector is an input here, not traffic: a broker is told that a site is lost when it has been away for
-longer than anybody waits.
+The failure detector is an input here, not traffic: a broker is informed that a site is lost when it has been
+unreachable for longer than the grace period.
 """
 
 from math import log
@@ -28,7 +28,7 @@ class End(msgspec.Struct):
     session: LinkSession
     peer_incarnation: int
     connection: int = 0  # the number of the connection that is up
-    late_delivery: int = 0  # the connection on which what a dead peer had sent still arrives
+    late_delivery: int = 0  # the connection on which messages of a crashed peer still arrive
     last_arrival: float = 0.0
 
 
@@ -40,7 +40,7 @@ class Network:
         self.ends: dict[Pair, End] = {}  # (owner, peer)
         self.connections: dict[Pair, int] = {}  # sorted pair -> number of the connection that is up
         self.blocked: set[Pair] = set()  # sorted pairs that can't connect: partitions
-        self.homes: dict[NodeId, NodeId] = {}  # site -> the broker it talks to, or wants to
+        self.homes: dict[NodeId, NodeId] = {}  # site -> its broker
         self._count = 0
 
     # ---------------------------------------------------------------------------------------------------- connections
@@ -81,7 +81,7 @@ class Network:
             self._retry(a, b)
 
     def _site_cut(self, site: SimSite, broker: NodeId) -> None:
-        """The broker waits a while for the site; the site waits a while for the broker, then tries another."""
+        """The broker waits for the site for a while; the site waits for the broker for a while, then tries another."""
         world = self.world
         site_incarnation, broker_incarnation = site.incarnation, world.brokers[broker].incarnation
 
@@ -103,7 +103,7 @@ class Network:
         world.clock.after(world.site_grace_s * world.rng.uniform(0.5, 3), fail_over)
 
     def settle_at(self, site: NodeId, broker: NodeId) -> None:
-        """The site's broker from here on; a site keeps no session with one that it has left."""
+        """Set the site's broker; a site keeps no session with a broker that it has left."""
         if self.homes[site] != broker:
             self.ends.pop((site, self.homes[site]), None)
         self.homes[site] = broker
@@ -118,7 +118,7 @@ class Network:
             return
         one, other = world.node(a), world.node(b)
         if not one.up or not other.up:
-            return  # tried again when the node is back
+            return  # retried when the node is back
         if pair in self.blocked:
             self._retry(a, b)
             return
@@ -149,7 +149,7 @@ class Network:
         return True
 
     def _greet(self, owner: NodeId, peer: NodeId) -> None:
-        """The owner learns that a peer that it shares no session with is there."""
+        """Inform the owner that a peer without a common session is connected."""
         world, node = self.world, self.world.node(owner)
         peer_incarnation = world.node(peer).incarnation
         now = world.clock.now
@@ -171,7 +171,7 @@ class Network:
     def send(self, owner: NodeId, peer: NodeId, message: LinkMessage) -> None:
         end = self.ends.get((owner, peer))
         if end is None:
-            return  # the peer is gone: whoever cares asks again
+            return  # the peer is disconnected: requests are repeated
         what = message.body if type(message) is Envelope else message
         self.world.trace.add(self.world.clock.now, owner, type(what).__name__, message, peer)
         self._transmit(owner, peer, end, end.session.pack((message,)))
@@ -200,7 +200,7 @@ class Network:
     # ------------------------------------------------------------------------------------------------------ partitions
 
     def partition(self, side: set[NodeId]) -> None:
-        """Nobody inside can talk to anybody outside until `heal`."""
+        """No node inside can connect to a node outside until `heal`."""
         for a, b in self._all_pairs():
             if (a in side) != (b in side):
                 self.blocked.add(_pair(a, b))
